@@ -1,72 +1,50 @@
 //! The state that the load runs on, and the blocks of transactions.
 
 use std::{
-    collections::HashMap,
     convert::Infallible,
+    sync::LazyLock,
     time::{Duration, Instant},
 };
 
-use mock_state::contracts;
+use mock_node::workload::{SWAP_SELECTOR, routers, test_accounts, tokens};
+use mock_state::{contracts, genesis, pool_of};
 use revm::{
     DatabaseRef,
     bytecode::Bytecode,
     context::TxEnv,
-    primitives::{Address, B256, Bytes, TxKind, U256, map::foldhash::fast::FixedState},
+    database::{CacheDB, EmptyDB},
+    primitives::{Address, B256, Bytes, TxKind, U256},
     state::AccountInfo,
 };
 
-const TOKEN_IN: Address = Address::repeat_byte(0xa1);
-const TOKEN_OUT: Address = Address::repeat_byte(0xa2);
-const POOL: Address = Address::repeat_byte(0xa3);
-const ROUTER: Address = Address::repeat_byte(0xa4);
 const COMPUTE: Address = Address::repeat_byte(0xa5);
-const SENDERS: u64 = 60;
+const SENDERS: usize = 60;
 const RECIPIENTS: u64 = 500;
 const COMPUTE_ROUNDS: u64 = 120;
+
+static SENDER: LazyLock<Vec<Address>> =
+    LazyLock::new(|| test_accounts(SENDERS).iter().map(|account| account.address).collect());
 
 /// Accounts that hold something, as a node's state. Each read takes `read_time`; the cache that
 /// stands in front of it for each block makes the second read of a thing free.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    accounts: HashMap<Address, AccountInfo, FixedState>,
-    storage: HashMap<(Address, U256), U256, FixedState>,
+    state: CacheDB<EmptyDB>,
     pub(crate) read_time: Duration,
 }
 
 impl Node {
     pub(crate) fn new(read_time: Duration) -> Self {
-        let mut node =
-            Self { accounts: HashMap::default(), storage: HashMap::default(), read_time };
-        let deposit = U256::from(10).pow(U256::from(24));
-        for n in 0..SENDERS {
-            node.accounts.insert(sender(n), AccountInfo::from_balance(deposit));
-            for token in [TOKEN_IN, TOKEN_OUT] {
-                node.storage.insert((token, contracts::slot_of(sender(n), U256::ZERO)), deposit);
-            }
-            let allowances = contracts::slot_of(sender(n), U256::ONE);
-            node.storage.insert((TOKEN_IN, contracts::slot_of(ROUTER, allowances)), U256::MAX);
-        }
+        let mut state = CacheDB { cache: genesis(SENDERS), db: EmptyDB::default() };
         for n in 0..RECIPIENTS {
-            node.accounts.insert(recipient(n), AccountInfo::from_balance(U256::ONE));
+            state.insert_account_info(recipient(n), AccountInfo::from_balance(U256::ONE));
             let slot = contracts::slot_of(recipient(n), U256::ZERO);
-            node.storage.insert((TOKEN_IN, slot), U256::ONE);
+            let Ok(()) = state.insert_account_storage(tokens()[0], slot, U256::ONE);
         }
-        for (number, token) in [(0, TOKEN_IN), (1, TOKEN_OUT)] {
-            node.storage.insert((token, contracts::slot_of(POOL, U256::ZERO)), deposit);
-            node.storage.insert((POOL, U256::from(number)), deposit);
-        }
-        for (address, code) in [
-            (TOKEN_IN, contracts::token()),
-            (TOKEN_OUT, contracts::token()),
-            (POOL, contracts::pool(TOKEN_IN, TOKEN_OUT)),
-            (ROUTER, contracts::router(TOKEN_IN, POOL, [0; 4], 0)),
-            (COMPUTE, contracts::compute()),
-        ] {
-            let code = Bytecode::new_legacy(code);
-            let info = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code);
-            node.accounts.insert(address, info);
-        }
-        node
+        let code = Bytecode::new_legacy(contracts::compute());
+        let compute = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code);
+        state.insert_account_info(COMPUTE, compute);
+        Self { state, read_time }
     }
 
     /// Sleeping is far too coarse for microseconds.
@@ -85,7 +63,7 @@ impl DatabaseRef for Node {
 
     fn basic_ref(&self, address: Address) -> Result<Option<AccountInfo>, Infallible> {
         self.wait();
-        Ok(self.accounts.get(&address).cloned())
+        self.state.basic_ref(address)
     }
 
     fn code_by_hash_ref(&self, _: B256) -> Result<Bytecode, Infallible> {
@@ -94,7 +72,7 @@ impl DatabaseRef for Node {
 
     fn storage_ref(&self, address: Address, index: U256) -> Result<U256, Infallible> {
         self.wait();
-        Ok(self.storage.get(&(address, index)).copied().unwrap_or_default())
+        self.state.storage_ref(address, index)
     }
 
     fn block_hash_ref(&self, _: u64) -> Result<B256, Infallible> {
@@ -127,26 +105,20 @@ impl Kind {
 
     /// The same block every time.
     pub(crate) fn block(self) -> Vec<TxEnv> {
-        let mut nonces: HashMap<u64, u64> = HashMap::new();
-        (0..self.txs())
-            .map(|n| {
-                let from = n % SENDERS;
-                let nonce = nonces.entry(from).or_default();
-                let tx = self.transaction(n, from, *nonce);
-                *nonce += 1;
-                tx
-            })
-            .collect()
+        (0..self.txs()).map(|n| self.transaction(n)).collect()
     }
 
-    fn transaction(self, n: u64, from: u64, nonce: u64) -> TxEnv {
-        let to = recipient(n * 7 % RECIPIENTS);
-        let word = |value: u64| Bytes::from(U256::from(value).to_be_bytes::<32>());
+    fn transaction(self, n: u64) -> TxEnv {
+        let (from, to) = (n as usize % SENDERS, recipient(n * 7 % RECIPIENTS));
+        let word = |value: u64| U256::from(value).to_be_bytes::<32>();
         let (to, value, data) = match self {
             Self::Transfer => (to, 1, Bytes::new()),
-            Self::Token => (TOKEN_IN, 0, contracts::transfer_input(to, 1 + n)),
-            Self::Swap => (ROUTER, 0, word(1_000_000 + n)),
-            Self::Compute => (COMPUTE, 0, word(COMPUTE_ROUNDS)),
+            Self::Token => (tokens()[0], 0, contracts::transfer_input(to, 1 + n)),
+            Self::Swap => {
+                let input = [&SWAP_SELECTOR[..], &word(0), &word(1_000_000 + n)].concat();
+                (routers()[0], 0, input.into())
+            }
+            Self::Compute => (COMPUTE, 0, word(COMPUTE_ROUNDS).into()),
             Self::Mix => {
                 // Every twentieth of each, spread over the block.
                 let kind = match n * 7 % 20 {
@@ -155,15 +127,15 @@ impl Kind {
                     15..19 => Self::Swap,
                     _ => Self::Compute,
                 };
-                return kind.transaction(n, from, nonce);
+                return kind.transaction(n);
             }
         };
         TxEnv::builder()
-            .caller(sender(from))
+            .caller(SENDER[from])
             .kind(TxKind::Call(to))
             .value(U256::from(value))
             .data(data)
-            .nonce(nonce)
+            .nonce(n / SENDERS as u64)
             .gas_limit(1_000_000)
             .gas_price(20)
             .build_fill()
@@ -171,12 +143,8 @@ impl Kind {
 }
 
 /// An account that the token and swap kinds reach without naming it.
-pub(crate) const fn reached_by_swaps_alone() -> Address {
-    POOL
-}
-
-fn sender(n: u64) -> Address {
-    numbered(0x51, n)
+pub(crate) fn reached_by_swaps_alone() -> Address {
+    pool_of(0)
 }
 
 fn recipient(n: u64) -> Address {

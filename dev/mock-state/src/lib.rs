@@ -30,6 +30,8 @@ use revm::{
     primitives::hardfork::SpecId,
 };
 
+pub use crate::world::{genesis, pool_of};
+
 use crate::history::{At, History};
 
 /// Starts a node, which executes its blocks if [`NodeConfig::state`] says so.
@@ -60,8 +62,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Keeper {
     /// The state at genesis.
-    fn at_genesis(config: &NodeConfig, genesis: B256) -> Box<dyn Execute> {
-        let history = History::new(genesis, world::genesis(config.accounts));
+    fn at_genesis(config: &NodeConfig, hash: B256) -> Box<dyn Execute> {
+        let history = History::new(hash, genesis(config.accounts));
         let (history, queue) = (Mutex::new(history), Mutex::default());
         Box::new(Self { chain_id: config.chain_id, history, queue })
     }

@@ -21,8 +21,13 @@ const DEPOSIT_POWER: u32 = 24;
 /// nonces of the workload.
 pub(crate) const SPARE_ACCOUNTS: usize = 32;
 
-/// The state of the genesis block.
-pub(crate) fn genesis(accounts: usize) -> Cache {
+/// The pool behind the router of that number, between the two tokens that stand at twice that number.
+pub fn pool_of(number: usize) -> Address {
+    Address::from_word(keccak256(format!("pool {number}")))
+}
+
+/// The state of the genesis block, for so many senders.
+pub fn genesis(accounts: usize) -> Cache {
     let mut world = CacheDB::new(EmptyDB::default());
     let deposit = U256::from(10).pow(U256::from(DEPOSIT_POWER));
     let balance = U256::from(BALANCE_ETHER) * U256::from(10).pow(U256::from(18));
@@ -31,14 +36,13 @@ pub(crate) fn genesis(accounts: usize) -> Cache {
         let info = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code);
         world.insert_account_info(address, info);
     };
-    let between = |number| Address::from_word(keccak256(format!("pool {number}")));
     let (last, others) = tokens().split_last().expect("there are eight");
     others.iter().for_each(|address| contract(*address, token()));
     contract(*last, looking_token());
     let pairs = || routers().iter().zip(tokens().chunks(2)).enumerate();
     for (number, (address, pair)) in pairs() {
-        contract(between(number), pool(pair[0], pair[1]));
-        let router = router(pair[0], between(number), SWAP_SELECTOR, SWAP_AMOUNT_AT);
+        contract(pool_of(number), pool(pair[0], pair[1]));
+        let router = router(pair[0], pool_of(number), SWAP_SELECTOR, SWAP_AMOUNT_AT);
         contract(*address, router);
     }
     let mut store = |address, slot, value| {
@@ -46,8 +50,8 @@ pub(crate) fn genesis(accounts: usize) -> Cache {
     };
     for (number, (_, pair)) in pairs() {
         for (reserve, token) in pair.iter().enumerate() {
-            store(*token, slot_of(between(number), U256::ZERO), deposit);
-            store(between(number), U256::from(reserve), deposit);
+            store(*token, slot_of(pool_of(number), U256::ZERO), deposit);
+            store(pool_of(number), U256::from(reserve), deposit);
         }
     }
     let senders = test_accounts(accounts + SPARE_ACCOUNTS);
