@@ -9,7 +9,7 @@ use std::{
 };
 
 use devnet::{NatsConfig, NatsServer};
-use order_stream::State;
+use order_stream::{Flow, ServerConfig, State, StreamConfig, ensure_stream};
 use serde_json::{Value, json};
 use testkit::{
     command::{Ended, Running, Signal, command_line},
@@ -121,7 +121,8 @@ fn published(summary: &Value) -> [&Value; 2] {
 }
 
 fn received(summary: &Value) -> [&Value; 2] {
-    flows(summary, "received", "received", &["pooled", "known", "refused", "malformed"])
+    let parts = ["pooled", "known", "superseded", "refused", "malformed"];
+    flows(summary, "received", "received", &parts)
 }
 
 /// It fails, never skips, when the server is missing.
@@ -174,6 +175,72 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     assert!(number(public, "pooled") >= 50, "{built}");
     assert_eq!(number(private, "pooled"), PRIVATE as u64, "{built}");
     assert_eq!(number(sent, "stored"), PRIVATE as u64, "{ingested}");
+}
+
+/// The arguments of the command in `docs/fleet.md` that begins so, with the hosts, paths and passwords of a test.
+fn documented(begin: &str, replaced: &[(&str, &str)]) -> Vec<String> {
+    let guide = include_str!("../../../../docs/fleet.md").replace("\\\n", " ");
+    let line = guide.lines().find_map(|line| line.strip_prefix(begin));
+    let mut line = line.unwrap_or_else(|| panic!("{begin} is not in the guide")).to_owned();
+    for (theirs, ours) in replaced {
+        assert!(line.contains(theirs), "{theirs} in {line}");
+        line = line.replace(theirs, ours);
+    }
+    line.split_whitespace().map(Into::into).collect()
+}
+
+#[test]
+#[ignore = "needs the nats-server that scripts/real-nodes.sh installs, and is run by it"]
+fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_real_server() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+    let [cert, key] = [("ca.pem", made.cert.pem()), ("key.pem", made.signing_key.serialize_pem())]
+        .map(|(name, text)| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("a file");
+            path.to_str().expect("text").to_owned()
+        });
+    let users = ["ADMIN", "INGEST_1", "BUILDER_1"];
+    let users = users.map(|user| [user.to_owned(), format!("{user}_PRIVATE")]).concat();
+    let password = |user: &String| (format!("{user}_PASSWORD"), "secret".to_owned());
+    let mut envs: Vec<_> = users.iter().chain([&"SYS".to_owned()]).map(password).collect();
+    envs.extend([("NATS_CERT".into(), cert.clone()), ("NATS_KEY".into(), key)]);
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../etc/nats/server.conf").into();
+    let config = NatsConfig { file: Some(file), envs, ..NatsConfig::default() };
+    let nats = NatsServer::start(folder.path(), &config).expect("a server");
+    let host = format!("127.0.0.1:{}", nats.port());
+    let admin = ServerConfig {
+        root_certificates: Some((&cert).into()),
+        ..ServerConfig::new(format!("tls://admin:secret@{host}"))
+    };
+    let made = ensure_stream(&admin, &StreamConfig::new(Flow::Public, 1));
+    tokio::runtime::Runtime::new().expect("a runtime").block_on(made).expect("a stream");
+
+    let node = node();
+    let ipc = node.node.ipc_path().to_str().expect("text");
+    let replaced = [
+        ("/data/reth.ipc", ipc),
+        ("ca.pem", cert.as_str()),
+        ("PASSWORD", "secret"),
+        ("nats-1:4222", &host),
+        ("nats-2:4222", &host),
+    ];
+    let run = |child, begin, more: &[&str]| {
+        let args = documented(begin, &replaced);
+        let args = args.into_iter().chain(more.iter().map(ToString::to_string));
+        Running::start(child, args).expect("this binary runs")
+    };
+    let mut ingest = run(INGEST, "mempool-ingest ", &["--plain", "--json"]);
+    let builder = "cargo run --release -p example-builder --example block_builder -- ";
+    let more = ["--slot", "500ms", "--metrics", ANY_PORT, "--json"];
+    let mut builder = run(BUILDER, builder, &more);
+    let metrics = address(&mut builder, "metrics at http://");
+    let pooled = r#"order_stream_delivered_total{flow="public",outcome="pooled"}"#;
+    until(metrics, pooled, |count| count >= 50);
+    wait_for(&mut ingest, &[" public=(live"]);
+    for running in [builder, ingest] {
+        assert_eq!(running.end(Some(Signal::SIGTERM)).expect("it ends").status.code(), Some(0));
+    }
 }
 
 /// Only a failure makes it end by itself.

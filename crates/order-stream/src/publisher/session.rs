@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::hex;
@@ -350,9 +350,24 @@ impl<'a> Session<'a> {
                 let raw = stream.get_raw_message(asked.sequence).await.ok();
                 let id = raw.as_ref().and_then(|raw| raw.headers.get(NATS_MESSAGE_ID));
                 found.in_its_place = id.map(ToString::to_string);
+                if let (Some(raw), Some(stored_at)) = (&raw, asked.stored_at) {
+                    warn_of_clock(stored_at, raw.time.unix_timestamp_nanos());
+                }
             }
             Ok(found)
         };
         ask.boxed()
+    }
+}
+
+/// Says that the clock of this machine differs from the server's, which stored a message at `server_nanos` and acknowledged
+/// it at `stored_at`: by more than an acknowledgement may take.
+fn warn_of_clock(stored_at: Instant, server_nanos: i128) {
+    let own = SystemTime::now().checked_sub(stored_at.elapsed());
+    let own = own.and_then(|own| own.duration_since(SystemTime::UNIX_EPOCH).ok());
+    let ahead = own.unwrap_or_default().as_nanos().cast_signed() - server_nanos;
+    if ahead.unsigned_abs() > ACK_TIMEOUT.as_nanos() {
+        let ahead_ms = ahead / 1_000_000;
+        tracing::warn!(ahead_ms, "the clock differs from the server's: replacements are misplaced");
     }
 }

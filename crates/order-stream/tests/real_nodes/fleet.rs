@@ -53,6 +53,7 @@ async fn two_machines_whose_pools_overlap_store_the_union_once() {
             }
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
+        publishers.iter().for_each(|publisher| _ = balanced(publisher.stats()));
     }
     for pool in &built {
         until("the union", || pool.stats().txs == 1_000).await;

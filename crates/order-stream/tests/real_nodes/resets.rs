@@ -5,12 +5,23 @@ use order_pool::PrivateTerms;
 
 use super::*;
 
-/// A builder that starts now gets everything that the other pool holds.
-async fn a_new_builder_equals(stage: &Stage, ingested: &OrderPool) {
+/// A builder that starts now gets everything that the other pool holds, and the publisher has counted a reset.
+async fn a_new_builder_equals(
+    what: &str,
+    stage: &Stage,
+    ingested: &OrderPool,
+    publisher: Publisher,
+) {
     let built = pool();
     let source = stage.source(&built, "late");
-    until_equal(ingested, &built).await;
+    let took = until_equal(ingested, &built).await;
     source.shutdown(PATIENCE).await;
+    let (resets, all) = (finish(publisher).await.resets, ingested.stats().txs);
+    println!(
+        "{what}: a new builder has {} of {all} after {took:.1?}, resets {resets}",
+        built.stats().txs
+    );
+    assert!(resets > 0, "{what}");
 }
 
 async fn publish(stage: &Stage, ingested: &OrderPool, txs: &[Transaction]) -> Publisher {
@@ -35,8 +46,8 @@ async fn a_stream_that_is_purged_or_made_anew_at_once_gets_everything_again() {
             ensure_stream(&stage.config(), &stream(Flow::Public)).await.expect("a stream");
         }
         insert(&ingested, &txs[100..]);
-        a_new_builder_equals(&stage, &ingested).await;
-        assert!(finish(publisher).await.resets > 0, "purged: {is_purged}");
+        let what = if is_purged { "purged" } else { "made anew" };
+        a_new_builder_equals(what, &stage, &ingested, publisher).await;
     }
 }
 
@@ -65,8 +76,7 @@ async fn a_stream_that_went_back_to_an_earlier_copy_and_grew_longer_gets_everyth
     let second = stage.publisher(&other, "b");
     until("longer", || second.stats().stored == 400).await;
     insert(&ingested, &txs[100..]);
-    a_new_builder_equals(&stage, &ingested).await;
-    assert!(finish(publisher).await.resets > 0);
+    a_new_builder_equals("rolled back, and longer again", &stage, &ingested, publisher).await;
     finish(second).await;
 }
 

@@ -86,6 +86,27 @@ async fn a_wrong_password_and_missing_rights_are_denied() {
 }
 
 #[tokio::test]
+async fn two_sources_of_one_name_disturb_each_other_and_both_get_everything() {
+    let stage = Stage::new().await;
+    let (ingested, built) = (pool(), [pool(), pool()]);
+    let publisher = stage.publisher(&ingested, "a");
+    let sources = built.each_ref().map(|pool| stage.source(pool, "one"));
+    for chunk in transactions(38, 600, 0).chunks(20) {
+        insert(&ingested, chunk);
+        let stored = ingested.stats().txs;
+        until("stored", || publisher.stats().stored == stored).await;
+    }
+    for pool in &built {
+        until_equal(&ingested, pool).await;
+    }
+    for source in sources {
+        let stats = finish_source(source).await;
+        assert_eq!((stats.pooled, stats.missed), (600, 0), "{stats:?}");
+    }
+    finish(publisher).await;
+}
+
+#[tokio::test]
 async fn a_source_does_not_read_on_where_an_earlier_one_stood() {
     let stage = stage().await;
     let ingested = pool();

@@ -342,7 +342,13 @@ async fn nats_a_builder_whose_responses_go_to_a_machines_subject_stores_and_purg
     ingest.store("mempool.1.tx.ingest-1", "second").await;
     let mut stream = streams.get_stream(STREAM).await.unwrap();
     let state = stream.info().await.unwrap().state.clone();
-    assert_eq!((state.first_sequence, state.last_sequence), (1, 2));
+    let (first, last) = (state.first_sequence, state.last_sequence);
+    println!(
+        "a builder's responses to a machine's subject: {} stored, {} purged",
+        last - 2,
+        first - 1
+    );
+    assert_eq!((first, last), (1, 2));
 }
 
 #[tokio::test]
