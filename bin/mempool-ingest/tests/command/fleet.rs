@@ -32,7 +32,12 @@ fn a_builder_that_does_not_end() {
 }
 
 fn node() -> Node {
+    node_of(mock_node::DEV_CHAIN_ID)
+}
+
+fn node_of(chain_id: u64) -> Node {
     Node::start(0, |node| mock_node::NodeConfig {
+        chain_id,
         state: true,
         tps: 50,
         block_time: Duration::from_millis(500),
@@ -213,10 +218,12 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
         root_certificates: Some((&cert).into()),
         ..ServerConfig::new(format!("tls://admin:secret@{host}"))
     };
-    let made = ensure_stream(&admin, &StreamConfig::new(Flow::Public, 1));
+    let public = StreamConfig::new(Flow::Public, 1);
+    let made = ensure_stream(&admin, &public);
     tokio::runtime::Runtime::new().expect("a runtime").block_on(made).expect("a stream");
 
-    let node = node();
+    // The users of the sample have rights for one chain.
+    let node = node_of(1);
     let ipc = node.node.ipc_path().to_str().expect("text");
     let replaced = [
         ("/data/reth.ipc", ipc),
