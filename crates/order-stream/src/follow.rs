@@ -77,6 +77,10 @@ impl Follower {
         Self { flow, with_heads, ..Self::default() }
     }
 
+    pub(crate) fn is_private(&self) -> bool {
+        self.flow == Flow::Private
+    }
+
     /// The pool is replayed from now on: what was published is not published again, but for cancellations.
     pub(crate) fn begin_comparison(&mut self) {
         self.comparison += 1;
@@ -125,7 +129,7 @@ impl Follower {
 
     /// What is to be published because of an event.
     pub(crate) fn on(&mut self, event: &Event) -> Option<Item> {
-        let is_private = self.flow == Flow::Private;
+        let is_private = self.is_private();
         match event {
             Event::Added(order) => self.on_added(order),
             Event::Removed { order, reason } => {
@@ -164,7 +168,7 @@ impl Follower {
             published.and_modify(|published| published.comparison = comparison);
             return None;
         }
-        let cancellation = tx.filter(|_| self.flow == Flow::Private).and_then(|tx| {
+        let cancellation = tx.filter(|_| self.is_private()).and_then(|tx| {
             let signer = tx.private_terms()?.signer?;
             Some(PrivateCancellation { hash: *tx.hash(), signer, at: tx.first_seen() })
         });

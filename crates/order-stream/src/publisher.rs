@@ -10,6 +10,8 @@
 //!   message has an id of its own, by the machine, the start of its publisher and a number.
 //! - **A publisher remembers which of the pool's orders it has published, and no bytes.** After a loss it publishes its
 //!   window again, then replays the pool, and publishes what it does not remember. So an outage of any length needs no queue.
+//!   In the private flow it first goes on where it was in the pool's log, as long as that reaches back: a cancellation that
+//!   the pool has forgotten is still there.
 //! - **A publisher and a source are of one flow.** Private orders have a stream, credentials and a connection of their own,
 //!   so a mistake in the rights of one flow shows nothing of the other.
 //! - **The client's own reconnect is not used.** It hides the reason of a loss, and what was lost with it.
@@ -27,15 +29,15 @@
 
 mod session;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{collections::VecDeque, sync::Arc, time::SystemTime};
 
 use async_nats::Subject;
-use order_pool::OrderPool;
+use order_pool::{OrderPool, Subscription};
 
 use crate::{
     config::{PublisherConfig, check},
     error::StreamError,
-    follow::Follower,
+    follow::{Follower, Item},
     identity::Identity,
     metrics::{PublisherCounters, PublisherStats, label},
     running::{Running, Shown},
@@ -47,8 +49,8 @@ use crate::{
 /// publish it. Dropping it stops it without waiting.
 ///
 /// The pool does not wait for it: it reads the pool's log on a thread of its own. While its window is full, events stay in
-/// that log, whose caps bound it; without a connection nothing is kept. After either, it compares the pool with what it has
-/// published and publishes what is missing. It holds a handle of the pool, whose other subscriptions therefore do not end
+/// that log, whose caps bound it, and so do private ones without a connection. After a loss, it compares the pool with what
+/// it has published and publishes what is missing. It holds a handle of the pool, whose other subscriptions therefore do not end
 /// before it does.
 pub type Publisher = Running<PublisherStats>;
 
@@ -71,6 +73,7 @@ impl Publisher {
             shown: shown.clone(),
             counters: Arc::clone(&counters),
             follower: Follower::new(flow, heads),
+            unread: None,
             window: Window::default(),
             identity: Identity::default(),
         };
@@ -89,6 +92,8 @@ struct Run {
     shown: Shown,
     counters: Arc<PublisherCounters>,
     follower: Follower,
+    /// Of the private flow, what the last connection has not read of the pool's log, and not published.
+    unread: Option<(Subscription, VecDeque<Item>)>,
     window: Window,
     identity: Identity,
 }

@@ -78,23 +78,32 @@ impl running::Session for Run {
         context.set_timeout(ACK_TIMEOUT);
         self.identity.connected();
         self.window.connected();
-        let events = self.pool.subscribe_all();
+        let unread = self.unread.take();
+        let is_new = unread.is_none();
+        let (events, held) = unread.unwrap_or_else(|| (self.pool.subscribe_all(), VecDeque::new()));
         let mut session = Session {
             run: self,
             link,
             context: &context,
             events,
             comparing: false,
-            held: VecDeque::new(),
+            held,
             responses: FuturesUnordered::new(),
             check: None,
             check_at: Instant::now(),
             responded_at: Instant::now(),
         };
-        session.compare();
+        if is_new {
+            session.compare();
+        }
         let Err(end) = session.serve(stop).await;
-        let Session { run, held, .. } = session;
-        held.iter().for_each(|item| run.follower.forget(item));
+        let Session { run, held, events, comparing, .. } = session;
+        if run.follower.is_private() && !comparing {
+            // The pool may forget a cancellation before there is another connection.
+            run.unread = Some((events, held));
+        } else {
+            held.iter().for_each(|item| run.follower.forget(item));
+        }
         run.counters.unfinished.set(run.window.len() as f64);
         end
     }

@@ -2,8 +2,8 @@
 
 use alloy_primitives::Address;
 use order_pool::{
-    Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation, Head, Holder,
-    PrivateTerms, ReplacementKey,
+    Block, Bundle, BundleParts, CANCELLATION_RETENTION, CancelOutcome, CancelPrivateOutcome,
+    Cancellation, Clock, Head, Holder, PrivateTerms, ReplacementKey,
 };
 
 use super::*;
@@ -294,12 +294,47 @@ async fn a_cancellation_at_another_machine_than_the_orders_holds_in_every_builde
     finish_source(other).await;
 }
 
+/// Two pools, and a call after which they have forgotten all cancellations.
+fn forgetful() -> ([OrderPool; 2], impl Fn()) {
+    let clock = Clock::manual();
+    let pool = || OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("a pool");
+    let pools = [pool(), pool()];
+    let forget = {
+        let pools = pools.clone();
+        move || {
+            clock.advance(CANCELLATION_RETENTION);
+            for pool in &pools {
+                while pool.upkeep() {}
+            }
+        }
+    };
+    (pools, forget)
+}
+
+#[tokio::test]
+async fn a_cancellation_in_an_outage_longer_than_pools_remember_it_holds_in_every_builder() {
+    let (mut stage, txs) = (Stage::new().await, transactions(10, 2, 0));
+    let ([ingested, built], forget) = forgetful();
+    let source = stage.source_of(&built, Flow::Private, "one");
+    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+    for (uuid, tx) in (1..).zip(&txs) {
+        ingested.insert_bundle(sent(uuid, None, tx));
+    }
+    until("both are there", || built.stats().bundles == 2).await;
+    stage.server.kill9().expect("a dead server");
+    until("it knows", || is_lost(publisher.state())).await;
+    cancel(&ingested, 1, None);
+    forget();
+    stage.server.restart().expect("a server");
+    until("it is cancelled", || built.stats().bundles == 1).await;
+    finish(publisher).await;
+    finish_source(source).await;
+}
+
 #[tokio::test]
 async fn a_uuid_that_is_forgotten_and_used_again_can_be_cancelled_again() {
     let (stage, tx) = (Stage::new().await, &transactions(9, 1, 0)[0]);
-    let clock = order_pool::Clock::manual();
-    let [ingested, built] = [(); 2]
-        .map(|()| OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("a pool"));
+    let ([ingested, built], forget) = forgetful();
     let source = stage.source_of(&built, Flow::Private, "one");
     let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
     for _ in 0..2 {
@@ -307,10 +342,7 @@ async fn a_uuid_that_is_forgotten_and_used_again_can_be_cancelled_again() {
         until("it is there", || built.stats().bundles == 1).await;
         cancel(&ingested, 1, None);
         until("it is cancelled", || built.is_empty()).await;
-        clock.advance(order_pool::CANCELLATION_RETENTION);
-        for pool in [&ingested, &built] {
-            while pool.upkeep() {}
-        }
+        forget();
     }
     assert_eq!(finish(publisher).await.stored, 4);
     finish_source(source).await;
