@@ -1,8 +1,15 @@
 use std::time::Duration;
 
-use alloy_consensus::transaction::SignerRecoverable as _;
-use alloy_eips::eip2718::Decodable2718 as _;
-use alloy_primitives::Address;
+use alloy_consensus::{
+    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar,
+    transaction::{Recovered, SignerRecoverable as _},
+};
+use alloy_eips::{
+    eip2718::Decodable2718 as _,
+    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
+    eip7594::BlobTransactionSidecarVariant,
+};
+use alloy_primitives::{Address, Signature};
 use async_nats::HeaderMap;
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{Workload, WorkloadConfig};
@@ -71,6 +78,25 @@ fn a_transaction_is_pooled_once_whoever_publishes_it() {
     let pooled = order.as_tx().expect("a transaction");
     assert_eq!((pooled.first_seen(), pooled.origin()), (at(100), Origin::Mempool));
     assert_eq!(pooled.sender(), tx.sender());
+}
+
+/// Whoever publishes has proven it: nothing is proven here, neither for the first copy nor for those that the pool knows.
+#[test]
+fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
+    let (blobs, words) = (vec![Blob::ZERO; 6], vec![Bytes48::ZERO; 6]);
+    let sidecar = BlobTransactionSidecar { blobs, commitments: words.clone(), proofs: words };
+    let blob_versioned_hashes = sidecar.versioned_hashes().collect();
+    let tx = TxEip4844 { chain_id: 1, blob_versioned_hashes, ..TxEip4844::default() };
+    let sidecar = BlobTransactionSidecarVariant::from(sidecar);
+    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar);
+    let tx = PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()));
+    let tx = Recovered::new_unchecked(tx, Address::ZERO);
+    let tx = Transaction::new(tx, Origin::Mempool, at(100));
+    let deliverer = deliverer(Flow::Public);
+    for machine in ["a", "b", "c"] {
+        deliverer.message(&message(machine, encode_transaction(&tx)), at(101));
+    }
+    assert_eq!(counts(&deliverer), [1, 2, 0, 0, 0]);
 }
 
 #[test]
