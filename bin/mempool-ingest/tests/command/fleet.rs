@@ -213,7 +213,7 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../etc/nats/server.conf").into();
     let config = NatsConfig { file: Some(file), envs, ..NatsConfig::default() };
     let nats = NatsServer::start(folder.path(), &config).expect("a server");
-    let host = format!("127.0.0.1:{}", nats.port());
+    let host = nats.url().replace("nats://", "");
     let admin = ServerConfig {
         root_certificates: Some((&cert).into()),
         ..ServerConfig::new(format!("tls://admin:secret@{host}"))
