@@ -118,18 +118,6 @@ pub enum ConnectError {
         /// The chain id that was configured, or that of the other sources.
         expected: u64,
     },
-    /// The subscription's buffer does not have the size that was set.
-    #[error(
-        "{endpoint}: the announcement buffer lost one of {probed} probes, it is smaller than {wanted} slots"
-    )]
-    BufferNotInEffect {
-        /// The endpoint.
-        endpoint: String,
-        /// Number of notifications pushed through it.
-        probed: usize,
-        /// The size that was set.
-        wanted: usize,
-    },
     /// A function of a pool in this process panicked.
     #[error("{endpoint}: `{function}` of the pool panicked")]
     PoolPanicked {

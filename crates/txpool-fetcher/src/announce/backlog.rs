@@ -1,89 +1,61 @@
-//! How far the announcement readers of a source are behind its sockets.
+//! What a source has announced and nobody has processed yet.
 
-use std::sync::{
-    Arc, Mutex, Weak,
-    atomic::{AtomicU64, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
+    time::Instant,
 };
 
-use tokio::sync::OwnedMutexGuard;
+use alloy_primitives::B256;
 
-use crate::{connection::ReadTimes, error::LossReason, sync::lock};
+use super::{buffer::Buffer, objects::Object, pairs::Pairs};
 
-/// Held by the announcement readers of one subscription, while they process.
-pub(super) type Turn = Arc<OwnedMutexGuard<()>>;
-
-/// How far the announcement reader is behind one subscription connection.
+/// The announcements of a source that wait, whichever of its connections they came over: what a lost
+/// connection has delivered is processed all the same.
 #[derive(Debug)]
-pub(crate) struct Progress {
-    pub(crate) read_times: Arc<ReadTimes>,
-    taken: AtomicU64,
-}
-
-impl Progress {
-    pub(crate) fn new(read_times: Arc<ReadTimes>) -> Arc<Self> {
-        Arc::new(Self { read_times, taken: AtomicU64::new(0) })
-    }
-
-    /// Records that `count` announcements were processed, or are known to be lost.
-    pub(super) fn take(&self, count: u64) {
-        self.taken.fetch_add(count, Relaxed);
-    }
-
-    /// Announcements read from the socket and not yet processed.
-    pub(super) fn backlog(&self) -> u64 {
-        self.read_times.read().saturating_sub(self.taken.load(Relaxed))
-    }
-}
-
-/// The announcement readers of one source.
-#[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// One for each live announcement reader: those of the connections that are up (with full
-    /// announcements the reader of hashes comes last), and possibly some that still process the
-    /// announcements of lost connections.
-    readers: Mutex<Vec<Weak<Progress>>>,
-    /// Held by the announcement reader that is processing, so that they run one after another.
-    reading: Arc<tokio::sync::Mutex<()>>,
+    pub(super) hashes: Buffer<Hash>,
+    pub(super) objects: Buffer<Object>,
+    /// Announcements that were read; with full announcements those of hashes.
+    pub(super) read: AtomicU64,
+    pub(super) has_object_thread: AtomicBool,
+}
+
+/// An announced hash, and when it was read from the socket.
+#[derive(Debug)]
+pub(super) struct Hash {
+    pub(super) hash: B256,
+    pub(super) at: Instant,
+    /// With full announcements: where its object may have come.
+    pub(super) pairs: Option<Arc<Pairs>>,
 }
 
 impl Backlog {
-    /// Counts this reader's unprocessed announcements as backlog, until it is dropped.
-    pub(crate) fn add_reader(&self, reader: &Arc<Progress>) {
-        let mut readers = lock(&self.readers);
-        readers.retain(|reader| reader.strong_count() > 0);
-        readers.push(Arc::downgrade(reader));
+    /// `slots` for announcements of hashes, and as many for those of objects.
+    pub(crate) fn new(slots: usize) -> Self {
+        Self {
+            hashes: Buffer::new(slots),
+            objects: Buffer::new(slots),
+            read: AtomicU64::new(0),
+            has_object_thread: AtomicBool::new(false),
+        }
     }
 
-    /// How many announcements the latest connection has delivered.
+    /// How many announcements the source has delivered.
     pub(crate) fn read(&self) -> u64 {
-        let latest = lock(&self.readers).last().and_then(Weak::upgrade);
-        latest.map_or(0, |progress| progress.read_times.read())
+        self.read.load(Relaxed)
     }
 
     /// Announcements read from the sockets and not yet processed.
     pub(crate) fn len(&self) -> u64 {
-        let readers = lock(&self.readers);
-        readers.iter().filter_map(Weak::upgrade).map(|progress| progress.backlog()).sum()
+        self.hashes.len() + self.objects.len()
     }
 
-    /// Waits until the reader of a lost connection has processed that connection's announcements: it
-    /// waits for something, such as a slot, that the next reader would wait for too. If the
-    /// connection is lost before its turn comes, its announcements are lost with it, and their number
-    /// is returned; so at most two such buffers exist, however often connections are lost meanwhile.
-    pub(crate) async fn wait_for_turn(
-        &self,
-        progress: &Progress,
-        lost: impl Future<Output = LossReason>,
-    ) -> Result<Turn, u64> {
-        tokio::select! {
-            // If the turn comes together with the loss, it is taken, so that nothing is lost.
-            biased;
-            turn = Arc::clone(&self.reading).lock_owned() => Ok(Arc::new(turn)),
-            _ = lost => {
-                let unread = progress.backlog();
-                progress.take(unread);
-                Err(unread)
-            }
-        }
+    /// The source has ended.
+    pub(crate) fn close(&self) {
+        self.hashes.close();
+        self.objects.close();
     }
 }

@@ -30,11 +30,14 @@
 //! still the only place where announcements can be lost. The two connections end together.
 
 mod backlog;
+mod buffer;
+mod hashes;
 mod objects;
 mod pairs;
 mod subscription;
 
 pub(crate) use self::{
-    backlog::{Backlog, Progress},
-    subscription::{HashBuffer, read_hashes, report, subscribe},
+    backlog::Backlog,
+    hashes::{HashReader, process_waiting},
+    subscription::{report, subscribe},
 };

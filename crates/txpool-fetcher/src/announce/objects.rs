@@ -1,129 +1,176 @@
-//! From the object of a full announcement to an outcome, on a thread of its subscription
-//! connection.
+//! From the object of a full announcement to an outcome, on a thread for the objects of one source.
 //!
 //! Parsing and hashing take a few microseconds, but the sink may block and recovery takes 34 us:
-//! neither may run on the thread that reads the sockets. That thread passes on everything that has
-//! arrived in one batch, so a burst wakes this one once.
+//! neither may run on the thread that reads the sockets.
 
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     thread,
     time::Instant,
 };
 
 use alloy_primitives::B256;
-use serde_json::value::RawValue;
-use tokio::sync::{mpsc, oneshot};
 
-use super::{
-    backlog::{Progress, Turn},
-    pairs::Pairs,
-};
+use super::{backlog::Backlog, hashes::parse_hash, pairs::Pairs};
 use crate::{
-    decode::{FullAnnouncement, Malformed, read_object},
+    config::Announcements,
+    connection::Listener,
+    decode::{FullAnnouncement, Malformed, announced_hash, read_object},
     fetch::{Arrival, Deliverer, DeliveryTask, Fetch},
     outcome::Entry,
     sink::TransactionSink,
     tasks::Alive,
 };
 
-/// Batches between the announcement reader and the thread. Few, so that announcements that wait for
-/// the sink stay in the broadcast buffer, which counts its losses.
-const BATCHES_WAITING: usize = 4;
+/// Longest announcement of an object that is kept until it is read. Of a longer one only the hash is
+/// kept, and the transaction is requested: few transactions carry 8 kB of data, and anvil announces
+/// blob transactions with their sidecars.
+const MAX_OBJECT_BYTES: usize = 16 * 1024;
 
-/// One announcement, an object or a hash, and when it was read from the socket.
+/// Most bytes of all objects that wait to be read: 16,384 of 4 kB. While so many wait, only the hash is
+/// kept of a further one.
+const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
+
+/// An announced object, and when it was read from the socket.
 #[derive(Debug)]
-pub(super) struct Notification {
-    pub(super) json: Box<RawValue>,
+pub(super) struct Object {
+    pub(super) content: Content,
     pub(super) at: Instant,
+    pub(super) pairs: Arc<Pairs>,
 }
 
-/// What a reader receives: its turn, and then announcements.
-pub(super) type ObjectSender = (oneshot::Sender<Turn>, mpsc::Sender<Vec<Notification>>);
+#[derive(Debug)]
+pub(super) enum Content {
+    Json(Box<str>),
+    /// What is kept of one that is too long, or all that was announced.
+    Hash(B256),
+}
 
-/// Processes the announcements of one subscription connection, in their order.
+/// Takes in the announced objects of a subscription. Never waits.
+pub(super) struct ObjectListener {
+    fetch: Arc<Fetch>,
+    backlog: Arc<Backlog>,
+    pairs: Arc<Pairs>,
+    /// Whether a node that announces hashes here is left at hashes.
+    may_be_hashes: bool,
+}
+
+impl ObjectListener {
+    pub(super) fn new(fetch: &Arc<Fetch>, backlog: &Arc<Backlog>, pairs: &Arc<Pairs>) -> Self {
+        Self {
+            may_be_hashes: fetch.settings.config.announcements == Announcements::Auto,
+            fetch: Arc::clone(fetch),
+            backlog: Arc::clone(backlog),
+            pairs: Arc::clone(pairs),
+        }
+    }
+}
+
+impl Listener for ObjectListener {
+    fn on_notification(&mut self, json: &str, read_at: Instant) {
+        let hash = parse_hash(json);
+        if self.may_be_hashes && hash.is_some() {
+            return self.pairs.refuse();
+        }
+        self.may_be_hashes = false;
+        let objects = &self.backlog.objects;
+        let is_too_much = || objects.bytes().saturating_add(json.len()) > MAX_WAITING_BYTES;
+        let content = match hash {
+            Some(hash) => Some(Content::Hash(hash)),
+            None if json.len() > MAX_OBJECT_BYTES || is_too_much() => {
+                announced_hash(json.as_bytes()).map(Content::Hash)
+            }
+            None => Some(Content::Json(json.into())),
+        };
+        match content {
+            Some(content) => {
+                let pairs = Arc::clone(&self.pairs);
+                objects.push(Object { content, at: read_at, pairs }, json.len());
+            }
+            None => self.fetch.metrics.malformed_notifications.increment(1),
+        }
+    }
+}
+
+impl Drop for ObjectListener {
+    fn drop(&mut self) {
+        self.pairs.close();
+    }
+}
+
+/// Processes the announced objects of one source, in their order.
 #[derive(Debug)]
 pub(super) struct ObjectReader<S: TransactionSink> {
     fetch: Arc<Fetch>,
     deliverer: Arc<Deliverer<S>>,
     source: usize,
     trusts_sender: bool,
-    progress: Arc<Progress>,
-    pairs: Arc<Pairs>,
+    backlog: Arc<Backlog>,
     _alive: Alive,
 }
 
 impl<S: TransactionSink> ObjectReader<S> {
-    /// Starts the thread. It waits for its turn, so that the threads of one source's connections
-    /// (one up, others lost) run one after another. It ends when the senders are dropped and
-    /// everything sent is processed, or when the fetcher stops.
+    /// Starts the thread, unless the source has it. It ends with the source, or when the fetcher stops.
     pub(super) fn spawn(
         fetch: &Arc<Fetch>,
         deliverer: &Arc<Deliverer<S>>,
         source: usize,
-        progress: &Arc<Progress>,
-        pairs: &Arc<Pairs>,
-    ) -> io::Result<ObjectSender> {
+        backlog: &Arc<Backlog>,
+    ) -> io::Result<()> {
+        if backlog.has_object_thread.load(Relaxed) {
+            return Ok(());
+        }
         let reader = Self {
             source,
             trusts_sender: fetch.settings.trusts_sender_of(source),
-            progress: Arc::clone(progress),
-            pairs: Arc::clone(pairs),
+            backlog: Arc::clone(backlog),
             _alive: fetch.tasks.alive(),
             fetch: Arc::clone(fetch),
             deliverer: Arc::clone(deliverer),
         };
-        let (batches, received) = mpsc::channel(BATCHES_WAITING);
-        let (take_turn, turn) = oneshot::channel();
-        let body = move || {
-            // Without a turn there are no announcements either.
-            let Ok(_turn) = turn.blocking_recv() else { return };
-            reader.run(received);
-        };
-        thread::Builder::new().name("mempool-object".into()).spawn(body)?;
-        Ok((take_turn, batches))
+        thread::Builder::new().name("mempool-object".into()).spawn(move || reader.run())?;
+        // Relaxed: only the source's dials, one after another, use it.
+        backlog.has_object_thread.store(true, Relaxed);
+        Ok(())
     }
 
-    fn run(self, mut batches: mpsc::Receiver<Vec<Notification>>) {
-        let fetch = &self.fetch;
-        while let Some(batch) = batches.blocking_recv() {
-            fetch.deferral.observe_backlog(self.source, self.progress.backlog());
-            for notification in batch {
-                if fetch.tasks.stop.is_cancelled() {
-                    return;
-                }
-                // The transaction counts as failed, and the thread goes on. The unwinding drops the
-                // captured values.
-                if catch_unwind(AssertUnwindSafe(|| self.take(&notification))).is_err() {
-                    tracing::error!("an announced object could not be processed");
-                }
-                self.progress.take(1);
+    fn run(self) {
+        let (fetch, objects) = (&self.fetch, &self.backlog.objects);
+        // Sends the requests that were submitted, for blob transactions, before a wait.
+        while let Some(Some(next)) =
+            fetch.tasks.wait_for(objects.next(), || fetch.connections.flush())
+        {
+            if fetch.tasks.stop.is_cancelled() {
+                return;
             }
-            // Sends the requests that were submitted, for blob transactions.
-            fetch.connections.flush();
+            fetch.deferral.observe_backlog(self.source, || self.backlog.len());
+            // What the buffer has lost is requested: its hash comes by the other subscription.
+            let Ok(object) = next else { continue };
+            // The transaction counts as failed, and the thread goes on. The unwinding drops the
+            // captured values.
+            if catch_unwind(AssertUnwindSafe(|| self.take(&object))).is_err() {
+                tracing::error!("an announced object could not be processed");
+            }
         }
     }
 
-    fn take(&self, notification: &Notification) {
+    fn take(&self, object: &Object) {
         let (fetch, deliverer) = (&self.fetch, &*self.deliverer);
         // Requests that are submitted must not wait for those that are not.
         let flush = || fetch.connections.flush();
         let Some(permit) = deliverer.work_permit(flush) else { return };
-        let arrival = |hash| Arrival {
-            hash,
-            entry: Entry::Announced,
-            source: self.source,
-            at: notification.at,
+        let arrival =
+            |hash| Arrival { hash, entry: Entry::Announced, source: self.source, at: object.at };
+        let announced = match &object.content {
+            Content::Json(json) => read_object(json.as_bytes()),
+            Content::Hash(hash) => FullAnnouncement::FetchRaw(*hash),
         };
-        let json = notification.json.get();
-        // An object; or a hash, if the node announces only hashes.
-        let hash = parse_hash(json).map(FullAnnouncement::FetchRaw);
-        match hash.unwrap_or_else(|| read_object(json.as_bytes())) {
+        match announced {
             FullAnnouncement::Transaction(announced) => {
                 let arrival = arrival(*announced.tx.hash());
-                let entered = self.pairs.on_object(&fetch.hashes, arrival);
+                let entered = object.pairs.on_object(&fetch.hashes, arrival);
                 let Some((arrival, ticket)) = entered else { return };
                 let delivery = DeliveryTask::new(deliverer, arrival, ticket);
                 let read = match self.trusts_sender {
@@ -138,7 +185,7 @@ impl<S: TransactionSink> ObjectReader<S> {
             }
             FullAnnouncement::FetchRaw(hash) => {
                 drop(permit);
-                let entered = self.pairs.on_object(&fetch.hashes, arrival(hash));
+                let entered = object.pairs.on_object(&fetch.hashes, arrival(hash));
                 let Some((arrival, ticket)) = entered else { return };
                 // Waits while all slots are taken; a stop leaves the hash unfinished.
                 let _ = fetch.tasks.wait_for(fetch.request(arrival, ticket), || {});
@@ -154,26 +201,6 @@ impl<S: TransactionSink> ObjectReader<S> {
                 tracing::debug!(%reason, "malformed announcement");
                 fetch.metrics.malformed_notifications.increment(1);
             }
-        }
-    }
-}
-
-/// The announcement of a hash.
-pub(super) fn parse_hash(json: &str) -> Option<B256> {
-    let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
-    const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_hash_is_66_characters_in_quotes_and_nothing_else() {
-        let hash = B256::repeat_byte(0xab);
-        assert_eq!(parse_hash(&format!("\"{hash}\"")), Some(hash));
-        for bad in ["null", "\"0x\"", "\"0xab\"", "{}", "\"", "\"0xzz\""] {
-            assert_eq!(parse_hash(bad), None);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::{B256, map::B256HashMap};
 use tokio::{sync::Notify, time::timeout};
 
-use super::backlog::Progress;
+use super::backlog::Backlog;
 use crate::{
     fetch::{Arrival, Fetch, Hashes, Ticket},
     limits::Limits,
@@ -35,14 +35,25 @@ pub(super) type Entered = (Arrival, Ticket);
 /// One queue holds the waiting hashes in the order of their arrival, and one timer looks at its front.
 #[derive(Debug)]
 pub(crate) struct Pairs {
-    /// The subscription to objects.
-    objects: Arc<Progress>,
+    backlog: Arc<Backlog>,
     wait: Duration,
     /// As many hashes may wait as the broadcast buffer holds; above that the oldest is requested.
     most_waiting: usize,
     state: Mutex<State>,
     /// Notified when a hash begins to wait, and at the end of the objects.
     changed: Notify,
+    /// Notified when the node turns out to announce hashes in place of objects.
+    refused: Notify,
+}
+
+/// What became of a hash.
+pub(super) enum OnHash {
+    /// It has entered and waits for its object; or its object came before.
+    Paired,
+    /// No objects come, and it has not entered.
+    Unpaired,
+    /// Too many wait, and it has not entered.
+    Full,
 }
 
 #[derive(Debug)]
@@ -79,7 +90,7 @@ enum Next {
 }
 
 impl Pairs {
-    pub(super) fn new(objects: &Arc<Progress>, limits: &Limits) -> Arc<Self> {
+    pub(super) fn new(backlog: &Arc<Backlog>, limits: &Limits) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::new(),
@@ -90,35 +101,53 @@ impl Pairs {
             is_closed: false,
         };
         Arc::new(Self {
-            objects: Arc::clone(objects),
+            backlog: Arc::clone(backlog),
             wait: limits.object_wait,
             most_waiting: limits.announcement_buffer,
             state: Mutex::new(state),
             changed: Notify::new(),
+            refused: Notify::new(),
         })
     }
 
-    /// Takes in an announced hash. Returns one to be requested now: this one if no objects come, or
-    /// the oldest if too many wait.
-    pub(super) fn on_hash(&self, hashes: &Hashes, arrival: Arrival) -> Option<Entered> {
+    /// Takes in an announced hash, if that needs no wait.
+    pub(super) fn on_hash(&self, hashes: &Hashes, arrival: Arrival) -> OnHash {
         let mut state = lock(&self.state);
+        if state.waiting.len() >= self.most_waiting && !state.is_closed {
+            return OnHash::Full;
+        }
         if state.unmatched.add(arrival.hash, 1) < 0 {
             // Its object came before and was counted.
             state.passed = arrival.at;
-            return None;
+            return OnHash::Paired;
+        }
+        if state.is_closed {
+            return OnHash::Unpaired;
         }
         // Under the lock, so that the object finds the hash either unknown or waiting.
-        let entered = (arrival, hashes.enter(&arrival)?);
-        if state.is_closed {
-            return Some(entered);
-        }
+        let Some(ticket) = hashes.enter(&arrival) else { return OnHash::Paired };
         if state.queue.is_empty() {
             self.changed.notify_one();
         }
         state.queue.push_back((arrival.hash, arrival.at));
         // It replaces none: a hash that is in flight is not entered again.
-        state.waiting.insert(arrival.hash, entered);
-        if state.waiting.len() > self.most_waiting { state.pop_oldest() } else { None }
+        state.waiting.insert(arrival.hash, (arrival, ticket));
+        OnHash::Paired
+    }
+
+    /// Takes in an announced hash; requests the oldest ones if too many wait.
+    pub(super) async fn on_waiting_hash(&self, fetch: &Arc<Fetch>, arrival: Arrival) {
+        loop {
+            match self.on_hash(&fetch.hashes, arrival) {
+                OnHash::Paired => return,
+                OnHash::Unpaired => return fetch.on_announcement(arrival).await,
+                OnHash::Full => {}
+            }
+            let oldest = lock(&self.state).pop_oldest();
+            if let Some((arrival, ticket)) = oldest {
+                fetch.request(arrival, ticket).await;
+            }
+        }
     }
 
     /// Takes in an announced object. Returns it with its ticket, if it is news.
@@ -141,7 +170,17 @@ impl Pairs {
         self.changed.notify_one();
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    /// The node announces hashes in place of objects.
+    pub(super) fn refuse(&self) {
+        self.close();
+        self.refused.notify_one();
+    }
+
+    pub(super) async fn refused(&self) {
+        self.refused.notified().await;
+    }
+
+    fn is_closed(&self) -> bool {
         lock(&self.state).is_closed
     }
 
@@ -183,7 +222,7 @@ impl Pairs {
 
     fn is_overdue(&self, state: &State, at: Instant, now: Instant) -> bool {
         let until = at + self.wait;
-        let are_processed = || state.processed >= until || self.objects.backlog() == 0;
+        let are_processed = || state.processed >= until || self.backlog.objects.len() == 0;
         state.is_closed || state.passed >= at + self.wait / 5 || (now >= until && are_processed())
     }
 }
@@ -215,9 +254,11 @@ impl Unmatched {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::objects::{Content, Object},
+        *,
+    };
     use crate::{
-        connection::ReadTimes,
         fetch::{Seen, Tally},
         metrics::Metrics,
         outcome::{Entry, Outcome},
@@ -227,11 +268,11 @@ mod tests {
 
     const TXS: usize = 3;
 
-    fn pairs(wait: Duration) -> (Arc<Progress>, Arc<Pairs>) {
-        let objects = Progress::new(Arc::new(ReadTimes::new(16)));
+    fn pairs(wait: Duration) -> (Arc<Backlog>, Arc<Pairs>) {
+        let backlog = Arc::new(Backlog::new(16));
         let limits = Limits { object_wait: wait, announcement_buffer: 4, ..Limits::default() };
-        let pairs = Pairs::new(&objects, &limits);
-        (objects, pairs)
+        let pairs = Pairs::new(&backlog, &limits);
+        (backlog, pairs)
     }
 
     fn known() -> (Arc<Tally>, Hashes) {
@@ -268,7 +309,8 @@ mod tests {
                     0 => {
                         announced += u64::from(ahead[tx] >= 0);
                         ahead[tx] += 1;
-                        deliver(pairs.on_hash(&hashes, arrival(tx, now)));
+                        let on_hash = pairs.on_hash(&hashes, arrival(tx, now));
+                        prop_assert!(matches!(on_hash, OnHash::Paired));
                     }
                     1 => {
                         announced += u64::from(ahead[tx] <= 0);
@@ -298,7 +340,7 @@ mod tests {
     #[test]
     fn an_object_is_overdue_when_later_ones_have_come_or_after_the_wait_if_none_waits_to_be_read() {
         let wait = Duration::from_secs(1);
-        let (objects, pairs) = pairs(wait);
+        let (backlog, pairs) = pairs(wait);
         let (_, hashes) = known();
         let start = Instant::now();
         let requested = |now| match pairs.next(now) {
@@ -306,16 +348,24 @@ mod tests {
             _ => None,
         };
         for (tx, after) in [(0, wait / 10), (1, wait / 5), (2, wait / 3), (3, wait)] {
-            assert!(pairs.on_hash(&hashes, arrival(tx, start + after)).is_none());
+            let on_hash = pairs.on_hash(&hashes, arrival(tx, start + after));
+            assert!(matches!(on_hash, OnHash::Paired));
         }
         assert!(pairs.on_object(&hashes, arrival(1, start + wait)).is_some());
         assert_eq!(requested(start + wait), None, "objects may change places a little");
         assert!(pairs.on_object(&hashes, arrival(2, start + wait)).is_some());
         assert_eq!(requested(start + wait), Some(0), "the object of a later hash has come");
         assert_eq!(requested(start + wait), None);
-        objects.read_times.push(start + wait, 100);
+        let object = Object {
+            content: Content::Hash(B256::ZERO),
+            at: start + wait,
+            pairs: Arc::clone(&pairs),
+        };
+        backlog.objects.push(object, 0);
+        let taken = backlog.objects.try_next();
+        assert!(taken.is_some_and(|taken| taken.is_ok()));
         assert_eq!(requested(start + 2 * wait), None, "an object waits for its thread");
-        objects.take(1);
+        assert!(backlog.objects.try_next().is_none());
         assert_eq!(requested(start + 2 * wait), Some(3), "it has waited");
     }
 
@@ -324,8 +374,13 @@ mod tests {
         let (_, pairs) = pairs(Duration::from_secs(3_600));
         let (_, hashes) = known();
         let now = Instant::now();
-        let requested = (0..6).map(|tx| pairs.on_hash(&hashes, arrival(tx, now)));
-        let requested: Vec<_> = requested.flatten().map(|(arrival, _)| arrival.hash[0]).collect();
+        let mut requested = Vec::new();
+        for tx in 0..6 {
+            while let OnHash::Full = pairs.on_hash(&hashes, arrival(tx, now)) {
+                let oldest = lock(&pairs.state).pop_oldest();
+                requested.extend(oldest.map(|(arrival, _)| arrival.hash[0]));
+            }
+        }
         assert_eq!(requested, [0, 1]);
     }
 

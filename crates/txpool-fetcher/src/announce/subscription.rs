@@ -1,42 +1,32 @@
-//! Subscribes, and reads the hashes and heads that the node announces.
+//! Subscribes to the hashes, objects and heads that a node announces.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-use alloy_primitives::B256;
-use alloy_pubsub::RawSubscription;
-use tokio::sync::{
-    broadcast::error::{RecvError, TryRecvError},
-    mpsc::{self, error::TrySendError},
-};
+use tokio::sync::mpsc::{self, error::TrySendError};
 
 use super::{
-    backlog::{Backlog, Progress, Turn},
-    objects::{Notification, ObjectReader, ObjectSender, parse_hash},
+    backlog::Backlog,
+    buffer::Buffer,
+    hashes::HashReader,
+    objects::{ObjectListener, ObjectReader},
     pairs::Pairs,
 };
 use crate::{
     chain::{AnnouncedHead, read_head},
     config::Announcements,
-    connection::{Connection, dial},
+    connection::{Connection, Listener, dial},
     error::{CallError, ConnectError, LossReason},
-    fetch::{Arrival, Deliverer, Fetch},
-    gap::{GapReason, Report},
-    outcome::Entry,
+    fetch::{Deliverer, Fetch},
+    gap::Report,
     sink::TransactionSink,
 };
 
-/// Slots of the buffer for heads, whose reader waits only for the source. alloy keeps its first
-/// receiver, so the buffer always holds that many of the latest heads: at most 16 MiB.
+/// Slots of the buffer for heads, whose reader waits only for the source: at most 16 MiB.
 const HEAD_BUFFER: usize = 16;
 
-/// Most announcements of objects in one batch.
-const HANDED_OVER_TOGETHER: usize = 64;
-
-/// Most requests in one write: 10 KB, a few microseconds of formatting.
-const SUBMITTED_TOGETHER: u32 = 64;
+/// Longest head that is kept until it is read; a longer one counts as malformed. anvil's heads carry
+/// the hashes of their transactions: 200 kB for 3,000.
+const MAX_HEAD_BYTES: usize = 1024 * 1024;
 
 /// Reports to the source. Cannot deadlock: the source never waits for a task that reports.
 pub(crate) async fn report(reports: &mpsc::Sender<Report>, report: Report) {
@@ -44,14 +34,12 @@ pub(crate) async fn report(reports: &mpsc::Sender<Report>, report: Report) {
     let _ = reports.send(report).await;
 }
 
-/// A subscription that is up and not read yet.
+/// A subscription that is up.
 #[derive(Debug)]
 pub(crate) struct Subscribed {
     /// To hashes and heads.
     pub(crate) connection: Arc<Connection>,
-    hashes: RawSubscription,
-    new_heads: RawSubscription,
-    progress: Arc<Progress>,
+    heads: Arc<Buffer<Box<str>>>,
     pub(crate) objects: Option<SubscribedObjects>,
 }
 
@@ -59,11 +47,23 @@ pub(crate) struct Subscribed {
 #[derive(Debug)]
 pub(crate) struct SubscribedObjects {
     pub(crate) connection: Arc<Connection>,
-    objects: RawSubscription,
-    progress: Arc<Progress>,
     pairs: Arc<Pairs>,
-    /// The way to their thread.
-    thread: ObjectSender,
+}
+
+/// Takes in the heads of a subscription.
+struct HeadListener(Arc<Buffer<Box<str>>>);
+
+impl Listener for HeadListener {
+    fn on_notification(&mut self, json: &str, _: Instant) {
+        let kept = if json.len() > MAX_HEAD_BYTES { "null" } else { json };
+        self.0.push(kept.into(), kept.len());
+    }
+}
+
+impl Drop for HeadListener {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// Connects and subscribes. `known`: the source was up before.
@@ -71,307 +71,103 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     fetch: &Arc<Fetch>,
     deliverer: &Arc<Deliverer<S>>,
     index: usize,
-    backlog: &Backlog,
+    backlog: &Arc<Backlog>,
     known: bool,
 ) -> Result<Subscribed, ConnectError> {
+    const HASHES: &str = "newPendingTransactions";
     let limits = &fetch.settings.limits;
     let endpoint = &fetch.settings.config.sources[index];
-    let open = |objects| open(fetch, deliverer, index, objects, known);
+    let limit = limits.ping_timeout;
+    let announcements = fetch.settings.config.announcements;
+    let thread = ("mempool-announce", fetch.tasks.alive());
+    let (connection, second) = match announcements {
+        Announcements::Hashes => {
+            let [connection] = dial(endpoint, limits, known, thread).await?;
+            (connection, None)
+        }
+        Announcements::Full | Announcements::Auto => {
+            let [connection, objects] = dial(endpoint, limits, known, thread).await?;
+            (connection, Some(objects))
+        }
+    };
     let refused = |error: CallError| ConnectError::NotEthereum {
         endpoint: endpoint.to_string(),
         method: "eth_subscribe",
         answer: error.to_string(),
     };
-    // Objects first: a hash without its object is then one that the node has dropped.
-    let opened = match fetch.settings.config.announcements {
-        Announcements::Hashes => None,
-        announcements => Some((announcements, open(true).await?)),
-    };
-    let objects = match opened {
-        None => None,
-        Some((Announcements::Auto, (_, Err(CallError::Rpc { code, message })))) => {
-            tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
-            None
-        }
-        Some((_, (connection, subscribed))) => {
-            let objects = subscribed.map_err(refused)?;
-            let progress = Progress::new(connection.read_times());
-            let pairs = Pairs::new(&progress, limits);
-            let spawned = ObjectReader::spawn(fetch, deliverer, index, &progress, &pairs);
-            let thread = spawned.map_err(|error| ConnectError::io(endpoint, error))?;
-            backlog.add_reader(&progress);
-            Some(SubscribedObjects { connection, objects, progress, pairs, thread })
-        }
-    };
-    let (connection, subscribed) = open(false).await?;
-    let hashes = subscribed.map_err(refused)?;
-    let heads = connection.subscribe_heads(HEAD_BUFFER, limits.ping_timeout);
-    let new_heads = heads.await.map_err(refused)?;
-    let progress = Progress::new(connection.read_times());
-    // The last one: what it has read is what the source has announced.
-    backlog.add_reader(&progress);
-    Ok(Subscribed { connection, hashes, new_heads, progress, objects })
-}
-
-/// Connects, and subscribes to announcements. The inner error is the node's answer to that.
-async fn open<S>(
-    fetch: &Fetch,
-    deliverer: &Deliverer<S>,
-    index: usize,
-    objects: bool,
-    known: bool,
-) -> Result<(Arc<Connection>, Result<RawSubscription, CallError>), ConnectError> {
-    let limits = &fetch.settings.limits;
-    let endpoint = &fetch.settings.config.sources[index];
-    let connection = Arc::new(dial(endpoint, limits, known).await?);
     deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
-    let wanted = limits.announcement_buffer;
-    match connection.subscribe_announcements(objects, wanted, limits.ping_timeout).await {
-        Ok(Err(probed)) => {
-            let endpoint = endpoint.to_string();
-            Err(ConnectError::BufferNotInEffect { endpoint, probed, wanted })
+    let mut objects = None;
+    // Objects first: a hash without its object is then one that the node has dropped.
+    if let Some(connection) = second {
+        deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
+        ObjectReader::spawn(fetch, deliverer, index, backlog)
+            .map_err(|error| ConnectError::io(endpoint, error))?;
+        let pairs = Pairs::new(backlog, limits);
+        let listener = ObjectListener::new(fetch, backlog, &pairs);
+        match connection.subscribe((HASHES, true), listener, limit).await {
+            Ok(()) => {
+                objects = Some(SubscribedObjects { connection: Arc::new(connection), pairs });
+            }
+            Err(CallError::Rpc { code, message }) if announcements == Announcements::Auto => {
+                tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
+            }
+            Err(error) => return Err(refused(error)),
         }
-        Ok(Ok(subscription)) => Ok((connection, Ok(subscription))),
-        Err(error) => Ok((connection, Err(error))),
     }
+    let pairs = objects.as_ref().map(|objects| &objects.pairs);
+    let reader = HashReader::new(fetch, index, backlog, pairs);
+    connection.subscribe((HASHES,), reader, limit).await.map_err(refused)?;
+    let heads = Arc::new(Buffer::new(HEAD_BUFFER));
+    let listener = HeadListener(Arc::clone(&heads));
+    connection.subscribe(("newHeads",), listener, limit).await.map_err(refused)?;
+    Ok(Subscribed { connection: Arc::new(connection), heads, objects })
 }
 
 impl Subscribed {
-    /// Reads until the connection ends.
+    /// Reads heads, and requests the hashes whose objects are overdue, until the connection ends.
     pub(crate) async fn read(
         self,
         fetch: &Arc<Fetch>,
-        index: usize,
-        backlog: &Backlog,
         reports: &mpsc::Sender<Report>,
         heads: &mpsc::Sender<AnnouncedHead>,
     ) {
-        let Self { connection, hashes, new_heads, progress, objects } = self;
-        // Two readers, so that a wait for a slot does not delay a head.
-        let read_announcements = async {
-            let turn = match backlog.wait_for_turn(&progress, connection.closed()).await {
-                Ok(turn) => turn,
-                Err(unread) => return fetch.metrics.lagged.add(unread),
-            };
-            match objects {
-                None => read_hashes(fetch, index, hashes, &progress, None, reports).await,
-                Some(objects) => {
-                    let pairs = Arc::clone(&objects.pairs);
-                    let read_hashes = async {
-                        read_hashes(fetch, index, hashes, &progress, Some(&pairs), reports).await;
-                        pairs.close();
-                    };
-                    let read_objects = objects.read(fetch, &connection, &turn, reports);
-                    tokio::join!(read_hashes, read_objects, pairs.request_overdue(fetch));
-                }
-            }
-            fetch.deferral.observe_backlog(index, backlog.len());
-        };
-        tokio::join!(read_announcements, read_heads(fetch, new_heads, reports, heads));
-    }
-}
-
-impl SubscribedObjects {
-    /// Reads until one of the two connections ends, which ends the other one; or, with
-    /// [`Announcements::Auto`], until the node turns out to announce hashes here too.
-    async fn read(
-        self,
-        fetch: &Fetch,
-        hashes: &Connection,
-        turn: &Turn,
-        reports: &mpsc::Sender<Report>,
-    ) {
-        let Self { connection, objects, progress, pairs, thread: (take_turn, batches) } = self;
-        // The thread ends first only when the fetcher stops.
-        let _ = take_turn.send(Arc::clone(turn));
-        let read = async {
-            if !read_objects(fetch, objects, batches, &progress).await {
-                tracing::warn!("the node announces hashes instead of objects: taking hashes");
-                pairs.close();
-                report(reports, Report::NoObjects).await;
-                connection.kill(LossReason::Closed);
+        let Self { connection, heads: new_heads, objects } = self;
+        let read_objects = async {
+            if let Some(SubscribedObjects { connection: objects, pairs }) = objects {
+                tokio::join!(
+                    pairs.request_overdue(fetch),
+                    until_one_ends(&connection, &objects, &pairs, reports)
+                );
             }
         };
-        let until_one_ends = async {
-            tokio::select! {
-                // The order is irrelevant: if both have ended, nothing is left to end.
-                reason = connection.closed() => if !pairs.is_closed() { hashes.kill(reason) },
-                reason = hashes.closed() => connection.kill(reason),
-            }
-        };
-        tokio::join!(read, until_one_ends);
+        tokio::join!(read_objects, read_heads(fetch, &new_heads, reports, heads));
     }
 }
 
-/// The buffer in which announcements of hashes wait for their reader. `None` is an announcement that
-/// is not a hash.
-pub(crate) trait HashBuffer {
-    fn recv(&mut self) -> impl Future<Output = Result<Option<B256>, RecvError>> + Send;
-
-    fn try_recv(&mut self) -> Result<Option<B256>, TryRecvError>;
-}
-
-impl HashBuffer for RawSubscription {
-    async fn recv(&mut self) -> Result<Option<B256>, RecvError> {
-        Self::recv(self).await.map(|json| parse_hash(json.get()))
-    }
-
-    fn try_recv(&mut self) -> Result<Option<B256>, TryRecvError> {
-        Self::try_recv(self).map(|json| parse_hash(json.get()))
-    }
-}
-
-/// Reads announcements of hashes and submits their requests; with `pairs`, they wait for their
-/// objects first.
-pub(crate) async fn read_hashes(
-    fetch: &Arc<Fetch>,
-    index: usize,
-    mut hashes: impl HashBuffer,
-    progress: &Progress,
-    pairs: Option<&Pairs>,
+/// Waits until one of the two connections ends, which ends the other one; or, with
+/// [`Announcements::Auto`], until the node turns out to announce hashes in place of objects.
+async fn until_one_ends(
+    hashes: &Connection,
+    objects: &Connection,
+    pairs: &Pairs,
     reports: &mpsc::Sender<Report>,
 ) {
-    // The number of the next announcement on this connection.
-    let mut number = 0;
-    let mut lag = Lag::default();
-    let mut in_a_row = 0u32;
-    loop {
-        // All announcements at hand are submitted together, and sent before the wait for more.
-        let received = match hashes.try_recv() {
-            Err(TryRecvError::Empty) => {
-                fetch.connections.flush();
-                in_a_row = 0;
-                hashes.recv().await
-            }
-            Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
-            Err(TryRecvError::Closed) => Err(RecvError::Closed),
-            Ok(announced) => {
-                in_a_row += 1;
-                if in_a_row.is_multiple_of(SUBMITTED_TOGETHER) {
-                    fetch.connections.flush();
-                    // Yields to the sockets.
-                    tokio::task::yield_now().await;
-                }
-                Ok(announced)
-            }
-        };
-        match received {
-            Ok(announced) => {
-                let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
-                number += 1;
-                match announced {
-                    Some(hash) => {
-                        let arrival = Arrival { hash, entry: Entry::Announced, source: index, at };
-                        match pairs {
-                            None => {
-                                let backlog = progress.read_times.read().saturating_sub(number);
-                                fetch.deferral.observe_backlog(index, backlog);
-                                fetch.on_announcement(arrival).await;
-                            }
-                            // The backlog is that of the objects.
-                            Some(pairs) => {
-                                if let Some((arrival, ticket)) =
-                                    pairs.on_hash(&fetch.hashes, arrival)
-                                {
-                                    fetch.request(arrival, ticket).await;
-                                }
-                            }
-                        }
-                    }
-                    None => fetch.metrics.malformed_notifications.increment(1),
-                }
-                progress.take(1);
-            }
-            Err(RecvError::Lagged(count)) => {
-                number += count;
-                lag.record(fetch, progress, count, reports).await;
-            }
-            Err(RecvError::Closed) => break,
+    tokio::select! {
+        // A refusal ends the connection for objects alone.
+        biased;
+        () = pairs.refused() => {
+            tracing::warn!("the node announces hashes instead of objects: taking hashes");
+            report(reports, Report::NoObjects).await;
+            objects.kill(LossReason::Closed);
         }
-    }
-}
-
-/// Reads announcements of objects and passes on everything that has arrived as one batch. False if it
-/// has ended because the node announces hashes here too.
-///
-/// An overrun of this buffer loses nothing: the hashes come by the other subscription.
-async fn read_objects(
-    fetch: &Fetch,
-    mut objects: RawSubscription,
-    batches: mpsc::Sender<Vec<Notification>>,
-    progress: &Progress,
-) -> bool {
-    let mut may_be_hashes = fetch.settings.config.announcements == Announcements::Auto;
-    let mut number = 0;
-    let mut batch = Vec::new();
-    loop {
-        let received = match objects.try_recv() {
-            Ok(json) => Ok(json),
-            Err(TryRecvError::Empty) if batch.is_empty() => objects.recv().await,
-            Err(TryRecvError::Lagged(count)) => Err(RecvError::Lagged(count)),
-            Err(TryRecvError::Empty | TryRecvError::Closed) => Err(RecvError::Closed),
-        };
-        match received {
-            Ok(json) => {
-                if may_be_hashes && parse_hash(json.get()).is_some() {
-                    return false;
-                }
-                may_be_hashes = false;
-                let at = progress.read_times.take(number).unwrap_or_else(Instant::now);
-                number += 1;
-                batch.push(Notification { json, at });
-                if batch.len() < HANDED_OVER_TOGETHER {
-                    continue;
-                }
-            }
-            Err(RecvError::Lagged(count)) => {
-                number += count;
-                progress.take(count);
-                continue;
-            }
-            // Nothing more is at hand. At the end of the subscription the batch is empty next time.
-            Err(RecvError::Closed) if !batch.is_empty() => {}
-            Err(RecvError::Closed) => return true,
-        }
-        // Waits while the thread is behind: later announcements stay in the broadcast buffer.
-        if batches.send(std::mem::take(&mut batch)).await.is_err() {
-            // The thread ends first only when the fetcher stops.
-            return true;
-        }
-        // Yields to the sockets.
-        tokio::task::yield_now().await;
-    }
-}
-
-/// Counts the announcements that our own buffer lost.
-#[derive(Debug, Default)]
-struct Lag {
-    logged: Option<Instant>,
-}
-
-impl Lag {
-    async fn record(
-        &mut self,
-        fetch: &Fetch,
-        progress: &Progress,
-        count: u64,
-        reports: &mpsc::Sender<Report>,
-    ) {
-        progress.take(count);
-        fetch.metrics.lagged.add(count);
-        // A buffer that has overrun overruns again at nearly every read, so at most one line per
-        // second is logged.
-        if self.logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
-            tracing::warn!(count, "announcement buffer overruns");
-            self.logged = Some(Instant::now());
-        }
-        report(reports, Report::Gap(GapReason::Lagged)).await;
+        reason = objects.closed() => hashes.kill(reason),
+        reason = hashes.closed() => objects.kill(reason),
     }
 }
 
 async fn read_heads(
     fetch: &Fetch,
-    mut new_heads: RawSubscription,
+    new_heads: &Buffer<Box<str>>,
     reports: &mpsc::Sender<Report>,
     heads: &mpsc::Sender<AnnouncedHead>,
 ) {
@@ -382,8 +178,8 @@ async fn read_heads(
             // Reading comes first: if announced heads were not read, the node would seem to
             // announce none. Neither branch loses an item when dropped.
             biased;
-            received = new_heads.recv() => match received {
-                Ok(json) => match read_head(json.get()) {
+            received = new_heads.next() => match received {
+                Some(Ok(json)) => match read_head(&json) {
                     Ok(head) => {
                         report(reports, Report::Head(head)).await;
                         waiting = match heads.try_send(head.into()) {
@@ -397,8 +193,8 @@ async fn read_heads(
                     Err(_) => fetch.metrics.malformed_notifications.increment(1),
                 },
                 // The parent of the next head is then unknown, and the missed blocks are fetched.
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return,
+                Some(Err(_)) => {}
+                None => return,
             },
             permit = heads.reserve(), if waiting.is_some() => match (permit, waiting.take()) {
                 (Ok(permit), Some(head)) => permit.send(head),

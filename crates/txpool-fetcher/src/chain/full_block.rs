@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Unread, wire};
 use crate::{
     connection::open_ipc,
-    request::{Frame, Frames},
+    connection::{Frame, Frames},
 };
 
 /// How long a read waits before it checks whether the fetcher stops.

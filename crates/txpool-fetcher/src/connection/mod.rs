@@ -1,28 +1,35 @@
-//! Connections to a node over alloy's pub-sub service, for subscriptions and for all calls but the
-//! fetches. Entry: [`dial`].
+//! Connections to a node for subscriptions, and for all calls but the fetches. Entry: [`dial`].
 //!
+//! ```text
+//!  who calls                                     the reader of the connection
+//!  call: an id, the request into the socket --> node ---> read, split, parse
+//!        response <-- oneshot ------------------------------- a response: to its caller
+//!                                                             a notification: to the listener of its subscription
+//! ```
 //! A connection is opened with a typed error, records when it last received something, ends with a
 //! reason, and never reconnects by itself: its source must see every loss.
 //!
-//! **The size of the announcement buffer is asserted, not assumed.** alloy sets a channel's size at
-//! the first subscription, and shares the channel between equal subscriptions. So
-//! [`Connection::subscribe_announcements`] has probes pushed behind the response: they are all
-//! received only if the buffer has the requested capacity.
+//! Over a Unix socket the reader is a thread; one thread reads all sockets of a subscription. Over a
+//! WebSocket it is a task on the runtime, which speaks the protocol. Neither ever waits for anything but the
+//! node: geth blocks all its subscribers when one stops reading. So a [`Listener`] must not wait, and neither
+//! does a write: a request for which the socket has no room times out like one without a response.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | [`ReadTimes`] | the connection's task, the announcement reader, `status()` | one entry of a ring |
-//! | probe, frontend | the connection's task and its callers | one field |
-//! | socket, trace (in `backend`) | only the connection's task | one move; the records of one read |
+//! | calls | callers and the reader | one entry of a map |
 
-mod backend;
 mod chain_id;
 mod end;
+mod frame;
 mod open;
-mod read_times;
+mod read;
+mod response;
+mod socket;
 
 use std::{
+    collections::HashMap,
+    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -30,32 +37,50 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_json_rpc::{Id, Request, ResponsePayload};
-use alloy_primitives::B256;
-use alloy_pubsub::{PubSubFrontend, RawSubscription};
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::timeout,
+};
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
     end::End,
+    frame::{Frame, Frames},
     open::{WsStream, closed_too_early, dial, no_socket, open_ipc, open_ws_stream},
-    read_times::ReadTimes,
+    response::{NotAResponse, Payload, Response, RpcError},
+    socket::BlockingSocket,
 };
 use crate::{
     error::{CallError, LossReason},
     sync::lock,
 };
 
+/// Takes the notifications of a subscription, in their order, on the reader of the connection. It is dropped
+/// with the connection, and must not wait.
+pub(crate) trait Listener: Send + 'static {
+    /// Takes the `result` of a notification that was read at `read_at`.
+    fn on_notification(&mut self, json: &str, read_at: Instant);
+
+    /// Everything that was read has been taken.
+    fn on_idle(&mut self) {}
+}
+
 /// A connection to a node that was probed when it was opened.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    next_id: AtomicU64,
-    shared: Arc<ConnectionShared>,
+    shared: Arc<Shared>,
     pub(crate) node: NodeInfo,
+}
+
+#[derive(Serialize)]
+struct Request<P> {
+    jsonrpc: &'static str,
+    id: u64,
+    method: &'static str,
+    params: P,
 }
 
 impl Connection {
@@ -72,119 +97,30 @@ impl Connection {
         params: impl Serialize,
         limit: Duration,
     ) -> Result<Box<RawValue>, CallError> {
-        self.request(method, params, self.next_id.fetch_add(1, Relaxed), limit).await
+        self.shared.request(method, params, None, limit).await
     }
 
-    async fn request(
-        &self,
-        method: &'static str,
-        params: impl Serialize,
-        id: u64,
-        limit: Duration,
-    ) -> Result<Box<RawValue>, CallError> {
-        let request = serde_json::value::to_raw_value(&params)
-            .and_then(|params| Request::new(method, Id::Number(id), params).serialize())
-            .expect("hashes, numbers and strings serialise");
-        let sent = self.frontend()?.send(request);
-        let response = tokio::select! {
-            // A response that has come counts.
-            biased;
-            response = timeout(limit, sent) => response,
-            _ = self.closed() => return Err(CallError::ConnectionLost),
-        };
-        match response {
-            Err(_) => Err(CallError::Timeout(limit)),
-            // The only error of the service: the connection ended, and it dropped what was in
-            // flight.
-            Ok(Err(_)) => Err(CallError::ConnectionLost),
-            Ok(Ok(response)) => match response.payload {
-                ResponsePayload::Success(result) => Ok(result),
-                ResponsePayload::Failure(error) => {
-                    let message = clip(&error.message, 200);
-                    Err(CallError::Rpc { code: error.code, message })
-                }
-            },
-        }
-    }
-
-    /// Subscribes to the hashes or objects of pending transactions with a buffer of `slots`, and verifies that the buffer has
-    /// that size.
-    ///
-    /// alloy creates the buffer when the response to the subscription arrives. An earlier
-    /// subscription with the same parameters would have fixed its size, at 16 by default, without
-    /// an error. So the backend pushes `slots / 2 + 1` probes into the same channel, before the
-    /// node's first notification. Sizes are powers of two, so a channel that holds all probes has
-    /// `slots`.
-    ///
-    /// # Errors
-    /// The call's error, or how many probes were pushed when one got lost.
-    pub(crate) async fn subscribe_announcements(
-        &self,
-        objects: bool,
-        slots: usize,
-        limit: Duration,
-    ) -> Result<Result<RawSubscription, usize>, CallError> {
-        self.frontend()?.set_channel_size(slots);
-        let probes = slots / 2 + 1;
-        let id = self.next_id.fetch_add(1, Relaxed);
-        let max_bytes = if objects { MAX_OBJECT_BYTES } else { MAX_HASH_BYTES };
-        *lock(&self.shared.probe) = Some(Probe { id, probes, max_bytes });
-        const KIND: &str = "newPendingTransactions";
-        let mut subscription = match objects {
-            false => self.subscribe((KIND,), id, limit).await?,
-            true => self.subscribe((KIND, true), id, limit).await?,
-        };
-        for _ in 0..probes {
-            match subscription.try_recv() {
-                Ok(_) => {}
-                Err(_) => return Ok(Err(probes)),
-            }
-        }
-        Ok(Ok(subscription))
-    }
-
-    /// Subscribes to new heads.
-    pub(crate) async fn subscribe_heads(
-        &self,
-        slots: usize,
-        limit: Duration,
-    ) -> Result<RawSubscription, CallError> {
-        self.frontend()?.set_channel_size(slots);
-        let id = self.next_id.fetch_add(1, Relaxed);
-        self.shared.heads_request.store(id, Relaxed);
-        self.subscribe(("newHeads",), id, limit).await
-    }
-
-    async fn subscribe(
+    /// Subscribes. `listener` gets every notification that follows the node's response.
+    pub(crate) async fn subscribe(
         &self,
         params: impl Serialize,
-        id: u64,
+        listener: impl Listener,
         limit: Duration,
-    ) -> Result<RawSubscription, CallError> {
-        let alias = self.request("eth_subscribe", params, id, limit).await?;
-        let alias: B256 = serde_json::from_str(alias.get())
-            .expect("alloy answers a subscription with its own 32-byte alias");
-        match timeout(limit, self.frontend()?.get_subscription(alias)).await {
-            Err(_) => Err(CallError::Timeout(limit)),
-            Ok(Err(_)) => Err(CallError::ConnectionLost),
-            Ok(Ok(subscription)) => Ok(subscription),
-        }
-    }
-
-    fn frontend(&self) -> Result<PubSubFrontend, CallError> {
-        lock(&self.shared.frontend).clone().ok_or(CallError::ConnectionLost)
+    ) -> Result<(), CallError> {
+        let listener = Some(Box::new(listener) as _);
+        self.shared.request("eth_subscribe", params, listener, limit).await.map(drop)
     }
 
     /// When the last complete JSON value was received. Single bytes do not count: after a truncated response,
     /// everything that follows is read as a part of it.
     pub(crate) fn last_frame(&self) -> Instant {
-        self.shared.last_frame()
+        // Relaxed: a slightly older value does no harm.
+        self.shared.opened + Duration::from_nanos(self.shared.last_frame.load(Relaxed))
     }
 
     /// Closes the connection, for a reason on our side.
     pub(crate) fn kill(&self, reason: LossReason) {
         self.shared.end(reason);
-        self.shared.killed.cancel();
     }
 
     /// Waits until the connection has ended, and returns the reason.
@@ -194,11 +130,6 @@ impl Connection {
     pub(crate) async fn closed(&self) -> LossReason {
         self.shared.ended.wait().await
     }
-
-    /// When announcements were read from the socket.
-    pub(crate) fn read_times(&self) -> Arc<ReadTimes> {
-        Arc::clone(&self.shared.read_times)
-    }
 }
 
 impl Drop for Connection {
@@ -207,75 +138,119 @@ impl Drop for Connection {
     }
 }
 
-/// Longest announcement of a hash that is kept until it is read; a hash has 68 bytes. A longer one is
-/// replaced by the announcement of its hash, as for an object.
-const MAX_HASH_BYTES: usize = 128;
-
-/// Longest announcement of an object that is kept until it is read. Of a longer one only the hash is
-/// kept, and the transaction is requested: few transactions carry 8 kB of data, and anvil announces
-/// blob transactions with their sidecars.
-const MAX_OBJECT_BYTES: usize = 16 * 1024;
-
-/// Most bytes of all announcements that wait to be read: 16,384 objects of 4 kB. While so many wait,
-/// only the hash is kept of a further object.
-const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
-
-/// What the backend does with the response to the subscription to announcements.
-#[derive(Clone, Copy, Debug)]
-struct Probe {
-    /// The id of the request.
-    id: u64,
-    /// How many probes to push behind the response.
-    probes: usize,
-    /// Longest announcement that is kept.
-    max_bytes: usize,
-}
-
-/// The state that a connection shares with its backend task.
+/// What a connection shares with its reader.
 #[derive(Debug)]
-struct ConnectionShared {
+struct Shared {
+    writer: Writer,
+    next_id: AtomicU64,
+    /// Those without a response; `None` once the connection has ended.
+    calls: Mutex<Option<HashMap<u64, Call>>>,
     opened: Instant,
     /// Nanoseconds since `opened`.
     last_frame: AtomicU64,
-    read_times: Arc<ReadTimes>,
     ended: End,
-    killed: CancellationToken,
-    probe: Mutex<Option<Probe>>,
-    /// The id of the request that subscribes to heads; 0, which is never used, until it is sent.
-    heads_request: AtomicU64,
-    /// `None` once the connection has ended. alloy's service takes the end of its backend for a fault and
-    /// logs two errors, but ends silently when all its request senders are dropped.
-    frontend: Mutex<Option<PubSubFrontend>>,
 }
 
-impl ConnectionShared {
-    fn new(announcement_slots: usize) -> Arc<Self> {
+#[derive(Debug)]
+enum Writer {
+    Ipc(BlockingSocket),
+    /// To the task that owns the WebSocket.
+    Ws(mpsc::Sender<String>),
+}
+
+/// Requests on their way to the task of a WebSocket.
+const REQUESTS_WAITING: usize = 64;
+
+struct Call {
+    reply: oneshot::Sender<Result<Box<RawValue>, CallError>>,
+    /// Of a call that subscribes.
+    listener: Option<Box<dyn Listener>>,
+}
+
+impl fmt::Debug for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Call")
+    }
+}
+
+/// Forgets a call when it is over.
+struct InFlight<'a>(&'a Shared, u64);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.take_call(self.1);
+    }
+}
+
+impl Shared {
+    fn new(writer: Writer) -> Arc<Self> {
         Arc::new(Self {
+            writer,
+            next_id: AtomicU64::new(1),
+            calls: Mutex::new(Some(HashMap::new())),
             opened: Instant::now(),
             last_frame: AtomicU64::new(0),
-            read_times: Arc::new(ReadTimes::new(announcement_slots)),
             ended: End::new(),
-            killed: CancellationToken::new(),
-            probe: Mutex::new(None),
-            heads_request: AtomicU64::new(0),
-            frontend: Mutex::new(None),
         })
     }
 
-    fn framed(&self, now: Instant) {
-        // Relaxed: a slightly older value does no harm.
-        self.last_frame.store(now.duration_since(self.opened).as_nanos() as u64, Relaxed);
+    async fn request(
+        &self,
+        method: &'static str,
+        params: impl Serialize,
+        listener: Option<Box<dyn Listener>>,
+        limit: Duration,
+    ) -> Result<Box<RawValue>, CallError> {
+        let id = self.next_id.fetch_add(1, Relaxed);
+        let request = serde_json::to_string(&Request { jsonrpc: "2.0", id, method, params })
+            .expect("hashes, numbers and strings serialise");
+        let (reply, response) = oneshot::channel();
+        lock(&self.calls)
+            .as_mut()
+            .ok_or(CallError::ConnectionLost)?
+            .insert(id, Call { reply, listener });
+        let _in_flight = InFlight(self, id);
+        self.write(request);
+        match timeout(limit, response).await {
+            Err(_) => Err(CallError::Timeout(limit)),
+            Ok(response) => response.unwrap_or(Err(CallError::ConnectionLost)),
+        }
     }
 
-    fn last_frame(&self) -> Instant {
-        self.opened + Duration::from_nanos(self.last_frame.load(Relaxed))
+    fn write(&self, request: String) {
+        let is_written = match &self.writer {
+            Writer::Ipc(socket) => match socket.send(request.as_bytes()) {
+                Ok(count) if count < request.len() => {
+                    // Nothing may follow it.
+                    return self.end(LossReason::Io(std::io::ErrorKind::WriteZero));
+                }
+                written => written.is_ok(),
+            },
+            Writer::Ws(requests) => requests.try_send(request).is_ok(),
+        };
+        if !is_written {
+            // If the connection has ended, its reader finds out why.
+            tracing::debug!("the node does not read its requests");
+        }
     }
 
-    /// Sets the reason of the end, unless there is one already, and lets the service end.
+    fn take_call(&self, id: u64) -> Option<Call> {
+        lock(&self.calls).as_mut()?.remove(&id)
+    }
+
+    fn framed(&self, at: Instant) {
+        let nanos = at.saturating_duration_since(self.opened).as_nanos() as u64;
+        self.last_frame.store(nanos, Relaxed);
+    }
+
+    /// Ends the connection; the first reason stands. Calls without a response fail.
     fn end(&self, reason: LossReason) {
         self.ended.set(reason);
-        // Dropped after the lock is released: the drop wakes the service.
-        let _frontend = lock(&self.frontend).take();
+        if let Writer::Ipc(socket) = &self.writer {
+            socket.end();
+        }
+        // Dropped after the lock is released, with its listeners.
+        let _calls = lock(&self.calls).take();
     }
 }
 
@@ -294,6 +269,7 @@ mod tests {
         os::unix::net::{UnixListener, UnixStream},
         path::Path,
     };
+    use tokio::sync::mpsc::UnboundedReceiver;
     use tracing::{
         Level, Metadata, Subscriber,
         span::{Attributes, Record},
@@ -333,47 +309,62 @@ mod tests {
 
     async fn open(path: &Path) -> Connection {
         let endpoint = Endpoint::Ipc(path.into());
-        let limits = Limits::default();
-        let dialed = dial(&endpoint, &limits, false).await;
-        dialed.expect("the node responds")
+        let thread = ("reader", mpsc::channel(1).0);
+        let dialed = dial(&endpoint, &Limits::default(), false, thread).await;
+        let [connection] = dialed.expect("the node responds");
+        connection
+    }
+
+    struct Notes(mpsc::UnboundedSender<String>);
+
+    impl Listener for Notes {
+        fn on_notification(&mut self, json: &str, _: Instant) {
+            self.0.send(json.to_owned()).expect("the test reads");
+        }
+    }
+
+    async fn subscribe(
+        connection: &Connection,
+        kind: &str,
+    ) -> Result<UnboundedReceiver<String>, CallError> {
+        let (notes, received) = mpsc::unbounded_channel();
+        connection.subscribe((kind,), Notes(notes), LIMIT).await.map(|()| received)
     }
 
     const LIMIT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn what_waits_to_be_read_is_bounded_and_only_what_is_delivered_is_counted() {
+    async fn a_notification_goes_to_its_subscription_and_ends_with_the_connection() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("node.ipc");
-        let (hash, long) = (json!(B256::ZERO), json!("0".repeat(2 << 20)));
         let notes = vec![
-            note("0x7", &hash),
-            note("0xa", &long),
-            note("0xb", &long),
-            note("0xa", &hash),
-            note("0xb", &json!("end")),
+            note("0x7", &json!("of no subscription")),
+            note("0xa", &json!(1)),
+            r#"{"jsonrpc":"2.0","method":"eth_subscription","params":["0xa"]}"#.to_owned(),
+            note("0xb", &json!(2)),
+            note("0xa", &json!({ "three": [3] })),
+            r#"{"id":"0xa","result":null} []"#.to_owned(),
         ];
         node(&path, ["0xa", "0xb"], notes);
         let connection = open(&path).await;
-        let subscribed = connection.subscribe_announcements(false, 16, LIMIT).await;
-        let mut hashes = subscribed.expect("subscribed").expect("16 slots");
-        let mut heads = connection.subscribe_heads(16, LIMIT).await.expect("subscribed");
-        assert_eq!(heads.recv().await.unwrap().get(), "null", "of 2 MiB");
-        assert_eq!(heads.recv().await.unwrap().get(), "\"end\"");
-        let read_times = connection.read_times();
-        assert_eq!((read_times.read(), read_times.waiting_bytes()), (2, 4 + 68));
-        assert_eq!(hashes.recv().await.unwrap().get(), "null", "of 2 MiB");
-        assert_eq!(hashes.recv().await.unwrap().get(), hash.to_string());
+        let mut hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
+        let mut heads = subscribe(&connection, "newHeads").await.expect("another");
+        assert_eq!(heads.recv().await.as_deref(), Some("2"));
+        assert_eq!(hashes.recv().await.as_deref(), Some("1"));
+        assert_eq!(hashes.recv().await.as_deref(), Some(r#"{"three":[3]}"#));
+        connection.call("eth_none", (), LIMIT).await.expect("it is still up");
+        connection.kill(LossReason::Closed);
+        assert_eq!((hashes.recv().await, heads.recv().await), (None, None));
     }
 
     #[tokio::test]
     async fn a_node_that_gives_two_subscriptions_one_id_is_left() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("node.ipc");
-        node(&path, ["0xa", "0x0a"], vec![]);
+        node(&path, ["0xa", "0xa"], vec![]);
         let connection = open(&path).await;
-        let subscribed = connection.subscribe_announcements(false, 16, LIMIT).await;
-        subscribed.expect("subscribed").expect("16 slots");
-        let error = connection.subscribe_heads(16, LIMIT).await.unwrap_err();
+        let _hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
+        let error = subscribe(&connection, "newHeads").await.unwrap_err();
         assert!(matches!(error, CallError::ConnectionLost), "{error}");
         assert!(matches!(connection.closed().await, LossReason::Garbage(_)));
     }
@@ -413,30 +404,13 @@ mod tests {
         let path = folder.path().join("node.ipc");
         node(&path, ["0xa", "0xb"], vec![]);
         let connection = Arc::new(open(&path).await);
-        let mut heads = connection.subscribe_heads(16, LIMIT).await.expect("subscribed");
+        let mut heads = subscribe(&connection, "newHeads").await.expect("subscribed");
         let waiting = Arc::clone(&connection);
         let call = tokio::spawn(async move { waiting.call("eth_none", (), LIMIT).await });
         tokio::task::yield_now().await;
         connection.kill(LossReason::Unresponsive(Duration::ZERO));
-        // The service has ended when its subscriptions have.
-        assert!(heads.recv().await.is_err());
+        assert_eq!(heads.recv().await, None);
         assert!(!matches!(call.await.expect("no panic"), Err(CallError::Timeout(_))));
         assert_eq!(errors.0.load(Relaxed), 1);
-    }
-
-    #[test]
-    fn a_read_time_is_found_by_the_number_of_its_announcement() {
-        let read_times = ReadTimes::new(4);
-        let start = Instant::now();
-        for n in 0..6 {
-            read_times.push(start + Duration::from_secs(n), 10);
-        }
-        assert_eq!((read_times.read(), read_times.waiting_bytes()), (6, 40));
-        assert_eq!(read_times.take(1), None, "forgotten with the slot");
-        assert_eq!(read_times.take(3), Some(start + Duration::from_secs(3)));
-        assert_eq!(read_times.take(3), None, "taken");
-        assert_eq!(read_times.take(5), Some(start + Duration::from_secs(5)));
-        assert_eq!(read_times.take(6), None, "not read yet");
-        assert_eq!(read_times.waiting_bytes(), 0);
     }
 }

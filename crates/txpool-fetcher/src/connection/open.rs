@@ -1,26 +1,25 @@
 //! Opens a connection, and finds out whether an execution node is behind it.
 
-use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::atomic::AtomicU64, time::Duration};
+use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, U64};
-use alloy_pubsub::PubSubConnect;
 use tokio::{
     io::AsyncReadExt,
     net::{TcpStream, UnixStream},
+    sync::mpsc,
     time::timeout,
 };
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::protocol::WebSocketConfig};
 
 use super::{
-    Connection, ConnectionShared,
-    backend::{Connector, Socket},
-    clip,
+    BlockingSocket, Connection, REQUESTS_WAITING, Shared, Writer, clip,
+    read::{self, Reader},
 };
 use crate::{
     config::Endpoint,
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
-    sync::lock,
+    tasks::Alive,
 };
 
 pub(crate) type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
@@ -40,8 +39,9 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
     ConnectError::io(endpoint, io::ErrorKind::Unsupported.into())
 }
 
-/// Opens a connection and probes it: the peer must be an execution node with
-/// `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
+/// Opens `N` connections, one or two, with one reader, and probes each: the peer must be an execution node
+/// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
+/// Over IPC the reader is a thread of the name `thread`.
 ///
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
@@ -49,38 +49,49 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
 ///
 /// `known` says that the source was up before. Then no raw transaction is requested: a node that is
 /// slow to answer such requests is still an execution node, and can answer all other ones.
-pub(crate) async fn dial(
+pub(crate) async fn dial<const N: usize>(
     endpoint: &Endpoint,
     limits: &Limits,
     known: bool,
-) -> Result<Connection, ConnectError> {
-    let socket = match endpoint {
-        Endpoint::Ipc(path) => Socket::Ipc(open_ipc(path).await?),
-        Endpoint::Ws(url) => Socket::Ws(Box::new(
-            open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?,
-        )),
-        Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
-    };
-    let shared = ConnectionShared::new(limits.announcement_buffer);
-    let connector = Connector::new(socket, shared.clone(), limits.max_frame_bytes);
-    let frontend = connector
-        .into_service()
-        .await
-        .map_err(|error| ConnectError::io(endpoint, io::Error::other(error.to_string())))?;
-    *lock(&shared.frontend) = Some(frontend);
-    let mut connection = Connection {
-        next_id: AtomicU64::new(1),
-        shared,
-        node: NodeInfo { client: String::new(), chain_id: 0 },
-    };
-    let probe = Probe { connection: &connection, endpoint, limit: limits.ping_timeout };
-    let chain_id: U64 = probe.request("eth_chainId", ()).await?;
-    let client: String = probe.request("web3_clientVersion", ()).await?;
-    if !known {
-        probe.check_raw_transactions().await?;
+    (thread, alive): (&'static str, Alive),
+) -> Result<[Connection; N], ConnectError> {
+    let failed = |error: io::Error| ConnectError::io(endpoint, error);
+    let mut opened = Vec::with_capacity(N);
+    for _ in 0..N {
+        let node = NodeInfo { client: String::new(), chain_id: 0 };
+        let shared = match endpoint {
+            Endpoint::Ipc(path) => {
+                let stream = open_ipc(path).await?.into_std();
+                let socket = stream.and_then(BlockingSocket::new).map_err(failed)?;
+                Shared::new(Writer::Ipc(socket))
+            }
+            Endpoint::Ws(url) => {
+                let stream =
+                    open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?;
+                let (requests, received) = mpsc::channel(REQUESTS_WAITING);
+                let shared = Shared::new(Writer::Ws(requests));
+                // It ends with the connection, or with its runtime.
+                tokio::spawn(read::pump(stream, received, Reader::new(&shared)));
+                shared
+            }
+            Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
+        };
+        opened.push(Connection { shared, node });
     }
-    connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
-    Ok(connection)
+    if let Endpoint::Ipc(_) = endpoint {
+        let all: Vec<_> = opened.iter().map(|opened| Arc::clone(&opened.shared)).collect();
+        read::spawn(thread, &all, limits.max_frame_bytes, alive).map_err(failed)?;
+    }
+    for connection in &mut opened {
+        let probe = Probe { connection, endpoint, limit: limits.ping_timeout };
+        let chain_id: U64 = probe.request("eth_chainId", ()).await?;
+        let client: String = probe.request("web3_clientVersion", ()).await?;
+        if !known {
+            probe.check_raw_transactions().await?;
+        }
+        connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
+    }
+    Ok(opened.try_into().expect("as many as were opened"))
 }
 
 struct Probe<'a> {

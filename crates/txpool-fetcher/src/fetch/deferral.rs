@@ -104,9 +104,9 @@ impl Deferral {
     }
 
     /// Reports how many announcements of a source were read from the socket and not yet processed.
-    pub(crate) fn observe_backlog(&self, source: usize, depth: u64) {
+    pub(crate) fn observe_backlog(&self, source: usize, depth: impl FnOnce() -> u64) {
         if let Some(watched) = &self.watched {
-            watched.announcements[source].observe(usize::try_from(depth).unwrap_or(usize::MAX));
+            watched.announcements[source].observe(usize::try_from(depth()).unwrap_or(usize::MAX));
         }
     }
 
@@ -226,7 +226,7 @@ mod tests {
     #[tokio::test]
     async fn without_load_nothing_waits_and_nothing_is_counted() {
         let (_, deferral) = deferral(Duration::from_secs(60));
-        deferral.observe_backlog(0, 11);
+        deferral.observe_backlog(0, || 11);
         assert!(deferral.acquire(DeferrableWork::Audit, Instant::now()).now_or_never().is_some());
         assert!(deferral.park().is_none());
         assert_eq!(deferral.stats(), DeferredStats::default());
@@ -235,13 +235,13 @@ mod tests {
     #[tokio::test]
     async fn a_full_announcement_buffer_defers_until_it_has_emptied() {
         let (_, deferral) = deferral(Duration::from_secs(3_600));
-        deferral.observe_backlog(0, 12);
+        deferral.observe_backlog(0, || 12);
         let mut wait = pin!(deferral.acquire(DeferrableWork::Backfill, Instant::now()));
         assert!(poll!(wait.as_mut()).is_pending());
         assert_eq!((deferral.stats().deferred, deferral.stats().waiting), (1, 1));
-        deferral.observe_backlog(0, 8);
+        deferral.observe_backlog(0, || 8);
         assert!(deferral.is_pressed(), "hysteresis");
-        deferral.observe_backlog(0, 7);
+        deferral.observe_backlog(0, || 7);
         wait.await;
         let stats = deferral.stats();
         assert_eq!((stats.deferred, stats.aged, stats.waiting), (1, 0, 0));
@@ -250,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn what_has_aged_runs_under_load_one_at_a_time() {
         let (_, deferral) = deferral(Duration::from_millis(1));
-        deferral.observe_backlog(0, 16);
+        deferral.observe_backlog(0, || 16);
         let since = Instant::now() - Duration::from_secs(1);
         let first = deferral.acquire(DeferrableWork::Backfill, since).now_or_never().expect("aged");
         let mut second = pin!(deferral.acquire(DeferrableWork::Backfill, since));
@@ -275,7 +275,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_retries_wait_without_a_slot_than_there_are_slots() {
         let (_, deferral) = deferral(Duration::from_secs(3_600));
-        deferral.observe_backlog(0, 16);
+        deferral.observe_backlog(0, || 16);
         let parked: Vec<_> = std::iter::from_fn(|| deferral.park()).collect();
         assert_eq!(parked.len(), 64);
     }

@@ -132,9 +132,21 @@ impl SourceSet {
 }
 
 impl Fetch {
-    /// Processes one announcement, and submits its request; [`RequestConnections::flush`] sends it.
-    /// Waits while all slots are taken; meanwhile later announcements stay in the broadcast buffer,
-    /// whose overrun is counted.
+    /// Processes one announcement, and submits its request, without a wait;
+    /// [`RequestConnections::flush`] sends it. False if it has to wait for a slot.
+    pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
+        let slot = self.slots.try_acquire_live(self.deferral.track_live_fetch());
+        if let Ok(slot) = slot {
+            if let Some(ticket) = self.hashes.enter(&arrival) {
+                self.submit(self.task(arrival, ticket, slot));
+            }
+            return true;
+        }
+        false
+    }
+
+    /// The same, and waits while all slots are taken; meanwhile later announcements stay in the
+    /// buffer, whose overrun is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         if let Some(ticket) = self.hashes.enter(&arrival) {
             self.request(arrival, ticket).await;

@@ -8,8 +8,9 @@ use std::{
 
 use super::{Deliverer, DeliveryTask, Fetch, FetchRequest, Slot};
 use crate::{
+    connection::{Payload, RpcError},
     error::CallError,
-    request::{Payload, Responses, RpcError},
+    request::Responses,
     sink::TransactionSink,
     tasks::Alive,
 };

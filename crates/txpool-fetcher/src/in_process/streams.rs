@@ -2,20 +2,13 @@
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
 
-use alloy_primitives::B256;
 use futures::{FutureExt as _, StreamExt as _};
-use tokio::sync::{
-    broadcast::{
-        self,
-        error::{RecvError, TryRecvError},
-    },
-    mpsc,
-};
+use tokio::sync::mpsc;
 
 use crate::{
-    announce::{Backlog, HashBuffer, Progress, read_hashes, report},
+    announce::{Backlog, HashReader, report},
     chain::AnnouncedHead,
-    connection::{ChainId, End, NodeInfo, ReadTimes},
+    connection::{ChainId, End, NodeInfo},
     error::{ConnectError, LossReason},
     fetch::Fetch,
     gap::{GapReason, Report},
@@ -41,22 +34,11 @@ impl Drop for EndsOnDrop {
     }
 }
 
-impl HashBuffer for broadcast::Receiver<B256> {
-    async fn recv(&mut self) -> Result<Option<B256>, RecvError> {
-        Self::recv(self).await.map(Some)
-    }
-
-    fn try_recv(&mut self) -> Result<Option<B256>, TryRecvError> {
-        Self::try_recv(self).map(Some)
-    }
-}
-
 /// A subscription that is up and not read yet.
 pub(crate) struct PoolSubscribed {
     pub(crate) subscription: Arc<PoolSubscription>,
     announcements: AnnouncementStream,
     blocks: BlockStream,
-    progress: Arc<Progress>,
 }
 
 /// Subscribes to both streams.
@@ -65,7 +47,6 @@ pub(crate) async fn subscribe(
     chain: &ChainId,
     index: usize,
     pool: &InProcess,
-    backlog: &Backlog,
 ) -> Result<PoolSubscribed, ConnectError> {
     let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
@@ -76,10 +57,7 @@ pub(crate) async fn subscribe(
     chain.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
     let subscription = Arc::new(PoolSubscription { node, end: End::new() });
-    let read_times = ReadTimes::new(fetch.settings.limits.announcement_buffer);
-    let progress = Progress::new(Arc::new(read_times));
-    backlog.add_reader(&progress);
-    Ok(PoolSubscribed { subscription, announcements, blocks, progress })
+    Ok(PoolSubscribed { subscription, announcements, blocks })
 }
 
 impl PoolSubscribed {
@@ -91,38 +69,22 @@ impl PoolSubscribed {
         self,
         fetch: &Arc<Fetch>,
         index: usize,
-        backlog: &Backlog,
+        backlog: &Arc<Backlog>,
         reports: &mpsc::Sender<Report>,
         heads: &mpsc::Sender<AnnouncedHead>,
     ) {
-        let Self { subscription, announcements, blocks, progress } = self;
-        let read_times = &progress.read_times;
-        let (buffer, hashes) = broadcast::channel(fetch.settings.limits.announcement_buffer);
-        let ends = EndsOnDrop(Arc::clone(&subscription));
-        let read_streams = async {
-            let _ends = ends;
-            let reason = tokio::select! {
-                // The order is irrelevant: the first branch that ends, ends all.
-                reason = subscription.end.wait() => reason,
-                reason = until_end("announcements", async {
-                    read_announcements(fetch, announcements, &buffer, read_times, reports).await;
-                }) => reason,
-                reason = until_end("blocks", read_blocks(blocks, reports, heads)) => reason,
-            };
-            subscription.end.set(reason);
-            // The reader processes the rest and ends.
-            drop(buffer);
+        let Self { subscription, announcements, blocks } = self;
+        let _ends = EndsOnDrop(Arc::clone(&subscription));
+        let hashes = HashReader::new(fetch, index, backlog, None);
+        let reason = tokio::select! {
+            // The order is irrelevant: the first branch that ends, ends all.
+            reason = subscription.end.wait() => reason,
+            reason = until_end("announcements", async {
+                read_announcements(fetch, announcements, hashes, reports).await;
+            }) => reason,
+            reason = until_end("blocks", read_blocks(blocks, reports, heads)) => reason,
         };
-        let read_announcements = async {
-            match backlog.wait_for_turn(&progress, subscription.end.wait()).await {
-                Ok(_turn) => {
-                    read_hashes(fetch, index, hashes, &progress, None, reports).await;
-                    fetch.deferral.observe_backlog(index, backlog.len());
-                }
-                Err(unread) => fetch.metrics.lagged.add(unread),
-            }
-        };
-        tokio::join!(read_streams, read_announcements);
+        subscription.end.set(reason);
     }
 }
 
@@ -138,17 +100,15 @@ async fn until_end(stream: &'static str, read: impl Future<Output = ()>) -> Loss
 async fn read_announcements(
     fetch: &Fetch,
     mut announcements: AnnouncementStream,
-    buffer: &broadcast::Sender<B256>,
-    read_times: &ReadTimes,
+    mut hashes: HashReader,
     reports: &mpsc::Sender<Report>,
 ) {
     let mut in_a_row = 0;
     while let Some(announcement) = announcements.next().await {
         match announcement {
             PoolAnnouncement::Pending(hash) => {
-                read_times.push(Instant::now(), size_of::<B256>());
-                // The reader lives as long as the buffer has a sender, unless the fetcher stops.
-                let _ = buffer.send(hash);
+                hashes.take(hash, Instant::now());
+                hashes.flush();
             }
             PoolAnnouncement::Lagged(count) => {
                 fetch.metrics.lagged.add(count);

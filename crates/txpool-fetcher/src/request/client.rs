@@ -11,9 +11,7 @@
 )]
 
 use std::{
-    io::{self, Read as _},
-    net::Shutdown,
-    os::unix::net::UnixStream,
+    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, Mutex,
@@ -24,24 +22,19 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use rustix::{
-    event::{PollFd, PollFlags, poll},
-    net::SendFlags,
-};
-use tokio::{
-    io::{Interest, unix::AsyncFd},
-    sync::{Notify, mpsc},
-};
+use tokio::sync::{Notify, mpsc};
 
 use super::{
-    frame::{Frame, Frames},
     outbox::Outbox,
     pulse::Pulse,
-    response::{NotAResponse, Payload, Response},
     slab::{NotInserted, RequestId, Slab},
     ws::Incoming,
 };
-use crate::{connection::End, error::LossReason, sync::lock};
+use crate::{
+    connection::{BlockingSocket, End, Frame, Frames, NotAResponse, Payload, Response},
+    error::LossReason,
+    sync::lock,
+};
 
 /// The stack of a thread that reads responses, the default size of a thread. A blob transaction lives
 /// on the heap; the sink may use the rest.
@@ -74,7 +67,7 @@ pub(crate) struct RequestConnection<T> {
 
 #[derive(Debug)]
 enum Writer {
-    Ipc { socket: UnixStream, outbox: Mutex<Unsent>, blocked: Notify },
+    Ipc { socket: BlockingSocket, outbox: Mutex<Unsent>, blocked: Notify },
     Ws(mpsc::Sender<WsRequest>),
 }
 
@@ -93,8 +86,7 @@ pub(super) enum WsRequest {
 }
 
 impl<T: Send + 'static> RequestConnection<T> {
-    /// A connection over a Unix socket in blocking mode.
-    pub(crate) fn over_ipc(socket: UnixStream) -> Self {
+    pub(crate) fn over_ipc(socket: BlockingSocket) -> Self {
         let (outbox, blocked) = (Mutex::default(), Notify::new());
         Self::new(Writer::Ipc { socket, outbox, blocked })
     }
@@ -156,14 +148,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         let write = async {
             loop {
                 blocked.notified().await;
-                let writable = watch_writable(socket.try_clone()?)?;
-                loop {
-                    let mut ready = writable.writable().await?;
-                    if lock(outbox).send(socket) {
-                        break;
-                    }
-                    ready.clear_ready();
-                }
+                socket.when_writable(|| lock(outbox).send(socket)).await?;
             }
         };
         tokio::select! {
@@ -225,8 +210,7 @@ impl<T: Send + 'static> RequestConnection<T> {
     pub(crate) fn end(&self, reason: LossReason) {
         self.ended.set(reason);
         if let Writer::Ipc { socket, .. } = &self.writer {
-            // It fails when the peer has closed the connection already.
-            let _ = socket.shutdown(Shutdown::Both);
+            socket.end();
         }
     }
 
@@ -298,7 +282,6 @@ impl<T: Send + 'static> RequestConnection<T> {
 
     fn read_socket(&self, responses: &mut impl Responses<T>, max_frame_bytes: usize) -> LossReason {
         let Writer::Ipc { socket, .. } = &self.writer else { return LossReason::Closed };
-        let mut socket: &UnixStream = socket;
         let mut frames = Frames::new(max_frame_bytes);
         // When the fill of the socket's receive queue was read, and how many of those bytes are
         // unread. A node that fills each read never lets the queue run empty; its requests must
@@ -308,7 +291,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             let spare = frames.spare();
             let room = spare.len();
             self.pulse.waits(Instant::now());
-            let read = wait_readable(socket).and_then(|()| socket.read(spare));
+            let read = BlockingSocket::wait_readable([socket]).and_then(|_| socket.read(spare));
             let read_at = self.pulse.reads();
             let count = match read {
                 Ok(0) => return LossReason::Closed,
@@ -354,7 +337,7 @@ impl<T: Send + 'static> RequestConnection<T> {
                 }
                 None => {
                     let at = Instant::now();
-                    rustix::io::ioctl_fionread(socket).ok().map(|left| (at, left))
+                    socket.unread().map(|left| (at, left))
                 }
             };
         }
@@ -439,13 +422,12 @@ impl<T: Send + 'static> RequestConnection<T> {
 
 impl Unsent {
     /// False when the socket has room for no more.
-    fn send(&mut self, socket: &UnixStream) -> bool {
+    fn send(&mut self, socket: &BlockingSocket) -> bool {
         self.is_blocked = false;
         while !self.outbox.unsent().is_empty() {
-            match rustix::net::send(socket, self.outbox.unsent(), SEND_FLAGS) {
+            match socket.send(self.outbox.unsent()) {
                 Ok(count) => self.outbox.advance(count),
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     self.is_blocked = true;
                     return false;
                 }
@@ -458,26 +440,4 @@ impl Unsent {
         }
         true
     }
-}
-
-// The alternative to this deprecated form requires `unsafe` for the promise that the descriptor
-// stays open, which an owned `UnixStream` keeps; this workspace forbids `unsafe`.
-#[allow(deprecated)]
-fn watch_writable(socket: UnixStream) -> io::Result<AsyncFd<UnixStream>> {
-    AsyncFd::with_interest(socket, Interest::WRITABLE)
-}
-
-/// The socket is in blocking mode, for the reader; a write must not wait.
-#[cfg(not(target_vendor = "apple"))]
-const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
-/// The socket is in blocking mode, for the reader; a write must not wait.
-#[cfg(target_vendor = "apple")]
-const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
-
-/// Waits until there is something to read. On Linux a blocking `read` is woken twice for each
-/// request: a Unix socket also wakes its readers when the peer has read what was sent
-/// (`unix_write_space`), and only `poll` distinguishes the two.
-fn wait_readable(socket: &UnixStream) -> io::Result<()> {
-    poll(&mut [PollFd::new(socket, PollFlags::IN)], None)?;
-    Ok(())
 }

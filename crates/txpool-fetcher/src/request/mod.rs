@@ -39,12 +39,10 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod client;
-mod frame;
 mod open;
 mod outbox;
 mod pool_queues;
 mod pulse;
-mod response;
 mod set;
 mod slab;
 mod ws;
@@ -54,10 +52,8 @@ mod tests;
 
 pub(crate) use self::{
     client::Responses,
-    frame::{Frame, Frames},
     open::{Opened, open},
     pool_queues::{PoolQueues, PoolRequests},
-    response::{Payload, RpcError},
     set::{RequestConnections, Requests},
     slab::NotInserted,
 };

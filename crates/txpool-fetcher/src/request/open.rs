@@ -19,16 +19,17 @@ use tokio::{
 
 use super::{
     client::{RequestConnection, Responses},
-    frame::{Frame, Frames},
     outbox::write_ping,
-    response::{NotAResponse, Response},
     set::{OpenConnection, Opener, RequestConnections, RequestSet, Requests},
     slab::{NotInserted, RequestId},
     ws,
 };
 use crate::{
     config::Endpoint,
-    connection::{Connection, closed_too_early, no_socket, open_ipc, open_ws_stream},
+    connection::{
+        BlockingSocket, Connection, Frame, Frames, NotAResponse, Response, closed_too_early,
+        no_socket, open_ipc, open_ws_stream,
+    },
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
     settings::Settings,
@@ -81,10 +82,8 @@ async fn open_one<T: Send + 'static>(
         Endpoint::Ipc(path) => {
             let mut stream = open_ipc(path).await?;
             greet(&mut stream, endpoint, limits.ping_timeout).await?;
-            let stream = stream.into_std().map_err(failed)?;
-            // Its reader has a thread of its own.
-            stream.set_nonblocking(false).map_err(failed)?;
-            let connection = Arc::new(RequestConnection::over_ipc(stream));
+            let socket = stream.into_std().and_then(BlockingSocket::new).map_err(failed)?;
+            let connection = Arc::new(RequestConnection::over_ipc(socket));
             connection.read_ipc(responses, limits.max_frame_bytes).map_err(failed)?;
             let writer = Arc::clone(&connection);
             tasks.spawn(async move {

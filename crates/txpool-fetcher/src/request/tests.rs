@@ -15,8 +15,11 @@ use std::{
 use alloy_primitives::B256;
 use serde_json::Value;
 
-use super::{Payload, Responses, client::RequestConnection};
-use crate::error::LossReason;
+use super::{Responses, client::RequestConnection};
+use crate::{
+    connection::{BlockingSocket, Payload},
+    error::LossReason,
+};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const MAX_FRAME: usize = 1 << 20;
@@ -59,7 +62,7 @@ struct Stage {
 
 fn stage(block_at: u64) -> Stage {
     let (ours, node) = UnixStream::pair().unwrap();
-    let connection = Arc::new(RequestConnection::over_ipc(ours));
+    let connection = Arc::new(RequestConnection::over_ipc(BlockingSocket::new(ours).unwrap()));
     let (seen_tx, seen) = channel();
     let (block, blocked) = channel();
     let notes = Notes { seen: seen_tx, block: blocked, block_at };
@@ -213,7 +216,7 @@ fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     let (ours, mut node) = UnixStream::pair().unwrap();
     // As much as the system grants: Linux wakes a writer when three quarters of it are free again.
     rustix::net::sockopt::set_socket_send_buffer_size(&node, 1 << 20).unwrap();
-    let connection = Arc::new(RequestConnection::over_ipc(ours));
+    let connection = Arc::new(RequestConnection::over_ipc(BlockingSocket::new(ours).unwrap()));
     connection.read_ipc(Slow, MAX_FRAME).unwrap();
     // Small pieces, so that the socket is full again whenever some of them were read.
     let flood = format!(r#"{{"a":"{}"}}"#, "x".repeat(4000)).into_bytes();
@@ -266,7 +269,7 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
         fn on_idle(&mut self) {}
     }
     let (ours, mut node) = UnixStream::pair().unwrap();
-    let connection = Arc::new(RequestConnection::over_ipc(ours));
+    let connection = Arc::new(RequestConnection::over_ipc(BlockingSocket::new(ours).unwrap()));
     connection.read_ipc(Panics, MAX_FRAME).unwrap();
     connection.submit(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":{},"result":null}}"#, 1u64 << 16).unwrap();

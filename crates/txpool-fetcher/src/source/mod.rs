@@ -225,6 +225,7 @@ impl<S: TransactionSink> Source<S> {
             generations: [0; 2],
         };
         source.serve_audits(audits);
+        source.process_waiting();
         let mut ended = source.perform(actions);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -257,7 +258,7 @@ impl<S: TransactionSink> Source<S> {
         let backlog = self.shared.backlog.len();
         self.shared.metrics.backlog.set(backlog as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
-        self.parts.fetch.deferral.observe_backlog(self.index, backlog);
+        self.parts.fetch.deferral.observe_backlog(self.index, || backlog);
         if let Some(age) = self.sync.head_age() {
             self.shared.metrics.head_age.set(age.as_secs_f64());
         }
@@ -490,7 +491,7 @@ impl<S: TransactionSink> Source<S> {
             let dialed = match (role, fetch.settings.in_process_pool(index)) {
                 (Role::Subscription, Some(pool)) => {
                     let chain_id = &deliverer.chain_id;
-                    match in_process::subscribe(fetch, chain_id, index, pool, &backlog).await {
+                    match in_process::subscribe(fetch, chain_id, index, pool).await {
                         Ok(subscribed) => {
                             let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
                             send(&messages, Message::SubscriptionUp(up)).await;
@@ -507,7 +508,7 @@ impl<S: TransactionSink> Source<S> {
                             let hashes = Arc::clone(&subscribed.connection);
                             let up = Subscription::Node(hashes, objects);
                             send(&messages, Message::SubscriptionUp(up)).await;
-                            return subscribed.read(fetch, index, &backlog, &reports, &heads).await;
+                            return subscribed.read(fetch, &reports, &heads).await;
                         }
                         Err(error) => Err(error),
                     }
@@ -613,6 +614,13 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
+    /// Starts the task that processes the announcements that have to wait.
+    fn process_waiting(&mut self) {
+        let (fetch, backlog) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.backlog));
+        let reports = self.channels.reports.0.clone();
+        self.tasks.spawn(announce::process_waiting(fetch, self.index, backlog, reports));
+    }
+
     async fn end(mut self, gave_up: bool) {
         self.parts.fetch.connections.set(self.index, None);
         self.tasks.shutdown().await;
@@ -631,7 +639,8 @@ async fn open_requests<S: TransactionSink>(
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
-    let calls = dial(endpoint, &settings.limits, known).await?;
+    let thread = ("mempool-call", fetch.tasks.alive());
+    let [calls] = dial(endpoint, &settings.limits, known, thread).await?;
     deliverer.chain_id.check(index, endpoint, calls.node.chain_id).await?;
     let limit = settings.limits.ping_timeout;
     let says_syncing = chain::says_syncing(&calls, limit).await;
@@ -651,6 +660,7 @@ impl<S> Drop for Source<S> {
         // Also after a panic; the threads that call a pool in this process end with its reader.
         self.parts.fetch.connections.set(self.index, None);
         self.parts.fetch.metrics.unlistable.set(0.0);
+        self.shared.backlog.close();
         self.shared.end();
         lock(&self.parts.chain.follower).set_may_lead(self.index, false);
     }

@@ -118,7 +118,7 @@ impl SourceShared {
                 fetch_limit: slots,
                 head: None,
             }),
-            backlog: Arc::default(),
+            backlog: Backlog::new(settings.limits.announcement_buffer).into(),
             audits: Arc::default(),
             announcement_counts: Arc::default(),
             metrics,

@@ -100,15 +100,55 @@ fn printable(text: &[u8]) -> Option<&str> {
     (!text.chunks(1024).any(is_odd)).then(|| std::str::from_utf8(text).ok()).flatten()
 }
 
+/// A message of any form: a response, or a notification.
 #[derive(Deserialize)]
-struct Any<'a> {
+pub(super) struct Incoming<'a> {
     #[serde(borrow, default)]
     id: Option<&'a RawValue>,
     // `null` is a result; an absent field is not.
     #[serde(borrow, default, deserialize_with = "present")]
-    result: Option<&'a RawValue>,
+    pub(super) result: Option<&'a RawValue>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) params: Option<Notification<'a>>,
+}
+
+/// The content of a notification.
+#[derive(Deserialize)]
+pub(super) struct Notification<'a> {
+    /// The id of the subscription, as it is written.
+    #[serde(borrow)]
+    pub(super) subscription: &'a RawValue,
+    #[serde(borrow)]
+    pub(super) result: &'a RawValue,
+}
+
+impl<'a> Incoming<'a> {
+    /// Reads a complete value. Of [`NotAResponse::NoId`] it says only that the shape is another one.
+    pub(super) fn read(value: &'a [u8]) -> Result<Self, NotAResponse> {
+        // `serde_json` does not validate the characters that it skips.
+        let value = std::str::from_utf8(value).map_err(|_| NotAResponse::NotJson)?;
+        match serde_json::from_str(value) {
+            // serde takes an array for a struct too.
+            Ok(incoming) if value.trim_ascii_start().starts_with('{') => Ok(incoming),
+            Ok(_) => Err(NotAResponse::NoId),
+            // The connection stays for valid JSON of another shape (an array, a repeated field); for
+            // text that is not JSON it is closed.
+            Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => {
+                Err(NotAResponse::NoId)
+            }
+            Err(_) => Err(NotAResponse::NotJson),
+        }
+    }
+
+    pub(super) fn id(&self) -> Option<u64> {
+        self.id.and_then(|id| id.get().parse().ok())
+    }
+
+    pub(super) fn error(&self) -> Option<RpcError> {
+        self.error.map(|error| read_error(error.get()))
+    }
 }
 
 #[derive(Deserialize)]
@@ -134,22 +174,10 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de Raw
 }
 
 fn read_any(value: &[u8]) -> Result<Response<'_>, NotAResponse> {
-    // `serde_json` does not validate the characters that it skips.
-    let value = std::str::from_utf8(value).map_err(|_| NotAResponse::NotJson)?;
-    let any: Any<'_> = match serde_json::from_str(value) {
-        // serde takes an array for a struct too.
-        Ok(any) if value.trim_ascii_start().starts_with('{') => any,
-        Ok(_) => return Err(NotAResponse::NoId),
-        // The connection stays for valid JSON of another shape (an array, a repeated field); for
-        // text that is not JSON it is closed.
-        Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => {
-            return Err(NotAResponse::NoId);
-        }
-        Err(_) => return Err(NotAResponse::NotJson),
-    };
-    let id = any.id.and_then(|id| id.get().parse().ok()).ok_or(NotAResponse::NoId)?;
-    let payload = match (any.error, any.result) {
-        (Some(error), _) => Payload::Error(read_error(error.get())),
+    let any = Incoming::read(value)?;
+    let id = any.id().ok_or(NotAResponse::NoId)?;
+    let payload = match (any.error(), any.result) {
+        (Some(error), _) => Payload::Error(error),
         (None, Some(result)) if result.get() == "null" => Payload::Null,
         (None, Some(result)) => match serde_json::from_str::<String>(result.get()) {
             Ok(text) => Payload::Text(Cow::Owned(text)),

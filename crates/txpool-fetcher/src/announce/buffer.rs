@@ -1,0 +1,137 @@
+//! A queue that never makes its writer wait.
+
+use std::{collections::VecDeque, sync::Mutex};
+
+use tokio::sync::Notify;
+
+use crate::sync::lock;
+
+/// A bounded queue with one reader. While it is full, each new item displaces the oldest one, and the
+/// reader learns how many it has lost.
+#[derive(Debug)]
+pub(crate) struct Buffer<T> {
+    slots: usize,
+    queue: Mutex<Queue<T>>,
+    changed: Notify,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    /// With their sizes in bytes.
+    items: VecDeque<(T, usize)>,
+    bytes: usize,
+    /// Displaced, and the reader does not know it yet.
+    lost: u64,
+    /// The reader has one that it took and has not processed.
+    is_in_hand: bool,
+    is_closed: bool,
+}
+
+/// So many items were displaced before the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Lost(pub(crate) u64);
+
+impl<T> Buffer<T> {
+    pub(crate) fn new(slots: usize) -> Self {
+        let queue = Queue {
+            items: VecDeque::new(),
+            bytes: 0,
+            lost: 0,
+            is_in_hand: false,
+            is_closed: false,
+        };
+        Self { slots, queue: Mutex::new(queue), changed: Notify::new() }
+    }
+
+    pub(crate) fn push(&self, item: T, bytes: usize) {
+        let mut queue = lock(&self.queue);
+        let displaced = if queue.items.len() == self.slots { queue.pop() } else { None };
+        queue.lost += u64::from(displaced.is_some());
+        queue.items.push_back((item, bytes));
+        queue.bytes += bytes;
+        drop(queue);
+        self.changed.notify_one();
+    }
+
+    /// The next item, if there is one. The one before counts as processed.
+    pub(crate) fn try_next(&self) -> Option<Result<T, Lost>> {
+        let mut queue = lock(&self.queue);
+        queue.is_in_hand = false;
+        if queue.lost > 0 {
+            return Some(Err(Lost(std::mem::take(&mut queue.lost))));
+        }
+        let item = queue.pop()?;
+        queue.is_in_hand = true;
+        Some(Ok(item))
+    }
+
+    /// Waits for the next item; `None` when there will be none. The one before counts as processed.
+    ///
+    /// # Cancel safety
+    /// Cancel safe.
+    pub(crate) async fn next(&self) -> Option<Result<T, Lost>> {
+        loop {
+            if let Some(next) = self.try_next() {
+                return Some(next);
+            }
+            if lock(&self.queue).is_closed {
+                return None;
+            }
+            self.changed.notified().await;
+        }
+    }
+
+    /// No more items will come.
+    pub(crate) fn close(&self) {
+        lock(&self.queue).is_closed = true;
+        self.changed.notify_one();
+    }
+
+    /// How many items wait or are being processed, including those displaced without the reader's knowledge.
+    pub(crate) fn len(&self) -> u64 {
+        let queue = lock(&self.queue);
+        queue.items.len() as u64 + queue.lost + u64::from(queue.is_in_hand)
+    }
+
+    /// How many bytes wait.
+    pub(crate) fn bytes(&self) -> usize {
+        lock(&self.queue).bytes
+    }
+}
+
+impl<T> Queue<T> {
+    fn pop(&mut self) -> Option<T> {
+        let (item, bytes) = self.items.pop_front()?;
+        self.bytes -= bytes;
+        Some(item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt as _;
+
+    #[test]
+    fn the_oldest_are_displaced_and_counted_before_the_next_one_and_bytes_are_those_that_wait() {
+        let buffer = Buffer::new(4);
+        (0..7).for_each(|item| buffer.push(item, 10));
+        assert_eq!((buffer.len(), buffer.bytes()), (7, 40));
+        assert_eq!(buffer.try_next(), Some(Err(Lost(3))));
+        assert_eq!(buffer.try_next(), Some(Ok(3)));
+        assert_eq!((buffer.len(), buffer.bytes()), (4, 30), "one of them is being processed");
+        let rest: Vec<_> = std::iter::from_fn(|| buffer.try_next()).collect();
+        assert_eq!(rest, [Ok(4), Ok(5), Ok(6)]);
+        assert_eq!((buffer.len(), buffer.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn what_was_pushed_before_the_end_is_read() {
+        let buffer = Buffer::new(4);
+        assert_eq!(buffer.next().now_or_never(), None);
+        buffer.push(1, 0);
+        buffer.close();
+        assert_eq!(buffer.next().now_or_never(), Some(Some(Ok(1))));
+        assert_eq!(buffer.next().now_or_never(), Some(None));
+    }
+}

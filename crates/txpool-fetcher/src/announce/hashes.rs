@@ -1,0 +1,189 @@
+//! Announced hashes: the thread that reads them submits their requests, and what has to wait for a slot is
+//! processed on `mempool-io`.
+
+use std::{
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::B256;
+use tokio::sync::mpsc;
+
+use super::{
+    backlog::{Backlog, Hash},
+    buffer::Lost,
+    pairs::{OnHash, Pairs},
+};
+use crate::{
+    connection::Listener,
+    decode::announced_hash,
+    fetch::{Arrival, Fetch},
+    gap::{GapReason, Report},
+    outcome::Entry,
+};
+
+/// Most requests in one write: 10 KB, a few microseconds of formatting.
+const SUBMITTED_TOGETHER: u32 = 64;
+
+/// Takes in the announced hashes of a subscription. Never waits.
+pub(crate) struct HashReader {
+    fetch: Arc<Fetch>,
+    source: usize,
+    backlog: Arc<Backlog>,
+    pairs: Option<Arc<Pairs>>,
+    /// Since the last flush.
+    submitted: u32,
+}
+
+impl HashReader {
+    pub(crate) fn new(
+        fetch: &Arc<Fetch>,
+        source: usize,
+        backlog: &Arc<Backlog>,
+        pairs: Option<&Arc<Pairs>>,
+    ) -> Self {
+        let (fetch, backlog) = (Arc::clone(fetch), Arc::clone(backlog));
+        Self { fetch, source, backlog, pairs: pairs.cloned(), submitted: 0 }
+    }
+
+    /// Submits the request for a hash, or leaves it in the buffer if it has to wait: for a slot, or for those
+    /// before it.
+    pub(crate) fn take(&mut self, hash: B256, at: Instant) {
+        let fetch = &self.fetch;
+        self.backlog.read.fetch_add(1, Relaxed);
+        let arrival = Arrival { hash, entry: Entry::Announced, source: self.source, at };
+        let mut pairs = self.pairs.as_ref();
+        if self.backlog.hashes.len() == 0 {
+            match pairs.map_or(OnHash::Unpaired, |pairs| pairs.on_hash(&fetch.hashes, arrival)) {
+                OnHash::Paired => return,
+                OnHash::Unpaired if fetch.try_announcement(arrival) => {
+                    self.submitted += 1;
+                    if self.submitted == SUBMITTED_TOGETHER {
+                        self.flush();
+                    }
+                    return;
+                }
+                OnHash::Unpaired => pairs = None,
+                OnHash::Full => {}
+            }
+        }
+        self.backlog.hashes.push(Hash { hash, at, pairs: pairs.cloned() }, 0);
+        fetch.deferral.observe_backlog(self.source, || self.backlog.len());
+    }
+
+    /// Sends what was submitted.
+    pub(crate) fn flush(&mut self) {
+        if std::mem::take(&mut self.submitted) > 0 {
+            self.fetch.connections.flush();
+        }
+    }
+}
+
+impl Listener for HashReader {
+    fn on_notification(&mut self, json: &str, read_at: Instant) {
+        // Some nodes announce objects where hashes were subscribed to.
+        match parse_hash(json).or_else(|| announced_hash(json.as_bytes())) {
+            Some(hash) => self.take(hash, read_at),
+            None => {
+                self.backlog.read.fetch_add(1, Relaxed);
+                self.fetch.metrics.malformed_notifications.increment(1);
+            }
+        }
+    }
+
+    fn on_idle(&mut self) {
+        self.flush();
+    }
+}
+
+impl Drop for HashReader {
+    fn drop(&mut self) {
+        self.flush();
+        // Objects without their hashes are not read for long: both connections end together.
+        if let Some(pairs) = &self.pairs {
+            pairs.close();
+        }
+    }
+}
+
+/// Processes the hashes that have to wait, for as long as the source runs.
+pub(crate) async fn process_waiting(
+    fetch: Arc<Fetch>,
+    source: usize,
+    backlog: Arc<Backlog>,
+    reports: mpsc::Sender<Report>,
+) {
+    let mut lag = Lag::default();
+    let mut in_a_row = 0u32;
+    loop {
+        // All hashes at hand are submitted together, and sent before the wait for more.
+        let next = match backlog.hashes.try_next() {
+            Some(next) => {
+                in_a_row += 1;
+                if in_a_row.is_multiple_of(SUBMITTED_TOGETHER) {
+                    fetch.connections.flush();
+                    // Yields to the sockets.
+                    tokio::task::yield_now().await;
+                }
+                Some(next)
+            }
+            None => {
+                fetch.connections.flush();
+                fetch.deferral.observe_backlog(source, || backlog.len());
+                in_a_row = 0;
+                backlog.hashes.next().await
+            }
+        };
+        match next {
+            Some(Ok(Hash { hash, at, pairs })) => {
+                fetch.deferral.observe_backlog(source, || backlog.len());
+                let arrival = Arrival { hash, entry: Entry::Announced, source, at };
+                match pairs {
+                    None => fetch.on_announcement(arrival).await,
+                    Some(pairs) => pairs.on_waiting_hash(&fetch, arrival).await,
+                }
+            }
+            Some(Err(Lost(count))) => lag.record(&fetch, count, &reports).await,
+            None => return,
+        }
+    }
+}
+
+/// Counts the announcements that our own buffer lost.
+#[derive(Debug, Default)]
+struct Lag {
+    logged: Option<Instant>,
+}
+
+impl Lag {
+    async fn record(&mut self, fetch: &Fetch, count: u64, reports: &mpsc::Sender<Report>) {
+        fetch.metrics.lagged.add(count);
+        // A buffer that has overrun overruns again at nearly every read, so at most one line per
+        // second is logged.
+        if self.logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
+            tracing::warn!(count, "announcement buffer overruns");
+            self.logged = Some(Instant::now());
+        }
+        super::report(reports, Report::Gap(GapReason::Lagged)).await;
+    }
+}
+
+/// The announcement of a hash.
+pub(super) fn parse_hash(json: &str) -> Option<B256> {
+    let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
+    const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hash_is_66_characters_in_quotes_and_nothing_else() {
+        let hash = B256::repeat_byte(0xab);
+        assert_eq!(parse_hash(&format!("\"{hash}\"")), Some(hash));
+        for bad in ["null", "\"0x\"", "\"0xab\"", "{}", "\"", "\"0xzz\""] {
+            assert_eq!(parse_hash(bad), None);
+        }
+    }
+}
