@@ -14,9 +14,10 @@ use tracing_subscriber::{
 /// prints all of them.
 const MAX_LINES: usize = 200;
 
-const QUIET: &str = "warn,alloy_transport_ipc=off";
+const QUIET: &str = "warn";
 /// For a live view, the library's info lines are logged too.
-const LIVE: &str = "warn,txpool_fetcher=info,load_control=info,mempool_ingest=info,order_stream=info,alloy_transport_ipc=off";
+const LIVE: &str =
+    "warn,txpool_fetcher=info,load_control=info,mempool_ingest=info,order_stream=info";
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Option<VecDeque<String>>>>);

@@ -98,7 +98,7 @@ pub enum Announcements {
     ///
     /// An object is about five times as long as a hash. geth's socket holds about 280 announcements of
     /// hashes, so it fills five times sooner when it is not read, and then geth blocks all its subscribers.
-    /// The thread `mempool-io` does nothing but read it; on a machine whose cores are all busy with other
+    /// The thread `mempool-announce` only passes it on; on a machine whose cores are all busy with other
     /// work, use hashes.
     ///
     /// A node may drop objects that it announces as hashes: reth does from a few hundred a second on.

@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use load_control::Backoff;
 
-/// Slots of the broadcast buffer between the subscription connection of each source and the
-/// announcement reader.
+/// Slots of the buffer of each source in which announced hashes wait while no fetch slot is free; with full
+/// announcements, of another one for objects.
 ///
-/// They hold the announcements of 8 s at 2000 transactions/s. alloy's own default is 16, which a
-/// burst of one block's worth of announcements overruns. Worst case in memory: 16,384 × (66
-/// characters of hash + about 60 bytes of slot) = 2 MiB for each source. Announcements that overrun
-/// the buffer are counted as [`lagged`](crate::Counts::lagged), and fetched by the comparison that
+/// They hold the announcements of 8 s at 2000 transactions/s. Worst case in memory: 16,384 × 64 bytes =
+/// 1 MiB for each source, and 64 MiB of objects. Hashes that overrun the buffer are counted as [`lagged`](crate::Counts::lagged), and fetched by the comparison that
 /// follows.
 pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
 
@@ -41,7 +39,7 @@ pub(crate) const RECENT_BLOCKS: usize = 64;
 #[derive(Clone, Debug)]
 #[cfg_attr(not(feature = "test-limits"), expect(unreachable_pub, reason = "it is for tests"))]
 pub struct Limits {
-    /// [`ANNOUNCEMENT_BUFFER`]; a power of two.
+    /// [`ANNOUNCEMENT_BUFFER`].
     pub announcement_buffer: usize,
     /// How many of the slots deferrable work may hold. `None`: 2, and at most a quarter of them.
     pub deferrable_slots: Option<usize>,

@@ -94,7 +94,7 @@ pub fn main() -> ExitCode {
 pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
     let args = Args::parse_from(args);
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
-    let filter = filter.unwrap_or_else(|_| "warn,order_stream=info,alloy_transport_ipc=off".into());
+    let filter = filter.unwrap_or_else(|_| "warn,order_stream=info".into());
     tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter).init();
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
     match runtime.and_then(|runtime| runtime.block_on(run(&args))) {

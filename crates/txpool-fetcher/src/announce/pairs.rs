@@ -37,7 +37,7 @@ pub(super) type Entered = (Arrival, Ticket);
 pub(crate) struct Pairs {
     backlog: Arc<Backlog>,
     wait: Duration,
-    /// As many hashes may wait as the broadcast buffer holds; above that the oldest is requested.
+    /// As many hashes may wait as the buffer holds; above that the oldest is requested.
     most_waiting: usize,
     state: Mutex<State>,
     /// Notified when a hash begins to wait, and at the end of the objects.

@@ -9,10 +9,10 @@
 //! A connection is opened with a typed error, records when it last received something, ends with a
 //! reason, and never reconnects by itself: its source must see every loss.
 //!
-//! Over a Unix socket the reader is a thread; one thread reads all sockets of a subscription. Over a
-//! WebSocket it is a task on the runtime, which speaks the protocol. Neither ever waits for anything but the
-//! node: geth blocks all its subscribers when one stops reading. So a [`Listener`] must not wait, and neither
-//! does a write: a request for which the socket has no room times out like one without a response.
+//! The reader of a subscription over Unix sockets is a thread; one reads both of its sockets. Else it is a
+//! task on the runtime. Neither ever waits for anything but the node: geth blocks all its subscribers when
+//! one stops reading. So a [`Listener`] must not wait, and neither does a write: a request for which the
+//! socket has no room times out like one without a response.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -153,7 +153,7 @@ struct Shared {
 
 #[derive(Debug)]
 enum Writer {
-    Ipc(BlockingSocket),
+    Ipc(Arc<BlockingSocket>),
     /// To the task that owns the WebSocket.
     Ws(mpsc::Sender<String>),
 }
@@ -309,7 +309,7 @@ mod tests {
 
     async fn open(path: &Path) -> Connection {
         let endpoint = Endpoint::Ipc(path.into());
-        let thread = ("reader", mpsc::channel(1).0);
+        let thread = Some(mpsc::channel(1).0);
         let dialed = dial(&endpoint, &Limits::default(), false, thread).await;
         let [connection] = dialed.expect("the node responds");
         connection

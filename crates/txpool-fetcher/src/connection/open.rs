@@ -13,7 +13,7 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::protocol::
 
 use super::{
     BlockingSocket, Connection, REQUESTS_WAITING, Shared, Writer, clip,
-    read::{self, Reader},
+    read::{self, Reader, SocketReader},
 };
 use crate::{
     config::Endpoint,
@@ -41,7 +41,7 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
 
 /// Opens `N` connections, one or two, with one reader, and probes each: the peer must be an execution node
 /// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
-/// Over IPC the reader is a thread of the name `thread`.
+/// With `thread` it is a thread over IPC, which holds this.
 ///
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
@@ -53,17 +53,19 @@ pub(crate) async fn dial<const N: usize>(
     endpoint: &Endpoint,
     limits: &Limits,
     known: bool,
-    (thread, alive): (&'static str, Alive),
+    thread: Option<Alive>,
 ) -> Result<[Connection; N], ConnectError> {
     let failed = |error: io::Error| ConnectError::io(endpoint, error);
-    let mut opened = Vec::with_capacity(N);
+    let (mut opened, mut readers) = (Vec::with_capacity(N), Vec::new());
     for _ in 0..N {
         let node = NodeInfo { client: String::new(), chain_id: 0 };
         let shared = match endpoint {
             Endpoint::Ipc(path) => {
                 let stream = open_ipc(path).await?.into_std();
-                let socket = stream.and_then(BlockingSocket::new).map_err(failed)?;
-                Shared::new(Writer::Ipc(socket))
+                let socket = Arc::new(stream.and_then(BlockingSocket::new).map_err(failed)?);
+                let shared = Shared::new(Writer::Ipc(Arc::clone(&socket)));
+                readers.push(SocketReader::new(&shared, socket, limits.max_frame_bytes));
+                shared
             }
             Endpoint::Ws(url) => {
                 let stream =
@@ -78,9 +80,10 @@ pub(crate) async fn dial<const N: usize>(
         };
         opened.push(Connection { shared, node });
     }
-    if let Endpoint::Ipc(_) = endpoint {
-        let all: Vec<_> = opened.iter().map(|opened| Arc::clone(&opened.shared)).collect();
-        read::spawn(thread, &all, limits.max_frame_bytes, alive).map_err(failed)?;
+    match thread {
+        Some(alive) if !readers.is_empty() => read::spawn(readers, alive).map_err(failed)?,
+        // They end with their connections, or with their runtime.
+        _ => readers.into_iter().for_each(|reader| drop(tokio::spawn(reader.run()))),
     }
     for connection in &mut opened {
         let probe = Probe { connection, endpoint, limit: limits.ping_timeout };

@@ -7,12 +7,11 @@
 use std::{io, sync::Arc, thread, time::Instant};
 
 use futures::{FutureExt as _, SinkExt as _, StreamExt as _};
-use tokio::sync::mpsc;
+use tokio::{io::Interest, sync::mpsc};
 use tokio_tungstenite::tungstenite::Message;
 
 use super::{
-    BlockingSocket, Frame, Frames, Listener, NotAResponse, Shared, Writer, WsStream,
-    response::Incoming,
+    BlockingSocket, Frame, Frames, Listener, NotAResponse, Shared, WsStream, response::Incoming,
 };
 use crate::{
     error::{CallError, LossReason},
@@ -86,79 +85,83 @@ impl Reader {
 }
 
 /// Starts the thread that reads these connections until all have ended.
-pub(super) fn spawn(
-    name: &'static str,
-    connections: &[Arc<Shared>],
-    max_frame_bytes: usize,
-    alive: Alive,
-) -> io::Result<()> {
-    let mut sockets: Vec<_> = connections
-        .iter()
-        .map(|shared| Socket {
-            reader: Reader::new(shared),
-            frames: Frames::new(max_frame_bytes),
-            max_frame_bytes,
-        })
-        .collect();
+pub(super) fn spawn(mut sockets: Vec<SocketReader>, alive: Alive) -> io::Result<()> {
     let body = move || {
         let _alive = alive;
         while !sockets.is_empty() {
             // A socket that is read alone needs no poll: only pings are written into it.
             let readable = match &*sockets {
-                [one, other] => match (one.socket(), other.socket()) {
-                    (Some(one), Some(other)) => BlockingSocket::wait_readable([one, other]),
-                    _ => Ok([true; 2]),
-                },
+                [one, other] => BlockingSocket::wait_readable([&one.socket, &other.socket]),
                 _ => Ok([true; 2]),
             };
             // An error of the wait is one of a socket's, and its read says which.
-            let mut readable = readable.unwrap_or([true; 2]).into_iter().cycle();
+            let mut readable = readable.unwrap_or([true; 2]).into_iter();
             sockets.retain_mut(|socket| {
-                if readable.next() == Some(false) {
-                    return true;
+                !readable.next().unwrap_or(true) || {
+                    let read = socket.socket.read(socket.frames.spare());
+                    socket.has_read(read)
                 }
-                let read = socket.read();
-                if let Err(reason) = &read {
-                    socket.reader.shared.end(reason.clone());
-                }
-                read.is_ok()
             });
             sockets.iter_mut().for_each(|socket| socket.reader.idle());
         }
     };
-    thread::Builder::new().name(name.into()).spawn(body).map(drop)
+    thread::Builder::new().name("mempool-announce".into()).spawn(body).map(drop)
 }
 
-struct Socket {
+/// Reads one connection over a Unix socket.
+pub(super) struct SocketReader {
     reader: Reader,
+    socket: Arc<BlockingSocket>,
     frames: Frames,
     max_frame_bytes: usize,
 }
 
-impl Socket {
-    fn socket(&self) -> Option<&BlockingSocket> {
-        match &self.reader.shared.writer {
-            Writer::Ipc(socket) => Some(socket),
-            Writer::Ws(_) => None,
+impl SocketReader {
+    pub(super) fn new(
+        shared: &Arc<Shared>,
+        socket: Arc<BlockingSocket>,
+        max_frame_bytes: usize,
+    ) -> Self {
+        let (reader, frames) = (Reader::new(shared), Frames::new(max_frame_bytes));
+        Self { reader, socket, frames, max_frame_bytes }
+    }
+
+    /// Reads until the connection ends, without a thread.
+    pub(super) async fn run(mut self) {
+        loop {
+            let Self { socket, frames, .. } = &mut self;
+            let receive = || socket.read_now(frames.spare());
+            let read = socket.when_ready(Interest::READABLE, receive).await;
+            if !self.has_read(read) {
+                return;
+            }
+            self.reader.idle();
         }
     }
 
-    /// Reads once, and takes every value that is complete.
-    fn read(&mut self) -> Result<(), LossReason> {
-        let Self { reader, frames, max_frame_bytes } = self;
-        let shared = Arc::clone(&reader.shared);
-        let Writer::Ipc(socket) = &shared.writer else { return Err(LossReason::Closed) };
-        match socket.read(frames.spare()) {
+    /// Takes every value that is complete after a read. False if the connection has ended.
+    fn has_read(&mut self, read: io::Result<usize>) -> bool {
+        let taken = self.take_values(read);
+        if let Err(reason) = &taken {
+            self.reader.shared.end(reason.clone());
+        }
+        taken.is_ok()
+    }
+
+    fn take_values(&mut self, read: io::Result<usize>) -> Result<(), LossReason> {
+        match read {
             Ok(0) => return Err(LossReason::Closed),
-            Ok(count) => frames.filled(count),
+            Ok(count) => self.frames.filled(count),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             Err(error) => return Err(LossReason::from_io(&error)),
         }
         let read_at = Instant::now();
-        while let Some(frame) = frames.next()? {
+        while let Some(frame) = self.frames.next()? {
             match frame {
-                Frame::Value(value) => reader.take(value, read_at)?,
-                Frame::Oversized { .. } => return Err(LossReason::Oversized(*max_frame_bytes)),
+                Frame::Value(value) => self.reader.take(value, read_at)?,
+                Frame::Oversized { .. } => {
+                    return Err(LossReason::Oversized(self.max_frame_bytes));
+                }
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, poll},
-    net::SendFlags,
+    net::{RecvFlags, SendFlags},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -47,6 +47,11 @@ impl BlockingSocket {
         (&self.0).read(buffer)
     }
 
+    /// Reads what has arrived.
+    pub(crate) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::net::recv(&self.0, buffer, RecvFlags::DONTWAIT)?.0)
+    }
+
     /// Writes as much as there is room for.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(rustix::io::retry_on_intr(|| rustix::net::send(&self.0, bytes, SEND_FLAGS))?)
@@ -57,18 +62,25 @@ impl BlockingSocket {
         rustix::io::ioctl_fionread(&self.0).ok()
     }
 
-    /// Calls `write` whenever there is room, until it returns true.
+    /// Calls `attempt` whenever the socket is ready, until it does not fail because it would have to wait.
+    ///
+    /// # Cancel safety
+    /// Cancel safe, if `attempt` is.
     // The alternative to this deprecated form requires `unsafe` for the promise that the descriptor
     // stays open, which an owned `UnixStream` keeps; this workspace forbids `unsafe`.
     #[allow(deprecated)]
-    pub(crate) async fn when_writable(&self, mut write: impl FnMut() -> bool) -> io::Result<()> {
-        let writable = AsyncFd::with_interest(self.0.try_clone()?, Interest::WRITABLE)?;
+    pub(crate) async fn when_ready<T>(
+        &self,
+        interest: Interest,
+        mut attempt: impl FnMut() -> io::Result<T>,
+    ) -> io::Result<T> {
+        let socket = AsyncFd::with_interest(self.0.try_clone()?, interest)?;
         loop {
-            let mut ready = writable.writable().await?;
-            if write() {
-                return Ok(());
+            let mut ready = socket.ready(interest).await?;
+            match attempt() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                result => return result,
             }
-            ready.clear_ready();
         }
     }
 

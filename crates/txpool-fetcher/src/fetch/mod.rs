@@ -15,8 +15,8 @@
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | seen, 64 shards | announcement reader, request threads, heads, audits | one look-up; an audit reads one of the 64 shards |
-//! | recent blocks (in [`Hashes`]) | announcement reader and request threads to look up, heads and nonces to add | a look-up, or one block's hashes |
+//! | seen, 64 shards | who reads announcements, request threads, heads, audits | one look-up; an audit reads one of the 64 shards |
+//! | recent blocks (in [`Hashes`]) | who reads announcements and request threads to look up, heads and nonces to add | a look-up, or one block's hashes |
 //! | a node's limit | a fetch when it begins and at its response, `status()` | a few fields |
 //! | permits of a node's limit | a fetch at its response, a limit that changes | two fields |
 //! | deferred work | deferrable work when it begins and stops waiting, `deferred()` | one entry of a sorted set |

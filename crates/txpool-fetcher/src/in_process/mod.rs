@@ -5,8 +5,8 @@
 //!
 //! - Its two streams stand for the subscription connection of a node. They are polled on
 //!   `mempool-io`, and the end or the panic of either counts as a lost connection. A pool's stream
-//!   may drop hashes without a signal, so it is drained at once into the same broadcast buffer that
-//!   follows a socket, and read by the same function.
+//!   may drop hashes without a signal, so it is drained at once as a socket is, by the same function:
+//!   what has to wait for a slot waits in the same buffer.
 //! - A request goes to one of two queues, live and deferrable, which the threads `mempool-get` read.
 //!   Each queued request holds a slot, so the queues never fill. Some of the threads never take
 //!   deferrable requests.

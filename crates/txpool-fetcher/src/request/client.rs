@@ -22,7 +22,10 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use tokio::sync::{Notify, mpsc};
+use tokio::{
+    io::Interest,
+    sync::{Notify, mpsc},
+};
 
 use super::{
     outbox::Outbox,
@@ -148,7 +151,11 @@ impl<T: Send + 'static> RequestConnection<T> {
         let write = async {
             loop {
                 blocked.notified().await;
-                socket.when_writable(|| lock(outbox).send(socket)).await?;
+                let send = || match lock(outbox).send(socket) {
+                    true => Ok(()),
+                    false => Err(io::ErrorKind::WouldBlock.into()),
+                };
+                socket.when_ready(Interest::WRITABLE, send).await?;
             }
         };
         tokio::select! {

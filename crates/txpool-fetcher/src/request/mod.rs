@@ -2,13 +2,13 @@
 //! `submit` of one connection. It does not know what is kept with a request.
 //!
 //! ```text
-//!  thread mempool-io                                      thread mempool-request
+//!  who has a hash                                         thread mempool-request
 //!  submit: id from the slab, bytes into the outbox
 //!  flush: one send for all requests at hand --> node ---> read, split, parse, remove from the slab,
 //!  sweep: requests without a timely response              decode, recover, deliver
 //! ```
-//! All other calls of a source, which are few, go over alloy's service on one more connection. These
-//! connections are opened together, and when one is lost all are replaced.
+//! All other calls of a source, which are few, go over a [`Connection`](crate::connection::Connection).
+//! These connections are opened together, and when one is lost all are replaced.
 //!
 //! - A request is an entry of a slab. Its id holds the entry's index and how often that index was
 //!   used, so a late response matches no entry. No task, timer, channel or allocation belongs to a
@@ -29,7 +29,7 @@
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | slab, outbox, ping (in `client`) | `mempool-io` to submit, send and time out; the connection's thread to remove the request of a response | a few fields; the outbox during one non-blocking send |
+//! | slab, outbox, ping (in `client`) | `mempool-announce` and `mempool-io` to submit, send and time out; the connection's thread to remove the request of a response | a few fields; the outbox during one non-blocking send |
 //!
 //! The connections in use are in a `watch` channel of tokio's, whose lock all its readers share and a
 //! flush holds while it sends.

@@ -639,8 +639,7 @@ async fn open_requests<S: TransactionSink>(
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
-    let thread = ("mempool-call", fetch.tasks.alive());
-    let [calls] = dial(endpoint, &settings.limits, known, thread).await?;
+    let [calls] = dial(endpoint, &settings.limits, known, None).await?;
     deliverer.chain_id.check(index, endpoint, calls.node.chain_id).await?;
     let limit = settings.limits.ping_timeout;
     let says_syncing = chain::says_syncing(&calls, limit).await;
