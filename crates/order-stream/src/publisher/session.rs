@@ -359,8 +359,13 @@ impl<'a> Session<'a> {
                 let raw = stream.get_raw_message(asked.sequence).await.ok();
                 let id = raw.as_ref().and_then(|raw| raw.headers.get(NATS_MESSAGE_ID));
                 found.in_its_place = id.map(ToString::to_string);
-                if let (Some(raw), Some(stored_at)) = (&raw, asked.stored_at) {
-                    warn_of_clock(stored_at, raw.time.unix_timestamp_nanos());
+                // Of the moment when it was stored, but for the acknowledgement.
+                let own =
+                    asked.stored_at.and_then(|at| SystemTime::now().checked_sub(at.elapsed()));
+                if let (Some(raw), Some(own)) = (&raw, own)
+                    && let Some(ahead_ms) = clock_ahead_ms(own, raw.time.unix_timestamp_nanos())
+                {
+                    tracing::warn!(ahead_ms, "the clock differs from the server's");
                 }
             }
             Ok(found)
@@ -369,14 +374,23 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Says that the clock of this machine differs from the server's, which stored a message at `server_nanos` and acknowledged
-/// it at `stored_at`: by more than an acknowledgement may take.
-fn warn_of_clock(stored_at: Instant, server_nanos: i128) {
-    let own = SystemTime::now().checked_sub(stored_at.elapsed());
-    let own = own.and_then(|own| own.duration_since(SystemTime::UNIX_EPOCH).ok());
-    let ahead = own.unwrap_or_default().as_nanos().cast_signed() - server_nanos;
-    if ahead.unsigned_abs() > ACK_TIMEOUT.as_nanos() {
-        let ahead_ms = ahead / 1_000_000;
-        tracing::warn!(ahead_ms, "the clock differs from the server's: replacements are misplaced");
+/// By how many milliseconds a clock that says `own` is ahead of a server's, if that is more than an acknowledgement may take.
+fn clock_ahead_ms(own: SystemTime, server_nanos: i128) -> Option<i128> {
+    let own = own.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let ahead = own.as_nanos().cast_signed() - server_nanos;
+    (ahead.unsigned_abs() > ACK_TIMEOUT.as_nanos()).then_some(ahead / 1_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_differs_by_more_than_an_acknowledgement_takes() {
+        let own = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
+        let server = |seconds: i128| seconds * 1_000_000_000;
+        assert_eq!(clock_ahead_ms(own, server(995)), None);
+        assert_eq!(clock_ahead_ms(own, server(400)), Some(600_000));
+        assert_eq!(clock_ahead_ms(own, server(1_600)), Some(-600_000));
     }
 }

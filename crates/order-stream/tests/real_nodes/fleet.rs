@@ -115,20 +115,7 @@ async fn a_publisher_that_starts_again_stores_nothing_twice() {
 async fn private_orders_travel_by_their_own_stream() {
     let (stage, ingested, built) = Stage::with_pools().await;
     let txs = transactions(5, 3, 0);
-    let signer = Some(Address::repeat_byte(1));
-    let bundle = |nonce, tx: &Transaction| {
-        let parts = BundleParts {
-            txs: vec![tx.clone()],
-            block: Some(7),
-            uuid: Some(uuid::Uuid::from_u128(1)),
-            replacement_nonce: Some(nonce),
-            signer,
-            ..BundleParts::default()
-        };
-        Bundle::new(parts).expect("a bundle")
-    };
-    let first = bundle(1, &txs[0]);
-    ingested.insert_bundle(first.clone());
+    ingested.insert_bundle(sent(1, Some(1), &txs[0]));
     let rpc = Transaction::new(txs[1].recovered().clone(), Origin::Rpc, SystemTime::now());
     ingested.insert_transaction(rpc);
     ingested.insert_transaction(txs[2].clone());
@@ -137,12 +124,10 @@ async fn private_orders_travel_by_their_own_stream() {
     let source = stage.source_of(&built, Flow::Private, "one");
     until("two orders", || built.stats().bundles == 1 && built.stats().txs == 1).await;
     assert!(built.contains(txs[1].hash()) && !built.contains(txs[2].hash()));
-    let second = bundle(2, &txs[1]);
-    ingested.insert_bundle(second.clone());
+    ingested.insert_bundle(sent(1, Some(2), &txs[1]));
     until("the replacement", || built.contains(pooled_bundle(&ingested).id())).await;
     assert_eq!(built.stats().bundles, 1);
-    let key = first.key().expect("a key");
-    ingested.cancel_bundle(Cancellation { key, nonce: Some(3), holder: Holder::Host });
+    cancel(&ingested, 1, Some(3));
     until("the cancellation", || built.stats().bundles == 0).await;
     let stats = finish(private).await;
     assert_eq!((stats.published, stats.stored), (4, 4));
@@ -154,33 +139,26 @@ async fn private_orders_travel_by_their_own_stream() {
 async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_one_may_send_again()
 {
     let (mut stage, ingested, built) = Stage::with_pools().await;
-    let signer = Address::repeat_byte(1);
-    let terms = PrivateTerms { signer: Some(signer), max_block: 20 };
-    let txs: Vec<_> = transactions(6, 3, 0)
-        .iter()
-        .map(|tx| Transaction::private(tx.recovered().clone(), terms, SystemTime::now()))
-        .collect();
-    let again =
-        |n: usize| Transaction::private(txs[n].recovered().clone(), terms, SystemTime::now());
-    insert(&ingested, &txs);
-    let private = stage.publisher_of(&ingested, Flow::Private, "a");
+    let txs = transactions(6, 3, 0);
+    let send = |n: usize| ingested.insert_transaction(private(&txs[n]));
+    (0..3).for_each(|n| _ = send(n));
+    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
     let source = stage.source_of(&built, Flow::Private, "one");
     until_equal(&ingested, &built).await;
-    ingested.cancel_private(txs[0].hash(), signer, None);
+    ingested.cancel_private(txs[0].hash(), SIGNER, None);
     until_equal(&ingested, &built).await;
-    ingested.insert_transaction(again(0));
+    send(0);
     until("it was sent again", || built.contains(txs[0].hash())).await;
     stage.server.kill9().expect("a dead server");
-    until("it knows", || is_lost(private.state())).await;
-    ingested.cancel_private(txs[0].hash(), signer, None);
-    ingested.cancel_private(txs[1].hash(), signer, None);
+    until("it knows", || is_lost(publisher.state())).await;
+    ingested.cancel_private(txs[0].hash(), SIGNER, None);
+    ingested.cancel_private(txs[1].hash(), SIGNER, None);
     stage.server.restart().expect("a server");
     until_equal(&ingested, &built).await;
     assert!(built.contains(txs[2].hash()));
-    ingested.insert_transaction(again(1));
+    send(1);
     until_equal(&ingested, &built).await;
-    let stats = finish(private).await;
-    // An acknowledgement may be lost with the server, or come behind the cancellation.
+    let stats = finish(publisher).await;
     assert_eq!(stats.published, 8, "{stats:?}");
     assert_eq!(finish_source(source).await.pooled, 8);
 }
@@ -208,7 +186,13 @@ fn sent(uuid: u128, nonce: Option<u64>, tx: &Transaction) -> Bundle {
     Bundle::new(parts).expect("a bundle")
 }
 
-const SIGNER: Address = Address::repeat_byte(1);
+pub(crate) const SIGNER: Address = Address::repeat_byte(1);
+
+/// A private transaction of the signer, sent now.
+pub(crate) fn private(tx: &Transaction) -> Transaction {
+    let terms = PrivateTerms { signer: Some(SIGNER), max_block: 20 };
+    Transaction::private(tx.recovered().clone(), terms, SystemTime::now())
+}
 
 fn cancel(pool: &OrderPool, uuid: u128, nonce: Option<u64>) {
     let key = ReplacementKey { uuid: uuid::Uuid::from_u128(uuid), signer: SIGNER };
@@ -253,12 +237,9 @@ async fn of_replacements_without_a_nonce_at_two_machines_builders_keep_the_lates
 async fn a_cancellation_at_another_machine_than_the_orders_holds_in_every_builder() {
     let (stage, first, built) = Stage::with_pools().await;
     let (second, txs) = (pool(), transactions(8, 4, 0));
-    let terms = PrivateTerms { signer: Some(SIGNER), max_block: 20 };
-    let private =
-        |n: usize| Transaction::private(txs[n].recovered().clone(), terms, SystemTime::now());
     let send = |uuid, n: usize| {
         first.insert_bundle(sent(uuid, None, &txs[n]));
-        first.insert_transaction(private(n + 1));
+        first.insert_transaction(private(&txs[n + 1]));
     };
     let cancel_both = |uuid, n: usize| {
         cancel(&second, uuid, None);

@@ -1,9 +1,9 @@
 //! Streams that lose what they had while publishers and sources are connected, or between two connections.
 
-use alloy_primitives::Address;
-use order_pool::PrivateTerms;
-
-use super::*;
+use super::{
+    fleet::{SIGNER, private},
+    *,
+};
 
 /// A builder that starts now gets everything that the other pool holds, and the publisher has counted a reset.
 async fn a_new_builder_equals(
@@ -83,9 +83,7 @@ async fn a_stream_that_went_back_to_an_earlier_copy_and_grew_longer_gets_everyth
 #[tokio::test]
 async fn a_cancellation_after_a_restart_is_stored_though_there_was_one_before_it() {
     let (stage, built) = (Stage::new().await, pool());
-    let signer = Address::repeat_byte(1);
-    let terms = PrivateTerms { signer: Some(signer), max_block: 20 };
-    let tx = transactions(64, 1, 0)[0].recovered().clone();
+    let tx = &transactions(64, 1, 0)[0];
     let hash = *tx.hash();
     let source = stage.source_of(&built, Flow::Private, "one");
     for _ in 0..2 {
@@ -94,10 +92,9 @@ async fn a_cancellation_after_a_restart_is_stored_though_there_was_one_before_it
         let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
         until_live(&publisher).await;
         for _ in 0..2 {
-            let tx = Transaction::private(tx.clone(), terms, SystemTime::now());
-            ingested.insert_transaction(tx);
+            ingested.insert_transaction(private(tx));
             until("it is there", || built.contains(&hash)).await;
-            ingested.cancel_private(&hash, signer, None);
+            ingested.cancel_private(&hash, SIGNER, None);
             until("it is cancelled", || !built.contains(&hash)).await;
         }
         let stats = finish(publisher).await;
