@@ -2,7 +2,6 @@
 //! `scripts/real-nodes.sh`. They fail, never skip, when one is missing.
 #![cfg(feature = "real-nodes")]
 
-mod client;
 mod load;
 mod nats_rights;
 mod nodes;

@@ -1,10 +1,16 @@
 //! What the nodes do to the fetcher, and under load.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write as _},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
 
 use alloy_consensus::{SignableTransaction as _, TxEip1559};
 use alloy_eips::Encodable2718 as _;
-use alloy_primitives::{B256, Bytes, TxKind, U256};
+use alloy_primitives::{B256, Bytes, TxKind, U64, U256};
+use alloy_provider::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
 use devnet::{RealNode, RealNodeKind};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
@@ -14,16 +20,14 @@ use mempool_ingest::{
     },
 };
 use mock_node::workload::{Account, Mix, Workload, WorkloadConfig, test_accounts};
+use serde_json::value::RawValue;
 use tempfile::TempDir;
 use testkit::{
     ingest::{arrived_whole, eventually, settled},
     usage::{cpu_of, resident_bytes},
 };
 
-use crate::{
-    client::Client,
-    load::{Load, seconds},
-};
+use crate::load::{Load, seconds};
 
 const BOTH: [RealNodeKind; 2] = [RealNodeKind::Anvil, RealNodeKind::Geth];
 
@@ -64,8 +68,14 @@ impl Setup {
         Self { kind, node, fetcher, pool, _folder: folder }
     }
 
-    fn client(&self) -> Client {
-        Client::new(self.node.ipc_path())
+    async fn client(&self) -> DynProvider {
+        let socket = IpcConnect::new(self.node.ipc_path().to_owned());
+        ProviderBuilder::new().connect_ipc(socket).await.unwrap().erased()
+    }
+
+    async fn send(&self, raw: &[u8]) -> B256 {
+        let sent = self.client().await.send_raw_transaction(raw).await;
+        *sent.unwrap_or_else(|error| panic!("{:?}: {error}", self.kind)).tx_hash()
     }
 
     async fn pooled(&self, hash: B256) {
@@ -124,11 +134,11 @@ async fn normal_and_blob_transactions_arrive_whole() {
         // No block comes meanwhile: what it mines leaves the pool, and anvil takes seconds for the blobs.
         let setup = Setup::new(kind, Duration::from_secs(600)).await;
         let mix = Mix { blobs_per_mille: 100, six_blobs_per_mille: 300, ..Mix::default() };
-        let workload =
-            WorkloadConfig { accounts: 100, ..WorkloadConfig::new(3, setup.client().chain_id()) };
+        let chain_id = setup.client().await.get_chain_id().await.unwrap();
+        let workload = WorkloadConfig { accounts: 100, ..WorkloadConfig::new(3, chain_id) };
         let txs = Workload::new(WorkloadConfig { mix, ..workload }).prepare(150);
         for tx in &txs {
-            assert_eq!(setup.client().send(&tx.raw), Ok(tx.hash), "{kind:?}: {:?}", tx.kind);
+            assert_eq!(setup.send(&tx.raw).await, tx.hash, "{kind:?}: {:?}", tx.kind);
         }
         for tx in &txs {
             setup.pooled(tx.hash).await;
@@ -145,14 +155,17 @@ async fn a_replacement_is_pooled_and_what_it_replaced_is_gone_like_any_unknown_h
         let setup = Setup::new(kind, Duration::from_secs(60)).await;
         let account = &test_accounts(1)[0];
         let (old, raw) = transfer(account, 0, 2);
-        setup.client().send(&raw).unwrap();
+        setup.send(&raw).await;
         setup.pooled(old).await;
         let (new, raw) = transfer(account, 0, 9);
-        setup.client().send(&raw).unwrap();
+        setup.send(&raw).await;
         setup.pooled(new).await;
         for gone in [old, B256::repeat_byte(0x5a)] {
-            let raw = setup.client().raw_json(gone);
-            assert!(matches!(read_response(&raw, gone), RawTransaction::Gone), "{kind:?}: {raw}");
+            let method = "eth_getRawTransactionByHash".into();
+            let raw: Box<RawValue> =
+                setup.client().await.raw_request(method, [gone]).await.unwrap();
+            let read = read_response(raw.get(), gone);
+            assert!(matches!(read, RawTransaction::Gone), "{kind:?}: {raw}");
         }
         let report = setup.fetcher.audit(0, AuditMode::Recover).await.unwrap();
         assert_eq!((report.vanished, report.missing), (1, 0), "{kind:?}");
@@ -165,14 +178,14 @@ async fn a_queued_transaction_comes_when_its_gap_is_filled() {
         let setup = Setup::new(kind, Duration::from_secs(60)).await;
         let accounts = test_accounts(2);
         let (second, raw) = transfer(&accounts[0], 1, 2);
-        setup.client().send(&raw).unwrap();
+        setup.send(&raw).await;
         // Another one's comes; had the queued one been announced, it would have come before.
         let (other, raw) = transfer(&accounts[1], 0, 2);
-        setup.client().send(&raw).unwrap();
+        setup.send(&raw).await;
         setup.pooled(other).await;
         assert!(!setup.pool.contains(&second), "{kind:?}");
         let (first, raw) = transfer(&accounts[0], 0, 2);
-        setup.client().send(&raw).unwrap();
+        setup.send(&raw).await;
         setup.pooled(first).await;
         setup.pooled(second).await;
         assert_eq!(setup.complete("gap filled").await.announced, 3);
@@ -185,7 +198,7 @@ async fn a_block_empties_the_pool() {
         let setup = Setup::new(kind, Duration::from_secs(3)).await;
         let accounts = test_accounts(50);
         for account in &accounts {
-            setup.client().send(&transfer(account, 0, 2).1).unwrap();
+            setup.send(&transfer(account, 0, 2).1).await;
         }
         let counts =
             settled(&setup.fetcher, "all announced", |counts| counts.announced == 50).await;
@@ -227,7 +240,9 @@ async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announceme
     println!("{kind:?}: {what}: reconnects {}", setup.fetcher.status()[0].reconnects);
     let brought_in = counts.announced + counts.backfilled + counts.audit_recovered;
     // anvil queues some that overtook another one of their sender, and never announces them.
-    let queued = setup.client().queued();
+    let client = setup.client().await;
+    let status = client.raw_request::<_, BTreeMap<String, U64>>("txpool_status".into(), ()).await;
+    let queued = status.unwrap()["queued"].to::<u64>();
     let missed = counts.objects_missed;
     println!("{kind:?}: {what}: queued by the node {queued}, objects missed {missed}");
     assert!(
@@ -247,6 +262,14 @@ async fn under_load_each_mode_costs_the_node_geth() {
     costs(RealNodeKind::Geth).await;
 }
 
+/// Subscribes to whole transactions, and reads them until the node is gone, without looking at them.
+fn drain_objects(node: &RealNode) {
+    let mut stream = UnixStream::connect(node.ipc_path()).unwrap();
+    let subscribe = br#"{"jsonrpc":"2.0","id":1,"method":"eth_subscribe","params":["newPendingTransactions",true]}"#;
+    stream.write_all(subscribe).unwrap();
+    std::thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
+}
+
 /// Prints the node's own CPU time for each transaction, which includes taking it in and mining it.
 async fn costs(kind: RealNodeKind) {
     let modes = [
@@ -263,7 +286,7 @@ async fn costs(kind: RealNodeKind) {
             Some(mode) => Some(start(&node, StartPolicy::RequireNode, mode).await.0),
         };
         if plain {
-            Client::new(node.ipc_path()).drain_objects();
+            drain_objects(&node);
         }
         let pid = node.pid().unwrap();
         let before = cpu_of(pid);
@@ -355,8 +378,7 @@ async fn a_node_that_is_stopped_for_20_seconds_is_caught_up_with() {
         setup.node.sigstop().unwrap();
         tokio::time::sleep(seconds(20)).await;
         setup.node.sigcont().unwrap();
-        let client = setup.client();
-        client.chain_id();
+        setup.client().await.get_chain_id().await.unwrap();
         live_again(&setup.fetcher, &format!("{kind:?}: stopped for 20 s")).await;
         load.abandon();
         Load::start(setup.node.ipc_path(), 500, Duration::from_secs(3)).finish();
