@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering::Relaxed},
+        atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -22,8 +22,6 @@ pub(crate) struct Switches {
     pub(crate) drop_objects: Countdown,
     pub(crate) duplicate: Countdown,
     answers: Mutex<VecDeque<(BadAnswer, u32)>>,
-    /// Whether `answers` holds any: spares the lock of a node without faults.
-    any_answers: AtomicBool,
     table_full_until: Mutex<Option<Instant>>,
     restart: Mutex<Option<Restart>>,
     restart_asked: Notify,
@@ -37,29 +35,16 @@ pub(crate) struct Restart {
 
 impl Switches {
     pub(crate) fn arm_answers(&self, bad: BadAnswer, count: u32) {
-        let mut answers = lock(&self.answers);
-        answers.push_back((bad, count));
-        self.any_answers.store(true, Relaxed);
+        lock(&self.answers).push_back((bad, count));
     }
 
     /// How the next raw answer is to be wrong.
     pub(crate) fn next_answer(&self) -> Option<BadAnswer> {
-        if !self.any_answers.load(Relaxed) {
-            return None;
-        }
         let mut answers = lock(&self.answers);
-        let (bad, count) = loop {
-            match answers.front_mut() {
-                Some((_, 0)) => answers.pop_front(),
-                Some((bad, count)) => break (*bad, count),
-                None => {
-                    self.any_answers.store(false, Relaxed);
-                    return None;
-                }
-            };
-        };
-        *count -= 1;
-        Some(bad)
+        while answers.pop_front_if(|(_, left)| *left == 0).is_some() {}
+        let (bad, left) = answers.front_mut()?;
+        *left -= 1;
+        Some(*bad)
     }
 
     pub(crate) fn fill_table(&self, until: Instant) {
