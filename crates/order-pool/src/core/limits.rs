@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::private_cancellations::MAX_PRIVATE_CANCELLATIONS;
 use crate::{
     config::{
         CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE,
@@ -146,7 +147,8 @@ impl PoolConfig {
     /// - the dedupe window: a table of at most four words and two queues of at most two for each of
     ///   the accepted orders that are remembered, which are twice `max_txs` and at least 1,048,576;
     /// - 64 MiB of mined orders, and 64 recent blocks of 2,857 transactions (60 M gas) at 256 bytes;
-    /// - replacement keys: `max_cancellations` and one per bundle, 384 bytes each;
+    /// - replacement keys: `max_cancellations` and one per bundle, and 16,384 cancellations of private transactions, 384 bytes
+    ///   each;
     /// - 16 MiB for everything of constant size.
     ///
     /// 1.63 GB by default. A pool of plain transactions reaches its cap on their number long
@@ -170,7 +172,7 @@ impl Limits {
             options.log_bytes,
         ]);
         let window_slots = self.dedupe_window.saturating_mul(2).checked_next_power_of_two();
-        let keys = options.max_cancellations.saturating_add(options.max_bundles);
+        let keys = [options.max_cancellations, options.max_bundles, MAX_PRIVATE_CANCELLATIONS];
         sum(&[
             orders,
             orders / 3,
@@ -180,7 +182,7 @@ impl Limits {
             self.dedupe_window.saturating_mul((2 + 4) * 8),
             self.max_unmine_bytes,
             self.recent_blocks.saturating_mul(TXS_PER_BLOCK * MINED_TX_BYTES),
-            keys.saturating_mul(KEY_BYTES),
+            sum(&keys).saturating_mul(KEY_BYTES),
             FIXED_BYTES,
         ])
     }
