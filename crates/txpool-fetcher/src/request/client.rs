@@ -25,6 +25,7 @@ use alloy_primitives::B256;
 use tokio::{
     io::Interest,
     sync::{Notify, mpsc},
+    time::sleep,
 };
 
 use super::{
@@ -64,6 +65,8 @@ pub(crate) struct RequestConnection<T> {
     writer: Writer,
     pulse: Pulse,
     pinged: Mutex<Option<Instant>>,
+    /// Notified of each response to a ping.
+    ponged: Notify,
     late_responses: AtomicU64,
     ended: End,
 }
@@ -106,6 +109,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             writer,
             pulse: Pulse::new(Instant::now()),
             pinged: Mutex::new(None),
+            ponged: Notify::new(),
             late_responses: AtomicU64::new(0),
             ended: End::new(),
         }
@@ -202,14 +206,34 @@ impl<T: Send + 'static> RequestConnection<T> {
             None if now.saturating_duration_since(last) >= every => {
                 *pinged = Some(now);
                 drop(pinged);
-                match &self.writer {
-                    // If the outbox has no room for it, the silence is detected without a ping.
-                    Writer::Ipc { outbox, .. } => _ = lock(outbox).outbox.push_ping(),
-                    Writer::Ws(requests) => _ = requests.try_send(WsRequest::Ping),
-                }
-                self.flush();
+                self.ping();
             }
             None => {}
+        }
+    }
+
+    fn ping(&self) {
+        match &self.writer {
+            // If the outbox has no room for it, the silence is detected without a ping.
+            Writer::Ipc { outbox, .. } => _ = lock(outbox).outbox.push_ping(),
+            Writer::Ws(requests) => _ = requests.try_send(WsRequest::Ping),
+        }
+        self.flush();
+    }
+
+    /// Pings a new connection, and waits for the response: a node at its limit of connections accepts
+    /// one more, sends an error and closes it, which must not count as a connection that was up.
+    ///
+    /// # Errors
+    /// Why it has ended, or `None` if there was no response within `limit`.
+    pub(super) async fn greet(&self, limit: Duration) -> Result<(), Option<LossReason>> {
+        self.ping();
+        tokio::select! {
+            // A response that has come counts.
+            biased;
+            () = self.ponged.notified() => Ok(()),
+            reason = self.closed() => Err(Some(reason)),
+            () = sleep(limit) => Err(None),
         }
     }
 
@@ -420,7 +444,10 @@ impl<T: Send + 'static> RequestConnection<T> {
         let found = slab.remove(id);
         self.in_flight.store(slab.len(), Relaxed);
         drop(slab);
-        if found.is_none() && id != RequestId::PING {
+        if id == RequestId::PING {
+            // An error is an answer too.
+            self.ponged.notify_one();
+        } else if found.is_none() {
             self.late_responses.fetch_add(1, Relaxed);
         }
         found

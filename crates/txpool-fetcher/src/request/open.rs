@@ -11,24 +11,20 @@ use std::{
 use alloy_primitives::B256;
 use futures::FutureExt as _;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
     task::JoinSet,
-    time::{MissedTickBehavior, interval, timeout},
+    time::{MissedTickBehavior, interval},
 };
 
 use super::{
     client::{RequestConnection, Responses},
-    outbox::write_ping,
     set::{OpenConnection, Opener, RequestConnections, RequestSet, Requests},
-    slab::{NotInserted, RequestId},
+    slab::NotInserted,
     ws,
 };
 use crate::{
     config::Endpoint,
     connection::{
-        BlockingSocket, Connection, Frame, Frames, NotAResponse, Response, closed_too_early,
-        no_socket, open_ipc, open_ws_stream,
+        BlockingSocket, Connection, closed_too_early, no_socket, open_ipc, open_ws_stream,
     },
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
@@ -78,71 +74,36 @@ async fn open_one<T: Send + 'static>(
     tasks: &mut JoinSet<()>,
 ) -> Result<OpenConnection<T>, ConnectError> {
     let failed = |error: io::Error| ConnectError::io(endpoint, error);
-    match endpoint {
+    let opened = match endpoint {
         Endpoint::Ipc(path) => {
-            let mut stream = open_ipc(path).await?;
-            greet(&mut stream, endpoint, limits.ping_timeout).await?;
-            let socket = stream.into_std().and_then(BlockingSocket::new).map_err(failed)?;
-            let connection = Arc::new(RequestConnection::over_ipc(socket));
-            connection.read_ipc(responses, limits.max_frame_bytes).map_err(failed)?;
-            let writer = Arc::clone(&connection);
+            let stream = open_ipc(path).await?.into_std();
+            let socket = stream.and_then(BlockingSocket::new).map_err(failed)?;
+            let opened = OpenConnection(Arc::new(RequestConnection::over_ipc(socket)));
+            opened.0.read_ipc(responses, limits.max_frame_bytes).map_err(failed)?;
+            let writer = Arc::clone(&opened.0);
             tasks.spawn(async move {
                 if let Err(error) = writer.flush_when_writable().await {
                     writer.end(LossReason::from_io(&error));
                 }
             });
-            Ok(OpenConnection(connection))
+            opened
         }
         Endpoint::Ws(url) => {
             let stream = open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?;
             let (connection, pump) =
                 ws::open(stream, responses, limits.max_frame_bytes).map_err(failed)?;
             tasks.spawn(pump);
-            Ok(OpenConnection(connection))
+            OpenConnection(connection)
         }
-        Endpoint::InProcess(_) => Err(no_socket(endpoint)),
-    }
-}
-
-/// More than any node answers to a request for its block number.
-const MAX_GREETING_BYTES: usize = 64 * 1024;
-
-/// Waits for the response to one request: a node at its limit of connections accepts one more, sends
-/// an error and closes it, which must not count as a connection that was up.
-async fn greet(
-    stream: &mut UnixStream,
-    endpoint: &Endpoint,
-    limit: Duration,
-) -> Result<(), ConnectError> {
-    let mut request = Vec::new();
-    write_ping(&mut request);
-    let mut frames = Frames::new(MAX_GREETING_BYTES);
-    let exchange = async {
-        let io = |error: io::Error| LossReason::from_io(&error);
-        stream.write_all(&request).await.map_err(io)?;
-        loop {
-            match stream.read(frames.spare()).await.map_err(io)? {
-                0 => return Err(LossReason::Closed),
-                count => frames.filled(count),
-            }
-            while let Some(frame) = frames.next()? {
-                let Frame::Value(value) = frame else { continue };
-                match Response::read(value) {
-                    // An error is an answer too.
-                    Ok(response) if response.id == RequestId::PING.get() => return Ok(()),
-                    Ok(_) | Err(NotAResponse::NoId) => {}
-                    Err(NotAResponse::NotJson) => return Err(LossReason::garbage(value)),
-                }
-            }
-        }
+        Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
     };
-    match timeout(limit, exchange).await {
-        Ok(Ok(())) => Ok(()),
-        Ok(Err(reason)) => Err(closed_too_early(endpoint, reason).await),
-        Err(_) => Err(ConnectError::NoAnswer {
+    match opened.greet(limits.ping_timeout).await {
+        Ok(()) => Ok(opened),
+        Err(Some(reason)) => Err(closed_too_early(endpoint, reason).await),
+        Err(None) => Err(ConnectError::NoAnswer {
             endpoint: endpoint.to_string(),
             method: "eth_blockNumber",
-            timeout: limit,
+            timeout: limits.ping_timeout,
         }),
     }
 }
@@ -262,29 +223,6 @@ impl<T: Send + 'static, F: Fn(T, CallError)> Drop for HandsOn<'_, T, F> {
             for request in connection.take_all() {
                 (self.on_failure)(request, error.clone());
             }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn only_the_answer_to_the_request_ends_the_wait() {
-        let (id, endpoint) = (RequestId::PING.get(), Endpoint::Ipc("/n.ipc".into()));
-        for (answer, error) in [
-            (r#"{"id":1,"result":"0x1"}"#.to_owned(), Some("no answer to eth_blockNumber")),
-            (format!(r#"{{"jsonrpc":"2.0","id":{id},"result":"0x1"}}"#), None),
-            (format!(r#"{{"id":{id},"error":{{"code":-32601}}}}"#), None),
-            ("Too many connections.".to_owned(), Some("it sent: \"Too many")),
-        ] {
-            let (mut ours, mut node) = UnixStream::pair().unwrap();
-            node.write_all(answer.as_bytes()).await.unwrap();
-            let greeted = greet(&mut ours, &endpoint, Duration::from_secs(1)).await;
-            let said = greeted.err().map(|error| error.to_string());
-            assert_eq!(said.is_some(), error.is_some(), "{said:?}");
-            assert!(said.unwrap_or_default().contains(error.unwrap_or_default()), "{answer}");
         }
     }
 }

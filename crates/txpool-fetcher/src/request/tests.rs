@@ -15,7 +15,7 @@ use std::{
 use alloy_primitives::B256;
 use serde_json::Value;
 
-use super::{Responses, client::RequestConnection};
+use super::{Responses, client::RequestConnection, slab::RequestId};
 use crate::{
     connection::{BlockingSocket, Payload},
     error::LossReason,
@@ -274,6 +274,22 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
     connection.submit(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":{},"result":null}}"#, 1u64 << 16).unwrap();
     assert_eq!(connection.closed().await, LossReason::Closed);
+}
+
+#[tokio::test]
+async fn only_the_answer_to_the_first_ping_shows_that_a_connection_is_up() {
+    let id = RequestId::PING.get();
+    for (answer, is_up) in [
+        (r#"{"id":1,"result":"0x1"}"#.to_owned(), Err(None)),
+        (format!(r#"{{"jsonrpc":"2.0","id":{id},"result":"0x1"}}"#), Ok(())),
+        (format!(r#"{{"id":{id},"error":{{"code":-32601}}}}"#), Ok(())),
+        ("Too many".to_owned(), Err(Some(LossReason::Garbage("Too many".to_owned())))),
+    ] {
+        let mut stage = stage(u64::MAX);
+        stage.node.write_all(answer.as_bytes()).unwrap();
+        let limit = if is_up == Err(None) { Duration::from_millis(50) } else { PATIENCE };
+        assert_eq!(stage.connection.greet(limit).await, is_up, "{answer}");
+    }
 }
 
 #[test]
