@@ -471,10 +471,10 @@ impl<S: TransactionSink> Source<S> {
             lock(&self.parts.chain.follower).set_may_lead(self.index, may_lead);
             tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
             self.shared.metrics.state.set(f64::from(state as u8));
-        }
-        if before == SourceState::Syncing && state != SourceState::Connecting {
-            // Its heads did not count until now.
-            self.request_head();
+            if before == SourceState::Syncing && may_lead {
+                // Its heads did not count until now.
+                self.request_head();
+            }
         }
     }
 

@@ -107,6 +107,9 @@ struct State {
     /// How often its version was requested.
     probes: usize,
     is_syncing: bool,
+    /// How often it was asked whether it is syncing, and for its head.
+    sync_requests: usize,
+    head_requests: usize,
     /// Every block that was requested, full or not.
     requested: Vec<(B256, bool)>,
     connections: Vec<UnixStream>,
@@ -167,8 +170,13 @@ impl Fake {
             "eth_chainId" => {
                 json!({ "result": format!("{:#x}", state.chain_id.unwrap_or(CHAIN_ID)) })
             }
-            "eth_syncing" if state.is_syncing => json!({ "result": { "currentBlock": "0x1" } }),
-            "eth_syncing" => json!({ "result": false }),
+            "eth_syncing" => {
+                state.sync_requests += 1;
+                match state.is_syncing {
+                    true => json!({ "result": { "currentBlock": "0x1" } }),
+                    false => json!({ "result": false }),
+                }
+            }
             "web3_clientVersion" => {
                 state.probes += 1;
                 json!({ "result": "fake/1" })
@@ -184,6 +192,7 @@ impl Fake {
                 json!({ "result": topic })
             }
             "eth_getBlockByNumber" => {
+                state.head_requests += 1;
                 json!({ "result": state.blocks[&state.head].json(Some(false)) })
             }
             "eth_getBlockByHash" => {
@@ -646,6 +655,8 @@ async fn a_node_that_is_syncing_is_neither_live_nor_compared_and_its_heads_do_no
     let status = &fetcher.status()[0];
     assert_eq!((status.state, status.audits), (SourceState::Syncing, 0));
     assert!(!fetcher.is_live() && pool.head().is_none() && pool.is_empty());
+    eventually("it is asked again", || fake.lock().sync_requests >= 10).await;
+    assert!(fake.lock().head_requests <= 3, "{}", fake.lock().head_requests);
     // That its head is old is no sign by itself: a development chain mines when it likes.
     fake.lock().is_syncing = false;
     eventually("live", || fetcher.is_live()).await;
