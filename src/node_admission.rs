@@ -22,7 +22,7 @@ const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 /// balance and their nonce at its latest block.
 ///
 /// A transaction is refused if its sender cannot pay for it (gas limit times fee cap, value, and
-/// blobs) together with all orders of external callers that begin with one of its transactions
+/// blobs) together with all orders of the same caller that begin with one of its transactions
 /// ([`OrderPool::check_funds`]), or if its nonce is below the account's, or more than
 /// [`Self::max_nonces_ahead`] above it. A bundle, for whatever block, is refused if one of its
 /// transactions that may not be omitted has such a nonce. It is refused for a balance only if it is

@@ -2,8 +2,9 @@
 //!
 //! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
 //! and twice by a step of upkeep (expire, then compact): for one change and its publication. An insert
-//! evicts at most 64 and removes at most 32 bundles that are over; a step touches at most 256
-//! transactions, removes at most 32 bundles, or rewrites at most 16 pages. It is never held together with a sink's. Under it no
+//! evicts at most 320 transactions, or evicts 64 bundles and removes 32 that are over; a step touches at most 256
+//! transactions, removes at most 32 bundles, or rewrites at most 16 pages. Each ends at most 256 claims on orders that
+//! have left. It is never held together with a sink's. Under it no
 //! sink and no waker runs: an iterator that a caller passed is drained before it is taken, and replaced
 //! values are freed after it is released. The only foreign code that runs under it is that of the
 //! metrics recorder.
@@ -200,10 +201,11 @@ impl OrderPool {
         outcome
     }
 
-    /// Whether the sender of an order's first transaction can pay for it and for all orders of
-    /// external callers that begin with another of its transactions; of those with the same nonce
-    /// only the dearest, since no more than one can be included. The first transaction of a bundle
-    /// that may omit it does not count. Takes the lock, for one look-up for each pooled nonce.
+    /// Whether the sender of an order's first transaction can pay for it and for all external orders
+    /// of the same holder that begin with another of its transactions; of those with the same nonce
+    /// only the dearest, since no more than one can be included. What others have sent of that sender
+    /// does not count, so that nobody can spend another one's balance. The first transaction of a
+    /// bundle that may omit it does not count. Takes the lock, for one look-up for each pooled nonce.
     ///
     /// # Errors
     /// [`RejectReason::InsufficientFunds`].
@@ -407,6 +409,7 @@ impl PoolShared {
         let (result, replaced) = {
             let mut writer = self.lock();
             let Writer { core, publisher, effects, .. } = &mut *writer;
+            core.settle();
             // Read under the lock, so that time and sequence numbers ascend together.
             let result = change(core, self.clock.now(), effects);
             #[cfg(test)]

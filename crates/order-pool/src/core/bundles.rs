@@ -8,6 +8,7 @@ use chain_view::{Head, Taken};
 use super::{
     Core, Effect, Ended, EndedTx,
     claims::{Claim, Counted, Kind},
+    costs::cost_of,
     keys::{KeyState, Slot, Superseded, cancellation},
 };
 use crate::{
@@ -29,6 +30,7 @@ impl Core {
         self.advance(now);
         // What is over must not take the room of this one.
         self.sweep(effects);
+        self.settle();
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
@@ -57,6 +59,9 @@ impl Core {
             Ok(block) => block,
             Err(reason) => return InsertOutcome::Rejected(reason),
         };
+        if let Err(reason) = self.check_key(&bundle) {
+            return InsertOutcome::Rejected(reason);
+        }
         bundle.settle(block, nonce);
         let id = *bundle.id();
         if let Some(seq) = self.find(&id) {
@@ -305,6 +310,18 @@ impl Core {
         }
     }
 
+    /// A cancellation removes the bundles of all blocks of a key at once. They are few, because no block is
+    /// far ahead of the head; while there is none, they are counted.
+    fn check_key(&self, bundle: &Bundle) -> Result<(), RejectReason> {
+        let Some(key) = bundle.key().filter(|_| self.chain.head().is_none()) else { return Ok(()) };
+        let (value, limit) =
+            (self.keys.blocks_of(&key).len(), self.limits.max_blocks_ahead as usize);
+        if value < limit {
+            return Ok(());
+        }
+        Err(RejectReason::TooMany { field: "replacementUuid", value, limit })
+    }
+
     /// The checks that depend on the pool. Returns the bundle's block, if it is known.
     fn check_bundle(&self, bundle: &Bundle) -> Result<Option<u64>, RejectReason> {
         let limits = &self.limits;
@@ -361,7 +378,6 @@ impl Core {
         let seq = self.take_seq();
         self.index.insert(order.id().hash(), seq);
         effects.push(Effect::Added(Arc::clone(&order)));
-        self.costs.insert(&order);
         let (counted, claim) = counted(&order);
         self.claims.insert(seq, counted, claim);
         self.bundles.insert(seq, order);
@@ -376,7 +392,6 @@ impl Core {
         effects: &mut Vec<Effect>,
     ) -> Option<Arc<Order>> {
         let order = self.bundles.remove(seq)?;
-        self.costs.remove(&order);
         self.claims.remove(seq);
         let id = order.id();
         self.index.remove(id.hash(), seq);
@@ -442,6 +457,6 @@ fn slot_of(bundle: &Bundle) -> Option<Slot> {
 fn counted(order: &Order) -> (Counted, Claim) {
     let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
     let &BundleParts { signer, holder, .. } = bundle.parts();
-    let rank = bundle.block().unwrap_or(0).into();
-    (Counted { rank, signer, bytes: order.size_bytes() }, (Kind::Bundle, holder))
+    let (rank, cost) = (bundle.block().unwrap_or(0).into(), cost_of(order));
+    (Counted { rank, signer, bytes: order.size_bytes(), cost }, (Kind::Bundle, holder))
 }

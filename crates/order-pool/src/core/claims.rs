@@ -7,10 +7,22 @@ use std::collections::BTreeMap;
 use alloy_primitives::Address;
 
 use super::{
+    costs::{Cost, Costs},
     limits::{Caps, Limits},
-    shares::{New, Shares},
+    shares::{MAX_EVICTED_TXS, New, Shares},
 };
-use crate::{error::RejectReason, holder::Holder};
+use crate::{
+    error::RejectReason,
+    holder::Holder,
+    order::{Funds, Order},
+};
+
+/// Most bundles that one insert may evict: a share that is full of bytes has 13 kB for each, so these make
+/// room for one of six blobs. With the most transactions, 60 us each.
+const MAX_EVICTED_BUNDLES: usize = 64;
+
+/// Most claims on orders that have left which one operation ends. They count until then.
+const ENDED_PER_STEP: usize = 256;
 
 /// What an order is sent as: each kind has caps of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +48,7 @@ pub(super) struct Counted {
     /// The signer of a bundle, the sender of a transaction.
     pub(super) signer: Option<Address>,
     pub(super) bytes: usize,
+    pub(super) cost: Option<Cost>,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +57,9 @@ pub(super) struct Claims {
     /// bundles in the same way.
     shares: [Shares<Option<Address>, Place>; 5],
     orders: BTreeMap<u64, (Counted, Vec<Claim>)>,
+    costs: Costs,
+    /// Those that have left and are still claimed: thousands of addresses may have sent the same one.
+    left: Vec<u64>,
 }
 
 const fn class((kind, holder): &Claim) -> usize {
@@ -61,9 +77,10 @@ impl Claims {
     }
 
     pub(super) fn add(&mut self, seq: u64, claim: Claim) {
-        if let Some((Counted { rank, signer, bytes }, claims)) = self.orders.get_mut(&seq) {
+        if let Some((Counted { rank, signer, bytes, cost }, claims)) = self.orders.get_mut(&seq) {
             claims.push(claim);
             self.shares[class(&claim)].insert(claim.1, *signer, (*rank, seq), *bytes);
+            self.costs.insert(claim.1, *cost);
         }
     }
 
@@ -73,22 +90,41 @@ impl Claims {
 
     /// Ends one; returns whether nobody holds the order any more.
     pub(super) fn end(&mut self, seq: u64, claim: &Claim) -> bool {
-        let Some((Counted { rank, signer, bytes }, claims)) = self.orders.get_mut(&seq) else {
-            return false;
-        };
+        let Some((counted, claims)) = self.orders.get_mut(&seq) else { return false };
         if let Some(at) = claims.iter().position(|other| other == claim) {
             claims.swap_remove(at);
-            self.shares[class(claim)].remove(claim.1, *signer, (*rank, seq), *bytes);
+            let Counted { rank, signer, bytes, cost } = *counted;
+            self.shares[class(claim)].remove(claim.1, signer, (rank, seq), bytes);
+            self.costs.remove(claim.1, cost);
         }
         claims.is_empty()
     }
 
-    /// The order has left.
+    /// The order has left. What claims it has are ended by [`Self::end_some`].
     pub(super) fn remove(&mut self, seq: u64) {
-        for claim in self.of(seq).to_vec() {
-            self.end(seq, &claim);
+        if self.of(seq).is_empty() {
+            self.orders.remove(&seq);
+        } else {
+            self.left.push(seq);
         }
-        self.orders.remove(&seq);
+    }
+
+    /// Ends some claims on orders that have left.
+    pub(super) fn end_some(&mut self) {
+        for _ in 0..ENDED_PER_STEP {
+            let Some(seq) = self.left.last().copied() else { return };
+            let last = self.of(seq).last().copied();
+            if last.is_none_or(|claim| self.end(seq, &claim)) {
+                self.orders.remove(&seq);
+                self.left.pop();
+            }
+        }
+    }
+
+    /// Whether the sender of an order can pay for it and for its others of the same holder: what
+    /// strangers send of a sender leaves it as much as before.
+    pub(super) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
+        self.costs.check(order, funds)
     }
 
     /// Which claims must end so that a claim on a pooled order fits; none if it is there.
@@ -119,7 +155,7 @@ impl Claims {
     fn room(
         &self,
         seq: u64,
-        &Counted { rank, signer, bytes }: &Counted,
+        &Counted { rank, signer, bytes, .. }: &Counted,
         claim: &Claim,
         replaced: Option<u64>,
         limits: &Limits,
@@ -150,9 +186,39 @@ impl Claims {
             ((counted.rank, old), [of_own, of_all], counted.bytes)
         });
         let bytes_of = |(_, seq): &Place| self.orders.get(seq).map_or(0, |(order, _)| order.bytes);
-        let new = New { holder, signer, item: (rank, seq), bytes };
+        let max_evicted = if kind == Kind::Bundle { MAX_EVICTED_BUNDLES } else { MAX_EVICTED_TXS };
+        let new = New { holder, signer, item: (rank, seq), bytes, max_evicted };
         let may_go = |(of, _): &Place| kind != Kind::Bundle || *of >= rank;
         let victims = share.room_for(&new, replaced, own, all, bytes_of, may_go)?;
         Ok(victims.into_iter().map(|(holder, (_, seq))| (seq, (kind, holder))).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::PoolConfig;
+
+    /// Thousands of addresses can send one transaction, and hundreds of such transactions leave in one
+    /// hold of the lock.
+    #[test]
+    fn however_many_hold_an_order_a_step_ends_no_more_claims_than_it_may() {
+        let mut claims = Claims::default();
+        let counted = Counted { rank: 0, signer: None, bytes: 1, cost: None };
+        let by = |n: u16| (Kind::Raw, Holder::caller([10, 0, (n >> 8) as u8, n as u8].into()));
+        let left = |claims: &Claims| claims.shares[0].size().count;
+        for seq in 0..2 {
+            claims.insert(seq, counted, by(0));
+            (1..300).for_each(|n| claims.add(seq, by(n)));
+        }
+        claims.remove(0);
+        claims.remove(1);
+        for expected in [600 - 256, 600 - 512, 0] {
+            claims.end_some();
+            assert_eq!(left(&claims), expected);
+        }
+        assert!(claims.orders.is_empty() && claims.left.is_empty());
+        let limits = Limits::from(PoolConfig::default());
+        assert_eq!(claims.room_for(&counted, &by(0), None, &limits), Ok(Vec::new()));
     }
 }

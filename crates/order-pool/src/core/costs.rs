@@ -1,4 +1,4 @@
-//! What the orders of external callers may cost the sender of their first transaction.
+//! What the orders of each external caller may cost the sender of their first transaction.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -6,23 +6,27 @@ use alloy_primitives::{Address, U256};
 
 use crate::{
     error::RejectReason,
+    holder::Holder,
     order::{Funds, Order},
 };
 
-/// Sender, nonce and cost in wei, with the number of such orders.
+/// Sender, nonce and cost in wei.
+pub(super) type Cost = (Address, u64, U256);
+
+/// By holder, with the number of such orders.
 #[derive(Debug, Default)]
-pub(super) struct Costs(BTreeMap<(Address, u64, U256), usize>);
+pub(super) struct Costs(BTreeMap<(Holder, Cost), usize>);
 
 impl Costs {
-    pub(super) fn insert(&mut self, order: &Order) {
-        if let Some(cost) = of(order) {
-            *self.0.entry(cost).or_default() += 1;
+    pub(super) fn insert(&mut self, holder: Holder, cost: Option<Cost>) {
+        if let Some(cost) = cost {
+            *self.0.entry((holder, cost)).or_default() += 1;
         }
     }
 
-    pub(super) fn remove(&mut self, order: &Order) {
-        if let Some(cost) = of(order)
-            && let Entry::Occupied(mut count) = self.0.entry(cost)
+    pub(super) fn remove(&mut self, holder: Holder, cost: Option<Cost>) {
+        if let Some(cost) = cost
+            && let Entry::Occupied(mut count) = self.0.entry((holder, cost))
         {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -35,14 +39,15 @@ impl Costs {
     /// dearest counts: one look-up each.
     pub(super) fn check(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
         let &Funds { balance_wei, next_nonce, max_nonces_ahead } = funds;
-        let Some((sender, nonce, mut cost_wei)) = of(order) else { return Ok(()) };
+        let Some((sender, nonce, mut cost_wei)) = cost_of(order) else { return Ok(()) };
         let own_wei = cost_wei;
         let to = next_nonce.saturating_add(u64::from(max_nonces_ahead) + 1);
-        let (start, mut end) = ((sender, next_nonce, U256::ZERO), (sender, to, U256::ZERO));
-        while let Some((&(_, at, dearest), _)) = self.0.range(start..end).next_back() {
-            let counted = if at == nonce { dearest.saturating_sub(own_wei) } else { dearest };
+        let at = |nonce| (order.holder(), (sender, nonce, U256::ZERO));
+        let (start, mut end) = (at(next_nonce), at(to));
+        while let Some((&(_, (_, other, dearest)), _)) = self.0.range(start..end).next_back() {
+            let counted = if other == nonce { dearest.saturating_sub(own_wei) } else { dearest };
             cost_wei = cost_wei.saturating_add(counted);
-            end = (sender, at, U256::ZERO);
+            end = at(other);
         }
         if cost_wei > balance_wei {
             return Err(RejectReason::InsufficientFunds { sender, balance_wei, cost_wei });
@@ -52,7 +57,7 @@ impl Costs {
 }
 
 /// A bundle may do without its first transaction, or pay for the others: then they cost nothing.
-fn of(order: &Order) -> Option<(Address, u64, U256)> {
+pub(super) fn cost_of(order: &Order) -> Option<Cost> {
     let tx = match order {
         Order::Tx(tx) => tx,
         Order::Bundle(bundle) => {

@@ -49,7 +49,6 @@ use self::{
     bundle_index::BundleIndex,
     chain::Chain,
     claims::{Claim, Claims, Kind},
-    costs::Costs,
     keys::Keys,
     private_cancellations::PrivateCancellations,
     senders::Senders,
@@ -128,8 +127,6 @@ pub(crate) struct Core {
     /// their fees are only a claim, while the node has checked that its senders can pay.
     external: TxList,
     claims: Claims,
-    /// Of external transactions, and of bundles.
-    costs: Costs,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
     bundles: BundleIndex,
@@ -154,7 +151,6 @@ impl Core {
             public: TxShare::new(options.max_txs, options.max_tx_bytes),
             external: TxList::default(),
             claims: Claims::default(),
-            costs: Costs::default(),
             private: BTreeSet::new(),
             bundles: BundleIndex::default(),
             keys: Keys::new(limits.cancellation_retention, limits.keys),
@@ -319,9 +315,14 @@ impl Core {
             || self.seen.is_due(self.now)
     }
 
-    /// Whether the sender of an order can pay for it beside its other external ones.
+    /// Whether the sender of an order can pay for it beside its other ones of the same holder.
     pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
-        self.costs.check(order, funds)
+        self.claims.check_funds(order, funds)
+    }
+
+    /// Called before each operation.
+    pub(crate) fn settle(&mut self) {
+        self.claims.end_some();
     }
 
     /// The sequence number of the order with this hash.

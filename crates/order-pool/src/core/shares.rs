@@ -8,9 +8,9 @@ use std::{
 use super::limits::Caps;
 use crate::{error::RejectReason, holder::Holder};
 
-/// Most orders that one insert may evict. A transaction of six blobs (0.8 MB) may need the
-/// space of a thousand plain ones: it is refused then, which keeps inserts short.
-pub(crate) const MAX_EVICTIONS_PER_INSERT: usize = 64;
+/// Most transactions that one insert may evict. A share that is full of bytes has 2.7 kB for each of the
+/// transactions that it may have, so these make room for one of six blobs (0.83 MB).
+pub(crate) const MAX_EVICTED_TXS: usize = 320;
 
 /// What of a holding is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,6 +99,8 @@ pub(crate) struct New<S, I> {
     /// Its signer's items above it may be evicted for it.
     pub(crate) item: I,
     pub(crate) bytes: usize,
+    /// Most items that may be evicted for it.
+    pub(crate) max_evicted: usize,
 }
 
 /// Why there is no room.
@@ -328,7 +330,7 @@ impl<S: Copy + Eq + Hash + Ord, I: Copy + Ord> Room<'_, S, I> {
     }
 
     fn push(&mut self, holder: Holder, item: I, bytes: usize) -> bool {
-        if self.victims.len() == MAX_EVICTIONS_PER_INSERT {
+        if self.victims.len() == self.new.max_evicted {
             return false;
         }
         self.victims.push((holder, item));

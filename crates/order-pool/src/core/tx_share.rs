@@ -6,7 +6,7 @@ use alloy_primitives::Address;
 
 use super::{
     ranks::{FeeCaps, Ranks},
-    shares::MAX_EVICTIONS_PER_INSERT,
+    shares::MAX_EVICTED_TXS,
 };
 use crate::{error::RejectReason, order::Order};
 
@@ -173,7 +173,7 @@ impl TxShare {
         // Usually none is left to rank, except in a share that few orders fill.
         self.rank(usize::MAX);
         let mut victims = Vec::new();
-        let mut worst = self.ranks.worst_first(base_fee_wei).take(MAX_EVICTIONS_PER_INSERT);
+        let mut worst = self.ranks.worst_first(base_fee_wei).take(MAX_EVICTED_TXS);
         while !fits(count, bytes) {
             match worst.next() {
                 Some((tip, seq)) if tip < fees.tip(base_fee_wei) => {

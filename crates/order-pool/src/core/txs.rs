@@ -8,6 +8,7 @@ use chain_view::Taken;
 use super::{
     Core, Effect,
     claims::{Counted, Kind},
+    costs::cost_of,
     keys::micros,
     ranks::FeeCaps,
     tx_share::{TxEntry, Until},
@@ -130,7 +131,8 @@ impl Core {
         match terms {
             Some(terms) if self.check_last_block(terms.max_block).is_err() => {}
             Some(terms) => self.keep_until(seq, terms.max_block, true),
-            None => self.keep_until(seq, self.public_until(), false),
+            // As long as a new one, if it is known until when that is.
+            None => self.keep_until(seq, self.public_until(), self.chain.head().is_some()),
         }
         Ok(())
     }
@@ -140,14 +142,14 @@ impl Core {
     }
 
     /// Keeps a transaction at least until this block, if it is kept until one or is now to be.
-    fn keep_until(&mut self, seq: u64, block: u64, is_private: bool) {
+    fn keep_until(&mut self, seq: u64, block: u64, by_block: bool) {
         let block = match self.external.get(seq).map(|entry| entry.until) {
             Some(Until::Block(before)) if before < block => {
                 self.private.remove(&(before, seq));
                 block
             }
             // Also as long as one that is not private.
-            Some(Until::Time(_)) if is_private => block.max(self.public_until()),
+            Some(Until::Time(_)) if by_block => block.max(self.public_until()),
             _ => return,
         };
         self.private.insert((block, seq));
@@ -252,7 +254,8 @@ impl Core {
         let (tip_wei, size_bytes) = (fees.tip(base_fee_wei), order.size_bytes());
         let claim = (kind(tx.private_terms()), tx.holder());
         let signer = Some(tx.sender());
-        let counted = Counted { rank: tip_wei.saturating_neg(), signer, bytes: size_bytes };
+        let (rank, cost) = (tip_wei.saturating_neg(), cost_of(&order));
+        let counted = Counted { rank, signer, bytes: size_bytes, cost };
         if tx.is_of_node_share() {
             let victims = self.public.room_for(fees, size_bytes, base_fee_wei)?;
             self.evict(victims, effects);
@@ -276,7 +279,6 @@ impl Core {
         if tx.is_of_node_share() {
             self.public.insert(seq, entry);
         } else {
-            self.costs.insert(&order);
             self.claims.insert(seq, counted, claim);
             self.external.insert(seq, entry);
         }
@@ -285,7 +287,6 @@ impl Core {
 
     fn remove_external(&mut self, seq: u64) -> Option<TxEntry> {
         let entry = self.external.remove(seq)?;
-        self.costs.remove(&entry.order);
         self.claims.remove(seq);
         Some(entry)
     }

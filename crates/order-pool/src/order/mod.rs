@@ -9,6 +9,8 @@ use std::fmt;
 
 use alloy_primitives::B256;
 
+use crate::holder::Holder;
+
 pub use bundle::*;
 pub use sidecar::load_trusted_setup;
 pub use transaction::{Funds, Origin, PrivateCancellation, PrivateTerms, Transaction};
@@ -78,6 +80,14 @@ impl Order {
         match self {
             Self::Tx(tx) => tx.size_bytes() + ORDER_OVERHEAD_BYTES,
             Self::Bundle(bundle) => bundle.size_bytes() + ORDER_OVERHEAD_BYTES,
+        }
+    }
+
+    /// Against whom the pool counts it while the node has not announced it.
+    pub fn holder(&self) -> Holder {
+        match self {
+            Self::Tx(tx) => tx.holder(),
+            Self::Bundle(bundle) => bundle.parts().holder,
         }
     }
 

@@ -470,15 +470,16 @@ impl Model {
         let claimed = Pooled { holder, terms, ..self.pooled[at].clone() };
         let victim = if is_new { self.external_victim(&claimed) } else { Ok(None) };
         let Ok(victim) = victim else { return "Rejected" };
-        let head = self.head_number().unwrap_or(0);
+        let (head, has_head) = (self.head_number().unwrap_or(0), self.head_number().is_some());
         let later = match again.terms {
             Some(terms) if self.is_possible(again) => terms.max_block,
             Some(_) => 0,
             None => head + PUBLIC_BLOCKS,
         };
         let until = &mut self.pooled[at].until;
+        let by_block = !again.public && (again.terms.is_some() || has_head);
         *until = match again.terms {
-            Some(_) if until.is_none() && later > 0 => Some(later.max(head + PUBLIC_BLOCKS)),
+            _ if by_block && until.is_none() && later > 0 => Some(later.max(head + PUBLIC_BLOCKS)),
             _ => until.map(|until| until.max(later)),
         };
         if is_new {

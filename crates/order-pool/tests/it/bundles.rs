@@ -768,3 +768,14 @@ fn a_bundle_that_a_stranger_sent_first_stays_for_who_was_answered_with_success()
     }
     assert_eq!((pool.len(), pool.stats().evicted), (20, 10), "now nobody holds the first ten");
 }
+
+/// A cancellation removes all of them in one hold of the lock.
+#[test]
+fn a_key_has_no_more_blocks_than_may_be_ahead_while_no_head_is_known() {
+    let (pool, _) = pool();
+    for block in 1..=64 {
+        assert_eq!(pool.insert_bundle(keyed_for(1, block, Some(1))), InsertOutcome::Added);
+    }
+    let reason = RejectReason::TooMany { field: "replacementUuid", value: 64, limit: 64 };
+    assert_eq!(pool.insert_bundle(keyed_for(1, 65, Some(1))), InsertOutcome::Rejected(reason));
+}

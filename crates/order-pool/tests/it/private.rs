@@ -406,3 +406,57 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
         assert_eq!(insert(tx, 0), InsertOutcome::Added);
     }
 }
+
+/// Anybody may send what a sender has signed, for instance as the first transaction of a bundle, or after
+/// the sender has replaced it.
+#[test]
+fn what_a_stranger_sends_of_a_sender_uses_up_nothing_of_its_balance() {
+    let (pool, _) = pool(PoolConfig::default());
+    let [own, stranger] = [1, 2].map(|n| Holder::caller([10, 0, 0, n].into()));
+    let of = |nonce, holder| {
+        let tx = tx_from(Spec { nonce, ..Spec::default() }, Origin::Rpc);
+        Order::Tx(tx.held_by(holder))
+    };
+    // Enough for one.
+    let funds = Funds { balance_wei: U256::from(2_100_000), next_nonce: 0, max_nonces_ahead: 16 };
+    assert_eq!(pool.insert(of(0, stranger), Some(&funds)), InsertOutcome::Added);
+    assert_eq!(pool.insert(of(1, own), Some(&funds)), InsertOutcome::Added);
+    let outcome = pool.insert(of(2, own), Some(&funds));
+    assert!(matches!(outcome, InsertOutcome::Rejected(RejectReason::InsufficientFunds { .. })));
+}
+
+/// The answer was a success, so its time begins anew.
+#[test]
+fn a_raw_one_that_is_sent_again_is_kept_as_long_as_a_new_one() {
+    let (pool, clock) = pool(PoolConfig::default());
+    let (id, raw) = (*tx_of_caller(1).hash(), || tx_of_caller(1));
+    assert_eq!(pool.insert_transaction(raw()), InsertOutcome::Added);
+    clock.advance(DEFAULT_TX_RETENTION - Duration::from_secs(1));
+    assert_eq!(pool.insert_transaction(raw()), InsertOutcome::Known);
+    clock.advance(Duration::from_secs(2));
+    upkeep(&pool);
+    assert!(pool.contains(&id));
+    for number in 11..16 {
+        assert!(pool.contains(&id), "{number}");
+        pool.on_head(head(number, 0, 0, &[]));
+    }
+    assert!(!pool.contains(&id));
+}
+
+#[test]
+fn a_transaction_with_blobs_finds_room_among_many_small_ones_of_one_holder() {
+    let (max_external_txs, max_external_tx_bytes) = (700, 2 << 20);
+    let (pool, _) =
+        pool(PoolConfig { max_external_txs, max_external_tx_bytes, ..PoolConfig::default() });
+    let by = |n: u64, input_bytes, caller| {
+        let tx = tx_from(Spec { sender: n, input_bytes, ..Spec::default() }, Origin::Rpc);
+        tx.held_by(Holder::caller([10, 0, 0, caller].into()))
+    };
+    for n in 0..700 {
+        pool.insert_transaction(by(n, 2_000, 1));
+    }
+    let large = by(1_000, 800_000, 2);
+    let id = *large.hash();
+    assert_eq!(pool.insert_transaction(large), InsertOutcome::Added);
+    assert!(pool.contains(&id) && pool.stats().evicted > 64);
+}
