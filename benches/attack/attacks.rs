@@ -66,19 +66,26 @@ pub(crate) enum Attack {
     IdleConnections,
     /// Requests whose callers hang up at once.
     HangUps,
-    /// Bundles of a key each, by which their transactions are signed too.
+    /// Bundles of a key each, by which their transactions are signed too, for the last block that is accepted.
     FreshKeys,
     /// Transactions of six blobs, one of which its proofs do not hold for: what fails is not remembered.
     ForgedBlobs,
     /// Transactions of six blobs, again and again.
     BlobReplays,
+    /// Bundles whose list of transactions is 8 MB of empty strings.
+    LongLists,
+    /// Bodies of 8 MB that do not parse, whether the quota is spent or not.
+    BrokenBodies,
     /// Signed cancellations of bundles that nobody has sent, 100 in a request.
     UnknownCancellations,
     /// The same, by a fresh key each.
     FreshCancellations,
     /// Private transactions of one key that owns nothing, with one nonce after the other.
     PrivateFlood,
-    /// Bundles around the same 16 transactions of keys that own nothing, by three signers.
+    /// The same, of 40 KB each.
+    LargePrivateFlood,
+    /// Bundles around the same 16 transactions of keys that own nothing, by three signers, for blocks that come soon and one
+    /// that does not.
     SharedTransactions,
     /// 512 bundles of three transactions from 512 signers at 64 addresses at once: no attack at all.
     HonestBurst,
@@ -88,7 +95,7 @@ pub(crate) enum Attack {
 
 impl Attack {
     /// Each with its name, and how many connections it uses at the same time.
-    pub(crate) const ALL: [(Self, &str, usize); 18] = [
+    pub(crate) const ALL: [(Self, &str, usize); 21] = [
         (Self::None, "none", 0),
         (Self::UnfundedTransactions, "unfunded transactions", 8),
         (Self::BundleVariants, "bundle variants", 16),
@@ -101,9 +108,12 @@ impl Attack {
         (Self::FreshKeys, "fresh keys", 16),
         (Self::ForgedBlobs, "forged blobs", 8),
         (Self::BlobReplays, "blob replays", 8),
+        (Self::LongLists, "long lists", 8),
+        (Self::BrokenBodies, "broken bodies", 8),
         (Self::UnknownCancellations, "unknown cancellations", 16),
         (Self::FreshCancellations, "cancellations by fresh keys", 16),
         (Self::PrivateFlood, "private flood", 16),
+        (Self::LargePrivateFlood, "private flood of 40 KB", 16),
         (Self::SharedTransactions, "shared transactions", 16),
         (Self::HonestBurst, "honest burst of 512", 512),
         (Self::Crowd, "crowd of 64", 64),
@@ -127,7 +137,7 @@ impl Attack {
     fn requests(self, is_test: bool) -> Vec<Vec<u8>> {
         let many = |count: u64| 0..if is_test { count.min(64) } else { count };
         let eve = key(FIRST_KEY);
-        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &crate::signed::key(key))], "blockNumber": "0x20" }]);
+        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &crate::signed::key(key))], "blockNumber": "0x40" }]);
         match self {
             Self::None => Vec::new(),
             Self::UnfundedTransactions => {
@@ -164,6 +174,14 @@ impl Attack {
                 let fields = (0..LARGE / 12 - 100).map(|number| (format!("{number:07}"), Value::from(1)));
                 vec![call("eth_cancelBundle", &json!([fields.collect::<Map<_, _>>()]), Some(&eve))]
             }
+            Self::LongLists => {
+                let txs = r#""","#.repeat(LARGE / 3 - 100);
+                let body = format!(
+                    r#"{{"jsonrpc":"2.0","id":1,"method":"eth_sendBundle","params":[{{"txs":[{txs}""]}}]}}"#
+                );
+                vec![post(&body, Some(&eve))]
+            }
+            Self::BrokenBodies => vec![post(&"[".repeat(LARGE), Some(&eve))],
             Self::StalledBodies => {
                 let mut request = http::request("/", "", Some(&" ".repeat(LARGE)));
                 request.pop();
@@ -214,19 +232,23 @@ impl Attack {
                     call("eth_cancelBundle", &cancel, Some(&key(FIRST_KEY + number)))
                 })
                 .collect(),
-            Self::PrivateFlood => many(18_000)
-                .map(|nonce| {
-                    let tip = 50_000_000_000;
-                    let tx = TxEip1559 { max_priority_fee_per_gas: tip, ..transfer(1 + nonce) };
+            Self::PrivateFlood | Self::LargePrivateFlood => {
+                let is_large = matches!(self, Self::LargePrivateFlood);
+                let (count, input) = if is_large { (1_700, vec![0; 40_000]) } else { (18_000, Vec::new()) };
+                let sent = |nonce| {
+                    let (max_priority_fee_per_gas, input) = (50_000_000_000, input.clone().into());
+                    let tx = TxEip1559 { max_priority_fee_per_gas, input, ..transfer(1 + nonce) };
                     let private = json!([{ "tx": raw(tx, &eve), "maxBlockNumber": "0x18" }]);
                     call("eth_sendPrivateTransaction", &private, None)
-                })
-                .collect(),
+                };
+                many(count).map(sent).collect()
+            }
             Self::SharedTransactions => {
                 let txs: Vec<_> = (0..16).map(|n| raw(transfer(0), &key(FIRST_KEY + n))).collect();
                 many(6_000)
                     .map(|number| {
-                        let bundle = json!([{ "txs": txs, "blockNumber": "0x18", "minTimestamp": number }]);
+                        let block = ["0x4", "0x7", "0x18"][(number / 3 % 3) as usize];
+                        let bundle = json!([{ "txs": txs, "blockNumber": block, "minTimestamp": number }]);
                         call("eth_sendBundle", &bundle, Some(&key(FIRST_KEY + 100 + number % 3)))
                     })
                     .collect()
@@ -273,6 +295,9 @@ pub(crate) fn address(number: usize) -> Ipv4Addr {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Tally {
     pub(crate) sent: u64,
+    pub(crate) bytes: u64,
+    /// Of the attacker's process.
+    pub(crate) cpu: Duration,
     pub(crate) accepted: u64,
     /// By the reason in the response.
     pub(crate) refused: BTreeMap<String, u64>,
@@ -346,6 +371,7 @@ async fn run(attacker: Rc<Attacker>) -> io::Result<Tally> {
     let took = Times::from(&*attacker.took.borrow());
     let mut tally = attacker.tally.take();
     tally.p99_ms = (took.count > 0).then_some(took.p99 / 1e3);
+    tally.cpu = process_cpu() - attacker.cpu;
     Ok(tally)
 }
 
@@ -391,7 +417,9 @@ impl Attacker {
     fn next(&self, next: &mut usize) -> &[u8] {
         let request = &self.requests[*next % self.requests.len()];
         *next += self.connections;
-        self.tally.borrow_mut().sent += 1;
+        let mut tally = self.tally.borrow_mut();
+        tally.sent += 1;
+        tally.bytes += request.len() as u64;
         request
     }
 

@@ -1,7 +1,7 @@
 //! The side under attack, in a process of its own: an `Ingest` with the default configuration.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     io,
     net::SocketAddr,
     path::PathBuf,
@@ -19,7 +19,7 @@ use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderPool, OrderRpcConfig,
     PoolConfig,
     load_control::{GateConfig, Limit},
-    order_pool::{Event, Order, Origin},
+    order_pool::{Cancellation, Event, Holder, Order, Origin, RemoveReason, ReplacementKey},
 };
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use mock_node::DEV_CHAIN_ID;
@@ -51,7 +51,9 @@ enum Request {
         known: Vec<Address>,
     },
     Look,
-    /// Which of these bundles (by bundle hash) and transactions are not in the pool.
+    /// Which of these bundles (by bundle hash) and private transactions were not there when the head before
+    /// their block came, or while that block was the next; of those whose block has not come, which are not
+    /// there.
     Gone(Vec<B256>),
     /// How many of these do not come into the pool; waits for them.
     Missing(Vec<B256>),
@@ -121,14 +123,15 @@ pub(crate) fn respond() -> io::Result<()> {
     let counted = recorder.snapshotter();
     recorder.install().map_err(io::Error::other)?;
     let most = Arc::new(AtomicUsize::new(0));
-    let watched = Arc::clone(&most);
+    let of_process = Arc::clone(&most);
     thread::spawn(move || {
         loop {
-            watched.fetch_max(resident_bytes(), Relaxed);
+            of_process.fetch_max(resident_bytes(), Relaxed);
             thread::sleep(LOOK);
         }
     });
-    let live = Arc::new(Mutex::new(histogram()));
+    let watched = Arc::new(Mutex::new(Watched::new()));
+    let mut markers = 0_u64;
     let mut running: Option<Ingest> = None;
     let mut refused = BTreeMap::new();
     let none = || io::Error::other("no builder, or no RPC server");
@@ -136,16 +139,16 @@ pub(crate) fn respond() -> io::Result<()> {
         Request::Start { node, pooled, setup, known } => {
             let starts = start(node, pooled, setup, known);
             let ingest = runtime.block_on(starts).map_err(io::Error::other)?;
-            watch(ingest.pool().clone(), Arc::clone(&live));
+            watch(ingest.pool(), Arc::clone(&watched));
             let address = ingest.rpc().ok_or_else(none)?.local_addr();
             running = Some(ingest);
             reply(address)
         }
         Request::Look => {
             let resident = resident_bytes();
-            let mut live = live.lock().expect("nobody panics with it");
-            let times = Times::from(&*live);
-            live.reset();
+            let mut watched = watched.lock().expect("nobody panics with it");
+            let times = Times::from(&watched.ages);
+            watched.ages.reset();
             add_refused(&counted, &mut refused);
             reply(Report {
                 resident,
@@ -155,9 +158,25 @@ pub(crate) fn respond() -> io::Result<()> {
             })
         }
         Request::Gone(mut hashes) => {
-            let pooled = pooled(running.as_ref().ok_or_else(none)?.pool());
-            hashes.retain(|hash| !pooled.contains(hash));
-            reply(hashes)
+            let pool = running.as_ref().ok_or_else(none)?.pool();
+            // What was there before this cancellation has been seen once it is seen.
+            markers += 1;
+            let marker = Address::left_padding_from(&markers.to_be_bytes());
+            let key = ReplacementKey { uuid: Default::default(), signer: marker };
+            pool.cancel_bundle(Cancellation { key, nonce: None, holder: Holder::Host });
+            let deadline = Instant::now() + PATIENCE;
+            loop {
+                let watched = watched.lock().expect("nobody panics with it");
+                if watched.marker == marker {
+                    hashes.retain(|hash| !watched.had.contains(hash) && !watched.has(hash));
+                    break reply(hashes);
+                }
+                if Instant::now() >= deadline {
+                    break Err(io::Error::other("the subscriber is not up to date"));
+                }
+                drop(watched);
+                thread::sleep(POLL);
+            }
         }
         Request::Missing(hashes) => {
             let pool = running.as_ref().ok_or_else(none)?.pool();
@@ -202,35 +221,69 @@ async fn start(
     Ok(ingest)
 }
 
-/// The hashes of all transactions, and the bundle hashes of all bundles.
-fn pooled(pool: &OrderPool) -> HashSet<B256> {
-    let mut orders = pool.subscribe_all();
-    let events = std::iter::from_fn(|| orders.try_next());
-    let added = events.filter_map(|event| match event {
-        Ok(Event::Added(order)) => Some(order),
-        _ => None,
-    });
-    added
-        .map(|order| match &*order {
-            Order::Bundle(bundle) => *bundle.hash(),
-            order => *order.id().hash(),
-        })
-        .collect()
+/// What a subscriber has seen, as a builder would.
+struct Watched {
+    /// How old each transaction of the node was.
+    ages: Histogram<u64>,
+    /// What is there: by order, the hash and the block of a bundle or a private transaction.
+    live: HashMap<B256, (B256, u64)>,
+    /// What was there when the head before its block came, or until that block itself came.
+    had: HashSet<B256>,
+    /// The last cancellation's.
+    marker: Address,
 }
 
-/// A subscriber that notes how old each transaction of the node is when it sees it.
-fn watch(pool: OrderPool, live: Arc<Mutex<Histogram<u64>>>) {
+impl Watched {
+    fn new() -> Self {
+        let (live, had) = (HashMap::new(), HashSet::new());
+        Self { ages: histogram(), live, had, marker: Address::ZERO }
+    }
+
+    fn has(&self, hash: &B256) -> bool {
+        self.live.values().any(|(live, _)| live == hash)
+    }
+
+    fn see(&mut self, event: Event) {
+        match event {
+            Event::Added(order) => match &*order {
+                Order::Tx(tx) if tx.origin() == Origin::Mempool => {
+                    if let Ok(age) = SystemTime::now().duration_since(tx.first_seen()) {
+                        self.ages.saturating_record(age.as_nanos() as u64);
+                    }
+                }
+                Order::Tx(tx) => {
+                    if let Some(terms) = tx.private_terms() {
+                        self.live.insert(*tx.hash(), (*tx.hash(), terms.max_block));
+                    }
+                }
+                Order::Bundle(bundle) => {
+                    let block = bundle.block().unwrap_or_default();
+                    self.live.insert(*order.id().hash(), (*bundle.hash(), block));
+                }
+                _ => {}
+            },
+            Event::Removed { order, reason } => {
+                let was_live = self.live.remove(order.id().hash());
+                if let Some((hash, _)) = was_live.filter(|_| reason == RemoveReason::BlockPassed) {
+                    self.had.insert(hash);
+                }
+            }
+            Event::Head(head) => {
+                let next = self.live.values().filter(|(_, block)| *block == head.number + 1);
+                self.had.extend(next.map(|(hash, _)| *hash));
+            }
+            Event::Cancelled(cancellation) => self.marker = cancellation.key.signer,
+            _ => {}
+        }
+    }
+}
+
+fn watch(pool: &OrderPool, watched: Arc<Mutex<Watched>>) {
     let mut subscription = pool.subscribe_all();
     thread::spawn(move || {
         while let Some(event) = subscription.next_blocking() {
-            let Ok(Event::Added(order)) = event else { continue };
-            let Order::Tx(tx) = order.as_ref() else { continue };
-            if tx.origin() == Origin::Mempool
-                && let Ok(age) = SystemTime::now().duration_since(tx.first_seen())
-            {
-                let mut live = live.lock().expect("nobody panics with it");
-                live.saturating_record(age.as_nanos() as u64);
-            }
+            let event = event.expect("a subscriber that keeps up misses nothing");
+            watched.lock().expect("nobody panics with it").see(event);
         }
     });
 }

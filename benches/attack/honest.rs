@@ -1,4 +1,7 @@
 //! Those who must not notice anything: searchers with a key each, and a monitor.
+//!
+//! Each second a searcher sends a bundle for the next block, one for a later block, one with a uuid and its
+//! replacement, and a private transaction.
 
 use std::{
     cell::RefCell,
@@ -8,7 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{Address, B256, keccak256};
+use alloy_consensus::TxEip1559;
+use alloy_primitives::{Address, B256, U256, keccak256};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -31,10 +35,14 @@ pub(crate) const SEARCHERS: usize = 50;
 pub(crate) const PER_SECOND: usize = 5;
 /// So many addresses have as many searchers each, except those beside the attacker.
 const ADDRESSES: usize = 10;
+/// Between two orders of one.
+const BETWEEN: Duration = Duration::from_millis(1_000 / PER_SECOND as u64);
 /// How often the monitor asks.
 const MONITOR: Duration = Duration::from_millis(20);
-/// Far enough for no head of a run to reach it.
-const BLOCK: &str = "0x18";
+/// How many blocks ahead what names its block is for.
+const AHEAD: u64 = 3;
+/// As many transactions of an account as a builder that asks its node accepts.
+const NONCES: u64 = 16;
 
 /// Who a searcher is to the builder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,19 +75,31 @@ pub(crate) fn known() -> Vec<Address> {
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// With private transactions, or bundles alone.
-    Sign(Duration, bool),
+    Sign(Plan),
     Run(SocketAddr, Duration),
     /// Sends a bundle of each uuid that was cancelled before.
     Revive(SocketAddr),
+}
+
+/// When they send what.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    pub(crate) lasts: Duration,
+    /// Between two heads; the first comes so long after the start, and is block 1.
+    pub(crate) slot: Duration,
+    /// Their accounts own nothing, so a builder that asks the node refuses their private transactions and what
+    /// is for the next block.
+    pub(crate) may_pay: bool,
 }
 
 /// What one kind of searchers saw.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct OfKind {
     pub(crate) sent: u64,
-    /// What was answered with success: bundle hashes and hashes of private transactions.
+    /// What was answered with success and not replaced since: bundle hashes and hashes of private transactions.
     pub(crate) accepted: Vec<B256>,
+    /// Bundle hashes of those whose replacement was answered with success.
+    pub(crate) replaced: Vec<B256>,
 }
 
 /// What they saw.
@@ -100,8 +120,8 @@ pub(crate) struct Tally {
 impl Tally {
     /// What was refused.
     pub(crate) fn refused(&self, kind: Kind) -> u64 {
-        let OfKind { sent, accepted } = &self.kinds[kind as usize];
-        sent - accepted.len() as u64
+        let OfKind { sent, accepted, replaced } = &self.kinds[kind as usize];
+        sent - (accepted.len() + replaced.len()) as u64
     }
 }
 
@@ -113,12 +133,11 @@ pub(crate) struct Honest {
 }
 
 impl Honest {
-    /// With so much to send, all of it signed. Their accounts own nothing, so a builder that asks the
-    /// node refuses their private transactions.
-    pub(crate) fn spawn(server: SocketAddr, lasts: Duration, private: bool) -> io::Result<Self> {
+    /// With everything signed that they will send.
+    pub(crate) fn spawn(server: SocketAddr, plan: Plan) -> io::Result<Self> {
         let mut process = Process::spawn(ROLE)?;
-        process.request::<Tally>(&Request::Sign(lasts, private))?;
-        Ok(Self { process, run: Request::Run(server, lasts) })
+        process.request::<Tally>(&Request::Sign(plan))?;
+        Ok(Self { process, run: Request::Run(server, plan.lasts) })
     }
 
     pub(crate) fn begin(&mut self) -> io::Result<()> {
@@ -137,8 +156,13 @@ impl Honest {
     }
 }
 
-/// A request, and the hash of the order in it.
-type Order = (Vec<u8>, B256);
+/// A signed order.
+struct Order {
+    request: Vec<u8>,
+    hash: B256,
+    /// The bundle that it replaces.
+    replaces: Option<B256>,
+}
 
 /// Runs as the honest callers.
 pub(crate) fn respond() -> io::Result<()> {
@@ -146,11 +170,8 @@ pub(crate) fn respond() -> io::Result<()> {
     let mut orders = Vec::new();
     let mut cancelled = Vec::new();
     serve(|request| match request {
-        Request::Sign(lasts, private) => {
-            let each = (lasts.as_secs_f64() * PER_SECOND as f64).ceil() as u64;
-            orders = (0..SEARCHERS as u64)
-                .map(|searcher| (0..each).map(|nonce| order(searcher, nonce, private)).collect())
-                .collect();
+        Request::Sign(plan) => {
+            orders = (0..SEARCHERS).map(|searcher| sign(searcher, plan)).collect();
             Ok(Tally::default())
         }
         Request::Run(server, lasts) => {
@@ -163,15 +184,43 @@ pub(crate) fn respond() -> io::Result<()> {
     })
 }
 
-fn order(searcher: u64, nonce: u64, private: bool) -> Order {
-    let key = key(searcher);
-    let (raw, hash) = raw_and_hash(transfer(nonce), &key);
-    if private && nonce % 5 == 4 {
-        let private = json!([{ "tx": raw, "maxBlockNumber": BLOCK }]);
-        return (call("eth_sendPrivateTransaction", &private, Some(&key)), hash);
-    }
-    let bundle = json!([{ "txs": [raw], "blockNumber": BLOCK }]);
-    (call("eth_sendBundle", &bundle, Some(&key)), keccak256(hash))
+/// What a searcher sends, in turn.
+fn sign(searcher: usize, Plan { lasts, slot, may_pay }: Plan) -> Vec<Order> {
+    let key = key(searcher as u64);
+    let each = (lasts.as_secs_f64() * PER_SECOND as f64).ceil() as u32;
+    // The head when a searcher sends its `n`th, and the block so many ahead of it.
+    let ahead = |n: u32, blocks: u64| {
+        let due = first(searcher) + BETWEEN * n;
+        format!("{:#x}", due.div_duration_f64(slot) as u64 + blocks)
+    };
+    let mut before = B256::ZERO;
+    let sent = |n: u32| {
+        let tx = TxEip1559 { value: U256::from(n), ..transfer(u64::from(n) % NONCES) };
+        let (raw, tx) = raw_and_hash(tx, &key);
+        if may_pay && n % 5 == 4 {
+            let private = json!([{ "tx": raw, "maxBlockNumber": ahead(n, AHEAD) }]);
+            let request = call("eth_sendPrivateTransaction", &private, Some(&key));
+            return Order { request, hash: tx, replaces: None };
+        }
+        let mut bundle = json!({ "txs": [raw] });
+        if !may_pay || n % 5 > 0 {
+            // The replacement is for the same block.
+            bundle["blockNumber"] = ahead(n - u32::from(n % 5 == 3), AHEAD).into();
+        }
+        if n % 5 == 2 || n % 5 == 3 {
+            bundle["replacementUuid"] = uuid(searcher + SEARCHERS * (1 + n as usize / 5)).into();
+        }
+        let hash = keccak256(tx);
+        let replaced = std::mem::replace(&mut before, hash);
+        let request = call("eth_sendBundle", &json!([bundle]), Some(&key));
+        Order { request, hash, replaces: (n % 5 == 3).then_some(replaced) }
+    };
+    (0..each).map(sent).collect()
+}
+
+/// When a searcher begins: they do not all send at the same moment.
+fn first(searcher: usize) -> Duration {
+    BETWEEN * searcher as u32 / SEARCHERS as u32
 }
 
 fn uuid(searcher: usize) -> String {
@@ -192,7 +241,7 @@ async fn revive(server: SocketAddr, cancelled: &[usize]) -> io::Result<Tally> {
         let key = key(*searcher as u64);
         let bundle = json!([{
             "txs": [raw(transfer(1 << 20), &key)],
-            "blockNumber": BLOCK,
+            "blockNumber": "0x20",
             "replacementUuid": uuid(*searcher),
         }]);
         let request = call("eth_sendBundle", &bundle, Some(&key));
@@ -215,11 +264,9 @@ async fn run(server: SocketAddr, lasts: Duration, orders: Vec<Vec<Order>>) -> io
     let [bundles, known, health] = [histogram(), histogram(), histogram()];
     let seen = Rc::new(RefCell::new(Seen { tally: Tally::default(), bundles, known, health }));
     let start = Instant::now();
-    let between = Duration::from_secs(1) / PER_SECOND as u32;
     let mut all = Vec::new();
     for (searcher, orders) in orders.into_iter().enumerate() {
-        // They do not all send at the same moment.
-        let first = start + between * searcher as u32 / SEARCHERS as u32;
+        let first = start + first(searcher);
         let seen = Rc::clone(&seen);
         all.push(tokio::task::spawn_local(async move {
             let cancellation = json!([{ "replacementUuid": uuid(searcher) }]);
@@ -228,9 +275,11 @@ async fn run(server: SocketAddr, lasts: Duration, orders: Vec<Vec<Order>>) -> io
             if answer.is_ok_and(|answer| answer.is_accepted()) {
                 seen.borrow_mut().tally.cancelled.push(searcher);
             }
-            let (requests, hashes): (Vec<_>, Vec<_>) = orders.into_iter().unzip();
-            let mut hashes = hashes.into_iter();
-            ask(address(searcher), server, first, between, &requests, |took, answer| {
+            let signed =
+                orders.into_iter().map(|order| (order.request, (order.hash, order.replaces)));
+            let (requests, orders): (Vec<_>, Vec<_>) = signed.unzip();
+            let mut orders = orders.into_iter();
+            ask(address(searcher), server, first, BETWEEN, &requests, |took, answer| {
                 let Seen { tally, bundles, known, .. } = &mut *seen.borrow_mut();
                 bundles.saturating_record(took.as_nanos() as u64);
                 if Kind::of(searcher) == Kind::Known {
@@ -238,9 +287,16 @@ async fn run(server: SocketAddr, lasts: Duration, orders: Vec<Vec<Order>>) -> io
                 }
                 let of = &mut tally.kinds[Kind::of(searcher) as usize];
                 of.sent += 1;
-                let hash = hashes.next();
+                let (hash, replaces) = orders.next().expect("an answer to each");
                 match answer {
-                    Ok(answer) if answer.is_accepted() => of.accepted.extend(hash),
+                    Ok(answer) if answer.is_accepted() => {
+                        let before = of.accepted.len();
+                        of.accepted.retain(|hash| Some(*hash) != replaces);
+                        if of.accepted.len() < before {
+                            of.replaced.extend(replaces);
+                        }
+                        of.accepted.push(hash);
+                    }
                     Ok(answer) => tally.failure = Some(format!("{answer:?}")),
                     Err(error) => tally.failure = Some(error.to_string()),
                 }

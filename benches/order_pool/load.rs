@@ -62,18 +62,24 @@ pub(crate) fn rising(n: u64) -> Transaction {
 }
 
 fn paying(n: u64, max_fee_per_gas: u128, max_priority_fee_per_gas: u128) -> Transaction {
-    let inner = TxEip1559 {
-        chain_id: 1,
-        gas_limit: 21_000,
-        max_fee_per_gas,
-        max_priority_fee_per_gas,
-        input: Bytes::from(vec![1; 200]),
-        ..Default::default()
-    };
+    let input = Bytes::from(vec![1; 200]);
+    let tx = TxEip1559 { max_fee_per_gas, max_priority_fee_per_gas, input, ..Default::default() };
+    made(tx, n, keccak256(n.to_be_bytes()), Origin::Mempool)
+}
+
+/// A raw transaction of an external caller.
+pub(crate) fn external(n: u64, nonce: u64, input_bytes: usize) -> Transaction {
+    let (input, hash) =
+        (vec![1; input_bytes].into(), keccak256([n.to_be_bytes(), nonce.to_be_bytes()].concat()));
+    made(TxEip1559 { nonce, input, ..Default::default() }, n, hash, Origin::Rpc)
+}
+
+fn made(tx: TxEip1559, n: u64, hash: B256, origin: Origin) -> Transaction {
+    let inner = TxEip1559 { chain_id: 1, gas_limit: 21_000, ..tx };
     let signature = Signature::new(U256::from(1), U256::from(1), false);
-    let signed = Signed::new_unchecked(inner, signature, keccak256(n.to_be_bytes()));
+    let signed = Signed::new_unchecked(inner, signature, hash);
     let tx = Recovered::new_unchecked(EthereumTxEnvelope::Eip1559(signed), sender(n));
-    Transaction::new(tx, Origin::Mempool, SystemTime::UNIX_EPOCH)
+    Transaction::new(tx, origin, SystemTime::UNIX_EPOCH)
 }
 
 pub(crate) fn filled(count: u64) -> OrderPool {

@@ -3,6 +3,7 @@
 //! `cargo bench --bench order_pool` runs all of it in a few minutes; `-- --test` is a quick pass
 //! that only shows that it works. Every goal is a ratio of two figures of the same run.
 
+mod holds;
 mod load;
 mod rival;
 mod table;
@@ -14,12 +15,17 @@ fn main() {
     if asked(table::MEMORY_ONLY) {
         return table::memory_here(&scale);
     }
+    if asked("holds") {
+        println!("{}", holds::holds(quick));
+        return;
+    }
     println!("orders replayed: {}, rounds: {}", scale.replayed, scale.rounds);
     table::memory(quick);
     let mut goals = vec![table::joining(&scale), table::eight_readers(&scale)];
     goals.extend(table::scaling(&scale));
     goals.push(table::heads(&scale));
     goals.push(table::shared(&scale));
+    goals.push(holds::holds(quick));
     println!("\ngoals (a busy machine moves them; take them on an idle one)");
     for goal in goals {
         println!("  {goal}");

@@ -88,7 +88,7 @@ impl RpcCounts {
     pub(crate) fn of(ingest: &Ingest, watcher: &Watcher) -> Option<Self> {
         let gate = ingest.gate().stats();
         Some(Self {
-            deferred: ingest.rpc()?.deferral_stats().map_or(0, |stats| stats.deferred),
+            deferred: ingest.rpc()?.deferral_stats().deferred,
             requests: gate.requests_admitted,
             requests_refused: gate.requests_refused,
             work_refused: gate.work_refused,

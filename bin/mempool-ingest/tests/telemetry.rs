@@ -62,11 +62,7 @@ async fn all_parts_are_served_while_the_node_is_dead() {
         assert!(text.lines().any(|found| found == line), "no {line:?} in\n{text}");
     }
     // Made when they happen first: comparisons by reason and result, what was lost, what could not be read.
-    let later = [
-        "mempool_fetcher_reconnects_total",
-        "mempool_fetcher_unread_blocks_total",
-        "load_control_deferred_handed_back_total",
-    ];
+    let later = ["mempool_fetcher_reconnects_total", "mempool_fetcher_unread_blocks_total"];
     let tables = [
         txpool_fetcher::METRICS,
         order_pool::METRICS,

@@ -67,15 +67,6 @@ pub const SHED_QUIET: Duration = Duration::from_secs(1);
 /// interval of a load balancer.
 pub const SHED_SUSTAINED: Duration = Duration::from_secs(2);
 
-/// Default of [`DeferralConfig::capacity`]. 1024 transactions of the largest common size (128 kB)
-/// are 128 MiB; at the usual 200 bytes it is 200 kB.
-pub const DEFAULT_DEFERRED: usize = 1_024;
-/// Upper bound of [`DeferralConfig::capacity`].
-pub const MAX_DEFERRED: usize = 1 << 24;
-/// Default of [`DeferralConfig::max_age`]: half of Ethereum's slot, so that work which is deferred
-/// at the start of a slot can still enter its block.
-pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(6);
-
 /// The thresholds of a queue's load, in percent of its capacity.
 ///
 /// The gap between the two thresholds of a state keeps it from changing with every item.
@@ -236,30 +227,6 @@ impl GateConfig {
     }
 }
 
-/// The limits of a [`DeferralQueue`](crate::DeferralQueue).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeferralConfig {
-    /// Most items: 1 to [`MAX_DEFERRED`], default [`DEFAULT_DEFERRED`]. The owner of the queue may
-    /// have a lower bound of its own.
-    pub capacity: usize,
-    /// An item of this age runs whatever the load. Default [`DEFAULT_MAX_AGE`].
-    pub max_age: Duration,
-}
-
-impl Default for DeferralConfig {
-    fn default() -> Self {
-        Self { capacity: DEFAULT_DEFERRED, max_age: DEFAULT_MAX_AGE }
-    }
-}
-
-impl DeferralConfig {
-    /// # Errors
-    /// If the capacity is out of bounds.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        bounded("capacity", self.capacity as u64, 1, MAX_DEFERRED as u64)
-    }
-}
-
 /// The number of cores that this process may use; 1 if the system does not report it.
 pub fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
@@ -299,7 +266,6 @@ mod tests {
     #[test]
     fn the_defaults_are_valid_on_every_machine() {
         MonitorConfig::default().validate().unwrap();
-        DeferralConfig::default().validate().unwrap();
         for cores in [0, 1, 2, 3, 4, 64, 1_000, usize::MAX] {
             GateConfig::for_cores(cores).validate().unwrap();
         }

@@ -316,8 +316,7 @@ impl Gate {
         Err(self.refuse(GateName::Work, reason, Instant::now()).into())
     }
 
-    /// A work permit for work of an external caller that a [`DeferralQueue`](crate::DeferralQueue)
-    /// deferred. Such work has waited already, so it waits for its permit instead of being refused,
+    /// A work permit for work of an external caller that was deferred because of the load. Such work has waited already, so it waits for its permit instead of being refused,
     /// also after [`Self::close`]; the permit counts among those that external callers may hold.
     ///
     /// # Cancel safety
@@ -346,8 +345,7 @@ impl Gate {
         permit
     }
 
-    /// Counts and returns a refusal of deferrable work for which a
-    /// [`DeferralQueue`](crate::DeferralQueue) has no room.
+    /// Counts and returns a refusal of work that would have to be deferred and has no room to wait.
     pub fn refuse_deferred(&self, now: Instant) -> Refusal {
         self.refuse(GateName::Work, RefusalReason::Deferred, now)
     }

@@ -1,12 +1,8 @@
 #![cfg_attr(feature = "tokio", doc = include_str!("../README.md"))]
-#![cfg_attr(
-    not(feature = "tokio"),
-    doc = "Load control: load monitor, deferral queue, throttle, backoff."
-)]
+#![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, throttle, backoff.")]
 
 mod backoff;
 mod config;
-mod deferral;
 mod error;
 #[cfg(feature = "tokio")]
 mod gate;
@@ -26,7 +22,6 @@ mod work;
 
 pub use backoff::Backoff;
 pub use config::*;
-pub use deferral::{DeferralQueue, DeferralStats, Offered};
 pub use error::ConfigError;
 #[cfg(feature = "tokio")]
 pub use gate::{Gate, GateStats};

@@ -21,13 +21,6 @@ metric_set! {
             "internal work that got a work permit";
         counter "load_control_internal_waited_total", Count,
             "internal work that had to wait for one";
-        counter "load_control_deferred_total", Count,
-            "work deferred because of the load, by `queue`";
-        counter "load_control_deferred_run_total", Count,
-            "deferred work that ran or was taken back, by `queue` and `reason`: calm, age, drained, withdrawn";
-        counter "load_control_deferred_handed_back_total", Count,
-            "work that a full deferral queue had no room for, by `queue`";
-        gauge "load_control_deferred_depth", Count, "deferred work that waits, by `queue`";
     };
 }
 

@@ -21,6 +21,7 @@ mod tests;
 pub use config::*;
 pub use error::{ConfigError, StartError};
 pub use host::{Admission, AdmissionFuture, Candidate, Host, Verdict};
+pub use limits::DeferralStats;
 pub use metrics::METRICS;
 pub use reply::Reason;
 pub use server::{OrderRpc, OrderRpcEnd};

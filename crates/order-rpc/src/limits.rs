@@ -25,12 +25,11 @@ use std::{
 };
 
 use alloy_primitives::Address;
-use load_control::{
-    DeferralConfig, Gate, InFlightPermit, LoadMonitor, MIN_AUTO_REQUESTS, WorkError,
-};
+use load_control::{Gate, InFlightPermit, LoadMonitor, MIN_AUTO_REQUESTS, WorkError};
 use tokio::sync::Semaphore;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
+pub use self::deferral::DeferralStats;
 use self::quota::Quotas;
 pub(crate) use self::{
     budget::{Budget, Share},
@@ -81,9 +80,12 @@ pub(crate) struct Limits {
     pub(crate) send_timeout: Duration,
     /// Signers, and callers, whose quota is kept: 64 bytes each, 4 MB. Further ones share one.
     pub(crate) max_quotas: usize,
-    /// Raw transactions that wait while the load is high, and for how long. They use at most half of
-    /// the gate's requests in flight, whatever the capacity.
-    pub(crate) deferral: DeferralConfig,
+    /// Raw transactions that wait while the load is high, and at most half of the gate's requests in
+    /// flight. 1,024 of the largest common size (128 kB) are 128 MiB, of the usual 200 bytes 200 kB.
+    pub(crate) max_deferred: usize,
+    /// For how long they wait: half of Ethereum's slot, so that one that is deferred at the start of a
+    /// slot can still enter its block.
+    pub(crate) max_deferral: Duration,
 }
 
 impl Limits {
@@ -105,7 +107,8 @@ impl Limits {
             max_admissions: MIN_AUTO_REQUESTS / 4,
             send_timeout: Duration::from_secs(10),
             max_quotas: 65_536,
-            deferral: DeferralConfig::default(),
+            max_deferred: 1_024,
+            max_deferral: Duration::from_secs(6),
         }
     }
 }
@@ -158,7 +161,7 @@ impl Limiter {
     pub(crate) fn new(limits: Limits, gate: Gate, monitor: Option<LoadMonitor>) -> Self {
         let config = &limits.config;
         Self {
-            deferral: Deferral::new(limits.deferral, monitor, gate.clone()),
+            deferral: Deferral::new(&limits, monitor, gate.clone()),
             active: TaskTracker::new(),
             callers: Callers::new(limits.clone()),
             connections: Budget::new(config.max_connections),

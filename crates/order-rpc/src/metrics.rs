@@ -27,6 +27,15 @@ metric_set! {
              timed_out, panicked", "verdict": Ended::ALL.map(Ended::as_str);
         gauge connections = "order_rpc_connections", Count, "connections that are open";
     }
+
+    #[derive(Debug)]
+    pub(crate) struct DeferralMetrics {
+        count deferred = "order_rpc_deferred_total", Count,
+            "requests with raw transactions that were deferred because of the load";
+        count aged = "order_rpc_deferred_aged_total", Count,
+            "deferred requests that ran because of their age while the load was high";
+        gauge waiting = "order_rpc_deferred", Count, "deferred requests that wait";
+    }
 }
 
 impl Metrics {
@@ -47,17 +56,17 @@ impl Metrics {
     }
 }
 
-/// Counts a connection until it is dropped, also by a panic.
-pub(crate) struct OpenConnection(Gauge);
+/// Counts what is there until it is dropped, also by a panic.
+pub(crate) struct Present(Gauge);
 
-impl OpenConnection {
-    pub(crate) fn new(metrics: &Metrics) -> Self {
-        metrics.connections.increment(1);
-        Self(metrics.connections.clone())
+impl Present {
+    pub(crate) fn new(of: &Gauge) -> Self {
+        of.increment(1);
+        Self(of.clone())
     }
 }
 
-impl Drop for OpenConnection {
+impl Drop for Present {
     fn drop(&mut self) {
         self.0.decrement(1);
     }

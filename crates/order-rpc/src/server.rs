@@ -20,7 +20,7 @@ use crate::{
     host::Host,
     http::{HttpServer, REJECT_TIMEOUT, listen},
     jsonrpc::Dispatcher,
-    limits::{Limiter, Limits},
+    limits::{DeferralStats, Limiter, Limits},
 };
 
 /// Time for the threads to end once they have no more work.
@@ -114,8 +114,8 @@ impl OrderRpc {
         self.local_addr
     }
 
-    /// The state of the deferral queue; `None` once the server shuts down.
-    pub fn deferral_stats(&self) -> Option<load_control::DeferralStats> {
+    /// What became of raw transactions that came while the load was high.
+    pub fn deferral_stats(&self) -> DeferralStats {
         self.dispatcher.limiter.deferral.stats()
     }
 
@@ -179,10 +179,6 @@ async fn run(
     // A failure was logged, and the first blobs retry.
     let ahead = Arc::clone(dispatcher);
     tokio::spawn(async move { _ = ahead.methods.proofs.set_up().await });
-    let deferred = tokio::spawn({
-        let limiter = Arc::clone(limiter);
-        async move { limiter.deferral.run().await }
-    });
     let deadline = tokio::select! {
         // Without a shutdown the server was dropped, so nothing waits for the requests.
         deadline = &mut stopping => deadline.unwrap_or(Duration::ZERO),
@@ -210,6 +206,5 @@ async fn run(
         let open = server.tasks.len();
         tracing::debug!(open, "closing connections whose clients did not read their last bytes");
     }
-    deferred.abort();
     OrderRpcEnd { ended, unanswered }
 }

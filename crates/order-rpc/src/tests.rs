@@ -26,7 +26,7 @@ fn start_by(
     limit: impl FnOnce(&mut Limits),
 ) -> impl FnOnce(Host) -> OrderRpc {
     let mut limits = Limits::of(config);
-    (limits.body_timeout, limits.deferral.max_age) = (PATIENCE, PATIENCE);
+    (limits.body_timeout, limits.max_deferral) = (PATIENCE, PATIENCE);
     limit(&mut limits);
     move |host| OrderRpc::start_limited(limits, host).unwrap()
 }

@@ -13,7 +13,7 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 
 use super::{HttpServer, connection::Connection, response};
-use crate::{metrics::OpenConnection, reply::Reason};
+use crate::{metrics::Present, reply::Reason};
 
 /// Connections that the kernel queues until they are accepted; `net.core.somaxconn` may lower it
 /// (4096 on Linux since 5.4). std requests 128: with more callers at once the kernel drops
@@ -71,7 +71,7 @@ impl HttpServer {
         let Some(of_all) = limiter.connections.take(1) else {
             return self.refuse(socket, Reason::Connections);
         };
-        let open = OpenConnection::new(&self.dispatcher.metrics);
+        let open = Present::new(&self.dispatcher.metrics.connections);
         // Disables Nagle's algorithm, so that small responses are sent at once. This fails only for
         // a closed socket, which the next read reports.
         let _ = socket.set_nodelay(true);

@@ -1,174 +1,109 @@
-//! Deferral of raw transactions while the load is high.
-//!
-//! # Locks
-//! Deferred: taken by a raw transaction while the load is high, the task that releases it, for one push or pop; never across an await or with another lock.
+//! Deferral of raw transactions while the load is high: they stand in a line, and the first of it runs
+//! when the load has fallen, or when it has waited for long enough.
 
 use std::{
-    sync::{Mutex, PoisonError},
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-use load_control::{
-    DeferralConfig, DeferralQueue, Gate, LoadMonitor, Offered, Refusal, WorkPermit,
-};
-use tokio::sync::{Notify, Semaphore, oneshot};
+use load_control::{Gate, LoadMonitor, Refusal, WorkPermit};
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 
-/// The queue of deferred requests. Each gets a work permit when it may run, so that a request that
-/// has waited is not refused for lack of one.
+use super::{Budget, Limits};
+use crate::metrics::{DeferralMetrics, Present};
+
+/// Each request that has waited gets a work permit before other callers, so that it is not refused for
+/// lack of one.
 ///
 /// A deferred request stays in flight, for seconds. Bundles and cancellations, which are never
 /// deferred, share the limit of requests in flight with it, so deferred requests may use at most
 /// half of that limit.
 #[derive(Debug)]
 pub(crate) struct Deferral {
-    /// `None` once closed.
-    queue: Mutex<Option<Waiting>>,
-    /// The share of the requests in flight that deferred ones may use; `None`: no limit.
-    share: Option<Semaphore>,
+    /// In the line; each element of a batch takes one.
+    places: Arc<Budget>,
+    /// Held by the first of the line: tokio's mutex is first come first served.
+    first: Mutex<()>,
+    max_age: Duration,
     gate: Gate,
     monitor: Option<LoadMonitor>,
-    added: Notify,
+    metrics: DeferralMetrics,
+    closed: CancellationToken,
 }
 
-type Waiting = DeferralQueue<oneshot::Sender<WorkPermit>>;
+/// What became of raw transactions that came while the load was high.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeferralStats {
+    /// Requests that were deferred.
+    pub deferred: u64,
+    /// Those of them that ran because of their age, while the load was still high.
+    pub aged: u64,
+    /// Those that wait now; each element of a batch counts.
+    pub waiting: usize,
+}
 
 impl Deferral {
-    pub(crate) fn new(config: DeferralConfig, monitor: Option<LoadMonitor>, gate: Gate) -> Self {
-        let queue = DeferralQueue::new("raw_transactions", config).expect("the default is valid");
+    pub(super) fn new(limits: &Limits, monitor: Option<LoadMonitor>, gate: Gate) -> Self {
         // Rounded down: with a limit of one request in flight none may be deferred.
-        let share = gate.request_limit().map(|limit| Semaphore::new(limit / 2));
-        Self { queue: Mutex::new(Some(queue)), share, gate, monitor, added: Notify::new() }
+        let half = gate.request_limit().map_or(usize::MAX, |limit| limit / 2);
+        Self {
+            places: Budget::new(limits.max_deferred.min(half)),
+            first: Mutex::default(),
+            max_age: limits.max_deferral,
+            gate,
+            monitor,
+            metrics: DeferralMetrics::new(),
+            closed: CancellationToken::new(),
+        }
     }
 
-    /// Whether a request that arrives now has to wait.
+    /// Whether a request that arrives now has to wait: also while earlier ones do, so that none of the
+    /// same sender overtakes them.
     pub(crate) fn must_wait(&self) -> bool {
-        let pressed = self.pressed();
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        // A closed queue refuses every request.
-        queue.as_ref().is_none_or(|queue| queue.must_wait(pressed))
+        let is_pressed = self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed);
+        is_pressed || self.places.used() > 0 || self.closed.is_cancelled()
     }
 
     /// Returns when the work may run: with a work permit if it was deferred. Meanwhile its request
-    /// counts as `weight` in the deferred share.
+    /// takes as many places as its weight.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the work leaves the queue.
+    /// If the future is dropped, the work leaves the line.
     pub(crate) async fn acquire(&self, weight: usize) -> Result<Option<WorkPermit>, Refusal> {
-        let gate = &self.gate;
-        let Some(monitor) = &self.monitor else { return Ok(None) };
-        let now = Instant::now();
-        let (permit, _share) = {
-            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(queue) = queue.as_mut() else { return Err(gate.refuse_closed(now)) };
-            let pressed = monitor.is_pressed();
-            let share = match &self.share {
-                Some(share) => {
-                    let weight = weight.try_into().unwrap_or(u32::MAX);
-                    let free = share.try_acquire_many(weight).ok();
-                    if free.is_none() && queue.must_wait(pressed) {
-                        queue.count_handed_back();
-                        return Err(gate.refuse_deferred(now));
-                    }
-                    free
-                }
-                None => None,
-            };
-            let (sender, permit) = oneshot::channel();
-            match queue.offer(sender, now, pressed) {
-                Offered::Run(_) => return Ok(None),
-                Offered::HandedBack(_) => return Err(gate.refuse_deferred(now)),
-                Offered::Deferred => (permit, share),
-            }
+        let Some(monitor) = self.monitor.as_ref().filter(|_| self.must_wait()) else {
+            return Ok(None);
         };
-        self.added.notify_one();
-        let mut waiter = Waiter { deferral: self, permit, is_over: false };
-        let permit = (&mut waiter.permit).await;
-        waiter.is_over = true;
-        // The sender is dropped only by `close`.
-        permit.map(Some).map_err(|_| gate.refuse_closed(Instant::now()))
-    }
-
-    /// Grants permits until [`Self::close`].
-    pub(crate) async fn run(&self) {
-        loop {
-            let added = self.added.notified();
-            match self.next_due() {
-                None => return,
-                Some(None) => added.await,
-                Some(Some(due)) if self.pressed() && due > Instant::now() => {
-                    // The order is irrelevant: both branches lead to a new look at the queue.
-                    tokio::select! {
-                        () = self.normal_or(due) => {}
-                        () = added => {}
-                    }
-                }
-                Some(Some(_)) => {
-                    // Acquires the permit first, because the popped work runs at once.
-                    let permit = self.gate.acquire_external_deferred().await;
-                    if let Some(sender) = self.pop() {
-                        // If the caller has disconnected, the permit is dropped with the channel.
-                        let _ = sender.send(permit);
-                    }
-                }
-            }
+        let arrived = Instant::now();
+        let Some(_places) = self.places.take(weight) else {
+            return Err(self.gate.refuse_deferred(arrived));
+        };
+        self.metrics.deferred.add(1);
+        let _waiting = Present::new(&self.metrics.waiting);
+        let permit = async {
+            let _first = self.first.lock().await;
+            // If the clock cannot represent the time, it never comes.
+            let is_calm = monitor.wait_until_normal(arrived.checked_add(self.max_age), || {}).await;
+            self.metrics.aged.add(u64::from(!is_calm));
+            self.gate.acquire_external_deferred().await
+        };
+        tokio::select! {
+            // First, because a permit is of no use any more.
+            biased;
+            () = self.closed.cancelled() => Err(self.gate.refuse_closed(Instant::now())),
+            permit = permit => Ok(Some(permit)),
         }
     }
 
     /// Refuses every deferred request, and every later one.
     pub(crate) fn close(&self) {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(mut queue) = queue {
-            queue.drain().for_each(drop);
-        }
-        self.added.notify_one();
+        self.closed.cancel();
     }
 
-    pub(crate) fn stats(&self) -> Option<load_control::DeferralStats> {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.as_ref().map(|queue| queue.stats(Instant::now()))
-    }
-
-    /// Returns when the load is normal, or at `deadline`.
-    async fn normal_or(&self, deadline: Instant) {
-        if let Some(monitor) = &self.monitor {
-            monitor.wait_until_normal(Some(deadline), || {}).await;
-        }
-    }
-
-    fn pressed(&self) -> bool {
-        self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed)
-    }
-
-    /// `None` once closed.
-    fn next_due(&self) -> Option<Option<Instant>> {
-        let queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.as_ref().map(DeferralQueue::next_due)
-    }
-
-    fn pop(&self) -> Option<oneshot::Sender<WorkPermit>> {
-        let pressed = self.pressed();
-        let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        queue.as_mut()?.pop(Instant::now(), pressed)
-    }
-}
-
-/// A caller that waits in the queue. If it is dropped meanwhile, the caller has disconnected, and
-/// its entry is withdrawn.
-struct Waiter<'a> {
-    deferral: &'a Deferral,
-    permit: oneshot::Receiver<WorkPermit>,
-    is_over: bool,
-}
-
-impl Drop for Waiter<'_> {
-    fn drop(&mut self) {
-        if self.is_over {
-            return;
-        }
-        self.permit.close();
-        let mut queue = self.deferral.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = queue.as_mut() {
-            queue.withdraw(oneshot::Sender::is_closed);
-        }
+    pub(crate) fn stats(&self) -> DeferralStats {
+        let DeferralMetrics { deferred, aged, .. } = &self.metrics;
+        let (deferred, aged) = (deferred.get(), aged.get());
+        DeferralStats { deferred, aged, waiting: self.places.used() }
     }
 }

@@ -1,0 +1,222 @@
+//! The longest hold of the writer's lock by each operation on a pool at its caps, in CPU time of the thread that holds
+//! it: other processes of the machine are not in it.
+//!
+//! Under the lock the pool sets its gauges, the last thing that it does there. So the time between two of these moments
+//! contains one hold, and no more than what the same thread does between two.
+
+use std::{cell::Cell, sync::Arc, time::Duration};
+
+use alloy_primitives::{B256, keccak256};
+use metrics::{
+    Counter, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+};
+use order_pool::{
+    Block, Bundle, BundleParts, Cancellation, Clock, DEFAULT_MAX_EXTERNAL_TXS, DEFAULT_MAX_TXS,
+    DEFAULT_TX_RETENTION, Head, Holder, InsertOutcome, OrderPool, PoolConfig, ReplacementKey,
+    Transaction,
+};
+use testkit::{
+    figures::{Goal, Spread},
+    usage::thread_cpu,
+};
+
+use crate::load::{external, rising, sender};
+
+/// The goal.
+const LONGEST_MS: f64 = 5.0;
+
+thread_local! {
+    /// When the last hold of this thread ended, and its longest.
+    static HOLDS: Cell<(Duration, Duration)> = const { Cell::new((Duration::ZERO, Duration::ZERO)) };
+}
+
+struct Ends;
+
+impl GaugeFn for Ends {
+    fn increment(&self, _: f64) {}
+    fn decrement(&self, _: f64) {}
+    fn set(&self, _: f64) {
+        let now = thread_cpu();
+        HOLDS.with(|holds| {
+            let (last, longest) = holds.get();
+            holds.set((now, longest.max(now - last)));
+        });
+    }
+}
+
+impl Recorder for Ends {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::noop()
+    }
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(Arc::new(Self))
+    }
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// The longest hold in it, in milliseconds.
+fn longest(operations: impl FnOnce()) -> f64 {
+    HOLDS.with(|holds| holds.set((thread_cpu(), Duration::ZERO)));
+    operations();
+    HOLDS.with(|holds| holds.get().1.as_secs_f64() * 1e3)
+}
+
+/// An empty pool at block 1.
+fn pool() -> (OrderPool, Clock) {
+    let clock = Clock::manual();
+    let pool = metrics::with_local_recorder(&Ends, || {
+        OrderPool::with_clock(PoolConfig::default(), clock.clone()).expect("the default is valid")
+    });
+    pool.on_head(head(1, Vec::new()));
+    (pool, clock)
+}
+
+fn name(number: u64) -> B256 {
+    keccak256(number.to_be_bytes())
+}
+
+/// A head at this number, on the one before it.
+fn head(number: u64, mined: Vec<B256>) -> Block {
+    Block::new(Head::new(number, name(number), name(number - 1)), mined)
+}
+
+fn caller(n: u64) -> Holder {
+    Holder::caller([10, 0, 0, n as u8].into())
+}
+
+/// For a block, of this many transactions or of given ones, by a signer of its own with a uuid.
+fn bundle(n: u64, block: u64, txs: Vec<Transaction>, holder: Holder) -> Bundle {
+    let parts = BundleParts {
+        txs,
+        block: Some(block),
+        uuid: Some(Default::default()),
+        signer: Some(sender(n)),
+        holder,
+        ..BundleParts::default()
+    };
+    Bundle::new(parts).expect("a valid bundle")
+}
+
+/// The transactions of the `n`th bundle.
+fn txs(n: u64, count: u64) -> Vec<Transaction> {
+    (0..count).map(|i| external(1 << 40 | n << 8 | i, 0, 0)).collect()
+}
+
+/// A pool at block 1 with so many bundles for the next three, half of them the host's: the most that may be there.
+fn of_bundles(count: u64, txs: impl Fn(u64) -> Vec<Transaction>) -> OrderPool {
+    let (pool, _) = pool();
+    for n in 0..count {
+        let holder = if n % 2 == 0 { Holder::Host } else { caller(n / 2 % 16) };
+        let outcome = pool.insert_bundle(bundle(n, 2 + n % 3, txs(n), holder));
+        assert_eq!(outcome, InsertOutcome::Added);
+    }
+    pool
+}
+
+fn run_upkeep(pool: &OrderPool) {
+    while pool.upkeep() {}
+}
+
+/// Each operation on the pool that makes it the most work.
+pub(crate) fn holds(is_quick: bool) -> Goal {
+    println!("\nlongest hold of the writer's lock at the caps, in ms of CPU time");
+    let part = |of: usize| (if is_quick { of / 20 } else { of }) as u64;
+    let mut most = 0.0_f64;
+    let mut row = |what: String, ms: f64| {
+        println!("  {what:<60} {ms:>6.2}");
+        most = most.max(ms);
+    };
+    let another = bundle(1 << 30, 2, txs(1 << 30, 100), Holder::Host);
+    for count in [1, 16] {
+        let (all, shared) = (part(20_000), txs(0, count));
+        let pool = of_bundles(all, |_| shared.clone());
+        let mined = shared.iter().map(|tx| *tx.hash()).collect();
+        let ends = longest(|| {
+            pool.on_head(head(2, mined));
+            run_upkeep(&pool);
+        });
+        assert!(pool.is_empty());
+        row(format!("a head that ends {all} bundles around {count}"), ends);
+    }
+    let all = part(2_000);
+    let pool = of_bundles(all, |n| txs(n, 100));
+    // Its insert removes some of those whose block has passed, and evicts others.
+    pool.on_head(head(2, Vec::new()));
+    let took = longest(|| _ = pool.insert_bundle(another.clone()));
+    row(format!("a bundle of 100 beside {all} of 100, a third over"), took);
+    let passes = longest(|| {
+        pool.on_head(head(3, Vec::new()));
+        run_upkeep(&pool);
+    });
+    row(format!("a head that passes a third of {all} bundles of 100"), passes);
+
+    let (pool, _) = self::pool();
+    for block in 2..=65 {
+        pool.insert_bundle(bundle(0, block, txs(block, 100), Holder::Host));
+    }
+    assert_eq!(pool.len(), 64);
+    let key = |n| ReplacementKey { uuid: Default::default(), signer: sender(n) };
+    let cancel = |pool: &OrderPool, n| {
+        pool.cancel_bundle(Cancellation { key: key(n), nonce: None, holder: Holder::Host });
+    };
+    row("a cancellation of 64 bundles of 100".into(), longest(|| cancel(&pool, 0)));
+
+    let (pool, _) = self::pool();
+    let sized = |n: u64| (0..100).map(|i| external(1 << 41 | n << 8 | i, 0, 300)).collect();
+    let mut filling = (0..).map(|n| bundle(n, 60, sized(n), caller(1)));
+    while pool.stats().evicted + pool.stats().rejected == 0 {
+        pool.insert_bundle(filling.next().expect("no end"));
+    }
+    let large = bundle(1 << 30, 2, vec![external(1, 0, 4 << 20)], caller(1));
+    let took = longest(|| _ = pool.insert_bundle(large));
+    row(format!("a bundle of 4 MB that evicts {} of 100", pool.stats().evicted), took);
+
+    let all = part(DEFAULT_MAX_EXTERNAL_TXS);
+    let (pool, _) = self::pool();
+    let insert = |n, caller| _ = pool.insert_transaction(external(7, n, 0).held_by(caller));
+    (0..all).for_each(|n| insert(n, caller(1)));
+    row(
+        format!("a raw transaction beside {all} of one sender"),
+        longest(|| insert(all, caller(2))),
+    );
+    let stale = longest(|| {
+        pool.on_nonces(name(1), [(sender(7), all + 1)]);
+    });
+    row(format!("nonces that end {all} of one sender"), stale);
+
+    let (pool, clock) = self::pool();
+    let (all, callers) = (part(256), 64);
+    for n in 0..all {
+        for by in 0..callers {
+            pool.insert_transaction(external(n, 0, 0).held_by(caller(by)));
+        }
+    }
+    clock.advance(DEFAULT_TX_RETENTION + Duration::from_secs(1));
+    let took = longest(|| run_upkeep(&pool));
+    row(format!("the expiry of {all} that {callers} callers have sent"), took);
+
+    let all = part(DEFAULT_MAX_EXTERNAL_TXS);
+    let (pool, _) = self::pool();
+    (0..all).for_each(|n| _ = pool.insert_transaction(external(n, 0, 2_700).held_by(caller(1))));
+    let large = external(1 << 40, 0, 820_000).held_by(caller(2));
+    let took = longest(|| _ = pool.insert_transaction(large));
+    row(format!("a raw one of 820 KB that evicts {}", pool.stats().evicted), took);
+
+    let all = part(DEFAULT_MAX_TXS);
+    let (pool, _) = self::pool();
+    let inserts = || (0..all * 5 / 4).for_each(|n| _ = pool.insert_transaction(rising(n)));
+    row(format!("the node's {all} and a quarter more that evict one each"), longest(inserts));
+
+    let signers = part(65_536);
+    let (pool, clock) = self::pool();
+    let took = longest(|| (0..signers).for_each(|n| cancel(&pool, n)));
+    row(format!("{signers} cancellations by as many signers"), took);
+    clock.advance(Duration::from_secs(61));
+    row("their end".into(), longest(|| run_upkeep(&pool)));
+    Goal::at_most("longest hold of the writer's lock", Spread::of([most]), LONGEST_MS, " ms")
+}
