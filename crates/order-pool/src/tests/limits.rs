@@ -34,52 +34,6 @@ fn signed(n: u64, (caller, signer): (u8, u64), block: u64) -> Bundle {
     })
 }
 
-#[test]
-fn at_the_cap_of_all_the_largest_holder_loses_the_one_for_the_latest_block_but_for_no_later_one() {
-    let caps = Caps { count: 6, bytes: usize::MAX };
-    let division = Division { half: caps, per_signer: caps, per_caller: caps };
-    let limits = Limits { bundles: division, ..PoolConfig::default().into() };
-    let pool = OrderPool::with_limits(limits, Clock::manual());
-    pool.on_head(head(10, 0, 0, &[]));
-    let hash = |n| Some(alloy_primitives::keccak256(nth(n).hash()));
-    // The first caller has two signers, of whom the first has more.
-    let all = [
-        (1, (1, 1), 12),
-        (2, (1, 1), 14),
-        (3, (1, 2), 15),
-        (4, (2, 3), 13),
-        (5, (2, 4), 11),
-        (6, (3, 5), 12),
-    ];
-    for (n, by, block) in all {
-        assert_eq!(pool.insert_bundle(signed(n, by, block)), InsertOutcome::Added);
-    }
-    let mut orders = pool.subscribe_all();
-    while orders.try_next().is_some() {}
-    let mut evicts = |bundle: Bundle| -> Option<B256> {
-        let outcome = pool.insert_bundle(bundle);
-        let Some(Ok(Event::Removed { order, reason })) = orders.try_next() else {
-            assert!(matches!(outcome, InsertOutcome::Rejected(RejectReason::Full { .. })));
-            return None;
-        };
-        assert_eq!(reason, RemoveReason::Evicted);
-        orders.try_next();
-        order.as_bundle().map(|bundle| *bundle.hash())
-    };
-    assert_eq!(evicts(signed(7, (4, 6), 16)), None, "all are for earlier blocks");
-    assert_eq!(evicts(signed(7, (4, 6), 12)), hash(2), "of the signer with the most");
-    // Two callers have two now.
-    assert_eq!(evicts(signed(8, (5, 7), 11)), hash(4));
-    assert_eq!(evicts(signed(9, (6, 8), 11)), hash(3));
-    // One each: the newcomer goes.
-    assert_eq!(evicts(signed(10, (7, 9), 11)), None);
-    // Its own for a later block goes.
-    assert_eq!(evicts(signed(11, (4, 10), 11)), hash(7));
-    // What was evicted may come again, once there is room.
-    pool.on_head(head(11, 0, 0, &[]));
-    assert_eq!(pool.insert_bundle(signed(3, (1, 2), 15)), InsertOutcome::Added);
-}
-
 /// With one hold of the lock for a whole head, bundles that shared transactions stopped the pool for
 /// 14 s.
 #[test]

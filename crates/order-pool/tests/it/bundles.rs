@@ -203,46 +203,12 @@ fn word(event: &str) -> char {
 }
 
 #[test]
-fn the_same_bundle_again_is_known_also_when_the_key_has_no_nonces() {
-    let (pool, _) = pool();
-    for bundle in [plain(1, None), keyed(2, SEARCHER, Some(3)), keyed(3, OTHER, None)] {
-        assert_eq!(pool.insert_bundle(bundle.clone()), InsertOutcome::Added);
-        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Known);
-    }
-    assert_eq!((pool.len(), pool.stats().known), (3, 3));
-}
-
-#[test]
 fn the_same_transactions_for_another_block_are_another_bundle_of_the_same_hash() {
     let pool = pool_at_10();
     for bundle in [Some(11), Some(12), None].map(|block| plain(1, block)) {
         assert_eq!(bundle.hash(), plain(1, None).hash());
         assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added, "its hash has no block");
     }
-}
-
-#[test]
-fn a_bundle_is_shown_to_subscribers_of_its_block_only_and_leaves_when_that_is_built() {
-    let pool = pool_at_10();
-    pool.insert_bundle(plain(1, Some(11)));
-    let mut eleven = pool.subscribe(11);
-    let mut twelve = pool.subscribe(12);
-    let mut all = pool.subscribe_all();
-    pool.insert_bundle(plain(2, Some(12)));
-    pool.insert_bundle(plain(3, None));
-    pool.on_head(head(11, 0, 0, &[]));
-    let counts = [&mut eleven, &mut twelve, &mut all].map(|reader| journal(reader).len());
-    assert_eq!(counts, [4, 1, 5], "two of block 11 come and go, one of block 12 comes");
-    assert_eq!((pool.len(), pool.stats().block_passed), (1, 2));
-}
-
-#[test]
-fn a_bundle_for_the_next_block_waits_for_the_first_head_if_there_is_none() {
-    let (pool, _) = pool();
-    pool.insert_bundle(plain(1, None));
-    assert_eq!(journal(&mut pool.subscribe(5)).len(), 1);
-    pool.on_head(head(5, 0, 0, &[]));
-    assert!(pool.is_empty());
 }
 
 /// For a block.
@@ -273,36 +239,6 @@ fn a_bundle_replaces_one_of_its_key_for_its_block_and_none_for_another() {
     let late = pool.insert_bundle(keyed_for(7, 12, Some(6)));
     assert_eq!(late, InsertOutcome::Superseded { nonce: 6, current: 6 });
     assert_eq!(pool.insert_bundle(keyed_for(8, 14, Some(1))), InsertOutcome::Added);
-}
-
-#[test]
-fn a_cancellation_concerns_the_bundles_of_all_blocks_up_to_its_nonce() {
-    let pool = pool_at_10();
-    for (n, block, nonce) in [(1, 11, 3), (2, 12, 5), (3, 13, 9)] {
-        pool.insert_bundle(keyed_for(n, block, Some(nonce)));
-    }
-    let cancel = |nonce| pool.cancel_bundle(cancellation(key(SEARCHER), nonce, Holder::Host));
-    assert_eq!(cancel(Some(3)), CancelOutcome::Superseded { nonce: 3, current: 3 });
-    assert_eq!(cancel(Some(6)), CancelOutcome::Cancelled { removed: 2 });
-    assert_eq!(pool.len(), 1, "what is above it stays");
-    // Whatever the block, nothing up to it counts any more.
-    for block in [11, 12, 14] {
-        let late = pool.insert_bundle(keyed_for(4, block, Some(6)));
-        assert_eq!(late, InsertOutcome::Superseded { nonce: 6, current: 6 }, "{block}");
-    }
-    assert_eq!(cancel(Some(9)), CancelOutcome::Superseded { nonce: 9, current: 9 });
-    assert_eq!(pool.insert_bundle(keyed_for(5, 11, Some(7))), InsertOutcome::Added);
-    // An empty bundle without a nonce cancels all that came before it.
-    let empty = emptied(&keyed_for(6, 11, None));
-    assert_eq!(pool.insert_bundle(empty), InsertOutcome::Cancelled);
-    assert!(pool.is_empty());
-    let late = pool.insert_bundle(keyed_for(7, 12, Some(10)));
-    assert_eq!(late, InsertOutcome::Superseded { nonce: 10, current: 10 });
-    assert_eq!(pool.insert_bundle(keyed_for(8, 12, Some(11))), InsertOutcome::Added);
-    assert_eq!(pool.insert_bundle(keyed_for(9, 13, None)), InsertOutcome::Added);
-    assert_eq!(cancel(None), CancelOutcome::Cancelled { removed: 2 });
-    let after = pool.insert_bundle(keyed_for(10, 14, Some(99)));
-    assert_eq!(after, InsertOutcome::CancelledPermanently);
 }
 
 #[test]
@@ -568,17 +504,6 @@ fn a_caller_at_its_cap_loses_the_bundle_for_the_latest_block_or_is_refused() {
     }
 }
 
-#[test]
-fn bundles_that_came_before_the_first_head_leave_when_it_says_that_they_are_too_far_ahead() {
-    let (pool, _) = pool();
-    for (n, block) in [11, 74, 75, u64::MAX].into_iter().enumerate() {
-        let bundle = held(n as u64, Holder::Host, 1, block);
-        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
-    }
-    pool.on_head(head(10, 0, 0, &[]));
-    assert_eq!((pool.len(), pool.stats().block_too_far), (2, 2));
-}
-
 /// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,
 /// made the pool forget what others had cancelled.
 #[test]
@@ -669,23 +594,6 @@ fn a_bundle_leaves_with_what_it_cannot_do_without() {
     pool.on_head(head(11, 0, 0, &[*nth(3).hash()]));
     assert!(pool.is_empty());
     assert_eq!((pool.stats().mined, pool.stats().stale), (2, 1));
-}
-
-#[test]
-fn a_reorg_puts_a_bundle_back_unless_a_later_message_of_its_key_came() {
-    let pool = pool_at_10();
-    for signer in [SEARCHER, OTHER] {
-        let parts = keyed(signer, signer, Some(3)).parts().clone();
-        let bundle = bundle(BundleParts { block: Some(13), ..parts });
-        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
-    }
-    pool.on_head(head(11, 0, 0, &[*nth(SEARCHER).hash(), *nth(OTHER).hash()]));
-    assert_eq!((pool.len(), pool.stats().mined), (0, 2));
-    pool.cancel_bundle(cancellation(key(OTHER), Some(4), Holder::Host));
-    pool.on_head(head(11, 1, 0, &[]));
-    assert_eq!((pool.len(), pool.stats().put_back), (1, 1));
-    let late = pool.insert_bundle(keyed_for(7, 13, Some(3)));
-    assert_eq!(late, InsertOutcome::Superseded { nonce: 3, current: 3 });
 }
 
 #[test]

@@ -19,63 +19,6 @@ fn pool() -> OrderPool {
 }
 
 #[test]
-fn a_head_comes_after_every_removal_that_its_hashes_caused() {
-    let pool = pool();
-    insert_all(&pool, 1..4);
-    let mut subscription = pool.subscribe_all();
-    pool.on_head(head(1, 0, 0, &[*nth(1).hash(), *nth(2).hash()]));
-    pool.on_nonces(head(1, 0, 0, &[]).head.hash, [(address(3), 9)]);
-    let hash = |n| *nth(n).hash();
-    assert_eq!(
-        journal_with_heads(&mut subscription)[3..],
-        [
-            format!("-tx {} Mined", hash(1)),
-            format!("-tx {} Mined", hash(2)),
-            "head 1".into(),
-            format!("-tx {} StaleNonce", hash(3)),
-        ]
-    );
-}
-
-#[test]
-fn a_head_comes_after_what_its_reorg_brought_back() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    pool.on_head(head(1, 0, 0, &[]));
-    pool.on_head(head(2, 0, 0, &[*nth(1).hash()]));
-    let mut subscription = pool.subscribe_all();
-    assert_eq!(pool.on_head(head(2, 1, 0, &[])), Relation::Reorg { replaced: 1 });
-    let expected = ["head 2".into(), format!("+tx {}", nth(1).hash()), "head 2".into()];
-    assert_eq!(journal_with_heads(&mut subscription), expected);
-}
-
-#[test]
-fn a_new_reader_and_one_that_starts_anew_are_told_the_head_first() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    assert_eq!(pool.head(), None);
-    let mut early = pool.subscribe_all();
-    assert_eq!(journal_with_heads(&mut early).len(), 1, "no head is known yet");
-    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
-    pool.insert_transaction(nth(2));
-    let mut late = pool.subscribe(7);
-    let expected = ["head 1".to_owned(), format!("+tx {}", nth(2).hash())];
-    assert!(late.is_replaying());
-    assert_eq!(journal_with_heads(&mut late), expected);
-    // What comes between the subscription and the first read is told after it.
-    let mut later = pool.subscribe(7);
-    pool.on_head(head(2, 0, 0, &[*nth(2).hash()]));
-    let rest = [format!("-tx {} Mined", nth(2).hash()), "head 2".into()];
-    assert_eq!(journal_with_heads(&mut later), [expected.as_slice(), &rest].concat());
-    insert_all(&pool, 10..2_000);
-    assert!(matches!(late.try_next(), Some(Err(_))), "it lagged");
-    late.resync();
-    let Some(Ok(Event::Head(told))) = late.try_next() else { panic!("the head comes first") };
-    assert_eq!(told.number, 2);
-    assert_eq!(journal_with_heads(&mut late).len(), 1_990);
-}
-
-#[test]
 fn the_latest_head_is_known_at_any_time_with_all_its_fields() {
     let pool = pool();
     let first = Head {

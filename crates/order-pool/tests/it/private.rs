@@ -62,48 +62,8 @@ fn a_private_transaction_is_kept_until_its_block_and_not_for_the_retention() {
     assert_eq!(pool.insert_transaction(private(3, 1 << 60)), InsertOutcome::Rejected(too_far));
 }
 
-/// Upkeep looks for what is due in the order of acceptance, and private transactions are not due by time.
-#[test]
-fn private_transactions_do_not_hold_up_the_expiry_of_others() {
-    let (pool, clock) = pool(PoolConfig::default());
-    for n in 0..100 {
-        let tx = if n % 2 == 0 { private(n, 20) } else { tx_of_caller(n) };
-        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added);
-    }
-    clock.advance(DEFAULT_TX_RETENTION);
-    upkeep(&pool);
-    assert_eq!((pool.len(), pool.stats().expired), (50, 50));
-    pool.on_head(head(20, 0, 0, &[]));
-    assert_eq!((pool.len(), pool.stats().block_passed), (0, 50));
-}
-
 fn tx_of_caller(n: u64) -> order_pool::Transaction {
     tx_from(Spec { sender: n, ..Spec::default() }, Origin::Rpc)
-}
-
-#[test]
-fn one_that_becomes_public_is_kept_as_long_as_a_public_one() {
-    let (pool, clock) = pool(PoolConfig::default());
-    let mut subscription = pool.subscribe_all();
-    pool.insert_transaction(private(1, 12));
-    pool.insert_transaction(nth(2));
-    pool.on_head(head(11, 0, 0, &[]));
-    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Known);
-    assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 0));
-    pool.on_head(head(12, 0, 0, &[]));
-    let [one, two] = [1, 2].map(|n| *nth(n).hash());
-    assert!(pool.contains(&one), "the node has it");
-    // Nor does it hold up what was accepted after it.
-    journal(&mut subscription);
-    clock.advance(DEFAULT_TX_RETENTION);
-    upkeep(&pool);
-    assert_eq!(journal(&mut subscription), [format!("-tx {two} Expired")]);
-    for number in 13..16 {
-        pool.on_head(head(number, 0, 0, &[]));
-    }
-    assert!(pool.contains(&one));
-    pool.on_head(head(16, 0, 0, &[]));
-    assert_eq!(journal(&mut subscription), [format!("-tx {one} Expired")]);
 }
 
 #[test]
@@ -170,22 +130,6 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
     assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER);
     assert_eq!(cancel(2, 200), CancelPrivateOutcome::Cancelled, "what is here");
     assert_eq!(journal(&mut told).len(), 2);
-}
-
-#[test]
-fn one_that_a_reorg_frees_returns_if_its_block_is_still_ahead() {
-    let (pool, clock) = pool(PoolConfig::default());
-    pool.insert_transaction(private(1, 11));
-    pool.insert_transaction(private(2, 20));
-    let [one, two] = [1, 2].map(|n| *nth(n).hash());
-    pool.on_head(head(11, 0, 0, &[one, two]));
-    assert!(pool.is_empty());
-    pool.on_head(head(11, 1, 0, &[]));
-    assert_eq!([pool.contains(&one), pool.contains(&two)], [false, true]);
-    clock.advance(Duration::from_secs(3_600));
-    upkeep(&pool);
-    pool.on_head(head(20, 0, 0, &[]));
-    assert!(pool.is_empty());
 }
 
 #[test]

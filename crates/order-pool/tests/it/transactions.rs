@@ -19,133 +19,6 @@ fn pool() -> OrderPool {
     pool_with(PoolConfig::default())
 }
 
-#[test]
-fn a_transaction_is_added_once_and_found_by_hash() {
-    let pool = pool();
-    let first = nth(1);
-    let id = *first.hash();
-    assert_eq!(pool.insert_transaction(first.clone()), InsertOutcome::Added);
-    assert_eq!(pool.insert_transaction(first), InsertOutcome::Known);
-    assert!(pool.contains(&id) && pool.was_seen(&id));
-    assert_eq!(pool.get(&id).map(|order| *order.id().hash()), Some(id));
-    let stats = pool.stats();
-    assert_eq!((pool.len(), stats.txs, stats.inserted, stats.known), (1, 1, 1, 1));
-    assert_eq!(pool.bytes(), pool.get(&id).map_or(0, |order| order.size_bytes()));
-}
-
-#[test]
-fn a_subscriber_sees_what_is_there_and_then_what_comes_without_duplicates() {
-    let pool = pool();
-    let txs: Vec<_> = (0..1_000).map(nth).collect();
-    insert_all(&pool, 0..500);
-    pool.on_head(head(1, 0, 0, &[*txs[3].hash()]));
-    let mut subscription = pool.subscribe(2);
-    for tx in &txs[490..] {
-        pool.insert_transaction(tx.clone());
-    }
-    pool.on_head(head(2, 0, 0, &[*txs[4].hash()]));
-    let mut expected: Vec<_> =
-        (0..1_000).filter(|n| *n != 3).map(|n| format!("+tx {}", txs[n].hash())).collect();
-    expected.push(format!("-tx {} Mined", txs[4].hash()));
-    assert_eq!(journal(&mut subscription), expected);
-    assert_eq!(journal(&mut subscription), [""; 0]);
-}
-
-#[test]
-fn a_mined_transaction_that_arrives_late_is_not_pooled() {
-    let pool = pool();
-    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
-    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Mined);
-    assert!(pool.is_empty());
-}
-
-#[test]
-fn a_nonce_that_a_block_passed_removes_what_is_pooled_and_refuses_what_comes() {
-    let pool = pool();
-    let with = |nonce| tx(Spec { sender: 5, nonce, ..Default::default() });
-    for nonce in 1..=4 {
-        pool.insert_transaction(with(nonce));
-    }
-    let block = head(1, 0, 0, &[*with(2).hash()]);
-    pool.on_head(block.clone());
-    pool.on_nonces(block.head.hash, [(address(5), 3)]);
-    assert!(!pool.contains(with(1).hash()) && pool.contains(with(3).hash()));
-    let late = tx(Spec { sender: 5, nonce: 2, salt: 9, ..Default::default() });
-    assert_eq!(pool.insert_transaction(late), InsertOutcome::StaleNonce { nonce: 2, next: 3 });
-    assert_eq!((pool.stats().mined, pool.stats().stale, pool.len()), (1, 1, 2));
-}
-
-#[test]
-fn nonces_of_a_block_that_is_no_longer_on_the_chain_change_nothing() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    pool.on_head(head(1, 0, 0, &[]));
-    pool.on_head(head(1, 1, 0, &[]));
-    pool.on_nonces(hash(1 << 8), [(address(1), 10)]);
-    assert!(pool.contains(nth(1).hash()));
-    assert_eq!(pool.stats().stale_nonces, 1);
-}
-
-#[test]
-fn a_reorg_puts_back_what_it_unmined_and_only_that() {
-    let pool = pool();
-    insert_all(&pool, 1..4);
-    pool.on_head(head(1, 0, 0, &[]));
-    let mut subscription = pool.subscribe(9);
-    journal(&mut subscription);
-    let old = head(2, 0, 0, &[*nth(1).hash(), *nth(2).hash()]);
-    pool.on_head(old.clone());
-    pool.on_nonces(old.head.hash, [(address(1), 1), (address(2), 1), (address(3), 1)]);
-    assert!(pool.is_empty(), "the third went with its nonce");
-    pool.on_head(head(2, 1, 0, &[*nth(2).hash()]));
-    assert!(pool.contains(nth(1).hash()) && pool.contains(nth(3).hash()));
-    assert_eq!(pool.insert_transaction(nth(2)), InsertOutcome::Mined);
-    let events = journal(&mut subscription);
-    assert_eq!(events[3..], [format!("+tx {}", nth(1).hash()), format!("+tx {}", nth(3).hash())]);
-    assert_eq!((pool.stats().reorgs, pool.stats().put_back), (1, 2));
-}
-
-#[test]
-fn the_same_head_again_does_nothing() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
-    pool.on_head(head(1, 0, 0, &[*nth(1).hash()]));
-    assert_eq!((pool.stats().heads, pool.stats().mined), (1, 1));
-}
-
-#[test]
-fn at_the_cap_the_worst_paying_goes_and_junk_does_not_flush_the_pool() {
-    let pool = pool_with(PoolConfig { max_txs: 3, ..PoolConfig::default() });
-    let paying = |sender, max_tip| tx(Spec { sender, max_tip, ..Default::default() });
-    for (sender, tip) in [(1, 5), (2, 3), (3, 9)] {
-        pool.insert_transaction(paying(sender, tip));
-    }
-    for sender in 10..20 {
-        let refused = pool.insert_transaction(paying(sender, 3));
-        let too_little = RejectReason::PaysTooLittle { tip_wei: Some(3) };
-        assert_eq!(refused, InsertOutcome::Rejected(too_little), "a tie is no reason to evict");
-    }
-    assert_eq!(pool.insert_transaction(paying(4, 4)), InsertOutcome::Added);
-    assert!(!pool.contains(paying(2, 3).hash()));
-    assert_eq!((pool.len(), pool.stats().evicted), (3, 1));
-}
-
-#[test]
-fn who_pays_the_least_follows_the_base_fee() {
-    let pool = pool_with(PoolConfig { max_txs: 2, ..PoolConfig::default() });
-    let with =
-        |sender, max_fee, max_tip| tx(Spec { sender, max_fee, max_tip, ..Default::default() });
-    pool.insert_transaction(with(1, 100, 2));
-    pool.insert_transaction(with(2, 12, 12));
-    let mut next = head(1, 0, 0, &[]);
-    next.head.next_base_fee_wei = Some(11);
-    pool.on_head(next);
-    // At 11 wei the second one pays 1 and the first one 2.
-    pool.insert_transaction(with(3, 50, 3));
-    assert!(pool.contains(with(1, 100, 2).hash()) && !pool.contains(with(2, 12, 12).hash()));
-}
-
 /// It used to be known for hours, as long as the dedupe window remembered it: whoever sent it again was
 /// told that it was there, and no audit offered it.
 #[test]
@@ -177,23 +50,6 @@ fn an_expired_transaction_comes_back_when_it_is_sent_again_and_audits_offer_it_a
 }
 
 #[test]
-fn an_evicted_transaction_comes_back_once_it_pays_more_than_another_and_not_before() {
-    let (pool, clock) = pool_by_hand(PoolConfig { max_txs: 2, ..PoolConfig::default() });
-    let paying = |tip| tx(Spec { sender: tip as u64, max_tip: tip, ..Default::default() });
-    (1..=3).for_each(|tip| assert_eq!(pool.insert_transaction(paying(tip)), InsertOutcome::Added));
-    let hash = *paying(1).hash();
-    assert_eq!(pool.status(&hash), OrderStatus::MayReturn);
-    for _ in 0..3 {
-        let refused = pool.insert_transaction(paying(1));
-        assert!(matches!(refused, InsertOutcome::Rejected(_)), "{refused:?}");
-    }
-    assert_eq!(pool.stats().evicted, 1, "an audit that offers it again and again moves nothing");
-    clock.advance(DEFAULT_TX_RETENTION);
-    upkeep(&pool);
-    assert_eq!(pool.insert_transaction(paying(1)), InsertOutcome::Added);
-}
-
-#[test]
 fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() {
     let (pool, clock) = pool_by_hand(PoolConfig { max_txs: 1, ..PoolConfig::default() });
     for (n, tip) in [(1, 1), (2, 2)] {
@@ -215,19 +71,6 @@ fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() 
         assert_eq!(pool.status(tx.hash()), OrderStatus::Removed);
         assert_eq!(pool.insert_transaction(tx), InsertOutcome::AlreadyRemoved);
     }
-}
-
-#[test]
-fn a_reader_beyond_the_log_is_told_how_much_it_missed_and_can_start_anew() {
-    let pool = pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() });
-    let mut subscription = pool.subscribe_all();
-    insert_all(&pool, 0..2_000);
-    let Some(Err(lagged)) = subscription.try_next() else { panic!("it must have lagged") };
-    let rest = journal(&mut subscription);
-    assert_eq!(lagged.missed + rest.len() as u64, 2_000);
-    assert!(rest.len() >= 512, "the log must hold what it promises");
-    subscription.resync();
-    assert_eq!(journal(&mut subscription).len(), 2_000);
 }
 
 #[tokio::test]
