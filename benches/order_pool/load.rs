@@ -21,7 +21,6 @@ pub(crate) struct Scale {
     pub(crate) rounds: usize,
     pub(crate) window: Duration,
     pub(crate) pools: [u64; 3],
-    pub(crate) inserts: u64,
 }
 
 impl Scale {
@@ -31,7 +30,6 @@ impl Scale {
             rounds: 5,
             window: Duration::from_secs(3),
             pools: [1_000, 10_000, 100_000],
-            inserts: 1_000_000,
         }
     }
 
@@ -41,7 +39,6 @@ impl Scale {
             rounds: 1,
             window: Duration::from_millis(200),
             pools: [100, 1_000, 10_000],
-            inserts: 20_000,
         }
     }
 }

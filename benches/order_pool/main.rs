@@ -12,15 +12,11 @@ fn main() {
     let asked = |what: &str| std::env::args().any(|argument| argument == what);
     let quick = asked("--test");
     let scale = if quick { load::Scale::quick() } else { load::Scale::full() };
-    if asked(table::MEMORY_ONLY) {
-        return table::memory_here(&scale);
-    }
     if asked("holds") {
         println!("{}", holds::holds(quick));
         return;
     }
     println!("orders replayed: {}, rounds: {}", scale.replayed, scale.rounds);
-    table::memory(quick);
     let mut goals = vec![table::joining(&scale), table::eight_readers(&scale)];
     goals.extend(table::scaling(&scale));
     goals.push(table::heads(&scale));

@@ -2,8 +2,6 @@
 
 use std::{
     collections::HashMap,
-    env,
-    process::Command,
     thread,
     time::{Duration, Instant},
 };
@@ -11,16 +9,12 @@ use std::{
 use alloy_primitives::{B256, keccak256};
 use hdrhistogram::Histogram;
 use order_pool::{
-    Block, Bundle, BundleParts, Head, Holder, InsertOutcome, ORDER_OVERHEAD_BYTES, OrderPool,
-    PoolConfig, Upkeep, UpkeepConfig,
+    Block, Bundle, BundleParts, Head, Holder, InsertOutcome, OrderPool, Upkeep, UpkeepConfig,
 };
-use testkit::{
-    figures::{Goal, Spread, median, quantile_us},
-    usage::resident_bytes,
-};
+use testkit::figures::{Goal, Spread, median, quantile_us};
 
 use crate::load::{
-    Scale, beside, burn, filled, filled_rival, nth, paced, replay, replay_rival, rising, sender,
+    Scale, beside, burn, filled, filled_rival, nth, paced, replay, replay_rival, sender,
 };
 
 /// Prints a row; returns its p99 in microseconds.
@@ -233,57 +227,4 @@ pub(crate) fn shared(scale: &Scale) -> Goal {
     let p99 = |times: &Histogram<u64>| quantile_us(times, 0.99);
     let ratios = beside.iter().zip(&calm).map(|(beside, calm)| p99(beside) / p99(calm));
     Goal::at_most("insert p99 beside a head that ends bundles", Spread::of(ratios), 2.0, " x")
-}
-
-/// What this program is called with to measure memory in a process of its own: in one that has
-/// done other things, freed memory is used again and hides what is measured.
-pub(crate) const MEMORY_ONLY: &str = "--memory-only";
-
-/// Measures memory in a process of its own.
-pub(crate) fn memory(quick: bool) {
-    let mut child = Command::new(env::current_exe().expect("this program has a path"));
-    child.arg(MEMORY_ONLY);
-    if quick {
-        child.arg("--test");
-    }
-    assert!(child.status().expect("this program runs again").success());
-}
-
-/// The cost of an order, and of many inserts at the default caps.
-pub(crate) fn memory_here(scale: &Scale) {
-    println!("\nmemory, in a process of its own");
-    let before = resident_bytes() as f64;
-    let config = PoolConfig::default();
-    let bound = config.memory_bound_bytes();
-    let pool = OrderPool::new(config).expect("the default is valid");
-    let empty = resident_bytes() as f64;
-    let count = scale.inserts / 10;
-    // Each pays more than those before, so that all are accepted.
-    let insert = |n| assert_eq!(pool.insert_transaction(rising(n)), InsertOutcome::Added);
-    (0..count).for_each(insert);
-    let (each, sized) =
-        ((resident_bytes() as f64 - empty) / count as f64, pool.bytes() as f64 / count as f64);
-    println!("  an empty pool {:>8.1} MB", (empty - before) / 1e6);
-    println!(
-        "  an order {each:.0} bytes resident, {sized:.0} by its size_bytes; beside its contents \
-         {:.0}, ORDER_OVERHEAD_BYTES is {ORDER_OVERHEAD_BYTES}",
-        each - (sized - ORDER_OVERHEAD_BYTES as f64),
-    );
-    let (began, mut most) = (Instant::now(), 0.0_f64);
-    for n in count..scale.inserts {
-        insert(n);
-        if n % 1_000 == 0 {
-            most = most.max(resident_bytes() as f64);
-        }
-    }
-    let nanos = began.elapsed().as_nanos() as f64 / (scale.inserts - count) as f64;
-    println!(
-        "  {} inserts: at most {:.1} MB resident, the bound is {:.1} MB; {} pooled, {nanos:.0} ns \
-         each with its making",
-        scale.inserts,
-        most / 1e6,
-        bound as f64 / 1e6,
-        pool.len(),
-    );
-    assert!(most < bound as f64, "above the bound");
 }

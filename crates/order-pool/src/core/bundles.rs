@@ -426,7 +426,7 @@ impl Core {
             // The cancellation already implies it.
             self.keys.forget(*slot);
         }
-        if self.keys.publishes(&key, !blocks.is_empty(), self.now) {
+        if self.keys.publishes(&key, &all.holder, !blocks.is_empty(), self.now) {
             if let Some(added) = all.published {
                 effects.push(Effect::CancellationEnded(added));
             }

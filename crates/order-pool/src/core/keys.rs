@@ -14,12 +14,12 @@ use crate::{
     order::{Cancellation, ReplacementKey},
 };
 
-/// How many cancellations of unknown keys are published for each signer, counted from the first one
-/// for the retention of cancellations. Further ones still take effect: the pool refuses the bundle
-/// when it arrives. No subscriber holds a bundle of such a key, so none misses anything, and a
-/// signer with invented keys cannot fill the log. The limit is above zero because a cancellation
-/// can arrive before its bundle.
-pub const MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER: usize = 64;
+/// How many cancellations of unknown keys are published for each caller of whom only the address is
+/// known, and for each other signer, counted from the first one for the retention of cancellations.
+/// Further ones still take effect: the pool refuses the bundle when it arrives. No subscriber holds a
+/// bundle of such a key, so none misses anything, and who invents keys, of replacements or of signers,
+/// cannot fill the log. The limit is above zero because a cancellation can arrive before its bundle.
+pub const MAX_UNKNOWN_CANCELLATIONS: usize = 64;
 
 /// A key's bundles for one block, 0 while the pool knows no head. `None` stands for the key's
 /// cancellations, which cover every block.
@@ -103,8 +103,8 @@ pub(crate) struct Keys {
     /// Slots to forget, of callers, and of the host and of signers that it knows: of a signer the one
     /// that has waited the longest first.
     shares: [Shares<Address, Reverse<Due>>; 2],
-    /// Published cancellations of keys without a bundle, by signer.
-    unknown_cancellations: HashMap<Address, Published>,
+    /// Published cancellations of keys without a bundle.
+    unknown_cancellations: HashMap<Holder, Published>,
     retention: Duration,
     division: Division,
 }
@@ -126,18 +126,20 @@ impl Keys {
     pub(crate) fn publishes(
         &mut self,
         key: &ReplacementKey,
+        holder: &Holder,
         is_known: bool,
         now: Duration,
     ) -> bool {
         if is_known {
             return true;
         }
-        let published = self.unknown_cancellations.entry(key.signer).or_default();
+        let published =
+            self.unknown_cancellations.entry(publisher(holder, key.signer)).or_default();
         if published.until <= now {
             *published = Published { count: 0, until: now.saturating_add(self.retention) };
         }
         published.count += 1;
-        published.count <= MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER
+        published.count <= MAX_UNKNOWN_CANCELLATIONS
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -213,9 +215,14 @@ impl Keys {
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
         let state = self.states.remove(&slot)?;
         self.leave(slot, &state);
-        let signer = slot.0.signer;
-        if self.shares.iter().all(|share| share.of_signer(&state.holder, &signer).count == 0) {
-            self.unknown_cancellations.remove(&signer);
+        let (holder, signer) = (state.holder, slot.0.signer);
+        let share = &self.shares[usize::from(holder.is_known())];
+        let left = match holder {
+            Holder::Caller(_) => share.of(&holder),
+            _ => share.of_signer(&holder, &signer),
+        };
+        if left.count == 0 {
+            self.unknown_cancellations.remove(&publisher(&holder, signer));
         }
         Some((slot, state))
     }
@@ -224,6 +231,11 @@ impl Keys {
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.due.first().is_some_and(|(at, _)| *at <= now)
     }
+}
+
+/// Against whom the published cancellations of unknown keys are counted.
+fn publisher(holder: &Holder, signer: Address) -> Holder {
+    if holder.is_known() { Holder::Signer(signer) } else { *holder }
 }
 
 /// The cancellation as published.

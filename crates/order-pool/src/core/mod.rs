@@ -42,7 +42,7 @@ use std::{
 use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate};
 
-pub use self::keys::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER;
+pub use self::keys::MAX_UNKNOWN_CANCELLATIONS;
 #[cfg(test)]
 pub(crate) use self::limits::{Caps, Division};
 use self::{

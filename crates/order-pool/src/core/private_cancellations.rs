@@ -8,7 +8,7 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 
-use super::keys::MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER;
+use super::keys::MAX_UNKNOWN_CANCELLATIONS;
 use crate::order::{PrivateCancellation, Transaction};
 
 /// How many are remembered; then the oldest is forgotten. At about 300 bytes each 5 MB.
@@ -47,8 +47,8 @@ impl PrivateCancellations {
         }
         let of_signer = self.all.range((signer, B256::ZERO)..=(signer, B256::repeat_byte(255)));
         is_here
-            || of_signer.take(MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER).count()
-                < MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER
+            || of_signer.take(MAX_UNKNOWN_CANCELLATIONS).count()
+                < MAX_UNKNOWN_CANCELLATIONS
     }
 
     /// Remembers a cancellation whose event has this sequence number. Returns the events of those that are

@@ -20,8 +20,7 @@ pub use wire::{Ignored, RawBundle, RawCancelBundle};
 /// slots in the event log, and the allocator's overhead.
 ///
 /// Measured and rounded up: `tests/memory.rs` compares it with the resident bytes per order of a
-/// pool of 100,000 (914 of them on x86-64 with glibc), and `cargo bench --bench order_pool` prints
-/// them.
+/// pool of 100,000 (914 of them on x86-64 with glibc).
 pub const ORDER_OVERHEAD_BYTES: usize = 1_024;
 
 /// The identity of an order.

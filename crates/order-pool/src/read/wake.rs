@@ -163,7 +163,13 @@ impl Waiter {
     pub(crate) fn end(&self) {
         self.ended.store(true, SeqCst);
         fence(SeqCst);
-        self.waker.wake();
+        self.call();
+    }
+
+    /// Foreign code: if it panics (which its panic hook reports), neither its caller nor the readers
+    /// behind it may suffer.
+    fn call(&self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.waker.wake()));
     }
 
     /// Whether it was still armed.
@@ -177,9 +183,7 @@ impl Waiter {
         let due = armed.above() < head
             && self.armed.compare_exchange(armed.0, IDLE, SeqCst, SeqCst).is_ok();
         if due {
-            // Foreign code: if it panics (which its panic hook reports), neither the caller of an
-            // insert nor the readers behind it may suffer.
-            let _ = catch_unwind(AssertUnwindSafe(|| self.waker.wake()));
+            self.call();
         }
         due
     }

@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 use alloy_primitives::{Address, B256};
 use order_pool::{
     Bundle, BundleError, BundleParts, CancelOutcome, Clock, Event, Holder, InsertOutcome,
-    MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, OrderPool, PoolConfig, RawBundle, RejectReason,
-    ReplacementKey,
+    MAX_UNKNOWN_CANCELLATIONS, OrderPool, PoolConfig, RawBundle, RejectReason, ReplacementKey,
 };
 use uuid::Uuid;
 
@@ -525,7 +524,7 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
     }
     // The first ones are told, and told as forgotten when the later ones push them out.
     let told = journal(&mut subscription);
-    assert_eq!(told.len(), 3 * MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, "{:?}", told.last());
+    assert_eq!(told.len(), 3 * MAX_UNKNOWN_CANCELLATIONS, "{:?}", told.last());
     // Those that were not told count all the same.
     let uuid = Some(Uuid::from_u128(69_999));
     let late = BundleParts { uuid, ..keyed(1, 666, None).parts().clone() };
@@ -534,6 +533,8 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
     for signer in 10_000..76_000 {
         pool.cancel_bundle(cancellation(key(signer, 1), None, caller(3)));
     }
+    let told = journal(&mut subscription).len();
+    assert_eq!(told, 2 * MAX_UNKNOWN_CANCELLATIONS, "fresh keys of a caller count together");
     for signer in 0..100 {
         let again = pool.cancel_bundle(cancellation(key(signer, 1), None, caller(4)));
         assert_eq!(again, CancelOutcome::CancelledPermanently, "others' are remembered");
