@@ -203,7 +203,7 @@ fn sign(searcher: usize, Plan { lasts, slot, may_pay }: Plan) -> Vec<Order> {
             return Order { request, hash: tx, replaces: None };
         }
         let mut bundle = json!({ "txs": [raw] });
-        if !may_pay || n % 5 > 0 {
+        if !may_pay || !n.is_multiple_of(5) {
             // The replacement is for the same block.
             bundle["blockNumber"] = ahead(n - u32::from(n % 5 == 3), AHEAD).into();
         }

@@ -11,22 +11,19 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-fn cpu(who: UsageWho) -> Duration {
-    let usage = getrusage(who).expect("the kernel knows these two");
+/// User and system time of this process so far.
+pub fn process_cpu() -> Duration {
+    let usage = getrusage(UsageWho::RUSAGE_SELF).expect("the kernel knows it");
     let time = |time: TimeVal| {
         Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
     };
     time(usage.user_time()) + time(usage.system_time())
 }
 
-/// User and system time of this process so far.
-pub fn process_cpu() -> Duration {
-    cpu(UsageWho::RUSAGE_SELF)
-}
-
 /// User and system time of the calling thread so far.
 pub fn thread_cpu() -> Duration {
-    cpu(UsageWho::RUSAGE_THREAD)
+    // Not `getrusage`, which is as of the last tick of the scheduler.
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("every Linux has this clock").into()
 }
 
 /// User and system time of another process so far, to 10 ms.

@@ -1,6 +1,9 @@
 //! The orders that recent blocks took from the pool, so that undoing a block puts them back.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use alloy_primitives::B256;
 use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
@@ -10,7 +13,7 @@ use crate::order::{Order, Transaction};
 /// The orders that one block took.
 #[derive(Debug, Default)]
 struct TakenOrders {
-    orders: Vec<Arc<Order>>,
+    orders: VecDeque<Arc<Order>>,
     bytes: usize,
     /// Orders that exceeded the byte limit and were not kept.
     dropped: Vec<B256>,
@@ -114,14 +117,19 @@ impl Chain {
         let taken = self.taken.entry((by.number, by.hash)).or_default();
         taken.bytes += order.size_bytes();
         self.taken_bytes += order.size_bytes();
-        taken.orders.push(order);
-        let mut oldest_first = self.taken.values_mut();
-        while self.taken_bytes > self.max_taken_bytes
-            && let Some(oldest) = oldest_first.next()
-        {
-            self.taken_bytes -= std::mem::take(&mut oldest.bytes);
-            let orders = std::mem::take(&mut oldest.orders);
-            oldest.dropped.extend(orders.iter().map(|order| *order.id().hash()));
+        taken.orders.push_back(order);
+        // No more of them than is needed: thousands at once would take milliseconds.
+        for oldest in self.taken.values_mut() {
+            while self.taken_bytes > self.max_taken_bytes
+                && let Some(order) = oldest.orders.pop_front()
+            {
+                oldest.bytes -= order.size_bytes();
+                self.taken_bytes -= order.size_bytes();
+                oldest.dropped.push(*order.id().hash());
+            }
+            if self.taken_bytes <= self.max_taken_bytes {
+                break;
+            }
         }
     }
 }

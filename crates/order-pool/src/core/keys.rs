@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime},
 };
 
@@ -104,7 +104,7 @@ pub(crate) struct Keys {
     /// that has waited the longest first.
     shares: [Shares<Address, Reverse<Due>>; 2],
     /// Published cancellations of keys without a bundle.
-    unknown_cancellations: HashMap<Holder, Published>,
+    unknown_cancellations: BTreeMap<Holder, Published>,
     retention: Duration,
     division: Division,
 }
@@ -115,7 +115,7 @@ impl Keys {
             states: BTreeMap::new(),
             due: BTreeSet::new(),
             shares: Default::default(),
-            unknown_cancellations: HashMap::new(),
+            unknown_cancellations: BTreeMap::new(),
             retention,
             division,
         }

@@ -253,7 +253,7 @@ impl Core {
             let Some(NonceUpdate { sender, next_nonce, .. }) = raised.front().copied() else {
                 return;
             };
-            if let Some(seq) = self.senders.first_below(&sender, next_nonce) {
+            if let Some(seq) = self.senders.first_below(sender, next_nonce) {
                 if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
                     self.chain.take(head, order);
                 }

@@ -304,7 +304,7 @@ impl Core {
         }
         let tx = order.as_tx()?;
         self.index.remove(tx.hash(), seq);
-        self.senders.remove(&tx.sender(), tx.nonce(), seq);
+        self.senders.remove(tx.sender(), tx.nonce(), seq);
         match reason {
             // A private one may be sent again, by its sender or by the node.
             RemoveReason::Evicted
