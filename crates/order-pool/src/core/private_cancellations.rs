@@ -46,9 +46,7 @@ impl PrivateCancellations {
             return before.at < at;
         }
         let of_signer = self.all.range((signer, B256::ZERO)..=(signer, B256::repeat_byte(255)));
-        is_here
-            || of_signer.take(MAX_UNKNOWN_CANCELLATIONS).count()
-                < MAX_UNKNOWN_CANCELLATIONS
+        is_here || of_signer.take(MAX_UNKNOWN_CANCELLATIONS).count() < MAX_UNKNOWN_CANCELLATIONS
     }
 
     /// Remembers a cancellation whose event has this sequence number. Returns the events of those that are

@@ -1,8 +1,4 @@
-use alloy_primitives::B256;
-use order_pool::{
-    Bundle, BundleParts, Clock, Event, Holder, InsertOutcome, OrderPool, PoolConfig, RejectReason,
-    RemoveReason,
-};
+use order_pool::{BundleParts, Holder, InsertOutcome, OrderPool, PoolConfig};
 
 use super::common::{Spec, address, bundle, head, nth, tx};
 use crate::core::{Caps, Division, Limits};
@@ -21,17 +17,6 @@ fn what_one_holder_may_have_is_a_part_of_the_whole() {
     let small = PoolConfig { max_bundles: 1, max_cancellations: 1, ..PoolConfig::default() };
     let limits = Limits::from(small);
     assert_eq!((limits.bundles.per_caller.count, limits.keys.per_caller.count), (1, 1));
-}
-
-/// A bundle of one signer of a caller for a block; `n` tells its content.
-fn signed(n: u64, (caller, signer): (u8, u64), block: u64) -> Bundle {
-    bundle(BundleParts {
-        txs: vec![nth(n)],
-        block: Some(block),
-        signer: Some(address(signer)),
-        holder: Holder::caller([10, 0, 0, caller].into()),
-        ..Default::default()
-    })
 }
 
 /// With one hold of the lock for a whole head, bundles that shared transactions stopped the pool for

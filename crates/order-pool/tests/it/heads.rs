@@ -12,7 +12,7 @@ use order_pool::{
     PoolConfig, Relation, RemoveReason,
 };
 
-use crate::common::{Spec, address, head, insert_all, journal_with_heads, nth, pool_with, tx};
+use crate::common::{Spec, address, head, insert_all, nth, pool_with, tx};
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() })

@@ -6,8 +6,8 @@ use alloy_primitives::U256;
 
 use order_pool::{
     BundleParts, CANCELLATION_RETENTION, CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Funds,
-    Holder, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER, Order, OrderPool, OrderStatus,
-    Origin, PoolConfig, PrivateTerms, RejectReason,
+    Holder, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order, OrderPool, OrderStatus, Origin,
+    PoolConfig, PrivateTerms, RejectReason,
 };
 
 use crate::common::{
@@ -127,7 +127,7 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
     let mut told = pool.subscribe_all();
     journal(&mut told);
     (1_000..1_200).for_each(|n| _ = cancel(n, 100));
-    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS_PER_SIGNER);
+    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS);
     assert_eq!(cancel(2, 200), CancelPrivateOutcome::Cancelled, "what is here");
     assert_eq!(journal(&mut told).len(), 2);
 }

@@ -8,8 +8,7 @@ use order_pool::{
 };
 
 use crate::common::{
-    Spec, address, hash, head, insert_all, journal, nth, pool_by_hand, pool_with, tx, tx_from,
-    upkeep,
+    Spec, address, head, insert_all, nth, pool_by_hand, pool_with, tx, tx_from, upkeep,
 };
 
 const EXPIRED_PAUSE: Duration =
