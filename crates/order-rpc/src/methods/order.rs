@@ -92,7 +92,7 @@ impl Prepared {
             }
             Self::PrivateCancellation(hash) => {
                 let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
-                Verified::PrivateCancellation(hash, signer)
+                Verified::PrivateCancellation(hash, signer, now)
             }
         })
     }
@@ -106,8 +106,9 @@ pub(crate) enum Verified {
     /// With the blobs whose proofs are not verified yet.
     Order(Box<Order>, Vec<Unproven>),
     Cancellation(Cancellation),
-    /// Of the private transaction with this hash, by this signer.
-    PrivateCancellation(B256, Address),
+    /// Of the private transaction with this hash, by this signer, and when it came: what stands behind it
+    /// in a batch is later, though it is verified before this is done.
+    PrivateCancellation(B256, Address, SystemTime),
 }
 
 impl Verified {
@@ -178,8 +179,8 @@ impl Verified {
                 CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
                 _ => Err(ErrorResponse::internal()),
             },
-            Self::PrivateCancellation(hash, signer) => {
-                match pool.cancel_private(&hash, signer, None) {
+            Self::PrivateCancellation(hash, signer, at) => {
+                match pool.cancel_private(&hash, signer, Some(at)) {
                     CancelPrivateOutcome::Cancelled => Ok(json!(true)),
                     CancelPrivateOutcome::Public => {
                         let message = format!("{hash} is known to others and cannot be cancelled");
