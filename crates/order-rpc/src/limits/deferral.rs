@@ -1,5 +1,8 @@
 //! Deferral of raw transactions while the load is high: they stand in a line, and the first of it runs
 //! when the load has fallen, or when it has waited for long enough.
+//!
+//! # Locks
+//! First: taken by a deferred request, and held while it waits for the load to fall and for its permit, because it is the line; nothing else takes it.
 
 use std::{
     sync::Arc,
