@@ -18,8 +18,8 @@ use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{settled, socket};
 use tokio::sync::Semaphore;
 use txpool_fetcher::{
-    Announcements, AuditMode, AuditReport, Counts, Fetcher, FetcherConfig, Limits, SourceStatus,
-    StartPolicy,
+    Announcements, AuditMode, AuditReport, Counts, Endpoint, Fetcher, FetcherConfig, Limits,
+    SourceState, SourceStatus, StartPolicy,
 };
 
 /// Simulated time of one seed.
@@ -35,18 +35,21 @@ const FACTOR: u32 = 5;
 /// Seeds at once: each waits most of its time, for heads, back-offs and audits.
 const AT_ONCE: usize = 4;
 
-fn number(variable: &str, default: u64) -> u64 {
+pub(super) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
 }
 
 /// The times of the defaults, shortened as the simulation is.
-fn config(node: &MockNode, announcements: Announcements) -> FetcherConfig {
+fn config(
+    sources: impl IntoIterator<Item = Endpoint>,
+    announcements: Announcements,
+) -> FetcherConfig {
     FetcherConfig {
         start: StartPolicy::WaitForNode,
         announcements,
         audit_interval: Some(Duration::from_secs(2)),
         request_connections: 1,
-        ..FetcherConfig::ipc(node.ipc_path())
+        ..FetcherConfig::new(sources)
     }
 }
 
@@ -83,64 +86,79 @@ fn basis(path: PathBuf) -> NodeConfig {
     NodeConfig { accounts: 100, ..NodeConfig::new(path) }
 }
 
-/// One node with a plan, from the first subscription to the final audit.
-async fn run(plan: FaultPlan, announcements: Announcements, tps: u32, time: Duration) -> Outcome {
-    let (_folder, path) = socket();
-    let node = tokio::task::spawn_blocking(move || {
-        let count = (f64::from(tps) * time.as_secs_f64()) as u64;
+/// Nodes with the same load, each with its plan, from the first subscription to the final audit.
+async fn run(
+    plans: Vec<FaultPlan>,
+    announcements: Announcements,
+    tps: u32,
+    time: Duration,
+) -> Outcome {
+    let is_alone = plans.len() == 1;
+    let start = move |plan| {
+        let (folder, path) = socket();
         let config = NodeConfig {
             signed_load: Some(signed()),
             render_ahead: announcements == Announcements::Full,
             tps,
-            count: Some(count),
-            block_time: time / 5,
+            count: Some((f64::from(tps) * time.as_secs_f64()) as u64),
+            // Two nodes of this kind have no chain in common.
+            block_time: if is_alone { time / 5 } else { Duration::ZERO },
             // Small blocks: what was missed must not be mined away before the audit.
             block_max_txs: 20,
             load_start: LoadStart::FirstSubscription,
             faults: Some(plan),
             ..basis(path)
         };
-        MockNode::start(config).expect("the mock node starts")
-    });
-    let node = Arc::new(node.await.expect("no panic"));
+        (MockNode::start(config).expect("the mock node starts"), folder)
+    };
+    let started =
+        tokio::task::spawn_blocking(move || plans.into_iter().map(start).collect::<Vec<_>>());
+    let nodes = Arc::new(started.await.expect("no panic"));
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
-    let fetcher = Fetcher::start_with(config(&node, announcements), limits(), pool);
+    let endpoints = nodes.iter().map(|(node, _)| Endpoint::Ipc(node.ipc_path().to_owned()));
+    let fetcher = Fetcher::start_with(config(endpoints, announcements), limits(), pool);
     let fetcher = fetcher.await.expect("it waits for the node");
-    let waiting = Arc::clone(&node);
+    let waiting = Arc::clone(&nodes);
     let finished = tokio::task::spawn_blocking(move || {
-        waiting.wait_load_finished(testkit::ingest::PATIENCE)
-            && waiting.wait_faults_finished(testkit::ingest::PATIENCE)
+        waiting.iter().all(|(node, _)| {
+            node.wait_load_finished(testkit::ingest::PATIENCE)
+                && node.wait_faults_finished(testkit::ingest::PATIENCE)
+        })
     });
     assert!(finished.await.expect("no panic"), "load and faults end");
     // Live again, and one audit. With full announcements hardly anything is requested before it, so that the wrong
     // answers which the node has still to give, a hundred and more, strike the fetches of the audit: what they spoil
     // is for the next one, and a single transaction uses up four of them.
     let audits = if announcements == Announcements::Full { 100 } else { 1 };
-    for _ in 0..audits {
-        let report = audit(&fetcher, AuditMode::Recover).await;
-        settled(&fetcher, "nothing under way", |_| true).await;
-        if report.missing == 0 {
-            break;
+    let (mut missing, mut removed) = (0, 0);
+    for source in 0..nodes.len() {
+        for _ in 0..audits {
+            let report = audit(&fetcher, source, AuditMode::Recover).await;
+            settled(&fetcher, "nothing under way", |_| true).await;
+            if report.missing == 0 {
+                break;
+            }
         }
+        let report = audit(&fetcher, source, AuditMode::CompareOnly).await;
+        (missing, removed) = (missing + report.missing, removed + report.removed);
     }
-    let report = audit(&fetcher, AuditMode::CompareOnly).await;
     let counts = settled(&fetcher, "nothing under way", |_| true).await;
     let status = fetcher.status().remove(0);
     let last = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert_eq!(last.balance(), 0);
-    Outcome { counts, status, missing: report.missing, removed: report.removed }
+    Outcome { counts, status, missing, removed }
 }
 
 /// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
-async fn audit(fetcher: &Fetcher, mode: AuditMode) -> AuditReport {
+async fn audit(fetcher: &Fetcher, source: usize, mode: AuditMode) -> AuditReport {
     let deadline = Instant::now() + testkit::ingest::PATIENCE;
     loop {
-        while !fetcher.is_live() {
+        while fetcher.status()[source].state != SourceState::Live {
             let (status, counts) = (fetcher.status(), fetcher.counts());
             assert!(Instant::now() < deadline, "not live again: {status:?} {counts:?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        match fetcher.audit(0, mode).await {
+        match fetcher.audit(source, mode).await {
             Ok(report) => return report,
             Err(error) => assert!(Instant::now() < deadline, "no audit: {error}"),
         }
@@ -181,7 +199,7 @@ async fn each_fault_alone_leaves_nothing_missing() {
                 Fault::DropObjects { .. } => Announcements::Full,
                 _ => Announcements::Hashes,
             };
-            let outcome = run(plan, announcements, 500, time).await;
+            let outcome = run(vec![plan], announcements, 500, time).await;
             outcome.check(&format!("{fault:?}"));
             let Outcome { counts, status, .. } = outcome;
             assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
@@ -218,9 +236,15 @@ async fn combined(announcements: Announcements, seeds: u64) {
         let permits = Arc::clone(&permits);
         runs.spawn(async move {
             let _permit = permits.acquire_owned().await.expect("never closed");
-            let plan = FaultPlan::from_seed(seed, SIMULATED).compressed(FACTOR);
-            let steps = format!("{:?}", plan.steps());
-            let outcome = run(plan, announcements, TPS * FACTOR, SIMULATED / FACTOR).await;
+            // Every third seed has two nodes.
+            let both = [seed, seed + 1_000_000];
+            let plans = both[..1 + usize::from(seed.is_multiple_of(3))].iter();
+            let plans: Vec<_> = plans
+                .map(|seed| FaultPlan::from_seed(*seed, SIMULATED).compressed(FACTOR))
+                .collect();
+            let steps = format!("{:?}", plans.iter().map(FaultPlan::steps).collect::<Vec<_>>());
+            let tps = TPS * FACTOR / plans.len() as u32;
+            let outcome = run(plans, announcements, tps, SIMULATED / FACTOR).await;
             outcome.check(&format!("{announcements:?}, seed {seed}, {steps}"));
             (outcome.counts, outcome.status.reconnects)
         });

@@ -34,14 +34,14 @@ async fn at_first_head(config: FetcherConfig) -> (Fetcher, OrderPool) {
 }
 
 #[derive(Clone, Debug)]
-struct FakeBlock {
-    number: u64,
-    hash: B256,
-    parent: B256,
+pub(super) struct FakeBlock {
+    pub(super) number: u64,
+    pub(super) hash: B256,
+    pub(super) parent: B256,
     /// In seconds since the Unix epoch; long ago by default.
-    time: u64,
+    pub(super) time: u64,
     /// Hash, sender and nonce.
-    txs: Vec<(B256, Address, u64)>,
+    pub(super) txs: Vec<(B256, Address, u64)>,
 }
 
 impl FakeBlock {
@@ -127,14 +127,14 @@ impl State {
 
 /// A node with scripted responses.
 #[derive(Clone, Debug)]
-struct Fake {
+pub(super) struct Fake {
     state: Arc<Mutex<State>>,
-    path: PathBuf,
+    pub(super) path: PathBuf,
     _folder: Arc<TempDir>,
 }
 
 impl Fake {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         let (folder, path) = socket();
         let fake = Self { state: Arc::default(), path, _folder: Arc::new(folder) };
         fake.add(&FakeBlock::new(1, 1, 0, &[]));
@@ -237,7 +237,7 @@ impl Fake {
     }
 
     /// Makes it the head and announces it.
-    fn announce(&self, block: &FakeBlock) {
+    pub(super) fn announce(&self, block: &FakeBlock) {
         self.add(block);
         self.lock().head = block.hash;
         self.notify("newHeads", &block.json(None));
@@ -250,6 +250,16 @@ impl Fake {
 
     fn notify(&self, topic: &str, result: &Value) {
         self.lock().notify(topic, result);
+    }
+
+    /// Every connection ends, and the chain is that of these blocks.
+    fn restart(&self, chain: &[FakeBlock]) {
+        let mut state = self.lock();
+        state.blocks = chain.iter().map(|block| (block.hash, block.clone())).collect();
+        state.head = chain.last().expect("a block").hash;
+        state.subscribers.clear();
+        // Some may be closed already.
+        state.connections.drain(..).for_each(|it| _ = it.shutdown(std::net::Shutdown::Both));
     }
 
     /// How often this block was requested, without its transactions.
@@ -331,18 +341,7 @@ async fn the_head_is_known_right_after_a_reconnect() {
     let fake = Fake::start();
     let (fetcher, pool) = at_first_head(fake.config()).await;
     // Made while nobody listens.
-    {
-        let mut state = fake.lock();
-        for (number, parent) in [(2, 1), (3, 2)] {
-            let block = FakeBlock::new(number, number, parent, &[]);
-            state.blocks.insert(block.hash, block);
-        }
-        state.head = block_hash(3);
-        for connection in state.connections.drain(..) {
-            // Both may be closed already.
-            let _ = connection.shutdown(std::net::Shutdown::Both);
-        }
-    }
+    fake.restart(&blocks(1..=3).collect::<Vec<_>>());
     eventually("the head of now", || head_number(&pool) == Some(3)).await;
     assert!(fetcher.status()[0].reconnects > 0);
 }
@@ -523,6 +522,71 @@ async fn a_node_that_imports_old_blocks_does_not_roll_the_chain_back() {
     let (heads, added) = seen(&mut events);
     assert_eq!(heads, (1..=100).collect::<Vec<_>>());
     assert_eq!((added, pool.len()), (1, 0), "never pooled again");
+}
+
+#[tokio::test]
+async fn a_leader_that_is_frozen_or_dies_for_good_is_followed_by_the_other_without_a_step_back() {
+    for dies in [false, true] {
+        let (first, other) = (Fake::start(), Fake::start());
+        let (fetcher, pool) = first_leads(&first, &other, settles_fast()).await;
+        let mut events = pool.subscribe_all();
+        for block in blocks(2..=3) {
+            first.announce(&block);
+            other.announce(&block);
+        }
+        eventually("both are followed", || head_number(&pool) == Some(3)).await;
+        first.lock().stands_still = true;
+        if dies {
+            first.restart(&blocks(1..=3).collect::<Vec<_>>());
+            eventually("it is lost", || !fetcher.readiness()()).await;
+        }
+        for block in blocks(4..=9) {
+            other.announce(&block);
+            eventually("the other is", || head_number(&pool) == Some(block.number)).await;
+        }
+        first.lock().stands_still = dies;
+        if !dies {
+            blocks(4..=10).for_each(|block| first.announce(&block));
+            eventually("the first again", || head_number(&pool) == Some(10)).await;
+        }
+        let (heads, _) = seen(&mut events);
+        assert!(heads.is_sorted(), "{heads:?}");
+    }
+}
+
+#[tokio::test]
+async fn nodes_that_come_back_on_another_branch_or_from_an_older_snapshot_bring_back_what_it_lacks()
+{
+    for nodes in [1, 2] {
+        let fakes = [Fake::start(), Fake::start()];
+        let txs = txs(2);
+        let endpoints = fakes[..nodes].iter().map(|fake| Endpoint::Ipc(fake.path.clone()));
+        let (fetcher, pool) = ingest_fast(FetcherConfig::new(endpoints)).await;
+        all_live(&fetcher).await;
+        fakes[0].announce_tx(&txs[0]);
+        eventually("pooled", || pool.len() == 1).await;
+        let mined = FakeBlock::new(3, 3, 2, &[&txs[0]]).with_rival_of(&txs[1]);
+        let chain: Vec<_> = blocks(2..=2).chain([mined]).chain(blocks(4..=6)).collect();
+        for fake in &fakes[..nodes] {
+            chain.iter().for_each(|block| fake.announce(block));
+        }
+        eventually("mined", || pool.is_empty() && head_number(&pool) == Some(6)).await;
+        // Alone it is below what is known for ever; both together have another branch of that height.
+        let last = if nodes == 1 { 4 } else { 6 };
+        let own = (3..=last).map(|number| {
+            FakeBlock::new(number, 30 + number, if number == 3 { 2 } else { 29 + number }, &[])
+        });
+        let chain: Vec<_> = blocks(1..=2).chain(own).collect();
+        fakes[0].lock().pending.push(txs[1].clone());
+        fakes[..nodes].iter().for_each(|fake| fake.restart(&chain));
+        let next = FakeBlock::new(last + 1, 99, 30 + last, &[]);
+        eventually("they are back", || fetcher.status().iter().all(|source| source.reconnects > 0))
+            .await;
+        all_live(&fetcher).await;
+        fakes[..nodes].iter().for_each(|fake| fake.announce(&next));
+        eventually("their head", || pool.head().is_some_and(|head| head.hash == next.hash)).await;
+        eventually("pending again", || pool.len() == 2).await;
+    }
 }
 
 #[tokio::test]
