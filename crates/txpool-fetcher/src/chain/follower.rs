@@ -148,12 +148,6 @@ impl Follower {
         Self { told, leader: None, doubtful_above: None, lead_timeout }
     }
 
-    /// The source that leads.
-    #[cfg(test)]
-    pub(super) fn leader(&self) -> Option<usize> {
-        self.leader.map(|leader| leader.source)
-    }
-
     /// Whether the heads of a source count: it is connected and not syncing.
     pub(crate) fn set_may_lead(&mut self, source: usize, may_lead: bool) {
         let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
@@ -388,3 +382,6 @@ fn apply(
     };
     Applied { blocks, unmined, gap }
 }
+
+#[cfg(test)]
+mod tests;

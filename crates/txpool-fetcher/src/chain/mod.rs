@@ -30,8 +30,6 @@ mod follower;
 mod full_block;
 mod heads;
 mod nonces;
-#[cfg(test)]
-mod oracle;
 mod wire;
 
 use std::{

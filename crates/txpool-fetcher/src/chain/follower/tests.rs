@@ -2,7 +2,7 @@
 //! high numbers, repeat a head, are on another branch, do not answer for ancestors, go and come back.
 //!
 //! `cargo test` runs 2,000 seeds. For an hour or so:
-//! `MEMPOOL_INGEST_CHAIN_SEEDS=4000000 cargo test --release -p txpool-fetcher --lib chain::oracle`.
+//! `MEMPOOL_INGEST_CHAIN_SEEDS=4000000 cargo test --release -p txpool-fetcher --lib follower`.
 //! A failure names its seed; `MEMPOOL_INGEST_CHAIN_FIRST=SEED MEMPOOL_INGEST_CHAIN_SEEDS=1` replays it.
 
 use std::{
@@ -14,10 +14,7 @@ use alloy_primitives::{B256, map::B256HashMap};
 use chain_view::{Block, Head, RecentBlocks, Relation};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 
-use super::{
-    AnnouncedHead, Unread,
-    follower::{Applied, Branch, Follower, Step},
-};
+use super::{AnnouncedHead, Applied, Branch, Follower, Leader, Step, Unread};
 use crate::limits::RECENT_BLOCKS;
 
 const LEAD_TIMEOUT: Duration = Duration::from_secs(15);
@@ -215,6 +212,10 @@ impl World {
         self.make(self.number(parent) + 1, parent, txs)
     }
 
+    fn leader(&self) -> Option<usize> {
+        self.follower.leader.map(|Leader { source, .. }| source)
+    }
+
     /// A transaction becomes pending at the honest node and is announced.
     fn send(&mut self) {
         self.made += 1;
@@ -384,7 +385,7 @@ impl World {
             }
         }
         let mut branch = self.nodes[node].branch.take().expect("just seen");
-        let led_before = self.follower.leader();
+        let led_before = self.leader();
         let latest = self.chain.head().map(|head| head.number);
         let known = self.known_ancestor(branch.hash());
         let step = self.follower.step(&mut self.chain, &mut branch, self.now);
@@ -453,7 +454,7 @@ impl World {
         for (parent, child) in self.chain.iter().zip(self.chain.iter().skip(1)) {
             assert_eq!(child.head.parent_hash, parent.head.hash, "not a chain");
         }
-        let leader = self.follower.leader();
+        let leader = self.leader();
         let leads = leader == Some(HONEST);
         // One that is on the honest chain and further may lead.
         let may_be_higher = leader.is_some_and(|leader| {
