@@ -48,10 +48,12 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     eprintln!("starting a mock node: {} transactions/s at {}", load.tps, path.display());
     let config = load.config(&path, ingest.duration);
     let mut node = start(&NodeConfig { load_start: LoadStart::FirstSubscription, ..config })?;
-    ingest.ipc.push(path);
+    ingest.ipc.push(path.clone());
     let code = mempool_ingest_cli::run(&ingest);
-    drop(node.stdin.take());
+    // It may be frozen.
+    node.kill()?;
     node.wait()?;
+    let _ = std::fs::remove_file(path);
     Ok(code)
 }
 

@@ -2,7 +2,11 @@
 
 mod fleet;
 
-use std::{collections::BTreeSet, process::ExitCode, time::Duration};
+use std::{
+    collections::BTreeSet,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use clap::Parser;
 use mock_node::NodeConfig;
@@ -64,4 +68,19 @@ fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
         let listed: BTreeSet<_> = listed.lines().map(str::to_owned).collect();
         assert_eq!(listed, node.txs.iter().map(|tx| tx.hash.to_string()).collect(), "{signal}");
     }
+}
+
+/// It waited for half a minute for a live source, and then for the list for as long as the node took.
+#[test]
+fn a_node_that_does_not_list_its_pool_holds_up_no_stop_and_what_is_missing_is_unknown() {
+    let node = Node::start(0, |node| NodeConfig { list_time: Duration::from_secs(300), ..node });
+    let ipc = node.node.ipc_path().to_str().expect("text").to_owned();
+    let args = ["--ipc".into(), ipc, "--plain".into(), "--json".into()];
+    let mut running = Running::start("a_command_that_does_not_end", args).expect("it runs");
+    running.line(|line| line.contains(" pooled=0 ").then_some(())).expect("it is up");
+    let began = Instant::now();
+    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
+    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    assert!(ended.json().expect("the summary")["missing"].is_null(), "{ended:?}");
 }
