@@ -231,8 +231,7 @@ pub trait TransactionSink: Send + Sync + 'static {
     }
 
     /// What the sink knows of a hash that was delivered. Hashes are looked up in batches of up to
-    /// 64; if a batch takes longer than two seconds, its hashes count as [`Holding::Unknown`]
-    /// (`mempool_fetcher_sink_timeouts_total`).
+    /// 64; if a batch takes longer than two seconds, its hashes count as [`Holding::Unknown`].
     fn holding(&self, hash: &B256) -> Holding {
         let _ = hash;
         Holding::Unknown
