@@ -237,7 +237,7 @@ impl Attack {
                 let (count, input) = if is_large { (1_700, vec![0; 40_000]) } else { (18_000, Vec::new()) };
                 let sent = |nonce| {
                     let (max_priority_fee_per_gas, input) = (50_000_000_000, input.clone().into());
-                    let tx = TxEip1559 { max_priority_fee_per_gas, input, ..transfer(1 + nonce) };
+                    let tx = TxEip1559 { max_priority_fee_per_gas, input, gas_limit: 1 << 20, ..transfer(1 + nonce) };
                     let private = json!([{ "tx": raw(tx, &eve), "maxBlockNumber": "0x18" }]);
                     call("eth_sendPrivateTransaction", &private, None)
                 };
