@@ -6,6 +6,7 @@
 extern crate self as order_rpc;
 
 mod config;
+mod deferral;
 mod error;
 mod host;
 mod http;
@@ -19,9 +20,9 @@ mod server;
 mod tests;
 
 pub use config::*;
+pub use deferral::DeferralStats;
 pub use error::{ConfigError, StartError};
 pub use host::{Admission, AdmissionFuture, Candidate, Host, Verdict};
-pub use limits::DeferralStats;
 pub use metrics::METRICS;
 pub use reply::Reason;
 pub use server::{OrderRpc, OrderRpcEnd};

@@ -11,11 +11,11 @@
 //! requests and for short ones. A quota is spent in units of work, and only for work that is done.
 //!
 //! # Locks
-//! Quotas: taken by each request, for its address and for its signer, for one look-up; never across an await or with another lock.
+//! Quotas: taken by each request, for its address and for its signer, for one look-up; never across an
+//! await or with another lock.
 
 mod budget;
 mod callers;
-mod deferral;
 mod quota;
 
 use std::{
@@ -25,16 +25,14 @@ use std::{
 };
 
 use alloy_primitives::Address;
-use load_control::{Gate, InFlightPermit, LoadMonitor, MIN_AUTO_REQUESTS, WorkError};
+use load_control::{Gate, InFlightPermit, MIN_AUTO_REQUESTS, WorkError};
 use tokio::sync::Semaphore;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-pub use self::deferral::DeferralStats;
 use self::quota::Quotas;
 pub(crate) use self::{
     budget::{Budget, Share},
     callers::{Caller, CallerId, Callers, forwarded_for},
-    deferral::Deferral,
 };
 use crate::{
     config::{OrderRpcConfig, Quota, SignatureMode},
@@ -121,7 +119,6 @@ pub(crate) struct Limiter {
     pub(crate) callers: Callers,
     pub(crate) connections: Arc<Budget>,
     pub(crate) slow_bodies: Semaphore,
-    pub(crate) deferral: Deferral,
     /// The requests in progress; closed at the shutdown.
     pub(crate) active: TaskTracker,
     /// Requests in flight that claim no signature; `None`: no limit.
@@ -158,10 +155,9 @@ impl Entered {
 }
 
 impl Limiter {
-    pub(crate) fn new(limits: Limits, gate: Gate, monitor: Option<LoadMonitor>) -> Self {
+    pub(crate) fn new(limits: Limits, gate: Gate) -> Self {
         let config = &limits.config;
         Self {
-            deferral: Deferral::new(&limits, monitor, gate.clone()),
             active: TaskTracker::new(),
             callers: Callers::new(limits.clone()),
             connections: Budget::new(config.max_connections),

@@ -16,11 +16,12 @@ use tokio::{
 
 use crate::{
     config::OrderRpcConfig,
+    deferral::DeferralStats,
     error::StartError,
     host::Host,
     http::{HttpServer, REJECT_TIMEOUT, listen},
     jsonrpc::Dispatcher,
-    limits::{DeferralStats, Limiter, Limits},
+    limits::{Limiter, Limits},
 };
 
 /// Time for the threads to end once they have no more work.
@@ -116,7 +117,7 @@ impl OrderRpc {
 
     /// What became of raw transactions that came while the load was high.
     pub fn deferral_stats(&self) -> DeferralStats {
-        self.dispatcher.limiter.deferral.stats()
+        self.dispatcher.deferral.stats()
     }
 
     /// Requests in progress.
@@ -186,7 +187,7 @@ async fn run(
     };
     let until = Instant::now() + deadline;
     limiter.active.close();
-    limiter.deferral.close();
+    dispatcher.deferral.close();
     // Connections are still accepted, so that their requests get a response.
     let ended = tokio::select! {
         biased;

@@ -20,6 +20,7 @@ use order_pool::Holder;
 use super::envelope::{Call, Calls, Id, State};
 use crate::{
     config::BYTES_PER_WORK,
+    deferral::Deferral,
     host::{Candidate, Host},
     limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
     methods::{Admitted, Claim, Method, Methods, Verified},
@@ -53,15 +54,16 @@ struct Request {
 pub(crate) struct Dispatcher {
     pub(crate) limiter: Arc<Limiter>,
     pub(crate) methods: Methods,
+    pub(crate) deferral: Deferral,
     pub(crate) metrics: Metrics,
 }
 
 impl Dispatcher {
     pub(crate) fn new(limits: Limits, host: Host) -> Self {
-        let limiter = Limiter::new(limits, host.gate.clone(), host.monitor.clone());
-        let limiter = Arc::new(limiter);
+        let deferral = Deferral::new(&limits, host.monitor.clone(), host.gate.clone());
+        let limiter = Arc::new(Limiter::new(limits, host.gate.clone()));
         let methods = Methods::new(host, Arc::clone(&limiter));
-        Self { limiter, methods, metrics: Metrics::new() }
+        Self { limiter, methods, deferral, metrics: Metrics::new() }
     }
 
     /// Serves a request whose body was read.
@@ -126,14 +128,14 @@ impl Dispatcher {
         self.limiter.grow(entered, count)?;
         // The first is paid for.
         self.limiter.charge(request.by, count - 1)?;
-        if request.has(Method::is_deferrable) && self.limiter.deferral.must_wait() {
+        if request.has(Method::is_deferrable) && self.deferral.must_wait() {
             // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
             if request.has(urgent) {
                 self.work(request, permit.take(), urgent).await?;
             }
             drop(permit.take());
-            let acquired = match self.limiter.deferral.acquire(entered.weight()).await {
+            let acquired = match self.deferral.acquire(entered.weight()).await {
                 // The load has fallen. A refusal now is not one of the calls that have run.
                 Ok(None) => {
                     let (gate, priority) = (&self.limiter.gate, self.priority_of(request));

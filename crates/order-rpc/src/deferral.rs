@@ -2,7 +2,8 @@
 //! when the load has fallen, or when it has waited for long enough.
 //!
 //! # Locks
-//! First: taken by a deferred request, and held while it waits for the load to fall and for its permit, because it is the line; nothing else takes it.
+//! First: taken by a deferred request, and held while it waits for the load to fall and for its permit,
+//! because it is the line; nothing else takes it.
 
 use std::{
     sync::Arc,
@@ -13,8 +14,10 @@ use load_control::{Gate, LoadMonitor, Refusal, WorkPermit};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::{Budget, Limits};
-use crate::metrics::{DeferralMetrics, Present};
+use crate::{
+    limits::{Budget, Limits},
+    metrics::{DeferralMetrics, Present},
+};
 
 /// Each request that has waited gets a work permit before other callers, so that it is not refused for
 /// lack of one.
@@ -48,7 +51,7 @@ pub struct DeferralStats {
 }
 
 impl Deferral {
-    pub(super) fn new(limits: &Limits, monitor: Option<LoadMonitor>, gate: Gate) -> Self {
+    pub(crate) fn new(limits: &Limits, monitor: Option<LoadMonitor>, gate: Gate) -> Self {
         // Rounded down: with a limit of one request in flight none may be deferred.
         let half = gate.request_limit().map_or(usize::MAX, |limit| limit / 2);
         Self {
