@@ -161,7 +161,7 @@ pub enum CancelPrivateOutcome {
     Public,
     /// No pooled private transaction of this signer has this hash, or it was sent later than it was
     /// cancelled. Subscribers are told, since another pool may have it, unless
-    /// [`MAX_UNKNOWN_CANCELLATIONS`](crate::MAX_UNKNOWN_CANCELLATIONS) of this
+    /// [`MAX_UNKNOWN_CANCELLATIONS`](crate::MAX_UNKNOWN_CANCELLATIONS) of this caller or
     /// signer are remembered.
     Unknown,
 }

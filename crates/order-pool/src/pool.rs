@@ -229,17 +229,18 @@ impl OrderPool {
     /// now: what was sent later stays, and is accepted if it is sent again. Whether or not the
     /// transaction is here, subscribers are told, and it is refused for
     /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) if it arrives with an earlier
-    /// [`Transaction::first_seen`].
+    /// [`Transaction::first_seen`]. What is remembered counts against `holder`.
     pub fn cancel_private(
         &self,
         hash: &B256,
         signer: Address,
+        holder: Holder,
         at: Option<SystemTime>,
     ) -> CancelPrivateOutcome {
         let shared = self.shared();
         let is_sent_now = at.is_none();
         let at = at.unwrap_or_else(SystemTime::now);
-        let cancellation = PrivateCancellation { hash: *hash, signer, at };
+        let cancellation = PrivateCancellation { hash: *hash, signer, at, holder };
         let outcome = shared.write(|core, now, effects| {
             core.cancel_private(cancellation, is_sent_now, now, effects)
         });

@@ -73,8 +73,8 @@ impl Deliverer {
                 CancelOutcome::Superseded { .. } => Delivered::Superseded,
                 _ => Delivered::Known,
             }),
-            Record::CancelPrivate(PrivateCancellation { hash, signer, at }) => {
-                Ok(match self.pool.cancel_private(&hash, signer, Some(at)) {
+            Record::CancelPrivate(PrivateCancellation { hash, signer, at, holder }) => {
+                Ok(match self.pool.cancel_private(&hash, signer, holder, Some(at)) {
                     CancelPrivateOutcome::Cancelled => Delivered::Pooled,
                     CancelPrivateOutcome::Unknown => Delivered::Known,
                     _ => Delivered::Refused,

@@ -170,7 +170,8 @@ impl Follower {
         }
         let cancellation = tx.filter(|_| self.is_private()).and_then(|tx| {
             let signer = tx.private_terms()?.signer?;
-            Some(PrivateCancellation { hash: *tx.hash(), signer, at: tx.first_seen() })
+            let (hash, at, holder) = (*tx.hash(), tx.first_seen(), tx.holder());
+            Some(PrivateCancellation { hash, signer, at, holder })
         });
         let published = Published { comparison, is_lost: false, cancellation };
         let record = Record::Order(Arc::clone(order));
@@ -213,7 +214,7 @@ mod tests {
     use chain_view::{Block, PooledTransaction};
     use mock_node::workload::{Workload, WorkloadConfig};
     use order_pool::{
-        Bundle, BundleParts, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription,
+        Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription,
     };
     use std::{collections::HashSet, time::SystemTime};
 
@@ -296,7 +297,9 @@ mod tests {
         send(&pool, &txs[2]);
         let hashes = txs.iter().map(|tx| *tx.hash()).collect::<Vec<_>>();
         // The last is not here: another machine may have it.
-        hashes[2..].iter().for_each(|hash| _ = pool.cancel_private(hash, SIGNER, None));
+        hashes[2..]
+            .iter()
+            .for_each(|hash| _ = pool.cancel_private(hash, SIGNER, Holder::Host, None));
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [hashes[0]]));
         let [public, private] = flows.each_mut().map(|(follower, events)| follow(follower, events));
         assert_eq!(public, [format!("tx {}", hashes[0]), "head 1 1".to_owned()]);
@@ -348,7 +351,7 @@ mod tests {
         txs.iter().for_each(|tx| send(&pool, tx));
         let mut follower = Follower::new(Flow::Private, true);
         assert_eq!(compare(&mut follower, &pool).len(), 2);
-        pool.cancel_private(txs[0].hash(), SIGNER, None);
+        pool.cancel_private(txs[0].hash(), SIGNER, Holder::Host, None);
         follower.forget_all();
         let expected = [format!("tx {}", txs[1].hash()), format!("cancel {}", txs[0].hash())];
         assert_eq!(compare(&mut follower, &pool), expected);
@@ -381,7 +384,7 @@ mod tests {
             let mut items = Vec::new();
             for _ in 0..2 {
                 send(&pool, tx);
-                pool.cancel_private(tx.hash(), SIGNER, None);
+                pool.cancel_private(tx.hash(), SIGNER, Holder::Host, None);
                 let events = std::iter::from_fn(|| events.try_next());
                 items.extend(events.filter_map(|event| follower.on(&event.expect("no lag"))));
                 // It leaves, and comes back.

@@ -153,7 +153,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use alloy_primitives::{Address, B256};
-    use order_pool::PrivateCancellation;
+    use order_pool::{Holder, PrivateCancellation};
 
     use super::*;
     use crate::wire::Record;
@@ -162,7 +162,8 @@ mod tests {
 
     fn item(n: u8) -> Item {
         let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
-        let record = Record::CancelPrivate(PrivateCancellation { hash, signer, at });
+        let holder = Holder::Host;
+        let record = Record::CancelPrivate(PrivateCancellation { hash, signer, at, holder });
         Item { record, number: None }
     }
 

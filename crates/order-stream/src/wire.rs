@@ -112,10 +112,10 @@ impl Record {
                 (Self::Cancellation(private::read_cancellation(&mut reader, holder)?), found)
             }
             KIND_CANCEL_PRIVATE => {
-                let at = reader.time()?.min(now);
+                let (at, holder) = (reader.time()?.min(now), reader.holder()?);
                 let found = content_id(kind, reader.0);
                 let (hash, signer) = (reader.hash()?, reader.address()?);
-                (Self::CancelPrivate(PrivateCancellation { hash, signer, at }), found)
+                (Self::CancelPrivate(PrivateCancellation { hash, signer, at, holder }), found)
             }
             KIND_HEAD => {
                 let mined = reader.hashes()?;

@@ -59,7 +59,7 @@ impl Core {
             Ok(block) => block,
             Err(reason) => return InsertOutcome::Rejected(reason),
         };
-        if let Err(reason) = self.check_key(&bundle) {
+        if let Some(Err(reason)) = slot.map(|slot| self.check_key(&slot)) {
             return InsertOutcome::Rejected(reason);
         }
         bundle.settle(block, nonce);
@@ -312,11 +312,13 @@ impl Core {
 
     /// A cancellation removes the bundles of all blocks of a key at once. They are few, because no block is
     /// far ahead of the head; while there is none, they are counted.
-    fn check_key(&self, bundle: &Bundle) -> Result<(), RejectReason> {
-        let Some(key) = bundle.key().filter(|_| self.chain.head().is_none()) else { return Ok(()) };
-        let (value, limit) =
-            (self.keys.blocks_of(&key).len(), self.limits.max_blocks_ahead as usize);
-        if value < limit {
+    fn check_key(&self, slot: &Slot) -> Result<(), RejectReason> {
+        if self.chain.head().is_some() {
+            return Ok(());
+        }
+        let slots = self.keys.blocks_of(&slot.0);
+        let (value, limit) = (slots.len(), self.limits.max_blocks_ahead as usize);
+        if value < limit || slots.iter().any(|(other, _)| other == slot) {
             return Ok(());
         }
         Err(RejectReason::TooMany { field: "replacementUuid", value, limit })

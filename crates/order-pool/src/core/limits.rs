@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::private_cancellations::MAX_PRIVATE_CANCELLATIONS;
 use crate::{
     config::{
         CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE,
@@ -41,6 +40,10 @@ const KNOWN_SIGNERS: usize = 5;
 /// Most private transactions of one sender that one holder may have pooled: as many as geth keeps of
 /// an account before it drops some (`txpool.accountslots`).
 const PRIVATE_PER_SENDER: usize = 16;
+
+/// Most cancellations of private transactions that are remembered, at about 300 bytes each: 5 MB. A caller of
+/// whom only the address is known may have 512 of them a minute, 8/s.
+const MAX_PRIVATE_CANCELLATIONS: usize = 1 << 14;
 
 /// A cap on a number of orders and on their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +97,7 @@ pub(crate) struct Limits {
     pub(crate) max_private_per_sender: usize,
     /// Of replacement keys without a bundle. No bytes are counted.
     pub(crate) keys: Division,
+    pub(crate) private_cancellations: Division,
     pub(crate) max_txs_per_bundle: usize,
     pub(crate) max_blocks_ahead: u64,
     pub(crate) cancellation_retention: Duration,
@@ -110,6 +114,7 @@ impl From<PoolConfig> for Limits {
             private_txs: Division::of(options.max_external_txs, options.max_external_tx_bytes),
             max_private_per_sender: PRIVATE_PER_SENDER,
             keys: Division::of(options.max_cancellations, 0),
+            private_cancellations: Division::of(MAX_PRIVATE_CANCELLATIONS, 0),
             max_txs_per_bundle: MAX_TXS_PER_BUNDLE,
             max_blocks_ahead: MAX_BLOCKS_AHEAD,
             cancellation_retention: CANCELLATION_RETENTION,
@@ -146,8 +151,8 @@ impl PoolConfig {
     /// - the dedupe window: a table of at most four words and two queues of at most two for each of
     ///   the accepted orders that are remembered, which are twice `max_txs` and at least 1,048,576;
     /// - 64 MiB of mined orders, and 64 recent blocks of 2,857 transactions (60 M gas) at 256 bytes;
-    /// - replacement keys: `max_cancellations` and one per bundle, and 16,384 cancellations of private transactions, 384 bytes
-    ///   each;
+    /// - replacement keys: `max_cancellations` and one per bundle, and 16,384 cancellations of private
+    ///   transactions, 384 bytes each;
     /// - 16 MiB for everything of constant size.
     ///
     /// 1.63 GB by default. A pool of plain transactions reaches its cap on their number long

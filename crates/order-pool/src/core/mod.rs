@@ -154,7 +154,7 @@ impl Core {
             private: BTreeSet::new(),
             bundles: BundleIndex::default(),
             keys: Keys::new(limits.cancellation_retention, limits.keys),
-            private_cancellations: PrivateCancellations::default(),
+            private_cancellations: PrivateCancellations::new(limits.private_cancellations),
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             senders: Senders::default(),
             seen: SeenWindow::new(limits.dedupe_window),

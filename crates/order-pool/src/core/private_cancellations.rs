@@ -2,35 +2,48 @@
 //! transaction may be in the pool of another machine, or on its way from there.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     time::{Duration, SystemTime},
 };
 
 use alloy_primitives::{Address, B256};
 
-use super::keys::MAX_UNKNOWN_CANCELLATIONS;
-use crate::order::{PrivateCancellation, Transaction};
+use super::{keys::MAX_UNKNOWN_CANCELLATIONS, limits::Division, shares::Shares};
+use crate::{
+    holder::Holder,
+    order::{PrivateCancellation, Transaction},
+};
 
-/// How many are remembered; then the oldest is forgotten. At about 300 bytes each 5 MB.
-pub(crate) const MAX_PRIVATE_CANCELLATIONS: usize = 1 << 14;
-
+/// The signer and the transaction.
 type Key = (Address, B256);
+
+/// When one is forgotten, the sequence number of its event, and its key.
+type Due = (Duration, u64, Key);
 
 #[derive(Clone, Copy, Debug)]
 struct Remembered {
     at: SystemTime,
-    /// The sequence number of its event.
     seq: u64,
     forget_at: Duration,
+    holder: Holder,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct PrivateCancellations {
     all: BTreeMap<Key, Remembered>,
-    due: BTreeSet<(Duration, u64, Key)>,
+    due: BTreeSet<Due>,
+    /// Of callers, and of the host and of signers that it knows: who sends too many loses its own.
+    shares: [Shares<Address, Reverse<Due>>; 2],
+    division: Division,
 }
 
 impl PrivateCancellations {
+    pub(crate) fn new(division: Division) -> Self {
+        let (all, due) = (BTreeMap::new(), BTreeSet::new());
+        Self { all, due, shares: Default::default(), division }
+    }
+
     /// When its signer cancelled a transaction, if not before it arrived.
     pub(crate) fn of(&self, tx: &Transaction) -> Option<SystemTime> {
         let signer = tx.private_terms().filter(|_| !tx.is_public())?.signer?;
@@ -39,44 +52,57 @@ impl PrivateCancellations {
     }
 
     /// Whether a cancellation is to be remembered: not one that a later one covers, and of a transaction
-    /// that is not here only so many of one signer.
+    /// that is not here only so many of one caller, or of one signer that the host knows.
     pub(crate) fn admits(&self, cancellation: &PrivateCancellation, is_here: bool) -> bool {
-        let PrivateCancellation { hash, signer, at } = *cancellation;
+        let PrivateCancellation { hash, signer, at, holder } = *cancellation;
         if let Some(before) = self.all.get(&(signer, hash)) {
             return before.at < at;
         }
-        let of_signer = self.all.range((signer, B256::ZERO)..=(signer, B256::repeat_byte(255)));
-        is_here || of_signer.take(MAX_UNKNOWN_CANCELLATIONS).count() < MAX_UNKNOWN_CANCELLATIONS
+        let share = &self.shares[usize::from(holder.is_known())];
+        let held = match holder {
+            Holder::Caller(_) => share.of(&holder),
+            Holder::Host | Holder::Signer(_) => share.of_signer(&holder, &signer),
+        };
+        is_here || held.count < MAX_UNKNOWN_CANCELLATIONS
     }
 
     /// Remembers a cancellation whose event has this sequence number. Returns the events of those that are
     /// forgotten for it.
     pub(crate) fn add(
         &mut self,
-        PrivateCancellation { hash, signer, at }: PrivateCancellation,
+        PrivateCancellation { hash, signer, at, holder }: PrivateCancellation,
         seq: u64,
         forget_at: Duration,
     ) -> Vec<u64> {
         let key = (signer, hash);
-        let before = self.all.insert(key, Remembered { at, seq, forget_at });
-        let mut ended = Vec::new();
-        if let Some(before) = before {
-            self.due.remove(&(before.forget_at, before.seq, key));
-            ended.push(before.seq);
-        }
-        self.due.insert((forget_at, seq, key));
-        if self.all.len() > MAX_PRIVATE_CANCELLATIONS {
-            ended.extend(self.forget_due(Duration::MAX));
-        }
+        let mut ended = Vec::from_iter(self.forget(&key));
+        self.all.insert(key, Remembered { at, seq, forget_at, holder });
+        let due = (forget_at, seq, key);
+        self.due.insert(due);
+        let share = &mut self.shares[usize::from(holder.is_known())];
+        share.insert(holder, signer, Reverse(due), 0);
+        let excess = if share.of(&holder).count > self.division.of_holder(&holder).count {
+            share.last_of(&holder)
+        } else if share.size().count > self.division.half.count {
+            share.largest().and_then(|largest| share.last_of(&largest))
+        } else {
+            None
+        };
+        ended.extend(excess.and_then(|Reverse((_, _, key))| self.forget(&key)));
         ended
     }
 
     /// Forgets one if it is due. Returns the sequence number of its event.
     pub(crate) fn forget_due(&mut self, now: Duration) -> Option<u64> {
-        let due = *self.due.first().filter(|(at, ..)| *at <= now)?;
+        let (_, _, key) = *self.due.first().filter(|(at, ..)| *at <= now)?;
+        self.forget(&key)
+    }
+
+    fn forget(&mut self, key: &Key) -> Option<u64> {
+        let Remembered { seq, forget_at, holder, .. } = self.all.remove(key)?;
+        let due = (forget_at, seq, *key);
         self.due.remove(&due);
-        let (_, seq, key) = due;
-        self.all.remove(&key);
+        self.shares[usize::from(holder.is_known())].remove(holder, key.0, Reverse(due), 0);
         Some(seq)
     }
 

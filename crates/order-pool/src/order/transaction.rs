@@ -48,6 +48,8 @@ pub struct PrivateCancellation {
     pub signer: Address,
     /// When. What its signer sends later is valid.
     pub at: SystemTime,
+    /// Against whom the pool counts it while it is remembered.
+    pub holder: Holder,
 }
 
 /// What a sender can pay and use, as its node knows it.

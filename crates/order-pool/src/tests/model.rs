@@ -781,6 +781,13 @@ impl Model {
         if order.block.is_some_and(|block| !self.is_ahead(block)) || self.bundle_is_taken(&order) {
             return "Rejected";
         }
+        if let Some(slot) = slot.filter(|slot| !self.keys.contains_key(slot))
+            && self.head_number().is_none()
+            && self.keys.keys().filter(|other| other.0 == slot.0 && other.1.is_some()).count()
+                >= MAX_AHEAD as usize
+        {
+            return "Rejected";
+        }
         order.block = self.settled_block(&order);
         order.id = settled;
         order.nonce = nonce;
@@ -1093,7 +1100,10 @@ impl Run {
                 let Some(id) = txs.map(|order| order.id).nth(which) else { return };
                 let expected = self.model.cancel_private(id, address(signer));
                 let at = Some(SystemTime::UNIX_EPOCH);
-                assert_eq!(self.pool.cancel_private(id.hash(), address(signer), at), expected);
+                assert_eq!(
+                    self.pool.cancel_private(id.hash(), address(signer), Holder::Host, at),
+                    expected
+                );
             }
             Op::Burst { salt } => (0..40).for_each(|n| {
                 let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));

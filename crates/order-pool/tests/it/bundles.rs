@@ -687,4 +687,5 @@ fn a_key_has_no_more_blocks_than_may_be_ahead_while_no_head_is_known() {
     }
     let reason = RejectReason::TooMany { field: "replacementUuid", value: 64, limit: 64 };
     assert_eq!(pool.insert_bundle(keyed_for(1, 65, Some(1))), InsertOutcome::Rejected(reason));
+    assert_eq!(variant(pool.insert_bundle(keyed_for(1, 64, Some(2)))), "Replaced");
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use alloy_primitives::U256;
+use alloy_primitives::{B256, U256};
 
 use order_pool::{
     BundleParts, CANCELLATION_RETENTION, CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Funds,
@@ -77,7 +77,8 @@ fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
     pool.insert_transaction(tx_of_caller(4));
     pool.insert_transaction(nth(2));
     journal(&mut subscription);
-    let cancel = |n, signer| pool.cancel_private(nth(n).hash(), address(signer), None);
+    let cancel =
+        |n, signer| pool.cancel_private(nth(n).hash(), address(signer), Holder::Host, None);
     assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
     for (n, signer, why) in
         [(1, 8, "of another"), (3, 7, "of nobody"), (4, 7, "not private"), (5, 7, "not here")]
@@ -100,11 +101,38 @@ fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
     );
 }
 
+/// Keys are free: by signer they filled everybody's log, and what others had cancelled was forgotten.
+#[test]
+fn cancellations_of_fresh_keys_displace_nobody_elses_and_fill_nobodys_log() {
+    let (pool, _) = pool(PoolConfig::default());
+    let sent_at = SystemTime::UNIX_EPOCH;
+    let caller = |n: u64| Holder::caller([10, 0, 0, n as u8].into());
+    let cancel = |n: u64, signer, holder| {
+        pool.cancel_private(
+            &B256::left_padding_from(&n.to_be_bytes()),
+            signer,
+            holder,
+            Some(sent_at),
+        )
+    };
+    pool.cancel_private(nth(1).hash(), address(7), caller(0), Some(sent_at));
+    let mut told = pool.subscribe_all();
+    journal(&mut told);
+    // More than are remembered, of one caller and of 255.
+    (0..20_000).for_each(|n| _ = cancel(n, address(1_000 + n), caller(1)));
+    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS);
+    (0..20_000).for_each(|n| _ = cancel(n, address(30_000 + n), caller(1 + n % 255)));
+    let insert = |signer| variant(pool.insert_transaction(sent(1, signer, sent_at)));
+    assert_eq!((insert(7), insert(8).as_str()), ("Superseded".to_owned(), "Added"));
+}
+
 #[test]
 fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or_forgotten() {
     let (pool, clock) = pool(PoolConfig::default());
     let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-    let cancel = |n, seconds| pool.cancel_private(nth(n).hash(), address(7), Some(at(seconds)));
+    let cancel = |n, seconds| {
+        pool.cancel_private(nth(n).hash(), address(7), Holder::Host, Some(at(seconds)))
+    };
     let insert =
         |n, signer, seconds| variant(pool.insert_transaction(sent(n, signer, at(seconds))));
     assert_eq!(cancel(1, 100), CancelPrivateOutcome::Unknown);
@@ -211,7 +239,7 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
             }
             // Nor does it leave by a cancellation of who sent it first.
             let hash = |n| *private_from(spec(n), terms).hash();
-            let cancelled = pool.cancel_private(&hash(0), address(8), None);
+            let cancelled = pool.cancel_private(&hash(0), address(8), Holder::Host, None);
             assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
             pool.on_head(head(11, 0, 0, &[]));
             let missing = (0..187).filter(|n| !pool.contains(&hash(*n))).count();
@@ -234,7 +262,9 @@ fn who_sent_it_from_two_addresses_cancels_it_and_nobody_once_another_signer_sent
     for (sender, signer, caller) in [(1, 7, 1), (1, 7, 2), (2, 7, 1), (2, 8, 1)] {
         send(sender, signer, caller);
     }
-    let cancel = |sender, signer| pool.cancel_private(nth(sender).hash(), address(signer), None);
+    let cancel = |sender, signer| {
+        pool.cancel_private(nth(sender).hash(), address(signer), Holder::Host, None)
+    };
     assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
     assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
     assert_eq!(cancel(2, 8), CancelPrivateOutcome::Unknown);
@@ -337,7 +367,7 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
     assert_eq!(insert(bundled(2, 0, true), 0), InsertOutcome::Added);
     // Nor what is before its next nonce, what has left, and what the node announces.
     assert_eq!(insert(private(2), 1), InsertOutcome::Added);
-    pool.cancel_private(private(2).id().hash(), address(7), None);
+    pool.cancel_private(private(2).id().hash(), address(7), Holder::Host, None);
     pool.insert_transaction(tx_from(spec(0, 0), Origin::Mempool));
     assert_eq!(insert(private(3), 0), InsertOutcome::Added);
     assert!(refused(insert(private(4), 0)));

@@ -92,7 +92,7 @@ impl Prepared {
             }
             Self::PrivateCancellation(hash) => {
                 let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
-                Verified::PrivateCancellation(hash, signer, now)
+                Verified::PrivateCancellation(hash, signer, holder_of(Some(signer)), now)
             }
         })
     }
@@ -108,7 +108,7 @@ pub(crate) enum Verified {
     Cancellation(Cancellation),
     /// Of the private transaction with this hash, by this signer, and when it came: what stands behind it
     /// in a batch is later, though it is verified before this is done.
-    PrivateCancellation(B256, Address, SystemTime),
+    PrivateCancellation(B256, Address, Holder, SystemTime),
 }
 
 impl Verified {
@@ -179,8 +179,8 @@ impl Verified {
                 CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
                 _ => Err(ErrorResponse::internal()),
             },
-            Self::PrivateCancellation(hash, signer, at) => {
-                match pool.cancel_private(&hash, signer, Some(at)) {
+            Self::PrivateCancellation(hash, signer, holder, at) => {
+                match pool.cancel_private(&hash, signer, holder, Some(at)) {
                     CancelPrivateOutcome::Cancelled => Ok(json!(true)),
                     CancelPrivateOutcome::Public => {
                         let message = format!("{hash} is known to others and cannot be cancelled");

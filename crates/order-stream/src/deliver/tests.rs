@@ -159,7 +159,8 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool() {
     let first = encode_transaction(&private);
     assert_eq!(deliver([bundle.clone(), first.clone()]), (1, 1));
     let bundles = Record::Cancellation(Cancellation { key, nonce: Some(2), holder: Holder::Host });
-    let private = PrivateCancellation { hash: *private.hash(), signer, at: at(100) };
+    let private =
+        PrivateCancellation { hash: *private.hash(), signer, at: at(100), holder: Holder::Host };
     let private = Record::CancelPrivate(private);
     assert_eq!(deliver([bundles, private].map(encode)), (0, 0));
     assert_eq!(counts(&deliverer), [4, 0, 0, 0, 0]);

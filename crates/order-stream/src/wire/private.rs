@@ -108,10 +108,11 @@ pub(super) fn read_cancellation(
     Ok(Cancellation { key, nonce: reader.option(Reader::u64)?, holder })
 }
 
-/// The message id is a hash of all but the time.
+/// The message id is a hash of transaction and signer.
 pub(super) fn encode_cancel_private(cancellation: &PrivateCancellation) -> Encoded {
     let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 64);
     writer.time(cancellation.at);
+    writer.holder(cancellation.holder);
     let content = writer.bytes.len();
     writer.put(cancellation.hash);
     writer.put(cancellation.signer);

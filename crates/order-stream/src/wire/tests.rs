@@ -187,7 +187,7 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
         assert!(ids.insert(encoded.id));
     }
     let (hash, signer) = (B256::repeat_byte(9), Address::repeat_byte(1));
-    let sent = PrivateCancellation { hash, signer, at: at(7) };
+    let sent = PrivateCancellation { hash, signer, at: at(7), holder: Holder::Signer(signer) };
     let read = round_trip(&encode(&Record::CancelPrivate(sent)));
     assert!(matches!(read, Record::CancelPrivate(read) if read == sent));
 }
@@ -310,6 +310,7 @@ fn examples() -> Vec<Encoded> {
             hash: B256::ZERO,
             signer: key.signer,
             at: at(1),
+            holder: Holder::Host,
         }),
         Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }),
     ];

@@ -45,7 +45,7 @@ impl Wish {
                 CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently
             ),
             (None, true) => matches!(
-                machine.cancel_private(tx.hash(), self.signer, None),
+                machine.cancel_private(tx.hash(), self.signer, Holder::Host, None),
                 CancelPrivateOutcome::Cancelled | CancelPrivateOutcome::Unknown
             ),
             (key, false) => {
