@@ -252,10 +252,16 @@ impl Follower {
             Some(leader) if is_leader => self.doubtful_above.or(Some(leader.number)),
             _ => Some(0),
         };
+        let had_leader = self.leader.is_some();
         if leads {
             self.lead(source, &head);
         }
-        Step::Applied(apply(chain, branch, block, is_linked))
+        let mut applied = apply(chain, branch, block, is_linked);
+        if leads && !is_leader && had_leader {
+            // What its heads undid while they did not count is known to its pool alone.
+            applied.gap.get_or_insert(GapReason::MissedHeads);
+        }
+        Step::Applied(applied)
     }
 
     /// Whether the branch counts, and is linked to the chain. `leads`: its source leads, or takes

@@ -81,6 +81,8 @@ struct Node {
     needs: Option<B256>,
     /// A block that the branch needed could not be read.
     has_failed: bool,
+    /// Since when its chain has been higher than what the leader told.
+    higher_since: Option<Instant>,
 }
 
 struct World {
@@ -155,6 +157,7 @@ impl World {
                 branch,
                 needs,
                 has_failed: false,
+                higher_since: None,
             });
         }
         world
@@ -387,6 +390,7 @@ impl World {
         let mut branch = self.nodes[node].branch.take().expect("just seen");
         let led_before = self.leader();
         let latest = self.chain.head().map(|head| head.number);
+        let was_doubtful = self.follower.doubtful_above.is_some();
         let known = self.known_ancestor(branch.hash());
         let step = self.follower.step(&mut self.chain, &mut branch, self.now);
         if let Step::Read(hash) = step {
@@ -396,7 +400,9 @@ impl World {
         }
         let has_changed = matches!(step, Step::Applied(_)) || node == HONEST;
         if let Step::Applied(applied) = step {
-            let honest_led = led_before == Some(HONEST) && self.nodes[HONEST].is_up;
+            // Of a head that could not be linked the number proves nothing.
+            let honest_led =
+                led_before == Some(HONEST) && self.nodes[HONEST].is_up && !was_doubtful;
             assert!(
                 latest <= self.chain.head().map(|head| head.number)
                     || node == HONEST
@@ -418,8 +424,9 @@ impl World {
             self.processed = Some(branch.hash());
         }
         if has_changed {
-            self.check();
+            self.check(was_doubtful);
         }
+        self.note_higher();
         true
     }
 
@@ -449,18 +456,33 @@ impl World {
         }
     }
 
-    fn check(&mut self) {
+    fn note_higher(&mut self) {
+        let Some(Leader { number, .. }) = self.follower.leader else { return };
+        let number = self.follower.doubtful_above.unwrap_or(number);
+        for node in 0..self.nodes.len() {
+            let is_higher = self.number(self.nodes[node].tip) > number;
+            let since = &mut self.nodes[node].higher_since;
+            *since = is_higher.then(|| since.unwrap_or(self.now));
+        }
+    }
+
+    fn check(&mut self, was_doubtful: bool) {
         assert!(self.chain.iter().eq(self.sink.iter()), "the sink has another chain");
         for (parent, child) in self.chain.iter().zip(self.chain.iter().skip(1)) {
             assert_eq!(child.head.parent_hash, parent.head.hash, "not a chain");
         }
         let leader = self.leader();
         let leads = leader == Some(HONEST);
-        // One that is on the honest chain and further may lead.
+        // One that is on the honest chain and further may lead, and one that has been higher for long.
         let may_be_higher = leader.is_some_and(|leader| {
-            let Node { kind, tip, .. } = self.nodes[leader];
-            let is_on_the_chain = !matches!(kind, Kind::TellsHigh | Kind::OtherBranch);
-            is_on_the_chain && self.number(tip) > self.number(self.nodes[HONEST].tip)
+            let Node { kind, tip, higher_since, .. } = self.nodes[leader];
+            let has_waited = higher_since.is_some_and(|at| self.now >= at + LEAD_TIMEOUT);
+            let is_higher = self.number(tip) > self.number(self.nodes[HONEST].tip);
+            match kind {
+                Kind::TellsHigh => false,
+                Kind::OtherBranch => was_doubtful || has_waited,
+                _ => was_doubtful || has_waited || is_higher,
+            }
         });
         assert!(leads || !self.has_led || may_be_higher, "the honest node has lost the lead");
         self.has_led = leads && self.nodes[HONEST].is_up;
