@@ -399,11 +399,15 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     node.submit_all();
     settled(&fetcher, "all pooled", |counts| counts.pooled == BLOCKS as u64 + 1).await;
     let mut last = 0;
-    // At most two for each block: the fetcher is never so far behind that the node has forgotten one.
-    let reads = || node.node.stats().methods.get("eth_getBlockByHash").copied().unwrap_or(0);
-    for (before, tx) in (0..).zip(&node.txs[..BLOCKS]) {
+    for tx in &node.txs[..BLOCKS] {
+        let before = fetcher.counts().mined;
         last = node.node.mine_only(&[tx.hash]).unwrap().number;
-        eventually("blocks are read", || reads() > before).await;
+        // A hash that is announced after its block shows that the block was read.
+        eventually("the block is read", || {
+            node.node.announce_unknown(tx.hash);
+            fetcher.counts().mined > before
+        })
+        .await;
     }
     let dropped = |event| counters.get("mempool_fetcher_sink_dropped_total", event);
     // The one in the sink, 64 that wait.
