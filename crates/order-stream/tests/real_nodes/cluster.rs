@@ -47,5 +47,7 @@ async fn a_killed_leader_costs_time_and_no_order() {
     println!("{stats:#?}");
     assert!(stats.iter().all(|stats| stats.published == 2_000));
     let stats = finish_source(source).await;
-    assert_eq!((stats.received, stats.known, stats.missed), (2_000, 0, 0), "{stats:?}");
+    assert_eq!((stats.pooled, stats.missed), (2_000, 0), "{stats:?}");
+    // A leader that is killed while it replicates can have stored a message that its successor stores again.
+    assert!(stats.known <= 20 && stats.received == stats.pooled + stats.known, "{stats:?}");
 }
