@@ -103,7 +103,6 @@ run() { tests --test real_nodes -- --nocapture "$@"; }
 load() { run --test-threads 1 under_load; }
 others() {
     run --test-threads 3 --skip under_load
-    tests --lib -- --nocapture geth::
     tests --test command -- --nocapture --ignored on_a_real_server
 }
 case "${1-}" in
