@@ -43,7 +43,7 @@ use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate};
 
 pub use self::keys::MAX_UNKNOWN_CANCELLATIONS;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 pub(crate) use self::limits::{Caps, Division};
 use self::{
     bundle_index::BundleIndex,

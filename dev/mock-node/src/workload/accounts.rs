@@ -45,7 +45,7 @@ impl Account {
     }
 }
 
-/// The first `count` accounts of the mnemonic of every Ethereum development chain: by BIP-32 the children of [`KEY`] that are
+/// The first `count` accounts of the mnemonic of every Ethereum development chain: by BIP-32 the children of `KEY` that are
 /// not hardened.
 pub fn test_accounts(count: usize) -> Vec<Account> {
     let key = SecretKey::from_byte_array(&KEY.0).expect("it is a known key");
