@@ -96,7 +96,7 @@ impl Running {
             // Before the first transaction of a replay arrives.
             watcher: Watcher::start(pool, args.hashes.as_deref())?,
             #[cfg(feature = "record")]
-            files: recording::Files::start(&args.files, pool)?,
+            files: recording::Files::start(&args.files, &ingest)?,
             ingest,
         })
     }

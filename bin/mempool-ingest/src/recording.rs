@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use alloy_primitives::B256;
 use futures::stream;
 use mempool_ingest::{
-    OrderPool,
+    Ingest,
     txpool_fetcher::{
         AnnouncementStream, BlockStream, Endpoint, InProcess, InProcessPool, MinedBlock,
         PooledHashes, PooledTransaction,
@@ -43,9 +43,19 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    pub(crate) fn start(args: &Args, pool: &OrderPool) -> Result<Self, Box<dyn std::error::Error>> {
+    pub(crate) fn start(args: &Args, ingest: &Ingest) -> Result<Self, Box<dyn std::error::Error>> {
+        let pool = ingest.pool();
         let recorder = match &args.record {
-            Some(folder) => Some(Recorder::start(pool, RecorderConfig::new(folder))?),
+            Some(folder) => {
+                let (announcers, status) =
+                    (ingest.fetcher().announcers(), ingest.fetcher().status());
+                let names: Vec<_> =
+                    status.into_iter().map(|source| source.endpoint.to_string()).collect();
+                let named = move |hash: &B256| {
+                    announcers(hash).into_iter().map(|source| names[source].clone()).collect()
+                };
+                Some(Recorder::start_with(pool, RecorderConfig::new(folder), named)?)
+            }
             None => None,
         };
         let replay = match &args.replay {

@@ -9,6 +9,7 @@ use std::{io::Write, sync::Arc, time::SystemTime};
 
 use alloy_consensus::{Signed, Transaction as _};
 use alloy_eips::Encodable2718 as _;
+use alloy_primitives::B256;
 use bytes::Bytes;
 use order_pool::{Origin, PooledTransaction, Transaction};
 use parquet::{
@@ -75,14 +76,25 @@ pub(crate) struct Inclusion {
     pub(crate) timestamp_s: u64,
 }
 
-/// Writes a file of one row group. Each column is built, written and freed before the next. `pause`
-/// is called every 0.1 ms or so.
-pub(crate) fn write<W: Write + Send>(
-    out: W,
-    rows: &[Row<'_>],
-    blobs: bool,
-    pause: Pause<'_>,
-) -> Result<()> {
+/// A transaction, with the block that included it.
+pub(crate) type Row<'a> = (&'a Transaction, Option<Inclusion>);
+
+/// Names the nodes that have announced a transaction.
+pub(crate) type Announcers = dyn Fn(&B256) -> Vec<String> + Send;
+
+/// How rows are written.
+#[derive(Clone, Copy)]
+pub(crate) struct Encoding<'a> {
+    /// With their blobs.
+    pub(crate) blobs: bool,
+    /// Without a name, the origin stands for the nodes.
+    pub(crate) announcers: &'a Announcers,
+    /// Is called every 0.1 ms or so.
+    pub(crate) pause: Pause<'a>,
+}
+
+/// Writes a file of one row group. Each column is built, written and freed before the next.
+pub(crate) fn write<W: Write + Send>(out: W, rows: &[Row<'_>], how: Encoding<'_>) -> Result<()> {
     let schema = Arc::new(parse_message_type(SCHEMA)?);
     // Not compressed by the crate: `GzipPages` does it.
     let mut properties = WriterProperties::builder()
@@ -97,13 +109,11 @@ pub(crate) fn write<W: Write + Send>(
     }
     let mut file = SerializedFileWriter::new(out, schema, Arc::new(properties.build()))?;
     let (schema, properties) = (file.schema_descr().clone(), Arc::clone(file.properties()));
-    Group { rows, pause, schema, properties, next: 0, writer: file.next_row_group()? }
-        .write(blobs)?;
+    let writer = file.next_row_group()?;
+    Group { rows, pause: how.pause, schema, properties, next: 0, writer }.write(how)?;
     file.close()?;
     Ok(())
 }
-
-type Row<'a> = (&'a Transaction, Option<Inclusion>);
 
 struct Group<'a, 'w, W: Write> {
     rows: &'a [Row<'a>],
@@ -116,7 +126,7 @@ struct Group<'a, 'w, W: Write> {
 }
 
 impl<W: Write + Send> Group<'_, '_, W> {
-    fn write(mut self, blobs: bool) -> Result<()> {
+    fn write(mut self, how: Encoding<'_>) -> Result<()> {
         self.numbers(|row| unix_millis(row.first_seen()))?;
         self.texts(|row| format!("{:#x}", row.hash()))?;
         self.texts(|row| row.envelope().chain_id().unwrap_or(0).to_string())?;
@@ -138,11 +148,11 @@ impl<W: Write + Send> Group<'_, '_, W> {
             let selector = row.envelope().input().get(..4);
             selector.map_or_else(String::new, alloy_primitives::hex::encode_prefixed)
         })?;
-        self.column::<ByteArrayType>(sources)?;
+        self.column(|steps, column| sources(steps, how.announcers, column))?;
         self.inclusions(|_, inclusion| inclusion.block as i64)?;
         self.inclusions(|_, inclusion| millis(inclusion))?;
         self.inclusions(|row, inclusion| millis(inclusion) - unix_millis(row.first_seen()))?;
-        self.column(|steps, column| raw_txs(steps, blobs, column))?;
+        self.column(|steps, column| raw_txs(steps, how.blobs, column))?;
         self.writer.close()?;
         Ok(())
     }
@@ -213,17 +223,28 @@ impl Steps<'_> {
     }
 }
 
-/// The origins of a transaction until now.
-fn sources(steps: Steps<'_>, column: &mut ColumnWriterImpl<'_, ByteArrayType>) -> Result<()> {
+/// The nodes and the external callers that a transaction came from until now.
+fn sources(
+    steps: Steps<'_>,
+    announcers: &Announcers,
+    column: &mut ColumnWriterImpl<'_, ByteArrayType>,
+) -> Result<()> {
     steps.encode(|rows| {
         let (mut values, mut repetitions) = (Vec::new(), Vec::new());
         for (row, _) in rows {
-            values.push(ByteArray::from(source(row.origin())));
-            repetitions.push(0);
-            if let Some((origin, _)) = row.second_origin() {
-                values.push(ByteArray::from(source(origin)));
-                repetitions.push(1);
+            let second = row.second_origin().map(|(origin, _)| origin);
+            for origin in std::iter::once(row.origin()).chain(second) {
+                let nodes = match origin {
+                    Origin::Mempool => announcers(row.hash()),
+                    _ => Vec::new(),
+                };
+                if nodes.is_empty() {
+                    values.push(ByteArray::from(source(origin)));
+                }
+                values.extend(nodes.iter().map(|name| ByteArray::from(name.as_str())));
             }
+            repetitions.push(0);
+            repetitions.resize(values.len(), 1);
         }
         let definitions = vec![1; values.len()];
         column.write_batch(&values, Some(&definitions), Some(&repetitions))

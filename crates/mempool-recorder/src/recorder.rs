@@ -36,9 +36,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use alloy_primitives::B256;
 use order_pool::{OrderPool, Subscription};
 
 use crate::{
+    columns::{Announcers, Encoding},
     config::{MAX_GROUP_BYTES, MAX_GROUP_ROWS, POLL_INTERVAL, RecorderConfig},
     error::RecorderError,
     group::{Group, Limits},
@@ -97,9 +99,24 @@ impl Recorder {
     /// The configuration is out of bounds, the folder cannot be written to, or the thread cannot be
     /// started.
     pub fn start(pool: &OrderPool, config: RecorderConfig) -> Result<Self, RecorderError> {
+        Self::start_with(pool, config, |_| Vec::new())
+    }
+
+    /// As [`Self::start`], with a function that names the nodes that have announced a transaction, for
+    /// the column `sources`: for instance the host's names for what `Fetcher::announcers` returns.
+    /// It is called for each transaction when its group is written, on the recorder's thread.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_with(
+        pool: &OrderPool,
+        config: RecorderConfig,
+        announcers: impl Fn(&B256) -> Vec<String> + Send + 'static,
+    ) -> Result<Self, RecorderError> {
         config.validate()?;
         let counters = Arc::new(RecorderCounters::new());
         let mut follower = Follower::new(pool.subscribe_all(), config, Arc::clone(&counters))?;
+        follower.announcers = Box::new(announcers);
         let (stop, stopped) = mpsc::sync_channel(1);
         let (end, ended) = mpsc::sync_channel(1);
         let run = move || {
@@ -159,6 +176,7 @@ struct Follower {
     subscription: Subscription,
     blobs: bool,
     external: bool,
+    announcers: Box<Announcers>,
     limits: Limits,
     group: Group,
     segments: Segments,
@@ -176,7 +194,8 @@ impl Follower {
             .map_err(|source| RecorderError::Folder { path: folder, source })?;
         let limits = Limits { rows: MAX_GROUP_ROWS, bytes: MAX_GROUP_BYTES, age: group_age };
         let group = Group::default();
-        Ok(Self { subscription, blobs, external, limits, group, segments, counters })
+        let announcers = Box::new(|_: &B256| Vec::new());
+        Ok(Self { subscription, blobs, external, announcers, limits, group, segments, counters })
     }
 
     /// Reads all new events, and writes the group if it is due.
@@ -216,7 +235,8 @@ impl Follower {
         self.counters.skipped.add((all - rows.len()) as u64);
         if !rows.is_empty() {
             let count = rows.len() as u64;
-            match self.segments.write(&rows, self.blobs, &pause) {
+            let how = Encoding { blobs: self.blobs, announcers: &*self.announcers, pause: &pause };
+            match self.segments.write(&rows, how) {
                 Ok(bytes) => {
                     self.counters.rows.add(count);
                     self.counters.bytes.add(bytes);

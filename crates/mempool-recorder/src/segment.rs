@@ -7,11 +7,9 @@ use std::{
     time::SystemTime,
 };
 
-use order_pool::Transaction;
-
 use crate::{
-    columns::{self, Inclusion},
-    pages::{Pause, Pausing},
+    columns::{self, Encoding, Row},
+    pages::Pausing,
 };
 
 /// The extension of a complete segment.
@@ -59,19 +57,14 @@ impl Segments {
 
     /// Writes a segment and gives it its name. Returns its size in bytes. After an error the file
     /// is removed, and the next call begins another.
-    pub(crate) fn write(
-        &mut self,
-        rows: &[(&Transaction, Option<Inclusion>)],
-        blobs: bool,
-        pause: Pause<'_>,
-    ) -> io::Result<u64> {
+    pub(crate) fn write(&mut self, rows: &[Row<'_>], how: Encoding<'_>) -> io::Result<u64> {
         let file = match self.next.take() {
             Some(file) => file,
             None => self.open()?,
         };
         let (unfinished, complete) = (self.unfinished(), self.complete());
         self.number += 1;
-        let written = Self::fill(&file, rows, blobs, pause).and_then(|bytes| {
+        let written = Self::fill(&file, rows, how).and_then(|bytes| {
             // An existing name belongs to another recorder: that file stays, and this segment
             // counts as lost.
             fs::hard_link(&unfinished, complete)?;
@@ -84,14 +77,9 @@ impl Segments {
         written
     }
 
-    fn fill(
-        file: &File,
-        rows: &[(&Transaction, Option<Inclusion>)],
-        blobs: bool,
-        pause: Pause<'_>,
-    ) -> io::Result<u64> {
-        let mut out = BufWriter::with_capacity(1 << 16, Pausing { inner: file, pause });
-        columns::write(&mut out, rows, blobs, pause).map_err(io::Error::other)?;
+    fn fill(file: &File, rows: &[Row<'_>], how: Encoding<'_>) -> io::Result<u64> {
+        let mut out = BufWriter::with_capacity(1 << 16, Pausing { inner: file, pause: how.pause });
+        columns::write(&mut out, rows, how).map_err(io::Error::other)?;
         out.flush()?;
         drop(out);
         // After a loss of power a name must not lead to a file without content.

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use alloy_primitives::B256;
 use futures::Stream;
 use tokio::{
     runtime::{Builder, Runtime},
@@ -27,7 +28,8 @@ use crate::{
     connection::ChainId,
     error::{ConnectError, SnapshotError, StartError},
     fetch::{
-        Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, Slots, Tally,
+        Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, SeenSet, Slots,
+        Tally,
     },
     limits::Limits,
     metrics::{Metrics, SinkMetrics},
@@ -109,6 +111,7 @@ pub struct Fetcher {
     tally: Arc<Tally>,
     deferral: Arc<Deferral>,
     sources: Vec<(Arc<SourceShared>, mpsc::Sender<AuditRequest>)>,
+    seen: Arc<SeenSet>,
     changes: Changes,
     stop: CancellationToken,
     deadline: watch::Sender<Option<Instant>>,
@@ -207,6 +210,7 @@ impl Fetcher {
         sink::spawn(Arc::clone(&sink), move |hash| seen.get(hash) == Some(Seen::Mined))
             .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
+        let seen = Arc::clone(&hashes.seen);
         let deliverer = Arc::new(Deliverer { settings, hashes, chain_id, sink, metrics });
         let shared = Parts { fetch, deliverer, chain };
         let mut parts = Vec::new();
@@ -231,7 +235,8 @@ impl Fetcher {
             .name("mempool-io".into())
             .spawn(body)
             .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
-        let fetcher = Self { tally, deferral, sources: handles, changes, stop, deadline, ended };
+        let fetcher =
+            Self { tally, deferral, sources: handles, seen, changes, stop, deadline, ended };
         if start == StartPolicy::RequireNode {
             first_source(firsts).await?;
         }
@@ -315,6 +320,17 @@ impl Fetcher {
     pub fn audited(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
         move || sources.iter().all(|source| source.is_audited())
+    }
+
+    /// A function that returns the sources that have announced a transaction until now, as indices
+    /// into the configured sources, in their order; it does not borrow the fetcher. A source that only
+    /// listed it in a comparison is among them if the transaction came from there. None for a hash
+    /// that is not known any more: between a quarter and a half of a million are remembered.
+    ///
+    /// A look-up takes a lock that announcements take, for as long as one of theirs.
+    pub fn announcers(&self) -> impl Fn(&B256) -> Vec<usize> + Send + Sync + use<> {
+        let seen = Arc::clone(&self.seen);
+        move |hash| seen.sources(hash).iter().collect()
     }
 
     /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] reports a high

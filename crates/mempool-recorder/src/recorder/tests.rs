@@ -116,7 +116,8 @@ fn a_group_is_written_in_steps_of_few_bytes_and_few_rows() {
             pauses.fetch_add(1, Relaxed);
         };
         let of_group: Vec<_> = follower.group.rows().collect();
-        let size = follower.segments.write(&of_group, true, &pause).expect("a folder");
+        let how = Encoding { blobs: true, announcers: &|_| Vec::new(), pause: &pause };
+        let size = follower.segments.write(&of_group, how).expect("a folder");
         follower.group.clear(&pause);
         assert!(size > 0 && follower.group.is_empty());
         pauses.into_inner()

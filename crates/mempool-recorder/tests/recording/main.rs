@@ -5,3 +5,4 @@ mod files;
 mod hostile;
 mod killed;
 mod round_trip;
+mod sources;

@@ -74,21 +74,23 @@ impl Hashes {
         let counts = &self.announcements[arrival.source];
         counts.announced.fetch_add(1, Relaxed);
         if self.is_mined(&arrival.hash) {
+            self.seen.add_source(&arrival.hash, arrival.source);
             ticket.leave(Outcome::Mined);
             return None;
         }
-        let Some(entered) = self.seen.insert_announced(arrival.hash, arrival.at) else {
+        let Arrival { hash, source, at, .. } = *arrival;
+        let Some(entered) = self.seen.insert_announced(hash, source, at) else {
             ticket.leave(Outcome::Known);
             return None;
         };
         counts.first_seen.fetch_add(1, Relaxed);
-        Some(ticket.in_flight(&self.seen, arrival.hash, entered))
+        Some(ticket.in_flight(&self.seen, hash, entered))
     }
 
     /// Counts a hash that the comparison of this epoch found missing. `None` if another source or an
     /// announcement has brought it since.
     pub(crate) fn enter_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Ticket> {
-        let entered = self.seen.insert_missing(arrival.hash, epoch)?;
+        let entered = self.seen.insert_missing(arrival.hash, arrival.source, epoch)?;
         Some(self.tally.enter(arrival.entry).in_flight(&self.seen, arrival.hash, entered))
     }
 

@@ -15,7 +15,7 @@
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | seen, 64 shards | who reads announcements, request threads, heads, audits | one look-up; an audit reads one of the 64 shards |
+//! | seen, 64 shards | who reads announcements, request threads, heads, audits, `Fetcher::announcers` | one look-up; an audit reads one of the 64 shards |
 //! | recent blocks (in [`Hashes`]) | who reads announcements and request threads to look up, heads and nonces to add | a look-up, or one block's hashes |
 //! | a node's limit | a fetch when it begins and at its response, `status()` | a few fields |
 //! | permits of a node's limit | a fetch at its response, a limit that changes | two fields |
@@ -46,7 +46,7 @@ pub(crate) use self::{
     limit::NodeLimit,
     responses::ResponseReader,
     retry::REQUESTED_ALONE,
-    seen::Seen,
+    seen::{Seen, SeenSet},
     slots::{Slot, Slots},
     tally::{Tally, Ticket},
 };
@@ -103,8 +103,8 @@ pub(crate) struct FetchRequest {
 }
 
 /// Up to 16 sources, as many as a configuration may have.
-#[derive(Clone, Copy, Debug)]
-struct SourceSet(u16);
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SourceSet(u16);
 
 impl FetchRequest {
     /// The hash of the transaction.
@@ -118,16 +118,30 @@ impl SourceSet {
         Self(u16::MAX.checked_shr(16 - count as u32).unwrap_or(0))
     }
 
+    fn of(source: usize) -> Self {
+        Self(1 << source)
+    }
+
+    fn or(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
     fn remove(&mut self, source: usize) {
         self.0 &= !(1 << source);
     }
 
+    fn contains(self, source: usize) -> bool {
+        self.0 >> source & 1 == 1
+    }
+
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
+        (0..16).filter(move |source| self.contains(*source))
+    }
+
     /// The sources of this set, `first` before the others.
     fn iter_from(self, first: usize) -> impl Iterator<Item = usize> {
-        let contains = move |source: &usize| self.0 >> *source & 1 == 1;
-        std::iter::once(first)
-            .chain((0..16).filter(move |source| *source != first))
-            .filter(contains)
+        let others = self.iter().filter(move |source| *source != first);
+        std::iter::once(first).filter(move |first| self.contains(*first)).chain(others)
     }
 }
 

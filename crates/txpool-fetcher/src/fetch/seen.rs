@@ -2,6 +2,7 @@
 //! and nothing requests soon again what has ended connections.
 
 use std::{
+    fmt,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -11,6 +12,7 @@ use std::{
 
 use alloy_primitives::{B256, map::B256HashMap};
 
+use super::SourceSet;
 use crate::sync::lock;
 
 /// How long after its outcome a hash is fetched again when it is announced. Within this time, other
@@ -57,25 +59,40 @@ pub(crate) struct Entered {
     pub(crate) is_suspect: bool,
 }
 
+/// In one byte, so that an entry has 12.
+#[derive(Clone, Copy, Debug)]
+enum State {
+    Is(Seen),
+    /// Mined, and the sink has it.
+    MinedDelivered,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    seen: Seen,
+    state: State,
     /// The audit epoch in which it was delivered. The list of an earlier audit may predate it.
     epoch: u32,
     /// When its state was set, in seconds since the set was made.
     since_secs: u32,
+    /// The sources that have announced it, or have listed it first.
+    sources: SourceSet,
     /// How many times in a row its fetch has ended as [`Seen::Harmful`].
     harms: u8,
-    /// Of a mined one: whether the sink has it.
-    was_delivered: bool,
 }
 
 impl Entry {
+    const fn seen(&self) -> Seen {
+        match self.state {
+            State::Is(seen) => seen,
+            State::MinedDelivered => Seen::Mined,
+        }
+    }
+
     /// Whether it is to be left alone at this time.
     fn rests(&self, now_secs: u64) -> bool {
         let doublings = u32::from(self.harms).saturating_sub(1).min(MAX_DOUBLINGS);
         let pause = ANNOUNCED_AGAIN_AFTER.as_secs() << doublings;
-        self.seen == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
+        self.seen() == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
     }
 }
 
@@ -92,11 +109,17 @@ const MAX_DOUBLINGS: u32 = 6;
 ///
 /// Each shard has a lock of its own, held for one look-up, or while an audit reads one shard (a
 /// 64th of the whole, 50 us when full). It is never held across an await, and never two at once.
-#[derive(Debug)]
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
     epoch: AtomicU32,
     made: Instant,
+}
+
+impl fmt::Debug for SeenSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not half a million hashes.
+        f.debug_struct("SeenSet").field("epoch", &self.epoch).finish_non_exhaustive()
+    }
 }
 
 const SHARDS: usize = 64;
@@ -114,15 +137,30 @@ impl SeenSet {
     /// What is known of a hash. A harmful one whose pause is over is unknown again.
     pub(crate) fn get(&self, hash: &B256) -> Option<Seen> {
         let entry = self.shard(hash).get(hash)?;
-        let is_over = entry.seen == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
-        (!is_over).then_some(entry.seen)
+        let is_over = entry.seen() == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
+        (!is_over).then_some(entry.seen())
     }
 
-    /// Inserts a hash that was announced at `at` as in flight, if it is not known, or had its
-    /// outcome long enough ago. Otherwise changes nothing.
-    pub(crate) fn insert_announced(&self, hash: B256, at: Instant) -> Option<Entered> {
-        self.insert_if(hash, |entry| {
-            entry.is_none_or(|entry| match entry.seen {
+    /// The sources that have announced a hash, or have listed it first; none if it is not known.
+    pub(crate) fn sources(&self, hash: &B256) -> SourceSet {
+        self.shard(hash).get(hash).map(|entry| entry.sources).unwrap_or_default()
+    }
+
+    /// Records that a source announced a hash, if it is known.
+    pub(crate) fn add_source(&self, hash: &B256, source: usize) {
+        self.shard(hash).add_source(hash, source);
+    }
+
+    /// Inserts a hash that `source` announced at `at` as in flight, if it is not known, or had its
+    /// outcome long enough ago. Otherwise only adds the source.
+    pub(crate) fn insert_announced(
+        &self,
+        hash: B256,
+        source: usize,
+        at: Instant,
+    ) -> Option<Entered> {
+        self.insert_if(hash, source, |entry| {
+            entry.is_none_or(|entry| match entry.seen() {
                 // A mined transaction is not wanted again, and one request at a time is enough.
                 Seen::InFlight | Seen::Mined => false,
                 Seen::Undone => true,
@@ -137,23 +175,32 @@ impl SeenSet {
 
     /// Inserts a hash that the comparison of this epoch found missing as in flight, unless it is
     /// already, or another source or an announcement has brought it since.
-    pub(crate) fn insert_missing(&self, hash: B256, epoch: u32) -> Option<Entered> {
-        self.insert_if(hash, |entry| {
+    pub(crate) fn insert_missing(&self, hash: B256, source: usize, epoch: u32) -> Option<Entered> {
+        self.insert_if(hash, source, |entry| {
             entry.is_none_or(|entry| {
-                entry.seen != Seen::InFlight
-                    && (entry.seen == Seen::Undone || entry.epoch < epoch)
+                entry.seen() != Seen::InFlight
+                    && (entry.seen() == Seen::Undone || entry.epoch < epoch)
                     && !entry.rests(self.secs(Instant::now()))
             })
         })
     }
 
-    fn insert_if(&self, hash: B256, allows: impl FnOnce(Option<Entry>) -> bool) -> Option<Entered> {
+    fn insert_if(
+        &self,
+        hash: B256,
+        source: usize,
+        allows: impl FnOnce(Option<Entry>) -> bool,
+    ) -> Option<Entered> {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
-        allows(known).then(|| {
-            self.insert(&mut shard, hash, Seen::InFlight);
-            Entered { is_suspect: known.is_some_and(|entry| entry.harms > 0) }
-        })
+        if !allows(known) {
+            if !known.is_some_and(|entry| entry.sources.contains(source)) {
+                shard.add_source(&hash, source);
+            }
+            return None;
+        }
+        self.insert_from(&mut shard, hash, Seen::InFlight, SourceSet::of(source));
+        Some(Entered { is_suspect: known.is_some_and(|entry| entry.harms > 0) })
     }
 
     /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced
@@ -171,7 +218,7 @@ impl SeenSet {
     pub(crate) fn mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
-        if known.is_some_and(|entry| entry.seen != Seen::InFlight) {
+        if known.is_some_and(|entry| entry.seen() != Seen::InFlight) {
             self.insert(&mut shard, hash, Seen::Mined);
         }
         known.is_some()
@@ -180,10 +227,10 @@ impl SeenSet {
     /// Records that a hash that was mined is in no canonical block any more.
     pub(crate) fn forget_mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
-        match shard.get(&hash).filter(|entry| entry.seen == Seen::Mined) {
-            Some(entry) if entry.was_delivered => self.insert(&mut shard, hash, Seen::Undone),
-            Some(_) => shard.remove(&hash),
-            None => {}
+        match shard.get(&hash).map(|entry| entry.state) {
+            Some(State::MinedDelivered) => self.insert(&mut shard, hash, Seen::Undone),
+            Some(State::Is(Seen::Mined)) => shard.remove(&hash),
+            _ => {}
         }
     }
 
@@ -199,7 +246,7 @@ impl SeenSet {
             .young
             .iter()
             .chain(shard.old.iter())
-            .filter(|(_, entry)| entry.seen.is_held() && entry.epoch < epoch)
+            .filter(|(_, entry)| entry.seen().is_held() && entry.epoch < epoch)
             .map(|(hash, _)| *hash)
             .collect()
     }
@@ -213,6 +260,11 @@ impl SeenSet {
     }
 
     fn insert(&self, shard: &mut Shard, hash: B256, seen: Seen) {
+        self.insert_from(shard, hash, seen, SourceSet::default());
+    }
+
+    /// The sources are added to those that are known.
+    fn insert_from(&self, shard: &mut Shard, hash: B256, seen: Seen, sources: SourceSet) {
         let since_secs = u32::try_from(self.secs(Instant::now())).unwrap_or(u32::MAX);
         let known = shard.get(&hash);
         let harms = known.map_or(0, |entry| entry.harms);
@@ -221,12 +273,17 @@ impl SeenSet {
             Seen::Harmful => harms.saturating_add(1),
             _ => 0,
         };
-        let was_delivered = seen == Seen::Mined
-            && known.is_some_and(|entry| {
-                entry.was_delivered || entry.seen.is_held() || entry.seen == Seen::Vanished
-            });
+        let was_delivered = known.is_some_and(|entry| match entry.state {
+            State::MinedDelivered | State::Is(Seen::Vanished) => true,
+            State::Is(seen) => seen.is_held(),
+        });
+        let state = match seen {
+            Seen::Mined if was_delivered => State::MinedDelivered,
+            seen => State::Is(seen),
+        };
+        let sources = sources.or(known.map(|entry| entry.sources).unwrap_or_default());
         let epoch = self.epoch.load(Relaxed);
-        shard.insert(hash, Entry { seen, epoch, since_secs, harms, was_delivered });
+        shard.insert(hash, Entry { state, epoch, since_secs, sources, harms });
     }
 
     /// Seconds since the set was made.
@@ -235,7 +292,6 @@ impl SeenSet {
     }
 }
 
-#[derive(Debug)]
 struct Shard {
     young: B256HashMap<Entry>,
     old: B256HashMap<Entry>,
@@ -249,6 +305,12 @@ impl Shard {
 
     fn get(&self, hash: &B256) -> Option<Entry> {
         self.young.get(hash).or_else(|| self.old.get(hash)).copied()
+    }
+
+    fn add_source(&mut self, hash: &B256, source: usize) {
+        if let Some(entry) = self.young.get_mut(hash).or_else(|| self.old.get_mut(hash)) {
+            entry.sources = entry.sources.or(SourceSet::of(source));
+        }
     }
 
     fn remove(&mut self, hash: &B256) {
@@ -270,7 +332,7 @@ impl Shard {
             for (hash, entry) in forgotten {
                 let is_harmful = entry.harms > 0 && harmful > 0;
                 harmful -= usize::from(is_harmful);
-                if entry.seen == Seen::InFlight || is_harmful {
+                if entry.seen() == Seen::InFlight || is_harmful {
                     self.young.insert(hash, entry);
                 }
             }
@@ -283,6 +345,11 @@ impl Shard {
 mod tests {
     use super::*;
 
+    #[test]
+    fn an_entry_has_12_bytes() {
+        assert_eq!(size_of::<Entry>(), 12);
+    }
+
     /// All in one shard, which the last byte chooses.
     fn hash(n: u64) -> B256 {
         let mut hash = B256::ZERO;
@@ -293,18 +360,18 @@ mod tests {
     #[test]
     fn a_hash_is_inserted_once_until_it_is_forgotten() {
         let seen = SeenSet::new(1024);
-        assert!(seen.insert_announced(hash(1), Instant::now()).is_some());
-        assert!(seen.insert_announced(hash(1), Instant::now()).is_none());
+        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
+        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(seen.insert_announced(hash(1), Instant::now()).is_none());
+        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_none());
         let epoch = seen.begin_epoch();
-        assert!(seen.insert_missing(hash(1), epoch).is_some());
-        assert!(seen.insert_missing(hash(1), epoch).is_none());
+        assert!(seen.insert_missing(hash(1), 0, epoch).is_some());
+        assert!(seen.insert_missing(hash(1), 0, epoch).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(seen.insert_missing(hash(1), epoch).is_none(), "it came after the list");
-        assert!(seen.insert_missing(hash(1), seen.begin_epoch()).is_some());
+        assert!(seen.insert_missing(hash(1), 0, epoch).is_none(), "it came after the list");
+        assert!(seen.insert_missing(hash(1), 0, seen.begin_epoch()).is_some());
         seen.settle(hash(1), None);
-        assert!(seen.insert_announced(hash(1), Instant::now()).is_some());
+        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
     }
 
     #[test]
@@ -323,9 +390,9 @@ mod tests {
         ];
         for (n, (state, is_news)) in (0..).zip(states) {
             seen.settle(hash(n), Some(state));
-            let again = seen.insert_announced(hash(n), before);
+            let again = seen.insert_announced(hash(n), 0, before);
             assert_eq!(again, None, "{state:?}: other nodes tell it too");
-            assert_eq!(seen.insert_announced(hash(n), later).is_some(), is_news, "{state:?}");
+            assert_eq!(seen.insert_announced(hash(n), 0, later).is_some(), is_news, "{state:?}");
         }
     }
 
@@ -334,7 +401,7 @@ mod tests {
         let share = 100;
         let seen = SeenSet::new(share * SHARDS);
         for n in 0..10_000 {
-            assert!(seen.insert_announced(hash(n), Instant::now()).is_some());
+            assert!(seen.insert_announced(hash(n), 0, Instant::now()).is_some());
             seen.settle(hash(n), Some(Seen::Delivered));
             let shard = seen.shard(&hash(n));
             assert!(shard.young.len() + shard.old.len() <= share);
@@ -349,9 +416,9 @@ mod tests {
     #[test]
     fn what_is_in_flight_is_never_forgotten() {
         let seen = SeenSet::new(10 * SHARDS);
-        assert!(seen.insert_announced(hash(1_000_000), Instant::now()).is_some());
+        assert!(seen.insert_announced(hash(1_000_000), 0, Instant::now()).is_some());
         for n in 0..1000 {
-            seen.insert_announced(hash(n), Instant::now());
+            seen.insert_announced(hash(n), 0, Instant::now());
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));
@@ -363,7 +430,7 @@ mod tests {
         let start = Instant::now();
         let after = |minutes: u64| start + Duration::from_secs(60 * minutes + 1);
         let harm = || seen.settle(hash(1_000_000), Some(Seen::Harmful));
-        let announced = |at| seen.insert_announced(hash(1_000_000), at);
+        let announced = |at| seen.insert_announced(hash(1_000_000), 0, at);
         harm();
         for (rests, over) in [(0, 1), (1, 2), (3, 4)] {
             assert_eq!(announced(after(rests)), None);
@@ -374,7 +441,7 @@ mod tests {
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::Harmful));
-        assert_eq!(seen.insert_missing(hash(1_000_000), seen.begin_epoch()), None);
+        assert_eq!(seen.insert_missing(hash(1_000_000), 0, seen.begin_epoch()), None);
         seen.settle(hash(1_000_000), Some(Seen::Delivered));
         assert_eq!(announced(after(2)), Some(Entered::default()), "its response was good");
     }

@@ -142,7 +142,7 @@ mod tests {
         let seen = Arc::new(SeenSet::new(1024));
         let hash = B256::repeat_byte(1);
         let enter = || {
-            let again = seen.insert_announced(hash, std::time::Instant::now());
+            let again = seen.insert_announced(hash, 0, std::time::Instant::now());
             assert!(again.is_some(), "it may come again");
             tally.enter(Entry::Announced).in_flight(&seen, hash, Entered::default())
         };

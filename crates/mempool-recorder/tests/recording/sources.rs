@@ -1,0 +1,100 @@
+use std::{collections::BTreeMap, path::Path, time::Instant};
+
+use alloy_primitives::B256;
+use futures::executor::block_on;
+use mempool_recorder::{Recorder, RecorderConfig};
+use mock_node::{MockNode, NodeConfig, workload::PreparedTx};
+use order_pool::OrderPool;
+use parquet::{
+    file::reader::{FileReader as _, SerializedFileReader},
+    record::RowAccessor as _,
+};
+use txpool_fetcher::{Backfill, Endpoint, Fetcher, FetcherConfig};
+
+use crate::files::{LONG, pool, segments, signed};
+
+const NAMES: [&str; 2] = ["one", "two"];
+
+/// The column `sources` of each transaction of a folder.
+fn recorded(folder: &Path) -> BTreeMap<B256, Vec<String>> {
+    let mut found = BTreeMap::new();
+    for path in segments(folder) {
+        let reader = SerializedFileReader::try_from(path.as_path()).expect("a Parquet file");
+        for row in reader.get_row_iter(None).expect("rows") {
+            let row = row.expect("a row");
+            let names = row.get_list(14).expect("a list").elements().iter();
+            let names = names.map(|name| name.to_string().trim_matches('"').to_owned()).collect();
+            let hash = row.get_string(1).expect("a hash").parse().expect("hex");
+            assert_eq!(found.insert(hash, names), None, "{hash} has two rows");
+        }
+    }
+    found
+}
+
+/// Records what the pool holds.
+fn record(pool: &OrderPool, fetcher: &Fetcher) -> BTreeMap<B256, Vec<String>> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let announcers = fetcher.announcers();
+    let name = move |hash: &B256| {
+        announcers(hash).into_iter().map(|source| NAMES[source].to_owned()).collect()
+    };
+    let recorder = Recorder::start_with(pool, RecorderConfig::new(folder.path()), name);
+    assert!(recorder.expect("a folder").shutdown(LONG).ended);
+    recorded(folder.path())
+}
+
+fn submit<'a>(node: &MockNode, txs: impl IntoIterator<Item = &'a PreparedTx>) {
+    for tx in txs {
+        node.submit(tx.raw.clone()).expect("the node takes it");
+    }
+}
+
+#[test]
+fn a_row_names_every_node_that_had_announced_its_transaction_when_it_was_written() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let nodes = NAMES.map(|name| {
+        MockNode::start(NodeConfig::new(folder.path().join(name))).expect("the mock node starts")
+    });
+    let pool = pool();
+    let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.ipc_path().to_owned()));
+    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(sources) };
+    let fetcher = block_on(Fetcher::start(config, pool.clone())).expect("the fetcher starts");
+    let wait = |what: &str, holds: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < LONG, "{what}: {:?}", fetcher.counts());
+            std::thread::yield_now();
+        }
+    };
+    let are_live = fetcher.readiness();
+    wait("both are live", &are_live);
+
+    // The pools overlap: a sender whom the second node does not know, and the last ten, which the
+    // first one does not know.
+    let txs = signed(40, 0);
+    let is_shared = |tx: &&PreparedTx| tx.sender != txs[0].sender;
+    submit(&nodes[0], &txs[..30]);
+    wait("30 are pooled", &|| fetcher.counts().pooled == 30);
+    let first = record(&pool, &fetcher);
+    assert_eq!(first.len(), 30);
+    assert!(first.values().all(|names| *names == ["one"]), "{first:?}");
+
+    submit(&nodes[1], txs[..30].iter().filter(is_shared));
+    submit(&nodes[1], &txs[30..]);
+    let shared = txs[..30].iter().filter(is_shared).count() as u64;
+    assert!((1..30).contains(&shared));
+    wait("the others are pooled, the shared ones known", &|| {
+        let counts = fetcher.counts();
+        (counts.pooled, counts.known) == (40, shared)
+    });
+    let expected = txs.iter().enumerate().map(|(index, tx)| {
+        let names: &[&str] = match (index < 30, is_shared(&tx)) {
+            (true, true) => &["one", "two"],
+            (true, false) => &["one"],
+            _ => &["two"],
+        };
+        (tx.hash, names.iter().map(|name| (*name).to_owned()).collect())
+    });
+    assert_eq!(record(&pool, &fetcher), expected.collect());
+    assert!(block_on(fetcher.shutdown(LONG)).ended);
+}
