@@ -13,6 +13,7 @@ fn main() {
     let quick = asked("--test");
     let scale = if quick { load::Scale::quick() } else { load::Scale::full() };
     if asked("holds") {
+        println!("{}", table::shared(&scale));
         println!("{}", holds::holds(quick));
         return;
     }

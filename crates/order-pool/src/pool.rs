@@ -2,8 +2,8 @@
 //!
 //! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
 //! and twice by a step of upkeep (expire, then compact): for one change and its publication. An insert
-//! evicts at most 320 transactions, or evicts 64 bundles and removes 32 that are over; a step touches at most 256
-//! transactions, removes at most 32 bundles, or rewrites at most 16 pages. Each ends at most 256 claims on orders that
+//! evicts at most 320 transactions, or evicts 64 bundles and removes 4 that are over; a step touches at most 256
+//! transactions, removes at most 4 bundles, or rewrites at most 16 pages. Each ends at most 256 claims on orders that
 //! have left. It is never held together with a sink's. Under it no
 //! sink and no waker runs: an iterator that a caller passed is drained before it is taken, and replaced
 //! values are freed after it is released. The only foreign code that runs under it is that of the
@@ -27,7 +27,7 @@ use chain_view::{Block, Head, NonceUpdate, Relation};
 use crate::{
     clock::Clock,
     config::PoolConfig,
-    core::{Change, Core, Effect, Limits, SWEPT_PER_STEP},
+    core::{Change, Core, Effect, Limits},
     error::{ConfigError, RejectReason},
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
     holder::Holder,
@@ -37,8 +37,10 @@ use crate::{
 };
 
 /// Most transactions that one step of a head, of nonces or of upkeep touches: at about 2 us each, half a
-/// millisecond. Also how many bundles that are over a head removes, in steps of their own.
+/// millisecond.
 const PER_STEP: usize = 256;
+/// Steps that remove bundles before a block is told: of 64, in about two milliseconds.
+const SWEEPS_PER_BLOCK: usize = 16;
 
 /// The pause between two steps of a head. Without one the thread that has just released the lock
 /// would usually get it again before one that waits for it.
@@ -254,7 +256,7 @@ impl OrderPool {
     /// knows already changes nothing, nor does one that cannot follow its parent: the returned
     /// [`Relation`] says so.
     ///
-    /// It is done in short steps, and other changes come in between. If more than 256
+    /// It is done in short steps, and other changes come in between. If more than 64
     /// bundles are over (their block has passed, or a transaction that they may not omit is mined),
     /// the others are removed after the head by [`Self::upkeep`] and by inserts; from the head on,
     /// [`Self::get`] and [`Self::contains`] do not find one whose block has passed. Of private
@@ -431,9 +433,9 @@ impl PoolShared {
         result
     }
 
-    /// Removes up to [`PER_STEP`] bundles that are over.
+    /// Removes some of the bundles that are over, with which a new block is told.
     fn sweep_some(&self) {
-        for _ in 0..PER_STEP / SWEPT_PER_STEP {
+        for _ in 0..SWEEPS_PER_BLOCK {
             if !self.write(|core, _, effects| core.sweep(effects)) {
                 break;
             }
@@ -480,6 +482,10 @@ impl PoolShared {
                 publisher.event(Event::Head(head), None);
             }
             Effect::CancellationEnded(added) => publisher.remove(added, 0),
+            Effect::PrivateCancellationForgotten(added) => {
+                self.tables.counters.keys_forgotten.add(1);
+                publisher.remove(added, 0);
+            }
         }
     }
 

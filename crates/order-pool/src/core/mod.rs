@@ -63,8 +63,9 @@ use crate::{
 };
 
 /// Most bundles that one step removes because they are over: with the most transactions that a bundle
-/// may have, about 60 us each, two milliseconds.
-pub(crate) const SWEPT_PER_STEP: usize = 32;
+/// may have, about 60 us each, a quarter of a millisecond. Nobody waits for their removal, and the node's
+/// inserts wait for the step.
+const SWEPT_PER_STEP: usize = 4;
 
 /// A change to publish to readers. All but the last have an event each, with the next sequence number.
 #[derive(Clone, Debug)]
@@ -84,6 +85,8 @@ pub(crate) enum Effect {
     /// A subscriber that joins after the event that follows need not be told of the cancellation any
     /// more. Holds the sequence number of its `Cancelled` or `CancelledPrivate`.
     CancellationEnded(u64),
+    /// The same, of a cancellation of a private transaction that is not remembered any more.
+    PrivateCancellationForgotten(u64),
 }
 
 /// The sizes of the core's parts.
@@ -304,7 +307,7 @@ impl Core {
             } else if let Some(seq) = self.next_due() {
                 self.remove_tx(seq, RemoveReason::Expired, effects);
             } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
-                effects.push(Effect::CancellationEnded(told));
+                effects.push(Effect::PrivateCancellationForgotten(told));
             } else if !self.forget_due_key(effects) {
                 return false;
             }

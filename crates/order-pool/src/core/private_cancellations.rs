@@ -66,16 +66,16 @@ impl PrivateCancellations {
         is_here || held.count < MAX_UNKNOWN_CANCELLATIONS
     }
 
-    /// Remembers a cancellation whose event has this sequence number. Returns the events of those that are
-    /// forgotten for it.
+    /// Remembers a cancellation whose event has this sequence number. Returns the events of the one that it
+    /// replaces, and of the one that is forgotten for it.
     pub(crate) fn add(
         &mut self,
         PrivateCancellation { hash, signer, at, holder }: PrivateCancellation,
         seq: u64,
         forget_at: Duration,
-    ) -> Vec<u64> {
+    ) -> (Option<u64>, Option<u64>) {
         let key = (signer, hash);
-        let mut ended = Vec::from_iter(self.forget(&key));
+        let replaced = self.forget(&key);
         self.all.insert(key, Remembered { at, seq, forget_at, holder });
         let due = (forget_at, seq, key);
         self.due.insert(due);
@@ -88,8 +88,7 @@ impl PrivateCancellations {
         } else {
             None
         };
-        ended.extend(excess.and_then(|Reverse((_, _, key))| self.forget(&key)));
-        ended
+        (replaced, excess.and_then(|Reverse((_, _, key))| self.forget(&key)))
     }
 
     /// Forgets one if it is due. Returns the sequence number of its event.

@@ -225,8 +225,10 @@ impl Core {
         if self.private_cancellations.admits(&cancellation, cancelled.is_some()) {
             let seq = self.take_seq();
             let forget_at = self.now.saturating_add(self.limits.cancellation_retention);
-            let ended = self.private_cancellations.add(cancellation, seq, forget_at);
-            effects.extend(ended.into_iter().map(Effect::CancellationEnded));
+            let (replaced, forgotten) =
+                self.private_cancellations.add(cancellation, seq, forget_at);
+            effects.extend(replaced.map(Effect::CancellationEnded));
+            effects.extend(forgotten.map(Effect::PrivateCancellationForgotten));
             effects.push(Effect::CancelledPrivate(cancellation));
         }
         if cancelled.is_some() {

@@ -121,7 +121,9 @@ fn cancellations_of_fresh_keys_displace_nobody_elses_and_fill_nobodys_log() {
     // More than are remembered, of one caller and of 255.
     (0..20_000).for_each(|n| _ = cancel(n, address(1_000 + n), caller(1)));
     assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS);
+    assert_eq!(pool.stats().keys_forgotten, 0);
     (0..20_000).for_each(|n| _ = cancel(n, address(30_000 + n), caller(1 + n % 255)));
+    assert!(pool.stats().keys_forgotten > 8_000, "what is displaced is counted");
     let insert = |signer| variant(pool.insert_transaction(sent(1, signer, sent_at)));
     assert_eq!((insert(7), insert(8).as_str()), ("Superseded".to_owned(), "Added"));
 }
