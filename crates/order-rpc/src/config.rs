@@ -39,7 +39,13 @@ pub enum SignatureMode {
 
 /// Bytes of a body that cost as much to read, parse and hash (about 3 us per KiB) as one signature
 /// recovery.
-pub(crate) const BYTES_PER_WORK: usize = 16 * 1_024;
+const BYTES_PER_WORK: usize = 16 * 1_024;
+
+/// The units of work that a request with a body of this length costs its caller before it is parsed.
+pub(crate) const fn body_work(length: usize) -> usize {
+    1 + length / BYTES_PER_WORK
+}
+
 /// The 128 cell proofs of a blob take as long as this many signature recoveries.
 pub(crate) const WORK_PER_BLOB: usize = 200;
 
@@ -160,7 +166,7 @@ impl OrderRpcConfig {
         let body = self.max_body_bytes;
         for (field, value, least) in [
             ("max_buffered_bytes", self.max_buffered_bytes, body),
-            ("caller_quota.burst", caller_burst as usize, 1 + body / BYTES_PER_WORK),
+            ("caller_quota.burst", caller_burst as usize, body_work(body)),
         ] {
             if value < least {
                 let for_field = "max_body_bytes";

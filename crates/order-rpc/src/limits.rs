@@ -35,7 +35,7 @@ pub(crate) use self::{
     callers::{Caller, CallerId, Callers, forwarded_for},
 };
 use crate::{
-    config::{OrderRpcConfig, Quota, SignatureMode},
+    config::{OrderRpcConfig, Quota, SignatureMode, body_work},
     reply::{ErrorResponse, Reason},
 };
 
@@ -224,6 +224,19 @@ impl Limiter {
         self.retry_later(Reason::UnsignedRequests, message)
     }
 
+    /// Whether a body that is announced with this length can be paid for and held now. It spends and holds
+    /// nothing, because none of it has arrived.
+    pub(crate) fn check_body(&self, caller: &Caller, length: usize) -> Result<(), ErrorResponse> {
+        if !caller.id.is_front {
+            let work = body_work(length);
+            spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
+                quotas.check(caller.id, work, now)
+            })?;
+        }
+        let (of_caller, of_all) = (&caller.bytes, &self.buffered);
+        self.held(of_caller.fits(length, 0), || of_all.fits(length, self.kept_from(length)))
+    }
+
     /// A share of no bytes for a request of this caller, to be added to.
     pub(crate) fn hold(&self, caller: &Caller) -> Held {
         Held { all: self.buffered.empty(), of_caller: caller.bytes.empty() }
@@ -235,16 +248,26 @@ impl Limiter {
     /// The bytes of all requests, or of the caller's, would exceed their limit. The share must then
     /// be dropped.
     pub(crate) fn hold_more(&self, held: &mut Held, bytes: usize) -> Result<(), ErrorResponse> {
-        let is_small = held.all.count().saturating_add(bytes) <= SMALL_BODY_BYTES;
+        let keep_free = self.kept_from(held.all.count().saturating_add(bytes));
+        let of_caller = held.of_caller.try_add(bytes, 0);
+        self.held(of_caller, || held.all.try_add(bytes, keep_free))
+    }
+
+    /// The bytes that a body of this length leaves to short ones.
+    fn kept_from(&self, length: usize) -> usize {
         // A body of the maximum length always fits.
         let config = &self.limits.config;
         let (most, longest) = (config.max_buffered_bytes, config.max_body_bytes);
         let spare = most.saturating_sub(longest).min(most / SMALL_BODY_PART);
-        if !held.of_caller.try_add(bytes, 0) {
+        if length <= SMALL_BODY_BYTES { 0 } else { spare }
+    }
+
+    fn held(&self, of_caller: bool, of_all: impl FnOnce() -> bool) -> Result<(), ErrorResponse> {
+        if !of_caller {
             let message = "too many bytes from this address are being read or sent";
             return Err(self.retry_later(Reason::CallerBufferedBytes, message));
         }
-        if !held.all.try_add(bytes, if is_small { 0 } else { spare }) {
+        if !of_all() {
             let message = "too many bytes are being read or sent";
             return Err(self.retry_later(Reason::BufferedBytes, message));
         }

@@ -56,15 +56,7 @@ async fn collect(
     limiter: &Limiter,
     caller: &Caller,
 ) -> Result<(Bytes, Held), ErrorResponse> {
-    let limit = limiter.limits.config.max_body_bytes;
-    let too_large = || {
-        let message = format!("the body has more than the {limit} bytes of max_body_bytes");
-        ErrorResponse::http(StatusCode::PAYLOAD_TOO_LARGE, Reason::BodyTooLarge, message)
-    };
     let mut body = pin!(body);
-    if body.size_hint().lower() > limit as u64 {
-        return Err(too_large());
-    }
     let mut held = limiter.hold(caller);
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
@@ -73,11 +65,29 @@ async fn collect(
             ErrorResponse::http(StatusCode::BAD_REQUEST, Reason::BodyBroken, message)
         })?;
         let Some(data) = frame.data_ref() else { continue };
-        if read.len().saturating_add(data.len()) > limit {
-            return Err(too_large());
-        }
+        check_length(read.len().saturating_add(data.len()), limiter)?;
         limiter.hold_more(&mut held, data.len())?;
         read.extend_from_slice(data);
     }
     Ok((read.freeze(), held))
+}
+
+/// Refuses a body whose announced length is too large, or cannot be paid for or held now, before any of it is read.
+pub(crate) fn check(
+    body: &Incoming,
+    limiter: &Limiter,
+    caller: &Caller,
+) -> Result<(), ErrorResponse> {
+    let length = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    check_length(length, limiter)?;
+    limiter.check_body(caller, length)
+}
+
+fn check_length(length: usize, limiter: &Limiter) -> Result<(), ErrorResponse> {
+    let limit = limiter.limits.config.max_body_bytes;
+    if length <= limit {
+        return Ok(());
+    }
+    let message = format!("the body has more than the {limit} bytes of max_body_bytes");
+    Err(ErrorResponse::http(StatusCode::PAYLOAD_TOO_LARGE, Reason::BodyTooLarge, message))
 }

@@ -103,7 +103,7 @@ impl Connection {
     ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
         let (parts, body) = request.into_parts();
         // All checks that need no body come before the body is read.
-        let (caller, mut entered, claim) = match self.enter(&parts.headers) {
+        let (caller, mut entered, claim) = match self.enter(&parts.headers, &body) {
             Ok(entered) => entered,
             Err(error) => {
                 self.linger(body);
@@ -151,6 +151,7 @@ impl Connection {
     fn enter(
         &self,
         headers: &HeaderMap,
+        body: &Incoming,
     ) -> Result<(Arc<Caller>, Entered, Option<Claim>), ErrorResponse> {
         self.check_host(headers)?;
         let caller = self.caller(headers)?;
@@ -163,6 +164,7 @@ impl Connection {
             mode => mode,
         };
         let claim = claim(headers, mode)?;
+        body::check(body, self.limiter(), &caller)?;
         Ok((caller, entered, claim))
     }
 

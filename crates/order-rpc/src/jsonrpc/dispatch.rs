@@ -19,7 +19,7 @@ use order_pool::Holder;
 
 use super::envelope::{Call, Calls, Id, State};
 use crate::{
-    config::BYTES_PER_WORK,
+    config::body_work,
     deferral::Deferral,
     host::{Candidate, Host},
     limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
@@ -83,7 +83,7 @@ impl Dispatcher {
         let by = By { caller: entered.caller, signer: None };
         // Nothing is parsed for a caller or a claimed signer without quota, and what does not parse
         // is paid for too.
-        self.limiter.charge(by, 1 + body.len() / BYTES_PER_WORK)?;
+        self.limiter.charge(by, body_work(body.len()))?;
         claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address))?;
         let (mut request, permit) = self.parse(body, claim, by).await?;
         Ok(match self.run(&mut request, permit, entered).await {

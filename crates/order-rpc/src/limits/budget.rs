@@ -23,6 +23,16 @@ impl Budget {
         self.used.load(Relaxed)
     }
 
+    /// Whether `more` would leave `keep_free` of it to others, now.
+    pub(crate) fn fits(&self, more: usize, keep_free: usize) -> bool {
+        self.raised(self.used(), more, keep_free).is_some()
+    }
+
+    fn raised(&self, used: usize, more: usize, keep_free: usize) -> Option<usize> {
+        let limit = self.limit.saturating_sub(keep_free);
+        used.checked_add(more).filter(|raised| *raised <= limit)
+    }
+
     /// A share of nothing, to be added to. It exists also while more than the limit is held.
     pub(crate) fn empty(self: &Arc<Self>) -> Share {
         Share { of: Arc::clone(self), count: 0 }
@@ -49,8 +59,7 @@ impl Share {
 
     /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others.
     pub(crate) fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
-        let limit = self.of.limit.saturating_sub(keep_free);
-        let raise = |used: usize| used.checked_add(more).filter(|raised| *raised <= limit);
+        let raise = |used| self.of.raised(used, more, keep_free);
         // Relaxed: no other memory depends on this count.
         let added = self.of.used.fetch_update(Relaxed, Relaxed, raise).is_ok();
         if added {

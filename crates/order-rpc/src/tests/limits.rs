@@ -174,6 +174,28 @@ async fn a_body_is_paid_for_before_it_is_parsed() {
     }
 }
 
+/// A body that nobody could pay for, or that had no room, was read to its end before it was refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {
+    let refusal = |server: &Server, length| {
+        let addr = server.addr;
+        async move { send_text(addr, &head("POST", "/", length, &[])).await.error() }
+    };
+    let server = start_server(config(), gate_config(64));
+    assert_eq!(refusal(&server, (8 << 20) + 1).await, (413, -32600, "body_too_large".to_owned()));
+    // For one of 65 units, one for the request and one for each 16 KiB, and 64 more.
+    let server = with_caller_quota(129);
+    assert_eq!(send(server.addr, &vec![b' '; 1 << 20], &[]).await.error().2, "not_json");
+    assert_eq!(refusal(&server, 1 << 20).await, refused(429, "caller_quota"));
+    // A quarter of the bytes is one caller's.
+    let small = OrderRpcConfig { max_buffered_bytes: 4 << 20, max_body_bytes: 1 << 20, ..config() };
+    let server = start_server(small, gate_config(64));
+    let most = " ".repeat(1_000_000);
+    let _held = begin([127, 0, 0, 1], server.addr, (1 << 20, &most), &[]).await;
+    until("the body is held", || server.held()[3] >= 1_000_000).await;
+    assert_eq!(refusal(&server, 1 << 20).await, refused(429, "caller_buffered_bytes"));
+}
+
 /// A request that no quota could ever pay for was told to come back.
 #[test]
 fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
