@@ -46,10 +46,9 @@ pub struct Limits {
     /// How many of the request connections carry deferrable fetches too. The others stay free for
     /// live transactions, however long the backfill.
     pub deferrable_connections: usize,
-    /// Longest JSON value read from a connection. A longer transaction that comes over IPC is
-    /// dropped and counts as malformed (`mempool_fetcher_oversized_answers_total`); with any other
-    /// longer value the connection is closed (`mempool_fetcher_reconnects_total` with reason
-    /// `oversized`).
+    /// Longest JSON value read from a connection. With a longer one the connection is closed
+    /// (`mempool_fetcher_reconnects_total` with reason `oversized`); a transaction whose response is longer is
+    /// refused (`mempool_fetcher_harmful_total`).
     ///
     /// The largest regular value is a full block: reth caps responses at 160 MB, but a block of
     /// 2,000 transactions is about 2 MB and a six-blob transaction 1.6 MB. This does not bound the

@@ -17,10 +17,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::{Unread, wire};
-use crate::{
-    connection::open_ipc,
-    connection::{Frame, Frames},
-};
+use crate::connection::{Frames, open_ipc};
 
 /// How long a read waits before it checks whether the fetcher stops.
 const GRAIN: Duration = Duration::from_millis(50);
@@ -63,8 +60,8 @@ pub(super) fn read_nonces(
             Err(_) => return Err(Unread::Failed),
         }
         match frames.next() {
-            Ok(Some(Frame::Value(answer))) => return wire::read_nonces_answer(answer, hash),
-            Ok(Some(Frame::Oversized { .. })) | Err(_) => return Err(Unread::Malformed),
+            Ok(Some(answer)) => return wire::read_nonces_answer(answer, hash),
+            Err(_) => return Err(Unread::Malformed),
             Ok(None) if stop.is_cancelled() || Instant::now() >= deadline => {
                 return Err(Unread::Failed);
             }

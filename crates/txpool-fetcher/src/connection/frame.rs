@@ -1,6 +1,6 @@
 //! Splits a byte stream into JSON values, wherever the reads divide it.
 
-use memchr::{memchr2, memrchr};
+use memchr::memchr2;
 
 use crate::error::LossReason;
 
@@ -14,21 +14,6 @@ const MIN_READ_BYTES: usize = 16 * 1024;
 /// often come in series, and mapping and clearing 2 MB for each takes longer than decoding it.
 const SMALL_BEFORE_SHRINK: u32 = 64;
 
-/// How many bytes of the start and of the end of an oversized value are kept, to find its id.
-const EDGE_BYTES: usize = 256;
-
-/// One complete value of the stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frame<'a> {
-    /// An object or array with balanced brackets. The parser decides whether it is valid JSON.
-    Value(&'a [u8]),
-    /// A value above the limit. The rest of it is read and dropped, so the connection stays usable.
-    Oversized {
-        /// The id of its response, if it is near the start or the end of the value.
-        id: Option<u64>,
-    },
-}
-
 /// The buffer between the socket and the parser.
 ///
 /// It holds at most one incomplete value and the bytes that were read after it: about twice the
@@ -41,7 +26,6 @@ pub(crate) struct Frames {
     filled: usize,
     max_frame_bytes: usize,
     scan: Scan,
-    oversized: Option<Oversized>,
     small_in_a_row: u32,
 }
 
@@ -52,12 +36,6 @@ struct Scan {
     depth: usize,
     in_string: bool,
     escaped: bool,
-}
-
-#[derive(Debug)]
-struct Oversized {
-    reported: bool,
-    tail: Vec<u8>,
 }
 
 #[expect(
@@ -74,7 +52,6 @@ impl Frames {
             filled: 0,
             max_frame_bytes,
             scan: Scan::default(),
-            oversized: None,
             small_in_a_row: 0,
         }
     }
@@ -105,27 +82,19 @@ impl Frames {
         debug_assert!(self.filled <= self.buffer.len());
     }
 
-    /// The next value that is complete, or that is known to be too large.
+    /// The next complete value: an object or array with balanced brackets. The parser decides whether it is valid
+    /// JSON.
     ///
     /// # Errors
     /// [`LossReason::Garbage`]: the next byte starts neither an object nor an array, so nothing after it can
-    /// be trusted.
-    pub(crate) fn next(&mut self) -> Result<Option<Frame<'_>>, LossReason> {
-        if self.oversized.is_some() && !self.skip_oversized() {
-            return Ok(None);
-        }
-        if let Some(oversized) = self.oversized.take()
-            && !oversized.reported
-        {
-            return Ok(Some(Frame::Oversized { id: id_at_end(&oversized.tail) }));
-        }
+    /// be trusted. [`LossReason::Oversized`]: the next value is above the limit.
+    pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, LossReason> {
         if self.scan.bytes == 0 && !self.find_start()? {
             return Ok(None);
         }
-        let unread = &self.buffer[self.start..self.filled];
-        let complete = self.scan.advance(unread);
+        let complete = self.scan.advance(&self.buffer[self.start..self.filled]);
         if self.scan.bytes > self.max_frame_bytes {
-            return Ok(self.begin_oversized(complete));
+            return Err(LossReason::Oversized(self.max_frame_bytes));
         }
         if !complete {
             return Ok(None);
@@ -135,7 +104,7 @@ impl Frames {
         self.scan = Scan::default();
         let is_small = value.len() <= BASE_BYTES;
         self.small_in_a_row = if is_small { self.small_in_a_row.saturating_add(1) } else { 0 };
-        Ok(Some(Frame::Value(&self.buffer[value])))
+        Ok(Some(&self.buffer[value]))
     }
 
     /// Skips white space; false when no other byte follows.
@@ -152,39 +121,6 @@ impl Frames {
             return Ok(true);
         }
         Err(LossReason::garbage(unread))
-    }
-
-    fn begin_oversized(&mut self, complete: bool) -> Option<Frame<'_>> {
-        let value = &self.buffer[self.start..self.start + self.scan.bytes];
-        let id = id_at_start(&value[..value.len().min(EDGE_BYTES)]);
-        let tail = value[value.len().saturating_sub(EDGE_BYTES)..].to_vec();
-        self.start += value.len();
-        self.small_in_a_row = 0;
-        if complete {
-            self.scan = Scan::default();
-            return Some(Frame::Oversized { id: id.or_else(|| id_at_end(&tail)) });
-        }
-        self.scan.bytes = 0;
-        self.oversized = Some(Oversized { reported: id.is_some(), tail });
-        id.map(|id| Frame::Oversized { id: Some(id) })
-    }
-
-    /// Drops the bytes of the oversized value; true when its end was reached.
-    fn skip_oversized(&mut self) -> bool {
-        let unread = &self.buffer[self.start..self.filled];
-        let complete = self.scan.advance(unread);
-        let dropped = &unread[..self.scan.bytes];
-        if let Some(Oversized { tail, .. }) = &mut self.oversized {
-            tail.extend_from_slice(&dropped[dropped.len().saturating_sub(EDGE_BYTES)..]);
-            let excess = tail.len().saturating_sub(EDGE_BYTES);
-            tail.drain(..excess);
-        }
-        self.start += dropped.len();
-        self.scan.bytes = 0;
-        if complete {
-            self.scan = Scan::default();
-        }
-        complete
     }
 }
 
@@ -229,38 +165,6 @@ impl Scan {
     }
 }
 
-/// The number in a field `id` that precedes every value except short strings: both geth and reth
-/// write `jsonrpc` and `id` first.
-fn id_at_start(head: &[u8]) -> Option<u64> {
-    // The value that made it too large is a string or a container; the id stands before it.
-    let field = head.windows(4).position(|four| four == b"\"id\"")?;
-    let result = head.windows(8).position(|eight| eight == b"\"result\"");
-    if result.is_some_and(|result| result < field) {
-        return None;
-    }
-    number_of_field(head.get(field..)?.strip_prefix(b"\"id\"")?)
-}
-
-/// The number in the last field `id` before the end of a value.
-fn id_at_end(tail: &[u8]) -> Option<u64> {
-    let mut before = tail;
-    while let Some(quote) = memrchr(b'"', before) {
-        let (head, rest) = tail.split_at_checked(quote)?;
-        if head.ends_with(b"\"id") {
-            return number_of_field(rest.strip_prefix(b"\"")?);
-        }
-        before = head;
-    }
-    None
-}
-
-/// The number in `: 17,`; `None` when it is not a number or is cut off.
-fn number_of_field(after_key: &[u8]) -> Option<u64> {
-    let rest = after_key.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start();
-    let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
-    std::str::from_utf8(rest.get(..digits)?).ok()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,11 +181,8 @@ mod tests {
         let mut sizes = pieces.iter().copied().cycle();
         let mut rest = bytes;
         loop {
-            while let Some(frame) = frames.next()? {
-                match frame {
-                    Frame::Value(value) => found.push(value.to_vec()),
-                    Frame::Oversized { id } => found.push(format!("oversized {id:?}").into_bytes()),
-                }
+            while let Some(value) = frames.next()? {
+                found.push(value.to_vec());
             }
             if rest.is_empty() {
                 return Ok(found);
@@ -374,7 +275,7 @@ mod tests {
                 spare[..count].copy_from_slice(&rest[..count]);
                 frames.filled(count);
                 rest = &rest[count..];
-                while let Some(Frame::Value(_)) = frames.next().unwrap() {
+                while frames.next().unwrap().is_some() {
                     found += 1;
                 }
             }
@@ -392,43 +293,20 @@ mod tests {
     }
 
     #[test]
-    fn an_oversized_value_is_named_and_skipped_and_what_follows_is_read() {
-        let follows = r#"{"id":9,"result":null}"#;
-        let long = "\\\"{[".repeat(2000);
-        for (value, expected) in [
-            (format!(r#"{{"jsonrpc":"2.0","id":7,"result":"{long}"}}"#), "oversized Some(7)"),
-            (format!(r#"{{"result":"{long}","id" : 8 }}"#), "oversized Some(8)"),
-            (format!(r#"{{"result":"{long}"}}"#), "oversized None"),
-            (format!(r#"{{"id":"x","result":"{long}"}}"#), "oversized None"),
-        ] {
-            let bytes = format!("{value}{follows}");
-            for pieces in [&[1][..], &[100], &[7, 3000], &[1 << 16]] {
-                let found = split(bytes.as_bytes(), 1000, pieces).unwrap();
-                let found: Vec<_> =
-                    found.iter().map(|bytes| String::from_utf8_lossy(bytes)).collect();
-                assert_eq!(found, [expected, follows], "{pieces:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_endless_value_holds_no_more_than_the_limit() {
+    fn a_value_above_the_limit_ends_the_stream_before_more_of_it_is_held() {
         let mut frames = Frames::new(MIB);
-        let mut first = true;
-        for _ in 0..1000 {
-            let spare = frames.spare();
-            spare.fill(b'x');
-            if first {
-                spare[..20].copy_from_slice(br#"{"id": 3, "result":""#);
-                first = false;
-            }
-            let count = spare.len();
+        let mut read = 0;
+        frames.spare()[..11].copy_from_slice(br#"{"result":""#);
+        let reason = loop {
+            let count = frames.spare().len();
             frames.filled(count);
-            while let Some(frame) = frames.next().unwrap() {
-                assert_eq!(frame, Frame::Oversized { id: Some(3) });
+            read += count;
+            if let Err(reason) = frames.next() {
+                break reason;
             }
-            assert!(frames.buffer.len() <= 4 * MIB);
-        }
+        };
+        assert_eq!(reason, LossReason::Oversized(MIB));
+        assert!(read <= 4 * MIB && frames.buffer.len() <= 4 * MIB, "{read}");
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! A connection is opened with a typed error, records when it last received something, ends with a
 //! reason, and never reconnects by itself: its source must see every loss.
 //!
-//! The reader of a subscription over Unix sockets is a thread; one reads both of its sockets. Else it is a
+//! The reader of a Unix socket is a thread; one reads both sockets of a subscription. That of a WebSocket is a
 //! task on the runtime. Neither ever waits for anything but the node: geth blocks all its subscribers when
 //! one stops reading. So a [`Listener`] must not wait, and neither does a write: a request for which the
 //! socket has no room times out like one without a response.
@@ -48,7 +48,7 @@ pub use self::open::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
     end::End,
-    frame::{Frame, Frames},
+    frame::Frames,
     open::{WsStream, closed_too_early, dial, no_socket, open_ipc, open_ws_stream},
     response::{NotAResponse, Payload, Response, RpcError},
     socket::BlockingSocket,
@@ -270,10 +270,6 @@ mod tests {
         path::Path,
     };
     use tokio::sync::mpsc::UnboundedReceiver;
-    use tracing::{
-        Level, Metadata, Subscriber,
-        span::{Attributes, Record},
-    };
 
     /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
     /// writes `notes`.
@@ -309,7 +305,7 @@ mod tests {
 
     async fn open(path: &Path) -> Connection {
         let endpoint = Endpoint::Ipc(path.into());
-        let thread = Some(mpsc::channel(1).0);
+        let thread = ("test", mpsc::channel(1).0);
         let dialed = dial(&endpoint, &Limits::default(), false, thread).await;
         let [connection] = dialed.expect("the node responds");
         connection
@@ -367,50 +363,5 @@ mod tests {
         let error = subscribe(&connection, "newHeads").await.unwrap_err();
         assert!(matches!(error, CallError::ConnectionLost), "{error}");
         assert!(matches!(connection.closed().await, LossReason::Garbage(_)));
-    }
-
-    /// Counts the errors that are logged on this thread.
-    #[derive(Clone, Debug, Default)]
-    struct LoggedErrors(Arc<AtomicU64>);
-
-    impl Subscriber for LoggedErrors {
-        fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-            *metadata.level() == Level::ERROR
-        }
-
-        fn new_span(&self, _: &Attributes<'_>) -> tracing::Id {
-            tracing::Id::from_u64(1)
-        }
-
-        fn record(&self, _: &tracing::Id, _: &Record<'_>) {}
-
-        fn record_follows_from(&self, _: &tracing::Id, _: &tracing::Id) {}
-
-        fn event(&self, _: &tracing::Event<'_>) {
-            self.0.fetch_add(1, Relaxed);
-        }
-
-        fn enter(&self, _: &tracing::Id) {}
-
-        fn exit(&self, _: &tracing::Id) {}
-    }
-
-    #[tokio::test]
-    async fn a_connection_that_is_given_up_ends_without_an_error_in_the_hosts_log() {
-        let errors = LoggedErrors::default();
-        let _logs = tracing::subscriber::set_default(errors.clone());
-        tracing::error!("is counted");
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("node.ipc");
-        node(&path, ["0xa", "0xb"], vec![]);
-        let connection = Arc::new(open(&path).await);
-        let mut heads = subscribe(&connection, "newHeads").await.expect("subscribed");
-        let waiting = Arc::clone(&connection);
-        let call = tokio::spawn(async move { waiting.call("eth_none", (), LIMIT).await });
-        tokio::task::yield_now().await;
-        connection.kill(LossReason::Unresponsive(Duration::ZERO));
-        assert_eq!(heads.recv().await, None);
-        assert!(!matches!(call.await.expect("no panic"), Err(CallError::Timeout(_))));
-        assert_eq!(errors.0.load(Relaxed), 1);
     }
 }

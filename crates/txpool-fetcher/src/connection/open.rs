@@ -41,7 +41,7 @@ pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
 
 /// Opens `N` connections, one or two, with one reader, and probes each: the peer must be an execution node
 /// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
-/// With `thread` it is a thread over IPC, which holds this.
+/// Over IPC the reader is a thread of this name.
 ///
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
@@ -53,7 +53,7 @@ pub(crate) async fn dial<const N: usize>(
     endpoint: &Endpoint,
     limits: &Limits,
     known: bool,
-    thread: Option<Alive>,
+    (thread, alive): (&'static str, Alive),
 ) -> Result<[Connection; N], ConnectError> {
     let failed = |error: io::Error| ConnectError::io(endpoint, error);
     let (mut opened, mut readers) = (Vec::with_capacity(N), Vec::new());
@@ -80,10 +80,8 @@ pub(crate) async fn dial<const N: usize>(
         };
         opened.push(Connection { shared, node });
     }
-    match thread {
-        Some(alive) if !readers.is_empty() => read::spawn(readers, alive).map_err(failed)?,
-        // They end with their connections, or with their runtime.
-        _ => readers.into_iter().for_each(|reader| drop(tokio::spawn(reader.run()))),
+    if !readers.is_empty() {
+        read::spawn(thread, readers, alive).map_err(failed)?;
     }
     for connection in &mut opened {
         let probe = Probe { connection, endpoint, limit: limits.ping_timeout };

@@ -7,12 +7,10 @@
 use std::{io, sync::Arc, thread, time::Instant};
 
 use futures::{FutureExt as _, SinkExt as _, StreamExt as _};
-use tokio::{io::Interest, sync::mpsc};
+use tokio::sync::mpsc;
 use tokio_tungstenite::tungstenite::Message;
 
-use super::{
-    BlockingSocket, Frame, Frames, Listener, NotAResponse, Shared, WsStream, response::Incoming,
-};
+use super::{BlockingSocket, Frames, Listener, NotAResponse, Shared, WsStream, response::Incoming};
 use crate::{
     error::{CallError, LossReason},
     tasks::Alive,
@@ -85,13 +83,13 @@ impl Reader {
 }
 
 /// Starts the thread that reads these connections until all have ended.
-pub(super) fn spawn(mut sockets: Vec<SocketReader>, alive: Alive) -> io::Result<()> {
+pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, alive: Alive) -> io::Result<()> {
     let body = move || {
         let _alive = alive;
         while !sockets.is_empty() {
             // A socket that is read alone needs no poll: only pings are written into it.
             let readable = match &*sockets {
-                [one, other] => BlockingSocket::wait_readable([&one.socket, &other.socket]),
+                [one, other] => BlockingSocket::wait_both([&one.socket, &other.socket]),
                 _ => Ok([true; 2]),
             };
             // An error of the wait is one of a socket's, and its read says which.
@@ -105,7 +103,7 @@ pub(super) fn spawn(mut sockets: Vec<SocketReader>, alive: Alive) -> io::Result<
             sockets.iter_mut().for_each(|socket| socket.reader.idle());
         }
     };
-    thread::Builder::new().name("mempool-announce".into()).spawn(body).map(drop)
+    thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }
 
 /// Reads one connection over a Unix socket.
@@ -113,7 +111,6 @@ pub(super) struct SocketReader {
     reader: Reader,
     socket: Arc<BlockingSocket>,
     frames: Frames,
-    max_frame_bytes: usize,
 }
 
 impl SocketReader {
@@ -122,21 +119,7 @@ impl SocketReader {
         socket: Arc<BlockingSocket>,
         max_frame_bytes: usize,
     ) -> Self {
-        let (reader, frames) = (Reader::new(shared), Frames::new(max_frame_bytes));
-        Self { reader, socket, frames, max_frame_bytes }
-    }
-
-    /// Reads until the connection ends, without a thread.
-    pub(super) async fn run(mut self) {
-        loop {
-            let Self { socket, frames, .. } = &mut self;
-            let receive = || socket.read_now(frames.spare());
-            let read = socket.when_ready(Interest::READABLE, receive).await;
-            if !self.has_read(read) {
-                return;
-            }
-            self.reader.idle();
-        }
+        Self { reader: Reader::new(shared), socket, frames: Frames::new(max_frame_bytes) }
     }
 
     /// Takes every value that is complete after a read. False if the connection has ended.
@@ -152,17 +135,11 @@ impl SocketReader {
         match read {
             Ok(0) => return Err(LossReason::Closed),
             Ok(count) => self.frames.filled(count),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(()),
             Err(error) => return Err(LossReason::from_io(&error)),
         }
         let read_at = Instant::now();
-        while let Some(frame) = self.frames.next()? {
-            match frame {
-                Frame::Value(value) => self.reader.take(value, read_at)?,
-                Frame::Oversized { .. } => {
-                    return Err(LossReason::Oversized(self.max_frame_bytes));
-                }
-            }
+        while let Some(value) = self.frames.next()? {
+            self.reader.take(value, read_at)?;
         }
         Ok(())
     }

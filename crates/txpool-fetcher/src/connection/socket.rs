@@ -1,16 +1,12 @@
 //! A Unix socket that is read by a thread of its own.
 
-use std::{
-    io::{self, Read as _},
-    net::Shutdown,
-    os::unix::net::UnixStream,
-};
+use std::{io, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 use rustix::{
-    event::{PollFd, PollFlags, poll},
-    net::{RecvFlags, SendFlags},
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::retry_on_intr,
+    net::SendFlags,
 };
-use tokio::io::{Interest, unix::AsyncFd};
 
 /// A Unix socket in blocking mode, for the thread that reads it. Whoever writes does not wait.
 ///
@@ -31,57 +27,38 @@ impl BlockingSocket {
         Ok(Self(stream))
     }
 
-    /// Waits until one of these has something to read, and returns which have.
+    /// Waits until there is something to read; false if there is nothing within `limit`.
     ///
     /// On Linux a blocking `read` is woken twice for each request: a Unix socket also wakes its
     /// readers when the peer has read what was sent (`unix_write_space`), and only `poll`
     /// distinguishes the two.
-    pub(crate) fn wait_readable<const N: usize>(sockets: [&Self; N]) -> io::Result<[bool; N]> {
+    pub(crate) fn wait_readable(&self, limit: Duration) -> io::Result<bool> {
+        let limit = Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos().into() };
+        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
+        Ok(retry_on_intr(|| poll(&mut polled, Some(&limit)))? > 0)
+    }
+
+    /// Waits until one of these has something to read, and returns which have.
+    pub(crate) fn wait_both(sockets: [&Self; 2]) -> io::Result<[bool; 2]> {
         let mut polled = sockets.map(|socket| PollFd::new(&socket.0, PollFlags::IN));
-        poll(&mut polled, None)?;
+        retry_on_intr(|| poll(&mut polled, None))?;
         Ok(polled.map(|socket| !socket.revents().is_empty()))
     }
 
     /// Waits for bytes.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        (&self.0).read(buffer)
-    }
-
-    /// Reads what has arrived.
-    pub(crate) fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(rustix::net::recv(&self.0, buffer, RecvFlags::DONTWAIT)?.0)
+        Ok(retry_on_intr(|| rustix::io::read(&self.0, &mut *buffer))?)
     }
 
     /// Writes as much as there is room for.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(rustix::io::retry_on_intr(|| rustix::net::send(&self.0, bytes, SEND_FLAGS))?)
+        Ok(retry_on_intr(|| rustix::net::send(&self.0, bytes, SEND_FLAGS))?)
     }
 
     /// How many bytes have arrived and are not read.
-    pub(crate) fn unread(&self) -> Option<u64> {
-        rustix::io::ioctl_fionread(&self.0).ok()
-    }
-
-    /// Calls `attempt` whenever the socket is ready, until it does not fail because it would have to wait.
-    ///
-    /// # Cancel safety
-    /// Cancel safe, if `attempt` is.
-    // The alternative to this deprecated form requires `unsafe` for the promise that the descriptor
-    // stays open, which an owned `UnixStream` keeps; this workspace forbids `unsafe`.
-    #[allow(deprecated)]
-    pub(crate) async fn when_ready<T>(
-        &self,
-        interest: Interest,
-        mut attempt: impl FnMut() -> io::Result<T>,
-    ) -> io::Result<T> {
-        let socket = AsyncFd::with_interest(self.0.try_clone()?, interest)?;
-        loop {
-            let mut ready = socket.ready(interest).await?;
-            match attempt() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
-                result => return result,
-            }
-        }
+    pub(crate) fn unread(&self) -> u64 {
+        // Without an answer the next read counts as the last.
+        rustix::io::ioctl_fionread(&self.0).unwrap_or(0)
     }
 
     /// Ends the connection; its reader wakes up.

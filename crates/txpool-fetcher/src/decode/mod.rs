@@ -9,13 +9,11 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod object;
-mod scan;
 mod sidecar;
 mod transaction;
 
 pub(crate) use self::{
     object::announced_hash,
-    scan::{Members, Value},
     transaction::{is_on_chain, read_hex},
 };
 pub use self::{

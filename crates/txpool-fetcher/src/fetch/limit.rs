@@ -6,8 +6,8 @@ use std::{
 };
 
 use metrics::Gauge;
+use tokio::sync::Notify;
 
-use super::semaphore::{ResizablePermit, ResizableSemaphore};
 use crate::{error::CallError, sync::lock};
 
 /// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,
@@ -107,17 +107,22 @@ impl Aimd {
     }
 }
 
-/// The limit of requests in flight at one node.
+/// The limit of requests in flight at one node. Deferrable work needs no limit of its own: it holds at most
+/// two slots, half of the lowest limit.
 #[derive(Debug)]
 pub(crate) struct NodeLimit {
-    aimd: Mutex<Aimd>,
-    all: Arc<ResizableSemaphore>,
-    /// The limit for deferrable work, which shrinks with the whole. Otherwise deferrable work could
-    /// hold all permits of a lowered limit.
-    deferrable: Arc<ResizableSemaphore>,
-    cap: usize,
-    deferrable_cap: usize,
+    used: Mutex<Use>,
+    /// Notified when a permit may be free, first come, first served.
+    freed: Notify,
     gauge: Gauge,
+}
+
+#[derive(Debug)]
+struct Use {
+    aimd: Aimd,
+    in_flight: usize,
+    /// Those that wait go first.
+    waiting: usize,
 }
 
 /// The right to have one request in flight at the node. Released when dropped.
@@ -125,78 +130,60 @@ pub(crate) struct NodeLimit {
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,
     requested_at: Instant,
-    _all: ResizablePermit,
-    _deferrable: Option<ResizablePermit>,
+    is_deferrable: bool,
 }
 
+/// Counts one that waits until it is dropped.
+struct Waiting<'a>(&'a NodeLimit);
+
 impl NodeLimit {
-    pub(crate) fn new(cap: usize, deferrable_cap: usize, gauge: Gauge) -> Self {
+    pub(crate) fn new(cap: usize, gauge: Gauge) -> Self {
         gauge.set(cap as f64);
-        Self {
-            aimd: Mutex::new(Aimd::new(cap)),
-            all: Arc::new(ResizableSemaphore::new(cap)),
-            deferrable: Arc::new(ResizableSemaphore::new(deferrable_cap)),
-            cap,
-            deferrable_cap,
-            gauge,
-        }
+        let used = Use { aimd: Aimd::new(cap), in_flight: 0, waiting: 0 };
+        Self { used: Mutex::new(used), freed: Notify::new(), gauge }
     }
 
     /// The limit of requests in flight.
     pub(crate) fn limit(&self) -> usize {
-        lock(&self.aimd).limit()
+        lock(&self.used).aimd.limit()
     }
 
-    /// A permit for one request now, if the node is below its limit.
-    pub(crate) fn try_acquire(self: &Arc<Self>, deferrable: bool) -> Option<RequestPermit> {
-        let deferrable = match deferrable {
-            true => Some(self.deferrable.try_acquire()?),
-            false => None,
-        };
-        let all = self.all.try_acquire()?;
-        Some(self.permit(all, deferrable))
+    /// A permit for one request now, if the node is below its limit and nobody waits.
+    pub(crate) fn try_acquire(self: &Arc<Self>, is_deferrable: bool) -> Option<RequestPermit> {
+        self.take(is_deferrable, 0)
     }
 
     /// Waits until one more request may be sent to the node.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire(self: Arc<Self>, deferrable: bool) -> RequestPermit {
-        // Always in this order, so that two waiters cannot each hold what the other needs.
-        let deferrable = match deferrable {
-            true => Some(self.deferrable.acquire().await),
-            false => None,
-        };
-        let all = self.all.acquire().await;
-        self.permit(all, deferrable)
-    }
-
-    fn permit(
-        self: &Arc<Self>,
-        all: ResizablePermit,
-        deferrable: Option<ResizablePermit>,
-    ) -> RequestPermit {
-        RequestPermit {
-            limit: Arc::clone(self),
-            requested_at: Instant::now(),
-            _all: all,
-            _deferrable: deferrable,
+    pub(crate) async fn acquire(self: Arc<Self>, is_deferrable: bool) -> RequestPermit {
+        lock(&self.used).waiting += 1;
+        let _waiting = Waiting(&self);
+        loop {
+            let freed = self.freed.notified();
+            if let Some(permit) = self.take(is_deferrable, usize::MAX) {
+                return permit;
+            }
+            freed.await;
         }
     }
 
-    fn record(&self, signal: Signal, requested_at: Instant, now: Instant) {
-        let mut aimd = lock(&self.aimd);
-        let before = aimd.limit();
-        // Deferrable work at its own limit raises the limit too, when there is no live work.
-        let used = self.all.in_use() * 2 >= before || self.deferrable.is_full();
-        aimd.record(signal, requested_at, used, now);
-        let limit = aimd.limit();
-        if limit != before {
-            self.gauge.set(limit as f64);
-            // Under the lock, so that the semaphores are resized in the order of the limits.
-            self.all.resize(limit);
-            self.deferrable.resize((self.deferrable_cap * limit).div_ceil(self.cap));
-        }
+    fn take(self: &Arc<Self>, is_deferrable: bool, waiting: usize) -> Option<RequestPermit> {
+        let mut used = lock(&self.used);
+        let is_free = used.in_flight < used.aimd.limit() && used.waiting <= waiting;
+        is_free.then(|| {
+            used.in_flight += 1;
+            RequestPermit { limit: Arc::clone(self), requested_at: Instant::now(), is_deferrable }
+        })
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.used).waiting -= 1;
+        // More than one permit may be free when the limit has risen.
+        self.0.freed.notify_one();
     }
 }
 
@@ -211,16 +198,35 @@ impl RequestPermit {
             // The error is due to the request or the connection, and says nothing about the load.
             Err(_) => return,
         };
-        self.limit.record(signal, self.requested_at, Instant::now());
+        let mut used = lock(&self.limit.used);
+        let before = used.aimd.limit();
+        // Deferrable work, which has few slots, raises the limit too: there may be no live work.
+        let is_used = self.is_deferrable || used.in_flight * 2 >= before;
+        used.aimd.record(signal, self.requested_at, is_used, Instant::now());
+        let limit = used.aimd.limit();
+        if limit != before {
+            // Under the lock, in the order of the limits.
+            self.limit.gauge.set(limit as f64);
+        }
+    }
+}
+
+impl Drop for RequestPermit {
+    fn drop(&mut self) {
+        let mut used = lock(&self.limit.used);
+        used.in_flight -= 1;
+        if used.waiting > 0 {
+            self.limit.freed.notify_one();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures::FutureExt;
+    use futures::poll;
     use proptest::prelude::*;
-    use std::time::Duration;
+    use std::{pin::pin, time::Duration};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -229,7 +235,7 @@ mod tests {
     }
 
     fn limit() -> Arc<NodeLimit> {
-        Arc::new(NodeLimit::new(64, 4, Gauge::noop()))
+        Arc::new(NodeLimit::new(64, Gauge::noop()))
     }
 
     #[test]
@@ -316,30 +322,38 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deferrable_work_never_holds_all_permits_of_an_overloaded_node() {
+    async fn no_more_permits_are_out_than_the_limit_and_those_that_wait_get_the_next_in_turn() {
         let limit = limit();
-        for _ in 0..8 {
-            Arc::clone(&limit).acquire(false).await.record(&busy());
-        }
-        let one = Arc::clone(&limit).acquire(true).await;
-        assert!(Arc::clone(&limit).acquire(true).now_or_never().is_none(), "1 of 4");
-        let live: Vec<_> = (0..3)
-            .map(|_| Arc::clone(&limit).acquire(false).now_or_never().expect("free"))
-            .collect();
-        assert!(Arc::clone(&limit).acquire(false).now_or_never().is_none(), "the floor is 4");
-        drop((one, live));
+        let mut out: Vec<_> = std::iter::from_fn(|| limit.try_acquire(false)).collect();
+        assert_eq!(out.len(), 64);
+        out.swap_remove(0).record(&busy());
+        // Those in flight at that time report the same overload.
+        out.split_off(32).into_iter().for_each(|permit| permit.record(&busy()));
+        assert_eq!((limit.limit(), out.len()), (32, 32));
+        let mut first = pin!(Arc::clone(&limit).acquire(false));
+        let mut second = pin!(Arc::clone(&limit).acquire(true));
+        let mut gives_up = Box::pin(Arc::clone(&limit).acquire(false));
+        assert!(poll!(first.as_mut()).is_pending() && poll!(gives_up.as_mut()).is_pending());
+        assert!(poll!(second.as_mut()).is_pending());
+        out.truncate(31);
+        assert!(limit.try_acquire(false).is_none(), "it would overtake those that wait");
+        let _first = first.await;
+        out.truncate(30);
+        drop(gives_up);
+        let _second = second.await;
+        assert!(limit.try_acquire(false).is_none(), "32 of 32");
+        out.truncate(29);
+        assert!(limit.try_acquire(false).is_some(), "nobody waits");
     }
 
-    #[tokio::test]
-    async fn deferrable_work_alone_raises_the_limit_again() {
+    #[test]
+    fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit();
-        Arc::clone(&limit).acquire(false).await.record(&busy());
+        limit.try_acquire(false).expect("free").record(&busy());
         assert_eq!(limit.limit(), 32);
-        let mut permits = Vec::new();
         for _ in 0..64 * 64 {
-            permits.extend(std::iter::from_fn(|| limit.try_acquire(true)));
-            permits.swap_remove(0).record(&Ok(()));
+            limit.try_acquire(true).expect("free").record(&Ok(()));
         }
-        assert_eq!((limit.limit(), permits.len()), (64, 3));
+        assert_eq!(limit.limit(), 64);
     }
 }

@@ -18,10 +18,9 @@
 //! | seen, 64 shards | who reads announcements, request threads, heads, audits, `Fetcher::announcers` | one look-up; an audit reads one of the 64 shards |
 //! | recent blocks (in [`Hashes`]) | who reads announcements and request threads to look up, heads and nonces to add | a look-up, or one block's hashes |
 //! | a node's limit | a fetch when it begins and at its response, `status()` | a few fields |
-//! | permits of a node's limit | a fetch at its response, a limit that changes | two fields |
 //! | deferred work | deferrable work when it begins and stops waiting, `deferred()` | one entry of a sorted set |
 //!
-//! A node's limit is held while its permits are resized; no other two of these are ever held together.
+//! No two of these are ever held together.
 
 mod deferral;
 mod deliver;
@@ -30,7 +29,6 @@ mod limit;
 mod responses;
 mod retry;
 mod seen;
-mod semaphore;
 mod slots;
 mod tally;
 

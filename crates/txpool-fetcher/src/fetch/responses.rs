@@ -21,22 +21,28 @@ use crate::{
 const RELEASED_TOGETHER: usize = 16;
 
 /// Processes the responses of one connection.
-#[derive(Debug)]
 pub(crate) struct ResponseReader<S: TransactionSink> {
     fetch: Arc<Fetch>,
     deliverer: Arc<Deliverer<S>>,
     /// Slots of finished fetches.
     released: Vec<Slot>,
     release_at: usize,
+    /// Whether the node lists its pool.
+    is_listing: Box<dyn Fn() -> bool + Send>,
     _alive: Alive,
 }
 
 impl<S: TransactionSink> ResponseReader<S> {
-    pub(crate) fn new(fetch: &Arc<Fetch>, deliverer: &Arc<Deliverer<S>>) -> Self {
+    pub(crate) fn new(
+        fetch: &Arc<Fetch>,
+        deliverer: &Arc<Deliverer<S>>,
+        is_listing: impl Fn() -> bool + Send + 'static,
+    ) -> Self {
         let slots = fetch.settings.config.fetch_slots;
         Self {
             released: Vec::with_capacity(RELEASED_TOGETHER),
             release_at: RELEASED_TOGETHER.min(slots.div_ceil(4)),
+            is_listing: Box::new(is_listing),
             _alive: fetch.tasks.alive(),
             fetch: Arc::clone(fetch),
             deliverer: Arc::clone(deliverer),
@@ -52,7 +58,7 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
             }
             Payload::Null => Some("0x".into()),
             Payload::Text(text) => Some(text),
-            Payload::Other | Payload::Oversized => None,
+            Payload::Other => None,
         };
         let is_gone = text.as_deref() == Some("0x");
         let Some((arrival, ticket, mut slot)) = self.fetch.responded(request, sent, is_gone) else {
@@ -74,7 +80,19 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
         }
     }
 
+    fn on_timeout(&mut self, request: FetchRequest) {
+        self.fetch.failed(request, CallError::Timeout(self.fetch.settings.limits.fetch_timeout));
+    }
+
+    fn on_late(&mut self) {
+        self.fetch.metrics.late_answers.increment(1);
+    }
+
     fn on_idle(&mut self) {
         self.released.clear();
+    }
+
+    fn is_listing(&self) -> bool {
+        (self.is_listing)()
     }
 }

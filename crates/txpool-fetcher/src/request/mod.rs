@@ -3,33 +3,30 @@
 //!
 //! ```text
 //!  who has a hash                                         thread mempool-request
-//!  submit: id from the slab, bytes into the outbox
-//!  flush: one send for all requests at hand --> node ---> read, split, parse, remove from the slab,
-//!  sweep: requests without a timely response              decode, recover, deliver
+//!  submit: an id, bytes into the outbox
+//!  flush: one send for all requests at hand --> node ---> read, split, parse,
+//!                                                         decode, recover, deliver; time out, ping
 //! ```
 //! All other calls of a source, which are few, go over a [`Connection`](crate::connection::Connection).
 //! These connections are opened together, and when one is lost all are replaced.
 //!
-//! - A request is an entry of a slab. Its id holds the entry's index and how often that index was
-//!   used, so a late response matches no entry. No task, timer, channel or allocation belongs to a
-//!   request.
-//! - All requests have the same time-out, so those in flight form a queue by age, and one task looks
-//!   at its head. A request times out only after everything that had arrived was read, so neither a
+//! - A request is an entry of a map. Its id is used once, so a late response matches no entry. No task, timer or
+//!   channel belongs to a request.
+//! - All requests have the same time-out, so those in flight form a queue by age, and the thread of the connection
+//!   looks at its head. A request times out only after everything that had arrived was read, so neither a
 //!   blocking sink nor a busy thread of ours makes a node look late.
-//! - A response above 32 MiB ends its request and is skipped.
-//! - When the node ends a connection, the response to one of the requests in flight on it may be the
-//!   cause. Each of them is sent again over a connection of its own, so the culprit is found and no
+//! - When the node ends a connection, or sends a value above 32 MiB, the response to one of the requests in
+//!   flight on it may be the cause. Each of them is sent again over a connection of its own, so the culprit is found and no
 //!   other request is lost with it.
 //! - The socket is in blocking mode for its reader; requests are sent with `MSG_DONTWAIT`. Bytes that
-//!   the socket does not take wait in a bounded outbox, and only then is the socket registered with
-//!   the runtime.
-//! - A response in the common form is parsed by hand and borrowed from the buffer. Anything else goes
-//!   to `serde_json`, which alone decides what is valid JSON.
+//!   the socket does not take wait in a bounded outbox, until the thread of the connection has read more, or
+//!   100 ms: the node answers what it has read.
+//! - `serde_json` alone decides what is valid JSON. The text of a response is borrowed from the buffer.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | slab, outbox, ping (in `client`) | `mempool-announce` and `mempool-io` to submit, send and time out; the connection's thread to remove the request of a response | a few fields; the outbox during one non-blocking send |
+//! | requests, outbox (in `client`) | `mempool-announce` and `mempool-io` to submit and send; the connection's thread to remove the request of a response or one that is late, and to send | a few fields; the outbox during one non-blocking send |
 //!
 //! The connections in use are in a `watch` channel of tokio's, whose lock all its readers share and a
 //! flush holds while it sends.
@@ -39,21 +36,21 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod client;
+mod in_flight;
 mod open;
 mod outbox;
 mod pool_queues;
-mod pulse;
+mod reader;
 mod set;
-mod slab;
 mod ws;
 
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::{
-    client::Responses,
-    open::{Opened, open},
+    in_flight::NotInserted,
+    open::open,
     pool_queues::{PoolQueues, PoolRequests},
-    set::{RequestConnections, Requests},
-    slab::NotInserted,
+    reader::Responses,
+    set::{RequestConnections, RequestSet, Requests},
 };

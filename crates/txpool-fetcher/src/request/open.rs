@@ -1,24 +1,16 @@
-//! Opens and supervises the request connections of a source.
+//! Opens the request connections of a source, and hands on what was in flight at their end.
 
-#![expect(clippy::arithmetic_side_effects, reason = "times of our own clock")]
-
-use std::{
-    io,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use futures::FutureExt as _;
-use tokio::{
-    task::JoinSet,
-    time::{MissedTickBehavior, interval},
-};
+use tokio::time::{interval, timeout};
 
 use super::{
-    client::{RequestConnection, Responses},
+    client::RequestConnection,
+    in_flight::NotInserted,
+    reader::Responses,
     set::{OpenConnection, Opener, RequestConnections, RequestSet, Requests},
-    slab::NotInserted,
     ws,
 };
 use crate::{
@@ -31,13 +23,6 @@ use crate::{
     settings::Settings,
 };
 
-/// Request connections with the tasks that write the bytes for which their sockets had no room.
-#[derive(Debug)]
-pub(crate) struct Opened<T: Send + 'static> {
-    pub(crate) set: Arc<RequestSet<T>>,
-    tasks: JoinSet<()>,
-}
-
 /// Opens all request connections of a source beside the one for calls; `responses` makes the reader
 /// of each.
 pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
@@ -45,58 +30,40 @@ pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
     endpoint: &Endpoint,
     calls: Connection,
     responses: impl Fn() -> R + Send + Sync + 'static,
-) -> Result<Opened<T>, ConnectError> {
-    let mut tasks = JoinSet::new();
+) -> Result<Arc<RequestSet<T>>, ConnectError> {
     let mut fetches = Vec::new();
     for _ in 0..settings.config.request_connections {
-        fetches.push(open_one(endpoint, &settings.limits, responses(), &mut tasks).await?);
+        fetches.push(open_one(endpoint, &settings.limits, responses()).await?);
     }
     let deferrable = settings.deferrable_connections();
     let (settings, endpoint) = (Arc::clone(settings), endpoint.clone());
     let opener = Opener(Box::new(move || {
         let (settings, endpoint, responses) =
             (Arc::clone(&settings), endpoint.clone(), responses());
-        async move {
-            let mut tasks = JoinSet::new();
-            let opened = open_one(&endpoint, &settings.limits, responses, &mut tasks).await?;
-            Ok((opened, tasks))
-        }
-        .boxed()
+        async move { open_one(&endpoint, &settings.limits, responses).await }.boxed()
     }));
-    let set = RequestSet { calls: Arc::new(calls), fetches: fetches.into(), deferrable, opener };
-    Ok(Opened { set: Arc::new(set), tasks })
+    Ok(Arc::new(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener }))
 }
 
 async fn open_one<T: Send + 'static>(
     endpoint: &Endpoint,
     limits: &Limits,
     responses: impl Responses<T>,
-    tasks: &mut JoinSet<()>,
 ) -> Result<OpenConnection<T>, ConnectError> {
     let failed = |error: io::Error| ConnectError::io(endpoint, error);
     let opened = match endpoint {
         Endpoint::Ipc(path) => {
             let stream = open_ipc(path).await?.into_std();
             let socket = stream.and_then(BlockingSocket::new).map_err(failed)?;
-            let opened = OpenConnection(Arc::new(RequestConnection::over_ipc(socket)));
-            opened.0.read_ipc(responses, limits.max_frame_bytes).map_err(failed)?;
-            let writer = Arc::clone(&opened.0);
-            tasks.spawn(async move {
-                if let Err(error) = writer.flush_when_writable().await {
-                    writer.end(LossReason::from_io(&error));
-                }
-            });
-            opened
+            RequestConnection::over_ipc(socket, responses, limits)
         }
         Endpoint::Ws(url) => {
             let stream = open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?;
-            let (connection, pump) =
-                ws::open(stream, responses, limits.max_frame_bytes).map_err(failed)?;
-            tasks.spawn(pump);
-            OpenConnection(connection)
+            ws::open(stream, responses, limits)
         }
         Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
     };
+    let opened = OpenConnection(opened.map_err(failed)?);
     match opened.greet(limits.ping_timeout).await {
         Ok(()) => Ok(opened),
         Err(Some(reason)) => Err(closed_too_early(endpoint, reason).await),
@@ -108,75 +75,38 @@ async fn open_one<T: Send + 'static>(
     }
 }
 
-impl<T: Send + 'static> Opened<T> {
-    /// Times requests out and pings silent connections until one of the set is lost; then closes the
-    /// others and returns the reason. `on_failure` gets the requests that timed out or were in flight, `on_late` the
-    /// number of responses that came after their requests had timed out, or that match no request.
-    pub(crate) async fn watch(
-        self,
-        limits: &Limits,
-        connections: &RequestConnections<T>,
-        index: usize,
-        on_failure: &impl Fn(T, CallError),
-        on_late: impl Fn(u64),
-        is_listing: impl Fn() -> bool,
-    ) -> LossReason {
-        let Self { set, tasks: _tasks } = self;
-        // On every path, also when the source is stopped meanwhile.
-        let hands_on = HandsOn { connections, index, set: &set, on_failure };
-        let timeout = limits.fetch_timeout;
-        let grain = timeout / 16;
-        let mut ticks = interval(grain.clamp(Duration::from_millis(1), Duration::from_millis(100)));
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let sweep = async {
-            loop {
-                ticks.tick().await;
-                let now = Instant::now();
-                let mut limit = limits.ping_timeout;
-                // While it lists its pool, a node may be slow with everything.
-                if is_listing() {
-                    limit += limits.snapshot_timeout;
-                }
-                for connection in &set.fetches {
-                    while let Some((request, _)) = connection.pop_expired(timeout, now) {
-                        on_failure(request, CallError::Timeout(timeout));
-                    }
-                    connection.supervise(limits.ping_interval, limit, now);
-                    let late = connection.take_late_responses();
-                    if late > 0 {
-                        on_late(late);
-                    }
-                }
-            }
-        };
-        let reason = tokio::select! {
-            reason = set.closed() => reason,
-            never = sweep => never,
-        };
-        drop(hands_on);
-        reason
-    }
-}
-
 /// How often a request over a connection of its own is looked at.
 const ALONE_TICK: Duration = Duration::from_millis(10);
 
 impl<T: Send + 'static> RequestSet<T> {
+    /// Waits until one of the set is lost; then closes the others and returns the reason. `on_failure` gets the
+    /// requests that were in flight.
+    pub(crate) async fn watch(
+        self: Arc<Self>,
+        connections: &RequestConnections<T>,
+        index: usize,
+        on_failure: &impl Fn(T, CallError),
+    ) -> LossReason {
+        // On every path, also when the source is stopped meanwhile.
+        let _hands_on = HandsOn { connections, index, set: &self, on_failure };
+        self.closed().await
+    }
+
     /// Sends a request over a connection of its own, with whose end nothing else is lost, and waits
-    /// until the response is processed.
+    /// until the response or the time-out is processed.
     ///
     /// # Errors
     /// The request, if there is no response: [`CallError::Suspect`] if the node has ended the
-    /// connection, a time-out also if none could be opened.
+    /// connection, a time-out if none could be opened.
     pub(crate) async fn request_alone(
         &self,
-        timeout: Duration,
+        limit: Duration,
         hash: &B256,
         request: T,
     ) -> Result<(), (T, CallError)> {
-        let late = CallError::Timeout(timeout);
+        let late = CallError::Timeout(limit);
         let opening = (self.opener.0)();
-        let Ok(Ok((connection, _tasks))) = tokio::time::timeout(timeout, opening).await else {
+        let Ok(Ok(connection)) = timeout(limit, opening).await else {
             return Err((request, late));
         };
         match connection.submit(hash, request) {
@@ -188,12 +118,9 @@ impl<T: Send + 'static> RequestSet<T> {
         let mut ticks = interval(ALONE_TICK);
         loop {
             tokio::select! {
-                // The order is irrelevant: a request is in the slab or its response was read.
+                // The order is irrelevant: a request is in flight or is processed.
                 _ = connection.closed() => break,
                 _ = ticks.tick() => {
-                    if let Some((request, _)) = connection.pop_expired(timeout, Instant::now()) {
-                        return Err((request, late));
-                    }
                     if connection.in_flight() == 0 {
                         return Ok(());
                     }

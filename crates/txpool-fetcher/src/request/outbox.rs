@@ -7,12 +7,12 @@
     reason = "positions in bytes of our own"
 )]
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 
 use alloy_primitives::B256;
 
-use super::slab::RequestId;
-use crate::config::MAX_FETCH_SLOTS;
+use super::in_flight::PING_ID;
+use crate::{config::MAX_FETCH_SLOTS, connection::BlockingSocket};
 
 /// Most bytes that wait for a node that does not read: two requests for each of the most fetch
 /// slots, at about 150 bytes each. A request beyond that is not written, and times out like one
@@ -28,7 +28,7 @@ pub(super) struct Outbox {
 
 impl Outbox {
     /// Appends the request for a transaction. False when there is no room.
-    pub(super) fn push(&mut self, id: RequestId, hash: &B256) -> bool {
+    pub(super) fn push(&mut self, id: u64, hash: &B256) -> bool {
         self.append(|bytes| write_request(bytes, id, hash))
     }
 
@@ -48,11 +48,23 @@ impl Outbox {
         true
     }
 
-    pub(super) fn unsent(&self) -> &[u8] {
+    /// Sends as much as the socket has room for.
+    pub(super) fn send(&mut self, socket: &BlockingSocket) {
+        while !self.unsent().is_empty() {
+            match socket.send(self.unsent()) {
+                Ok(count) => self.advance(count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The connection has ended; its reader finds out why, and nothing is sent any more.
+                Err(_) => self.advance(self.unsent().len()),
+            }
+        }
+    }
+
+    fn unsent(&self) -> &[u8] {
         &self.bytes[self.sent..]
     }
 
-    pub(super) fn advance(&mut self, count: usize) {
+    fn advance(&mut self, count: usize) {
         self.sent += count;
         if self.sent == self.bytes.len() {
             self.bytes.clear();
@@ -63,18 +75,18 @@ impl Outbox {
 
 /// `{"jsonrpc":"2.0","id":…,"method":"eth_getRawTransactionByHash","params":["0x…"]}`. Nodes need
 /// no separator between two requests.
-pub(super) fn write_request(bytes: &mut Vec<u8>, id: RequestId, hash: &B256) {
+pub(super) fn write_request(bytes: &mut Vec<u8>, id: u64, hash: &B256) {
     bytes.extend_from_slice(
         br#"{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x"#,
     );
     let hex = bytes.len();
     bytes.resize(hex + 64, 0);
     const_hex::encode_to_slice(hash, &mut bytes[hex..]).expect("32 bytes are 64 digits");
-    write!(bytes, r#""],"id":{}}}"#, id.get()).expect("a vector takes every write");
+    write!(bytes, r#""],"id":{}}}"#, id).expect("a vector takes every write");
 }
 
 pub(super) fn write_ping(bytes: &mut Vec<u8>) {
-    let id = RequestId::PING.get();
+    let id = PING_ID;
     write!(bytes, r#"{{"jsonrpc":"2.0","method":"eth_blockNumber","params":[],"id":{id}}}"#)
         .expect("a vector takes every write");
 }
@@ -88,7 +100,7 @@ mod tests {
     fn a_request_is_the_json_that_a_node_expects() {
         let hash = B256::repeat_byte(0xab);
         let mut outbox = Outbox::default();
-        assert!(outbox.push(RequestId::from(70_000), &hash) && outbox.push_ping());
+        assert!(outbox.push(70_000, &hash) && outbox.push_ping());
         let mut values = serde_json::Deserializer::from_slice(outbox.unsent()).into_iter::<Value>();
         let request = values.next().unwrap().unwrap();
         assert_eq!(
@@ -105,7 +117,7 @@ mod tests {
     #[test]
     fn what_a_node_does_not_read_is_bounded_and_what_it_reads_makes_room() {
         let mut outbox = Outbox::default();
-        let id = RequestId::from(70_000);
+        let id = 70_000;
         while outbox.push(id, &B256::ZERO) {}
         assert!(outbox.bytes.len() < OUTBOX_BYTES + 200 && !outbox.push_ping());
         for _ in 0..10_000 {

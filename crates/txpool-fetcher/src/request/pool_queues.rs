@@ -2,7 +2,7 @@
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select_biased};
 
-use super::slab::NotInserted;
+use super::in_flight::NotInserted;
 
 /// Takes the requests. The threads that read them end when it is dropped.
 #[derive(Debug)]

@@ -10,7 +10,7 @@
 use std::{fmt, ops::Deref, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
-use tokio::{sync::watch, task::JoinSet, time::timeout};
+use tokio::{sync::watch, time::timeout};
 
 use super::{client::RequestConnection, pool_queues::PoolQueues};
 use crate::{
@@ -69,9 +69,8 @@ pub(crate) struct RequestSet<T: Send + 'static> {
 /// Opens connections like those of a set.
 pub(super) struct Opener<T: Send + 'static>(pub(super) Box<dyn Fn() -> Opening<T> + Send + Sync>);
 
-/// A connection that is being opened, with the tasks that have to run beside it.
-pub(super) type Opening<T> =
-    BoxFuture<'static, Result<(OpenConnection<T>, JoinSet<()>), ConnectError>>;
+/// A connection that is being opened.
+pub(super) type Opening<T> = BoxFuture<'static, Result<OpenConnection<T>, ConnectError>>;
 
 impl<T: Send + 'static> fmt::Debug for Opener<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,11 +1,10 @@
 //! A connection against nodes of a few lines.
 
 use std::{
-    io::{Read, Write},
+    io::Write,
     os::unix::net::UnixStream,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
         mpsc::{Receiver, Sender, channel},
     },
     thread,
@@ -15,14 +14,14 @@ use std::{
 use alloy_primitives::B256;
 use serde_json::Value;
 
-use super::{Responses, client::RequestConnection, slab::RequestId};
+use super::{Responses, client::RequestConnection, in_flight::PING_ID};
 use crate::{
     connection::{BlockingSocket, Payload},
     error::LossReason,
+    limits::Limits,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const MAX_FRAME: usize = 1 << 20;
 
 /// What became of request `n`.
 type Seen = (u64, String);
@@ -41,7 +40,6 @@ impl Responses<u64> for Notes {
             Payload::Text(text) => text.into_owned(),
             Payload::Error(error) => format!("error {}", error.code),
             Payload::Other => "other".to_owned(),
-            Payload::Oversized => "oversized".to_owned(),
         };
         self.seen.send((request, text)).unwrap();
         if request == self.block_at {
@@ -50,7 +48,13 @@ impl Responses<u64> for Notes {
         }
     }
 
-    fn on_idle(&mut self) {}
+    fn on_timeout(&mut self, request: u64) {
+        self.seen.send((request, "timed out".to_owned())).unwrap();
+    }
+
+    fn on_late(&mut self) {
+        self.seen.send((u64::MAX, "late".to_owned())).unwrap();
+    }
 }
 
 struct Stage {
@@ -60,13 +64,25 @@ struct Stage {
     node: UnixStream,
 }
 
-fn stage(block_at: u64) -> Stage {
+/// No time-out and no ping comes in a test.
+fn patient() -> Limits {
+    Limits { fetch_timeout: PATIENCE, ping_interval: PATIENCE, ..Limits::default() }
+}
+
+fn open(
+    responses: impl Responses<u64>,
+    limits: &Limits,
+) -> (Arc<RequestConnection<u64>>, UnixStream) {
     let (ours, node) = UnixStream::pair().unwrap();
-    let connection = Arc::new(RequestConnection::over_ipc(BlockingSocket::new(ours).unwrap()));
+    let socket = BlockingSocket::new(ours).unwrap();
+    (RequestConnection::over_ipc(socket, responses, limits).unwrap(), node)
+}
+
+fn stage(block_at: u64, limits: &Limits) -> Stage {
     let (seen_tx, seen) = channel();
     let (block, blocked) = channel();
     let notes = Notes { seen: seen_tx, block: blocked, block_at };
-    connection.read_ipc(notes, MAX_FRAME).unwrap();
+    let (connection, node) = open(notes, limits);
     Stage { connection, seen, block: Some(block), node }
 }
 
@@ -79,11 +95,6 @@ impl Stage {
 
     fn next(&self) -> Seen {
         self.seen.recv_timeout(PATIENCE).expect("an answer")
-    }
-
-    fn expired(&self, timeout: Duration) -> Vec<u64> {
-        let pop = || self.connection.pop_expired(timeout, Instant::now());
-        std::iter::from_fn(pop).map(|(number, _)| number).collect()
     }
 }
 
@@ -113,7 +124,7 @@ fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
 
 #[test]
 fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
-    let mut stage = stage(u64::MAX);
+    let mut stage = stage(u64::MAX, &patient());
     let mut asked: Vec<_> = {
         (0..50).for_each(|number| stage.ask(number));
         requests(&stage.node).take(50).collect()
@@ -135,55 +146,49 @@ fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
 
 #[test]
 fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
-    let mut stage = stage(u64::MAX);
+    let limits = Limits { fetch_timeout: Duration::from_millis(1), ..patient() };
+    let mut stage = stage(u64::MAX, &limits);
     let node = stage.node.try_clone().unwrap();
     let reads = thread::spawn(move || requests(&node).last());
-    for round in 0..1_000u64 {
+    for round in 0..100u64 {
         (0..100).for_each(|number| stage.ask(round * 100 + number));
-        wait_until("the reader waits long enough to be sure", || {
-            stage.expired(Duration::ZERO);
-            stage.connection.in_flight() == 0
-        });
+        for number in 0..100 {
+            assert_eq!(stage.next(), (round * 100 + number, "timed out".to_owned()));
+        }
         assert_eq!(stage.connection.in_flight(), 0);
     }
-    assert!(stage.connection.entries() <= 100, "100,000 requests, 100 at a time");
     // An answer to the very first, long after.
-    let id = 1u64 << 16;
+    let id = 1;
     stage.node.write_all(format!(r#"{{"id":{id},"result":"0x01"}}"#).as_bytes()).unwrap();
-    wait_until("the late answer is counted", || stage.connection.take_late_responses() == 1);
-    assert!(stage.seen.try_recv().is_err(), "and goes nowhere");
+    assert_eq!(stage.next().1, "late");
     stage.connection.end(LossReason::Closed);
     reads.join().unwrap();
 }
 
-#[tokio::test]
-async fn a_node_that_does_not_read_delays_no_writer_and_gets_all_when_it_reads() {
-    let stage = stage(u64::MAX);
-    let connection = Arc::clone(&stage.connection);
-    let writer = tokio::spawn(async move { connection.flush_when_writable().await });
+#[test]
+fn a_node_that_does_not_read_delays_no_writer_and_gets_all_when_it_reads() {
+    let stage = stage(u64::MAX, &patient());
     // More than the socket takes at once, and less than the outbox holds besides.
     let start = Instant::now();
     for number in 0..700 {
         stage.ask(number);
     }
     assert!(start.elapsed() < PATIENCE / 2, "no write waited");
-    tokio::task::yield_now().await;
-    let node = stage.node.try_clone().unwrap();
-    let read = tokio::task::spawn_blocking(move || requests(&node).take(700).count());
-    assert_eq!(read.await.unwrap(), 700);
+    // The rest is sent without another request or a response.
+    assert_eq!(requests(&stage.node).take(700).count(), 700);
     // And beyond all bounds.
     for number in 0..20_000 {
         stage.ask(number);
     }
     assert_eq!(stage.connection.in_flight(), 20_700);
     stage.connection.end(LossReason::Closed);
-    writer.await.unwrap().unwrap();
     assert_eq!(stage.connection.take_all().len(), 20_700);
 }
 
 #[test]
 fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
-    let mut stage = stage(0);
+    let timeout = Duration::from_millis(500);
+    let mut stage = stage(0, &Limits { fetch_timeout: timeout, ..patient() });
     stage.ask(0);
     stage.ask(1);
     let asked: Vec<_> = requests(&stage.node).take(2).collect();
@@ -191,62 +196,47 @@ fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
     stage.node.write_all(answer(asked[0].0).as_bytes()).unwrap();
     assert_eq!(stage.next().0, 0);
     // The sink blocks, and the answer to the second comes only now: after its time-out, as it seems.
-    thread::sleep(Duration::from_millis(50));
+    thread::sleep(2 * timeout);
     stage.node.write_all(answer(asked[1].0).as_bytes()).unwrap();
-    assert!(stage.expired(Duration::from_millis(10)).is_empty());
     drop(stage.block.take());
     assert_eq!(stage.next(), (1, "null".to_owned()));
     // With the reader waiting, a request that is not answered does time out.
     stage.ask(2);
-    wait_until("it times out", || stage.expired(Duration::from_millis(10)) == [2]);
+    assert_eq!(stage.next(), (2, "timed out".to_owned()));
 }
 
 /// A reader that is slower than its node finds each read full. It is not behind for ever with what had
 /// arrived when it looked.
 #[test]
 fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
-    struct Slow;
+    struct Slow(Sender<()>);
     impl Responses<u64> for Slow {
         fn on_response(&mut self, _: u64, _: Instant, _: Payload<'_>) {}
+        fn on_timeout(&mut self, _: u64) {
+            self.0.send(()).unwrap();
+        }
         fn on_idle(&mut self) {
             // Time for the node to fill the socket.
             thread::sleep(Duration::from_millis(10));
         }
     }
-    let (ours, mut node) = UnixStream::pair().unwrap();
+    let (timed_out, times_out) = channel();
+    let limits = Limits { fetch_timeout: Duration::from_millis(50), ..patient() };
+    let (connection, mut node) = open(Slow(timed_out), &limits);
     // As much as the system grants: Linux wakes a writer when three quarters of it are free again.
     rustix::net::sockopt::set_socket_send_buffer_size(&node, 1 << 20).unwrap();
-    let connection = Arc::new(RequestConnection::over_ipc(BlockingSocket::new(ours).unwrap()));
-    connection.read_ipc(Slow, MAX_FRAME).unwrap();
     // Small pieces, so that the socket is full again whenever some of them were read.
     let flood = format!(r#"{{"a":"{}"}}"#, "x".repeat(4000)).into_bytes();
     let flooding = thread::spawn(move || while node.write_all(&flood).is_ok() {});
     connection.submit(&B256::ZERO, 1).expect("the connection is open");
-    let timeout = Duration::from_millis(50);
-    wait_until("the request times out", || {
-        connection.pop_expired(timeout, Instant::now()).is_some()
-    });
+    times_out.recv_timeout(PATIENCE).expect("the request times out");
     connection.end(LossReason::Closed);
     flooding.join().unwrap();
 }
 
-#[test]
-fn an_answer_above_the_limit_ends_its_request_and_not_the_connection() {
-    let mut stage = stage(u64::MAX);
-    stage.ask(0);
-    stage.ask(1);
-    let asked: Vec<_> = requests(&stage.node).take(2).collect();
-    let large = "ab".repeat(MAX_FRAME);
-    write!(stage.node, r#"{{"jsonrpc":"2.0","id":{},"result":"0x{large}"}}"#, asked[0].0).unwrap();
-    assert_eq!(stage.next(), (0, "oversized".to_owned()));
-    write!(stage.node, r#"{{"jsonrpc":"2.0","id":{},"result":"0x02"}}"#, asked[1].0).unwrap();
-    assert_eq!(stage.next(), (1, "0x02".to_owned()));
-    assert!(!stage.connection.is_ended());
-}
-
 #[tokio::test]
 async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
-    let mut first = stage(u64::MAX);
+    let mut first = stage(u64::MAX, &patient());
     first.ask(7);
     first.node.write_all(b"Too many connections. Please try again later.").unwrap();
     assert!(
@@ -254,7 +244,7 @@ async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
     );
     assert_eq!(first.connection.take_all(), [7]);
     assert!(first.connection.submit(&B256::ZERO, 8).is_err(), "nothing comes in behind it");
-    let second = stage(u64::MAX);
+    let second = stage(u64::MAX, &patient());
     second.node.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(second.connection.closed().await, LossReason::Closed);
 }
@@ -266,55 +256,46 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
         fn on_response(&mut self, _: u64, _: Instant, _: Payload<'_>) {
             panic!("a test panics here");
         }
-        fn on_idle(&mut self) {}
+        fn on_timeout(&mut self, _: u64) {}
     }
-    let (ours, mut node) = UnixStream::pair().unwrap();
-    let connection = Arc::new(RequestConnection::over_ipc(BlockingSocket::new(ours).unwrap()));
-    connection.read_ipc(Panics, MAX_FRAME).unwrap();
+    let (connection, mut node) = open(Panics, &patient());
     connection.submit(&B256::ZERO, 1).unwrap();
-    write!(node, r#"{{"id":{},"result":null}}"#, 1u64 << 16).unwrap();
+    write!(node, r#"{{"id":1,"result":null}}"#).unwrap();
     assert_eq!(connection.closed().await, LossReason::Closed);
 }
 
 #[tokio::test]
 async fn only_the_answer_to_the_first_ping_shows_that_a_connection_is_up() {
-    let id = RequestId::PING.get();
+    let id = PING_ID;
     for (answer, is_up) in [
-        (r#"{"id":1,"result":"0x1"}"#.to_owned(), Err(None)),
+        (r#"{"id":7,"result":"0x1"}"#.to_owned(), Err(None)),
         (format!(r#"{{"jsonrpc":"2.0","id":{id},"result":"0x1"}}"#), Ok(())),
         (format!(r#"{{"id":{id},"error":{{"code":-32601}}}}"#), Ok(())),
         ("Too many".to_owned(), Err(Some(LossReason::Garbage("Too many".to_owned())))),
     ] {
-        let mut stage = stage(u64::MAX);
+        let mut stage = stage(u64::MAX, &patient());
         stage.node.write_all(answer.as_bytes()).unwrap();
         let limit = if is_up == Err(None) { Duration::from_millis(50) } else { PATIENCE };
         assert_eq!(stage.connection.greet(limit).await, is_up, "{answer}");
     }
 }
 
-#[test]
-fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() {
-    let mut stage = stage(u64::MAX);
-    let (every, limit) = (Duration::from_millis(1), Duration::from_millis(200));
-    let pings = AtomicUsize::new(0);
+#[tokio::test]
+async fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() {
+    let limits = Limits {
+        fetch_timeout: Duration::from_millis(16),
+        ping_interval: Duration::from_millis(1),
+        ping_timeout: Duration::from_secs(1),
+        ..Limits::default()
+    };
+    let mut stage = stage(u64::MAX, &limits);
     let mut asked = requests(&stage.node);
     // Answered, it lives on.
     for _ in 0..3 {
-        thread::sleep(2 * every);
-        stage.connection.supervise(every, limit, Instant::now());
         let (id, _) = asked.next().unwrap();
-        pings.fetch_add(1, SeqCst);
         write!(stage.node, r#"{{"id":{id},"result":"0x1"}}"#).unwrap();
-        wait_until("the answer is read", || {
-            stage.connection.supervise(Duration::MAX, limit, Instant::now());
-            !stage.connection.is_pinged()
-        });
     }
-    assert_eq!(stage.connection.take_late_responses(), 0, "a ping is no request");
-    wait_until("it is given up", || {
-        stage.connection.supervise(every, limit, Instant::now());
-        stage.connection.is_ended()
-    });
-    let mut rest = Vec::new();
-    stage.node.read_to_end(&mut rest).unwrap();
+    assert_eq!(asked.count(), 1, "after one more it is given up");
+    assert!(matches!(stage.connection.closed().await, LossReason::Unresponsive(_)));
+    assert!(stage.seen.try_recv().is_err(), "a ping is no request");
 }

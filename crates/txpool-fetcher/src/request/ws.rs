@@ -5,23 +5,23 @@
 
 use std::{io, sync::Arc, time::Instant};
 
+use crossbeam_channel::{Sender, bounded};
 use futures::{SinkExt as _, StreamExt as _};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio_tungstenite::tungstenite::{Message, Utf8Bytes};
 
 use super::{
-    client::{RequestConnection, Responses, WsRequest},
+    client::{RequestConnection, WsRequest},
+    in_flight::MAX_IN_FLIGHT,
     outbox::{write_ping, write_request},
-    slab::MAX_IN_FLIGHT,
+    reader::{Reader, Responses},
 };
-use crate::{connection::WsStream, error::LossReason};
+use crate::{connection::WsStream, error::LossReason, limits::Limits};
 
-/// Messages that may wait for the thread. While the queue is full the socket is not read, so the
-/// node waits; only answers are delayed by that.
-const MESSAGES_WAITING: usize = 64;
-
-/// Messages are counted against the budget in units of this.
-const UNIT_BYTES: usize = 1024;
+/// Messages that wait for the thread are counted against a budget in units of this: one of the largest, or as
+/// many small ones as it has units. While there is none the socket is not read, so the node waits; only answers
+/// are delayed by that.
+const UNIT_BYTES: usize = 16 * 1024;
 
 /// A message on its way to the thread.
 #[derive(Debug)]
@@ -31,37 +31,36 @@ pub(super) struct Incoming {
     _bytes: OwnedSemaphorePermit,
 }
 
-/// Starts the thread, and returns the connection with the task that has to run meanwhile.
-pub(crate) fn open<T: Send + 'static>(
+/// Starts the thread, and a task that ends with the connection, or with its runtime.
+pub(super) fn open<T: Send + 'static>(
     stream: WsStream,
     responses: impl Responses<T>,
-    max_frame_bytes: usize,
-) -> io::Result<(Arc<RequestConnection<T>>, impl Future<Output = ()> + Send + 'static)> {
+    limits: &Limits,
+) -> io::Result<Arc<RequestConnection<T>>> {
+    let max_units = units(limits.max_frame_bytes);
     let (requests_tx, requests) = mpsc::channel(MAX_IN_FLIGHT);
-    let (incoming_tx, incoming) = mpsc::channel(MESSAGES_WAITING);
-    let connection = Arc::new(RequestConnection::over_ws(requests_tx));
-    connection.spawn(responses, move |connection, responses| {
-        connection.read_messages(incoming, responses)
-    })?;
+    let (incoming_tx, incoming) = bounded(max_units as usize);
+    let connection = RequestConnection::over_ws(requests_tx);
+    Reader::spawn(&connection, responses, limits, move |reader| reader.read_messages(&incoming))?;
     let owner = Arc::clone(&connection);
-    Ok((connection, async move {
+    tokio::spawn(async move {
         let reason = tokio::select! {
-            reason = pump(stream, requests, incoming_tx, units(max_frame_bytes)) => reason,
+            reason = pump(stream, requests, incoming_tx, max_units) => reason,
             reason = owner.closed() => reason,
         };
         owner.end(reason);
-    }))
+    });
+    Ok(connection)
 }
 
 fn units(bytes: usize) -> u32 {
-    bytes.div_ceil(UNIT_BYTES).clamp(1, Semaphore::MAX_PERMITS.min(u32::MAX as usize)) as u32
+    bytes.div_ceil(UNIT_BYTES).clamp(1, u16::MAX.into()) as u32
 }
 
-/// `max_units` is the budget of messages that wait: one of the largest, or many small ones.
 async fn pump(
     stream: WsStream,
     mut requests: mpsc::Receiver<WsRequest>,
-    incoming: mpsc::Sender<Incoming>,
+    incoming: Sender<Incoming>,
     max_units: u32,
 ) -> LossReason {
     let budget = Arc::new(Semaphore::new(max_units as usize));
@@ -76,7 +75,8 @@ async fn pump(
                     let Ok(bytes) = Arc::clone(&budget).acquire_many_owned(count).await else {
                         return LossReason::Closed;
                     };
-                    if incoming.send(Incoming { text, read_at, _bytes: bytes }).await.is_err() {
+                    // There is room: each message has a unit at least.
+                    if incoming.try_send(Incoming { text, read_at, _bytes: bytes }).is_err() {
                         return LossReason::Closed;
                     }
                 }

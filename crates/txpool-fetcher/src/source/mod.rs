@@ -36,7 +36,7 @@ use self::{
 };
 use crate::{
     announce,
-    audit::{AuditMode, AuditReport, Comparison},
+    audit::{AuditMode, AuditReport, AuditState, Comparison},
     chain::{self, AnnouncedHead, Chain, Follower},
     config::Announcements,
     connection::{Connection, NodeInfo, dial},
@@ -45,7 +45,7 @@ use crate::{
     gap::{GapReason, Report},
     in_process::{self, PoolSubscription},
     metrics,
-    request::{self, Opened, PoolQueues, Requests},
+    request::{self, PoolQueues, RequestSet, Requests},
     sink::TransactionSink,
     sync::lock,
 };
@@ -73,7 +73,7 @@ enum Message {
     Event(Event),
     SubscriptionUp(Subscription),
     /// With what the node says of its chain.
-    RequestConnectionsUp(Opened<FetchRequest>, Sync),
+    RequestConnectionsUp(Arc<RequestSet<FetchRequest>>, Sync),
     PoolQueuesUp(Arc<PoolQueues<FetchRequest>>),
     DialFailed(Role, ConnectError),
     SaysSyncing(bool),
@@ -324,15 +324,19 @@ impl<S: TransactionSink> Source<S> {
                 self.parts.fetch.connections.set(self.index, Some(Requests::InProcess(queues)));
                 self.up(Role::Request, now)
             }
-            Message::RequestConnectionsUp(opened, sync) => {
+            Message::RequestConnectionsUp(set, sync) => {
                 self.sync.says_syncing = sync.says_syncing;
                 if let Some(head) = sync.head {
                     self.has_head(head);
                 }
-                self.ping(Role::Request, &opened.set.calls);
-                let set = Requests::Node(Arc::clone(&opened.set));
-                self.parts.fetch.connections.set(self.index, Some(set));
-                self.watch_requests(opened);
+                self.ping(Role::Request, &set.calls);
+                let requests = Requests::Node(Arc::clone(&set));
+                self.parts.fetch.connections.set(self.index, Some(requests));
+                let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
+                self.watch_end(Role::Request, async move {
+                    let on_failure = |request, error| fetch.failed(request, error);
+                    set.watch(&fetch.connections, index, &on_failure).await
+                });
                 self.up(Role::Request, now)
             }
             Message::DialFailed(role, error) => {
@@ -481,6 +485,7 @@ impl<S: TransactionSink> Source<S> {
     fn dial(&mut self, role: Role, after: Duration) {
         let parts = self.parts.clone();
         let backlog = Arc::clone(&self.shared.backlog);
+        let audits = Arc::clone(&self.shared.audits);
         let messages = self.messages.clone();
         let (index, heads) = (self.index, self.channels.heads.clone());
         let reports = self.channels.reports.0.clone();
@@ -517,8 +522,8 @@ impl<S: TransactionSink> Source<S> {
                     .map(|queues| Message::PoolQueuesUp(Arc::new(queues)))
                     .map_err(|error| ConnectError::io(pool, error)),
                 (Role::Request, None) => {
-                    let opened = open_requests(&parts, index, known).await;
-                    opened.map(|(opened, sync)| Message::RequestConnectionsUp(opened, sync))
+                    let opened = open_requests(&parts, &audits, index, known).await;
+                    opened.map(|(set, sync)| Message::RequestConnectionsUp(set, sync))
                 }
             };
             let message = dialed.unwrap_or_else(|error| Message::DialFailed(role, error));
@@ -533,19 +538,6 @@ impl<S: TransactionSink> Source<S> {
         self.tasks.spawn(async move {
             let reason = ended.await;
             send(&messages, Message::Lost(role, generation, reason)).await;
-        });
-    }
-
-    /// Waits for the end of the request connections; meanwhile it times requests out.
-    fn watch_requests(&mut self, opened: Opened<FetchRequest>) {
-        let (fetch, audits) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.audits));
-        let index = self.index;
-        self.watch_end(Role::Request, async move {
-            let (limits, connections) = (&fetch.settings.limits, &fetch.connections);
-            let on_failure = |request, error| fetch.failed(request, error);
-            let on_late = |count| fetch.metrics.late_answers.increment(count);
-            let is_listing = || audits.is_listing();
-            opened.watch(limits, connections, index, &on_failure, on_late, is_listing).await
         });
     }
 
@@ -633,13 +625,15 @@ impl<S: TransactionSink> Source<S> {
 /// Opens the request connections of a node, and finds out how far it is.
 async fn open_requests<S: TransactionSink>(
     parts: &Parts<S>,
+    audits: &Arc<AuditState>,
     index: usize,
     known: bool,
-) -> Result<(Opened<FetchRequest>, Sync), ConnectError> {
+) -> Result<(Arc<RequestSet<FetchRequest>>, Sync), ConnectError> {
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
-    let [calls] = dial(endpoint, &settings.limits, known, None).await?;
+    let [calls] =
+        dial(endpoint, &settings.limits, known, ("mempool-calls", fetch.tasks.alive())).await?;
     deliverer.chain_id.check(index, endpoint, calls.node.chain_id).await?;
     let limit = settings.limits.ping_timeout;
     let says_syncing = chain::says_syncing(&calls, limit).await;
@@ -649,7 +643,11 @@ async fn open_requests<S: TransactionSink>(
     let sync = Sync { says_syncing, head };
     let reader = {
         let (fetch, deliverer) = (Arc::clone(fetch), Arc::clone(deliverer));
-        move || ResponseReader::new(&fetch, &deliverer)
+        let audits = Arc::clone(audits);
+        move || {
+            let audits = Arc::clone(&audits);
+            ResponseReader::new(&fetch, &deliverer, move || audits.is_listing())
+        }
     };
     Ok((request::open(settings, endpoint, calls, reader).await?, sync))
 }

@@ -95,9 +95,8 @@ impl SourceShared {
         // Until the first failure to list it.
         metrics.audited.set(1.0);
         let slots = settings.config.fetch_slots;
-        let (deferrable, gauge) = (settings.deferrable_slots(), metrics.fetch_limit.clone());
         Arc::new(Self {
-            limit: Arc::new(NodeLimit::new(slots, deferrable, gauge)),
+            limit: Arc::new(NodeLimit::new(slots, metrics.fetch_limit.clone())),
             status: Mutex::new(SourceStatus {
                 endpoint,
                 state: SourceState::Connecting,

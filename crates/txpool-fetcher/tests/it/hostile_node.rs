@@ -238,28 +238,11 @@ async fn live(config: FetcherConfig) -> Fetcher {
     start_with(config, limits(), HostileSink).await
 }
 
-#[tokio::test]
-async fn an_answer_above_the_limit_is_requested_once_and_costs_no_connection() {
-    let (_folder, path) = socket();
-    let (large, small) = (B256::repeat_byte(7), transaction(2));
-    let node = FakeNode::start(&path, [(large, Reply::Oversized), small.clone()]);
-    let fetcher = live(node.config()).await;
-    node.announce(large);
-    node.announce(small.0);
-    eventually("both have left", || {
-        fetcher.counts().unfinished == 0 && fetcher.counts().announced == 2
-    })
-    .await;
-    let counts = fetcher.counts();
-    assert_eq!((counts.malformed, counts.pooled), (1, 1), "{counts:?}");
-    assert_eq!((node.requests(&large), fetcher.status()[0].reconnects), (1, 0));
-}
-
 /// The comparison after each reconnect requested it again, so the connections were lost for ever, and
 /// with them what else was requested.
 #[tokio::test]
 async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_reconnect() {
-    for reply in [Reply::Close, Reply::Garbage] {
+    for reply in [Reply::Close, Reply::Garbage, Reply::Oversized] {
         let (_folder, path) = socket();
         let poison = B256::repeat_byte(8);
         let good: Vec<_> = (2..10).map(transaction).collect();

@@ -2,11 +2,9 @@
 //!
 //! A subscription to `newPendingTransactions` with `true` delivers objects instead of hashes.
 //! alloy's own type reads them through serde's flattening, which first builds a map of the object;
-//! this reads the text in place. The transaction is encoded again and hashed, so only an object
-//! that describes exactly the announced transaction is accepted. The hash does not cover `from`: it
-//! is the node's claim, see [`FullTransaction`].
-
-mod value;
+//! this reads each value from where it stands, with alloy's type of the field. The transaction is encoded
+//! again and hashed, so only an object that describes exactly the announced transaction is accepted. The hash
+//! does not cover `from`: it is the node's claim, see [`FullTransaction`].
 
 use alloy_consensus::{
     Signed, TxEip1559, TxEip2930, TxEip7702, TxLegacy,
@@ -17,9 +15,9 @@ use alloy_eips::{Encodable2718, eip2930::AccessList};
 use alloy_primitives::{
     Address, B256, Bytes, Signature, TxKind, U64, U128, U256, keccak256, normalize_v,
 };
-
-use super::scan::{Members, SyntaxError, Value};
 use chain_view::PooledTransaction;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::value::RawValue;
 
 /// The result of reading one full announcement.
 #[derive(Debug)]
@@ -71,10 +69,10 @@ impl FullTransaction {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The text is not a JSON object.
-    #[error("not a JSON object, at byte {at}")]
+    /// The text is not a JSON object, or names one of the fields twice.
+    #[error("not a JSON object, at column {at}")]
     NotAnObject {
-        /// The first byte that does not fit.
+        /// The column of what does not fit.
         at: usize,
     },
     /// A field that the transaction's type requires is missing.
@@ -108,112 +106,79 @@ pub enum ObjectError {
 }
 
 /// Reads the object of one full announcement. Accepts what alloy's `Transaction` accepts, in any order of
-/// fields; a field that appears twice counts with its later value. Never panics, whatever the
-/// bytes.
+/// fields. Never panics, whatever the bytes.
 #[must_use]
 pub fn read_object(json: &[u8]) -> FullAnnouncement {
-    let fields = match Fields::split(json) {
-        Ok(fields) => fields,
-        Err(SyntaxError { at }) => {
-            let reason = ObjectError::NotAnObject { at };
-            return FullAnnouncement::Malformed { hash: None, reason };
-        }
+    let mut hash = None;
+    let mut read = || -> Result<_, ObjectError> {
+        let fields = Fields::read(json)?;
+        let announced = required("hash", fields.hash)?;
+        hash = Some(announced);
+        Ok(match fields.transaction(announced)? {
+            Some(transaction) => FullAnnouncement::Transaction(Box::new(transaction)),
+            None => FullAnnouncement::FetchRaw(announced),
+        })
     };
-    let hash = match required("hash", &fields.hash, value::fixed) {
-        Ok(hash) => hash,
-        Err(reason) => return FullAnnouncement::Malformed { hash: None, reason },
-    };
-    match fields.transaction(hash) {
-        Ok(Some(transaction)) => FullAnnouncement::Transaction(Box::new(transaction)),
-        Ok(None) => FullAnnouncement::FetchRaw(hash),
-        Err(reason) => FullAnnouncement::Malformed { hash: Some(hash), reason },
-    }
+    read().unwrap_or_else(|reason| FullAnnouncement::Malformed { hash, reason })
 }
 
-/// The hash that an object names; nothing else is read.
+/// The hash that an object names.
 pub(crate) fn announced_hash(json: &[u8]) -> Option<B256> {
-    Fields::split(json).ok().and_then(|fields| value::fixed(&fields.hash?))
+    required("hash", Fields::read(json).ok()?.hash).ok()
 }
-
-type Field<'a> = Option<Value<'a>>;
 
 /// The values of the fields that some type of transaction needs. They are decoded only when the
 /// type is known: the order of fields is free, and a type that is unknown here may use the same
 /// names in another way.
-#[derive(Debug, Default)]
-struct Fields<'a> {
-    tx_type: Field<'a>,
-    hash: Field<'a>,
-    from: Field<'a>,
-    chain_id: Field<'a>,
-    nonce: Field<'a>,
-    gas_price: Field<'a>,
-    max_fee_per_gas: Field<'a>,
-    max_priority_fee_per_gas: Field<'a>,
-    gas: Field<'a>,
-    to: Field<'a>,
-    value: Field<'a>,
-    input: Field<'a>,
-    access_list: Field<'a>,
-    authorization_list: Field<'a>,
-    r: Field<'a>,
-    s: Field<'a>,
-    v: Field<'a>,
-    y_parity: Field<'a>,
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Fields<V> {
+    #[serde(rename = "type")]
+    tx_type: Option<V>,
+    hash: Option<V>,
+    from: Option<V>,
+    chain_id: Option<V>,
+    nonce: Option<V>,
+    gas_price: Option<V>,
+    max_fee_per_gas: Option<V>,
+    max_priority_fee_per_gas: Option<V>,
+    #[serde(alias = "gasLimit")]
+    gas: Option<V>,
+    to: Option<V>,
+    value: Option<V>,
+    input: Option<V>,
+    access_list: Option<V>,
+    authorization_list: Option<V>,
+    r: Option<V>,
+    s: Option<V>,
+    v: Option<V>,
+    y_parity: Option<V>,
 }
 
-impl<'a> Fields<'a> {
-    fn split(json: &'a [u8]) -> Result<Self, SyntaxError> {
-        let mut fields = Self::default();
-        let mut members = Members::new(json)?;
-        while let Some((key, value)) = members.next()? {
-            if let Some(field) = fields.field(&key) {
-                *field = Some(value);
-            }
-        }
-        Ok(fields)
-    }
+/// `null` is none.
+type Field<'a> = Option<&'a RawValue>;
 
-    fn field(&mut self, key: &[u8]) -> Option<&mut Field<'a>> {
-        Some(match key {
-            b"type" => &mut self.tx_type,
-            b"hash" => &mut self.hash,
-            b"from" => &mut self.from,
-            b"chainId" => &mut self.chain_id,
-            b"nonce" => &mut self.nonce,
-            b"gasPrice" => &mut self.gas_price,
-            b"maxFeePerGas" => &mut self.max_fee_per_gas,
-            b"maxPriorityFeePerGas" => &mut self.max_priority_fee_per_gas,
-            b"gas" | b"gasLimit" => &mut self.gas,
-            b"to" => &mut self.to,
-            b"value" => &mut self.value,
-            b"input" => &mut self.input,
-            b"accessList" => &mut self.access_list,
-            b"authorizationList" => &mut self.authorization_list,
-            b"r" => &mut self.r,
-            b"s" => &mut self.s,
-            b"v" => &mut self.v,
-            b"yParity" => &mut self.y_parity,
-            _ => return None,
-        })
+impl<'a> Fields<&'a RawValue> {
+    fn read(json: &'a [u8]) -> Result<Self, ObjectError> {
+        // serde takes an array for a struct too.
+        if !json.trim_ascii_start().starts_with(b"{") {
+            return Err(ObjectError::NotAnObject { at: 0 });
+        }
+        serde_json::from_slice(json)
+            .map_err(|error| ObjectError::NotAnObject { at: error.column() })
     }
 
     /// The transaction, or `None` if it has to be requested by its hash.
     fn transaction(&self, hash: B256) -> Result<Option<FullTransaction>, ObjectError> {
-        let tx_type = match &self.tx_type {
+        let tx: PooledTransaction = match self.tx_type.map(RawValue::get) {
             // Only legacy transactions come without a type.
-            None | Some(Value::Null) => b"0x0",
-            Some(Value::Text(text)) => text.as_ref(),
+            None | Some(r#""0x0""# | r#""0x00""#) => self.legacy(hash)?.into(),
+            Some(r#""0x1""# | r#""0x01""#) => self.typed(self.eip2930()?, hash)?.into(),
+            Some(r#""0x2""# | r#""0x02""#) => self.typed(self.eip1559()?, hash)?.into(),
+            Some(r#""0x4""# | r#""0x04""#) => self.typed(self.eip7702()?, hash)?.into(),
             Some(_) => return Ok(None),
         };
-        let tx: PooledTransaction = match tx_type {
-            b"0x0" | b"0x00" => self.legacy(hash)?.into(),
-            b"0x1" | b"0x01" => self.typed(self.eip2930()?, hash)?.into(),
-            b"0x2" | b"0x02" => self.typed(self.eip1559()?, hash)?.into(),
-            b"0x4" | b"0x04" => self.typed(self.eip7702()?, hash)?.into(),
-            _ => return Ok(None),
-        };
-        let claimed_sender = required("from", &self.from, value::address)?;
+        let claimed_sender = required("from", self.from)?;
         let mut raw = Vec::with_capacity(tx.encode_2718_len());
         tx.encode_2718(&mut raw);
         let found = keccak256(&raw);
@@ -224,20 +189,20 @@ impl<'a> Fields<'a> {
     }
 
     fn legacy(&self, hash: B256) -> Result<Signed<TxLegacy>, ObjectError> {
+        let gas_price: U256 = required("gasPrice", self.gas_price)?;
         let mut tx = TxLegacy {
-            chain_id: optional("chainId", &self.chain_id, u64)?,
-            nonce: required("nonce", &self.nonce, u64)?,
+            chain_id: optional::<U64>("chainId", self.chain_id)?.map(|id| id.to()),
+            nonce: u64("nonce", self.nonce)?,
             // 256 bits, as in alloy, for chains on which it can be larger; the hash check covers
             // the rest.
-            gas_price: required("gasPrice", &self.gas_price, value::uint::<256, 4>)?
-                .saturating_to(),
-            gas_limit: self.gas_limit()?,
+            gas_price: gas_price.saturating_to(),
+            gas_limit: u64("gas", self.gas)?,
             to: self.kind()?,
-            value: self.value()?,
-            input: self.input()?,
+            value: required("value", self.value)?,
+            input: required("input", self.input)?,
         };
         let (r, s) = self.r_and_s()?;
-        let v: U128 = required("v", &self.v, value::uint)?;
+        let v: U128 = required("v", self.v)?;
         // All zero: a system transaction, which the chain itself made.
         let signature = if v.is_zero() && r.is_zero() && s.is_zero() {
             Signature::new(r, s, false)
@@ -258,123 +223,98 @@ impl<'a> Fields<'a> {
 
     fn eip2930(&self) -> Result<TxEip2930, ObjectError> {
         Ok(TxEip2930 {
-            chain_id: required("chainId", &self.chain_id, u64)?,
-            nonce: required("nonce", &self.nonce, u64)?,
-            gas_price: required("gasPrice", &self.gas_price, u128)?,
-            gas_limit: self.gas_limit()?,
+            chain_id: u64("chainId", self.chain_id)?,
+            nonce: u64("nonce", self.nonce)?,
+            gas_price: u128("gasPrice", self.gas_price)?,
+            gas_limit: u64("gas", self.gas)?,
             to: self.kind()?,
-            value: self.value()?,
-            access_list: required("accessList", &self.access_list, value::access_list)?,
-            input: self.input()?,
+            value: required("value", self.value)?,
+            access_list: self.access_list()?,
+            input: required("input", self.input)?,
         })
     }
 
     fn eip1559(&self) -> Result<TxEip1559, ObjectError> {
-        let access_list = match &self.access_list {
-            // alloy allows it here and in no other type.
-            Some(Value::Null) => AccessList::default(),
-            list => required("accessList", list, value::access_list)?,
-        };
         Ok(TxEip1559 {
-            chain_id: required("chainId", &self.chain_id, u64)?,
-            nonce: required("nonce", &self.nonce, u64)?,
-            gas_limit: self.gas_limit()?,
-            max_fee_per_gas: required("maxFeePerGas", &self.max_fee_per_gas, u128)?,
+            chain_id: u64("chainId", self.chain_id)?,
+            nonce: u64("nonce", self.nonce)?,
+            gas_limit: u64("gas", self.gas)?,
+            max_fee_per_gas: u128("maxFeePerGas", self.max_fee_per_gas)?,
             max_priority_fee_per_gas: self.max_priority_fee()?,
             to: self.kind()?,
-            value: self.value()?,
-            access_list,
-            input: self.input()?,
+            value: required("value", self.value)?,
+            access_list: self.access_list()?,
+            input: required("input", self.input)?,
         })
     }
 
     fn eip7702(&self) -> Result<TxEip7702, ObjectError> {
         Ok(TxEip7702 {
-            chain_id: required("chainId", &self.chain_id, u64)?,
-            nonce: required("nonce", &self.nonce, u64)?,
-            gas_limit: self.gas_limit()?,
-            max_fee_per_gas: required("maxFeePerGas", &self.max_fee_per_gas, u128)?,
+            chain_id: u64("chainId", self.chain_id)?,
+            nonce: u64("nonce", self.nonce)?,
+            gas_limit: u64("gas", self.gas)?,
+            max_fee_per_gas: u128("maxFeePerGas", self.max_fee_per_gas)?,
             max_priority_fee_per_gas: self.max_priority_fee()?,
-            to: required("to", &self.to, value::address)?,
-            value: self.value()?,
-            access_list: required("accessList", &self.access_list, value::access_list)?,
-            authorization_list: required(
-                "authorizationList",
-                &self.authorization_list,
-                value::authorizations,
-            )?,
-            input: self.input()?,
+            to: required("to", self.to)?,
+            value: required("value", self.value)?,
+            access_list: self.access_list()?,
+            authorization_list: required("authorizationList", self.authorization_list)?,
+            input: required("input", self.input)?,
         })
     }
 
     /// Signs a typed transaction with `r`, `s` and `yParity`, or `v` where that is missing.
     fn typed<T>(&self, tx: T, hash: B256) -> Result<Signed<T>, ObjectError> {
         let (r, s) = self.r_and_s()?;
-        let v = optional("v", &self.v, u64)?;
-        let parity = match optional("yParity", &self.y_parity, u64)? {
-            Some(0) => false,
+        let v: Option<U64> = optional("v", self.v)?;
+        let parity = match optional::<U64>("yParity", self.y_parity)?.map(|parity| parity.to()) {
+            Some(0_u64) => false,
             Some(1) => true,
             Some(_) => return Err(ObjectError::Undecodable { field: "yParity" }),
             None => {
                 let v = v.ok_or(ObjectError::Missing { field: "yParity" })?;
-                normalize_v(v).ok_or(ObjectError::Undecodable { field: "v" })?
+                normalize_v(v.to()).ok_or(ObjectError::Undecodable { field: "v" })?
             }
         };
         Ok(Signed::new_unchecked(tx, Signature::new(r, s, parity), hash))
     }
 
     fn r_and_s(&self) -> Result<(U256, U256), ObjectError> {
-        Ok((required("r", &self.r, value::uint)?, required("s", &self.s, value::uint)?))
-    }
-
-    fn gas_limit(&self) -> Result<u64, ObjectError> {
-        required("gas", &self.gas, u64)
+        Ok((required("r", self.r)?, required("s", self.s)?))
     }
 
     fn max_priority_fee(&self) -> Result<u128, ObjectError> {
-        required("maxPriorityFeePerGas", &self.max_priority_fee_per_gas, u128)
+        u128("maxPriorityFeePerGas", self.max_priority_fee_per_gas)
     }
 
-    /// The recipient; null or missing creates a contract.
+    /// The recipient; none creates a contract.
     fn kind(&self) -> Result<TxKind, ObjectError> {
-        optional("to", &self.to, value::address).map(TxKind::from)
+        optional::<Address>("to", self.to).map(TxKind::from)
     }
 
-    fn value(&self) -> Result<U256, ObjectError> {
-        required("value", &self.value, value::uint)
-    }
-
-    fn input(&self) -> Result<Bytes, ObjectError> {
-        required("input", &self.input, value::data)
+    fn access_list(&self) -> Result<AccessList, ObjectError> {
+        optional("accessList", self.access_list).map(Option::unwrap_or_default)
     }
 }
 
-fn required<T>(
-    name: &'static str,
-    field: &Field<'_>,
-    decode: impl Fn(&Value<'_>) -> Option<T>,
-) -> Result<T, ObjectError> {
-    let value = field.as_ref().ok_or(ObjectError::Missing { field: name })?;
-    decode(value).ok_or(ObjectError::Undecodable { field: name })
+fn required<T: DeserializeOwned>(name: &'static str, field: Field<'_>) -> Result<T, ObjectError> {
+    optional(name, field)?.ok_or(ObjectError::Missing { field: name })
 }
 
-fn optional<T>(
+fn optional<T: DeserializeOwned>(
     name: &'static str,
-    field: &Field<'_>,
-    decode: impl Fn(&Value<'_>) -> Option<T>,
+    field: Field<'_>,
 ) -> Result<Option<T>, ObjectError> {
-    match field {
-        None | Some(Value::Null) => Ok(None),
-        Some(value) => decode(value).map(Some).ok_or(ObjectError::Undecodable { field: name }),
-    }
+    let decoded = field.map(|value| serde_json::from_str(value.get())).transpose();
+    decoded.map_err(|_| ObjectError::Undecodable { field: name })
 }
 
-fn u64(value: &Value<'_>) -> Option<u64> {
-    value::uint::<64, 1>(value).map(|value: U64| value.to())
+fn u64(name: &'static str, field: Field<'_>) -> Result<u64, ObjectError> {
+    required::<U64>(name, field).map(|value| value.to())
 }
 
-fn u128(value: &Value<'_>) -> Option<u128> {
-    value::uint::<128, 2>(value).map(|value: U128| value.to())
+fn u128(name: &'static str, field: Field<'_>) -> Result<u128, ObjectError> {
+    required::<U128>(name, field).map(|value| value.to())
 }
 
 #[cfg(test)]
