@@ -31,7 +31,11 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{builder::Builder, fill::Way, report::Summary};
+use crate::{
+    builder::{Builder, Slot},
+    fill::Way,
+    report::Summary,
+};
 
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -39,12 +43,15 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between blocks of the mock node.
 const MOCK_SLOT: Duration = Duration::from_secs(2);
 
+/// The longest time between two blocks that is waited for.
+const LONGEST_SLOT: Duration = Duration::from_secs(12);
+
 /// Fills blocks from a node's mempool and prints their contents; submits none. By default from a mock node.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "block_builder")]
 struct Args {
-    /// IPC socket of a node (reth, geth or anvil)
-    #[arg(long, value_name = "PATH")]
+    /// IPC socket of a node (reth, geth or anvil), with the list of what may not be built on it
+    #[arg(long, value_name = "PATH", requires = "blocklist")]
     ipc: Option<PathBuf>,
     /// Take transactions and heads from a fleet instead: NATS servers of one cluster. State is the node's
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires_all = ["ipc", "machine"])]
@@ -67,11 +74,11 @@ struct Args {
     /// Serve metrics to Prometheus at this address, port 0 for a free one
     #[arg(long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
-    /// Addresses that may not be touched: text or JSON; read again before each block [default: those that the mock
-    /// node's load reaches on purpose, none of a real node's]
+    /// Addresses that may not be touched: text or JSON; read again before each block [default: on the mock node, those
+    /// that its load reaches on purpose]
     #[arg(long, value_name = "FILE")]
     blocklist: Option<PathBuf>,
-    /// Time between two heads [default: that of the mock node, or 12s]
+    /// Time between two heads [default: the shortest of the latest, at most 12s]
     #[arg(long, value_parser = parse_duration)]
     slot: Option<Duration>,
     /// Fill each block with the opcode inspector too, and print what either way costs
@@ -95,7 +102,8 @@ pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
     let args = Args::parse_from(args);
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
     let filter = filter.unwrap_or_else(|_| "warn,order_stream=info".into());
-    tracing_subscriber::fmt().with_writer(io::stderr).with_env_filter(filter).init();
+    let log = tracing_subscriber::fmt().with_writer(io::stderr).with_ansi(false);
+    log.with_env_filter(filter).init();
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
     match runtime.and_then(|runtime| runtime.block_on(run(&args))) {
         Ok(summary) => {
@@ -105,8 +113,7 @@ pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
             } else {
                 eprintln!("{text}")
             }
-            // A block that must not have been built is a failure.
-            if summary.defective_blocks == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if summary.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
             eprintln!("error: {error}");
@@ -116,7 +123,11 @@ pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
 }
 
 async fn run(args: &Args) -> Result<Summary, Failure> {
-    // First, because handles of metrics are made once.
+    // From now on a signal ends it in order.
+    let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+    let [terminate, interrupt, hangup] = kinds.map(signal);
+    let (mut terminate, mut interrupt, mut hangup) = (terminate?, interrupt?, hangup?);
+    // Before all parts, because handles of metrics are made once.
     let telemetry = args.metrics.map(Telemetry::start).transpose()?;
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
@@ -127,11 +138,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
     let node = ProviderBuilder::new().connect_ipc(IpcConnect::new(path.clone())).await?.erased();
     let chain_id = node.get_chain_id().await?;
     let feed = Feed::start(args, path, chain_id).await?;
-    // A signal before this ends the process at once.
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = Arc::new(AtomicBool::new(false));
-    let slot = if child.is_some() { MOCK_SLOT } else { Duration::from_secs(12) };
     let builder = Builder {
         node,
         runtime: Handle::current(),
@@ -139,7 +146,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         pool: feed.pool().clone(),
         list,
         list_file: args.blocklist.clone(),
-        slot: args.slot.unwrap_or(slot),
+        slot: Slot::new(args.slot, LONGEST_SLOT),
         ways: if args.compare { &Way::BOTH } else { &[Way::PostState] },
         stop: Arc::clone(&stop),
     };
@@ -149,6 +156,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         () = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX)) => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
+        _ = hangup.recv() => {}
     }
     stop.store(true, Relaxed);
     let summary = tokio::task::spawn_blocking(|| thread.join()).await?;
@@ -184,9 +192,8 @@ fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
         return Ok(SharedBlocklist::open(path, BlocklistConfig::default(), now)?);
     }
     // Part of this program, so it does not age.
-    let config = BlocklistConfig { max_age: None, min_addresses: 0, ..BlocklistConfig::default() };
-    let known = if args.ipc.is_none() { listed() } else { &[] };
-    let text: String = known.iter().map(|address| format!("{address}\n")).collect();
+    let config = BlocklistConfig { max_age: None, ..BlocklistConfig::default() };
+    let text: String = listed().iter().map(|address| format!("{address}\n")).collect();
     Ok(SharedBlocklist::new(text.as_bytes(), now, config, now)?)
 }
 

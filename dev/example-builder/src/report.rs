@@ -33,6 +33,11 @@ fn ms(time: Duration) -> f64 {
 }
 
 impl Summary {
+    /// Whether no block was built that must not have been, and any if there was a slot for one.
+    pub(crate) const fn is_good(&self) -> bool {
+        self.defective_blocks == 0 && (self.blocks > 0 || self.missed_slots == 0)
+    }
+
     /// Adds a slot: the blocks built in each way, ours last, and what the step before the filling took.
     pub(crate) fn add(
         &mut self,

@@ -18,13 +18,13 @@ use mock_node::{
 };
 use mock_state::contracts::transfer_input;
 use testkit::{
-    command::{Signal, command_line, end_by_signal},
+    command::{Running, Signal, command_line, end_by_signal},
     ingest::{Node, PATIENCE, eventually, ingest},
 };
 use tokio::runtime::Runtime;
 
 use crate::{
-    builder::prefetch,
+    builder::{Slot, prefetch},
     candidates::Candidates,
     fill::{Built, Way, fill},
     run_with,
@@ -193,13 +193,24 @@ fn a_command_that_does_not_end() {
     assert_eq!(run_with(command_line()), ExitCode::SUCCESS);
 }
 
+/// A list for a command on a node, in a folder that is deleted when dropped.
+fn list_file() -> (tempfile::TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("list");
+    let lines: String = listed().iter().map(|address| format!("{address}\n")).collect();
+    std::fs::write(&path, lines).expect("a file");
+    let path = path.to_str().expect("text").to_owned();
+    (folder, path)
+}
+
 #[test]
-fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
+fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
     let block_time = Duration::from_millis(500);
     let node = Node::start(0, |node| NodeConfig { state: true, preload: 20, block_time, ..node });
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    let (_folder, list) = list_file();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let ipc = node.node.ipc_path().to_str().expect("text");
-        let args = ["--ipc", ipc, "--slot", "500ms", "--json", "--compare"].map(Into::into);
+        let args = ["--ipc", ipc, "--blocklist", &list, "--json", "--compare"].map(Into::into);
         let is_block = |line: &str| line.starts_with("block ");
         let ended = end_by_signal("tests::a_command_that_does_not_end", args, is_block, signal)
             .expect("this binary runs");
@@ -208,4 +219,32 @@ fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
         assert!(summary["blocks"].as_u64() >= Some(1), "{signal}: {summary}");
         assert_eq!(summary["fill_ms_p50"].as_array().map(Vec::len), Some(2), "{signal}: {summary}");
     }
+}
+
+/// It built blocks of everything.
+#[test]
+fn without_a_blocklist_nothing_is_built_on_a_real_node() {
+    let args = ["--ipc", "/none.ipc"].map(str::to_owned);
+    let ended = Running::start("tests::a_command_that_does_not_end", args)
+        .and_then(|running| running.end(None))
+        .expect("this binary runs");
+    assert_ne!(ended.status.code(), Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("--blocklist <FILE>"), "{ended:?}");
+}
+
+/// Blocks were due after 9 s of a slot that took 6 s.
+#[test]
+fn the_slot_is_what_was_measured_between_heads() {
+    let seconds = Duration::from_secs;
+    let mut slot = Slot::new(None, seconds(12));
+    assert_eq!(slot.time(), seconds(12));
+    // A slot without a block, a late head, a head that comes at once after another.
+    for gap in [6, 6, 12, 5, 0] {
+        slot.add(seconds(gap));
+        assert_eq!(slot.time(), seconds(6), "{slot:?}");
+    }
+    // The chain has become slower, for good.
+    (0..8).for_each(|_| slot.add(seconds(300)));
+    assert_eq!(slot.time(), seconds(12));
+    assert_eq!(Slot::new(Some(seconds(2)), seconds(12)).time(), seconds(2));
 }
