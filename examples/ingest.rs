@@ -4,8 +4,10 @@
 use std::{
     env,
     error::Error,
+    fs,
     io::{self, Read as _},
     os::unix::process::CommandExt as _,
+    path::PathBuf,
     process::{self, Child, Command, ExitCode, Stdio},
 };
 
@@ -41,20 +43,30 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let Flags { mut ingest, load } = Flags::parse();
     // A fault may have struck just before the end.
     ingest.audit_first = load.faults.is_some();
-    if !ingest.endpoints().is_empty() {
-        return Ok(mempool_ingest_cli::run(&ingest));
+    Ok(mempool_ingest_cli::run(ingest, |ingest| {
+        if !ingest.endpoints().is_empty() {
+            return Ok(None);
+        }
+        let path = env::temp_dir().join(format!("mempool-ingest-{}.ipc", process::id()));
+        eprintln!("starting a mock node: {} transactions/s at {}", load.tps, path.display());
+        let config = load.config(&path, ingest.duration);
+        let config = NodeConfig { load_start: LoadStart::FirstSubscription, ..config };
+        ingest.ipc.push(path.clone());
+        Ok(Some(Node { process: start(&config)?, path }))
+    }))
+}
+
+/// The process of the mock node, which ends when this is dropped.
+struct Node {
+    process: Child,
+    path: PathBuf,
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may be frozen, or have ended.
+        let _ = (self.process.kill(), self.process.wait(), fs::remove_file(&self.path));
     }
-    let path = env::temp_dir().join(format!("mempool-ingest-{}.ipc", process::id()));
-    eprintln!("starting a mock node: {} transactions/s at {}", load.tps, path.display());
-    let config = load.config(&path, ingest.duration);
-    let mut node = start(&NodeConfig { load_start: LoadStart::FirstSubscription, ..config })?;
-    ingest.ipc.push(path.clone());
-    let code = mempool_ingest_cli::run(&ingest);
-    // It may be frozen.
-    node.kill()?;
-    node.wait()?;
-    let _ = std::fs::remove_file(path);
-    Ok(code)
 }
 
 /// Returns when it listens.

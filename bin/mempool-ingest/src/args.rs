@@ -9,6 +9,8 @@ use mempool_ingest::{
     txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy},
 };
 
+use crate::say::Format;
+
 /// Ingests the mempool of one or several nodes, and shows it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -46,6 +48,12 @@ pub struct Args {
     /// Print plain lines in a terminal too
     #[arg(long)]
     pub(crate) plain: bool,
+    /// Time between two plain lines [default: 10s, in a terminal 1s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) status_interval: Option<Duration>,
+    /// The form of the log and of the plain lines on stderr
+    #[arg(long, value_name = "FORM", value_enum, default_value_t)]
+    pub(crate) log_format: Format,
     /// Write the hash of each order to this file, in the pool's order
     #[arg(long, value_name = "FILE")]
     pub(crate) hashes: Option<PathBuf>,

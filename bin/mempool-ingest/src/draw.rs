@@ -100,7 +100,7 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
         _ => Color::Red,
     };
     let mut spans = vec![
-        Span::styled(format!(" ● {:<12}", source.state.as_str()), color),
+        Span::styled(format!(" ● {:<12}", source.state_name()), color),
         format!("{:<20} ", tail(&source.endpoint, 20)).into(),
     ];
     if let Some((done, all)) = source.backfill {

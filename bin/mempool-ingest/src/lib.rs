@@ -15,12 +15,16 @@ mod publishing;
 #[cfg(feature = "record")]
 mod recording;
 mod samples;
+mod say;
+mod signals;
+mod status;
 mod summary;
 mod usage;
 mod view;
 mod watcher;
 
 use std::{
+    io::Write as _,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -29,33 +33,63 @@ use mempool_ingest::{
     Ingest,
     txpool_fetcher::{AuditMode, AuditReport, EndReason},
 };
-use tokio::signal::unix::{SignalKind, signal};
 
 pub use crate::args::Args;
-use crate::{log::Log, samples::Samples, summary::Summary, view::View, watcher::Watcher};
+use crate::{
+    log::Log,
+    samples::Samples,
+    say::{say, say_warning},
+    signals::Signals,
+    status::Published,
+    summary::Summary,
+    view::View,
+    watcher::Watcher,
+};
 
-type Failure = Box<dyn std::error::Error>;
+/// Why the command could not run.
+pub type Failure = Box<dyn std::error::Error>;
 
 /// Time between two lines of the display.
 const REFRESH: Duration = Duration::from_secs(1);
 
-/// How long a stop may take.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a stop takes at most, whatever the node, a server or the disk do: less than the 10 s after which `docker stop`
+/// kills.
+const STOP: Duration = Duration::from_millis(9_500);
 
-/// How long the end waits for the final audit: for a live source, and for the node to list its pool.
-const AUDIT_DEADLINE: Duration = Duration::from_secs(8);
+/// When the process ends although it has not stopped: nobody reads what it writes.
+const END: Duration = Duration::from_millis(9_900);
 
-/// Runs the command until its end: at a signal, a key, the end of the time or of the replay.
-pub fn run(args: &Args) -> ExitCode {
-    let log = Log::install(View::is_to_be_live(args.plain));
-    let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
-    match runtime.and_then(|runtime| runtime.block_on(run_until_end(args, log))) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    }
+/// The part of it in which the final audit waits for a live source, and for the node to list its pool.
+const AUDIT: Duration = Duration::from_secs(4);
+
+/// The part of it in which the ingestion stops; its RPC server may take a second more. The rest is for what is recorded
+/// and published.
+const INGESTION: Duration = Duration::from_secs(2);
+
+/// Runs the command until its end: at a signal, a key, the end of the time or of the replay. `node` starts a node for it
+/// that lives until the command has ended, after signals are listened to: no signal leaves it behind.
+pub fn run<N>(mut args: Args, node: impl FnOnce(&mut Args) -> Result<N, Failure>) -> ExitCode {
+    args.log_format.set();
+    let ended = (|| {
+        let log = Log::install(args.log_format, View::is_to_be_live(args.plain))?;
+        let runtime = tokio::runtime::Runtime::new()?;
+        let signals = runtime.block_on(async { Signals::listen() })?;
+        let _node = node(&mut args)?;
+        let ended = runtime.block_on(run_until_end(&args, log, signals));
+        // It would wait for what has not ended in time.
+        runtime.shutdown_background();
+        ended
+    })();
+    ended.unwrap_or_else(|error| {
+        // Nobody may read it.
+        let _ = say::line("ERROR", format_args!("{error}"));
+        ExitCode::from(2)
+    })
+}
+
+/// The time until then.
+fn left(until: Instant) -> Duration {
+    until.saturating_duration_since(Instant::now())
 }
 
 /// The ingestion, and what runs beside it.
@@ -110,31 +144,37 @@ impl Running {
     }
 
     /// What a line of the display says of each flow that is published.
-    fn published(&self) -> String {
+    fn published(&self) -> Vec<Published> {
         #[cfg(feature = "fleet")]
-        return self.publishing.line();
+        return self.publishing.status();
         #[cfg(not(feature = "fleet"))]
-        String::new()
+        Vec::new()
     }
 
-    /// Stops everything.
+    /// Stops everything within [`STOP`].
     async fn end(self, args: &Args) -> (Summary, EndReason) {
+        let by = Instant::now() + STOP;
         let report = final_audit(args, &self.ingest).await;
         let mut summary = Summary::of(&self.ingest, &self.watcher, report.as_ref());
         // What is published and recorded is read from it after the ingestion has ended.
         let _pool = self.ingest.pool().clone();
-        let end = self.ingest.shutdown(STOP_DEADLINE).await;
-        #[cfg(feature = "record")]
-        {
-            (summary.recorded, summary.replayed) = self.files.end();
+        let end = self.ingest.shutdown(INGESTION).await;
+        if !end.ended {
+            say_warning!("not every part of the ingestion has stopped after {INGESTION:?}");
         }
+        #[cfg(feature = "record")]
+        let files = tokio::task::spawn_blocking(move || self.files.end(by));
         #[cfg(feature = "fleet")]
         {
-            summary.published = self.publishing.end().await;
+            summary.published = self.publishing.end(left(by)).await;
+        }
+        #[cfg(feature = "record")]
+        {
+            (summary.recorded, summary.replayed) = files.await.expect("it does not panic");
         }
         #[cfg(feature = "rpc")]
         if let Some(rpc) = end.rpc.filter(|rpc| !rpc.ended) {
-            eprintln!("warning: {} requests got no response in time", rpc.unanswered);
+            say_warning!("{} requests got no response in time", rpc.unanswered);
         }
         self.watcher.stop();
         (summary.counts, summary.balance) = (end.counts, end.counts.balance());
@@ -143,79 +183,95 @@ impl Running {
     }
 }
 
-async fn run_until_end(args: &Args, log: Log) -> Result<ExitCode, Failure> {
+/// Why the command stops.
+enum Stop {
+    Signal,
+    /// The end of the time, of the replay or of the ingestion, or a key.
+    Other,
+    /// The output or a file cannot be written any more.
+    Failed(Failure),
+}
+
+async fn run_until_end(args: &Args, log: Log, mut signals: Signals) -> Result<ExitCode, Failure> {
     // Before the ingestion starts, because handles of metrics are made once.
     #[cfg(feature = "telemetry")]
     let telemetry = args.metrics.map(mempool_ingest::telemetry::Telemetry::start).transpose()?;
     #[cfg(feature = "telemetry")]
     if let Some(telemetry) = &telemetry {
-        eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
+        say!("metrics at http://{}/metrics", telemetry.local_addr());
     }
     // Without the CPU time before: a process that cargo starts has cargo's CPU time too.
     let cpu_before = usage::cpu();
-    // Before anything is recorded: from now on no signal ends the process at once. SIGTERM is what systemd and
-    // `docker stop` send, SIGINT what Ctrl-C sends.
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
     // The order is irrelevant: nothing runs that would have to be stopped.
     let running = tokio::select! {
         running = Running::start(args) => running?,
-        _ = terminate.recv() => return Ok(ExitCode::SUCCESS),
-        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+        _ = signals.next() => return Ok(ExitCode::SUCCESS),
     };
     let start = Instant::now();
-    let mut samples = match &args.samples {
-        Some(path) => Some(Samples::create(path, running.watcher.latency())?),
-        None => None,
-    };
-    let mut view = View::start(View::is_to_be_live(args.plain), &running, log);
-    let mut refresh = tokio::time::interval(REFRESH);
-    let deadline = async {
-        match args.duration {
-            Some(duration) => tokio::time::sleep(duration).await,
-            None => std::future::pending().await,
-        }
-    };
-    tokio::pin!(deadline);
-    loop {
-        // The order is irrelevant: no branch holds an item.
-        tokio::select! {
-            () = &mut deadline => break,
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            wanted = view.end_wanted() => {
-                wanted?;
-                break;
-            }
-            _ = running.ingest.fetcher().ended() => break,
-            // The first at once.
-            _ = refresh.tick() => {
-                if running.is_over() {
-                    break;
-                }
-                view.refresh(&running)?;
-                if let Some(samples) = &mut samples {
-                    samples.take(&running.ingest, running.watcher.latency())?;
-                }
-            }
-        }
-    }
+    let live = View::is_to_be_live(args.plain);
+    let mut view = View::start(live, &running, log, args.status_interval);
+    let stop = until_stop(args, &running, &mut view, &mut signals).await;
     // Restores the terminal: the rest of the output is lines.
     drop(view);
-    eprintln!("stopping");
+    say!("stopping");
+    let second = tokio::spawn(signals.end_at_second(matches!(stop, Stop::Signal), END));
     let (elapsed, cpu) = (start.elapsed(), usage::cpu() - cpu_before);
     let (mut summary, end) = running.end(args).await;
-    summary.cpu_us_per_tx = cpu.as_secs_f64() * 1e6 / summary.counts.pooled.max(1) as f64;
+    let pooled = Some(summary.counts.pooled).filter(|pooled| *pooled > 0);
+    summary.cpu_us_per_tx = pooled.map(|pooled| cpu.as_secs_f64() * 1e6 / pooled as f64);
     summary.max_rss_bytes = usage::max_resident_bytes();
     summary.elapsed_s = elapsed.as_secs_f64();
     summary.say();
     if args.json {
-        println!("{}", serde_json::to_string(&summary)?);
+        // Who closed stdout wants to read nothing.
+        let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?);
     }
-    Ok(match end {
-        EndReason::Stopped => ExitCode::SUCCESS,
-        _ => ExitCode::FAILURE,
-    })
+    second.abort();
+    match (stop, end) {
+        (Stop::Failed(error), _) => Err(error),
+        (_, EndReason::Stopped) => Ok(ExitCode::SUCCESS),
+        _ => Ok(ExitCode::FAILURE),
+    }
+}
+
+/// Runs the display until something ends the command: whatever it is, what runs is then stopped in order.
+async fn until_stop(
+    args: &Args,
+    running: &Running,
+    view: &mut View,
+    signals: &mut Signals,
+) -> Stop {
+    let samples =
+        args.samples.as_ref().map(|path| Samples::create(path, running.watcher.latency()));
+    let mut samples = match samples.transpose() {
+        Ok(samples) => samples,
+        Err(error) => return Stop::Failed(error.into()),
+    };
+    let mut refresh = tokio::time::interval(REFRESH);
+    let deadline = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX));
+    tokio::pin!(deadline);
+    loop {
+        // The order is irrelevant: no branch holds an item.
+        tokio::select! {
+            () = &mut deadline => return Stop::Other,
+            _ = signals.next() => return Stop::Signal,
+            // A terminal that fails is gone.
+            _ = view.end_wanted() => return Stop::Other,
+            _ = running.ingest.fetcher().ended() => return Stop::Other,
+            // The first at once.
+            _ = refresh.tick() => {
+                // Nobody reads the lines: a pipeline ends with its last part.
+                if running.is_over() || view.refresh(running).is_err() {
+                    return Stop::Other;
+                }
+                if let Some(samples) = &mut samples
+                    && let Err(error) = samples.take(&running.ingest, running.watcher.latency())
+                {
+                    return Stop::Failed(error.into());
+                }
+            }
+        }
+    }
 }
 
 /// The transactions that are pending in the node and not in the pool, once no fetch is in flight.
@@ -231,10 +287,10 @@ async fn final_audit(args: &Args, ingest: &Ingest) -> Option<AuditReport> {
         }
         fetcher.audit(0, AuditMode::CompareOnly).await
     };
-    match tokio::time::timeout(AUDIT_DEADLINE, audit).await {
+    match tokio::time::timeout(AUDIT, audit).await {
         Ok(Ok(report)) => return Some(report),
-        Ok(Err(error)) => eprintln!("warning: no final audit: {error}"),
-        Err(_) => eprintln!("warning: no final audit: it takes longer than {AUDIT_DEADLINE:?}"),
+        Ok(Err(error)) => say_warning!("no final audit: {error}"),
+        Err(_) => say_warning!("no final audit: it takes longer than {AUDIT:?}"),
     }
     None
 }

@@ -1,64 +1,109 @@
-//! The terminal of the live view: enters the alternate screen, draws, and restores the terminal.
+//! The terminal of the live view: enters the alternate screen, draws, reads keys, and restores the terminal.
 
-use std::io;
+use std::{
+    io,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::Relaxed},
+        mpsc,
+    },
+    thread,
+    time::Duration,
+};
 
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyModifiers},
 };
+use tokio::sync::oneshot;
 
 use crate::{draw::draw, log::Log, picture::Picture};
 
+/// Time between two looks at the keyboard, at most.
+const KEYS: Duration = Duration::from_millis(100);
+
+/// How long the end waits for the terminal to be restored: one that is stopped or gone takes nothing.
+const RESTORE: Duration = Duration::from_millis(500);
+
+/// The terminal has a thread of its own, which waits for it for ever if it is stopped (Ctrl-S) or gone; nothing else does.
 pub(crate) struct Live {
-    terminal: DefaultTerminal,
-    /// The last picture, for a redraw when the terminal changes its size.
-    picture: Option<Picture>,
-    log: Log,
+    next: Arc<Next>,
+    end: oneshot::Receiver<io::Result<()>>,
+    restored: mpsc::Receiver<()>,
+}
+
+#[derive(Default)]
+struct Next {
+    /// What is not drawn yet.
+    picture: Mutex<Option<Picture>>,
+    stop: AtomicBool,
 }
 
 impl Live {
     /// Enters the alternate screen until this is dropped, or a thread panics.
     pub(crate) fn enter(log: Log) -> io::Result<Self> {
-        let terminal = ratatui::try_init()?;
+        // First, because a line of the log would be written into the view.
         log.keep();
-        Ok(Self { terminal, picture: None, log })
+        let mut terminal = ratatui::try_init().inspect_err(|_| log.release())?;
+        let next = Arc::<Next>::default();
+        let (ended, end) = oneshot::channel();
+        let (is_restored, restored) = mpsc::channel();
+        let shared = Arc::clone(&next);
+        thread::Builder::new().name("view".into()).spawn(move || {
+            let shown = shared.show(&mut terminal, &log);
+            // A terminal that is gone needs no restoring.
+            let _ = ratatui::try_restore();
+            log.release();
+            drop(is_restored);
+            // The command may be ending for another reason.
+            let _ = ended.send(shown);
+        })?;
+        Ok(Self { next, end, restored })
     }
 
-    pub(crate) fn show(&mut self, picture: Picture) -> io::Result<()> {
-        self.picture = Some(Picture { events: self.log.kept(), ..picture });
-        self.redraw()
+    pub(crate) fn show(&self, picture: Picture) {
+        *self.next.picture.lock().expect("nobody panics with it") = Some(picture);
     }
 
-    fn redraw(&mut self) -> io::Result<()> {
-        if let Some(picture) = &self.picture {
-            self.terminal.draw(|frame| draw(frame, picture))?;
-        }
-        Ok(())
+    /// Resolves when a key press asks to end the program, or when the terminal fails.
+    pub(crate) async fn end_wanted(&mut self) -> io::Result<()> {
+        (&mut self.end).await.unwrap_or_else(|_| Err(io::Error::other("the view has panicked")))
     }
+}
 
-    /// Reads key presses without waiting. Returns whether they ask to end the program: in raw mode
-    /// Ctrl-C is a key, not a signal.
-    pub(crate) fn wants_to_end(&mut self) -> io::Result<bool> {
-        while event::poll(std::time::Duration::ZERO)? {
-            match event::read()? {
-                Event::Key(key) => match key.code {
-                    KeyCode::Char('q') | KeyCode::Esc => return Ok(true),
-                    KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
-                        return Ok(true);
-                    }
+impl Next {
+    /// Until a key or a stop. In raw mode Ctrl-C is a key, not a signal.
+    fn show(&self, terminal: &mut DefaultTerminal, log: &Log) -> io::Result<()> {
+        let mut shown = None;
+        while !self.stop.load(Relaxed) {
+            let next = self.picture.lock().expect("nobody panics with it").take();
+            let mut changed = next.is_some();
+            shown = next.map(|next| Picture { events: log.kept(), ..next }).or(shown);
+            if event::poll(KEYS)? {
+                match event::read()? {
+                    Event::Key(key) => match key.code {
+                        KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
+                            return Ok(());
+                        }
+                        _ => {}
+                    },
+                    Event::Resize(..) => changed = true,
                     _ => {}
-                },
-                Event::Resize(..) => self.redraw()?,
-                _ => {}
+                }
+            }
+            if let Some(picture) = shown.as_ref().filter(|_| changed) {
+                terminal.draw(|frame| draw(frame, picture))?;
             }
         }
-        Ok(false)
+        Ok(())
     }
 }
 
 impl Drop for Live {
     fn drop(&mut self) {
-        ratatui::restore();
-        self.log.release();
+        self.next.stop.store(true, Relaxed);
+        // It ends with an error when the thread has ended, which is what is waited for.
+        let _ = self.restored.recv_timeout(RESTORE);
     }
 }

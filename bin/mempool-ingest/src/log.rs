@@ -7,8 +7,10 @@ use std::{
 };
 
 use tracing_subscriber::{
-    filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
+    Layer as _, filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
+
+use crate::say::Format;
 
 /// Lines kept for the live view, more than a screen has. The oldest is dropped first; `--plain`
 /// prints all of them.
@@ -23,20 +25,25 @@ const LIVE: &str =
 pub(crate) struct Log(Arc<Mutex<Option<VecDeque<String>>>>);
 
 impl Log {
-    /// Installs the subscriber.
-    pub(crate) fn install(live: bool) -> Self {
-        let log = Self::default();
-        let wanted = std::env::var("RUST_LOG").ok().and_then(|wanted| wanted.parse().ok());
+    /// Installs the subscriber. Fails if `RUST_LOG` is set and holds no directives.
+    pub(crate) fn install(format: Format, live: bool) -> Result<Self, String> {
         let default = if live { LIVE } else { QUIET };
+        let wanted = std::env::var("RUST_LOG").ok().filter(|wanted| !wanted.is_empty());
+        let wanted = wanted.as_deref().unwrap_or(default);
         let filter: Targets =
-            wanted.unwrap_or_else(|| default.parse().expect("its directives are valid"));
+            wanted.parse().map_err(|error| format!("RUST_LOG is `{wanted}`: {error}"))?;
+        let log = Self::default();
         let writer = log.clone();
         let lines = tracing_subscriber::fmt::layer()
             .with_ansi(false)
             .with_target(!live)
             .with_writer(move || LineWriter(writer.clone()));
+        let lines = match format {
+            Format::Json => lines.json().boxed(),
+            Format::Text => lines.boxed(),
+        };
         tracing_subscriber::registry().with(lines).with(filter).init();
-        log
+        Ok(log)
     }
 
     fn lines(&self) -> MutexGuard<'_, Option<VecDeque<String>>> {
@@ -64,7 +71,11 @@ pub(crate) struct LineWriter(Log);
 impl Write for LineWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut lines = self.0.lines();
-        let Some(lines) = &mut *lines else { return io::stderr().write(bytes) };
+        let Some(lines) = &mut *lines else {
+            // Who closed stderr wants to read nothing, and the subscriber would panic about it.
+            let _ = io::stderr().write_all(bytes);
+            return Ok(bytes.len());
+        };
         let text = String::from_utf8_lossy(bytes);
         if lines.len() == MAX_LINES {
             lines.pop_front();

@@ -21,5 +21,5 @@ struct Command {
 }
 
 fn main() -> ExitCode {
-    mempool_ingest_cli::run(&Command::parse().args)
+    mempool_ingest_cli::run(Command::parse().args, |_| Ok(()))
 }

@@ -10,7 +10,9 @@ use mempool_ingest::{
     PoolConfig,
     load_control::{GateStats, LoadState},
     order_pool::PoolStats,
-    txpool_fetcher::{Announcements, Counts, DeferredStats, SourceState, SourceStatus},
+    txpool_fetcher::{
+        Announcements, ConnectError, Counts, DeferredStats, SourceError, SourceState, SourceStatus,
+    },
 };
 
 use crate::{
@@ -56,6 +58,10 @@ pub(crate) struct Picture {
 pub(crate) struct Source {
     pub(crate) state: SourceState,
     pub(crate) endpoint: String,
+    /// The chain of its node, also if it is not the wanted one; `None` until it is reached.
+    pub(crate) chain_id: Option<u64>,
+    /// Whether that is another chain than the wanted one, so that it is not used.
+    pub(crate) is_on_other_chain: bool,
     pub(crate) announcements: Announcements,
     pub(crate) audited: bool,
     pub(crate) backlog: u64,
@@ -148,12 +154,25 @@ impl Painter {
     }
 }
 
+impl Source {
+    pub(crate) const fn state_name(&self) -> &'static str {
+        if self.is_on_other_chain { "other_chain" } else { self.state.as_str() }
+    }
+}
+
 fn source(status: &SourceStatus, most: u64) -> Source {
     let open = status.gaps.iter().rfind(|gap| gap.to.is_none());
+    let other = match status.last_error.as_deref() {
+        Some(SourceError::Connect(ConnectError::OtherChain { found, .. })) => Some(*found),
+        _ => None,
+    };
+    let other = other.filter(|_| status.state == SourceState::Connecting);
     let error = status.last_error.as_ref().map(ToString::to_string);
     Source {
         state: status.state,
         endpoint: status.endpoint.to_string(),
+        chain_id: other.or(status.node.as_ref().map(|node| node.chain_id)),
+        is_on_other_chain: other.is_some(),
         announcements: status.announcements,
         audited: status.audited,
         backlog: status.backlog,

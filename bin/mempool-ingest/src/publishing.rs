@@ -2,11 +2,14 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use futures::future::join_all;
 use mempool_ingest::OrderPool;
 use order_stream::{
     Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig, StreamConfig, ensure_stream,
 };
 use serde_json::{Value, json};
+
+use crate::{say::say, status::Published};
 
 /// The flags of the fleet.
 #[derive(Debug, clap::Args)]
@@ -29,9 +32,6 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE", requires = "flows")]
     nats_ca: Option<PathBuf>,
 }
-
-/// How long the end waits for the acknowledgements of what is published.
-const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// The publishers of the flows that were asked for.
 pub(crate) struct Publishing(Vec<(&'static str, Publisher)>);
@@ -69,34 +69,33 @@ impl Publishing {
     }
 
     /// What a line of the display says of each flow.
-    pub(crate) fn line(&self) -> String {
-        let flow = |(name, publisher): &(&str, Publisher)| {
+    pub(crate) fn status(&self) -> Vec<Published> {
+        let flow = |(flow, publisher): &(&'static str, Publisher)| {
             let stats = publisher.stats();
-            let refused = stats.refused_total();
-            format!(
-                " {name}=({}, stored={} refused={refused} unfinished={})",
-                publisher.state(),
-                stats.stored + stats.duplicate,
-                stats.unfinished
-            )
+            Published {
+                flow,
+                state: publisher.state().to_string(),
+                stored: stats.stored + stats.duplicate,
+                refused: stats.refused_total(),
+                unfinished: stats.unfinished,
+            }
         };
         self.0.iter().map(flow).collect()
     }
 
-    /// Publishes the rest, and returns the counts of each flow, as `--json` prints them.
-    pub(crate) async fn end(self) -> Vec<Value> {
-        let mut summaries = Vec::new();
-        for (flow, publisher) in self.0 {
+    /// Publishes the rest, for at most `limit`, and returns the counts of each flow, as `--json` prints them.
+    pub(crate) async fn end(self, limit: Duration) -> Vec<Value> {
+        join_all(self.0.into_iter().map(async |(flow, publisher)| {
             // The state before the end.
             let state = publisher.state().to_string();
-            let stats = publisher.shutdown(STOP_DEADLINE).await.stats;
+            let stats = publisher.shutdown(limit).await.stats;
             let PublisherStats { published, stored, duplicate, unfinished, connects, .. } = stats;
             let refused = stats.refused_total();
-            eprintln!(
+            say!(
                 "published {published} ({flow}): stored {stored}, duplicate {duplicate}, refused {refused}, \
                  unfinished {unfinished}; {state}",
             );
-            summaries.push(json!({
+            json!({
                 "flow": flow,
                 "state": state,
                 "published": published,
@@ -105,8 +104,8 @@ impl Publishing {
                 "refused": refused,
                 "unfinished": unfinished,
                 "connects": connects,
-            }));
-        }
-        summaries
+            })
+        }))
+        .await
     }
 }

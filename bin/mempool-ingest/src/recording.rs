@@ -1,6 +1,10 @@
 //! What `--record` and `--replay` add: the recording, and the replay that replaces a node.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use alloy_primitives::B256;
 use futures::stream;
@@ -17,6 +21,11 @@ use mempool_recorder::{
 };
 use serde_json::{Value, json};
 
+use crate::{
+    left,
+    say::{say, say_warning},
+};
+
 /// The flags of recordings.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
@@ -32,9 +41,6 @@ pub(crate) struct Args {
     #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
     speed: Speed,
 }
-
-/// How long the end waits for the last segment.
-const STOP_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The recorder and the replay beside the ingestion.
 pub(crate) struct Files {
@@ -73,20 +79,22 @@ impl Files {
         self.replay.as_ref().is_some_and(|replay| replay.end_reason().is_some())
     }
 
-    /// Stops both and returns the counts of the recording and of the replay, as `--json` prints them.
-    pub(crate) fn end(self) -> (Option<Value>, Option<Value>) {
+    /// Stops both, until this time, and returns the counts of the recording and of the replay, as `--json` prints them.
+    pub(crate) fn end(self, by: Instant) -> (Option<Value>, Option<Value>) {
         let replayed = self.replay.map(|replay| {
             let time = replay.elapsed();
-            let end = replay.shutdown(STOP_DEADLINE);
+            let end = replay.shutdown(left(by));
             if !end.ended {
-                eprintln!("warning: the replay has not stopped");
+                say_warning!("the replay has not stopped");
             }
             replayed(&end.counts, time)
         });
         let recorded = self.recorder.map(|recorder| {
-            let end = recorder.shutdown(STOP_DEADLINE);
+            let end = recorder.shutdown(left(by));
             if !end.ended {
-                eprintln!("warning: the last segment is not written after {STOP_DEADLINE:?}");
+                say_warning!(
+                    "the last segment of the recording is not written in time, and is lost"
+                );
             }
             recorded(&end.stats)
         });
@@ -96,7 +104,7 @@ impl Files {
 
 fn recorded(stats: &RecorderStats) -> Value {
     let RecorderStats { rows, bytes, segments, lost_events, lost_rows, .. } = *stats;
-    eprintln!(
+    say!(
         "recorded {rows} transactions in {segments} segments, {:.1} MB; lost {lost_events} events, {lost_rows} rows",
         bytes as f64 / 1e6,
     );
@@ -115,7 +123,7 @@ fn replayed(counts: &ReplayCounts, time: Duration) -> Value {
     let ReplayCounts { pooled, known, refused, postponed, left_out, .. } = *counts;
     // From the first row to the last one, or to the stop.
     let seconds = time.as_secs_f64();
-    eprintln!(
+    say!(
         "replayed {pooled} transactions in {seconds:.1} s; known {known}, refused {refused}, no room {postponed}, \
          bad rows {bad:?}",
     );

@@ -8,7 +8,7 @@ use mempool_ingest::{
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::watcher::Watcher;
+use crate::{say::say, watcher::Watcher};
 
 /// The output of `--json`. Times are in the unit of their name.
 #[derive(Debug, Default, Serialize)]
@@ -41,9 +41,10 @@ pub(crate) struct Summary {
     pub(crate) recorded: Option<Value>,
     /// `null` without `--replay`.
     pub(crate) replayed: Option<Value>,
-    latency_us: Latency,
+    /// Here and below `null` if no transaction came.
+    latency_us: Option<Latency>,
     /// From the start of the ingestion until the end was requested, subscriber included.
-    pub(crate) cpu_us_per_tx: f64,
+    pub(crate) cpu_us_per_tx: Option<f64>,
     pub(crate) max_rss_bytes: u64,
     pub(crate) elapsed_s: f64,
     pub(crate) end: String,
@@ -122,7 +123,9 @@ impl Summary {
             evicted: stats.evicted,
             deferred: fetcher.deferred().deferred,
             rpc: RpcCounts::of(ingest, watcher),
-            latency_us: Latency::of(&watcher.latency()),
+            latency_us: Some(watcher.latency())
+                .filter(|all| !all.is_empty())
+                .map(|all| Latency::of(&all)),
             ..Self::default()
         }
     }
@@ -131,18 +134,19 @@ impl Summary {
     pub(crate) fn say(&self) {
         let Self { counts, latency_us, .. } = self;
         let missing = self.missing.map_or("unknown".into(), |count| count.to_string());
-        eprintln!(
-            "{} announced, {} backfilled, {} by audit; {} pooled; {missing} missing; lagged {}, failed {}; \
-             p50 {:.0} us, p99 {:.0} us; {:.0} us of CPU per transaction; {:.0} MB",
+        let costs = latency_us.zip(self.cpu_us_per_tx).map(|(latency, cpu)| {
+            let Latency { p50, p99, .. } = latency;
+            format!("p50 {p50:.0} us, p99 {p99:.0} us; {cpu:.0} us of CPU per transaction; ")
+        });
+        say!(
+            "{} announced, {} backfilled, {} by audit; {} pooled; {missing} missing; lagged {}, failed {}; {}{:.0} MB",
             counts.announced,
             counts.backfilled,
             counts.audit_recovered,
             counts.pooled,
             counts.lagged,
             counts.failed,
-            latency_us.p50,
-            latency_us.p99,
-            self.cpu_us_per_tx,
+            costs.unwrap_or_default(),
             self.max_rss_bytes as f64 / 1e6,
         );
     }

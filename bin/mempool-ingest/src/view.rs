@@ -1,8 +1,8 @@
 //! The output for the operator: a live view in a terminal, plain lines elsewhere.
 
 use std::{
-    io::{self, IsTerminal as _, Write as _, stderr, stdout},
-    time::Duration,
+    io::{self, IsTerminal as _, stderr, stdout},
+    time::{Duration, Instant},
 };
 
 use mempool_ingest::Ingest;
@@ -11,85 +11,90 @@ use crate::{
     Running,
     live::Live,
     log::Log,
-    picture::{Painter, Picture},
+    picture::Painter,
+    say::{self, say, say_warning},
+    status::Status,
 };
 
-/// Time between two reads of the keyboard.
-const KEYS: Duration = Duration::from_millis(100);
+/// Time between two lines in a terminal, where somebody looks.
+const IN_TERMINAL: Duration = Duration::from_secs(1);
+
+/// Elsewhere they are kept.
+const ELSEWHERE: Duration = Duration::from_secs(10);
 
 /// The output while the program runs.
 pub(crate) struct View {
     painter: Painter,
     /// Plain lines without it.
     live: Option<Live>,
+    interval: Duration,
+    /// When the latest line was written.
+    at: Option<Instant>,
 }
 
 impl View {
-    /// Whether to show a live view: in a terminal, unless plain lines are requested.
+    /// Whether to show a live view: in a terminal that can, unless plain lines are requested.
     pub(crate) fn is_to_be_live(plain: bool) -> bool {
-        !plain && stdout().is_terminal()
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        !plain && !is_dumb && stdout().is_terminal()
     }
 
-    pub(crate) fn start(live: bool, running: &Running, log: Log) -> Self {
+    /// `interval` is that of the lines, if one was given.
+    pub(crate) fn start(
+        live: bool,
+        running: &Running,
+        log: Log,
+        interval: Option<Duration>,
+    ) -> Self {
         say_sources(&running.ingest);
         let live = live.then(|| Live::enter(log)).transpose().unwrap_or_else(|error| {
-            eprintln!("warning: no live view in this terminal: {error}");
+            say_warning!("no live view in this terminal: {error}");
             None
         });
-        Self { painter: Painter::new(running.watcher.latency()), live }
+        let default = if stderr().is_terminal() { IN_TERMINAL } else { ELSEWHERE };
+        let interval = interval.unwrap_or(default);
+        let painter = Painter::new(running.watcher.latency());
+        Self { painter, live, interval, at: None }
     }
 
-    /// Must be called about once a second.
+    /// Must be called about once a second. Fails only when nobody reads the lines any more.
     pub(crate) fn refresh(&mut self, running: &Running) -> io::Result<()> {
-        let picture = self.painter.paint(running);
-        match &mut self.live {
+        if let Some(live) = &self.live {
             // It shows the changes of the publishers' states as events.
-            Some(live) => live.show(picture),
-            None => {
-                say(&picture, &running.published());
-                Ok(())
-            }
+            live.show(self.painter.paint(running));
+            return Ok(());
+        }
+        if self.at.is_some_and(|at| at.elapsed() < self.interval) {
+            return Ok(());
+        }
+        self.at = Some(Instant::now());
+        let picture = self.painter.paint(running);
+        let status = Status::of(&picture, running);
+        match say::object("INFO", &status, || status.to_string()) {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(error),
+            // A terminal that is gone sends a signal; a full disk is no reason to stop ingesting.
+            _ => Ok(()),
         }
     }
 
-    /// Resolves when a key press asks to end the program.
+    /// Resolves when a key press asks to end the program, or when the terminal fails.
     pub(crate) async fn end_wanted(&mut self) -> io::Result<()> {
-        let Some(live) = &mut self.live else { return std::future::pending().await };
-        while !live.wants_to_end()? {
-            tokio::time::sleep(KEYS).await;
+        match &mut self.live {
+            Some(live) => live.end_wanted().await,
+            None => std::future::pending().await,
         }
-        Ok(())
     }
 }
 
 fn say_sources(ingest: &Ingest) {
     for source in ingest.fetcher().status() {
-        let (client, chain_id) = source
-            .node
-            .map_or(("(not reached yet)".into(), 0), |node| (node.client, node.chain_id));
-        eprintln!("{}: {client}, chain {chain_id}", source.endpoint);
+        match source.node {
+            Some(node) => say!("{}: {}, chain {}", source.endpoint, node.client, node.chain_id),
+            None => say!("{}: not reached yet", source.endpoint),
+        }
     }
     #[cfg(feature = "rpc")]
     if let Some(rpc) = ingest.rpc() {
-        eprintln!("orders by JSON-RPC at http://{}", rpc.local_addr());
+        say!("orders by JSON-RPC at http://{}", rpc.local_addr());
     }
-}
-
-/// Writes a line.
-fn say(picture: &Picture, published: &str) {
-    let Picture { counts, announced_per_s, pooled_per_s, .. } = picture;
-    let state = picture.sources.first().map_or("-", |source| source.state.as_str());
-    let rpc = picture
-        .rpc
-        .map_or(String::new(), |rpc| format!(" rpc={} rpc_orders={}", rpc.requests, rpc.orders));
-    // A closed stderr is no reason to stop ingesting.
-    let _ = writeln!(
-        stderr().lock(),
-        "{state} announced={} ({announced_per_s:.0}/s) pooled={} ({pooled_per_s:.0}/s) lagged={} failed={} in_flight={}{rpc}{published}",
-        counts.announced,
-        counts.pooled,
-        counts.lagged,
-        counts.failed,
-        counts.unfinished,
-    );
 }

@@ -17,6 +17,8 @@ use mempool_ingest::{
     order_pool::{Event, Order, Origin, Subscription, Transaction},
 };
 
+use crate::say::say_warning;
+
 /// The transaction types that a pool may hold, by their number.
 pub(crate) const TYPES: [&str; 5] = ["legacy", "2930", "1559", "blob", "7702"];
 
@@ -99,11 +101,11 @@ impl Watcher {
         self.shared.stop.store(true, Relaxed);
         let panicked = |_| Err(io::Error::other("it has panicked"));
         if let Err(error) = self.thread.join().unwrap_or_else(panicked) {
-            eprintln!("warning: the subscriber: {error}");
+            say_warning!("the subscriber: {error}");
         }
         let lagged = self.shared.lagged.load(Relaxed);
         if lagged > 0 {
-            eprintln!("warning: the subscriber lagged and started anew, {lagged} times");
+            say_warning!("the subscriber lagged and started anew, {lagged} times");
         }
     }
 }

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(180);
 /// What a command wrote, and how it ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// The exit code of the test harness: 0 if the child test passed.
+    /// Of a child test, the exit code of the test harness: 0 if it passed.
     pub status: ExitStatus,
     /// With the lines of the test harness.
     pub stdout: String,
@@ -62,12 +62,17 @@ impl Running {
     /// The process does not start.
     pub fn start(child: &str, args: impl IntoIterator<Item = String>) -> io::Result<Self> {
         let args: Vec<String> = args.into_iter().collect();
-        let mut process = Command::new(std::env::current_exe()?)
-            .args(["--exact", child, "--ignored", "--nocapture"])
-            .env(ARGS, args.join("\n"))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let mut process = Command::new(std::env::current_exe()?);
+        process.args(["--exact", child, "--ignored", "--nocapture"]).env(ARGS, args.join("\n"));
+        Self::spawn(process)
+    }
+
+    /// Runs a binary.
+    ///
+    /// # Errors
+    /// The process does not start.
+    pub fn spawn(mut command: Command) -> io::Result<Self> {
+        let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let stderr = BufReader::new(process.stderr.take().expect("it is piped"));
         // Bounded by what a command of a test writes. It ends with the process, or when nobody reads any more.
         let (sender, lines) = channel();
@@ -102,14 +107,36 @@ impl Running {
         }
     }
 
+    /// Sends a signal.
+    ///
+    /// # Errors
+    /// It cannot be signalled.
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
+        // Nobody has waited for it yet, so the id is still its own.
+        Ok(kill(Pid::from_raw(self.process.id().try_into().map_err(io::Error::other)?), signal)?)
+    }
+
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// It cannot be asked.
+    pub fn has_ended(&mut self) -> io::Result<bool> {
+        Ok(self.process.try_wait()?.is_some())
+    }
+
+    /// Closes the end of the pipe from which its stderr is read; further lines are lost.
+    pub fn close_stderr(&mut self) {
+        // The thread that reads ends when it cannot pass on the next line, and then the pipe is closed.
+        self.lines = channel().1;
+    }
+
     /// Sends a signal, if there is one, and waits for the end. Kills the process after 180 s.
     ///
     /// # Errors
     /// It writes other than UTF-8, or cannot be signalled.
     pub fn end(mut self, signal: Option<Signal>) -> io::Result<Ended> {
         if let Some(signal) = signal {
-            // Nobody has waited for it yet, so the id is still its own.
-            kill(Pid::from_raw(self.process.id().try_into().map_err(io::Error::other)?), signal)?;
+            self.signal(signal)?;
         }
         let deadline = Instant::now() + PATIENCE;
         while self.next(deadline)?.is_some() {}

@@ -40,6 +40,8 @@ fn picture() -> Picture {
 fn source() -> Source {
     Source {
         state: SourceState::Live,
+        chain_id: Some(1),
+        is_on_other_chain: false,
         endpoint: "/data/reth/mainnet/reth.ipc".into(),
         announcements: Announcements::Full,
         audited: true,

@@ -18,7 +18,8 @@ use testkit::{
     sign::Signer,
 };
 
-const INGEST: &str = "a_command_that_does_not_end";
+use crate::{finish, ipc, wait_for};
+
 const BUILDER: &str = "fleet::a_builder_that_does_not_end";
 const ANY_PORT: &str = "127.0.0.1:0";
 
@@ -45,25 +46,22 @@ fn node_of(chain_id: u64) -> Node {
     })
 }
 
-fn start(child: &str, node: &Node, args: &[&str]) -> Running {
-    let ipc = node.node.ipc_path().to_str().expect("text");
-    let args = [&["--ipc", ipc, "--json"], args].concat();
-    Running::start(child, args.into_iter().map(str::to_owned)).expect("this binary runs")
+fn ingest(node: &Node, args: &[&str]) -> Running {
+    crate::start([&["--ipc", ipc(node), "--machine", "ingest-1"], args].concat())
 }
 
-fn ingest(node: &Node, args: &[&str]) -> Running {
-    start(INGEST, node, &[&["--plain", "--machine", "ingest-1"], args].concat())
+/// A list for the builder, beside the node's socket.
+fn list(node: &Node) -> String {
+    let path = node.node.ipc_path().with_file_name("list");
+    std::fs::write(&path, "0x0000000000000000000000000000000000000001\n").expect("a file");
+    path.to_str().expect("text").to_owned()
 }
 
 fn builder(node: &Node, args: &[&str]) -> Running {
-    let fixed = ["--slot", "500ms", "--machine", "builder-1"];
-    start(BUILDER, node, &[&fixed, args].concat())
-}
-
-/// Waits for a line with all of these texts.
-fn wait_for(running: &mut Running, texts: &[&str]) {
-    let found = running.line(|line| texts.iter().all(|text| line.contains(text)).then_some(()));
-    found.unwrap_or_else(|error| panic!("{texts:?} {error}"));
+    let list = list(node);
+    let fixed = ["--ipc", ipc(node), "--blocklist", &list, "--json", "--slot", "500ms"];
+    let args = [&fixed, ["--machine", "builder-1"].as_slice(), args].concat();
+    Running::start(BUILDER, args.into_iter().map(str::to_owned)).expect("this binary runs")
 }
 
 /// Waits for the line that names the address of one of its servers.
@@ -94,13 +92,6 @@ fn until(metrics: SocketAddr, metric: &str, is_so: impl Fn(usize) -> bool) {
         assert!(Instant::now() < deadline, "{metric} stays {value:?}:\n{text}");
         thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// Ends it, and returns its summary.
-fn finish(running: Running) -> Value {
-    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
-    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
-    ended.json().expect("the summary")
 }
 
 fn number(value: &Value, field: &str) -> u64 {
@@ -140,7 +131,7 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     let mut builder =
         builder(&node, &["--from", &url, "--from-private", &url, "--metrics", ANY_PORT]);
     let metrics = address(&mut builder, "metrics at http://");
-    wait_for(&mut builder, &["stream missing"]);
+    wait_for(&mut builder, "", &["stream missing"]);
 
     let flows = ["--publish", &url, "--publish-private", &url, "--replicas", "1"];
     let mut ingest = ingest(&node, &[&flows, ["--rpc", ANY_PORT].as_slice()].concat());
@@ -164,14 +155,14 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     builder
         .line(|line| included(line).filter(|count| *count > PRIVATE))
         .expect("a block with transactions of both flows");
-    wait_for(&mut ingest, &[" public=(live", " private=(live"]);
+    wait_for(&mut ingest, "", &[" public=(live", " private=(live"]);
 
-    let built = finish(builder);
+    let built = finish(builder).1;
     for flow in received(&built) {
         assert_eq!(flow["state"], "live", "{built}");
         assert_eq!((number(flow, "malformed"), number(flow, "missed")), (0, 0), "{built}");
     }
-    let ingested = finish(ingest);
+    let ingested = finish(ingest).1;
     for flow in published(&ingested) {
         assert_eq!(flow["state"], "live", "{ingested}");
         assert_eq!((number(flow, "refused"), number(flow, "unfinished")), (0, 0), "{ingested}");
@@ -232,19 +223,18 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
         ("nats-1:4222", &host),
         ("nats-2:4222", &host),
     ];
-    let run = |child, begin, more: &[&str]| {
-        let args = documented(begin, &replaced);
-        let args = args.into_iter().chain(more.iter().map(ToString::to_string));
-        Running::start(child, args).expect("this binary runs")
-    };
-    let mut ingest = run(INGEST, "mempool-ingest ", &["--plain", "--json"]);
+    let list = list(&node);
+    let to_builder = [&replaced, [("list.txt", list.as_str())].as_slice()].concat();
+    let args = documented("mempool-ingest ", &replaced);
+    let mut ingest = crate::start(args.iter().map(String::as_str));
     let builder = "cargo run --release -p example-builder --example block_builder -- ";
-    let more = ["--slot", "500ms", "--metrics", ANY_PORT, "--json"];
-    let mut builder = run(BUILDER, builder, &more);
+    let more = ["--slot", "500ms", "--metrics", ANY_PORT, "--json"].map(str::to_owned);
+    let args = documented(builder, &to_builder).into_iter().chain(more);
+    let mut builder = Running::start(BUILDER, args).expect("this binary runs");
     let metrics = address(&mut builder, "metrics at http://");
     let pooled = r#"order_stream_delivered_total{flow="public",outcome="pooled"}"#;
     until(metrics, pooled, |count| count >= 50);
-    wait_for(&mut ingest, &[" public=(live"]);
+    wait_for(&mut ingest, "", &[" public=(live"]);
     for running in [builder, ingest] {
         assert_eq!(running.end(Some(Signal::SIGTERM)).expect("it ends").status.code(), Some(0));
     }
@@ -302,16 +292,16 @@ fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits
         assert!([state, "connecting"].iter().any(|state| flow["state"] == *state), "{flow}");
     };
     for mut publisher in publishers {
-        wait_for(&mut publisher, &["cannot connect"]);
-        wait_for(&mut publisher, &[" public=(", " private=("]);
-        for flow in published(&finish(publisher)) {
+        wait_for(&mut publisher, "", &["cannot connect"]);
+        wait_for(&mut publisher, "", &[" public=(", " private=("]);
+        for flow in published(&finish(publisher).1) {
             assert_eq!(number(flow, "published"), 0, "{flow}");
             is_apart(flow);
         }
     }
     for mut builder in builders {
-        wait_for(&mut builder, &[state]);
-        for flow in received(&finish(builder)) {
+        wait_for(&mut builder, "", &[state]);
+        for flow in received(&finish(builder).1) {
             assert_eq!(number(flow, "received"), 0, "{flow}");
             is_apart(flow);
         }

@@ -1,86 +1,99 @@
 //! The command in a process of its own, on a mock node.
 
 mod fleet;
+mod stop;
+mod terminal;
 
-use std::{
-    collections::BTreeSet,
-    process::ExitCode,
-    time::{Duration, Instant},
-};
+use std::process::Command;
 
-use clap::Parser;
-use mock_node::NodeConfig;
+use serde_json::Value;
 use testkit::{
-    command::{Running, Signal, command_line, end_by_signal},
+    command::{Ended, Running, Signal},
     ingest::Node,
 };
 
-#[derive(Debug, Parser)]
-struct Command {
-    #[command(flatten)]
-    args: mempool_ingest_cli::Args,
+/// The binary, with these arguments and a line each second.
+fn command<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
+    command.args(["--plain", "--json", "--status-interval", "1s"]).args(args);
+    command.env_remove("RUST_LOG");
+    command
+}
+
+fn start<'a>(args: impl IntoIterator<Item = &'a str>) -> Running {
+    Running::spawn(command(args)).expect("the binary runs")
+}
+
+fn ipc(node: &Node) -> &str {
+    node.node.ipc_path().to_str().expect("text")
+}
+
+/// Waits for a line that begins and goes on so.
+fn wait_for(running: &mut Running, begin: &str, texts: &[&str]) {
+    let is_it =
+        |line: &str| line.starts_with(begin) && texts.iter().all(|text| line.contains(text));
+    let found = running.line(|line| is_it(line).then_some(()));
+    found.unwrap_or_else(|error| panic!("{begin} {texts:?} {error}"));
+}
+
+/// Ends it with a signal, and checks that the exit code is 0.
+fn finish(running: Running) -> (Ended, Value) {
+    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    let summary = ended.json().expect("the summary");
+    (ended, summary)
 }
 
 #[test]
-#[ignore = "run by the test below, in a process that a signal ends"]
-fn a_command_that_does_not_end() {
-    assert_eq!(
-        mempool_ingest_cli::run(&Command::parse_from(command_line()).args),
-        ExitCode::SUCCESS
-    );
-}
-
-#[test]
-fn without_a_node_the_command_ends_and_says_what_is_missing() {
-    let running = Running::start("a_command_that_does_not_end", []);
-    let ended = running.and_then(|running| running.end(None)).expect("this binary runs");
-    assert_ne!(ended.status.code(), Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("error: no node is named: --ipc PATH or --ws URL"), "{ended:?}");
-}
-
-/// It ended at SIGINT only, and systemd's SIGTERM killed it with up to 30 s of a recording.
-#[test]
-fn sigterm_and_sigint_end_the_command_with_its_summary_and_exit_code_0() {
-    let node = Node::start(30, |node| NodeConfig { block_time: Duration::ZERO, ..node });
-    node.submit_all();
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let recording = tempfile::tempdir().expect("a folder");
-        let (ipc, folder) = (node.node.ipc_path(), recording.path());
-        let args = ["--ipc", ipc.to_str().expect("text"), "--plain", "--json"].map(Into::into);
-        let record = ["--record".into(), folder.to_str().expect("text").to_owned()];
-        let hashes = recording.path().join("hashes");
-        let list = ["--hashes".into(), hashes.to_str().expect("text").to_owned()];
-        let ended = end_by_signal(
-            "a_command_that_does_not_end",
-            args.into_iter().chain(record).chain(list),
-            |line| line.starts_with("live ") && line.contains(" pooled=30 "),
-            signal,
-        )
-        .expect("this binary runs");
-        assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
-        let last = ended.stderr.lines().last().expect("a summary");
-        assert!(last.contains("; 30 pooled; 0 missing; "), "{signal}: {ended:?}");
-        let summary = ended.json().expect("the summary");
-        assert_eq!(summary["end"], "Stopped", "{signal}");
-        assert_eq!(summary["balance"], 0, "{signal}");
-        assert_eq!(summary["recorded"]["rows"], 30, "{signal}: {summary}");
-        let listed = std::fs::read_to_string(hashes).expect("the hashes");
-        let listed: BTreeSet<_> = listed.lines().map(str::to_owned).collect();
-        assert_eq!(listed, node.txs.iter().map(|tx| tx.hash.to_string()).collect(), "{signal}");
+fn what_keeps_the_command_from_running_is_exit_code_2_and_one_sentence() {
+    let cases: [(&[&str], &str, &str); 3] = [
+        (&[], "warn", "error: no node is named: --ipc PATH or --ws URL"),
+        (&["--ipc", "/none.ipc"], "", "error: /none.ipc: "),
+        (
+            &["--ipc", "/none.ipc"],
+            "txpool_fetcher=loud",
+            "error: RUST_LOG is `txpool_fetcher=loud`: ",
+        ),
+    ];
+    for (args, log, expected) in cases {
+        let mut command = command(args.iter().copied());
+        let ended =
+            Running::spawn(std::mem::replace(command.env("RUST_LOG", log), Command::new("")));
+        let ended = ended.and_then(|running| running.end(None)).expect("the binary runs");
+        assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+        assert!(ended.stderr.starts_with(expected), "{ended:?}");
+        assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
     }
 }
 
-/// It waited for half a minute for a live source, and then for the list for as long as the node took.
+/// A run without transactions divided by one.
 #[test]
-fn a_node_that_does_not_list_its_pool_holds_up_no_stop_and_what_is_missing_is_unknown() {
-    let node = Node::start(0, |node| NodeConfig { list_time: Duration::from_secs(300), ..node });
-    let ipc = node.node.ipc_path().to_str().expect("text").to_owned();
-    let args = ["--ipc".into(), ipc, "--plain".into(), "--json".into()];
-    let mut running = Running::start("a_command_that_does_not_end", args).expect("it runs");
-    running.line(|line| line.contains(" pooled=0 ").then_some(())).expect("it is up");
-    let began = Instant::now();
-    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
-    assert!(began.elapsed() < Duration::from_secs(25), "{:?}", began.elapsed());
-    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
-    assert!(ended.json().expect("the summary")["missing"].is_null(), "{ended:?}");
+fn a_run_without_transactions_has_no_costs_per_transaction() {
+    let node = Node::start(0, |node| node);
+    let mut running = start(["--ipc", ipc(&node)]);
+    wait_for(&mut running, "live ", &[" pooled=0 "]);
+    let (ended, summary) = finish(running);
+    assert!(summary["latency_us"].is_null() && summary["cpu_us_per_tx"].is_null(), "{summary}");
+    assert_eq!(summary["missing"], 0, "{summary}");
+    let last = ended.stderr.lines().last().expect("a summary");
+    assert!(last.contains("; 0 missing; ") && !last.contains(" us"), "{ended:?}");
+}
+
+#[test]
+fn with_the_log_as_json_each_line_on_stderr_is_an_object() {
+    let node = Node::start(0, |node| node);
+    let mut command = command(["--ipc", ipc(&node), "--log-format", "json"]);
+    command.env("RUST_LOG", "info");
+    let mut running = Running::spawn(command).expect("the binary runs");
+    running.line(|line| line.contains(r#""state":"live""#).then_some(())).expect("it is live");
+    let (ended, _) = finish(running);
+    let lines: Vec<Value> =
+        ended.stderr.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    for line in &lines {
+        assert!(line["timestamp"].is_string() && line["level"].is_string(), "{line}");
+    }
+    let is_of = |target: &str| lines.iter().any(|line| line["target"] == target);
+    assert!(is_of("txpool_fetcher::source") && is_of("mempool_ingest_cli"), "{lines:?}");
+    let status = lines.iter().rfind(|line| line["fields"]["sources"].is_array()).expect("a status");
+    assert_eq!(status["fields"]["sources"][0]["chain_id"], mock_node::DEV_CHAIN_ID, "{status}");
 }

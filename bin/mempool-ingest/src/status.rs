@@ -1,0 +1,102 @@
+//! The line that is written each `--status-interval`.
+
+use std::fmt;
+
+use mempool_ingest::txpool_fetcher::Counts;
+use serde::Serialize;
+
+use crate::{
+    Running,
+    picture::{Picture, Source},
+    summary::RpcCounts,
+};
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Status {
+    sources: Vec<SourceLine>,
+    head: Option<u64>,
+    head_age_s: Option<u64>,
+    #[serde(flatten)]
+    counts: Counts,
+    announced_per_s: u64,
+    pooled_per_s: u64,
+    pool_txs: u64,
+    rpc: Option<RpcCounts>,
+    published: Vec<Published>,
+}
+
+/// A flow that is published.
+#[derive(Debug, Serialize)]
+pub(crate) struct Published {
+    pub(crate) flow: &'static str,
+    pub(crate) state: String,
+    pub(crate) stored: u64,
+    pub(crate) refused: u64,
+    pub(crate) unfinished: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct SourceLine {
+    endpoint: String,
+    state: &'static str,
+    chain_id: Option<u64>,
+    audited: bool,
+    /// Why it is not live.
+    error: Option<String>,
+}
+
+impl Status {
+    pub(crate) fn of(picture: &Picture, running: &Running) -> Self {
+        let line = |source: &Source| SourceLine {
+            endpoint: source.endpoint.clone(),
+            state: source.state_name(),
+            chain_id: source.chain_id,
+            audited: source.audited,
+            error: source.error.clone(),
+        };
+        Self {
+            sources: picture.sources.iter().map(line).collect(),
+            head: picture.head.map(|(number, _)| number),
+            head_age_s: picture.head.map(|(_, age)| age.as_secs()),
+            counts: picture.counts,
+            announced_per_s: picture.announced_per_s.round() as u64,
+            pooled_per_s: picture.pooled_per_s.round() as u64,
+            pool_txs: picture.pool.txs,
+            rpc: picture.rpc,
+            published: running.published(),
+        }
+    }
+}
+
+/// As in `live,syncing chain=1 head=23 (3 s old) announced=…`: the states of all sources, the chain of the first that
+/// was reached.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, source) in self.sources.iter().enumerate() {
+            write!(f, "{}{}", if at > 0 { "," } else { "" }, source.state)?;
+        }
+        if let Some(chain) = self.sources.iter().find_map(|source| source.chain_id) {
+            write!(f, " chain={chain}")?;
+        }
+        if let Some((head, age)) = self.head.zip(self.head_age_s) {
+            write!(f, " head={head} ({age} s old)")?;
+        }
+        let Counts { announced, pooled, lagged, failed, unfinished, .. } = self.counts;
+        let Self { announced_per_s, pooled_per_s, pool_txs, .. } = self;
+        write!(
+            f,
+            " announced={announced} ({announced_per_s}/s) pooled={pooled} ({pooled_per_s}/s) lagged={lagged} \
+             failed={failed} in_flight={unfinished} pool={pool_txs}",
+        )?;
+        if let Some(rpc) = &self.rpc {
+            write!(f, " rpc={} rpc_orders={}", rpc.requests, rpc.orders)?;
+        }
+        for Published { flow, state, stored, refused, unfinished } in &self.published {
+            write!(
+                f,
+                " {flow}=({state}, stored={stored} refused={refused} unfinished={unfinished})"
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,152 @@
+//! The command in a terminal.
+
+use std::{
+    fs::File,
+    io::{ErrorKind, Read as _, Write as _},
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use mempool_recorder::{Recording, RecordingConfig};
+use nix::{
+    fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
+    pty::{Winsize, openpty},
+};
+use testkit::ingest::{Node, PATIENCE};
+
+use crate::ipc;
+
+/// Enters the alternate screen.
+const ENTERS: &str = "\x1b[?1049h";
+/// Leaves it.
+const LEAVES: &str = "\x1b[?1049l";
+
+/// A command in a terminal of its own, whose other end is here. As in a session that is closed, it gets SIGHUP when that
+/// end is dropped. Killed when dropped.
+struct Terminal {
+    process: Child,
+    end: Option<File>,
+    shown: String,
+}
+
+impl Terminal {
+    fn start(term: &str, args: &[&str]) -> Self {
+        let size = Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(&size, None).expect("a terminal");
+        fcntl(&pty.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("it can be set");
+        for side in [&pty.master, &pty.slave] {
+            // No child holds them open.
+            fcntl(side, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("it can be set");
+        }
+        let side = || Stdio::from(pty.slave.try_clone().expect("a descriptor"));
+        let process = Command::new("setsid")
+            .args(["--ctty", env!("CARGO_BIN_EXE_mempool-ingest")])
+            .args(args)
+            .env("TERM", term)
+            .env_remove("RUST_LOG")
+            .stdin(side())
+            .stdout(side())
+            .stderr(side())
+            .spawn()
+            .expect("setsid runs");
+        Self { process, end: Some(pty.master.into()), shown: String::new() }
+    }
+
+    /// Waits until it has shown a text.
+    fn wait_for(&mut self, text: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        let end = self.end.as_mut().expect("it is open");
+        let mut bytes = [0; 4096];
+        while !self.shown.contains(text) {
+            match end.read(&mut bytes) {
+                Ok(count) => self.shown.push_str(&String::from_utf8_lossy(&bytes[..count])),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    assert!(Instant::now() < deadline, "no {text:?} in {}", self.shown);
+                    thread::sleep(Duration::from_millis(20));
+                }
+                // The command has ended.
+                Err(error) => panic!("{error}, no {text:?} in {}", self.shown),
+            }
+        }
+    }
+
+    /// What the whole pool holds, from the file of `--hashes`: the view shows a part of it.
+    fn wait_for_hashes(path: &Path, count: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        let lines = || std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
+        while lines() < count {
+            assert!(Instant::now() < deadline, "{} of {count}", lines());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn press(&mut self, key: &str) {
+        self.end.as_mut().expect("it is open").write_all(key.as_bytes()).expect("it takes it");
+    }
+
+    /// Its exit code.
+    fn end(&mut self) -> Option<i32> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.process.try_wait().expect("it can be asked") {
+                return status.code();
+            }
+            assert!(Instant::now() < deadline, "it runs on: {}", self.shown);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Both fail only if it has ended.
+        let _ = (self.process.kill(), self.process.wait());
+    }
+}
+
+#[test]
+fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
+    let node = Node::start(0, |node| node);
+    let mut terminal = Terminal::start("xterm", &["--ipc", ipc(&node)]);
+    terminal.wait_for(ENTERS);
+    terminal.wait_for("live");
+    terminal.press("q");
+    terminal.wait_for(LEAVES);
+    let drawn = terminal.shown.len();
+    terminal.wait_for(" missing;");
+    assert!(!terminal.shown[drawn..].contains('\x1b'), "{}", &terminal.shown[drawn..]);
+    assert_eq!(terminal.end(), Some(0));
+}
+
+#[test]
+fn a_terminal_that_can_do_nothing_is_shown_lines() {
+    let node = Node::start(0, |node| node);
+    let mut terminal = Terminal::start("dumb", &["--ipc", ipc(&node), "--duration", "1s"]);
+    terminal.wait_for(" chain=1337 head=");
+    terminal.wait_for(" missing;");
+    assert!(!terminal.shown.contains('\x1b'), "{}", terminal.shown);
+    assert_eq!(terminal.end(), Some(0));
+}
+
+/// The thread that ends the command waited for the keyboard of a terminal that was gone, and the recording was lost.
+#[test]
+fn a_terminal_that_is_closed_ends_the_command_in_order() {
+    let node = Node::start(20, |node| node);
+    node.submit_all();
+    for plain in [&[][..], &["--plain"]] {
+        let folder = tempfile::tempdir().expect("a folder");
+        let hashes = folder.path().join("hashes");
+        let [record, list] = [folder.path(), &hashes].map(|path| path.to_str().expect("text"));
+        let args = ["--ipc", ipc(&node), "--record", record, "--hashes", list];
+        let mut terminal = Terminal::start("xterm", &[&args, plain].concat());
+        Terminal::wait_for_hashes(&hashes, 20);
+        let began = Instant::now();
+        drop(terminal.end.take());
+        assert_eq!(terminal.end(), Some(0), "{plain:?}");
+        assert!(began.elapsed() < Duration::from_secs(10), "{plain:?}: {:?}", began.elapsed());
+        let rows = Recording::open(record, RecordingConfig::default()).expect("it opens");
+        assert_eq!(rows.filter_map(Result::ok).count(), 20, "{plain:?}");
+    }
+}
