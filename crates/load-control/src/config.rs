@@ -71,6 +71,7 @@ pub const SHED_SUSTAINED: Duration = Duration::from_secs(2);
 ///
 /// The gap between the two thresholds of a state keeps it from changing with every item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct MonitorConfig {
     /// At or above this, normal becomes elevated. Default [`DEFAULT_ELEVATED_PERCENT`]; 1 to 100.
     pub elevated_percent: u8,
@@ -125,6 +126,7 @@ impl MonitorConfig {
 
 /// How many requests may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Limit {
     /// [`AUTO_REQUESTS_PER_CORE`] for each core, at least [`MIN_AUTO_REQUESTS`] and at most
     /// [`MAX_AUTO_REQUESTS`].
@@ -154,6 +156,7 @@ impl Limit {
 /// The limits of a `Gate`, for its operator: a machine with more cores, or shared with the node, has
 /// other permits than the default; a builder that prefers early refusals waits shorter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct GateConfig {
     /// External requests in flight. Default [`Limit::Auto`].
     pub requests: Limit,
@@ -169,9 +172,11 @@ pub struct GateConfig {
     /// have been waiting without a break for more than [`Self::burst_wait`]: up to
     /// [`MAX_PERMIT_WAIT`], default [`DEFAULT_PERMIT_WAIT`]. After that it is refused, counted as
     /// `no_permit`.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub permit_wait: Duration,
     /// How long it waits otherwise: up to [`MAX_PERMIT_WAIT`], default [`DEFAULT_BURST_WAIT`];
     /// never shorter than `permit_wait`. With 0 for both it does not wait at all.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub burst_wait: Duration,
 }
 

@@ -25,6 +25,11 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The configuration of a [`Recorder`](crate::Recorder).
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(default = "RecorderConfig::of_no_folder", deny_unknown_fields)
+)]
 pub struct RecorderConfig {
     /// The folder of the segments. Created if it does not exist.
     pub folder: PathBuf,
@@ -41,6 +46,7 @@ pub struct RecorderConfig {
     /// [`MAX_GROUP_ROWS`] or [`MAX_GROUP_BYTES`] before. Default [`DEFAULT_GROUP_AGE`]; at least
     /// [`POLL_INTERVAL`]. Longer where few transactions come, for fewer files; shorter to lose less when
     /// the process is killed.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub group_age: Duration,
 }
 
@@ -48,6 +54,11 @@ impl RecorderConfig {
     /// Records announced transactions, with blobs, into this folder.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Self { folder: folder.into(), blobs: true, external: false, group_age: DEFAULT_GROUP_AGE }
+    }
+
+    #[cfg(feature = "serde")]
+    fn of_no_folder() -> Self {
+        Self::new("")
     }
 
     pub(crate) fn validate(&self) -> Result<(), RecorderError> {

@@ -69,6 +69,7 @@ pub const EXPIRED_PAUSE_RETENTIONS: u32 = 10;
 /// needs higher ones, less memory lower ones. [`Self::memory_bound_bytes`] says what they cost. What
 /// one holder may have is a fixed part of each cap.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct PoolConfig {
     /// Most transactions that the node has announced. Default [`DEFAULT_MAX_TXS`]; at least 1. At
     /// the cap the worst-paying is evicted: `order_pool_evicted_total`. Twice as many accepted
@@ -89,6 +90,7 @@ pub struct PoolConfig {
     pub max_external_tx_bytes: usize,
     /// How long a transaction is kept; a private one is kept until its last block instead. Default
     /// [`DEFAULT_TX_RETENTION`]; above zero. Removals are counted by `order_pool_expired_total`.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub tx_retention: Duration,
     /// How many events the log holds, rounded up to a whole segment of 256: how far a reader may
     /// fall behind. Default [`DEFAULT_LOG_EVENTS`]; at least 1.

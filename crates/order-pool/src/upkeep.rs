@@ -31,10 +31,12 @@ const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pace of upkeep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct UpkeepConfig {
     /// Pause between two steps of a round, at least 50 us, lengthened at random by up to a fifth.
     /// Default zero, so 50 us: inserts run meanwhile. A longer pause leaves them more time; expired
     /// orders then stay a little longer, and the caps still hold.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub pause: Duration,
 }
 

@@ -27,6 +27,7 @@ pub const DEFAULT_CALLER_QUOTA: Quota = Quota { per_second: 6_000, burst: 12_000
 
 /// Whether requests must be signed by `X-Flashbots-Signature`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum SignatureMode {
     /// Every request must be signed.
     Required,
@@ -56,6 +57,7 @@ pub(crate) const WORK_PER_BLOB: usize = 200;
 /// blobs are paid for one after the other; one that the quota does not pay for is refused, and
 /// counts nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(deny_unknown_fields))]
 pub struct Quota {
     /// Sustained rate: at least 1.
     pub per_second: u32,
@@ -66,6 +68,11 @@ pub struct Quota {
 
 /// The configuration of an [`OrderRpc`](crate::OrderRpc). [`Self::new`] takes what has no default.
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(default = "OrderRpcConfig::of_no_chain", deny_unknown_fields)
+)]
 pub struct OrderRpcConfig {
     /// The address to listen on. Default 127.0.0.1 with a free port: a builder that takes orders
     /// from other machines, without a proxy on its own, sets it.
@@ -101,6 +108,7 @@ pub struct OrderRpcConfig {
     /// turn. Default [`DEFAULT_ADMISSION_TIMEOUT`]. A host whose decision needs another machine
     /// raises it; each order waits for so long at most. Counted by
     /// `order_rpc_admissions_total{verdict="timed_out"}`.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub admission_timeout: Duration,
     /// Names that the `Host` of a request may have, without a port, beside IP addresses and
     /// `localhost`. Default: none; a request with another one is refused, since a web page that
@@ -139,6 +147,11 @@ impl OrderRpcConfig {
             trusted_proxies: Vec::new(),
             trusted_fronts: Vec::new(),
         }
+    }
+
+    #[cfg(feature = "serde")]
+    fn of_no_chain() -> Self {
+        Self::new(0)
     }
 
     /// # Errors

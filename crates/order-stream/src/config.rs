@@ -8,6 +8,7 @@ use crate::error::StreamError;
 
 /// Which orders a stream carries. Each flow has its own stream, and should have its own credentials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Flow {
     /// Transactions that a node has announced, and heads.
     #[default]
@@ -28,6 +29,7 @@ impl Flow {
 /// How a client proves who it is.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Auth {
     /// As the URLs say, `nats://user:password@host` or `nats://token@host`, or not at all.
     #[default]
@@ -51,6 +53,7 @@ impl fmt::Debug for Auth {
 
 /// The servers of a cluster, and how to reach them.
 #[derive(Clone, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct ServerConfig {
     /// URLs such as `nats://host:4222`, or `tls://` to require TLS: one server or several of one cluster.
     pub servers: Vec<String>,
@@ -106,6 +109,11 @@ impl ServerConfig {
 
 /// The configuration of a [`Publisher`](crate::Publisher).
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(default = "PublisherConfig::of_no_server", deny_unknown_fields)
+)]
 pub struct PublisherConfig {
     /// The servers.
     pub server: ServerConfig,
@@ -125,6 +133,11 @@ impl PublisherConfig {
     /// The public flow of this machine.
     pub fn new(server: ServerConfig, chain_id: u64, machine: impl Into<String>) -> Self {
         Self { server, flow: Flow::Public, chain_id, machine: machine.into(), heads: true }
+    }
+
+    #[cfg(feature = "serde")]
+    fn of_no_server() -> Self {
+        Self::new(ServerConfig::default(), 0, "")
     }
 }
 

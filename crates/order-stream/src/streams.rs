@@ -25,6 +25,11 @@ pub const DEFAULT_MAX_BYTES: u64 = 1 << 30;
 
 /// The configuration of the stream of a flow.
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(default = "StreamConfig::of_no_chain", deny_unknown_fields)
+)]
 pub struct StreamConfig {
     /// Which orders it stores.
     pub flow: Flow,
@@ -35,6 +40,7 @@ pub struct StreamConfig {
     /// How long a message and its id are kept. Set it to the retention of the pools: a source that starts reads what is
     /// kept, and a transaction that comes back to a pool within it is not stored again. Default [`DEFAULT_MAX_AGE`] or
     /// [`DEFAULT_PRIVATE_MAX_AGE`].
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub max_age: Duration,
     /// Most bytes; then the oldest messages leave, which a source that has not read them counts as missed. Set it for the
     /// flow and the disk by the arithmetic of `docs/fleet.md`. Default [`DEFAULT_MAX_BYTES`].
@@ -50,6 +56,11 @@ impl StreamConfig {
             Flow::Private => DEFAULT_PRIVATE_MAX_AGE,
         };
         Self { flow, chain_id, replicas: 1, max_age, max_bytes: DEFAULT_MAX_BYTES }
+    }
+
+    #[cfg(feature = "serde")]
+    const fn of_no_chain() -> Self {
+        Self::new(Flow::Public, 0)
     }
 
     /// Checks the bounds.

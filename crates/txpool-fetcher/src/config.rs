@@ -34,6 +34,7 @@ pub const MAX_STREAM_BUFFER: usize = 1 << 16;
 /// How a source is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(try_from = "String"))]
 pub enum Endpoint {
     /// The path of a Unix socket.
     Ipc(PathBuf),
@@ -75,8 +76,18 @@ impl FromStr for Endpoint {
     }
 }
 
+impl TryFrom<String> for Endpoint {
+    type Error = ConfigError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
 /// What happens when no source can be reached at start-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum StartPolicy {
     /// [`Fetcher::start`](crate::Fetcher::start) fails with the reason.
     #[default]
@@ -87,6 +98,8 @@ pub enum StartPolicy {
 
 /// What a node announces for a pending transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Announcements {
     /// Its hash, with which the transaction is then requested.
     #[default]
@@ -119,6 +132,8 @@ pub enum Announcements {
 
 /// Which part of the node's pool is fetched at start-up and after a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub enum Backfill {
     /// Nothing. Transactions that were pending before the subscription stay unknown.
     Off,
@@ -150,6 +165,11 @@ const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
 /// # Ok::<_, txpool_fetcher::ConfigError>(())
 /// ```
 #[derive(Clone, Debug)]
+#[cfg_attr(
+    feature = "serde",
+    derive(serde::Deserialize),
+    serde(default = "FetcherConfig::of_no_source", deny_unknown_fields)
+)]
 pub struct FetcherConfig {
     /// The nodes, and the pools in this process: 1 to 16, without duplicates.
     pub sources: Vec<Endpoint>,
@@ -193,6 +213,7 @@ pub struct FetcherConfig {
     pub reconnect_limit: Option<u32>,
     /// Time between two audits, which compare a node's pool with ours, at least 1 ms; `None` for none. A
     /// longer one costs the node less, and finds what is missing later.
+    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub audit_interval: Option<Duration>,
     /// Which part of the node's pool is fetched at start-up and after gaps. [`Off`](Backfill::Off) is for
     /// those who measure or need live announcements alone.
@@ -201,11 +222,13 @@ pub struct FetcherConfig {
     /// high load, backfill, audit and retry fetches wait for up to 5 s (counted by
     /// `mempool_fetcher_deferred_total`); live announcements and heads never do. `None`: nothing waits. A
     /// host shares one monitor among all its parts.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub monitor: Option<LoadMonitor>,
     /// The gate from which decoding and sender recovery acquire internal work permits. Such work waits for a
     /// permit and is never refused, and external callers never get the last permit, unless the gate is
     /// [`Limit::Unlimited`](load_control::Limit::Unlimited). `None`: the threads of all request connections
     /// work at the same time.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub gate: Option<Gate>,
 }
 
@@ -230,6 +253,11 @@ impl FetcherConfig {
             monitor: None,
             gate: None,
         }
+    }
+
+    #[cfg(feature = "serde")]
+    fn of_no_source() -> Self {
+        Self::new([])
     }
 
     /// A configuration for one IPC socket.
