@@ -1,4 +1,5 @@
 use alloy_primitives::Address;
+use metric_set::labels;
 use thiserror::Error;
 
 /// A listed address, and the way a transaction reached it.
@@ -17,52 +18,28 @@ pub struct Blocked {
     pub how: How,
 }
 
-/// How a transaction reached a listed address.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum How {
-    /// It signed the transaction.
-    Sender,
-    /// It is the transaction's `to`.
-    Recipient,
-    /// It is named in the EIP-2930 access list, whether or not the execution used it.
-    AccessList,
-    /// It signed an EIP-7702 authorization, whether or not the authorization was valid.
-    Authority,
-    /// An EIP-7702 authorization delegates to it, whether or not that code ran.
-    DelegationTarget,
-    /// The execution loaded its account: a call, a balance or code read, a transfer, a created
-    /// contract, a precompile, code behind a delegation, also inside a frame that was reverted.
-    TouchedByExecution,
-    /// An opcode named it and halted before its account was loaded. Only the strict check of a
-    /// finished block detects this, see [`Unverified`](crate::Unverified).
-    AttemptedByExecution,
-}
-
-impl How {
-    /// Every way. The pre-check does not follow this order: for each authorization it checks the
-    /// authority and then the target.
-    pub const ALL: [Self; 7] = [
-        Self::Sender,
-        Self::Recipient,
-        Self::AccessList,
-        Self::Authority,
-        Self::DelegationTarget,
-        Self::TouchedByExecution,
-        Self::AttemptedByExecution,
-    ];
-
-    /// The value of the metric label `how`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Sender => "sender",
-            Self::Recipient => "recipient",
-            Self::AccessList => "access_list",
-            Self::Authority => "authority",
-            Self::DelegationTarget => "delegation_target",
-            Self::TouchedByExecution => "touched_by_execution",
-            Self::AttemptedByExecution => "attempted_by_execution",
-        }
+labels! {
+    /// How a transaction reached a listed address: the label `how`. The pre-check does not follow this
+    /// order: for each authorization it checks the authority and then the target.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[non_exhaustive]
+    pub enum How {
+        /// It signed the transaction.
+        Sender = "sender",
+        /// It is the transaction's `to`.
+        Recipient = "recipient",
+        /// It is named in the EIP-2930 access list, whether or not the execution used it.
+        AccessList = "access_list",
+        /// It signed an EIP-7702 authorization, whether or not the authorization was valid.
+        Authority = "authority",
+        /// An EIP-7702 authorization delegates to it, whether or not that code ran.
+        DelegationTarget = "delegation_target",
+        /// The execution loaded its account: a call, a balance or code read, a transfer, a created
+        /// contract, a precompile, code behind a delegation, also inside a frame that was reverted.
+        TouchedByExecution = "touched_by_execution",
+        /// An opcode named it and halted before its account was loaded. Only the strict check of a
+        /// finished block detects this, see [`Unverified`](crate::Unverified).
+        AttemptedByExecution = "attempted_by_execution",
     }
 }
 

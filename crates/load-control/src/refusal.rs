@@ -2,67 +2,37 @@
 
 use std::time::Duration;
 
+use metric_set::labels;
 use thiserror::Error;
 
-/// Which gate refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GateName {
-    /// The outer gate: requests in flight.
-    Requests,
-    /// The inner gate: permits for CPU-heavy work.
-    Work,
-}
-
-impl GateName {
-    /// Both, in the order in which a request passes them.
-    pub const ALL: [Self; 2] = [Self::Requests, Self::Work];
-
-    /// Its metric label.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Requests => "requests",
-            Self::Work => "work",
-        }
+labels! {
+    /// Which gate refused: both, in the order in which a request passes them.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum GateName {
+        /// The outer gate: requests in flight.
+        Requests = "requests",
+        /// The inner gate: permits for CPU-heavy work.
+        Work = "work",
     }
 }
 
-/// Why an external caller was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RefusalReason {
-    /// The limit of requests in flight is reached.
-    TooManyRequests,
-    /// Every work permit that an external caller may hold was held for
-    /// [`GateConfig::burst_wait`](crate::GateConfig::burst_wait), or in an overload for
-    /// [`GateConfig::permit_wait`](crate::GateConfig::permit_wait).
-    NoPermit,
-    /// The queue of external callers that wait for a work permit is full.
-    QueueFull,
-    /// The load is high, and the queue of deferred work is full.
-    Deferred,
-    /// The gate was closed for shutdown.
-    ShuttingDown,
-}
-
-impl RefusalReason {
-    /// All reasons.
-    pub const ALL: [Self; 5] = [
-        Self::TooManyRequests,
-        Self::NoPermit,
-        Self::QueueFull,
-        Self::Deferred,
-        Self::ShuttingDown,
-    ];
-
-    /// Its metric label, and the reason in the error response to the caller.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::TooManyRequests => "too_many_requests",
-            Self::NoPermit => "no_permit",
-            Self::QueueFull => "permit_queue_full",
-            Self::Deferred => "deferred_full",
-            Self::ShuttingDown => "shutting_down",
-        }
+labels! {
+    /// Why an external caller was refused: the label in metrics, and the reason in its error response.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum RefusalReason {
+        /// The limit of requests in flight is reached.
+        TooManyRequests = "too_many_requests",
+        /// Every work permit that an external caller may hold was held for
+        /// [`GateConfig::burst_wait`](crate::GateConfig::burst_wait), or in an overload for
+        /// [`GateConfig::permit_wait`](crate::GateConfig::permit_wait).
+        NoPermit = "no_permit",
+        /// The queue of external callers that wait for a work permit is full.
+        QueueFull = "permit_queue_full",
+        /// The load is high, and the queue of deferred work is full.
+        Deferred = "deferred_full",
+        /// The gate was closed for shutdown.
+        ShuttingDown = "shutting_down",
     }
 }
 

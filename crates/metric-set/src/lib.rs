@@ -115,3 +115,33 @@ macro_rules! metric_set {
         $crate::private::describe_counter!($name, $crate::private::Unit::$unit, $text)
     };
 }
+
+/// Declares an enum whose variants are the values of a label: `Variant = "text",`.
+///
+/// It has `ALL`, in the order of the variants as numbers, and `as_str()`.
+#[macro_export]
+macro_rules! labels {
+    (
+        $(#[$attr:meta])* $vis:vis enum $name:ident {
+            $($(#[$variant_attr:meta])* $variant:ident = $text:literal,)*
+        }
+    ) => {
+        $(#[$attr])*
+        $vis enum $name {
+            $($(#[$variant_attr])* $variant,)*
+        }
+
+        impl $name {
+            /// All of them, in their order as numbers.
+            $vis const ALL: [Self; [$($text),*].len()] = [$(Self::$variant),*];
+
+            /// Its text in metrics, one of a closed set.
+            #[must_use]
+            $vis const fn as_str(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $text,)*
+                }
+            }
+        }
+    };
+}

@@ -18,6 +18,7 @@ mod verify;
 use std::sync::Arc;
 
 use alloy_primitives::{B256, keccak256};
+use metric_set::labels;
 use order_pool::{MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE, RawBundle, RejectReason};
 use tokio::sync::Semaphore;
 
@@ -41,40 +42,22 @@ use crate::{
 /// (`eth_sendPrivateTransaction`). The pool's bound applies too.
 pub(crate) const MAX_PRIVATE_BLOCKS: u64 = 25;
 
-/// A method that is served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Method {
-    SendRawTransaction,
-    SendBundle,
-    CancelBundle,
-    SendPrivateTransaction,
-    SendPrivateRawTransaction,
-    CancelPrivateTransaction,
+labels! {
+    /// A method that is served.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Method {
+        SendRawTransaction = "eth_sendRawTransaction",
+        SendBundle = "eth_sendBundle",
+        CancelBundle = "eth_cancelBundle",
+        SendPrivateTransaction = "eth_sendPrivateTransaction",
+        SendPrivateRawTransaction = "eth_sendPrivateRawTransaction",
+        CancelPrivateTransaction = "eth_cancelPrivateTransaction",
+    }
 }
 
 impl Method {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::SendRawTransaction,
-        Self::SendBundle,
-        Self::CancelBundle,
-        Self::SendPrivateTransaction,
-        Self::SendPrivateRawTransaction,
-        Self::CancelPrivateTransaction,
-    ];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::SendRawTransaction => "eth_sendRawTransaction",
-            Self::SendBundle => "eth_sendBundle",
-            Self::CancelBundle => "eth_cancelBundle",
-            Self::SendPrivateTransaction => "eth_sendPrivateTransaction",
-            Self::SendPrivateRawTransaction => "eth_sendPrivateRawTransaction",
-            Self::CancelPrivateTransaction => "eth_cancelPrivateTransaction",
-        }
-    }
-
     pub(crate) fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|method| method.name() == name)
+        Self::ALL.into_iter().find(|method| method.as_str() == name)
     }
 
     /// Whether it waits while the load is high.

@@ -15,7 +15,7 @@ metric_set! {
     #[derive(Debug)]
     pub(crate) struct Metrics {
         counter accepted[Method::ALL.len()] = "order_rpc_accepted_total", Count,
-            "requests that were accepted, by `method`", "method": Method::ALL.map(Method::name);
+            "requests that were accepted, by `method`", "method": Method::ALL.map(Method::as_str);
         counter failed[Reason::FAILED.len()] = "order_rpc_failed_total", Count,
             "requests answered with an error that a repetition does not change, by `reason` (`Reason::as_str`)",
             "reason": Reason::FAILED.map(Reason::as_str);

@@ -6,6 +6,7 @@
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
+use metric_set::labels;
 use order_pool::Funds;
 use tokio::time::timeout;
 
@@ -15,36 +16,16 @@ use crate::{
     reply::{ErrorResponse, Reason, cut},
 };
 
-/// How an admission ended: the label `verdict` of `order_rpc_admissions_total`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    Accepted,
-    Prioritized,
-    Refused,
-    Unknown,
-    TimedOut,
-    Panicked,
-}
-
-impl Ended {
-    pub(crate) const ALL: [Self; 6] = [
-        Self::Accepted,
-        Self::Prioritized,
-        Self::Refused,
-        Self::Unknown,
-        Self::TimedOut,
-        Self::Panicked,
-    ];
-
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Accepted => "accepted",
-            Self::Prioritized => "prioritized",
-            Self::Refused => "refused",
-            Self::Unknown => "unknown",
-            Self::TimedOut => "timed_out",
-            Self::Panicked => "panicked",
-        }
+labels! {
+    /// How an admission ended: the label `verdict` of `order_rpc_admissions_total`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Ended {
+        Accepted = "accepted",
+        Prioritized = "prioritized",
+        Refused = "refused",
+        Unknown = "unknown",
+        TimedOut = "timed_out",
+        Panicked = "panicked",
     }
 }
 
