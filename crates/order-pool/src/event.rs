@@ -129,6 +129,23 @@ pub enum InsertOutcome {
     Rejected(RejectReason),
 }
 
+impl From<RejectReason> for InsertOutcome {
+    fn from(reason: RejectReason) -> Self {
+        Self::Rejected(reason)
+    }
+}
+
+/// As the outcome of a bundle that is a cancellation.
+impl From<CancelOutcome> for InsertOutcome {
+    fn from(outcome: CancelOutcome) -> Self {
+        match outcome {
+            CancelOutcome::Cancelled { .. } => Self::Cancelled,
+            CancelOutcome::Superseded { nonce, current } => Self::Superseded { nonce, current },
+            CancelOutcome::CancelledPermanently => Self::CancelledPermanently,
+        }
+    }
+}
+
 /// The result of a cancellation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -5,7 +5,7 @@ use metric_set::metric_set;
 use crate::{
     config::PoolConfig,
     error::RejectReason,
-    event::{CancelOutcome, InsertOutcome, RemoveReason},
+    event::{InsertOutcome, RemoveReason},
 };
 
 /// Declares each count once: for the recorder, and for [`PoolStats`].
@@ -139,15 +139,6 @@ impl Counters {
             InsertOutcome::Mined => self.late_mined.add(1),
             InsertOutcome::StaleNonce { .. } => self.late_stale.add(1),
             InsertOutcome::Rejected(reason) => self.rejected[reason.index()].add(1),
-        }
-    }
-
-    pub(crate) fn cancellation(&self, outcome: &CancelOutcome) {
-        match outcome {
-            CancelOutcome::Cancelled { .. } => self.cancellations.add(1),
-            CancelOutcome::Superseded { .. } | CancelOutcome::CancelledPermanently => {
-                self.superseded.add(1);
-            }
         }
     }
 

@@ -178,29 +178,22 @@ impl OrderPool {
 
     /// Inserts an order. With `funds` only if [`Self::check_funds`] allows it.
     pub fn insert(&self, order: Order, funds: Option<&Funds>) -> InsertOutcome {
-        let shared = self.shared();
-        let outcome = shared.write(|core, now, effects| {
-            if let Some(Err(reason)) = funds.map(|funds| core.check_funds(&order, funds)) {
-                return InsertOutcome::Rejected(reason);
+        self.shared().try_insert(|core, now, effects| {
+            if let Some(funds) = funds {
+                core.check_funds(&order, funds)?;
             }
             match order {
                 Order::Tx(tx) => core.insert_tx(tx, now, effects),
                 Order::Bundle(bundle) => core.insert_bundle(bundle, now, effects),
             }
-        });
-        shared.tables.counters.outcome(&outcome);
-        outcome
+        })
     }
 
     /// Lets a caller hold a pooled transaction that another one has sent, as inserting it again
     /// would: from then on it counts for both, and stays until both have lost it. With `terms` the
     /// caller sends it as a private one.
     pub fn hold(&self, hash: &B256, holder: Holder, terms: Option<&PrivateTerms>) -> InsertOutcome {
-        let shared = self.shared();
-        let outcome =
-            shared.write(|core, _, effects| core.hold_again(hash, holder, terms, effects));
-        shared.tables.counters.outcome(&outcome);
-        outcome
+        self.shared().try_insert(|core, _, effects| core.hold_again(hash, holder, terms, effects))
     }
 
     /// Whether the sender of an order's first transaction can pay for it and for all external orders
@@ -222,7 +215,7 @@ impl OrderPool {
         let shared = self.shared();
         let outcome =
             shared.write(|core, now, effects| core.cancel_bundle(cancellation, now, effects));
-        shared.tables.counters.cancellation(&outcome);
+        shared.tables.counters.outcome(&outcome.into());
         outcome
     }
 
@@ -431,6 +424,20 @@ impl PoolShared {
         }
         drop(replaced);
         result
+    }
+
+    /// An insert, which is counted by its outcome.
+    fn try_insert(
+        &self,
+        insert: impl FnOnce(
+            &mut Core,
+            Duration,
+            &mut Vec<Effect>,
+        ) -> Result<InsertOutcome, InsertOutcome>,
+    ) -> InsertOutcome {
+        let outcome = self.write(insert).unwrap_or_else(|refused| refused);
+        self.tables.counters.outcome(&outcome);
+        outcome
     }
 
     /// Removes some of the bundles that are over, with which a new block is told.

@@ -9,7 +9,7 @@ use super::{
     Core, Effect, Ended, EndedTx,
     claims::{Claim, Counted, Kind},
     costs::cost_of,
-    keys::{KeyState, Slot, Superseded, cancellation},
+    keys::{KeyState, Slot, cancellation},
 };
 use crate::{
     error::RejectReason,
@@ -26,7 +26,7 @@ impl Core {
         mut bundle: Bundle,
         now: Duration,
         effects: &mut Vec<Effect>,
-    ) -> InsertOutcome {
+    ) -> Result<InsertOutcome, InsertOutcome> {
         self.advance(now);
         // What is over must not take the room of this one.
         self.sweep(effects);
@@ -48,19 +48,10 @@ impl Core {
             return self.cancel_by_bundle(key, &bundle, effects);
         }
         let nonce =
-            match slot.map(|_| state.nonce_of(bundle.nonce(), bundle.first_seen())).transpose() {
-                Ok(nonce) => nonce,
-                Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
-                Err(Superseded::By { nonce, current }) => {
-                    return InsertOutcome::Superseded { nonce, current };
-                }
-            };
-        let block = match self.check_bundle(&bundle) {
-            Ok(block) => block,
-            Err(reason) => return InsertOutcome::Rejected(reason),
-        };
-        if let Some(Err(reason)) = slot.map(|slot| self.check_key(&slot)) {
-            return InsertOutcome::Rejected(reason);
+            slot.map(|_| state.nonce_of(bundle.nonce(), bundle.first_seen())).transpose()?;
+        let block = self.check_bundle(&bundle)?;
+        if let Some(slot) = &slot {
+            self.check_key(slot)?;
         }
         bundle.settle(block, nonce);
         let id = *bundle.id();
@@ -69,13 +60,10 @@ impl Core {
         }
         let seen = self.seen.state(&id);
         if seen == Some(SeenState::Known) {
-            return InsertOutcome::AlreadyRemoved;
+            return Err(InsertOutcome::AlreadyRemoved);
         }
         let order = Order::Bundle(bundle);
-        let victims = match self.room_for(&order, state.bundle) {
-            Ok(victims) => victims,
-            Err(reason) => return InsertOutcome::Rejected(reason),
-        };
+        let victims = self.room_for(&order, state.bundle)?;
         self.end_claims(victims, effects);
         // The state of this key may have been forgotten to make room for the keys of the evicted
         // bundles.
@@ -91,7 +79,7 @@ impl Core {
             self.keys.set(slot, state, self.now);
         }
         self.remember(&id, seen);
-        old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() })
+        Ok(old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() }))
     }
 
     /// Lets another caller hold a pooled bundle too.
@@ -100,9 +88,9 @@ impl Core {
         seq: u64,
         holder: Holder,
         effects: &mut Vec<Effect>,
-    ) -> InsertOutcome {
-        let held = self.hold(seq, (Kind::Bundle, holder), effects);
-        held.map_or_else(InsertOutcome::Rejected, |()| InsertOutcome::Known)
+    ) -> Result<InsertOutcome, InsertOutcome> {
+        self.hold(seq, (Kind::Bundle, holder), effects)?;
+        Ok(InsertOutcome::Known)
     }
 
     /// Cancels messages up to a nonce; without one, permanently.
@@ -145,32 +133,18 @@ impl Core {
         key: ReplacementKey,
         bundle: &Bundle,
         effects: &mut Vec<Effect>,
-    ) -> InsertOutcome {
+    ) -> Result<InsertOutcome, InsertOutcome> {
         let (nonce, holder) = (bundle.nonce(), bundle.parts().holder);
         let all = self.keys.get(&(key, None));
         let blocks = self.keys.blocks_of(&key);
         let highest = blocks.iter().map(|(_, state)| state.nonce).max().flatten();
         let highest = KeyState { nonce: all.nonce.max(highest), ..all };
-        // Without a nonce it gets one of its own, above the highest.
-        let nonce = if nonce.is_none() {
-            highest.nonce_of(None, bundle.first_seen()).map(Some)
-        } else {
-            Ok(nonce)
-        };
         let nonce = match nonce {
-            Ok(nonce) => nonce,
-            Err(Superseded::Permanently) => return InsertOutcome::CancelledPermanently,
-            Err(Superseded::By { nonce, current }) => {
-                return InsertOutcome::Superseded { nonce, current };
-            }
+            Some(nonce) => nonce,
+            // It gets one of its own, above the highest.
+            None => highest.nonce_of(None, bundle.first_seen())?,
         };
-        match self.cancel(Cancellation { key, nonce, holder }, effects) {
-            CancelOutcome::Cancelled { .. } => InsertOutcome::Cancelled,
-            CancelOutcome::Superseded { nonce, current } => {
-                InsertOutcome::Superseded { nonce, current }
-            }
-            CancelOutcome::CancelledPermanently => InsertOutcome::CancelledPermanently,
-        }
+        Ok(self.cancel(Cancellation { key, nonce: Some(nonce), holder }, effects).into())
     }
 
     /// Remembers an accepted order. `seen` is its earlier state.
@@ -228,7 +202,7 @@ impl Core {
         let mut first = None;
         let mut left = false;
         for (index, tx) in bundle.txs().iter().enumerate() {
-            match self.chain.taken_tx(tx) {
+            match self.chain.taken(tx) {
                 None => left = true,
                 Some(taken) if !bundle.is_optional(tx.hash()) => return Some((index, taken)),
                 Some(taken) => first = first.or(Some((index, taken))),

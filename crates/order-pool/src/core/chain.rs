@@ -63,12 +63,7 @@ impl Chain {
     }
 
     /// Whether a recent block took the transaction, and how.
-    pub(crate) fn taken(&self, order: &Order) -> Option<Taken> {
-        self.taken_tx(order.as_tx()?)
-    }
-
-    /// The same for a transaction in a bundle.
-    pub(crate) fn taken_tx(&self, tx: &Transaction) -> Option<Taken> {
+    pub(crate) fn taken(&self, tx: &Transaction) -> Option<Taken> {
         self.recent.taken(tx.hash(), &tx.sender(), tx.nonce())
     }
 
@@ -77,20 +72,18 @@ impl Chain {
         let pushed = self.recent.push(block);
         let mut change =
             Change { relation: pushed.relation, untaken: Vec::new(), free: Vec::new() };
-        for block in pushed.undone {
+        let undone = pushed.undone.into_iter().map(|block| (block, true));
+        let forgotten = pushed.forgotten.into_iter().map(|block| (block, false));
+        for (block, is_undone) in undone.chain(forgotten) {
             let taken = self.leave(&block);
-            change.free.extend(block.mined.iter());
-            change.free.extend(taken.dropped);
-            change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
-            change.untaken.extend(taken.orders);
-        }
-        for block in pushed.forgotten {
-            let taken = self.leave(&block);
-            if matches!(pushed.relation, Relation::Gap { .. }) {
-                // Its transactions may be pending: they are admitted when they come again.
+            // What a gap forgot may be pending: it is admitted when it comes again.
+            if is_undone || matches!(pushed.relation, Relation::Gap { .. }) {
                 change.free.extend(block.mined.iter());
                 change.free.extend(taken.dropped);
                 change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
+            }
+            if is_undone {
+                change.untaken.extend(taken.orders);
             }
         }
         change

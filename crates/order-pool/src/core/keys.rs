@@ -10,6 +10,7 @@ use alloy_primitives::Address;
 
 use super::{limits::Division, shares::Shares};
 use crate::{
+    event::InsertOutcome,
     holder::Holder,
     order::{Cancellation, ReplacementKey},
 };
@@ -46,13 +47,6 @@ pub(crate) struct KeyState {
     pub(crate) holder: Holder,
 }
 
-/// Why a message has no effect.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Superseded {
-    Permanently,
-    By { nonce: u64, current: u64 },
-}
-
 impl KeyState {
     /// The nonce that a message gets, or why it has no effect. One without a nonce gets the time of
     /// its arrival, in microseconds since the Unix epoch, so that of two pools whose orders meet in a
@@ -61,16 +55,18 @@ impl KeyState {
         &self,
         nonce: Option<u64>,
         arrived: SystemTime,
-    ) -> Result<u64, Superseded> {
+    ) -> Result<u64, InsertOutcome> {
         if self.is_final {
-            return Err(Superseded::Permanently);
+            return Err(InsertOutcome::CancelledPermanently);
         }
         match (nonce, self.nonce) {
             (Some(nonce), Some(current)) if nonce <= current => {
-                Err(Superseded::By { nonce, current })
+                Err(InsertOutcome::Superseded { nonce, current })
             }
             (Some(nonce), _) => Ok(nonce),
-            (None, Some(u64::MAX)) => Err(Superseded::By { nonce: u64::MAX, current: u64::MAX }),
+            (None, Some(current @ u64::MAX)) => {
+                Err(InsertOutcome::Superseded { nonce: current, current })
+            }
             (None, current) => {
                 let micros = micros(arrived);
                 Ok(current.map_or(micros, |current| micros.max(current + 1)))

@@ -32,43 +32,34 @@ impl Core {
         tx: Transaction,
         now: Duration,
         effects: &mut Vec<Effect>,
-    ) -> InsertOutcome {
+    ) -> Result<InsertOutcome, InsertOutcome> {
         self.advance(now);
         let (hash, nonce) = (*tx.hash(), tx.nonce());
         if let Some(seq) = self.find(&hash) {
-            let held = self.came_again(seq, &tx, effects);
-            return held.map_or_else(InsertOutcome::Rejected, |()| InsertOutcome::Known);
+            self.came_again(seq, &tx, effects)?;
+            return Ok(InsertOutcome::Known);
         }
-        let order = Order::Tx(tx);
         // Before the dedupe window, so that late announcements of mined transactions are counted
         // separately.
-        match self.chain.taken(&order) {
+        match self.chain.taken(&tx) {
             None => {}
             Some(Taken::StaleNonce { next_nonce: next }) => {
-                return InsertOutcome::StaleNonce { nonce, next };
+                return Err(InsertOutcome::StaleNonce { nonce, next });
             }
-            Some(_) => return InsertOutcome::Mined,
+            Some(_) => return Err(InsertOutcome::Mined),
         }
         let seen = self.seen.state(&hash);
         if seen == Some(SeenState::Known) {
-            return InsertOutcome::AlreadyRemoved;
+            return Err(InsertOutcome::AlreadyRemoved);
         }
-        if let Order::Tx(tx) = &order {
-            if let Some(cancelled) = self.private_cancellations.of(tx) {
-                let [nonce, current] = [tx.first_seen(), cancelled].map(micros);
-                return InsertOutcome::Superseded { nonce, current };
-            }
-            if let Err(reason) = self.check_terms(tx) {
-                return InsertOutcome::Rejected(reason);
-            }
+        if let Some(cancelled) = self.private_cancellations.of(&tx) {
+            let [nonce, current] = [tx.first_seen(), cancelled].map(micros);
+            return Err(InsertOutcome::Superseded { nonce, current });
         }
-        match self.pool_tx(Arc::new(order), effects) {
-            Ok(()) => {
-                self.remember(&hash, seen);
-                InsertOutcome::Added
-            }
-            Err(reason) => InsertOutcome::Rejected(reason),
-        }
+        self.check_terms(&tx)?;
+        self.pool_tx(Arc::new(Order::Tx(tx)), effects)?;
+        self.remember(&hash, seen);
+        Ok(InsertOutcome::Added)
     }
 
     /// Records that a pooled transaction was inserted again. One from an external caller that the
@@ -108,10 +99,10 @@ impl Core {
         holder: Holder,
         terms: Option<&PrivateTerms>,
         effects: &mut Vec<Effect>,
-    ) -> InsertOutcome {
-        let Some(seq) = self.find(hash) else { return InsertOutcome::AlreadyRemoved };
-        let held = self.hold_tx(seq, holder, terms, effects);
-        held.map_or_else(InsertOutcome::Rejected, |()| InsertOutcome::Known)
+    ) -> Result<InsertOutcome, InsertOutcome> {
+        let seq = self.find(hash).ok_or(InsertOutcome::AlreadyRemoved)?;
+        self.hold_tx(seq, holder, terms, effects)?;
+        Ok(InsertOutcome::Known)
     }
 
     /// Lets another caller hold a pooled transaction too; with `terms` as a private one. It is kept
@@ -339,11 +330,11 @@ impl Core {
     }
 
     fn put_back_tx(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
-        let is_over = order.as_tx().is_none_or(|tx| self.check_terms(tx).is_err());
-        if is_over || self.chain.taken(&order).is_some() || self.find(order.id().hash()).is_some() {
-            return false;
-        }
-        self.pool_tx(order, effects).is_ok()
+        order.as_tx().is_some_and(|tx| {
+            self.check_terms(tx).is_ok()
+                && self.chain.taken(tx).is_none()
+                && self.find(tx.hash()).is_none()
+        }) && self.pool_tx(order, effects).is_ok()
     }
 }
 

@@ -3,8 +3,6 @@
 use std::time::SystemTime;
 
 use alloy_primitives::{Address, B256, Keccak256};
-use alloy_rpc_types_mev::EthSendBundle;
-use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use super::{Order, Transaction};
@@ -173,29 +171,6 @@ impl Bundle {
         self.parts.reverting_tx_hashes.contains(tx) || self.parts.dropping_tx_hashes.contains(tx)
     }
 
-    /// The uuid that rbuilder (develop of July 2025, `Bundle::hash_slow`) gives the bundle, from
-    /// its block (0 if it has none), its hash and its reverting hashes. Use it to find the bundle
-    /// in other builders' logs; the searcher's own uuid is [`BundleParts::uuid`].
-    pub fn rbuilder_uuid(&self) -> Uuid {
-        let mut hasher = Sha256::new();
-        // A name-based uuid begins with a namespace: sixteen zeros.
-        hasher.update([0; 16]);
-        // A zigzag-encoded signed integer: the sign in the lowest bit, seven bits per byte.
-        let mut block = self.parts.block.unwrap_or(0) << 1;
-        while block >= 0x80 {
-            hasher.update([block as u8 | 0x80]);
-            block >>= 7;
-        }
-        hasher.update([block as u8]);
-        hasher.update(self.hash);
-        let mut reverting = self.parts.reverting_tx_hashes.clone();
-        reverting.sort();
-        reverting.iter().for_each(|hash| hasher.update(hash));
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(&hasher.finalize()[..16]);
-        uuid::Builder::from_sha1_bytes(bytes).into_uuid()
-    }
-
     /// The refund, with rbuilder's defaults: of the last transaction, to the sender of the first.
     pub fn refund(&self) -> Option<Refund> {
         let parts = &self.parts;
@@ -240,27 +215,6 @@ impl Bundle {
             hasher.update(number.unwrap_or(0).to_be_bytes());
         }
         self.id = hasher.finalize();
-    }
-}
-
-/// The bundle in the form that other builders accept. That form has no nonce and no signer.
-impl From<&Bundle> for EthSendBundle {
-    fn from(bundle: &Bundle) -> Self {
-        use alloy_eips::eip2718::Encodable2718;
-        let parts = &bundle.parts;
-        Self {
-            txs: parts.txs.iter().map(|tx| tx.envelope().encoded_2718().into()).collect(),
-            block_number: parts.block.unwrap_or(0),
-            min_timestamp: parts.min_timestamp,
-            max_timestamp: parts.max_timestamp,
-            reverting_tx_hashes: parts.reverting_tx_hashes.clone(),
-            replacement_uuid: parts.uuid.map(|uuid| uuid.to_string()),
-            dropping_tx_hashes: parts.dropping_tx_hashes.clone(),
-            refund_percent: parts.refund_percent,
-            refund_recipient: parts.refund_recipient,
-            refund_tx_hashes: parts.refund_tx_hashes.clone(),
-            extra_fields: Default::default(),
-        }
     }
 }
 

@@ -418,9 +418,6 @@ fn all_fields_arrive() {
     assert_eq!((parts.refund_percent, parts.refund_recipient), (Some(90), Some(address(1))));
     assert_eq!(parts.refund_tx_hashes, [hash(2)]);
     assert_eq!(bundle.key(), Some(key(1)));
-    let sent = alloy_rpc_types_mev::EthSendBundle::from(&bundle);
-    assert_eq!(sent.bundle_hash(), *bundle.hash(), "as other builders compute it");
-    assert_eq!(sent.txs[0].to_string(), raw_tx);
 }
 
 fn caller(n: u8) -> Holder {
@@ -627,28 +624,6 @@ fn the_block_as_it_was_sent_is_known_beside_the_one_that_was_settled() {
     let order = pool.get(&bundle_id(pool.subscribe_all())).expect("it is pooled");
     let bundle = order.as_bundle().expect("a bundle");
     assert_eq!((bundle.sent_block(), bundle.block()), (None, Some(11)));
-}
-
-/// The transaction of rbuilder's own example, and the uuids that its tests expect.
-#[test]
-fn the_uuid_that_rbuilder_gives_a_bundle_is_the_same_here() {
-    let raw = include_str!("rbuilder_tx.hex").trim();
-    let uuid = |block: u64, reverting: &[&str]| {
-        let list = reverting.iter().map(|hash| format!("\"{hash}\"")).collect::<Vec<_>>().join(",");
-        let json = format!(
-            r#"{{"txs": ["{raw}"], "blockNumber": {block}, "revertingTxHashes": [{list}]}}"#
-        );
-        let raw: RawBundle = serde_json::from_str(&json).expect("it parses");
-        let bundle = raw.resolve(None, 2, SystemTime::UNIX_EPOCH).expect("valid");
-        bundle.rbuilder_uuid().to_string()
-    };
-    let own = "0xda7007bee134daa707d0e7399ce35bb451674f042fbbbcac3f6a3cb77846949c";
-    assert_eq!(uuid(0x1136F1F, &[own]), "a90205bc-2afd-5afe-b315-f17d597ffd97");
-    let (f, a) = (format!("0x{}", "f".repeat(64)), format!("0x{}", "a".repeat(64)));
-    for list in [[&*f, &*a], [&*a, &*f]] {
-        assert_eq!(uuid(0x1136F1F, &list), "d9a3ae52-79a2-5ce9-a687-e2aa4183d5c6");
-    }
-    assert_eq!(uuid(0xA136F1F, &[]), "5d5bf52c-ac3f-57eb-a3e9-fc01b18ca516");
 }
 
 /// Without a signature, or with one that a stranger has seen, it is the same bundle.
