@@ -185,15 +185,9 @@ impl ErrorResponse {
 
     /// A parameter is wrong: -32602 with its name.
     pub(crate) fn field(reason: Reason, field: &str, message: String) -> Self {
-        let data = json!({ "reason": reason.as_str(), "field": field });
-        Self {
-            reason,
-            status: StatusCode::OK,
-            code: INVALID_PARAMS,
-            message,
-            data,
-            retry_after: None,
-        }
+        let mut error = Self::request(StatusCode::OK, INVALID_PARAMS, reason, message);
+        error.data["field"] = field.into();
+        error
     }
 
     /// Well formed, but not accepted: -32000.
@@ -213,10 +207,10 @@ impl ErrorResponse {
             | Reason::CallerSlowBodies => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let retry_after_ms = millis(retry_after);
-        let data = json!({ "reason": reason.as_str(), "retryAfterMs": retry_after_ms });
-        let retry_after = Some(retry_after);
-        Self { reason, status, code: LIMIT, message, data, retry_after }
+        let mut error = Self::request(status, LIMIT, reason, message);
+        error.data["retryAfterMs"] = millis(retry_after).into();
+        error.retry_after = Some(retry_after);
+        error
     }
 
     #[cfg(test)]
