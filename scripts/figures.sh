@@ -29,8 +29,7 @@ take() {
     [ $kind != stored ] || return 0
     if [ $kind = quick ]; then
         case $name in
-            flood) set -- "$@" --test ;;
-            order_pool | blocklist) set -- "$@" -- --test ;;
+            flood | order_pool | blocklist) set -- "$@" -- --test ;;
             faults) set -- "${@/60s/10s}" ;;
         esac
     fi
@@ -45,7 +44,7 @@ fi
 take scale cargo bench --bench ingest -- scale
 take faults cargo run --release --example ingest -- --duration 60s --tps 2000 --faults seed=7 --json
 take attack cargo bench --bench attack
-take flood cargo bench --bench load_control -- flood
+take flood cargo bench --bench load_control
 take order_pool cargo bench --bench order_pool
 take blocklist cargo bench --bench blocklist
 [ $kind != full ] || cp "$out/scale.svg" benches/scale.svg

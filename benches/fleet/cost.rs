@@ -6,12 +6,13 @@ use devnet::{NatsConfig, NatsServer};
 use testkit::{
     figures::{Goal, Rounds, Spread, Table},
     node::{NodeProcess, Pace, What},
+    usage::cpu_of,
 };
 
 use crate::{
     Size,
     member::{Feed, Member},
-    servers::{cpu_of, reset_streams},
+    servers::reset_streams,
 };
 
 /// Longest wait for the last order of a run.
@@ -94,11 +95,11 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
     if let Some((ingest, _)) = &mut tier {
         tier_before = ingest.wait("live", LAST, |look| look.is_live)?.cpu;
     }
-    let server_cpu = |tier: &Option<(Member, NatsServer)>| match tier {
-        Some((_, server)) => server.pid().map_or(Ok(Duration::ZERO), cpu_of),
-        None => Ok(Duration::ZERO),
+    let server_cpu = |tier: &Option<(Member, NatsServer)>| {
+        let pid = tier.as_ref().and_then(|(_, server)| server.pid());
+        pid.map_or(Duration::ZERO, cpu_of)
     };
-    tier_before += server_cpu(&tier)?;
+    tier_before += server_cpu(&tier);
     node.announce(What::Prepared, Pace::Steady(tps))?;
     node.finish()?;
     let mut cpu_builders = Duration::ZERO;
@@ -107,7 +108,7 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
     }
     let announced = node.stop()?;
     assert_eq!(announced.count, count, "all were announced");
-    let mut cpu_tier = server_cpu(&tier)?;
+    let mut cpu_tier = server_cpu(&tier);
     if let Some((ingest, _)) = &mut tier {
         cpu_tier += ingest.look()?.cpu;
     }

@@ -1,6 +1,6 @@
 //! The servers of a run, and their streams.
 
-use std::{fs, io, time::Duration};
+use std::{io, time::Duration};
 
 use devnet::NatsServer;
 use mock_node::DEV_CHAIN_ID;
@@ -43,13 +43,4 @@ pub(crate) fn stored(server: &NatsServer) -> io::Result<(u64, u64)> {
         (Some(messages), Some(bytes)) => Ok((messages, bytes)),
         _ => Err(io::Error::other(format!("no stream in {}", Value::to_string(&page)))),
     }
-}
-
-/// User and system time of a process so far. The kernel counts hundredths of a second.
-pub(crate) fn cpu_of(pid: u32) -> io::Result<Duration> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // The name, in brackets, may contain anything; the fields behind it are numbers.
-    let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
-    let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
-    Ok(Duration::from_millis(ticks * 10))
 }

@@ -1,9 +1,5 @@
-//! What internal load may not do to live announcements: the policy off and on, in one run.
-//!
-//! - `flood`: 1000 announcements a second while a backfill of 108,000 hashes floods;
-//! - `cost`: what the monitor costs when there is nothing to defer.
-//!
-//! What callers from outside may not do is shown by the bench `attack`.
+//! What a backfill may not do to live announcements: 1000 announcements a second while 108,000 hashes flood, with the
+//! policy off and on. What callers from outside may not do is shown by the bench `attack`.
 //!
 //! **The clock.** Live latency is from the announcement read from the socket to the order in the
 //! pool, by a stopwatch around the pool. The node is a process of its own (this program again), so that
@@ -13,81 +9,147 @@
 //! pool, each of them; nothing else, and nothing twice. Every hash has had its one outcome. If not, the
 //! bench fails; timings never fail it.
 //!
-//! `cargo bench --bench load_control` takes about two minutes; with `-- --test` each path runs once.
-//! Arguments other than flags choose parts by name. The environment sets `LOAD_BENCH_ROUNDS` (3).
+//! `cargo bench --bench load_control` takes about a minute; with `-- --test` each contender runs once. The environment
+//! sets `LOAD_BENCH_ROUNDS` (3).
 
-mod cost;
-mod flood;
 mod stage;
 
 use std::{
-    env,
-    process::{Command, ExitCode},
-    time::Duration,
+    process::ExitCode,
+    time::{Duration, Instant},
 };
 
+use alloy_primitives::B256;
+use mempool_ingest::txpool_fetcher::Backfill;
+use mock_node::NodeConfig;
 use testkit::{
     bench::{Args, number},
-    node::NodeProcess,
+    figures::{Goal, Rounds, Table, Times},
+    node::{NodeProcess, Pace, What},
 };
 
-type Part = fn(&Plan);
+use crate::stage::Parts;
 
-/// The parts by name.
-const PARTS: [(&str, Part); 2] = [("flood", flood::bench), ("cost", cost::bench)];
+const TPS: u32 = 1_000;
 
-/// How much is done.
-#[derive(Debug)]
-struct Plan {
-    /// Drives the bench; ours does its work on threads of its own.
-    host: tokio::runtime::Runtime,
-    /// Hashes of the backfill.
-    flood: usize,
-    /// The node signs so many seconds of live announcements for a run: more than a flood lasts.
-    signed_s: usize,
-    rounds: usize,
-    /// How long the reference without a flood lasts.
-    calm: Duration,
-    /// Announced at once; below three quarters of the announcement buffer.
-    burst: usize,
-    cost_rounds: usize,
-    is_test: bool,
-}
+/// Contenders: whether the policy is on, and whether there is a flood.
+const CONTENDERS: [(&str, bool, bool); 3] =
+    [("no flood", true, false), ("policy off", false, true), ("policy on", true, true)];
 
-impl Plan {
-    fn new(is_test: bool) -> Self {
-        let host = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let host = host.expect("a runtime");
-        let rounds = number("LOAD_BENCH_ROUNDS", "3", 1..=100);
-        let calm = Duration::from_secs(3);
-        let (flood, signed_s, burst, cost_rounds) = (108_000, 25, 8_000, 4 * rounds - 1);
-        let full = Self { host, flood, signed_s, rounds, calm, burst, cost_rounds, is_test };
-        if !is_test {
-            return full;
-        }
-        let calm = Duration::from_millis(100);
-        Self { flood: 500, signed_s: 6, rounds: 1, calm, burst: 500, cost_rounds: 1, ..full }
-    }
+/// What one run of one contender came to.
+#[derive(Clone, Debug)]
+struct Figures {
+    live: Times,
+    live_per_s: f64,
+    backfilled_per_s: f64,
+    deferred: u64,
+    /// Announcements that the node made more than 5 ms late.
+    late: usize,
 }
 
 fn main() -> ExitCode {
-    if let Some(code) = NodeProcess::run_if_child() {
-        return code;
-    }
-    let args = Args::read();
-    let chosen: Vec<_> = PARTS.into_iter().filter(|(name, _)| args.choose(name)).collect();
-    if let [(_, part)] = chosen.as_slice() {
-        part(&Plan::new(args.is_test()));
-        return ExitCode::SUCCESS;
-    }
-    // Each in a process of its own: what one part's allocator keeps would hide another's growth.
-    for (name, _) in chosen {
-        let this = env::current_exe().expect("this bench is a file");
-        let ended = Command::new(this).arg(name).args(&args.flags).status();
-        if !ended.is_ok_and(|status| status.success()) {
-            eprintln!("error: {name} has failed");
-            return ExitCode::FAILURE;
+    NodeProcess::run_if_child().unwrap_or_else(|| {
+        bench(Args::read().is_test());
+        ExitCode::SUCCESS
+    })
+}
+
+fn bench(is_test: bool) {
+    let (flood, rounds) =
+        if is_test { (500, 1) } else { (108_000, number("LOAD_BENCH_ROUNDS", "3", 1..=100)) };
+    let host = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let host = host.expect("a runtime");
+    // What a run announced is mined at its end, so that the node is signed full only once.
+    let mut node = NodeProcess::spawn().expect("the node's process starts");
+    let preloaded = node.start(|config| NodeConfig { preload: flood, ..config });
+    let preloaded = preloaded.expect("the node starts");
+    assert_eq!(preloaded.len(), flood);
+    let mut rows = CONTENDERS.map(|(name, ..)| Rounds::new(name));
+    for round in 0..rounds {
+        for turn in 0..CONTENDERS.len() {
+            let number = (turn + round) % CONTENDERS.len();
+            let (_, policy, floods) = CONTENDERS[number];
+            let run = run(&mut node, &preloaded, policy, floods, is_test);
+            rows[number].runs.push(host.block_on(run));
         }
     }
-    ExitCode::SUCCESS
+    println!(
+        "\n{TPS} announced a second while a backfill of {flood} floods; medians of {rounds} rounds\n\
+         latency from the announcement read from the socket to the order in the pool, while it lasts",
+    );
+    let mut table =
+        Table::new(" | p50 us | p95 us | p99 us | live/s | backfilled/s | deferred | late");
+    for row in &rows {
+        let whole = |value: &dyn Fn(&Figures) -> f64| format!("{:.0}", row.median(value));
+        table.row([
+            row.contender.to_owned(),
+            whole(&|run| run.live.p50),
+            whole(&|run| run.live.p95),
+            whole(&|run| run.live.p99),
+            whole(&|run| run.live_per_s),
+            whole(&|run| run.backfilled_per_s),
+            whole(&|run| run.deferred as f64),
+            row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),
+        ]);
+    }
+    print!("{table}");
+    let [calm, off, on] = &rows;
+    println!("goals (ratios within a round; the median of the rounds, least to most):");
+    let (p95, p99) = (|run: &Figures| run.live.p95, |run: &Figures| run.live.p99);
+    for goal in [
+        Goal::at_most("live p95, policy on / off", on.ratio(off, p95), 0.83, ""),
+        Goal::at_most("live p99, policy on / off", on.ratio(off, p99), 0.89, ""),
+        Goal::at_most("live p99, policy on / no flood", on.ratio(calm, p99), 1.5, ""),
+    ] {
+        println!("  {goal}");
+    }
+    println!("  every run: all {flood} and all live ones are in the pool, once each");
+}
+
+async fn run(
+    node: &mut NodeProcess,
+    preloaded: &[B256],
+    policy: bool,
+    floods: bool,
+    is_test: bool,
+) -> Figures {
+    // More seconds of live announcements than a flood lasts; so long lasts the reference without one.
+    let (signed_s, calm) =
+        if is_test { (6, Duration::from_millis(100)) } else { (25, Duration::from_secs(3)) };
+    let signed = node.prepare(TPS as usize * signed_s).expect("the node signs");
+    let backfill = if floods { Backfill::Pending } else { Backfill::Off };
+    let parts = Parts::start(node.path(), policy, backfill).await;
+    node.announce(What::Prepared, Pace::Steady(TPS)).expect("the node announces");
+    // The listing before is the same for all, and the node's business.
+    let has_begun = |parts: &Parts| {
+        let counts = parts.fetcher.counts();
+        (if floods { counts.backfilled } else { counts.pooled }) > 0
+    };
+    parts.until(has_begun).await;
+    let (begin, before) = (Instant::now(), parts.fetcher.counts());
+    let is_over =
+        |parts: &Parts| if floods { parts.fetcher.is_live() } else { begin.elapsed() >= calm };
+    parts.until(is_over).await;
+    let (end, after) = (Instant::now(), parts.fetcher.counts());
+    let announced = node.stop().expect("the node stops");
+    if let (Some(short), false) = (announced.short, is_test) {
+        // What is printed as live latency is then of a part of the flood.
+        let (count, short) = (announced.count, short.as_secs_f64());
+        println!("warning: all {count} announcements were made {short:.1} s before the load ended");
+    }
+    let preloaded = if floods { preloaded } else { &[] };
+    parts.check(&[preloaded, &signed[..announced.count]]).await;
+    assert_eq!(parts.fetcher.counts().backfilled, preloaded.len() as u64, "all of them");
+    let live = parts.sink.times(begin, end);
+    let lasted = (end - begin).max(Duration::from_millis(1)).as_secs_f64();
+    let figures = Figures {
+        live,
+        live_per_s: live.count as f64 / lasted,
+        backfilled_per_s: (after.backfilled - before.backfilled) as f64 / lasted,
+        deferred: parts.fetcher.deferred().deferred,
+        late: announced.late,
+    };
+    parts.stop().await;
+    node.reset().expect("the node mines what it announced");
+    figures
 }

@@ -18,7 +18,7 @@ fn main() {
         return;
     }
     println!("orders replayed: {}, rounds: {}", scale.replayed, scale.rounds);
-    let mut goals = vec![table::joining(&scale), table::eight_readers(&scale)];
+    let mut goals = vec![table::joining(&scale)];
     goals.extend(table::scaling(&scale));
     goals.push(table::heads(&scale));
     goals.push(table::shared(&scale));

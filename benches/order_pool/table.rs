@@ -60,28 +60,6 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
     Goal::at_least("insert p99, rival / ours, joining subscribers", ratio, 10.0, " x")
 }
 
-/// Eight readers against eight threads that burn the same CPU.
-pub(crate) fn eight_readers(scale: &Scale) -> Goal {
-    println!("\ninserts at 2,000/s beside eight busy threads");
-    let (mut control, mut read, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..scale.rounds {
-        let pool = filled(scale.replayed);
-        let work = || paced(scale.window, 1 << 32, into_pool(&pool));
-        control.push(beside(8, burn, work).0);
-        let work = || paced(scale.window, 1 << 33, into_pool(&pool));
-        read.push(beside(8, || replay(&pool), work).0);
-        let rival = filled_rival(scale.replayed);
-        let insert = |tx| assert!(rival.insert(tx));
-        let body = || replay_rival(&rival, scale.replayed);
-        theirs.push(beside(8, body, || paced(scale.window, 1 << 32, insert)).0);
-    }
-    let control = row("eight burn CPU, the pool untouched", &control);
-    let read = row("eight replay", &read);
-    row("eight replay the mutex rival", &theirs);
-    let ratio = Spread::of([read / control]);
-    Goal::at_most("insert p99, eight replaying / eight burning", ratio, 1.5, " x")
-}
-
 /// Replay throughput by number of readers, a writer going on at 2,000/s, against as many threads
 /// that burn CPU beside the same writer: what the machine gives right now.
 pub(crate) fn scaling(scale: &Scale) -> [Goal; 2] {
