@@ -26,10 +26,6 @@ pub const DEFAULT_POOL_LIMIT: usize = 500_000;
 /// The response to `web3_clientVersion`.
 pub(crate) const CLIENT_VERSION: &str = "reth/v2.5.1-mock/x86_64-unknown-linux-gnu";
 
-/// Default cap on the bytes that wait for one slow reader before its connection is closed. reth
-/// queues for a slow reader without a bound, which could exhaust a test machine.
-pub const DEFAULT_MAX_QUEUED_BYTES: usize = 256 << 20;
-
 /// Most bytes of a request over IPC in reth 2.5.1.
 pub(crate) const MAX_REQUEST_BYTES: usize = 15 << 20;
 
@@ -139,8 +135,6 @@ pub struct NodeConfig {
     pub unknown_is_empty: bool,
     /// Cap on pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
     pub pool_limit: usize,
-    /// Default [`DEFAULT_MAX_QUEUED_BYTES`].
-    pub max_queued_bytes: usize,
 }
 
 impl NodeConfig {
@@ -171,7 +165,6 @@ impl NodeConfig {
             faults: None,
             unknown_is_empty: false,
             pool_limit: DEFAULT_POOL_LIMIT,
-            max_queued_bytes: DEFAULT_MAX_QUEUED_BYTES,
         }
     }
 

@@ -22,8 +22,7 @@
 //! too), mined, and dropped with its block after [`HISTORY_BLOCKS`].
 //!
 //! # What is lost, and where it is counted
-//! A reader that lets more than [`DEFAULT_MAX_QUEUED_BYTES`] wait is disconnected
-//! ([`Stats::slow_readers_closed`]); reth would queue for it without a bound. An announcement
+//! A reader that lets more than 256 MiB wait is disconnected; reth would queue for it without a bound. An announcement
 //! without a subscription is not sent. Injected losses are counted in
 //! [`Stats::notifications_dropped`] and [`Stats::bad_answers`].
 //!
@@ -56,7 +55,6 @@ mod core;
 mod delays;
 mod error;
 mod faults;
-mod framing;
 mod node;
 mod outbox;
 mod pool;
@@ -69,8 +67,7 @@ pub mod workload;
 pub use capacity::Capacity;
 pub use chain::{Block, HISTORY_BLOCKS};
 pub use config::{
-    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_MAX_QUEUED_BYTES, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID,
-    FullObjects, LoadStart, NodeConfig,
+    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, FullObjects, LoadStart, NodeConfig,
 };
 pub use error::{NodeError, TxRefused};
 pub use faults::{

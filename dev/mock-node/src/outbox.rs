@@ -9,13 +9,16 @@ use crate::lock;
 /// Small messages are gathered up to this size before a new buffer is begun.
 const GATHER_BYTES: usize = 64 << 10;
 
+/// The bytes that wait for one slow reader before its connection is closed. reth queues for it without
+/// a bound, which could exhaust a test machine.
+const MAX_QUEUED_BYTES: usize = 256 << 20;
+
 /// The queue of one connection, bounded in bytes. Pushing never waits: a reader that is so late that the bound is
 /// reached is cut off, so that it costs neither the node's memory nor anybody else's time.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Outbox {
     queue: Mutex<Queue>,
     wake: Notify,
-    limit_bytes: usize,
 }
 
 #[derive(Debug, Default)]
@@ -59,10 +62,6 @@ pub(crate) enum Next {
 }
 
 impl Outbox {
-    pub(crate) fn new(limit_bytes: usize) -> Self {
-        Self { queue: Mutex::default(), wake: Notify::new(), limit_bytes }
-    }
-
     /// Queues a message, of which the first `singles` bytes are one write each; false when that was too much and the
     /// connection is closed now.
     pub(crate) fn push(&self, mut message: Vec<u8>, singles: usize) -> bool {
@@ -72,7 +71,7 @@ impl Outbox {
             return true;
         }
         let len = message.len();
-        if queue.bytes + len > self.limit_bytes {
+        if queue.bytes + len > MAX_QUEUED_BYTES {
             queue.phase = Phase::Closed;
             drop(queue);
             self.wake.notify_one();

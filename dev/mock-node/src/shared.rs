@@ -216,11 +216,9 @@ impl Shared {
         }
     }
 
-    /// Queues a message, of which the first `singles` bytes are one write each; counts the reader that was too slow for
-    /// it.
+    /// Queues a message, of which the first `singles` bytes are one write each.
     pub(crate) fn push(&self, outbox: &Outbox, message: Vec<u8>, singles: usize) {
         if !outbox.push(message, singles) {
-            self.counters.slow_readers_closed.fetch_add(1, Relaxed);
             tracing::debug!("a connection was closed, since too much waited for it");
         }
     }

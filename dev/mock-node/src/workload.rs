@@ -22,24 +22,13 @@ use plan::Plan;
 /// Default number of sending accounts: as many as anvil has with `--accounts 1000`.
 pub const DEFAULT_ACCOUNTS: usize = 1000;
 
-/// What a thousand transactions consist of. Blob transactions come first; the rest is divided among the calls, and
-/// what no share names is a transfer.
+/// What of a load is not always the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
-    /// Transactions with blobs. Default 0.
+    /// Of a thousand transactions, those with blobs. Default 0.
     pub blobs_per_mille: u32,
     /// Of a thousand *blob* transactions, those with six blobs; the others have one. Default 200.
     pub six_blobs_per_mille: u32,
-    /// Of a thousand others: calls of a token, 68 bytes of input. Default 400.
-    pub token_per_mille: u32,
-    /// Of a thousand others: calls of a router, 388 bytes of input. Default 250.
-    pub swap_per_mille: u32,
-    /// Of a thousand others: set-code transactions (EIP-7702) with one authorization. Default 10.
-    pub set_code_per_mille: u32,
-    /// Of a thousand transfers and calls: legacy ones. Default 80.
-    pub legacy_per_mille: u32,
-    /// Of a thousand transfers and calls: those of EIP-2930 with an access list. Default 20.
-    pub access_list_per_mille: u32,
     /// Of a thousand others: those that reach one of [`listed`], as recipient of ether, as receiver of a token that
     /// looks at its receivers, or by their access list. Default 0.
     pub listed_per_mille: u32,
@@ -47,16 +36,7 @@ pub struct Mix {
 
 impl Default for Mix {
     fn default() -> Self {
-        Self {
-            blobs_per_mille: 0,
-            six_blobs_per_mille: 200,
-            token_per_mille: 400,
-            swap_per_mille: 250,
-            set_code_per_mille: 10,
-            legacy_per_mille: 80,
-            access_list_per_mille: 20,
-            listed_per_mille: 0,
-        }
+        Self { blobs_per_mille: 0, six_blobs_per_mille: 200, listed_per_mille: 0 }
     }
 }
 

@@ -94,12 +94,8 @@ pub(super) fn call(
             json(&U64::from(pending.unwrap_or(mined)))
         }
         "eth_chainId" => json(&U64::from(shared.config.chain_id)),
-        "net_version" => json(&shared.config.chain_id.to_string()),
         "web3_clientVersion" => json(&CLIENT_VERSION),
         "eth_syncing" => json(&false),
-        "eth_gasPrice" => {
-            json(&U64::from(shared.lock().core.chain.next_base_fee_wei() + SUGGESTED_TIP_WEI))
-        }
         "txpool_status" => {
             let state = shared.lock();
             let pending = state.core.pool.pending_count();
@@ -117,9 +113,6 @@ pub(super) fn call(
         _ => Err(RpcError::new(RpcError::METHOD_NOT_FOUND, "Method not found")),
     }
 }
-
-/// What `eth_gasPrice` adds to the base fee, reth's fallback suggestion: 1 gwei.
-const SUGGESTED_TIP_WEI: u64 = 1_000_000_000;
 
 fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     let kind: String = params.get(0)?;

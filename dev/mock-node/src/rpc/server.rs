@@ -8,7 +8,8 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::bytes::{Buf, BytesMut};
+use alloy_primitives::bytes::BytesMut;
+use serde::de::IgnoredAny;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -22,7 +23,6 @@ use super::{Handled, Reply, handle};
 use crate::{
     config::MAX_REQUEST_BYTES,
     faults::switches::Restart,
-    framing::Splitter,
     outbox::{Freeze, Next, Outbox},
     shared::{Shared, Subscription, Topic, unix_s},
 };
@@ -111,7 +111,7 @@ pub(crate) fn listen(path: &Path) -> io::Result<StdListener> {
 }
 
 async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
-    let outbox = Arc::new(Outbox::new(shared.config.max_queued_bytes));
+    let outbox = Arc::new(Outbox::default());
     shared.lock().connections.push((number, outbox.clone()));
     let (reader, writer) = stream.into_split();
     let connection = Connection { shared: shared.clone(), outbox: outbox.clone(), number };
@@ -160,6 +160,18 @@ async fn write(outbox: &Outbox, mut writer: OwnedWriteHalf) -> io::Result<()> {
     }
 }
 
+/// The length of the first JSON value, for requests come one after the other, with or without anything between them;
+/// `None` when more bytes are needed. What is no JSON is a value of its own up to the end of its line: the node answers it
+/// with one error and goes on.
+fn next_value(buffer: &[u8]) -> Option<usize> {
+    let mut values = serde_json::Deserializer::from_slice(buffer).into_iter::<IgnoredAny>();
+    match values.next()? {
+        Ok(_) => Some(values.byte_offset()),
+        Err(error) if error.is_eof() => None,
+        Err(_) => Some(buffer.iter().position(|byte| *byte == b'\n')? + 1),
+    }
+}
+
 /// One client's connection.
 #[derive(Clone, Debug)]
 struct Connection {
@@ -171,7 +183,6 @@ struct Connection {
 impl Connection {
     async fn read(&self, mut reader: OwnedReadHalf) -> io::Result<()> {
         let mut buffer = BytesMut::with_capacity(64 << 10);
-        let mut splitter = Splitter::default();
         loop {
             buffer.reserve(16 << 10);
             if reader.read_buf(&mut buffer).await? == 0 {
@@ -183,17 +194,13 @@ impl Connection {
                 // Until the connection is closed from our side: what the peer does is not noticed any more.
                 Freeze::Forever => std::future::pending().await,
             }
-            while let Some(len) = splitter.next(&buffer) {
+            while let Some(len) = next_value(&buffer) {
                 let frame = buffer.split_to(len);
                 self.take(&frame);
             }
             if buffer.len() > MAX_REQUEST_BYTES {
                 tracing::debug!(self.number, "a request is larger than {MAX_REQUEST_BYTES} bytes");
                 return Ok(());
-            }
-            if buffer.iter().all(u8::is_ascii_whitespace) {
-                buffer.advance(buffer.len());
-                splitter = Splitter::default();
             }
         }
     }

@@ -72,8 +72,6 @@ counts! {
     connections,
     /// Connections open now.
     connections_open,
-    /// Connections cut off since too much waited for them.
-    slow_readers_closed,
 }
 
 impl Counters {

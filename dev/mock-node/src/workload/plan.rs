@@ -64,6 +64,17 @@ fn addresses<const N: usize>(what: &str) -> [Address; N] {
     std::array::from_fn(|number| Address::from_word(keccak256(format!("{what} {number}"))))
 }
 
+/// Of a thousand transactions without blobs, calls of a token; what no share names is a transfer.
+const TOKENS: u32 = 400;
+/// Calls of a router.
+const SWAPS: u32 = 250;
+/// Set-code transactions (EIP-7702) with one authorization.
+const SET_CODES: u32 = 10;
+/// Of a thousand transfers and calls, legacy ones.
+const LEGACY: u32 = 80;
+/// Those of EIP-2930 with an access list.
+const ACCESS_LISTS: u32 = 20;
+
 /// Kind, envelope, and whether it reaches a listed address.
 pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form, bool) {
     let mut share = |per_mille: u32| rng.random_ratio(per_mille.min(1000), 1000);
@@ -72,16 +83,14 @@ pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form, bool) {
         return (if many { TxKind::SixBlobs } else { TxKind::Blob }, Form::Dynamic, false);
     }
     let form = match rng.random_range(0..1000) {
-        draw if draw < mix.legacy_per_mille => Form::Legacy,
-        draw if draw < mix.legacy_per_mille + mix.access_list_per_mille => Form::AccessList,
+        draw if draw < LEGACY => Form::Legacy,
+        draw if draw < LEGACY + ACCESS_LISTS => Form::AccessList,
         _ => Form::Dynamic,
     };
-    let token_end = mix.token_per_mille;
-    let swap_end = token_end + mix.swap_per_mille;
     let kind = match rng.random_range(0..1000) {
-        draw if draw < token_end => TxKind::Token,
-        draw if draw < swap_end => TxKind::Swap,
-        draw if draw < swap_end + mix.set_code_per_mille => TxKind::SetCode,
+        draw if draw < TOKENS => TxKind::Token,
+        draw if draw < TOKENS + SWAPS => TxKind::Swap,
+        draw if draw < TOKENS + SWAPS + SET_CODES => TxKind::SetCode,
         _ => TxKind::Transfer,
     };
     // Without such a share nothing is drawn, and the load of a seed stays what it was.

@@ -5,5 +5,4 @@ mod faults;
 mod framing;
 mod load;
 mod methods;
-mod pool;
 mod state;
