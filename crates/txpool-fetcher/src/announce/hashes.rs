@@ -82,7 +82,7 @@ impl HashReader {
 impl Listener for HashReader {
     fn on_notification(&mut self, json: &str, read_at: Instant) {
         // Some nodes announce objects where hashes were subscribed to.
-        match parse_hash(json).or_else(|| announced_hash(json.as_bytes())) {
+        match parse_hash(json).or_else(|| announced_hash(json)) {
             Some(hash) => self.take(hash, read_at),
             None => {
                 self.backlog.read.fetch_add(1, Relaxed);

@@ -80,7 +80,7 @@ impl Listener for ObjectListener {
         let content = match hash {
             Some(hash) => Some(Content::Hash(hash)),
             None if json.len() > MAX_OBJECT_BYTES || is_too_much() => {
-                announced_hash(json.as_bytes()).map(Content::Hash)
+                announced_hash(json).map(Content::Hash)
             }
             None => Some(Content::Json(json.into())),
         };
@@ -164,7 +164,7 @@ impl<S: TransactionSink> ObjectReader<S> {
         let arrival =
             |hash| Arrival { hash, entry: Entry::Announced, source: self.source, at: object.at };
         let announced = match &object.content {
-            Content::Json(json) => read_object(json.as_bytes()),
+            Content::Json(json) => read_object(json),
             Content::Hash(hash) => FullAnnouncement::FetchRaw(*hash),
         };
         match announced {

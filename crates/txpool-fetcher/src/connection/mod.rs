@@ -26,6 +26,7 @@ mod open;
 mod read;
 mod response;
 mod socket;
+mod ws;
 
 use std::{
     collections::HashMap,
@@ -52,6 +53,7 @@ pub(crate) use self::{
     open::{WsStream, closed_too_early, dial, no_socket, open_ipc, open_ws_stream},
     response::{NotAResponse, Payload, Response, RpcError},
     socket::BlockingSocket,
+    ws::{text_of, write_all},
 };
 use crate::{
     error::{CallError, LossReason},

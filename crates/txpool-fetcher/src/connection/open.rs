@@ -4,7 +4,6 @@ use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, U64};
 use tokio::{
-    io::AsyncReadExt,
     net::{TcpStream, UnixStream},
     sync::mpsc,
     time::timeout,
@@ -132,7 +131,7 @@ impl Probe<'_> {
             CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
             CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
             CallError::ConnectionLost | CallError::Suspect => {
-                closed_too_early(self.endpoint, self.connection.closed().await).await
+                closed_too_early(self.endpoint, self.connection.closed().await)
             }
         }
     }
@@ -147,27 +146,14 @@ impl Probe<'_> {
 }
 
 /// The error of a connection that ended before its peer has shown that it is a node.
-pub(crate) async fn closed_too_early(endpoint: &Endpoint, reason: LossReason) -> ConnectError {
+pub(crate) fn closed_too_early(endpoint: &Endpoint, reason: LossReason) -> ConnectError {
     match reason {
         LossReason::Garbage(said) => {
             ConnectError::NotJsonRpc { endpoint: endpoint.to_string(), said }
         }
         LossReason::Io(kind) => ConnectError::io(endpoint, kind.into()),
-        _ => match read_refusal(endpoint).await {
-            Some(said) => ConnectError::NotJsonRpc { endpoint: endpoint.to_string(), said },
-            None => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
-        },
+        _ => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
     }
-}
-
-/// Connects once more and only reads. reth at its limit of connections sends a line of text and
-/// closes the socket without reading our request; that resets the connection, and the line is lost.
-async fn read_refusal(endpoint: &Endpoint) -> Option<String> {
-    let Endpoint::Ipc(path) = endpoint else { return None };
-    let mut stream = UnixStream::connect(path).await.ok()?;
-    let mut said = vec![0; 120];
-    let count = timeout(Duration::from_millis(200), stream.read(&mut said)).await.ok()?.ok()?;
-    (count > 0).then(|| String::from_utf8_lossy(&said[..count]).into_owned())
 }
 
 /// Opens the Unix socket at `path`. The path is resolved each time, because nodes delete and

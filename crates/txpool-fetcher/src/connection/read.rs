@@ -6,11 +6,13 @@
 
 use std::{io, sync::Arc, thread, time::Instant};
 
-use futures::{FutureExt as _, SinkExt as _, StreamExt as _};
+use futures::{FutureExt as _, StreamExt as _};
 use tokio::sync::mpsc;
-use tokio_tungstenite::tungstenite::Message;
 
-use super::{BlockingSocket, Frames, Listener, NotAResponse, Shared, WsStream, response::Incoming};
+use super::{
+    BlockingSocket, Frames, Listener, NotAResponse, Shared, WsStream, response::Incoming, text_of,
+    write_all,
+};
 use crate::{
     error::{CallError, LossReason},
     tasks::Alive,
@@ -146,13 +148,9 @@ impl SocketReader {
 }
 
 /// Reads and writes a WebSocket until the connection ends.
-pub(super) async fn pump(
-    stream: WsStream,
-    mut requests: mpsc::Receiver<String>,
-    mut reader: Reader,
-) {
+pub(super) async fn pump(stream: WsStream, requests: mpsc::Receiver<String>, mut reader: Reader) {
     let shared = Arc::clone(&reader.shared);
-    let (mut write, mut read) = stream.split();
+    let (write, mut read) = stream.split();
     let reading = async {
         let mut taken = 0_usize;
         loop {
@@ -172,34 +170,21 @@ pub(super) async fn pump(
                 }
             };
             let read_at = Instant::now();
-            match message {
-                Some(Ok(Message::Text(text))) => {
-                    if let Err(reason) = reader.take(text.as_bytes(), read_at) {
-                        return reason;
-                    }
-                    taken = taken.saturating_add(1);
-                }
-                Some(Ok(Message::Close(_))) | None => return LossReason::Closed,
-                // Pings and pongs of the WebSocket protocol.
-                Some(Ok(_)) => reader.shared.framed(read_at),
-                Some(Err(error)) => return LossReason::from_ws(&error),
+            match text_of(message)
+                .map(|text| text.map(|text| reader.take(text.as_bytes(), read_at)))
+            {
+                Ok(Some(Ok(()))) => taken = taken.saturating_add(1),
+                Ok(None) => reader.shared.framed(read_at),
+                Ok(Some(Err(reason))) | Err(reason) => return reason,
             }
         }
-    };
-    let writing = async {
-        while let Some(request) = requests.recv().await {
-            if let Err(error) = write.send(Message::text(request)).await {
-                return LossReason::from_ws(&error);
-            }
-        }
-        LossReason::Closed
     };
     // Separate branches, so that reading continues while the peer does not read.
     let reason = tokio::select! {
         biased;
         reason = shared.ended.wait() => reason,
         reason = reading => reason,
-        reason = writing => reason,
+        reason = write_all(write, requests) => reason,
     };
     shared.end(reason);
 }

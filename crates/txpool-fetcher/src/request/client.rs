@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     in_flight::{InFlight, NotInserted, PING_ID},
-    outbox::Outbox,
+    outbox::{Outbox, write_ping, write_request},
     reader::{Reader, Responses},
 };
 use crate::{
@@ -50,14 +50,8 @@ pub(crate) struct RequestConnection<T> {
 #[derive(Debug)]
 enum Writer {
     Ipc(Arc<BlockingSocket>, Mutex<Outbox>),
-    Ws(mpsc::Sender<WsRequest>),
-}
-
-/// A request on its way to the task that owns the WebSocket.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum WsRequest {
-    Transaction(u64, B256),
-    Ping,
+    /// To the task that owns the WebSocket.
+    Ws(mpsc::Sender<String>),
 }
 
 impl<T: Send + 'static> RequestConnection<T> {
@@ -73,7 +67,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         Ok(connection)
     }
 
-    pub(super) fn over_ws(requests: mpsc::Sender<WsRequest>) -> Arc<Self> {
+    pub(super) fn over_ws(requests: mpsc::Sender<String>) -> Arc<Self> {
         Self::new(Writer::Ws(requests))
     }
 
@@ -100,7 +94,9 @@ impl<T: Send + 'static> RequestConnection<T> {
         };
         let is_queued = match &self.writer {
             Writer::Ipc(_, outbox) => lock(outbox).push(id, hash),
-            Writer::Ws(requests) => requests.try_send(WsRequest::Transaction(id, *hash)).is_ok(),
+            Writer::Ws(requests) => {
+                requests.try_send(text(|bytes| write_request(bytes, id, hash))).is_ok()
+            }
         };
         if !is_queued {
             tracing::debug!(%hash, "the node does not read its requests");
@@ -132,7 +128,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         match &self.writer {
             // If the outbox has no room for it, the silence is detected without a ping.
             Writer::Ipc(_, outbox) => _ = lock(outbox).push_ping(),
-            Writer::Ws(requests) => _ = requests.try_send(WsRequest::Ping),
+            Writer::Ws(requests) => _ = requests.try_send(text(write_ping)),
         }
         self.flush();
     }
@@ -204,4 +200,10 @@ impl<T: Send + 'static> RequestConnection<T> {
         self.is_handling.store(false, Relaxed);
         true
     }
+}
+
+fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut bytes = Vec::new();
+    write(&mut bytes);
+    String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -66,7 +66,7 @@ async fn open_one<T: Send + 'static>(
     let opened = OpenConnection(opened.map_err(failed)?);
     match opened.greet(limits.ping_timeout).await {
         Ok(()) => Ok(opened),
-        Err(Some(reason)) => Err(closed_too_early(endpoint, reason).await),
+        Err(Some(reason)) => Err(closed_too_early(endpoint, reason)),
         Err(None) => Err(ConnectError::NoAnswer {
             endpoint: endpoint.to_string(),
             method: "eth_blockNumber",

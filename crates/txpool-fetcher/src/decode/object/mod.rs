@@ -2,22 +2,19 @@
 //!
 //! A subscription to `newPendingTransactions` with `true` delivers objects instead of hashes.
 //! alloy's own type reads them through serde's flattening, which first builds a map of the object;
-//! this reads each value from where it stands, with alloy's type of the field. The transaction is encoded
-//! again and hashed, so only an object that describes exactly the announced transaction is accepted. The hash
-//! does not cover `from`: it is the node's claim, see [`FullTransaction`].
+//! this borrows the fields of all types from the text. The transaction is encoded again and hashed, so only an
+//! object that describes exactly the announced transaction is accepted. The hash does not cover `from`: it
+//! is the node's claim, see [`FullTransaction`].
 
 use alloy_consensus::{
     Signed, TxEip1559, TxEip2930, TxEip7702, TxLegacy,
     crypto::RecoveryError,
     transaction::{Recovered, SignerRecoverable, from_eip155_value},
 };
-use alloy_eips::{Encodable2718, eip2930::AccessList};
-use alloy_primitives::{
-    Address, B256, Bytes, Signature, TxKind, U64, U128, U256, keccak256, normalize_v,
-};
+use alloy_eips::{Encodable2718, eip2930::AccessList, eip7702::SignedAuthorization};
+use alloy_primitives::{Address, B256, Bytes, Signature, TxKind, U256, keccak256, normalize_v};
 use chain_view::PooledTransaction;
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::value::RawValue;
+use serde::Deserialize;
 
 /// The result of reading one full announcement.
 #[derive(Debug)]
@@ -25,7 +22,7 @@ pub enum FullAnnouncement {
     /// A transaction that is complete as announced.
     Transaction(Box<FullTransaction>),
     /// To be requested by its hash: a blob transaction (reth and geth announce it without its
-    /// sidecar; anvil's sidecar is not read), or one of an unknown type.
+    /// sidecar; anvil's sidecar is not read), one of an unknown type, or one with a field that cannot be decoded.
     FetchRaw(B256),
     /// The announcement cannot be used.
     Malformed {
@@ -69,32 +66,9 @@ impl FullTransaction {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// The text is not a JSON object, or names one of the fields twice.
-    #[error("not a JSON object, at column {at}")]
-    NotAnObject {
-        /// The column of what does not fit.
-        at: usize,
-    },
-    /// A field that the transaction's type requires is missing.
-    #[error("`{field}` is missing")]
-    Missing {
-        /// The field.
-        field: &'static str,
-    },
-    /// A field's value cannot be decoded.
-    #[error("`{field}` cannot be decoded")]
-    Undecodable {
-        /// The field.
-        field: &'static str,
-    },
-    /// The signature's `v` of a legacy transaction names another chain than `chainId`.
-    #[error("`v` is for chain {in_v}, `chainId` is {chain_id}")]
-    OtherChainInV {
-        /// The chain id in `v`.
-        in_v: u64,
-        /// The chain id in `chainId`.
-        chain_id: u64,
-    },
+    /// The text is not a JSON object with a hash.
+    #[error("not an object with a hash")]
+    NoHash,
     /// The object describes another transaction than the hash that it names.
     #[error("announced as {announced}, the object is transaction {found}")]
     OtherTransaction {
@@ -105,216 +79,198 @@ pub enum ObjectError {
     },
 }
 
-/// Reads the object of one full announcement. Accepts what alloy's `Transaction` accepts, in any order of
-/// fields. Never panics, whatever the bytes.
+/// Reads the object of one full announcement: what alloy's `Transaction` writes, in any order of fields. Never
+/// panics, whatever the text.
 #[must_use]
-pub fn read_object(json: &[u8]) -> FullAnnouncement {
-    let mut hash = None;
-    let mut read = || -> Result<_, ObjectError> {
-        let fields = Fields::read(json)?;
-        let announced = required("hash", fields.hash)?;
-        hash = Some(announced);
-        Ok(match fields.transaction(announced)? {
-            Some(transaction) => FullAnnouncement::Transaction(Box::new(transaction)),
-            None => FullAnnouncement::FetchRaw(announced),
-        })
+pub fn read_object(json: &str) -> FullAnnouncement {
+    let fields: Option<Fields<'_>> = parse(json);
+    let hash = match &fields {
+        Some(fields) => fixed(fields.hash).map(B256::new),
+        None => announced_hash(json),
     };
-    read().unwrap_or_else(|reason| FullAnnouncement::Malformed { hash, reason })
+    let Some(hash) = hash else {
+        return FullAnnouncement::Malformed { hash: None, reason: ObjectError::NoHash };
+    };
+    let Some((tx, claimed_sender)) = fields.and_then(|fields| fields.transaction(hash)) else {
+        return FullAnnouncement::FetchRaw(hash);
+    };
+    let mut raw = Vec::with_capacity(tx.encode_2718_len());
+    tx.encode_2718(&mut raw);
+    let found = keccak256(&raw);
+    if found != hash {
+        let reason = ObjectError::OtherTransaction { announced: hash, found };
+        return FullAnnouncement::Malformed { hash: Some(hash), reason };
+    }
+    let transaction = FullTransaction { tx, raw: raw.into(), claimed_sender };
+    FullAnnouncement::Transaction(Box::new(transaction))
 }
 
-/// The hash that an object names.
-pub(crate) fn announced_hash(json: &[u8]) -> Option<B256> {
-    required("hash", Fields::read(json).ok()?.hash).ok()
+/// The hash that an object names; no other field is decoded.
+pub(crate) fn announced_hash(json: &str) -> Option<B256> {
+    #[derive(Deserialize)]
+    struct Named {
+        hash: B256,
+    }
+    parse(json).map(|Named { hash }| hash)
 }
 
-/// The values of the fields that some type of transaction needs. They are decoded only when the
-/// type is known: the order of fields is free, and a type that is unknown here may use the same
-/// names in another way.
+fn parse<'a, T: Deserialize<'a>>(json: &'a str) -> Option<T> {
+    // serde takes an array for a struct too.
+    let is_object = json.trim_ascii_start().starts_with('{');
+    is_object.then(|| serde_json::from_str(json).ok()).flatten()
+}
+
+/// The fields that some type of transaction needs, without escapes, which no node writes here. `null` is none.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Fields<V> {
+struct Fields<'a> {
     #[serde(rename = "type")]
-    tx_type: Option<V>,
-    hash: Option<V>,
-    from: Option<V>,
-    chain_id: Option<V>,
-    nonce: Option<V>,
-    gas_price: Option<V>,
-    max_fee_per_gas: Option<V>,
-    max_priority_fee_per_gas: Option<V>,
+    tx_type: Option<&'a str>,
+    hash: Option<&'a str>,
+    from: Option<&'a str>,
+    chain_id: Option<&'a str>,
+    nonce: Option<&'a str>,
+    gas_price: Option<&'a str>,
+    max_fee_per_gas: Option<&'a str>,
+    max_priority_fee_per_gas: Option<&'a str>,
     #[serde(alias = "gasLimit")]
-    gas: Option<V>,
-    to: Option<V>,
-    value: Option<V>,
-    input: Option<V>,
-    access_list: Option<V>,
-    authorization_list: Option<V>,
-    r: Option<V>,
-    s: Option<V>,
-    v: Option<V>,
-    y_parity: Option<V>,
+    gas: Option<&'a str>,
+    to: Option<&'a str>,
+    value: Option<&'a str>,
+    input: Option<&'a str>,
+    access_list: Option<AccessList>,
+    authorization_list: Option<Vec<SignedAuthorization>>,
+    r: Option<&'a str>,
+    s: Option<&'a str>,
+    v: Option<&'a str>,
+    y_parity: Option<&'a str>,
 }
 
-/// `null` is none.
-type Field<'a> = Option<&'a RawValue>;
-
-impl<'a> Fields<&'a RawValue> {
-    fn read(json: &'a [u8]) -> Result<Self, ObjectError> {
-        // serde takes an array for a struct too.
-        if !json.trim_ascii_start().starts_with(b"{") {
-            return Err(ObjectError::NotAnObject { at: 0 });
-        }
-        serde_json::from_slice(json)
-            .map_err(|error| ObjectError::NotAnObject { at: error.column() })
+impl Fields<'_> {
+    /// The transaction and its sender. `None`: it has to be requested by its hash.
+    fn transaction(mut self, hash: B256) -> Option<(PooledTransaction, Address)> {
+        let sender = fixed(self.from).map(Address::new)?;
+        // Only legacy transactions come without a type.
+        let tx = match self.tx_type.unwrap_or("0x0") {
+            "0x0" | "0x00" => self.legacy(hash)?.into(),
+            "0x1" | "0x01" => self.sign(Self::eip2930, hash)?.into(),
+            "0x2" | "0x02" => self.sign(Self::eip1559, hash)?.into(),
+            "0x4" | "0x04" => self.sign(Self::eip7702, hash)?.into(),
+            _ => return None,
+        };
+        Some((tx, sender))
     }
 
-    /// The transaction, or `None` if it has to be requested by its hash.
-    fn transaction(&self, hash: B256) -> Result<Option<FullTransaction>, ObjectError> {
-        let tx: PooledTransaction = match self.tx_type.map(RawValue::get) {
-            // Only legacy transactions come without a type.
-            None | Some(r#""0x0""# | r#""0x00""#) => self.legacy(hash)?.into(),
-            Some(r#""0x1""# | r#""0x01""#) => self.typed(self.eip2930()?, hash)?.into(),
-            Some(r#""0x2""# | r#""0x02""#) => self.typed(self.eip1559()?, hash)?.into(),
-            Some(r#""0x4""# | r#""0x04""#) => self.typed(self.eip7702()?, hash)?.into(),
-            Some(_) => return Ok(None),
+    fn legacy(&self, hash: B256) -> Option<Signed<TxLegacy>> {
+        let (r, s, v) = (word(self.r)?, word(self.s)?, number(self.v)?);
+        let chain_id = match self.chain_id {
+            None => None,
+            id => Some(number(id)?),
         };
-        let claimed_sender = required("from", self.from)?;
-        let mut raw = Vec::with_capacity(tx.encode_2718_len());
-        tx.encode_2718(&mut raw);
-        let found = keccak256(&raw);
-        if found != hash {
-            return Err(ObjectError::OtherTransaction { announced: hash, found });
-        }
-        Ok(Some(FullTransaction { tx, raw: raw.into(), claimed_sender }))
-    }
-
-    fn legacy(&self, hash: B256) -> Result<Signed<TxLegacy>, ObjectError> {
-        let gas_price: U256 = required("gasPrice", self.gas_price)?;
-        let mut tx = TxLegacy {
-            chain_id: optional::<U64>("chainId", self.chain_id)?.map(|id| id.to()),
-            nonce: u64("nonce", self.nonce)?,
-            // 256 bits, as in alloy, for chains on which it can be larger; the hash check covers
-            // the rest.
-            gas_price: gas_price.saturating_to(),
-            gas_limit: u64("gas", self.gas)?,
-            to: self.kind()?,
-            value: required("value", self.value)?,
-            input: required("input", self.input)?,
-        };
-        let (r, s) = self.r_and_s()?;
-        let v: U128 = required("v", self.v)?;
         // All zero: a system transaction, which the chain itself made.
-        let signature = if v.is_zero() && r.is_zero() && s.is_zero() {
-            Signature::new(r, s, false)
+        let (parity, in_v) = if v == 0 && r.is_zero() && s.is_zero() {
+            (false, chain_id)
         } else {
-            let (parity, in_v) =
-                from_eip155_value(v.to()).ok_or(ObjectError::Undecodable { field: "v" })?;
-            // Nodes include `chainId` for an unprotected transaction too, so `v` decides.
-            if let Some((chain_id, in_v)) = tx.chain_id.zip(in_v)
-                && chain_id != in_v
-            {
-                return Err(ObjectError::OtherChainInV { in_v, chain_id });
-            }
-            tx.chain_id = in_v;
-            Signature::new(r, s, parity)
+            from_eip155_value(v.into())?
         };
-        Ok(Signed::new_unchecked(tx, signature, hash))
+        // Nodes include `chainId` for an unprotected transaction too, so `v` decides.
+        if chain_id.zip(in_v).is_some_and(|(chain_id, in_v)| chain_id != in_v) {
+            return None;
+        }
+        let tx = TxLegacy {
+            chain_id: in_v,
+            nonce: number(self.nonce)?,
+            gas_price: wei(self.gas_price)?,
+            gas_limit: number(self.gas)?,
+            to: self.kind()?,
+            value: word(self.value)?,
+            input: self.input()?,
+        };
+        Some(Signed::new_unchecked(tx, Signature::new(r, s, parity), hash))
     }
 
-    fn eip2930(&self) -> Result<TxEip2930, ObjectError> {
-        Ok(TxEip2930 {
-            chain_id: u64("chainId", self.chain_id)?,
-            nonce: u64("nonce", self.nonce)?,
-            gas_price: u128("gasPrice", self.gas_price)?,
-            gas_limit: u64("gas", self.gas)?,
+    fn eip2930(&mut self) -> Option<TxEip2930> {
+        Some(TxEip2930 {
+            chain_id: number(self.chain_id)?,
+            nonce: number(self.nonce)?,
+            gas_price: wei(self.gas_price)?,
+            gas_limit: number(self.gas)?,
             to: self.kind()?,
-            value: required("value", self.value)?,
-            access_list: self.access_list()?,
-            input: required("input", self.input)?,
+            value: word(self.value)?,
+            access_list: self.access_list.take()?,
+            input: self.input()?,
         })
     }
 
-    fn eip1559(&self) -> Result<TxEip1559, ObjectError> {
-        Ok(TxEip1559 {
-            chain_id: u64("chainId", self.chain_id)?,
-            nonce: u64("nonce", self.nonce)?,
-            gas_limit: u64("gas", self.gas)?,
-            max_fee_per_gas: u128("maxFeePerGas", self.max_fee_per_gas)?,
-            max_priority_fee_per_gas: self.max_priority_fee()?,
+    fn eip1559(&mut self) -> Option<TxEip1559> {
+        Some(TxEip1559 {
+            chain_id: number(self.chain_id)?,
+            nonce: number(self.nonce)?,
+            gas_limit: number(self.gas)?,
+            max_fee_per_gas: wei(self.max_fee_per_gas)?,
+            max_priority_fee_per_gas: wei(self.max_priority_fee_per_gas)?,
             to: self.kind()?,
-            value: required("value", self.value)?,
-            access_list: self.access_list()?,
-            input: required("input", self.input)?,
+            value: word(self.value)?,
+            access_list: self.access_list.take()?,
+            input: self.input()?,
         })
     }
 
-    fn eip7702(&self) -> Result<TxEip7702, ObjectError> {
-        Ok(TxEip7702 {
-            chain_id: u64("chainId", self.chain_id)?,
-            nonce: u64("nonce", self.nonce)?,
-            gas_limit: u64("gas", self.gas)?,
-            max_fee_per_gas: u128("maxFeePerGas", self.max_fee_per_gas)?,
-            max_priority_fee_per_gas: self.max_priority_fee()?,
-            to: required("to", self.to)?,
-            value: required("value", self.value)?,
-            access_list: self.access_list()?,
-            authorization_list: required("authorizationList", self.authorization_list)?,
-            input: required("input", self.input)?,
+    fn eip7702(&mut self) -> Option<TxEip7702> {
+        Some(TxEip7702 {
+            chain_id: number(self.chain_id)?,
+            nonce: number(self.nonce)?,
+            gas_limit: number(self.gas)?,
+            max_fee_per_gas: wei(self.max_fee_per_gas)?,
+            max_priority_fee_per_gas: wei(self.max_priority_fee_per_gas)?,
+            to: fixed(self.to)?.into(),
+            value: word(self.value)?,
+            access_list: self.access_list.take()?,
+            authorization_list: self.authorization_list.take()?,
+            input: self.input()?,
         })
     }
 
     /// Signs a typed transaction with `r`, `s` and `yParity`, or `v` where that is missing.
-    fn typed<T>(&self, tx: T, hash: B256) -> Result<Signed<T>, ObjectError> {
-        let (r, s) = self.r_and_s()?;
-        let v: Option<U64> = optional("v", self.v)?;
-        let parity = match optional::<U64>("yParity", self.y_parity)?.map(|parity| parity.to()) {
-            Some(0_u64) => false,
-            Some(1) => true,
-            Some(_) => return Err(ObjectError::Undecodable { field: "yParity" }),
-            None => {
-                let v = v.ok_or(ObjectError::Missing { field: "yParity" })?;
-                normalize_v(v.to()).ok_or(ObjectError::Undecodable { field: "v" })?
-            }
+    fn sign<T>(&mut self, tx: fn(&mut Self) -> Option<T>, hash: B256) -> Option<Signed<T>> {
+        let parity = match self.y_parity {
+            None => normalize_v(number(self.v)?)?,
+            parity => [false, true].get(usize::try_from(number(parity)?).ok()?).copied()?,
         };
-        Ok(Signed::new_unchecked(tx, Signature::new(r, s, parity), hash))
-    }
-
-    fn r_and_s(&self) -> Result<(U256, U256), ObjectError> {
-        Ok((required("r", self.r)?, required("s", self.s)?))
-    }
-
-    fn max_priority_fee(&self) -> Result<u128, ObjectError> {
-        u128("maxPriorityFeePerGas", self.max_priority_fee_per_gas)
+        let signature = Signature::new(word(self.r)?, word(self.s)?, parity);
+        Some(Signed::new_unchecked(tx(self)?, signature, hash))
     }
 
     /// The recipient; none creates a contract.
-    fn kind(&self) -> Result<TxKind, ObjectError> {
-        optional::<Address>("to", self.to).map(TxKind::from)
+    fn kind(&self) -> Option<TxKind> {
+        match self.to {
+            None => Some(TxKind::Create),
+            to => fixed(to).map(|to| TxKind::Call(to.into())),
+        }
     }
 
-    fn access_list(&self) -> Result<AccessList, ObjectError> {
-        optional("accessList", self.access_list).map(Option::unwrap_or_default)
+    fn input(&self) -> Option<Bytes> {
+        const_hex::decode(self.input?).ok().map(Bytes::from)
     }
 }
 
-fn required<T: DeserializeOwned>(name: &'static str, field: Field<'_>) -> Result<T, ObjectError> {
-    optional(name, field)?.ok_or(ObjectError::Missing { field: name })
+fn number(text: Option<&str>) -> Option<u64> {
+    u64::from_str_radix(text?.strip_prefix("0x")?, 16).ok()
 }
 
-fn optional<T: DeserializeOwned>(
-    name: &'static str,
-    field: Field<'_>,
-) -> Result<Option<T>, ObjectError> {
-    let decoded = field.map(|value| serde_json::from_str(value.get())).transpose();
-    decoded.map_err(|_| ObjectError::Undecodable { field: name })
+fn wei(text: Option<&str>) -> Option<u128> {
+    u128::from_str_radix(text?.strip_prefix("0x")?, 16).ok()
 }
 
-fn u64(name: &'static str, field: Field<'_>) -> Result<u64, ObjectError> {
-    required::<U64>(name, field).map(|value| value.to())
+fn word(text: Option<&str>) -> Option<U256> {
+    let digits = text?.strip_prefix("0x")?.as_bytes();
+    let mut padded = [b'0'; 64];
+    padded.get_mut(64_usize.checked_sub(digits.len())?..)?.copy_from_slice(digits);
+    const_hex::decode_to_array(padded).ok().map(U256::from_be_bytes::<32>)
 }
 
-fn u128(name: &'static str, field: Field<'_>) -> Result<u128, ObjectError> {
-    required::<U128>(name, field).map(|value| value.to())
+fn fixed<const N: usize>(text: Option<&str>) -> Option<[u8; N]> {
+    const_hex::decode_to_array(text?).ok()
 }
 
 #[cfg(test)]
