@@ -103,9 +103,9 @@ pub(super) enum Step {
 }
 
 /// Blocks that are now the end of the chain.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Applied {
-    /// Oldest first, the head last.
+    /// Oldest first, the head last; none if the chain has them already.
     pub(super) blocks: Vec<ReadBlock>,
     /// Transactions that were mined before and are in no block that counts any more.
     pub(super) unmined: Vec<B256>,
@@ -226,6 +226,9 @@ impl Follower {
             self.doubtful_above = None;
         }
         let leads = is_leader || self.takes_lead(source, &head, now);
+        // What its heads undid while they did not count is known to its pool alone.
+        let unknown =
+            (leads && !is_leader && self.leader.is_some()).then_some(GapReason::MissedHeads);
         let link = match relation {
             Relation::Repeat => Link::Repeat,
             Relation::Inconsistent => Link::No(Some(Unread::Inconsistent)),
@@ -238,7 +241,7 @@ impl Follower {
                 if leads {
                     self.lead(source, &head);
                 }
-                return Step::Ignored(None);
+                return Step::Applied(Applied { gap: unknown, ..Applied::default() });
             }
             Link::Linked => true,
             Link::Unlinked => false,
@@ -252,15 +255,11 @@ impl Follower {
             Some(leader) if is_leader => self.doubtful_above.or(Some(leader.number)),
             _ => Some(0),
         };
-        let had_leader = self.leader.is_some();
         if leads {
             self.lead(source, &head);
         }
         let mut applied = apply(chain, branch, block, is_linked);
-        if leads && !is_leader && had_leader {
-            // What its heads undid while they did not count is known to its pool alone.
-            applied.gap.get_or_insert(GapReason::MissedHeads);
-        }
+        applied.gap = applied.gap.or(unknown);
         Step::Applied(applied)
     }
 

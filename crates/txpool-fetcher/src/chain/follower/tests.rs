@@ -15,7 +15,7 @@ use chain_view::{Block, Head, RecentBlocks, Relation};
 use rand::{Rng as _, SeedableRng as _, rngs::SmallRng, seq::IndexedRandom as _};
 
 use super::{AnnouncedHead, Applied, Branch, Follower, Leader, Step, Unread};
-use crate::limits::RECENT_BLOCKS;
+use crate::{gap::GapReason, limits::RECENT_BLOCKS};
 
 const LEAD_TIMEOUT: Duration = Duration::from_secs(15);
 
@@ -303,6 +303,24 @@ impl World {
                 let last = (0..missed).fold(tip, |tip, _| self.extend(tip));
                 self.tell_tip(HONEST, last);
             }
+            3 => {
+                // It changes to the chain of another node, block by block; the other may have gone.
+                let other = self.rng.random_range(0..self.nodes.len());
+                let to = self.nodes[other].tip;
+                let own: HashSet<_> = self.branch_of(tip).map(|block| block.head.hash).collect();
+                let blocks = self.branch_of(to).map(|block| block.head.hash);
+                let blocks: Vec<_> = blocks.take_while(|hash| !own.contains(hash)).collect();
+                if self.number(to) < self.number(tip) || blocks.is_empty() {
+                    return;
+                }
+                let stays = self.rng.random_bool(0.5);
+                self.set_up(other, stays);
+                for block in blocks.into_iter().rev() {
+                    self.tell_tip(HONEST, block);
+                    self.settle(HONEST);
+                    self.now += Duration::from_millis(self.rng.random_range(0..8_000));
+                }
+            }
             _ => {
                 let next = match self.upcoming.take().filter(|next| self.ancestor(*next, 1) == tip)
                 {
@@ -409,7 +427,7 @@ impl World {
                     || !honest_led,
                 "the head goes back"
             );
-            self.apply(applied);
+            self.apply(applied, node);
             let is_kept = known.is_none_or(|known| self.chain.block(&known).is_some());
             assert!(is_kept || self.nodes[node].has_failed, "linked blocks are forgotten");
         } else if let Step::Ignored(Some(_)) = step {
@@ -431,7 +449,7 @@ impl World {
     }
 
     /// What the sink does with the heads: an order pool's rule.
-    fn apply(&mut self, applied: Applied) {
+    fn apply(&mut self, applied: Applied, node: usize) {
         for tx in &applied.unmined {
             assert!(self.seen_mined.remove(tx), "it was not mined");
             assert!(!self.chain.is_mined(tx), "it is mined");
@@ -451,7 +469,8 @@ impl World {
             }
         }
         self.pending.retain(|tx| !self.sink.is_mined(tx));
-        if applied.gap.is_some() {
+        // Of another node the pool is listed, which is not the honest one's.
+        if applied.gap.is_some() && node == HONEST {
             self.compare();
         }
     }
@@ -570,4 +589,26 @@ fn the_chain_is_that_of_the_honest_node_that_leads() {
         let run = std::panic::catch_unwind(|| World::new(seed).run());
         assert!(run.is_ok(), "seed {seed}");
     }
+}
+
+/// What its heads undid while they did not count is known to its pool alone.
+#[test]
+fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
+    let mut follower = Follower::new(3, LEAD_TIMEOUT);
+    let mut chain = RecentBlocks::new(RECENT_BLOCKS);
+    (0..3).for_each(|source| follower.set_may_lead(source, true));
+    let mut gap_of = |follower: &mut Follower, source, number| {
+        let head = Head::new(number, hash(number + 1), hash(number));
+        let announced = AnnouncedHead { block: Some(Block::new(head, []).into()), ..head.into() };
+        let mut branch = follower.tell(source, announced, Instant::now()).expect("it is new");
+        match follower.step(&mut chain, &mut branch, Instant::now()) {
+            Step::Applied(applied) => applied.gap,
+            step => panic!("{step:?}"),
+        }
+    };
+    assert_eq!(gap_of(&mut follower, 0, 0), None);
+    assert_eq!(gap_of(&mut follower, 1, 1), None, "it extends the chain");
+    follower.set_may_lead(0, false);
+    assert_eq!(gap_of(&mut follower, 2, 1), Some(GapReason::MissedHeads));
+    assert_eq!(gap_of(&mut follower, 2, 2), None, "it leads");
 }
