@@ -149,21 +149,6 @@ const MAX_DURATION: Duration = Duration::from_hours(365 * 24);
 
 /// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default except the sources, which
 /// [`FetcherConfig::new`] takes.
-///
-/// ```
-/// use std::time::Duration;
-/// use txpool_fetcher::{Announcements, Endpoint, FetcherConfig, StartPolicy};
-///
-/// let sources = [Endpoint::Ipc("/data/reth.ipc".into()), "ws://localhost:8546".parse()?];
-/// let config = FetcherConfig {
-///     announcements: Announcements::Auto,
-///     audit_interval: Some(Duration::from_secs(30)),
-///     start: StartPolicy::WaitForNode,
-///     ..FetcherConfig::new(sources)
-/// };
-/// config.validate()?;
-/// # Ok::<_, txpool_fetcher::ConfigError>(())
-/// ```
 #[derive(Clone, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -296,12 +281,14 @@ impl FetcherConfig {
     }
 }
 
-fn within(field: &'static str, value: usize, min: usize, max: usize) -> Result<(), ConfigError> {
-    if (min..=max).contains(&value) {
-        Ok(())
-    } else {
-        Err(ConfigError::OutOfRange { field, value, min, max })
-    }
+pub(crate) fn within(
+    field: &'static str,
+    value: usize,
+    min: usize,
+    max: usize,
+) -> Result<(), ConfigError> {
+    let is_within = (min..=max).contains(&value);
+    is_within.then_some(()).ok_or(ConfigError::OutOfRange { field, value, min, max })
 }
 
 #[cfg(test)]

@@ -188,9 +188,20 @@ pub enum LossReason {
     /// Neither a response to a ping nor another message came for this long.
     #[error("no response for {0:?}")]
     Unresponsive(Duration),
-    /// Hashes or heads stopped coming while the chain advanced.
-    #[error("{0}")]
-    Stale(StaleReason),
+    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible, and
+    /// meanwhile the node listed new ones.
+    #[error("no hashes are announced, but the node listed {unannounced} new ones")]
+    NoHashes {
+        /// How many new hashes it listed.
+        unannounced: u64,
+    },
+    /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
+    #[error("no hashes are announced, and the node does not list its pool")]
+    NotListed,
+    /// The node returns a newer block number on the request connection than the subscription
+    /// connection has announced.
+    #[error("the node has newer blocks than it announced")]
+    NoHeads,
     /// A stream of a pool in this process ended.
     #[error("the pool ended its stream of {0}")]
     StreamEnded(&'static str),
@@ -229,13 +240,7 @@ impl LossReason {
 
     /// Whether what the node sent, or that it closed the connection, was the end of it.
     pub(crate) const fn is_by_peer(&self) -> bool {
-        match self {
-            Self::Closed | Self::Io(_) | Self::Garbage(_) | Self::Oversized(_) => true,
-            Self::Unresponsive(_)
-            | Self::Stale(_)
-            | Self::StreamEnded(_)
-            | Self::StreamPanicked(_) => false,
-        }
+        matches!(self, Self::Closed | Self::Io(_) | Self::Garbage(_) | Self::Oversized(_))
     }
 
     /// The value of the label in metrics: one of a closed set.
@@ -247,31 +252,11 @@ impl LossReason {
             Self::Garbage(_) => "garbage",
             Self::Oversized(_) => "oversized",
             Self::Unresponsive(_) => "unresponsive",
-            Self::Stale(_) => "stale",
+            Self::NoHashes { .. } | Self::NotListed | Self::NoHeads => "stale",
             Self::StreamEnded(_) => "stream_ended",
             Self::StreamPanicked(_) => "stream_panicked",
         }
     }
-}
-
-/// What makes a source stale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[non_exhaustive]
-pub enum StaleReason {
-    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible, and
-    /// meanwhile the node listed new ones.
-    #[error("no hashes are announced, but the node listed {unannounced} new ones")]
-    NoHashes {
-        /// How many new hashes it listed.
-        unannounced: u64,
-    },
-    /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
-    #[error("no hashes are announced, and the node does not list its pool")]
-    NotListed,
-    /// The node returns a newer block number on the request connection than the subscription
-    /// connection has announced.
-    #[error("the node has newer blocks than it announced")]
-    NoHeads,
 }
 
 /// Why the node's pool could not be listed.
@@ -315,9 +300,6 @@ pub enum SnapshotError {
     /// The pool holds more hashes than are kept.
     #[error("the node's pool holds more than 4,194,304 transactions")]
     TooMany,
-    /// The function `pooled` of a pool in this process panicked.
-    #[error("`pooled` of the pool panicked")]
-    PoolPanicked,
     /// Over WebSocket, the answer is longer than this, in bytes.
     #[error(
         "the list of the node's pool is longer than {0} bytes, which is the limit over WebSocket"
@@ -333,7 +315,8 @@ impl SnapshotError {
     #[must_use]
     pub const fn is_retryable(&self) -> bool {
         match self {
-            // The node may be starting, busy, or at its limit of connections; other callers wait.
+            // The node may be starting, busy, or at its limit of connections; other callers wait. A pool in
+            // this process may have panicked because of a single bad transaction.
             Self::Connect(_)
             | Self::Busy { .. }
             | Self::Io(_)
@@ -341,9 +324,7 @@ impl SnapshotError {
             | Self::NotAPool
             | Self::Timeout(_)
             | Self::Unfinished(_)
-            | Self::ConnectionLost
-            // A single bad transaction may have caused it.
-            | Self::PoolPanicked => true,
+            | Self::ConnectionLost => true,
             // The node does not have the method, or the namespace is not enabled: -32601, on anvil
             // -32602, by EIP-1474 also -32004.
             Self::Refused { code, .. } => {

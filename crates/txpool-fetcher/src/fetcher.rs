@@ -26,7 +26,7 @@ use crate::{
     chain::{self, Chain, Follower},
     config::{FetcherConfig, StartPolicy},
     connection::ChainId,
-    error::{ConnectError, SnapshotError, StartError},
+    error::{SnapshotError, SourceError, StartError},
     fetch::{
         Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, SeenSet, Slots,
         Tally,
@@ -38,7 +38,7 @@ use crate::{
     settings::Settings,
     sink::{self, SinkCaller, SinkQueue, TransactionSink},
     source::{
-        AuditRequest, Changes, Parts, Source, SourceChannels, SourceShared, SourceState,
+        AUDITS_WAITING, AuditRequest, Changes, Inbox, Parts, Source, SourceShared, SourceState,
         SourceStatus,
     },
     tasks::Tasks,
@@ -46,12 +46,6 @@ use crate::{
 
 /// How long an end without a given deadline waits for calls of the sink that have not returned.
 const DEFAULT_DEADLINE: Duration = Duration::from_secs(5);
-
-/// Requests for audits that may wait for one source while one runs; further callers get an error.
-const AUDITS_WAITING: usize = 4;
-
-/// What a source's announcements and heads report may wait for its shell, which reads it at once.
-const REPORTS_WAITING: usize = 256;
 
 /// Why a fetcher has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,26 +76,6 @@ pub struct FetcherEnd {
 
 /// A running fetcher. Dropping it stops it without waiting.
 ///
-/// ```no_run
-/// use std::time::Duration;
-/// use tokio::sync::mpsc;
-/// use txpool_fetcher::{FetchedTransaction, Fetcher, FetcherConfig};
-///
-/// # async fn run() -> Result<(), Box<dyn std::error::Error>> {
-/// let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1024);
-/// let fetcher = Fetcher::start(FetcherConfig::ipc("/data/reth.ipc"), sink).await?;
-/// fetcher.wait_live().await.map_err(|reason| format!("{reason:?}"))?;
-/// while let Some(tx) = transactions.recv().await {
-///     println!("{} from {}", tx.hash(), tx.tx.signer());
-///     if fetcher.counts().pooled == 100 {
-///         break;
-///     }
-/// }
-/// let end = fetcher.shutdown(Duration::from_secs(5)).await;
-/// println!("{:?}: {:?}", end.reason, end.counts);
-/// # Ok(()) }
-/// ```
-///
 /// It runs on threads of its own: one that reads the sockets and does no long work, and
 /// [`FetcherConfig::request_connections`] for each source that read responses, decode, recover
 /// senders and call the sink. So nothing is lost if the host's runtime is busy, or blocked for
@@ -110,7 +84,7 @@ pub struct FetcherEnd {
 pub struct Fetcher {
     tally: Arc<Tally>,
     deferral: Arc<Deferral>,
-    sources: Vec<(Arc<SourceShared>, mpsc::Sender<AuditRequest>)>,
+    sources: Arc<[Arc<SourceShared>]>,
     seen: Arc<SeenSet>,
     changes: Changes,
     stop: CancellationToken,
@@ -163,13 +137,16 @@ impl Fetcher {
         let deferral = Arc::new(Deferral::new(&settings, metrics.deferred.clone())?);
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(None);
-        let io = io_runtime()?;
+        let io = io_runtime(config.sources.len())?;
         let (alive, all_ended) = mpsc::channel(1);
         let changes = Changes::default();
-        let sources: Vec<_> = {
-            let all = config.sources.iter().cloned();
-            all.map(|endpoint| SourceShared::new(endpoint, &settings, &changes)).collect()
-        };
+        let (mut sources, mut inboxes, mut heads) = (Vec::new(), Vec::new(), Vec::new());
+        for endpoint in &config.sources {
+            let (shared, inbox, told) = SourceShared::new(endpoint.clone(), &settings, &changes);
+            sources.push(shared);
+            inboxes.push(inbox);
+            heads.push(told);
+        }
         let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
         let hashes = Arc::new(Hashes::new(Arc::clone(&tally), counts));
         let tasks = Arc::new(Tasks::new(io.handle().clone(), alive, stop.clone()));
@@ -189,6 +166,7 @@ impl Fetcher {
             tasks: Arc::clone(&tasks),
             metrics: Arc::clone(&metrics),
         });
+        let (nonces, wanted) = chain::nonce_queue();
         let chain = Arc::new(Chain {
             settings: Arc::clone(&settings),
             follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
@@ -196,7 +174,9 @@ impl Fetcher {
             connections: Arc::clone(&fetch.connections),
             sink: SinkQueue::new(SinkMetrics::new()),
             tasks: Arc::clone(&tasks),
+            reports: sources.iter().map(|shared| shared.reports.clone()).collect(),
             reads_nonces: sink.wants_nonces(),
+            nonces,
         });
         let sink = Arc::new(SinkCaller {
             sink,
@@ -212,20 +192,15 @@ impl Fetcher {
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
         let seen = Arc::clone(&hashes.seen);
         let deliverer = Arc::new(Deliverer { settings, hashes, chain_id, sink, metrics });
-        let shared = Parts { fetch, deliverer, chain };
-        let mut parts = Vec::new();
-        let mut handles = Vec::new();
-        let mut firsts = Vec::new();
-        for source in sources {
-            let (audit_tx, audit_rx) = mpsc::channel(AUDITS_WAITING);
-            let (first_tx, first_rx) = oneshot::channel();
-            handles.push((Arc::clone(&source), audit_tx));
-            firsts.push(first_rx);
-            parts.push((source, audit_rx, first_tx));
-        }
+        let parts = Arc::new(Parts { fetch, deliverer, chain });
+        let sources: Arc<[_]> = sources.into();
+        let running = sources.iter().cloned().zip(inboxes).collect();
         let body = move || {
             let _ends_queue = ends_queue;
-            let end = io.block_on(supervise(shared, parts, all_ended, deadline_rx));
+            let end = io.block_on(async {
+                let followers = chain::follow(&parts.chain, heads, wanted);
+                supervise(parts, running, followers, all_ended, deadline_rx).await
+            });
             // The `Fetcher` may have been dropped.
             let _ = ended_tx.send(Some(end));
             // Dropping the runtime would wait for blocking calls.
@@ -235,10 +210,9 @@ impl Fetcher {
             .name("mempool-io".into())
             .spawn(body)
             .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
-        let fetcher =
-            Self { tally, deferral, sources: handles, seen, changes, stop, deadline, ended };
+        let fetcher = Self { tally, deferral, sources, seen, changes, stop, deadline, ended };
         if start == StartPolicy::RequireNode {
-            first_source(firsts).await?;
+            fetcher.first_source().await?;
         }
         Ok(fetcher)
     }
@@ -252,13 +226,13 @@ impl Fetcher {
     /// The status of each source, in the order of the configuration.
     #[must_use]
     pub fn status(&self) -> Vec<SourceStatus> {
-        self.sources.iter().map(|(shared, _)| shared.status()).collect()
+        self.sources.iter().map(|shared| shared.status()).collect()
     }
 
     /// Whether at least one source is [`SourceState::Live`].
     #[must_use]
     pub fn is_live(&self) -> bool {
-        self.sources.iter().any(|(shared, _)| shared.state() == SourceState::Live)
+        self.sources.iter().any(|shared| shared.state() == SourceState::Live)
     }
 
     /// Waits until at least one source is [`SourceState::Live`]: the transactions that were pending
@@ -288,7 +262,7 @@ impl Fetcher {
     /// with the fetcher, and does not borrow it. A slow reader gets the latest status, not those in
     /// between.
     pub fn status_changes(&self) -> impl Stream<Item = Vec<SourceStatus>> + Send + use<> {
-        let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
+        let sources = Arc::clone(&self.sources);
         let mut changes = self.changes.subscribe();
         changes.mark_changed();
         let ended = self.ended.clone();
@@ -311,14 +285,14 @@ impl Fetcher {
     /// A function that returns whether every source is [`SourceState::Live`], for a readiness
     /// probe; it does not borrow the fetcher. Always false once the fetcher has ended.
     pub fn readiness(&self) -> impl Fn() -> bool + Send + Sync + use<> {
-        let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
+        let sources = Arc::clone(&self.sources);
         move || sources.iter().all(|source| source.state() == SourceState::Live)
     }
 
     /// A function that returns whether the pool of every source's node can be compared with ours,
     /// see [`SourceStatus::audited`]; it does not borrow the fetcher.
     pub fn audited(&self) -> impl Fn() -> bool + Send + Sync + use<> {
-        let sources: Vec<_> = self.sources.iter().map(|(shared, _)| Arc::clone(shared)).collect();
+        let sources = Arc::clone(&self.sources);
         move || sources.iter().all(|source| source.is_audited())
     }
 
@@ -360,10 +334,10 @@ impl Fetcher {
         mode: AuditMode,
     ) -> Result<AuditReport, SnapshotError> {
         let (reply, report) = oneshot::channel();
-        let Some((_, audits)) = self.sources.get(source) else {
+        let Some(source) = self.sources.get(source) else {
             return Err(SnapshotError::ConnectionLost);
         };
-        match audits.try_send(AuditRequest { mode, reply, at: Instant::now() }) {
+        match source.audit_requests.try_send(AuditRequest { mode, reply, at: Instant::now() }) {
             Ok(()) => {}
             Err(TrySendError::Full(_)) => {
                 return Err(SnapshotError::Busy { waiting: AUDITS_WAITING });
@@ -399,6 +373,41 @@ impl Fetcher {
         self.begin_stop(deadline);
         let (reason, ended) = self.end().await;
         FetcherEnd { reason, counts: self.counts(), ended }
+    }
+
+    /// Waits until one source is up. If all fail, returns the error of the first one in the
+    /// configuration.
+    async fn first_source(&self) -> Result<(), StartError> {
+        let mut changes = self.changes.subscribe();
+        let tried = async {
+            loop {
+                let mut errors = Vec::new();
+                for status in self.status() {
+                    match (status.state, status.last_error.as_deref()) {
+                        (SourceState::Connecting | SourceState::Ended, error) => {
+                            if let Some(SourceError::Connect(error)) = error {
+                                errors.push(error.clone());
+                            }
+                        }
+                        _ => return Ok(()),
+                    }
+                }
+                if errors.len() == self.sources.len() {
+                    return Err(errors.swap_remove(0).into());
+                }
+                // The sender lives as long as `self`.
+                let _ = changes.changed().await;
+            }
+        };
+        tokio::select! {
+            // The cause before its consequence.
+            biased;
+            tried = tried => tried,
+            _ = self.ended() => Err(StartError::Thread {
+                thread: "mempool-io",
+                source: io::Error::other("it ended before a source was tried"),
+            }),
+        }
     }
 
     pub(crate) fn begin_stop(&self, deadline: Duration) {
@@ -442,64 +451,33 @@ async fn passed(mut deadline: watch::Receiver<Option<Instant>>) {
     }
 }
 
-fn io_runtime() -> Result<Runtime, StartError> {
+fn io_runtime(sources: usize) -> Result<Runtime, StartError> {
     Builder::new_current_thread()
         .enable_all()
-        // Full blocks are read there, for their nonces.
+        // Full blocks are read there, for their nonces, and for each source two lists of its pool at
+        // the same time.
         .thread_name("mempool-blocks")
-        .max_blocking_threads(4)
+        .max_blocking_threads(4 + 2 * sources)
         .build()
         .map_err(|source: io::Error| StartError::Thread { thread: "mempool-io", source })
 }
 
-/// Waits until one source is up. If all fail, returns the error of the first one in the
-/// configuration.
-async fn first_source(
-    firsts: Vec<oneshot::Receiver<Result<(), ConnectError>>>,
-) -> Result<(), StartError> {
-    let tried = firsts.into_iter().map(|first| async {
-        match first.await {
-            // Ends the wait for the others.
-            Ok(Ok(())) => Err(()),
-            Ok(Err(error)) => Ok(Some(error)),
-            // A source ends without a result only when the fetcher stops.
-            Err(_) => Ok(None),
-        }
-    });
-    let Ok(errors) = futures::future::try_join_all(tried).await else { return Ok(()) };
-    Err(match errors.into_iter().flatten().next() {
-        Some(error) => error.into(),
-        None => StartError::Thread {
-            thread: "mempool-io",
-            source: io::Error::other("it ended before a source was tried"),
-        },
-    })
-}
-
-type Part =
-    (Arc<SourceShared>, mpsc::Receiver<AuditRequest>, oneshot::Sender<Result<(), ConnectError>>);
-
 /// The root of the task tree: runs the sources and the followers of their heads, and waits for all of
 /// them.
 async fn supervise<S: TransactionSink>(
-    shared: Parts<S>,
-    parts: Vec<Part>,
+    parts: Arc<Parts<S>>,
+    running: Vec<(Arc<SourceShared>, Inbox)>,
+    mut followers: JoinSet<()>,
     mut all_ended: mpsc::Receiver<Infallible>,
     deadline: watch::Receiver<Option<Instant>>,
 ) -> (EndReason, bool) {
-    let Parts { fetch, deliverer, chain } = &shared;
-    let (tasks, sink_closed) = (Arc::clone(&fetch.tasks), deliverer.sink.closed.clone());
-    let sink_queue = Arc::clone(&chain.sink);
-    let mut heads_of_sources = Vec::new();
+    let tasks = Arc::clone(&parts.fetch.tasks);
+    let sink_closed = parts.deliverer.sink.closed.clone();
+    let sink_queue = Arc::clone(&parts.chain.sink);
     let mut sources = JoinSet::new();
-    for (index, (source, audits, first)) in parts.into_iter().enumerate() {
-        let (heads, heads_rx) = mpsc::channel(chain::HEADS_WAITING);
-        let reports = mpsc::channel(REPORTS_WAITING);
-        heads_of_sources.push((heads_rx, reports.0.clone()));
-        let channels = SourceChannels { heads, reports };
-        sources.spawn(Source::run(shared.clone(), index, source, channels, audits, first));
+    for (index, (source, inbox)) in running.into_iter().enumerate() {
+        sources.spawn(Source::run(Arc::clone(&parts), index, source, inbox));
     }
-    let mut followers = chain::follow(chain, heads_of_sources);
     let reason = loop {
         tokio::select! {
             // The cause before its consequences: a stop also ends the sources.
@@ -527,7 +505,7 @@ async fn supervise<S: TransactionSink>(
         // Nothing applies heads any more.
         sink_queue.drain();
         // They have a sender too.
-        drop((shared, tasks));
+        drop((parts, tasks));
         let _ended = all_ended.recv().await;
     };
     tokio::select! {

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use chain_view::Head;
 
+use crate::named::named;
+
 /// A silence shorter than this is never suspicious, whatever the rate: geth pauses for up to 3 s now
 /// and then. A suspicious source is watched for as long again before it is judged.
 pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
@@ -33,21 +35,9 @@ pub enum GapReason {
     StartUp,
 }
 
-impl GapReason {
-    /// The name in lower case, for logs and displays.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Audit => "audit",
-            Self::Silence => "silence",
-            Self::UnreadBlock => "unread_block",
-            Self::MissedHeads => "missed_heads",
-            Self::Reorg => "reorg",
-            Self::Lagged => "lagged",
-            Self::Reconnect => "reconnect",
-            Self::StartUp => "start_up",
-        }
-    }
+named! { GapReason:
+    Audit "audit", Silence "silence", UnreadBlock "unread_block", MissedHeads "missed_heads",
+    Reorg "reorg", Lagged "lagged", Reconnect "reconnect", StartUp "start_up",
 }
 
 /// A period in which announcements may have been missed.

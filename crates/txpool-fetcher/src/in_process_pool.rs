@@ -16,7 +16,7 @@ use chain_view::{Block, NonceUpdate, PooledTransaction};
 use futures::{Stream, stream};
 use tokio::sync::mpsc;
 
-use crate::tasks::Tasks;
+use crate::{error::ConnectError, tasks::Tasks};
 
 /// A pool's announcements, in order.
 pub type AnnouncementStream = Pin<Box<dyn Stream<Item = PoolAnnouncement> + Send>>;
@@ -152,11 +152,11 @@ impl InProcess {
         tasks: &Tasks,
         function: &'static str,
         call: impl FnOnce(&dyn InProcessPool) -> T + Send + 'static,
-    ) -> Result<T, PoolPanicked> {
+    ) -> Result<T, ConnectError> {
         let pool = self.clone();
         let job = move || pool.catch(function, call);
         // Only a runtime that shuts down cancels it, and then the result is not needed.
-        tasks.spawn_blocking(job).await.unwrap_or(Err(PoolPanicked { function }))
+        tasks.spawn_blocking(job).await.unwrap_or_else(|_| Err(self.panicked(function)))
     }
 
     /// Calls the pool, on this thread.
@@ -164,12 +164,16 @@ impl InProcess {
         &self,
         function: &'static str,
         call: impl FnOnce(&dyn InProcessPool) -> T,
-    ) -> Result<T, PoolPanicked> {
+    ) -> Result<T, ConnectError> {
         // State that the call leaves half changed belongs to the pool.
         catch_unwind(AssertUnwindSafe(|| call(&*self.pool))).map_err(|_| {
             tracing::error!(pool = %self, function, "the pool has panicked");
-            PoolPanicked { function }
+            self.panicked(function)
         })
+    }
+
+    fn panicked(&self, function: &'static str) -> ConnectError {
+        ConnectError::PoolPanicked { endpoint: self.to_string(), function }
     }
 }
 
@@ -192,12 +196,6 @@ impl PartialEq for InProcess {
 }
 
 impl Eq for InProcess {}
-
-/// A function of an [`InProcessPool`] panicked.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PoolPanicked {
-    pub(crate) function: &'static str,
-}
 
 #[cfg(test)]
 mod tests {

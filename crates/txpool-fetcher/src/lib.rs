@@ -2,6 +2,7 @@
 #![cfg_attr(not(test), deny(clippy::panic, clippy::unwrap_used))]
 
 mod announce;
+mod answer;
 mod audit;
 mod chain;
 mod config;
@@ -15,6 +16,7 @@ mod in_process;
 mod in_process_pool;
 mod limits;
 mod metrics;
+mod named;
 mod outcome;
 mod request;
 mod settings;
@@ -34,9 +36,7 @@ pub use self::{
         FullAnnouncement, FullTransaction, Malformed, ObjectError, RawTransaction, SidecarError,
         read_object, read_raw, read_response, verify_blob_proofs,
     },
-    error::{
-        ConfigError, ConnectError, LossReason, SnapshotError, SourceError, StaleReason, StartError,
-    },
+    error::{ConfigError, ConnectError, LossReason, SnapshotError, SourceError, StartError},
     fetch::{ADAPTIVE_FLOOR, DeferredStats},
     fetcher::{EndReason, Fetcher, FetcherEnd},
     gap::{Gap, GapReason},

@@ -1,5 +1,7 @@
 //! How hashes enter and leave, and the counts of both.
 
+use crate::named::named;
+
 /// How a hash entered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -12,19 +14,7 @@ pub enum Entry {
     AuditRecovered,
 }
 
-impl Entry {
-    pub(crate) const ALL: [Self; 3] = [Self::Announced, Self::Backfilled, Self::AuditRecovered];
-
-    /// The value of the label in metrics: one of a closed set.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Announced => "announced",
-            Self::Backfilled => "backfilled",
-            Self::AuditRecovered => "audit_recovered",
-        }
-    }
-}
+named!(Entry: Announced "announced", Backfilled "backfilled", AuditRecovered "audit_recovered");
 
 /// How a hash left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,32 +40,9 @@ pub enum Outcome {
     Failed,
 }
 
-impl Outcome {
-    pub(crate) const ALL: [Self; 8] = [
-        Self::Pooled,
-        Self::Known,
-        Self::Gone,
-        Self::Mined,
-        Self::Malformed,
-        Self::Refused,
-        Self::Postponed,
-        Self::Failed,
-    ];
-
-    /// The value of the label in metrics: one of a closed set.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Pooled => "pooled",
-            Self::Known => "known",
-            Self::Gone => "gone",
-            Self::Mined => "mined",
-            Self::Malformed => "malformed",
-            Self::Refused => "refused",
-            Self::Postponed => "postponed",
-            Self::Failed => "failed",
-        }
-    }
+named! { Outcome:
+    Pooled "pooled", Known "known", Gone "gone", Mined "mined", Malformed "malformed",
+    Refused "refused", Postponed "postponed", Failed "failed",
 }
 
 /// The numbers of hashes by entry and by outcome at one moment, see [`Counts::balance`].

@@ -10,8 +10,8 @@ use futures::Stream;
 use tokio::sync::mpsc;
 
 use crate::{
-    config::{FetcherConfig, MAX_STREAM_BUFFER},
-    error::{ConfigError, StartError},
+    config::{FetcherConfig, MAX_STREAM_BUFFER, within},
+    error::StartError,
     fetcher::{Fetcher, FetcherEnd},
     sink::FetchedTransaction,
 };
@@ -42,15 +42,7 @@ impl Fetcher {
         config: FetcherConfig,
         buffer: usize,
     ) -> Result<TransactionStream, StartError> {
-        if !(1..=MAX_STREAM_BUFFER).contains(&buffer) {
-            return Err(ConfigError::OutOfRange {
-                field: "buffer",
-                value: buffer,
-                min: 1,
-                max: MAX_STREAM_BUFFER,
-            }
-            .into());
-        }
+        within("buffer", buffer, 1, MAX_STREAM_BUFFER)?;
         let (sink, transactions) = mpsc::channel(buffer);
         let fetcher = Self::start(config, sink).await?;
         Ok(TransactionStream { transactions, fetcher })

@@ -83,7 +83,7 @@ async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic(
         let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
         let fetcher =
             Fetcher::start(FetcherConfig::ipc(&path), pool).await.expect("a node is there");
-        let is_listing = || our_threads().iter().any(|name| name == "mempool-list");
+        let is_listing = || our_threads().iter().any(|name| name == "mempool-blocks");
         eventually("the pool is listed", is_listing).await;
         assert_eq!(fetcher.status()[0].state, SourceState::Backfilling);
         let deadline = Duration::from_secs(5);

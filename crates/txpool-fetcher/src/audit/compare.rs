@@ -8,14 +8,15 @@ use std::{
 use alloy_primitives::{B256, U64, map::B256HashSet};
 use rand::seq::SliceRandom as _;
 use serde::Deserialize;
-use tokio::{runtime::Builder, sync::oneshot, time::sleep};
+use tokio::time::sleep;
 
 use super::{
     list::{Content, Lister},
-    state::AuditState,
+    state::{AuditState, Share},
 };
 use crate::{
     announce::Backlog,
+    answer::Wait,
     config::Backfill,
     error::SnapshotError,
     fetch::{Arrival, DeferrableWork, Fetch, Seen},
@@ -84,9 +85,6 @@ pub struct AuditReport {
     /// In the comparison of a source that has fallen silent: listed transactions that were not
     /// listed 4 s earlier and that the source did not announce. 0 in any other comparison.
     pub unannounced: u64,
-    /// The longest that a missing transaction can have been missing: the time since the previous
-    /// comparison. `None` if nothing is missing, and for the first comparison.
-    pub missing_for_at_most: Option<Duration>,
 }
 
 impl AuditReport {
@@ -218,10 +216,8 @@ impl Comparison {
         let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
         let before = lock(&self.state.compared).replace(started);
-        report.missing_for_at_most =
-            before.filter(|_| !missing.is_empty()).map(|before| started.duration_since(before));
-        if let Some(time) = report.missing_for_at_most {
-            fetch.metrics.missing_seconds.record(time.as_secs_f64());
+        if let Some(before) = before.filter(|_| !missing.is_empty()) {
+            fetch.metrics.missing_seconds.record(started.duration_since(before).as_secs_f64());
         }
         report.missing = missing.len() as u64;
         missing.truncate(AuditReport::MISSING_SAMPLE);
@@ -244,26 +240,19 @@ impl Comparison {
         let settings = &self.fetch.settings;
         if let Some(pool) = settings.in_process_pool(self.source) {
             let listed = pool.call(&self.fetch.tasks, "pooled", |pool| pool.pooled()).await;
-            let PooledHashes { pending, queued } =
-                listed.map_err(|_| SnapshotError::PoolPanicked)?;
+            let PooledHashes { pending, queued } = listed?;
             return Ok(Content { pending, queued });
         }
-        let _listing = self.state.start_listing();
-        let endpoint = settings.config.sources[self.source].clone();
-        let (max_frame_bytes, limit) =
-            (settings.limits.max_frame_bytes, settings.limits.snapshot_timeout);
-        // It can take seconds of CPU, so it runs neither on the thread that reads the sockets nor on
-        // a worker. It also needs a runtime of its own, because that of the sockets may end first.
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let (reply, content) = oneshot::channel();
-        let lister = Lister { runtime, limit, deadline: Instant::now() + limit, reply };
-        let alive = self.fetch.tasks.alive();
-        let body = move || {
-            let _alive = alive;
-            lister.run(&endpoint, max_frame_bytes);
-        };
-        std::thread::Builder::new().name("mempool-list".into()).spawn(body)?;
-        content.await.unwrap_or(Err(SnapshotError::ConnectionLost))
+        let _listing = Share::of(&self.state.listings, 1);
+        // Whoever has stopped waiting for the list ends its reading.
+        let stop = self.fetch.tasks.stop.child_token();
+        let _ends = stop.clone().drop_guard();
+        let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
+        let wait = Wait::new(limits.snapshot_timeout, stop);
+        let lister = Lister::open(endpoint, limits.max_frame_bytes, wait).await?;
+        // It can take seconds of CPU.
+        let listed = self.fetch.tasks.spawn_blocking(|| lister.list()).await;
+        listed.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
     /// Waits until the announcements of the listed transactions can have been processed:
@@ -323,7 +312,7 @@ impl Comparison {
         };
         let since = Instant::now();
         let mut recovered = 0;
-        let mut left = self.state.start_recovery(missing.len());
+        let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
         for hash in missing {
             let permit = self.fetch.deferral.acquire(work, since).await;
             left.one_done();

@@ -12,30 +12,24 @@
 use std::{
     fmt,
     io::{self, BufReader, Read},
-    path::Path,
-    time::{Duration, Instant},
+    net::TcpStream,
 };
 
 use alloy_primitives::B256;
-use futures::{SinkExt as _, StreamExt as _};
-use memchr::memrchr;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{error::Category, value::RawValue};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
-    runtime::Runtime,
-    sync::oneshot,
-    time::timeout_at,
+use tokio_tungstenite::{
+    MaybeTlsStream,
+    tungstenite::{self, Message, Utf8Bytes, WebSocket, protocol::Role},
 };
-use tokio_tungstenite::tungstenite::{self, Message, Utf8Bytes};
 
 use crate::{
+    answer::{Answer, GRAIN, Wait, has_waited},
     config::Endpoint,
-    connection::{no_socket, open_ipc, open_ws_stream},
+    connection::{WsStream, no_socket, open_ws_stream},
     error::SnapshotError,
 };
 
@@ -45,10 +39,6 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// Most hashes kept of the pending transactions, and of the queued ones: 2^22, which take 128 MiB;
 /// [`SnapshotError::TooMany`] says it. No node's pool holds as many.
 const MAX_HASHES: usize = 1 << 22;
-
-/// Longest text without a quotation mark, 4 MiB, where a blob has 256 KiB: a string may be held as a
-/// whole.
-const MAX_STRING_BYTES: usize = 4 << 20;
 
 /// Longest list of a pool over WebSocket, 256 MiB: about 200,000 transactions. reth sends no
 /// response above 160 MB.
@@ -66,99 +56,68 @@ pub(crate) struct Content {
     pub(crate) queued: Vec<B256>,
 }
 
-/// Waits for a node's list on a thread of its own, until a deadline or until nobody wants it.
-pub(super) struct Lister {
-    pub(super) runtime: Runtime,
-    /// How long the node may take, and until when.
-    pub(super) limit: Duration,
-    pub(super) deadline: Instant,
-    pub(super) reply: oneshot::Sender<Result<Content, SnapshotError>>,
+/// A connection of its own, over which a node's pool is listed.
+pub(super) enum Lister {
+    Ipc(Answer),
+    Ws(Box<WsStream>, usize, Wait),
 }
 
 impl Lister {
-    /// Lists the pool over a connection of its own.
-    pub(super) fn run(mut self, endpoint: &Endpoint, max_frame_bytes: usize) {
-        let listed = match endpoint {
-            Endpoint::Ipc(path) => self.list_ipc(path),
-            Endpoint::Ws(url) => self.list_ws(url, max_frame_bytes.max(MAX_LISTING_BYTES)),
-            Endpoint::InProcess(_) => Err(no_socket(endpoint).into()),
-        };
-        // The receiver may have stopped waiting just now.
-        let _ = self.reply.send(listed);
-    }
-
-    fn list_ipc(&mut self, path: &Path) -> Result<Content, SnapshotError> {
-        let mut stream = self.wait(open_ipc(path))?;
-        self.wait(stream.write_all(REQUEST.as_bytes()))?;
-        let answer = Answer { lister: self, stream, bytes: 0, since_quote: 0 };
-        parse(BufReader::with_capacity(CHUNK_BYTES, answer))
-    }
-
-    fn list_ws(&mut self, url: &str, max_bytes: usize) -> Result<Content, SnapshotError> {
-        let text = self.wait(read_message(url, max_bytes, self.limit))?;
-        parse(text.as_bytes())
-    }
-
-    fn wait<T, E>(&mut self, work: impl Future<Output = Result<T, E>>) -> Result<T, SnapshotError>
-    where
-        SnapshotError: From<E>,
-    {
-        self.runtime.block_on(async {
-            tokio::select! {
-                () = self.reply.closed() => Err(SnapshotError::ConnectionLost),
-                done = timeout_at(self.deadline.into(), work) => {
-                    Ok(done.map_err(|_| SnapshotError::Timeout(self.limit))??)
-                }
+    pub(super) async fn open(
+        endpoint: &Endpoint,
+        max_frame_bytes: usize,
+        wait: Wait,
+    ) -> Result<Self, SnapshotError> {
+        match endpoint {
+            Endpoint::Ipc(path) => Answer::request(path, REQUEST, wait).await.map(Self::Ipc),
+            Endpoint::Ws(url) => {
+                let max_bytes = max_frame_bytes.max(MAX_LISTING_BYTES);
+                let stream = open_ws_stream(url, max_bytes, wait.limit()).await?;
+                Ok(Self::Ws(stream.into(), max_bytes, wait))
             }
-        })
+            Endpoint::InProcess(_) => Err(no_socket(endpoint).into()),
+        }
+    }
+
+    /// Reads the list. Blocks, for seconds: on a thread that may.
+    pub(super) fn list(self) -> Result<Content, SnapshotError> {
+        match self {
+            Self::Ipc(answer) => parse(BufReader::with_capacity(CHUNK_BYTES, answer)),
+            Self::Ws(stream, max_bytes, wait) => {
+                parse(read_message(*stream, max_bytes, &wait)?.as_bytes())
+            }
+        }
     }
 }
 
-async fn read_message(
-    url: &str,
+fn read_message(
+    stream: WsStream,
     max_bytes: usize,
-    limit: Duration,
+    wait: &Wait,
 ) -> Result<Utf8Bytes, SnapshotError> {
-    let mut stream = open_ws_stream(url, max_bytes, limit).await?;
+    let config = *stream.get_config();
+    let MaybeTlsStream::Plain(stream) = stream.into_inner() else {
+        return Err(io::Error::from(io::ErrorKind::Unsupported).into());
+    };
+    let stream: TcpStream = stream.into_std()?;
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(GRAIN))?;
+    let mut socket = WebSocket::from_raw_socket(stream, Role::Client, Some(config));
     let failed = |error| match error {
         tungstenite::Error::Capacity(_) => SnapshotError::Oversized(max_bytes),
         other => SnapshotError::Io(io::Error::other(other)),
     };
-    stream.send(Message::text(REQUEST)).await.map_err(failed)?;
+    socket.send(Message::text(REQUEST)).map_err(failed)?;
     loop {
-        match stream.next().await.transpose().map_err(failed)? {
-            Some(Message::Text(text)) => return Ok(text),
-            None | Some(Message::Close(_)) => return Err(SnapshotError::Truncated(0)),
+        wait.check()?;
+        match socket.read() {
+            Ok(Message::Text(text)) => return Ok(text),
+            Ok(Message::Close(_)) => return Err(SnapshotError::Truncated(0)),
             // Pings and pongs of the WebSocket protocol.
-            Some(_) => {}
+            Ok(_) => {}
+            Err(tungstenite::Error::Io(error)) if has_waited(&error) => {}
+            Err(error) => return Err(failed(error)),
         }
-    }
-}
-
-/// The answer over IPC, as it comes.
-struct Answer<'a> {
-    lister: &'a mut Lister,
-    stream: UnixStream,
-    bytes: u64,
-    since_quote: usize,
-}
-
-impl Read for Answer<'_> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = self.lister.wait(self.stream.read(into)).map_err(io::Error::other)?;
-        if count == 0 {
-            return Err(io::Error::other(SnapshotError::Truncated(self.bytes)));
-        }
-        self.bytes = self.bytes.saturating_add(count as u64);
-        let read = into.get(..count).unwrap_or_default();
-        self.since_quote = match memrchr(b'"', read) {
-            Some(at) => count.saturating_sub(at),
-            None => self.since_quote.saturating_add(count),
-        };
-        if self.since_quote > MAX_STRING_BYTES {
-            return Err(io::Error::other(SnapshotError::NotAPool));
-        }
-        Ok(count)
     }
 }
 
@@ -244,12 +203,13 @@ impl<'de> Visitor<'de> for Hashes<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write as _, os::unix::net};
+    use std::{io::Write as _, os::unix::net, time::Duration};
 
+    use futures::{SinkExt as _, StreamExt as _};
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
     use testkit::corpus::{damaged_seeds, seeds};
-    use tokio::runtime::Builder;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
 
@@ -265,8 +225,12 @@ mod tests {
         parse(BufReader::new(Pieces(bytes.chunks(piece.clamp(1, 8 << 10)))))
     }
 
+    fn wait() -> Wait {
+        Wait::new(Duration::from_secs(60), CancellationToken::new())
+    }
+
     /// What is listed over IPC from a node that sends this.
-    fn list_from(send: impl FnOnce(net::UnixStream) + Send + 'static) -> SnapshotError {
+    async fn list_from(send: impl FnOnce(net::UnixStream) + Send + 'static) -> SnapshotError {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("node.ipc");
         let node = net::UnixListener::bind(&path).unwrap();
@@ -275,13 +239,10 @@ mod tests {
             stream.read_exact(&mut [0; REQUEST.len()]).unwrap();
             send(stream);
         });
-        let runtime = Builder::new_current_thread().enable_all().build().unwrap();
-        let (reply, listed) = oneshot::channel();
-        let limit = Duration::from_secs(60);
-        let deadline = Instant::now() + limit;
-        Lister { runtime, limit, deadline, reply }.run(&Endpoint::Ipc(path), 0);
+        let lister = Lister::open(&Endpoint::Ipc(path), 0, wait()).await.unwrap();
+        let error = lister.list().unwrap_err();
         node.join().unwrap();
-        listed.blocking_recv().unwrap().unwrap_err()
+        error
     }
 
     fn pool(hashes: &[[u8; 32]], extra: &Value) -> Value {
@@ -355,15 +316,16 @@ mod tests {
         assert!(error.is_retryable());
     }
 
-    #[test]
-    fn over_ipc_a_list_that_breaks_off_says_where_and_a_string_without_an_end_is_not_held() {
+    #[tokio::test]
+    async fn over_ipc_a_list_that_breaks_off_says_where_and_a_string_without_an_end_is_not_held() {
         let cut = br#"{"result":{"pending":{"0x01"#;
-        let error = list_from(|mut node| node.write_all(cut).unwrap());
+        let error = list_from(|mut node| node.write_all(cut).unwrap()).await;
         assert!(matches!(error, SnapshotError::Truncated(27)), "{error}");
         let error = list_from(|mut node| {
             node.write_all(cut).unwrap();
             while node.write_all(&[b'a'; 1 << 16]).is_ok() {}
-        });
+        })
+        .await;
         assert!(matches!(error, SnapshotError::NotAPool), "{error}");
     }
 
@@ -378,7 +340,11 @@ mod tests {
             // The other side may have had enough before the end.
             let _ = socket.send(Message::text(" ".repeat(4096))).await;
         };
-        let (result, ()) = tokio::join!(read_message(&url, 1024, Duration::from_secs(60)), serve);
+        let list = async {
+            let stream = open_ws_stream(&url, 1024, Duration::from_secs(60)).await.unwrap();
+            tokio::task::spawn_blocking(|| read_message(stream, 1024, &wait())).await.unwrap()
+        };
+        let (result, ()) = tokio::join!(list, serve);
         let error = result.unwrap_err();
         assert!(matches!(error, SnapshotError::Oversized(1024)), "{error}");
         assert!(!error.is_retryable());

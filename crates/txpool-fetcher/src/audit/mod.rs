@@ -5,9 +5,6 @@
 //! lag, reorg and audit share one mechanism: list the node's pending hashes, subtract ours, fetch the
 //! rest.
 //!
-//! - `txpool_content` is requested on a connection of its own, because nothing may wait behind it.
-//!   Over IPC it is parsed while it arrives, and only the hashes are kept. Over WebSocket it is one message of at most 256 MiB; a longer one
-//!   ends only that connection.
 //! - Before a hash counts as missing, both sides get time to settle: everything that was read from
 //!   the socket before is processed first. Transactions that were delivered during the comparison are
 //!   newer than the list and are not judged by it.

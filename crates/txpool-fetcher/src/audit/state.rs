@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
 };
@@ -18,53 +18,38 @@ pub(crate) struct AuditState {
     /// How many they still have to fetch.
     pub(crate) to_recover: AtomicU64,
     /// How many listings of the node's pool are in progress: for the source's own comparison, and
-    /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested.
-    listing: AtomicUsize,
+    /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested. Meanwhile pings
+    /// allow the node a longer silence.
+    pub(super) listings: AtomicU64,
     /// When the latest full comparison began.
     pub(super) compared: Mutex<Option<Instant>>,
 }
 
 impl AuditState {
-    /// Until the guard is dropped, pings allow the node a longer silence.
-    pub(super) fn start_listing(&self) -> impl Drop + '_ {
-        struct Listing<'a>(&'a AtomicUsize);
-        impl Drop for Listing<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, Relaxed);
-            }
-        }
-        self.listing.fetch_add(1, Relaxed);
-        Listing(&self.listing)
-    }
-
     pub(crate) fn is_listing(&self) -> bool {
-        self.listing.load(Relaxed) > 0
-    }
-
-    /// Adds `count` hashes to those to be recovered; dropping the guard subtracts the rest.
-    pub(super) fn start_recovery(&self, count: usize) -> Recovery<'_> {
-        self.to_recover.fetch_add(count as u64, Relaxed);
-        Recovery { state: self, left: count as u64 }
+        self.listings.load(Relaxed) > 0
     }
 }
 
-/// The hashes that one comparison still has to fetch.
+/// A part of a figure, which is subtracted when this is dropped.
 #[derive(Debug)]
-pub(super) struct Recovery<'a> {
-    state: &'a AuditState,
-    left: u64,
-}
+pub(super) struct Share<'a>(&'a AtomicU64, u64);
 
-impl Recovery<'_> {
-    /// One hash is done. Must be called at most once for each hash.
+impl<'a> Share<'a> {
+    pub(super) fn of(figure: &'a AtomicU64, count: u64) -> Self {
+        figure.fetch_add(count, Relaxed);
+        Self(figure, count)
+    }
+
+    /// Subtracts one. Must be called at most once for each.
     pub(super) fn one_done(&mut self) {
-        self.left -= 1;
-        self.state.to_recover.fetch_sub(1, Relaxed);
+        self.1 -= 1;
+        self.0.fetch_sub(1, Relaxed);
     }
 }
 
-impl Drop for Recovery<'_> {
+impl Drop for Share<'_> {
     fn drop(&mut self) {
-        self.state.to_recover.fetch_sub(self.left, Relaxed);
+        self.0.fetch_sub(self.1, Relaxed);
     }
 }

@@ -7,13 +7,20 @@ use std::{
 
 use alloy_primitives::B256;
 use chain_view::{Block, Head};
+use load_control::Backoff;
 use serde_json::value::RawValue;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{
-    AnnouncedHead, BLOCK_TRIES, Chain, RETRY_BACKOFF, ReadBlock, Shared, Unread, wire::read_block,
-};
+use super::{AnnouncedHead, Chain, ReadBlock, Unread, wire::read_block};
 use crate::{connection::Connection, error::CallError, in_process_pool::MinedBlock, sync::lock};
+
+/// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
+/// the attempts last 0.6 to 1.3 s if the node answers at once, so that a block is not lost when the
+/// node is busy for some hundred milliseconds.
+pub(super) const BLOCK_TRIES: u32 = 7;
+
+const RETRY_BACKOFF: Backoff =
+    Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
 /// Requests the head of a source right after it has connected: otherwise the base fee is unknown
 /// until its next block, and heads that were missed while it was disconnected go unnoticed.
@@ -29,9 +36,7 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
         }
         // Without a connection it was lost again; the next connection starts with this call.
         let connection = chain.connections.calls(source)?;
-        let limit = chain.settings.limits.call_timeout;
-        let response = connection.call("eth_getBlockByNumber", ("latest", false), limit).await;
-        match block_of(response) {
+        match latest_block(&connection, chain.settings.limits.call_timeout).await {
             Ok(block) => return Some(AnnouncedHead::requested(block.into())),
             Err(unread) => reason = unread,
         }
@@ -48,13 +53,16 @@ pub(crate) async fn says_syncing(calls: &Connection, limit: Duration) -> bool {
 
 /// The latest head of a node that is being connected.
 pub(crate) async fn head_of(calls: &Connection, limit: Duration) -> Option<Head> {
-    let response = calls.call("eth_getBlockByNumber", ("latest", false), limit).await;
-    Some(block_of(response).ok()?.head)
+    Some(latest_block(calls, limit).await.ok()?.head)
+}
+
+async fn latest_block(calls: &Connection, limit: Duration) -> Result<Block, Unread> {
+    block_of(calls.call("eth_getBlockByNumber", ("latest", false), limit).await)
 }
 
 /// Follows the heads of one source, one after another.
 pub(super) async fn follow(
-    shared: Arc<Shared>,
+    chain: Arc<Chain>,
     source: usize,
     mut heads: mpsc::Receiver<AnnouncedHead>,
 ) {
@@ -67,10 +75,10 @@ pub(super) async fn follow(
                 None => return,
             },
         };
-        let told = lock(&shared.chain.follower).tell(source, announced, Instant::now());
+        let told = lock(&chain.follower).tell(source, announced, Instant::now());
         let Some(mut branch) = told else { continue };
-        while let Some(hash) = shared.step(source, &mut branch).await {
-            let read = read(&shared.chain, source, hash, &mut heads, &mut newer).await;
+        while let Some(hash) = chain.step(source, &mut branch).await {
+            let read = read(&chain, source, hash, &mut heads, &mut newer).await;
             // The block was reorged out, and a newer head waits, which finds what is missing.
             let Some(read) = read else { break };
             branch.read(hash, read);

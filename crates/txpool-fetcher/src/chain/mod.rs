@@ -27,49 +27,38 @@
 //! | follower | the tasks of the sources, and a source whose state changes | one step, with the locks of the recent blocks, of the seen hashes and of the sink's queue inside, one at a time |
 
 mod follower;
-mod full_block;
 mod heads;
 mod nonces;
 mod wire;
 
 use std::{
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use alloy_primitives::B256;
 use chain_view::{Block, Head, NonceUpdate};
-use load_control::Backoff;
 use tokio::{sync::mpsc, task::JoinSet};
 
+use self::follower::{Applied, Branch, Step};
 pub(crate) use self::{
     follower::Follower,
     heads::{head_of, latest, says_syncing},
-    wire::read_head,
-};
-use self::{
-    follower::{Applied, Branch, Step},
     nonces::Wanted,
+    wire::read_head,
 };
 use crate::{
     fetch::{FetchRequest, Hashes},
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
     metrics,
+    named::named,
     request::RequestConnections,
     settings::Settings,
     sink::SinkQueue,
     sync::lock,
     tasks::Tasks,
 };
-
-/// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
-/// the attempts last 0.6 to 1.3 s if the node answers at once, so that a block is not lost when the
-/// node is busy for some hundred milliseconds.
-const BLOCK_TRIES: u32 = 7;
-
-const RETRY_BACKOFF: Backoff =
-    Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
 
 /// Heads of one source that may wait; when more come, its subscription connection waits.
 pub(crate) const HEADS_WAITING: usize = 64;
@@ -143,18 +132,12 @@ enum Unread {
     Inconsistent,
 }
 
-impl Unread {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Failed => "failed",
-            Self::Missing => "missing",
-            Self::Malformed => "malformed",
-            Self::QueueFull => "queue_full",
-            Self::Unlinked => "unlinked",
-            Self::Inconsistent => "inconsistent",
-        }
-    }
+named! { Unread:
+    Failed "failed", Missing "missing", Malformed "malformed", QueueFull "queue_full",
+    Unlinked "unlinked", Inconsistent "inconsistent",
+}
 
+impl Unread {
     /// Counts it; `part` names the part of the block that was to be read.
     fn count(self, part: &'static str, hash: B256) {
         tracing::warn!(%hash, part, reason = self.as_str(), "a block could not be read");
@@ -174,22 +157,21 @@ pub(crate) struct Chain {
     /// To which heads and nonces are reported.
     pub(crate) sink: Arc<SinkQueue>,
     pub(crate) tasks: Arc<Tasks>,
+    /// To each source.
+    pub(crate) reports: Box<[mpsc::Sender<Report>]>,
     /// Whether the sink wants the nonces of blocks.
     pub(crate) reads_nonces: bool,
-}
-
-type Reports = Arc<[mpsc::Sender<Report>]>;
-
-/// What the tasks that follow the sources share.
-#[derive(Debug)]
-struct Shared {
-    chain: Arc<Chain>,
     /// Blocks whose nonces must be read.
-    nonces: mpsc::Sender<Wanted>,
-    reports: Reports,
+    pub(crate) nonces: mpsc::Sender<Wanted>,
 }
 
-impl Shared {
+impl Chain {
+    /// Tells a source that announcements or blocks may have been missed.
+    async fn report(&self, source: usize, gap: GapReason) {
+        // If the source has ended, the report has no receiver and no use.
+        let _ = self.reports[source].send(Report::Gap(gap)).await;
+    }
+
     /// The next step of a branch. Returns a block that must be read before the one after it.
     async fn step(&self, source: usize, branch: &mut Branch) -> Option<B256> {
         let gap = match self.step_now(source, branch) {
@@ -201,8 +183,7 @@ impl Shared {
             Step::Applied(applied) => applied.gap,
         };
         if let Some(gap) = gap {
-            // If the source has ended, the report has no receiver and no use.
-            let _ = self.reports[source].send(Report::Gap(gap)).await;
+            self.report(source, gap).await;
         }
         None
     }
@@ -210,13 +191,12 @@ impl Shared {
     /// With the follower's lock held until the sink's queue has the heads, so that it gets them in
     /// the order of the chain.
     fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
-        let chain = &self.chain;
-        let mut follower = lock(&chain.follower);
-        let step = follower.step(&mut lock(&chain.hashes.blocks), branch, Instant::now());
+        let mut follower = lock(&self.follower);
+        let step = follower.step(&mut lock(&self.hashes.blocks), branch, Instant::now());
         if let Step::Applied(Applied { blocks, unmined, .. }) = &step {
             for hash in unmined {
                 // Pending again, or removed: the comparison that follows finds out.
-                chain.hashes.seen.forget_mined(*hash);
+                self.hashes.seen.forget_mined(*hash);
             }
             blocks.iter().for_each(|read| self.tell(source, read));
         }
@@ -225,12 +205,12 @@ impl Shared {
 
     /// Passes on a block that is part of the chain now.
     fn tell(&self, source: usize, ReadBlock { block, nonces }: &ReadBlock) {
-        let chain = &self.chain;
-        let mined = block.mined.iter().copied();
-        let known = mined.filter(|hash| chain.hashes.seen.mined(*hash)).collect();
-        chain.sink.push_head(block.clone(), known);
+        for hash in block.mined.iter() {
+            self.hashes.seen.mined(*hash);
+        }
+        self.sink.push_head(block.clone());
         // Nonces that came with the block cost nothing.
-        if !chain.reads_nonces && nonces.is_none() {
+        if !self.reads_nonces && nonces.is_none() {
             return;
         }
         // Every block's nonces count, also those of blocks that were missed.
@@ -244,33 +224,33 @@ impl Shared {
     }
 }
 
-/// Follows the heads of all sources. For each source it takes its heads, and the channel to which
-/// reorgs, missed heads and unread blocks are reported.
+/// A queue of blocks whose nonces must be read.
+pub(crate) fn nonce_queue() -> (mpsc::Sender<Wanted>, mpsc::Receiver<Wanted>) {
+    mpsc::channel(nonces::BLOCKS_WAITING)
+}
+
+/// Follows the heads of all sources, and reads nonces.
 pub(crate) fn follow(
     chain: &Arc<Chain>,
-    sources: Vec<(mpsc::Receiver<AnnouncedHead>, mpsc::Sender<Report>)>,
+    heads: Vec<mpsc::Receiver<AnnouncedHead>>,
+    nonces: mpsc::Receiver<Wanted>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    let (heads, reports): (Vec<_>, Vec<_>) = sources.into_iter().unzip();
-    let reports: Reports = reports.into();
-    let (nonces, waiting) = mpsc::channel(nonces::BLOCKS_WAITING);
-    tasks.spawn(nonces::read(Arc::clone(chain), waiting, Arc::clone(&reports)));
-    tasks.spawn(compare_after_dropped_events(Arc::clone(chain), Arc::clone(&reports)));
-    let shared = Arc::new(Shared { chain: Arc::clone(chain), nonces, reports });
+    tasks.spawn(nonces::read(Arc::clone(chain), nonces));
+    tasks.spawn(compare_after_dropped_events(Arc::clone(chain)));
     for (source, heads) in heads.into_iter().enumerate() {
-        tasks.spawn(heads::follow(Arc::clone(&shared), source, heads));
+        tasks.spawn(heads::follow(Arc::clone(chain), source, heads));
     }
     tasks
 }
 
 /// Requests a comparison when the sink has caught up after events were dropped: transactions that
 /// the node removed meanwhile, other than by a block, are then reported as vanished.
-async fn compare_after_dropped_events(chain: Arc<Chain>, reports: Reports) {
+async fn compare_after_dropped_events(chain: Arc<Chain>) {
     loop {
         chain.sink.caught_up().await;
-        for source in reports.iter() {
-            // If the source has ended, the report has no receiver and no use.
-            let _ = source.send(Report::Gap(GapReason::MissedHeads)).await;
+        for source in 0..chain.reports.len() {
+            chain.report(source, GapReason::MissedHeads).await;
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Full blocks, read for the nonces that they raised.
 //!
 //! A full block is slow on every node (170 to 660 ms for a large one), so neither the head itself
-//! nor anything else waits for it: see [`full_block`](super::full_block).
+//! nor anything else waits for it.
 
-use std::{os::unix::net::UnixStream, sync::Arc};
+use std::{io::Read as _, sync::Arc};
 
 use alloy_primitives::B256;
 use chain_view::{BlockNonces, NonceUpdate};
@@ -11,15 +11,15 @@ use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
 use super::{
-    BLOCK_TRIES, Chain, Reports, Unread,
+    Chain, Unread,
     follower::MAX_ANCESTORS,
-    full_block,
-    heads::{in_process_block, turn, wait},
+    heads::{BLOCK_TRIES, in_process_block, turn, wait},
     wire,
 };
 use crate::{
+    answer::{Answer, Wait},
     config::Endpoint,
-    gap::{GapReason, Report},
+    gap::GapReason,
     sync::lock,
 };
 
@@ -30,7 +30,7 @@ pub(super) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 
 /// A block whose nonces must be reported to the sink.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(crate) struct Wanted {
     /// The source that reported the block.
     pub(super) source: usize,
     pub(super) number: u64,
@@ -43,33 +43,32 @@ pub(super) struct Wanted {
 /// The nonces of a block, or where to read them.
 enum Nonces {
     Known(Vec<NonceUpdate>),
-    /// To be requested and read over this socket.
-    OnSocket(UnixStream),
-    InBlock(Box<RawValue>),
+    /// In a full block.
+    In(Box<RawValue>),
+    /// In one that is to be read.
+    On(Answer),
 }
 
 impl Nonces {
     fn read(self, chain: &Chain, hash: B256) -> Result<Vec<NonceUpdate>, Unread> {
         match self {
             Self::Known(updates) => Ok(updates),
-            Self::OnSocket(stream) => {
-                let limits = &chain.settings.limits;
-                let (limit, max_bytes) = (limits.call_timeout, limits.max_frame_bytes);
-                full_block::read_nonces(stream, hash, limit, max_bytes, &chain.tasks.stop)
+            Self::In(json) => wire::read_nonces(json.get(), hash),
+            Self::On(answer) => {
+                let max_bytes = chain.settings.limits.max_frame_bytes as u64;
+                wire::read_nonces_answer(answer.take(max_bytes), hash)
             }
-            Self::InBlock(json) => wire::read_nonces(json.get(), hash),
         }
     }
 }
 
 /// Reads one block after another. Ends with the sources, or when the fetcher stops.
-pub(super) async fn read(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>, reports: Reports) {
+pub(super) async fn read(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>) {
     while let Some(wanted) = blocks.recv().await {
         let (source, hash) = (wanted.source, wanted.block);
         if let Err(unread) = read_one(&chain, wanted).await {
             unread.count("nonces", hash);
-            // If the source has ended, the report has no receiver and no use.
-            let _ = reports[source].send(Report::Gap(GapReason::UnreadBlock)).await;
+            chain.report(source, GapReason::UnreadBlock).await;
         }
     }
 }
@@ -82,26 +81,16 @@ async fn read_one(
     let mut known = known.map(Nonces::Known);
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
-        match remembered(chain, number, &hash) {
-            Remembered::Yes => {}
-            // Its nonces are no longer needed.
-            Remembered::Undone => return Ok(()),
-            Remembered::TooOld => return Err(Unread::QueueFull),
+        if !is_needed(chain, number, &hash)? {
+            return Ok(());
         }
         let read = match known.take() {
             Some(known) => Ok(known),
             None => read_block(chain, source, attempt, hash).await,
         };
-        let nonces = match read {
-            Ok(nonces) => nonces,
-            Err(unread) => {
-                reason = unread;
-                continue;
-            }
-        };
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
         let shared = Arc::clone(chain);
-        let job = move || nonces.read(&shared, hash).map(|updates| apply(&shared, hash, updates));
+        let job = move || read?.read(&shared, hash).map(|updates| apply(&shared, hash, updates));
         match chain.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
@@ -112,21 +101,16 @@ async fn read_one(
     Err(reason)
 }
 
-enum Remembered {
-    Yes,
-    /// A reorg has removed it.
-    Undone,
-    /// More blocks than are remembered came after it while it waited for its turn.
-    TooOld,
-}
-
-fn remembered(chain: &Chain, number: u64, hash: &B256) -> Remembered {
+/// Whether the nonces of a block are still needed: not once a reorg has removed it.
+///
+/// # Errors
+/// More blocks than are remembered came after it while it waited for its turn.
+fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
     let mined = lock(&chain.hashes.blocks);
-    let oldest = mined.iter().next().map_or(0, |block| block.head.number);
+    let is_recent = mined.iter().next().is_none_or(|oldest| oldest.head.number <= number);
     match mined.block(hash) {
-        Some(_) => Remembered::Yes,
-        None if number < oldest => Remembered::TooOld,
-        None => Remembered::Undone,
+        None if !is_recent => Err(Unread::QueueFull),
+        found => Ok(found.is_some()),
     }
 }
 
@@ -145,14 +129,19 @@ async fn read_block(
     let limit = chain.settings.limits.call_timeout;
     match up.first().map(|source| (source, &chain.settings.config.sources[*source])) {
         Some((_, Endpoint::Ipc(path))) => {
-            full_block::connect(path, limit).await.map(Nonces::OnSocket)
+            let request = format!(
+                r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
+            );
+            let wait = Wait::new(limit, chain.tasks.stop.clone());
+            let answer = Answer::request(path, &request, wait).await;
+            answer.map(Nonces::On).map_err(|_| Unread::Failed)
         }
         // A WebSocket of its own would cost a handshake each time, so the connection for calls is
         // used.
         Some((source, Endpoint::Ws(_))) => {
             let calls = chain.connections.calls(*source).ok_or(Unread::Failed)?;
             let response = calls.call("eth_getBlockByHash", (hash, true), limit).await;
-            response.map(Nonces::InBlock).map_err(|_| Unread::Failed)
+            response.map(Nonces::In).map_err(|_| Unread::Failed)
         }
         Some((_, Endpoint::InProcess(_))) | None => Err(Unread::Failed),
     }

@@ -4,6 +4,8 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
+use std::io::{BufReader, Read};
+
 use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
 use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
 use serde::{Deserialize, de::IgnoredAny};
@@ -96,13 +98,18 @@ pub(super) fn read_nonces(json: &str, requested: B256) -> Result<Vec<NonceUpdate
     raised(serde_json::from_str(json).map_err(|_| Unread::Malformed)?, requested)
 }
 
-/// As [`read_nonces`], from the whole response to a request.
-pub(super) fn read_nonces_answer(json: &[u8], requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
-    let answer: WireAnswer<WireFullBlock> =
-        serde_json::from_slice(json).map_err(|_| Unread::Malformed)?;
-    match answer {
-        WireAnswer { error: Some(_), .. } => Err(Unread::Failed),
-        WireAnswer { result, .. } => raised(result, requested),
+/// As [`read_nonces`], from the whole response to a request, as it comes.
+pub(super) fn read_nonces_answer(
+    json: impl Read,
+    requested: B256,
+) -> Result<Vec<NonceUpdate>, Unread> {
+    // It does not read on behind the answer, where the node sends nothing.
+    let mut json = serde_json::Deserializer::from_reader(BufReader::new(json));
+    match WireAnswer::<WireFullBlock>::deserialize(&mut json) {
+        Err(error) if error.is_io() => Err(Unread::Failed),
+        Err(_) => Err(Unread::Malformed),
+        Ok(WireAnswer { error: Some(_), .. }) => Err(Unread::Failed),
+        Ok(WireAnswer { result, .. }) => raised(result, requested),
     }
 }
 

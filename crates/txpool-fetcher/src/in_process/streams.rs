@@ -51,9 +51,7 @@ pub(crate) async fn subscribe(
     let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
     });
-    let (chain_id, announcements, blocks) = subscribed.await.map_err(|panicked| {
-        ConnectError::PoolPanicked { endpoint: pool.to_string(), function: panicked.function }
-    })?;
+    let (chain_id, announcements, blocks) = subscribed.await?;
     chain.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
     let subscription = Arc::new(PoolSubscription { node, end: End::new() });

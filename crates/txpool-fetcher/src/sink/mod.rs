@@ -1,11 +1,6 @@
 //! Where fetched transactions go. Entry: [`TransactionSink`]; `thread` calls it with everything but
 //! deliveries.
 //!
-//! The sink is code of the host: it may block, panic or be slow. So it is never called on the thread
-//! of the sockets. When 64 heads wait for it, the oldest is dropped with its nonce updates; the hashes
-//! that it mined are reported with the next head, so the sink ends with the latest head and without
-//! any mined transaction.
-//!
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|

@@ -1,7 +1,9 @@
 //! The thread that calls the sink with chain events and look-ups of hashes, and its queue.
 //!
 //! The sink is code of the host: it may block, panic or be slow. So it is never called on the
-//! thread of the sockets, and adding to the queue never waits.
+//! thread of the sockets, and adding to the queue never waits. When 64 heads wait, the oldest is
+//! dropped with its nonce updates; the hashes that it mined are reported with the next head, so the
+//! sink ends with the latest head and without any mined transaction.
 
 use std::{
     collections::VecDeque,
@@ -43,9 +45,7 @@ const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 enum Job {
     Head {
         block: Block,
-        /// The hashes of the block that the fetcher knew.
-        known: Vec<B256>,
-        /// The same for dropped blocks before it.
+        /// The hashes of dropped blocks before it.
         carried: Vec<B256>,
     },
     Nonces(BlockNonces),
@@ -100,9 +100,8 @@ impl SinkQueue {
         })
     }
 
-    /// Queues a head; `known` are the hashes of its block that the fetcher knew.
-    pub(crate) fn push_head(&self, block: Block, known: Vec<B256>) {
-        self.push(Job::Head { block, known, carried: Vec::new() });
+    pub(crate) fn push_head(&self, block: Block) {
+        self.push(Job::Head { block, carried: Vec::new() });
     }
 
     pub(crate) fn push_nonces(&self, nonces: BlockNonces) {
@@ -277,14 +276,14 @@ impl Waiting {
         let mut dropped = Dropped::default();
         let is_head = |job: &Job| matches!(job, Job::Head { .. });
         let oldest = self.jobs.iter().position(is_head).and_then(|at| self.jobs.remove(at));
-        let Some(Job::Head { block, known, carried: mut mined }) = oldest else { return dropped };
+        let Some(Job::Head { block, carried: mut mined }) = oldest else { return dropped };
         dropped.heads = 1;
         let before = self.jobs.len();
         let of_it =
             |job: &Job| matches!(job, Job::Nonces(nonces) if nonces.block_hash == block.head.hash);
         self.jobs.retain(|job| !of_it(job));
         dropped.nonces = before - self.jobs.len();
-        mined.extend(known);
+        mined.extend(block.mined.iter());
         let next = self.jobs.iter_mut().find_map(|job| match job {
             Job::Head { carried, .. } => Some(carried),
             _ => None,
@@ -326,7 +325,7 @@ impl<S: TransactionSink> SinkCaller<S> {
     fn run(&self, is_still_mined: impl Fn(&B256) -> bool) {
         while let Some(job) = self.queue.next() {
             match job {
-                Job::Head { block, mut carried, .. } => {
+                Job::Head { block, mut carried } => {
                     carried.retain(&is_still_mined);
                     self.tell(head(block, carried));
                 }
@@ -412,7 +411,7 @@ mod tests {
         let queue = queue();
         let last = EVENTS_WAITING as u64 + 5;
         for number in 1..=last {
-            queue.push_head(block(number), vec![hash(number, 2)]);
+            queue.push_head(block(number));
             queue.push_nonces(BlockNonces::new(hash(number, 1), Vec::new()));
         }
         let is_nonces = |job: &&Job| matches!(job, Job::Nonces(_));
@@ -429,10 +428,11 @@ mod tests {
     #[test]
     fn what_is_kept_of_dropped_blocks_is_bounded_too() {
         let mut waiting = Waiting::default();
-        let known = vec![B256::ZERO; MINED_WAITING / 2 + 1];
+        let mined = vec![B256::ZERO; MINED_WAITING / 2 + 1];
         let mut dropped = 0;
         for number in 1..=EVENTS_WAITING as u64 + 2 {
-            let job = Job::Head { block: block(number), known: known.clone(), carried: Vec::new() };
+            let block = Block::new(block(number).head, mined.clone());
+            let job = Job::Head { block, carried: Vec::new() };
             dropped += waiting.push(job).mined;
         }
         assert_eq!(dropped, 2);
@@ -468,13 +468,13 @@ mod tests {
     #[test]
     fn the_end_drops_what_waits_and_draining_does_not() {
         let queue = queue();
-        queue.push_head(block(1), Vec::new());
+        queue.push_head(block(1));
         queue.drain();
-        queue.push_head(block(2), Vec::new());
+        queue.push_head(block(2));
         assert!(queue.next().is_some() && queue.next().is_none());
 
         let queue = self::queue();
-        queue.push_head(block(1), Vec::new());
+        queue.push_head(block(1));
         queue.end();
         assert!(queue.next().is_none());
     }
@@ -483,7 +483,7 @@ mod tests {
     async fn a_comparison_follows_when_the_sink_has_caught_up() {
         let queue = queue();
         for number in 1..=EVENTS_WAITING as u64 + 1 {
-            queue.push_head(block(number), Vec::new());
+            queue.push_head(block(number));
         }
         let thread = {
             let queue = Arc::clone(&queue);

@@ -1,15 +1,9 @@
 //! The state of one source as a pure state machine: `(event, now)` in, actions out.
 //!
-//! ```text
-//!              both connections up                 pool compared
-//!  Connecting ---------------------> Backfilling ----------------> Live
-//!      ^  ^                               |                         |
-//!      |  +---------- any loss -----------+------- any loss --------+
-//!      |                                                            | heads stopped coming, or
-//!      +---- subscription connection dropped ---- Stale <-----------+ listed hashes are not announced
-//! ```
-//! While its node does not follow the chain, a connected source is `Syncing`, and afterwards
-//! `Backfilling`.
+//! `Connecting` until both connections are up, `Backfilling` until the pool is compared, then `Live`.
+//! Any loss leads back to `Connecting`, also that of a `Stale` subscription connection, which the
+//! machine drops. While its node does not follow the chain, a connected source is `Syncing`, and
+//! afterwards `Backfilling`.
 //!
 //! *Plausible* is judged with the Poisson distribution: if 20 announcements are expected in a silence,
 //! the probability of none is e^-20. At least two heads must have come since the last hash, so that a
@@ -39,8 +33,9 @@ use load_control::Backoff;
 
 use crate::{
     config::Backfill,
-    error::{LossReason, StaleReason},
+    error::LossReason,
     gap::{Gap, GapReason, MIN_SILENCE},
+    named::named,
     settings::Settings,
 };
 
@@ -100,19 +95,9 @@ pub enum SourceState {
     Syncing,
 }
 
-impl SourceState {
-    /// The name in lower case, for logs and displays.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Connecting => "connecting",
-            Self::Backfilling => "backfilling",
-            Self::Live => "live",
-            Self::Stale => "stale",
-            Self::Ended => "ended",
-            Self::Syncing => "syncing",
-        }
-    }
+named! { SourceState:
+    Connecting "connecting", Backfilling "backfilling", Live "live", Stale "stale", Ended "ended",
+    Syncing "syncing",
 }
 
 /// The two kinds of connections to a node.
@@ -179,8 +164,8 @@ pub(crate) struct Machine {
     reconnects: u64,
     comparing: Option<GapReason>,
     wanted: Option<GapReason>,
+    /// In a row; [`MAX_COMPARE_FAILURES`] once the node has said that it does not list its pool.
     compare_failures: u32,
-    is_audited: bool,
     is_behind: bool,
     compare_at: Option<Instant>,
     /// When a comparison began because of a block that could not be read.
@@ -208,7 +193,6 @@ struct Activity {
     hash_at: Instant,
     heads_since_hash: u32,
     head: Option<u64>,
-    head_at: Instant,
     behind_since: Option<Instant>,
 }
 
@@ -224,7 +208,6 @@ impl Machine {
             comparing: None,
             wanted: None,
             compare_failures: 0,
-            is_audited: true,
             is_behind: false,
             compare_at: None,
             unread_block_at: None,
@@ -254,7 +237,7 @@ impl Machine {
 
     /// Whether the node's pool can be compared, as far as is known.
     pub(crate) fn is_audited(&self) -> bool {
-        self.is_audited
+        self.compare_failures < MAX_COMPARE_FAILURES
     }
 
     pub(crate) fn gaps(&self) -> impl Iterator<Item = &Gap> {
@@ -306,16 +289,15 @@ impl Machine {
             }
             Event::Gap(GapReason::UnreadBlock) => self.unread_block(&mut actions, now),
             Event::Gap(reason) => self.gap(reason, &mut actions, now),
-            Event::Head(number) => self.activity.head(number, now),
+            Event::Head(number) => self.activity.head(number),
             Event::SawBlock(number) => {
                 if self.state == SourceState::Live && self.activity.is_behind(number, now) {
-                    self.stale(StaleReason::NoHeads, &mut actions);
+                    self.stale(LossReason::NoHeads, &mut actions);
                 }
             }
             Event::Compared { recovered, unannounced } => {
                 let reason = self.comparing.take();
                 self.compare_failures = 0;
-                self.is_audited = true;
                 if !self.may_compare() {
                     // A connection was lost during the comparison, or the node fell behind: it is
                     // repeated afterwards.
@@ -369,7 +351,7 @@ impl Machine {
             return self.open_gap(GapReason::MissedHeads, now);
         }
         // Without a list of the pool there is nothing to wait for.
-        self.state = match self.is_audited {
+        self.state = match self.is_audited() {
             true => SourceState::Backfilling,
             false => SourceState::Live,
         };
@@ -388,10 +370,10 @@ impl Machine {
     /// Investigates a silence. If a comparison is running or due, its result comes first; the
     /// source may not be silent afterwards.
     fn suspect(&mut self, actions: &mut Vec<Action>, now: Instant) {
-        if !self.is_audited {
+        if !self.is_audited() {
             // If nothing can tell it from a dead subscription, it is treated as one: a new
             // connection costs milliseconds, a dead one every transaction.
-            self.stale(StaleReason::NotListed, actions);
+            self.stale(LossReason::NotListed, actions);
         } else if self.comparing.is_none() && self.compare_at.is_none() {
             self.gap(GapReason::Silence, actions, now);
         }
@@ -403,15 +385,16 @@ impl Machine {
             return;
         }
         if unannounced > 0 {
-            self.stale(StaleReason::NoHashes { unannounced }, actions);
+            self.stale(LossReason::NoHashes { unannounced }, actions);
         } else {
             self.activity.load_has_ended(now);
         }
     }
 
     fn compare_failed(&mut self, after: Duration, is_retryable: bool, now: Instant) {
-        self.compare_failures = self.compare_failures.saturating_add(1);
-        if is_retryable && self.compare_failures < MAX_COMPARE_FAILURES {
+        let failures = if is_retryable { 1 } else { MAX_COMPARE_FAILURES };
+        self.compare_failures = self.compare_failures.saturating_add(failures);
+        if self.is_audited() {
             let backoff = self.backoff.delay(self.compare_failures - 1, self.rng.random());
             // A node that misses the time-out may still be building the list. A pause of the same
             // length keeps such requests from piling up in it.
@@ -420,7 +403,6 @@ impl Machine {
         }
         // Announcements are still read, so the source is useful. Its gaps stay open, and the next
         // audit tries again.
-        self.is_audited = false;
         self.wanted = None;
         self.compare_at = None;
         if self.state == SourceState::Backfilling {
@@ -453,7 +435,7 @@ impl Machine {
     /// have to list its pool at every head.
     fn unread_block(&mut self, actions: &mut Vec<Action>, now: Instant) {
         match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
-            Some(due) if now < due && self.is_audited => {
+            Some(due) if now < due && self.is_audited() => {
                 self.open_gap(GapReason::UnreadBlock, now);
                 self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
             }
@@ -491,7 +473,7 @@ impl Machine {
         self.open_gap(reason, now);
         match self.state {
             // The next audit finds out whether the pool can be listed again.
-            SourceState::Live if !self.is_audited => {}
+            SourceState::Live if !self.is_audited() => {}
             SourceState::Live | SourceState::Backfilling => self.compare(reason, actions, now),
             // The comparison follows when the connections are up again, and the node follows the
             // chain.
@@ -522,9 +504,9 @@ impl Machine {
         }
     }
 
-    fn stale(&mut self, reason: StaleReason, actions: &mut Vec<Action>) {
+    fn stale(&mut self, reason: LossReason, actions: &mut Vec<Action>) {
         self.state = SourceState::Stale;
-        actions.push(Action::Drop(LossReason::Stale(reason)));
+        actions.push(Action::Drop(reason));
     }
 }
 
@@ -539,7 +521,6 @@ impl Activity {
             hash_at: now,
             heads_since_hash: 0,
             head: None,
-            head_at: now,
             behind_since: None,
         }
     }
@@ -554,7 +535,7 @@ impl Activity {
         // A burst may come on both sides of a tick.
         let (before, took) = std::mem::replace(&mut self.latest, (new, passed));
         let is_burst = new + before >= LISTENER_SLOTS && took + passed <= BURST_WINDOW;
-        let has_begun = is_burst && !std::mem::replace(&mut self.in_burst, is_burst);
+        let has_begun = !std::mem::replace(&mut self.in_burst, is_burst) && is_burst;
         let passed = passed.as_secs_f64();
         if new > 0 {
             // Averaged only over ticks with hashes: a silence is judged by the rate before it.
@@ -575,9 +556,8 @@ impl Activity {
         self.rate_per_s = self.rate_per_s.min(1.0 / silence.max(MIN_SILENCE).as_secs_f64());
     }
 
-    fn head(&mut self, number: u64, now: Instant) {
+    fn head(&mut self, number: u64) {
         self.head = Some(number);
-        self.head_at = now;
         self.behind_since = None;
         self.heads_since_hash = self.heads_since_hash.saturating_add(1);
     }
@@ -613,6 +593,8 @@ mod tests {
     struct Run {
         machine: Machine,
         now: Instant,
+        /// Announcements that were read.
+        read: u64,
     }
 
     impl Run {
@@ -622,32 +604,7 @@ mod tests {
             let (machine, actions) = Machine::new(&settings, 7, now);
             let dials = |role| Action::Dial { role, after: Duration::ZERO };
             assert_eq!(actions, [dials(Role::Subscription), dials(Role::Request)]);
-            assert_eq!(machine.state(), SourceState::Connecting);
-            Self { machine, now }
-        }
-
-        /// Both connections are up; with the actions that follow.
-        fn connected(config: &FetcherConfig) -> (Self, Vec<Action>) {
-            let mut run = Self::new(config);
-            assert_eq!(run.on(Event::Up(Role::Subscription)), []);
-            let actions = run.on(Event::Up(Role::Request));
-            (run, actions)
-        }
-
-        fn live() -> Self {
-            Self::live_with(&config())
-        }
-
-        fn live_with(config: &FetcherConfig) -> Self {
-            let (mut run, actions) = Self::connected(config);
-            assert_eq!(actions, [Action::Compare(GapReason::StartUp)]);
-            assert_eq!(run.machine.state(), SourceState::Backfilling);
-            assert_eq!(run.on(compared(3)), []);
-            assert_eq!(run.machine.state(), SourceState::Live);
-            let gap = run.machine.gaps().next().expect("the start's");
-            assert_eq!((gap.reason, gap.recovered), (GapReason::StartUp, 3));
-            assert!(gap.to.is_some());
-            run
+            Self { machine, now, read: 0 }
         }
 
         fn on(&mut self, event: Event) -> Vec<Action> {
@@ -659,8 +616,72 @@ mod tests {
             self
         }
 
-        fn open_gaps(&self) -> Vec<GapReason> {
-            self.machine.gaps().filter(|gap| gap.to.is_none()).map(|gap| gap.reason).collect()
+        fn tick(&mut self) -> Vec<Action> {
+            self.on(Event::Tick { read: self.read })
+        }
+
+        fn open_gaps(&self) -> Vec<&'static str> {
+            let open = self.machine.gaps().filter(|gap| gap.to.is_none());
+            open.map(|gap| gap.reason.as_str()).collect()
+        }
+
+        /// Each line is an event, after the seconds that pass before it; the actions that follow; and, if they are
+        /// checked, the state and the open gaps afterwards.
+        fn play(&mut self, script: &str) -> &mut Self {
+            for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+                let (event, expected) = line.split_once("->").expect("an arrow");
+                let mut words = event.split_whitespace().peekable();
+                if let Some(seconds) = words.peek().and_then(|word| word.strip_prefix('+')) {
+                    self.pass(S * seconds.parse().expect("seconds"));
+                    words.next();
+                }
+                let (name, rest) = (words.next().unwrap_or("tick"), Vec::from_iter(words));
+                let number = |at: usize| rest.get(at).map_or(0, |word| word.parse().unwrap());
+                let role = || match rest[0] {
+                    "s" => Role::Subscription,
+                    _ => Role::Request,
+                };
+                let reason =
+                    || GapReason::ALL.into_iter().find(|it| it.as_str() == rest[0]).unwrap();
+                let event = match name {
+                    "up" => Event::Up(role()),
+                    "down" => Event::Down(role()),
+                    "undialled" => Event::DialFailed(role()),
+                    "head" => Event::Head(number(0)),
+                    "saw" => Event::SawBlock(number(0)),
+                    "behind" => Event::Behind(rest[0] == "yes"),
+                    "gap" => Event::Gap(reason()),
+                    "compared" => Event::Compared { recovered: number(0), unannounced: number(1) },
+                    "failed" => failed(S * number(0) as u32),
+                    "unlisted" => UNLISTED,
+                    "tick" => Event::Tick { read: self.read + number(0) },
+                    _ => panic!("{line}"),
+                };
+                if let Event::Tick { read } = event {
+                    self.read = read;
+                }
+                let actions = self.on(event);
+                let actions = actions.iter().map(|action| match action {
+                    Action::Dial { role: Role::Subscription, .. } => "dial s".to_owned(),
+                    Action::Dial { role: Role::Request, .. } => "dial r".to_owned(),
+                    Action::Drop(reason) => format!("drop: {reason}"),
+                    Action::Compare(reason) => format!("compare {}", reason.as_str()),
+                    Action::End => "end".to_owned(),
+                });
+                let mut expected = expected.split('|').map(str::trim);
+                assert_eq!(
+                    actions.collect::<Vec<_>>().join(", "),
+                    expected.next().unwrap(),
+                    "{line}"
+                );
+                if let Some(state) = expected.next() {
+                    assert_eq!(self.machine.state().as_str(), state, "{line}");
+                }
+                if let Some(gaps) = expected.next() {
+                    assert_eq!(self.open_gaps().join(", "), gaps, "{line}");
+                }
+            }
+            self
         }
     }
 
@@ -668,365 +689,292 @@ mod tests {
         FetcherConfig::ipc("/node.ipc")
     }
 
-    fn compared(recovered: u64) -> Event {
-        Event::Compared { recovered, unannounced: 0 }
-    }
-
     fn failed(after: Duration) -> Event {
         Event::CompareFailed { after, is_retryable: true }
     }
 
-    const NO_SUCH_METHOD: Event =
-        Event::CompareFailed { after: Duration::ZERO, is_retryable: false };
+    /// The node does not have the method.
+    const UNLISTED: Event = Event::CompareFailed { after: Duration::ZERO, is_retryable: false };
 
-    fn is_dial(actions: &[Action], role: Role, cap: Duration) -> bool {
-        matches!(actions, [Action::Dial { role: dialed, after }] if *dialed == role && *after <= cap)
-    }
+    const LIVE: &str = "
+        up s        ->                  | connecting
+        up r        -> compare start_up | backfilling | start_up
+        compared 3  ->                  | live        |";
 
     #[test]
-    fn a_failed_dial_is_repeated_with_growing_delays_and_without_end() {
-        let cap = Limits::default().reconnect.cap;
-        let mut run = Run::new(&config());
-        let mut longest = Duration::ZERO;
-        for _ in 0..1000 {
-            let actions = run.on(Event::DialFailed(Role::Request));
-            assert!(is_dial(&actions, Role::Request, cap), "{actions:?}");
-            let [Action::Dial { after, .. }] = actions[..] else { unreachable!() };
-            longest = longest.max(after);
+    fn a_source_connects_compares_is_live_and_does_so_again_after_every_gap() {
+        for (what, script) in [
+            (
+                "the loss of either connection",
+                "
+                down s     -> dial s            | connecting  | reconnect
+                up s       -> compare reconnect | backfilling
+                compared 5 ->                   | live        |
+                down r     -> dial r            | connecting  | reconnect
+                up r       -> compare reconnect | backfilling",
+            ),
+            (
+                "a loss while a comparison runs, which does not count then",
+                "
+                gap lagged -> compare lagged    | live        | lagged
+                down s     -> dial s            | connecting  | lagged, reconnect
+                compared 1 ->                   | connecting  | lagged, reconnect
+                up s       -> compare reconnect",
+            ),
+            (
+                "gaps are compared without leaving Live",
+                "
+                gap lagged       -> compare lagged       | live | lagged
+                compared         ->                      | live |
+                gap reorg        -> compare reorg        | live | reorg
+                compared         ->                      | live |
+                gap missed_heads -> compare missed_heads | live | missed_heads
+                compared         ->                      | live |",
+            ),
+            (
+                "what happens during a comparison is compared once more",
+                "
+                gap lagged -> compare lagged
+                gap reorg  ->
+                gap lagged ->
+                compared   -> compare lagged | live | lagged, reorg
+                compared   ->                | live |",
+            ),
+            (
+                "a failed comparison is repeated after as long as it took",
+                "
+                gap lagged -> compare lagged
+                failed 20  ->
+                +19        ->                | live | lagged
+                +2         -> compare lagged",
+            ),
+            (
+                "an audit comes once in its interval, and may take longer than a tick",
+                "
+                +50      ->
+                +20      -> compare audit
+                +1       ->
+                compared ->
+                +40      ->",
+            ),
+            (
+                "three failed comparisons in a row, and not audited",
+                "
+                gap lagged -> compare lagged
+                failed 20  ->
+                +21        -> compare lagged
+                failed 20  ->
+                +21        -> compare lagged
+                failed 20  ->                | live | lagged
+                +40        ->
+                +30        -> compare audit",
+            ),
+            (
+                "blocks that cannot be read are compared at once, and then twice a minute",
+                "
+                gap unread_block    -> compare unread_block
+                compared            ->
+                +1 gap unread_block -> | live | unread_block
+                +20                 ->
+                +10                 -> compare unread_block",
+            ),
+            (
+                "a node ahead of the heads that it announced is stale after a while",
+                "
+                head 10   ->
+                saw 10    ->
+                +2 saw 11 ->
+                +2 saw 11 ->
+                +2 saw 11 -> drop: the node has newer blocks than it announced | stale",
+            ),
+            (
+                "a node that falls behind is Syncing, and is compared afterwards",
+                "
+                gap reorg   -> compare reorg
+                behind yes  ->               | syncing
+                compared 1  ->               | syncing     | reorg, missed_heads
+                gap lagged  ->
+                +1000       ->
+                saw 1       ->
+                behind no   -> compare lagged | backfilling
+                compared    ->                | live        |",
+            ),
+        ] {
+            println!("{what}");
+            Run::new(&config()).play(LIVE).play(script);
         }
-        assert!(longest > cap / 2);
-        assert_eq!(run.machine.state(), SourceState::Connecting);
+        let gaps: Vec<_> = Run::new(&config()).play(LIVE).machine.gaps().copied().collect();
+        assert!(matches!(gaps[..], [Gap { recovered: 3, to: Some(_), .. }]), "{gaps:?}");
     }
 
     #[test]
-    fn a_limit_of_attempts_ends_the_source() {
-        let mut config = config();
-        config.reconnect_limit = Some(3);
-        let mut run = Run::new(&config);
-        run.on(Event::DialFailed(Role::Subscription));
-        run.on(Event::DialFailed(Role::Subscription));
-        assert_eq!(run.on(Event::DialFailed(Role::Subscription)), [Action::End]);
-        assert_eq!(run.machine.state(), SourceState::Ended);
-        assert_eq!(run.on(Event::Up(Role::Subscription)), []);
-    }
-
-    #[test]
-    fn the_loss_of_either_connection_leads_back_to_connecting_and_through_a_comparison() {
-        for role in [Role::Subscription, Role::Request] {
-            let mut run = Run::live();
-            let actions = run.on(Event::Down(role));
-            assert!(is_dial(&actions, role, Limits::default().reconnect.base));
-            assert_eq!(run.machine.state(), SourceState::Connecting);
-            assert_eq!(run.open_gaps(), [GapReason::Reconnect]);
-            assert_eq!(run.on(Event::Up(role)), [Action::Compare(GapReason::Reconnect)]);
-            assert_eq!(run.machine.state(), SourceState::Backfilling);
-            run.on(compared(5));
-            assert_eq!(run.machine.state(), SourceState::Live);
-            assert_eq!(run.open_gaps(), []);
-            assert_eq!(run.machine.gaps().last().unwrap().recovered, 5);
-            assert_eq!(run.machine.reconnects(), 1);
+    fn a_source_starts_as_its_node_and_its_configuration_allow() {
+        let off = || FetcherConfig { backfill: Backfill::Off, ..config() };
+        for (what, config, script) in [
+            (
+                "a limit of attempts ends it",
+                FetcherConfig { reconnect_limit: Some(3), ..config() },
+                "
+                undialled s -> dial s | connecting
+                undialled s -> dial s
+                undialled s -> end    | ended
+                up s        ->        | ended",
+            ),
+            (
+                "without backfill it is live at once",
+                off(),
+                "
+                up s ->
+                up r -> | live |",
+            ),
+            (
+                "without audits none comes",
+                FetcherConfig { audit_interval: None, ..config() },
+                "
+                up s     ->
+                up r     -> compare start_up
+                compared ->
+                +1000    ->",
+            ),
+            (
+                "a node that is behind is Syncing",
+                config(),
+                "
+                behind yes ->
+                up s       ->
+                up r       ->                  | syncing
+                behind no  -> compare start_up | backfilling",
+            ),
+            (
+                "a node that does not list its pool is live, and asked again by the next audit only",
+                config(),
+                "
+                up s             ->
+                up r             -> compare start_up
+                unlisted         ->                  | live | start_up
+                gap lagged       ->
+                gap unread_block ->
+                gap unread_block ->
+                +45              ->
+                +25              -> compare audit
+                unlisted         ->
+                +40              ->
+                down r           -> dial r
+                up r             -> compare start_up | live
+                compared 1       ->                  | live |",
+            ),
+        ] {
+            println!("{what}");
+            Run::new(&config).play(script);
         }
     }
 
     #[test]
-    fn a_loss_while_backfilling_leads_back_to_connecting_and_the_stale_comparison_does_not_count() {
-        let (mut run, _) = Run::connected(&config());
-        run.on(Event::Down(Role::Subscription));
-        assert_eq!(run.on(compared(1)), []);
-        assert_eq!(run.machine.state(), SourceState::Connecting);
-        assert_eq!(run.on(Event::Up(Role::Subscription)), [Action::Compare(GapReason::StartUp)]);
-    }
-
-    #[test]
-    fn lag_reorg_and_missed_heads_are_compared_without_leaving_live() {
-        use GapReason::{Lagged, MissedHeads, Reorg, UnreadBlock};
-        for reason in [Lagged, Reorg, MissedHeads, UnreadBlock] {
-            let mut run = Run::live();
-            assert_eq!(run.on(Event::Gap(reason)), [Action::Compare(reason)]);
-            assert_eq!(run.machine.state(), SourceState::Live);
-            assert_eq!(run.open_gaps(), [reason]);
-            run.on(compared(2));
-            assert_eq!(run.open_gaps(), []);
+    fn attempts_to_connect_are_ever_slower_until_a_connection_has_lived() {
+        let Backoff { base, cap } = Limits::default().reconnect;
+        for (event, lives) in [(Event::DialFailed as fn(_) -> _, false), (Event::Down, true)] {
+            let mut run = Run::new(&config());
+            run.play(LIVE);
+            let delay = |run: &mut Run| {
+                let actions = run.on(event(Role::Subscription));
+                let [Action::Dial { role: Role::Subscription, after }] = actions[..] else {
+                    panic!("{actions:?}")
+                };
+                if lives {
+                    // Closed as soon as it is open.
+                    run.pass(after).on(Event::Up(Role::Subscription));
+                }
+                after
+            };
+            let longest = (0..1000).map(|_| delay(&mut run)).max().unwrap();
+            assert!(longest > cap / 2 && longest <= cap, "{longest:?}");
+            if lives {
+                run.pass(STABLE_AFTER);
+                assert!(delay(&mut run) <= base);
+            }
         }
     }
 
-    #[test]
-    fn what_happens_during_a_comparison_is_compared_once_more() {
-        let mut run = Run::live();
-        run.on(Event::Gap(GapReason::Lagged));
-        assert_eq!(run.on(Event::Gap(GapReason::Reorg)), []);
-        assert_eq!(run.on(Event::Gap(GapReason::Lagged)), []);
-        let actions = run.on(compared(0));
-        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
-        assert_eq!(run.open_gaps().len(), 2);
-        run.on(compared(0));
-        assert_eq!(run.open_gaps(), []);
-    }
-
-    #[test]
-    fn a_failed_comparison_is_repeated_after_as_long_as_it_took_and_the_gap_stays_open_until_then()
-    {
-        let mut run = Run::live();
-        run.on(Event::Gap(GapReason::Lagged));
-        assert_eq!(run.on(failed(20 * S)), []);
-        assert_eq!(run.pass(19 * S).on(Event::Tick { read: 0 }), []);
-        assert_eq!(run.open_gaps(), [GapReason::Lagged]);
-        let actions = run.pass(2 * S).on(Event::Tick { read: 0 });
-        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
-    }
-
-    #[test]
-    fn an_audit_comes_once_in_its_interval_and_never_when_it_is_off() {
-        let mut run = Run::live();
-        assert_eq!(run.pass(50 * S).on(Event::Tick { read: 0 }), []);
-        let actions = run.pass(20 * S).on(Event::Tick { read: 0 });
-        assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
-        // It may take longer than a tick.
-        assert_eq!(run.pass(S).on(Event::Tick { read: 0 }), []);
-        assert_eq!(run.on(compared(0)), []);
-        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
-        let config = FetcherConfig { audit_interval: None, ..config() };
-        let (mut run, _) = Run::connected(&config);
-        run.on(compared(0));
-        assert_eq!(run.pass(1000 * S).on(Event::Tick { read: 0 }), []);
-    }
-
-    #[test]
-    fn without_backfill_a_source_is_live_at_once() {
-        let config = FetcherConfig { backfill: Backfill::Off, ..config() };
-        let (run, actions) = Run::connected(&config);
-        assert_eq!((actions, run.machine.state()), (vec![], SourceState::Live));
-    }
-
-    /// 100 hashes a second for a minute, with a head every 12 s.
-    fn busy() -> (Run, u64) {
-        let mut run = Run::live_with(&FetcherConfig { audit_interval: None, ..config() });
-        let mut announced = 0;
+    /// 100 hashes a second for a minute with a head every 12 s, then two heads without a hash.
+    fn silent(config: FetcherConfig) -> Run {
+        let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config });
+        run.on(Event::Up(Role::Subscription));
+        if !run.on(Event::Up(Role::Request)).is_empty() {
+            run.on(Event::Compared { recovered: 0, unannounced: 0 });
+        }
         for second in 0..60 {
-            announced += 100;
-            assert_eq!(run.pass(S).on(Event::Tick { read: announced }), []);
+            run.read += 100;
+            assert_eq!(run.pass(S).tick(), []);
             if second % 12 == 0 {
                 run.on(Event::Head(second));
             }
         }
-        (run, announced)
-    }
-
-    /// Two heads without a hash.
-    fn silent() -> (Run, u64) {
-        let (mut run, read) = busy();
-        run.pass(5 * S).on(Event::Head(100));
-        assert_eq!(run.on(Event::Tick { read }), []);
-        run.pass(S).on(Event::Head(101));
-        (run, read)
+        // Without a head for long: it is the chain that stands still.
+        assert_eq!(run.pass(10 * S).tick(), []);
+        run.play("head 100 -> \n tick -> \n +1 head 101 -> | live |");
+        run
     }
 
     #[test]
-    fn a_silent_source_whose_node_has_new_hashes_is_stale_and_loses_its_subscription_connection() {
-        let (mut run, read) = silent();
-        assert_eq!(run.on(Event::Tick { read }), [Action::Compare(GapReason::Silence)]);
-        assert_eq!(run.open_gaps(), [GapReason::Silence]);
-        assert_eq!(run.pass(S).on(Event::Tick { read }), []);
-        assert_eq!(run.machine.state(), SourceState::Live);
-        run.on(Event::Gap(GapReason::Lagged));
-        let actions = run.pass(5 * S).on(Event::Compared { recovered: 7, unannounced: 7 });
-        let reason = LossReason::Stale(StaleReason::NoHashes { unannounced: 7 });
-        assert_eq!(actions, [Action::Drop(reason)]);
-        assert_eq!(run.machine.state(), SourceState::Stale);
-        assert_eq!(run.open_gaps(), [GapReason::Silence, GapReason::Lagged], "until reconnected");
-        assert!(is_dial(&run.on(Event::Down(Role::Subscription)), Role::Subscription, S));
-        assert_eq!(run.machine.state(), SourceState::Connecting);
+    fn a_silent_source_is_looked_into_and_dropped_only_if_its_node_has_new_hashes() {
+        for (what, script) in [
+            ("the node has new hashes", "
+                tick         -> compare silence | live | silence
+                +1 tick      ->                 | live
+                gap lagged   ->
+                +5 compared 7 7 -> drop: no hashes are announced, but the node listed 7 new ones | stale | silence, lagged
+                down s       -> dial s          | connecting"),
+            ("hashes come while the pool is listed", "
+                tick            -> compare silence
+                +1 tick 1       ->
+                +4 compared 1 1 -> | live |"),
+            ("a comparison that runs comes first, and a failed one is repeated", "
+                gap lagged -> compare lagged
+                tick       ->
+                compared   ->
+                tick       -> compare silence
+                failed 1   ->
+                +2         -> compare silence"),
+            ("the pool cannot be listed", "
+                tick     -> compare silence
+                unlisted ->
+                tick     -> drop: no hashes are announced, and the node does not list its pool | stale"),
+        ] {
+            println!("{what}");
+            silent(config()).play(script);
+        }
+        let config = FetcherConfig { backfill: Backfill::Off, ..config() };
+        silent(config).play("tick -> compare silence");
     }
 
     #[test]
     fn a_load_that_ended_is_no_dead_subscription_and_is_not_looked_into_again_and_again() {
-        let (mut run, read) = silent();
-        run.on(Event::Tick { read });
-        assert_eq!(run.pass(5 * S).on(compared(0)), []);
-        assert_eq!((run.machine.state(), run.open_gaps()), (SourceState::Live, vec![]));
+        let mut run = silent(config());
+        run.play("tick -> compare silence \n +5 compared -> | live |");
         let mut comparisons = 0;
         for head in 0..600 {
             run.pass(6 * S).on(Event::Head(200 + head));
-            let actions = run.on(Event::Tick { read });
-            if !actions.is_empty() {
-                assert_eq!(actions, [Action::Compare(GapReason::Silence)]);
-                comparisons += 1;
-                assert_eq!(run.on(compared(0)), []);
-            }
+            comparisons += run.tick().len();
+            run.on(Event::Compared { recovered: 0, unannounced: 0 });
         }
         assert!(comparisons <= 2, "{comparisons} in an hour");
-        assert_eq!(run.machine.reconnects(), 0);
-    }
-
-    #[test]
-    fn hashes_that_come_while_the_pool_is_listed_clear_the_source() {
-        let (mut run, read) = silent();
-        run.on(Event::Tick { read });
-        assert_eq!(run.pass(S).on(Event::Tick { read: read + 1 }), []);
-        assert_eq!(run.pass(4 * S).on(Event::Compared { recovered: 1, unannounced: 1 }), []);
-        assert_eq!(run.machine.state(), SourceState::Live);
-    }
-
-    #[test]
-    fn a_silent_source_is_looked_into_after_the_comparison_that_runs() {
-        let (mut run, read) = silent();
-        assert_eq!(run.on(Event::Gap(GapReason::Lagged)), [Action::Compare(GapReason::Lagged)]);
-        assert_eq!(run.on(Event::Tick { read }), []);
-        assert_eq!(run.on(Event::Compared { recovered: 0, unannounced: 0 }), []);
-        assert_eq!(run.on(Event::Tick { read }), [Action::Compare(GapReason::Silence)]);
-        assert_eq!(run.on(failed(S)), []);
-        let again = run.pass(2 * S).on(Event::Tick { read });
-        assert_eq!(again, [Action::Compare(GapReason::Silence)]);
-    }
-
-    #[test]
-    fn a_silent_source_whose_pool_cannot_be_listed_is_stale() {
-        let (mut run, read) = silent();
-        run.on(Event::Tick { read });
-        assert_eq!(run.on(NO_SUCH_METHOD), []);
-        let actions = run.on(Event::Tick { read });
-        let reason = LossReason::Stale(StaleReason::NotListed);
-        assert_eq!(actions, [Action::Drop(reason)]);
-    }
-
-    #[test]
-    fn without_backfill_too_the_pool_of_a_silent_source_is_listed() {
-        let config = FetcherConfig { backfill: Backfill::Off, audit_interval: None, ..config() };
-        let (mut run, _) = Run::connected(&config);
-        for second in 1..=60 {
-            assert_eq!(run.pass(S).on(Event::Tick { read: 100 * second }), []);
-        }
-        run.on(Event::Head(1));
-        run.pass(5 * S).on(Event::Head(2));
-        let actions = run.on(Event::Tick { read: 6000 });
-        assert_eq!(actions, [Action::Compare(GapReason::Silence)]);
-    }
-
-    #[test]
-    fn a_node_that_does_not_list_its_pool_is_live_and_is_asked_again_by_the_next_audit_only() {
-        let (mut run, _) = Run::connected(&config());
-        assert_eq!(run.on(NO_SUCH_METHOD), []);
-        assert_eq!(run.machine.state(), SourceState::Live);
-        assert!(!run.machine.is_audited());
-        assert_eq!(run.open_gaps(), [GapReason::StartUp]);
-        use GapReason::{Lagged, Reorg, UnreadBlock};
-        for reason in [Lagged, Reorg, UnreadBlock, UnreadBlock] {
-            assert_eq!(run.pass(S).on(Event::Gap(reason)), []);
-        }
-        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
-        let actions = run.pass(30 * S).on(Event::Tick { read: 0 });
-        assert_eq!(actions, [Action::Compare(GapReason::Audit)]);
-        assert_eq!(run.on(NO_SUCH_METHOD), []);
-        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
-        // After a reconnect too, it does not wait for the list.
-        run.on(Event::Down(Role::Request));
-        let actions = run.on(Event::Up(Role::Request));
-        assert_eq!(actions, [Action::Compare(GapReason::StartUp)]);
-        assert_eq!(run.machine.state(), SourceState::Live);
-        assert_eq!(run.on(compared(1)), []);
-        assert!(run.machine.is_audited());
-        assert_eq!(run.open_gaps(), []);
-    }
-
-    #[test]
-    fn three_failed_comparisons_in_a_row_make_a_source_live_and_not_audited() {
-        let (mut run, _) = Run::connected(&config());
-        for _ in 0..2 {
-            assert_eq!(run.on(failed(20 * S)), []);
-            assert_eq!(run.machine.state(), SourceState::Backfilling);
-            let actions = run.pass(21 * S).on(Event::Tick { read: 0 });
-            assert_eq!(actions, [Action::Compare(GapReason::StartUp)]);
-        }
-        assert_eq!(run.on(failed(20 * S)), []);
-        assert_eq!((run.machine.state(), run.machine.is_audited()), (SourceState::Live, false));
-        assert_eq!(run.pass(40 * S).on(Event::Tick { read: 0 }), []);
-    }
-
-    #[test]
-    fn a_node_that_accepts_connections_and_closes_them_is_dialed_ever_more_slowly() {
-        let mut run = Run::live();
-        let cap = Limits::default().reconnect.cap;
-        let delay = |run: &mut Run| {
-            let actions = run.on(Event::Down(Role::Subscription));
-            let [Action::Dial { after, .. }] = actions[..] else { panic!("{actions:?}") };
-            run.pass(after).on(Event::Up(Role::Subscription));
-            after
-        };
-        for _ in 0..20 {
-            delay(&mut run);
-            run.pass(S);
-        }
-        assert!(delay(&mut run) >= cap / 2);
-        run.pass(STABLE_AFTER);
-        assert!(delay(&mut run) <= Limits::default().reconnect.base);
-    }
-
-    #[test]
-    fn silence_without_heads_or_on_a_quiet_chain_is_not_stale() {
-        let (mut run, announced) = busy();
-        assert_eq!(run.pass(10 * S).on(Event::Tick { read: announced }), []);
-        let mut quiet = Run::live_with(&FetcherConfig { audit_interval: None, ..config() });
-        for head in 0..4 {
-            quiet.pass(12 * S).on(Event::Head(head));
-            assert_eq!(quiet.on(Event::Tick { read: 0 }), []);
-        }
-        assert_eq!(quiet.machine.state(), SourceState::Live);
-    }
-
-    #[test]
-    fn a_node_ahead_of_the_heads_it_announced_is_stale_after_a_while() {
-        let mut run = Run::live();
-        run.on(Event::Head(10));
-        assert_eq!(run.on(Event::SawBlock(10)), []);
-        assert_eq!(run.pass(2 * S).on(Event::SawBlock(11)), []);
-        assert_eq!(run.pass(2 * S).on(Event::SawBlock(11)), []);
-        let actions = run.pass(2 * S).on(Event::SawBlock(11));
-        let reason = LossReason::Stale(StaleReason::NoHeads);
-        assert_eq!(actions, [Action::Drop(reason)]);
-    }
-
-    #[test]
-    fn a_source_whose_node_is_behind_is_syncing_and_its_pool_is_compared_afterwards() {
-        use GapReason::{MissedHeads, Reorg, StartUp};
-        let mut run = Run::new(&config());
-        run.on(Event::Behind(true));
-        run.on(Event::Up(Role::Subscription));
-        assert_eq!(run.on(Event::Up(Role::Request)), []);
-        assert_eq!(run.machine.state(), SourceState::Syncing);
-        assert_eq!(run.on(Event::Gap(Reorg)), []);
-        assert_eq!(run.pass(1000 * S).on(Event::Tick { read: 0 }), []);
-        assert_eq!(run.on(Event::SawBlock(1)), []);
-        assert_eq!(run.on(Event::Behind(false)), [Action::Compare(StartUp)]);
-        assert_eq!(run.machine.state(), SourceState::Backfilling);
-        run.on(compared(1));
-        assert_eq!((run.machine.state(), run.open_gaps()), (SourceState::Live, vec![]));
-        // What a comparison finds that the node fell behind of does not count.
-        run.on(Event::Gap(Reorg));
-        assert_eq!(run.on(Event::Behind(true)), []);
-        assert_eq!(run.on(compared(1)), []);
-        assert_eq!(run.machine.state(), SourceState::Syncing);
-        assert_eq!(run.open_gaps(), [Reorg, MissedHeads]);
-        assert_eq!(run.on(Event::Behind(false)), [Action::Compare(Reorg)]);
+        assert_eq!((run.machine.reconnects(), run.machine.state()), (0, SourceState::Live));
     }
 
     #[test]
     fn a_burst_as_long_as_a_nodes_buffer_is_followed_by_a_comparison_and_a_high_rate_by_none() {
-        let mut run = Run::live();
         let tick = Duration::from_millis(100);
-        run.pass(tick).on(Event::Tick { read: 1_000 });
-        assert_eq!(run.pass(tick).on(Event::Tick { read: 2_048 }), []);
-        assert_eq!(run.open_gaps(), [GapReason::Lagged]);
-        let actions = run.pass(S).on(Event::Tick { read: 2_048 });
-        assert_eq!(actions, [Action::Compare(GapReason::Lagged)]);
-        run.on(compared(52));
-        let mut run = Run::live_with(&FetcherConfig { audit_interval: None, ..config() });
+        let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
+        run.play(LIVE).read = 1_000;
+        run.pass(tick).tick();
+        run.read = 2_048;
+        assert_eq!(run.pass(tick).tick(), []);
+        run.play("+1 -> compare lagged | live | lagged");
         let mut comparisons = 0;
-        for n in 1..=600 {
-            let actions = run.pass(tick).on(Event::Tick { read: n * 2_000 });
-            comparisons += actions.len();
-            if !actions.is_empty() {
-                run.on(compared(0));
-            }
+        for _ in 0..600 {
+            run.on(Event::Compared { recovered: 0, unannounced: 0 });
+            run.read += 2_000;
+            comparisons += run.pass(tick).tick().len();
         }
         assert_eq!(comparisons, 1, "at its beginning");
     }
@@ -1044,9 +992,9 @@ mod tests {
             (0u64..50).prop_map(Event::Head),
             any::<bool>().prop_map(Event::Behind),
             (0u64..50).prop_map(Event::SawBlock),
-            Just(compared(1)),
+            Just(Event::Compared { recovered: 1, unannounced: 0 }),
             Just(failed(S)),
-            Just(NO_SUCH_METHOD),
+            Just(UNLISTED),
             Just(Event::Compared { recovered: 1, unannounced: 1 }),
             (0u64..5000).prop_map(|read| Event::Tick { read }),
         ]
@@ -1099,14 +1047,14 @@ mod tests {
                     run.on(Event::Down(Role::Subscription));
                     run.on(Event::Up(Role::Subscription))
                 } else if std::mem::take(&mut comparing) {
-                    run.on(compared(0))
+                    run.on(Event::Compared { recovered: 0, unannounced: 0 })
                 } else {
-                    run.on(Event::Tick { read: 0 })
+                    run.tick()
                 };
                 comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
             }
             if comparing {
-                run.on(compared(0));
+                run.on(Event::Compared { recovered: 0, unannounced: 0 });
             }
             prop_assert_eq!(run.machine.state(), SourceState::Live);
             prop_assert!(run.open_gaps().is_empty());

@@ -28,7 +28,7 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, sleep_until},
 };
 
-pub(crate) use self::status::{Changes, SourceShared};
+pub(crate) use self::status::{AUDITS_WAITING, Changes, Inbox, SourceShared};
 pub use self::{machine::SourceState, status::SourceStatus};
 use self::{
     machine::{Action, Event, Machine, Role},
@@ -37,7 +37,7 @@ use self::{
 use crate::{
     announce,
     audit::{AuditMode, AuditReport, AuditState, Comparison},
-    chain::{self, AnnouncedHead, Chain, Follower},
+    chain::{self, Chain, Follower},
     config::Announcements,
     connection::{Connection, NodeInfo, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
@@ -79,7 +79,7 @@ enum Message {
     SaysSyncing(bool),
     /// The latest head, as the node returned it.
     Latest(Head),
-    Lost(Role, u64, LossReason),
+    Lost(Role, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
 }
 
@@ -151,15 +151,6 @@ async fn send(messages: &mpsc::Sender<Message>, message: Message) {
     let _ = messages.send(message).await;
 }
 
-/// The channels between a source and the other parts.
-#[derive(Debug)]
-pub(crate) struct SourceChannels {
-    /// To which it sends heads.
-    pub(crate) heads: mpsc::Sender<AnnouncedHead>,
-    /// From its announcements and heads.
-    pub(crate) reports: (mpsc::Sender<Report>, mpsc::Receiver<Report>),
-}
-
 /// What all sources share.
 #[derive(Debug)]
 pub(crate) struct Parts<S> {
@@ -168,24 +159,11 @@ pub(crate) struct Parts<S> {
     pub(crate) chain: Arc<Chain>,
 }
 
-impl<S> Clone for Parts<S> {
-    fn clone(&self) -> Self {
-        Self {
-            fetch: Arc::clone(&self.fetch),
-            deliverer: Arc::clone(&self.deliverer),
-            chain: Arc::clone(&self.chain),
-        }
-    }
-}
-
 /// One running source.
 pub(crate) struct Source<S> {
-    parts: Parts<S>,
+    parts: Arc<Parts<S>>,
     index: usize,
     shared: Arc<SourceShared>,
-    channels: SourceChannels,
-    /// Gets the result of the first attempt to connect, for a start that requires a node.
-    first: Option<oneshot::Sender<Result<(), ConnectError>>>,
     machine: Machine,
     messages: mpsc::Sender<Message>,
     tasks: JoinSet<()>,
@@ -193,19 +171,15 @@ pub(crate) struct Source<S> {
     sync: Sync,
     /// The error of a source on another chain is logged.
     is_on_other_chain: bool,
-    /// Counts the connections of each role, so that a message about an earlier one is recognised.
-    generations: [u64; 2],
 }
 
 impl<S: TransactionSink> Source<S> {
     /// Runs one source. Returns when the fetcher stops, or at the limit of connection attempts.
     pub(crate) async fn run(
-        parts: Parts<S>,
+        parts: Arc<Parts<S>>,
         index: usize,
         shared: Arc<SourceShared>,
-        channels: SourceChannels,
-        audits: mpsc::Receiver<AuditRequest>,
-        first: oneshot::Sender<Result<(), ConnectError>>,
+        Inbox { audits, mut reports }: Inbox,
     ) {
         let (messages, mut inbox) = mpsc::channel(MESSAGES);
         let (machine, actions) =
@@ -214,15 +188,12 @@ impl<S: TransactionSink> Source<S> {
             parts,
             index,
             shared,
-            channels,
-            first: Some(first),
             machine,
             messages,
             tasks: JoinSet::new(),
             subscription: None,
             sync: Sync::default(),
             is_on_other_chain: false,
-            generations: [0; 2],
         };
         source.serve_audits(audits);
         source.process_waiting();
@@ -246,7 +217,7 @@ impl<S: TransactionSink> Source<S> {
                     Vec::new()
                 }
                 _ = ticks.tick() => source.tick(),
-                Some(report) = source.channels.reports.1.recv() => source.on_report(report),
+                Some(report) = reports.recv() => source.on_report(report),
             };
             ended = source.perform(actions);
             source.publish();
@@ -313,9 +284,7 @@ impl<S: TransactionSink> Source<S> {
                     }
                 }
                 self.shared.announces(announcements);
-                let node = subscription.node().clone();
-                self.shared.metrics.chain_id.set(node.chain_id as f64);
-                lock(&self.shared.status).node = Some(node);
+                lock(&self.shared.status).node = Some(subscription.node().clone());
                 self.is_on_other_chain = false;
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now)
@@ -348,11 +317,7 @@ impl<S: TransactionSink> Source<S> {
                     false => tracing::debug!(%error, ?role, "cannot connect"),
                 }
                 self.is_on_other_chain |= is_on_other_chain;
-                self.shared.fail(SourceError::Connect(error.clone()));
-                if let Some(first) = self.first.take() {
-                    // The receiver may be gone; the error is in the status as well.
-                    let _ = first.send(Err(error));
-                }
+                self.shared.fail(SourceError::Connect(error));
                 self.machine.on(Event::DialFailed(role), now)
             }
             Message::SaysSyncing(says_syncing) => {
@@ -363,11 +328,7 @@ impl<S: TransactionSink> Source<S> {
                 self.has_head(head);
                 Vec::new()
             }
-            Message::Lost(role, generation, reason) => {
-                if generation != self.generations[role as usize] {
-                    return Vec::new();
-                }
-                self.generations[role as usize] += 1;
+            Message::Lost(role, reason) => {
                 if role == Role::Subscription {
                     self.subscription = None;
                 }
@@ -402,10 +363,6 @@ impl<S: TransactionSink> Source<S> {
         actions.extend(self.machine.on(Event::Up(role), now));
         if self.machine.state() != SourceState::Connecting {
             self.request_head();
-            if let Some(first) = self.first.take() {
-                // The receiver may be gone; the state is in the status as well.
-                let _ = first.send(Ok(()));
-            }
         }
         actions
     }
@@ -413,12 +370,12 @@ impl<S: TransactionSink> Source<S> {
     /// Requests the current head. Heads are already announced, so none can be missed in between.
     fn request_head(&mut self) {
         let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
-        let (heads, messages) = (self.channels.heads.clone(), self.messages.clone());
+        let (shared, messages) = (Arc::clone(&self.shared), self.messages.clone());
         self.tasks.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
                 send(&messages, Message::Latest(head.head())).await;
                 // If the fetcher stops, the head is not needed.
-                let _ = heads.send(head).await;
+                let _ = shared.heads.send(head).await;
             }
         });
     }
@@ -483,16 +440,13 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
-        let parts = self.parts.clone();
-        let backlog = Arc::clone(&self.shared.backlog);
-        let audits = Arc::clone(&self.shared.audits);
-        let messages = self.messages.clone();
-        let (index, heads) = (self.index, self.channels.heads.clone());
-        let reports = self.channels.reports.0.clone();
+        let (parts, shared) = (Arc::clone(&self.parts), Arc::clone(&self.shared));
+        let (index, messages) = (self.index, self.messages.clone());
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
             let (fetch, deliverer) = (&parts.fetch, &parts.deliverer);
+            let SourceShared { backlog, reports, heads, .. } = &*shared;
             let dialed = match (role, fetch.settings.in_process_pool(index)) {
                 (Role::Subscription, Some(pool)) => {
                     let chain_id = &deliverer.chain_id;
@@ -500,20 +454,20 @@ impl<S: TransactionSink> Source<S> {
                         Ok(subscribed) => {
                             let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
                             send(&messages, Message::SubscriptionUp(up)).await;
-                            return subscribed.read(fetch, index, &backlog, &reports, &heads).await;
+                            return subscribed.read(fetch, index, backlog, reports, heads).await;
                         }
                         Err(error) => Err(error),
                     }
                 }
                 (Role::Subscription, None) => {
-                    match announce::subscribe(fetch, deliverer, index, &backlog, known).await {
+                    match announce::subscribe(fetch, deliverer, index, backlog, known).await {
                         Ok(subscribed) => {
                             let objects = subscribed.objects.as_ref();
                             let objects = objects.map(|objects| Arc::clone(&objects.connection));
                             let hashes = Arc::clone(&subscribed.connection);
                             let up = Subscription::Node(hashes, objects);
                             send(&messages, Message::SubscriptionUp(up)).await;
-                            return subscribed.read(fetch, &reports, &heads).await;
+                            return subscribed.read(fetch, reports, heads).await;
                         }
                         Err(error) => Err(error),
                     }
@@ -522,7 +476,7 @@ impl<S: TransactionSink> Source<S> {
                     .map(|queues| Message::PoolQueuesUp(Arc::new(queues)))
                     .map_err(|error| ConnectError::io(pool, error)),
                 (Role::Request, None) => {
-                    let opened = open_requests(&parts, &audits, index, known).await;
+                    let opened = open_requests(&parts, &shared.audits, index, known).await;
                     opened.map(|(set, sync)| Message::RequestConnectionsUp(set, sync))
                 }
             };
@@ -533,12 +487,8 @@ impl<S: TransactionSink> Source<S> {
 
     /// Starts the task that waits for an end.
     fn watch_end(&mut self, role: Role, ended: impl Future<Output = LossReason> + Send + 'static) {
-        let generation = self.generations[role as usize];
         let messages = self.messages.clone();
-        self.tasks.spawn(async move {
-            let reason = ended.await;
-            send(&messages, Message::Lost(role, generation, reason)).await;
-        });
+        self.tasks.spawn(async move { send(&messages, Message::Lost(role, ended.await)).await });
     }
 
     fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
@@ -609,7 +559,7 @@ impl<S: TransactionSink> Source<S> {
     /// Starts the task that processes the announcements that have to wait.
     fn process_waiting(&mut self) {
         let (fetch, backlog) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.backlog));
-        let reports = self.channels.reports.0.clone();
+        let reports = self.shared.reports.clone();
         self.tasks.spawn(announce::process_waiting(fetch, self.index, backlog, reports));
     }
 

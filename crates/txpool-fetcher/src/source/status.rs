@@ -5,17 +5,18 @@ use std::{
     time::SystemTime,
 };
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
-use super::machine::SourceState;
+use super::{AuditRequest, machine::SourceState};
 use crate::{
     announce::Backlog,
     audit::{AuditReport, AuditState},
+    chain::{AnnouncedHead, HEADS_WAITING},
     config::{Announcements, Endpoint},
     connection::NodeInfo,
     error::SourceError,
     fetch::{AnnouncementCounts, NodeLimit},
-    gap::Gap,
+    gap::{Gap, Report},
     metrics::{SourceMetrics, SourceName},
     settings::Settings,
     sync::lock,
@@ -71,9 +72,27 @@ pub struct SourceStatus {
     pub head: Option<u64>,
 }
 
+/// Requests for audits that may wait for one source while one runs; further callers get an error.
+pub(crate) const AUDITS_WAITING: usize = 4;
+
+/// What a source's announcements and heads report may wait for its shell, which reads it at once.
+const REPORTS_WAITING: usize = 256;
+
+/// Where a source receives from the other parts.
+#[derive(Debug)]
+pub(crate) struct Inbox {
+    pub(super) audits: mpsc::Receiver<AuditRequest>,
+    pub(super) reports: mpsc::Receiver<Report>,
+}
+
 /// The state that a source shares with its handle.
 #[derive(Debug)]
 pub(crate) struct SourceShared {
+    /// To its [`Inbox`].
+    pub(crate) audit_requests: mpsc::Sender<AuditRequest>,
+    pub(crate) reports: mpsc::Sender<Report>,
+    /// From the node to the chain.
+    pub(super) heads: mpsc::Sender<AnnouncedHead>,
     pub(super) status: Mutex<SourceStatus>,
     pub(crate) backlog: Arc<Backlog>,
     pub(crate) audits: Arc<AuditState>,
@@ -89,13 +108,24 @@ pub(crate) struct SourceShared {
 pub(crate) type Changes = Arc<watch::Sender<()>>;
 
 impl SourceShared {
-    pub(crate) fn new(endpoint: Endpoint, settings: &Settings, changes: &Changes) -> Arc<Self> {
+    /// With where the source receives, and the chain its heads.
+    pub(crate) fn new(
+        endpoint: Endpoint,
+        settings: &Settings,
+        changes: &Changes,
+    ) -> (Arc<Self>, Inbox, mpsc::Receiver<AnnouncedHead>) {
+        let (audit_requests, audits) = mpsc::channel(AUDITS_WAITING);
+        let (reports, reported) = mpsc::channel(REPORTS_WAITING);
+        let (heads, heads_told) = mpsc::channel(HEADS_WAITING);
         let name = SourceName::claim(&endpoint);
         let metrics = name.metrics();
         // Until the first failure to list it.
         metrics.audited.set(1.0);
         let slots = settings.config.fetch_slots;
-        Arc::new(Self {
+        let shared = Self {
+            audit_requests,
+            reports,
+            heads,
             limit: Arc::new(NodeLimit::new(slots, metrics.fetch_limit.clone())),
             status: Mutex::new(SourceStatus {
                 endpoint,
@@ -123,7 +153,8 @@ impl SourceShared {
             metrics,
             name: Mutex::new(Some(name)),
             changes: Arc::clone(changes),
-        })
+        };
+        (Arc::new(shared), Inbox { audits, reports: reported }, heads_told)
     }
 
     pub(crate) fn status(&self) -> SourceStatus {

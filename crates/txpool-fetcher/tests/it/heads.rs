@@ -4,25 +4,26 @@ use std::{
     collections::{HashMap, HashSet},
     ops::RangeInclusive,
     os::unix::net::UnixStream,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard},
     thread,
     time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::{Address, B256};
+use metrics_util::debugging::DebuggingRecorder;
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use order_pool::{Event, OrderPool, PoolConfig, Subscription};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::ingest::{Node, PATIENCE, eventually, settled, socket};
+use testkit::ingest::{PATIENCE, eventually, settled, socket};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
     AuditMode, Backfill, ChainEvent, Endpoint, FetchedTransaction, Fetcher, FetcherConfig,
     GapReason, Limits, SinkEvent, SourceState, StartPolicy,
 };
 
-use super::{all_live, ingest_fast, ingest_with, peer, settles_fast, start_with};
+use super::{all_live, ingest_fast, ingest_with, peer, settles_fast, sink::Figures, start_with};
 
 const CHAIN_ID: u64 = 1337;
 
@@ -96,22 +97,15 @@ struct State {
     subscribers: Vec<(String, UnixStream)>,
     /// How often requests for a block, full or not, are answered with an error response.
     busy: HashMap<(B256, bool), u32>,
-    /// Requests for these blocks are never answered.
-    silent: HashSet<B256>,
     /// Full blocks are answered by and by: nothing else is on their connection meanwhile.
     full_blocks_stand_still: bool,
     /// No request is answered.
     stands_still: bool,
     /// Instead of [`CHAIN_ID`].
     chain_id: Option<u64>,
-    /// How often its version was requested.
-    probes: usize,
     is_syncing: bool,
-    /// How often it was asked whether it is syncing, and for its head.
-    sync_requests: usize,
-    head_requests: usize,
-    /// Every block that was requested, full or not.
-    requested: Vec<(B256, bool)>,
+    /// Every method that was requested, with its parameters.
+    requested: Vec<(String, Value)>,
     connections: Vec<UnixStream>,
 }
 
@@ -165,22 +159,15 @@ impl Fake {
 
     fn answer(&self, writer: &UnixStream, request: &Value) -> Option<Value> {
         let mut state = self.lock();
-        let params = &request["params"];
-        Some(match request["method"].as_str()? {
+        let (method, params) = (request["method"].as_str()?, &request["params"]);
+        state.requested.push((method.to_owned(), params.clone()));
+        Some(match method {
             "eth_chainId" => {
                 json!({ "result": format!("{:#x}", state.chain_id.unwrap_or(CHAIN_ID)) })
             }
-            "eth_syncing" => {
-                state.sync_requests += 1;
-                match state.is_syncing {
-                    true => json!({ "result": { "currentBlock": "0x1" } }),
-                    false => json!({ "result": false }),
-                }
-            }
-            "web3_clientVersion" => {
-                state.probes += 1;
-                json!({ "result": "fake/1" })
-            }
+            "eth_syncing" if state.is_syncing => json!({ "result": { "currentBlock": "0x1" } }),
+            "eth_syncing" => json!({ "result": false }),
+            "web3_clientVersion" => json!({ "result": "fake/1" }),
             "eth_blockNumber" => {
                 let head = state.head;
                 json!({ "result": format!("{:#x}", state.blocks[&head].number) })
@@ -192,16 +179,11 @@ impl Fake {
                 json!({ "result": topic })
             }
             "eth_getBlockByNumber" => {
-                state.head_requests += 1;
                 json!({ "result": state.blocks[&state.head].json(Some(false)) })
             }
             "eth_getBlockByHash" => {
                 let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
                 let full = params[1].as_bool()?;
-                state.requested.push((hash, full));
-                if state.silent.contains(&hash) {
-                    return None;
-                }
                 if let Some(left) = state.busy.get_mut(&(hash, full))
                     && *left > 0
                 {
@@ -262,20 +244,29 @@ impl Fake {
         state.connections.drain(..).for_each(|it| _ = it.shutdown(std::net::Shutdown::Both));
     }
 
-    /// How often this block was requested, without its transactions.
-    fn requests_for(&self, block: u64) -> usize {
-        let wanted = (block_hash(block), false);
+    /// How often this block was requested, with its transactions or without.
+    fn requests_for(&self, block: u64, full: bool) -> usize {
+        let wanted = ("eth_getBlockByHash".to_owned(), json!([block_hash(block), full]));
         self.lock().requested.iter().filter(|requested| **requested == wanted).count()
     }
 
-    /// The node does not list them any more.
-    fn forget_pending(&self) {
-        self.lock().pending.clear();
+    fn count(&self, method: &str) -> usize {
+        self.lock().requested.iter().filter(|(requested, _)| requested == method).count()
     }
 
     fn config(&self) -> FetcherConfig {
         FetcherConfig::ipc(&self.path)
     }
+
+    /// Announces transactions, until they are in our pool.
+    async fn pools(&self, pool: &OrderPool, txs: &[PreparedTx]) {
+        txs.iter().for_each(|tx| self.announce_tx(tx));
+        eventually("pooled", || txs.iter().all(|tx| pool.contains(&tx.hash))).await;
+    }
+}
+
+fn config_of(fakes: &[&Fake]) -> FetcherConfig {
+    FetcherConfig::new(fakes.iter().map(|fake| Endpoint::Ipc(fake.path.clone())))
 }
 
 fn txs(count: usize) -> Vec<PreparedTx> {
@@ -289,14 +280,9 @@ fn head_number(pool: &OrderPool) -> Option<u64> {
     pool.head().map(|head| head.number)
 }
 
-async fn both_live(one: &Fake, two: &Fake) -> (Fetcher, OrderPool) {
-    first_leads(one, two, settles_fast()).await
-}
-
 /// Both are live, and the first was alone when it told its head.
 async fn first_leads(first: &Fake, other: &Fake, limits: Limits) -> (Fetcher, OrderPool) {
-    let ipc = |path: &Path| Endpoint::Ipc(path.to_owned());
-    let config = FetcherConfig::new([ipc(&first.path), ipc(&other.path)]);
+    let config = config_of(&[first, other]);
     other.lock().stands_still = true;
     let (fetcher, pool) = ingest_with(config, limits).await;
     eventually("the first head", || pool.head().is_some()).await;
@@ -324,26 +310,16 @@ fn blocks(numbers: RangeInclusive<u64>) -> impl Iterator<Item = FakeBlock> {
 }
 
 #[tokio::test]
-async fn the_head_is_known_right_after_the_start_with_the_next_base_fee() {
-    let node = Node::start(10, |config| config);
-    node.submit_all();
-    let block = node.node.mine();
-    let (_fetcher, pool) = ingest_fast(node.fetcher()).await;
-    eventually("the head is known", || pool.head().is_some()).await;
-    let head = pool.head().expect("just seen");
-    assert_eq!((head.number, head.hash), (block.number, block.hash));
-    assert!(head.next_base_fee_wei.is_some() && head.gas_limit > 0);
-    assert_eq!(head.timestamp, block.timestamp);
-}
-
-#[tokio::test]
-async fn the_head_is_known_right_after_a_reconnect() {
+async fn the_head_is_known_right_after_the_start_and_after_a_reconnect_with_the_next_base_fee() {
     let fake = Fake::start();
     let (fetcher, pool) = at_first_head(fake.config()).await;
     // Made while nobody listens.
     fake.restart(&blocks(1..=3).collect::<Vec<_>>());
     eventually("the head of now", || head_number(&pool) == Some(3)).await;
     assert!(fetcher.status()[0].reconnects > 0);
+    let head = pool.head().expect("just seen");
+    assert_eq!((head.hash, head.timestamp, head.gas_limit), (block_hash(3), 1, 30_000_000));
+    assert_eq!(head.next_base_fee_wei, Some(875_000_000));
 }
 
 #[tokio::test]
@@ -351,8 +327,7 @@ async fn the_nonces_of_every_missed_block_count() {
     let fake = Fake::start();
     let (_fetcher, pool) = at_first_head(fake.config()).await;
     let txs = txs(3);
-    txs.iter().for_each(|tx| fake.announce_tx(tx));
-    eventually("pooled", || pool.len() == 3).await;
+    fake.pools(&pool, &txs).await;
     // The second and the third block are never announced; each has a rival of what is pooled.
     fake.add(&FakeBlock::new(2, 2, 1, &[]).with_rival_of(&txs[0]));
     fake.add(&FakeBlock::new(3, 3, 2, &[]).with_rival_of(&txs[1]));
@@ -391,8 +366,7 @@ async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
     let fake = Fake::start();
     let (_fetcher, pool) = at_first_head(fake.config()).await;
     let txs = txs(2);
-    txs.iter().for_each(|tx| fake.announce_tx(tx));
-    eventually("pooled", || pool.len() == 2).await;
+    fake.pools(&pool, &txs).await;
     let block = FakeBlock::new(2, 2, 1, &[&txs[0]]).with_rival_of(&txs[1]);
     // Before, the fourth error response made it an empty block, and the first one of the full block
     // left its nonces unread.
@@ -427,15 +401,14 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     let (fetcher, pool) =
         at_first_head(FetcherConfig { backfill: Backfill::Off, ..fake.config() }).await;
     let txs = txs(3);
-    fake.announce_tx(&txs[2]);
-    eventually("pooled", || pool.len() == 1).await;
+    fake.pools(&pool, &txs[2..]).await;
     let block = txs.iter().fold(FakeBlock::new(2, 2, 1, &[]), FakeBlock::with_rival_of);
     fake.announce(&block);
     eventually("the block's nonces are known", || pool.is_empty()).await;
     fake.announce_tx(&txs[0]);
     fake.announce_tx(&txs[1]);
     settled(&fetcher, "two too late", |counts| counts.mined == 2).await;
-    fake.forget_pending();
+    fake.lock().pending.clear();
     fake.announce(&FakeBlock::new(2, 22, 1, &[]));
     eventually("undone", || pool.head().is_some_and(|head| head.hash == block_hash(22))).await;
     // One is announced again, the other is found by an audit.
@@ -444,36 +417,6 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     fake.lock().pending.push(txs[1].clone());
     fetcher.audit(0, AuditMode::Recover).await.expect("listed");
     eventually("recovered", || pool.contains(&txs[1].hash)).await;
-}
-
-#[tokio::test]
-async fn a_frozen_source_does_not_hold_up_the_heads_of_a_healthy_one() {
-    let (frozen, healthy) = (Fake::start(), Fake::start());
-    let (_fetcher, pool) = both_live(&frozen, &healthy).await;
-    let block = FakeBlock::new(2, 2, 1, &[]);
-    frozen.lock().silent.insert(block.hash);
-    let began = Instant::now();
-    frozen.announce(&block);
-    eventually("it was requested", || frozen.lock().requested.contains(&(block.hash, false))).await;
-    healthy.announce(&block);
-    healthy.announce(&FakeBlock::new(3, 3, 2, &[]));
-    eventually("the healthy one's heads", || head_number(&pool) == Some(3)).await;
-    // A call to the frozen one takes 10 s to time out.
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
-}
-
-#[tokio::test]
-async fn a_head_with_a_huge_number_does_not_make_its_source_the_leader() {
-    let (liar, honest) = (Fake::start(), Fake::start());
-    let (_fetcher, pool) = both_live(&liar, &honest).await;
-    // Of a parent that nobody has, and of one that cannot have it as a child.
-    liar.announce(&FakeBlock::new(1 << 60, 100, 99, &[]));
-    eventually("it was looked into", || liar.requests_for(99) >= 3).await;
-    liar.announce(&FakeBlock::new(1 << 60, 101, 1, &[]));
-    for number in 2..=4 {
-        honest.announce(&FakeBlock::new(number, number, number - 1, &[]));
-        eventually("the honest one leads", || head_number(&pool) == Some(number)).await;
-    }
 }
 
 #[tokio::test]
@@ -505,8 +448,7 @@ async fn a_node_that_imports_old_blocks_does_not_roll_the_chain_back() {
     let (live, late) = (Fake::start(), Fake::start());
     let (_fetcher, pool) = first_leads(&live, &late, settles_fast()).await;
     let txs = txs(1);
-    live.announce_tx(&txs[0]);
-    eventually("pooled", || pool.len() == 1).await;
+    live.pools(&pool, &txs).await;
     let mut chain: Vec<_> = blocks(2..=99).collect();
     let mut events = pool.subscribe_all();
     chain[88] = FakeBlock::new(90, 90, 89, &[&txs[0]]);
@@ -526,6 +468,7 @@ async fn a_node_that_imports_old_blocks_does_not_roll_the_chain_back() {
 
 #[tokio::test]
 async fn a_leader_that_is_frozen_or_dies_for_good_is_followed_by_the_other_without_a_step_back() {
+    let began = Instant::now();
     for dies in [false, true] {
         let (first, other) = (Fake::start(), Fake::start());
         let (fetcher, pool) = first_leads(&first, &other, settles_fast()).await;
@@ -539,6 +482,9 @@ async fn a_leader_that_is_frozen_or_dies_for_good_is_followed_by_the_other_witho
         if dies {
             first.restart(&blocks(1..=3).collect::<Vec<_>>());
             eventually("it is lost", || !fetcher.readiness()()).await;
+        } else {
+            // It is read until the call times out.
+            first.announce(&FakeBlock::new(4, 4, 3, &[]));
         }
         for block in blocks(4..=9) {
             other.announce(&block);
@@ -546,12 +492,14 @@ async fn a_leader_that_is_frozen_or_dies_for_good_is_followed_by_the_other_witho
         }
         first.lock().stands_still = dies;
         if !dies {
-            blocks(4..=10).for_each(|block| first.announce(&block));
+            blocks(5..=10).for_each(|block| first.announce(&block));
             eventually("the first again", || head_number(&pool) == Some(10)).await;
         }
         let (heads, _) = seen(&mut events);
         assert!(heads.is_sorted(), "{heads:?}");
     }
+    // A call to the frozen one takes 10 s to time out.
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
 
 #[tokio::test]
@@ -560,11 +508,9 @@ async fn nodes_that_come_back_on_another_branch_or_from_an_older_snapshot_bring_
     for nodes in [1, 2] {
         let fakes = [Fake::start(), Fake::start()];
         let txs = txs(2);
-        let endpoints = fakes[..nodes].iter().map(|fake| Endpoint::Ipc(fake.path.clone()));
-        let (fetcher, pool) = ingest_fast(FetcherConfig::new(endpoints)).await;
+        let (fetcher, pool) = ingest_fast(config_of(&fakes.each_ref()[..nodes])).await;
         all_live(&fetcher).await;
-        fakes[0].announce_tx(&txs[0]);
-        eventually("pooled", || pool.len() == 1).await;
+        fakes[0].pools(&pool, &txs[..1]).await;
         let mined = FakeBlock::new(3, 3, 2, &[&txs[0]]).with_rival_of(&txs[1]);
         let chain: Vec<_> = blocks(2..=2).chain([mined]).chain(blocks(4..=6)).collect();
         for fake in &fakes[..nodes] {
@@ -590,32 +536,31 @@ async fn nodes_that_come_back_on_another_branch_or_from_an_older_snapshot_bring_
 }
 
 #[tokio::test]
-async fn a_high_head_that_is_repeated_keeps_no_honest_head_from_the_sink() {
-    let (liar, honest) = (Fake::start(), Fake::start());
-    let (_fetcher, pool) = first_leads(&honest, &liar, settles_fast()).await;
-    let high = FakeBlock::new(51, 151, 150, &[]);
-    liar.announce(&high);
-    eventually("it was looked into", || liar.requests_for(150) + honest.requests_for(150) >= 7)
-        .await;
-    for block in blocks(2..=8) {
-        liar.announce(&high);
-        honest.announce(&block);
-        eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
-    }
-}
-
-#[tokio::test]
-async fn a_huge_number_as_the_first_head_keeps_no_honest_head_from_the_sink() {
-    let (liar, honest) = (Fake::start(), Fake::start());
-    let huge = FakeBlock::new(1 << 60, 100, 99, &[]);
-    liar.add(&huge);
-    liar.lock().head = huge.hash;
-    let (_fetcher, pool) = first_leads(&liar, &honest, settles_fast()).await;
-    assert_eq!(head_number(&pool), Some(1 << 60), "nobody else has told one");
-    for block in blocks(2..=8) {
-        liar.announce(&huge);
-        honest.announce(&block);
-        eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
+async fn a_high_number_whether_first_or_repeated_keeps_no_honest_head_from_the_sink() {
+    // Of a parent that nobody has, or that cannot have it as a child.
+    for (is_first, number, parent) in
+        [(true, 1 << 60, 99), (false, 1 << 60, 99), (false, 1 << 60, 1), (false, 51, 99)]
+    {
+        let (liar, honest) = (Fake::start(), Fake::start());
+        let high = FakeBlock::new(number, 100, parent, &[]);
+        let (leads, other) = if is_first { (&liar, &honest) } else { (&honest, &liar) };
+        if is_first {
+            liar.add(&high);
+            liar.lock().head = high.hash;
+        }
+        let (_fetcher, pool) = first_leads(leads, other, settles_fast()).await;
+        if is_first {
+            assert_eq!(head_number(&pool), Some(number), "nobody else has told one");
+        } else if parent == 99 {
+            liar.announce(&high);
+            let tries = || liar.requests_for(99, false) + honest.requests_for(99, false);
+            eventually("it was looked into", || tries() >= 7).await;
+        }
+        for block in blocks(2..=8) {
+            liar.announce(&high);
+            honest.announce(&block);
+            eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
+        }
     }
 }
 
@@ -625,8 +570,7 @@ async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
     let fake = Fake::start();
     let (fetcher, pool) = at_first_head(fake.config()).await;
     let txs = txs(2);
-    txs.iter().for_each(|tx| fake.announce_tx(tx));
-    eventually("pooled", || pool.len() == 2).await;
+    fake.pools(&pool, &txs).await;
     fake.announce(&FakeBlock::new(2, 2, 1, &[]));
     fake.announce(&FakeBlock::new(3, 3, 2, &[&txs[0]]).with_rival_of(&txs[1]));
     blocks(4..=5).for_each(|block| fake.announce(&block));
@@ -648,8 +592,7 @@ async fn a_quick_flip_back_to_a_known_branch_is_followed() {
     let fake = Fake::start();
     let (_fetcher, pool) = at_first_head(fake.config()).await;
     let txs = txs(1);
-    fake.announce_tx(&txs[0]);
-    eventually("pooled", || pool.len() == 1).await;
+    fake.pools(&pool, &txs).await;
     let block = |number| match number {
         4 => FakeBlock::new(4, 4, 3, &[&txs[0]]),
         _ => FakeBlock::new(number, number, number - 1, &[]),
@@ -682,7 +625,7 @@ async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
     }
     eventually("the next head", || head_number(&pool) == Some(2)).await;
     assert!(pool.head().is_some_and(|head| head.hash == next.hash));
-    assert!(fake.requests_for(22) <= 2, "{} requests", fake.requests_for(22));
+    assert!(fake.requests_for(22, false) <= 2, "{} requests", fake.requests_for(22, false));
 }
 
 #[tokio::test]
@@ -690,11 +633,10 @@ async fn the_chain_is_that_of_the_first_listed_source_however_late_it_responds()
     let (first, other) = (Fake::start(), Fake::start());
     other.lock().chain_id = Some(1);
     first.lock().stands_still = true;
-    let sources = [&first, &other].map(|fake| Endpoint::Ipc(fake.path.clone()));
-    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::new(sources) };
+    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..config_of(&[&first, &other]) };
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     let fetcher = Fetcher::start(config, pool).await.expect("it waits for no node");
-    eventually("the other is probed", || other.lock().probes >= 2).await;
+    eventually("the other is probed", || other.count("web3_clientVersion") >= 2).await;
     first.lock().stands_still = false;
     eventually("the other is refused", || fetcher.status()[1].last_error.is_some()).await;
     let error = fetcher.status()[1].last_error.as_ref().map(ToString::to_string);
@@ -719,8 +661,8 @@ async fn a_node_that_is_syncing_is_neither_live_nor_compared_and_its_heads_do_no
     let status = &fetcher.status()[0];
     assert_eq!((status.state, status.audits), (SourceState::Syncing, 0));
     assert!(!fetcher.is_live() && pool.head().is_none() && pool.is_empty());
-    eventually("it is asked again", || fake.lock().sync_requests >= 10).await;
-    assert!(fake.lock().head_requests <= 3, "{}", fake.lock().head_requests);
+    eventually("it is asked again", || fake.count("eth_syncing") >= 10).await;
+    assert!(fake.count("eth_getBlockByNumber") <= 3);
     // That its head is old is no sign by itself: a development chain mines when it likes.
     fake.lock().is_syncing = false;
     eventually("live", || fetcher.is_live()).await;
@@ -734,14 +676,10 @@ async fn a_node_whose_head_is_old_while_that_of_another_is_recent_is_syncing_unt
     let recent = FakeBlock::new(2, 2, 1, &[]).recent();
     live.add(&recent);
     live.lock().head = recent.hash;
-    let (fetcher, pool) = ingest_fast(FetcherConfig::new(
-        [&late, &live].map(|fake| Endpoint::Ipc(fake.path.clone())),
-    ))
-    .await;
-    let states =
-        |fetcher: &Fetcher| fetcher.status().iter().map(|source| source.state).collect::<Vec<_>>();
+    let (fetcher, pool) = ingest_fast(config_of(&[&late, &live])).await;
+    let states = || fetcher.status().into_iter().map(|source| source.state);
     let expected = [SourceState::Syncing, SourceState::Live];
-    eventually("one syncs, one is live", || states(&fetcher) == expected).await;
+    eventually("one syncs, one is live", || states().eq(expected)).await;
     live.announce(&FakeBlock::new(3, 3, 2, &[]).recent());
     eventually("the head", || head_number(&pool) == Some(3)).await;
     late.announce(&recent);
@@ -750,20 +688,44 @@ async fn a_node_whose_head_is_old_while_that_of_another_is_recent_is_syncing_unt
 }
 
 #[tokio::test]
+async fn a_head_above_a_mebibyte_is_not_kept_and_its_block_is_read_before_the_next() {
+    let recorder = DebuggingRecorder::new();
+    let figures = Figures::of(&recorder);
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let fake = Fake::start();
+    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let mut events = pool.subscribe_all();
+    let long = |number, bytes| {
+        let block = FakeBlock::new(number, number, number - 1, &[]);
+        fake.add(&block);
+        let mut head = block.json(None);
+        head["padding"] = "x".repeat(bytes).into();
+        fake.notify("newHeads", &head);
+    };
+    long(2, 1_000_000);
+    eventually("a long one counts", || head_number(&pool) == Some(2)).await;
+    long(3, 1 << 20);
+    let malformed = || figures.get("malformed_notifications_total", "").0;
+    eventually("it is counted", || malformed() == 1.0).await;
+    assert_eq!(head_number(&pool), Some(2));
+    blocks(4..=4).for_each(|block| fake.announce(&block));
+    eventually("the next head", || head_number(&pool) == Some(4)).await;
+    assert_eq!(seen(&mut events).0, [1, 2, 3, 4]);
+}
+
+#[tokio::test]
 async fn nothing_waits_behind_a_full_block() {
     let fake = Fake::start();
     fake.lock().full_blocks_stand_still = true;
     let txs = txs(2);
     let (fetcher, pool) = ingest_fast(fake.config()).await;
-    fake.announce_tx(&txs[0]);
-    eventually("pooled", || pool.contains(&txs[0].hash)).await;
+    fake.pools(&pool, &txs[..1]).await;
     fake.announce(&FakeBlock::new(2, 2, 1, &[]).with_rival_of(&txs[0]));
     for number in 3..6 {
         fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
         eventually("the next head", || head_number(&pool) == Some(number)).await;
     }
-    fake.announce_tx(&txs[1]);
-    eventually("pooled", || pool.contains(&txs[1].hash)).await;
+    fake.pools(&pool, &txs[1..]).await;
     assert!(pool.contains(&txs[0].hash), "the nonces of its rival's block are not here yet");
     fake.lock().full_blocks_stand_still = false;
     eventually("the nonce is taken", || !pool.contains(&txs[0].hash)).await;
@@ -779,8 +741,7 @@ async fn without_a_use_for_nonces_no_full_block_is_requested() {
     eventually("live", || fetcher.is_live()).await;
     for number in 2..6 {
         fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
-        let is_read = || fake.lock().requested.contains(&(block_hash(number), false));
-        eventually("the head is read", is_read).await;
+        eventually("the head is read", || fake.requests_for(number, false) > 0).await;
+        assert_eq!(fake.requests_for(number, true), 0);
     }
-    assert!(fake.lock().requested.iter().all(|(_, full)| !full));
 }

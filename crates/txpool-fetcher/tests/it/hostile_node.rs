@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use testkit::ingest::{eventually, settled, socket};
 use txpool_fetcher::{
     AuditMode, Backfill, Delivery, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
-    LossReason, SnapshotError, SourceError, SourceState, StaleReason, TransactionSink,
+    LossReason, SnapshotError, SourceError, SourceState, TransactionSink,
 };
 
 use super::{peer, start_with};
@@ -425,10 +425,7 @@ async fn a_subscription_whose_node_lists_what_it_does_not_announce_is_dead() {
     eventually("the source is live again", || fetcher.is_live()).await;
     let error = fetcher.status().remove(0).last_error.expect("why it was lost");
     assert!(
-        matches!(
-            *error,
-            SourceError::Lost(LossReason::Stale(StaleReason::NoHashes { unannounced: 1 }))
-        ),
+        matches!(*error, SourceError::Lost(LossReason::NoHashes { unannounced: 1 })),
         "{error}"
     );
 }

@@ -372,7 +372,7 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
     assert_eq!((counts.announced, counts.failed), (20, 1));
     pool.state().panics.insert("pooled");
     let error = fetcher.audit(0, AuditMode::Recover).await.unwrap_err();
-    assert!(matches!(error, SnapshotError::PoolPanicked), "{error}");
+    assert!(matches!(error, SnapshotError::Connect(ConnectError::PoolPanicked { .. })), "{error}");
     let report = recover(&fetcher).await;
     assert_eq!(report.recovered, 1);
     settled(&fetcher, "20 pooled", |counts| counts.pooled == 20).await;

@@ -6,7 +6,7 @@ use std::{
         Arc, Condvar, Mutex,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, UNIX_EPOCH},
 };
 
 use alloy_primitives::B256;
@@ -169,49 +169,37 @@ async fn stop(fetcher: Fetcher, deadline: Duration) -> (Counts, Duration) {
     (counts, took.saturating_sub(deadline))
 }
 
-/// The counters of what is started on this thread while the recorder is installed.
-struct Counters {
+/// The counters and gauges of what is started on this thread while the recorder is installed.
+pub(super) struct Figures {
     snapshotter: Snapshotter,
-    /// By name and label: a snapshot has what was added since the one before.
-    sums: Mutex<HashMap<(String, String), u64>>,
-    /// The sum, and the latest value but 0: a snapshot sets a gauge to 0.
-    gauges: Mutex<HashMap<(String, String), (f64, f64)>>,
+    /// By name and label. A snapshot takes what was added since the one before, and sets a gauge to 0: so the sum, and
+    /// the latest value but 0.
+    read: Mutex<HashMap<(String, String), (f64, f64)>>,
 }
 
-impl Counters {
-    fn of(recorder: &DebuggingRecorder) -> Self {
-        let snapshotter = recorder.snapshotter();
-        Self { snapshotter, sums: Mutex::default(), gauges: Mutex::default() }
+impl Figures {
+    pub(super) fn of(recorder: &DebuggingRecorder) -> Self {
+        Self { snapshotter: recorder.snapshotter(), read: Mutex::default() }
     }
 
-    /// The sum of one counter.
-    fn get(&self, name: &str, label: &str) -> u64 {
-        self.read();
-        self.sums.lock().unwrap()[&(name.to_owned(), label.to_owned())]
-    }
-
-    /// What one gauge was changed by, and what it was set to last.
-    fn gauge(&self, name: &str, label: &str) -> (f64, f64) {
-        self.read();
-        let gauges = self.gauges.lock().unwrap();
-        gauges.get(&(name.to_owned(), label.to_owned())).copied().unwrap_or_default()
-    }
-
-    fn read(&self) {
-        let (mut sums, mut gauges) = (self.sums.lock().unwrap(), self.gauges.lock().unwrap());
+    /// The sum of one, and the latest value that was added or set.
+    pub(super) fn get(&self, name: &str, label: &str) -> (f64, f64) {
+        let mut read = self.read.lock().unwrap();
         for (key, _, _, value) in self.snapshotter.snapshot().into_vec() {
             let label = key.key().labels().next().map_or("", |label| label.value());
-            let key = (key.key().name().to_owned(), label.to_owned());
-            match value {
-                DebugValue::Counter(added) => *sums.entry(key).or_default() += added,
-                DebugValue::Gauge(value) if *value != 0.0 => {
-                    let (sum, latest) = gauges.entry(key).or_default();
-                    (*sum, *latest) = (*sum + *value, *value);
-                }
-                DebugValue::Gauge(_) => {}
-                DebugValue::Histogram(_) => {}
+            let value = match value {
+                DebugValue::Counter(added) => added as f64,
+                DebugValue::Gauge(value) => *value,
+                DebugValue::Histogram(_) => 0.0,
+            };
+            if value != 0.0 {
+                let key = (key.key().name().to_owned(), label.to_owned());
+                let (sum, latest) = read.entry(key).or_default();
+                (*sum, *latest) = (*sum + value, value);
             }
         }
+        let key = (format!("mempool_fetcher_{name}"), label.to_owned());
+        read.get(&key).copied().unwrap_or_default()
     }
 }
 
@@ -259,7 +247,7 @@ async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the
 async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
     for panics in CALLS {
         let recorder = DebuggingRecorder::new();
-        let counters = Counters::of(&recorder);
+        let figures = Figures::of(&recorder);
         let _installed = metrics::set_default_local_recorder(&recorder);
         let node = Node::start(10, |config| config);
         let armed = Arc::new(AtomicBool::new(false));
@@ -303,7 +291,7 @@ async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
         assert!(missing <= fetcher.counts().failed, "{missing}");
         stop(fetcher, Duration::from_secs(5)).await;
         let label = format!("{panics:?}").to_lowercase();
-        assert_eq!(counters.get("mempool_fetcher_sink_panics_total", &label), 1);
+        assert_eq!(figures.get("sink_panics_total", &label).0, 1.0);
     }
 }
 
@@ -390,7 +378,7 @@ async fn one_channel_carries_transactions_heads_nonces_and_reorgs_in_order() {
 async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     const BLOCKS: usize = 90;
     let recorder = DebuggingRecorder::new();
-    let counters = Counters::of(&recorder);
+    let figures = Figures::of(&recorder);
     let _installed = metrics::set_default_local_recorder(&recorder);
     let node = Node::start(BLOCKS + 1, |config| config);
     let (sink, latch) = Hooked::stuck_in(Call::Head);
@@ -409,9 +397,9 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
         })
         .await;
     }
-    let dropped = |event| counters.get("mempool_fetcher_sink_dropped_total", event);
+    let dropped = |event| figures.get("sink_dropped_total", event).0 as usize;
     // The one in the sink, 64 that wait.
-    eventually("the rest is dropped", || dropped("head") as usize == BLOCKS - 64).await;
+    eventually("the rest is dropped", || dropped("head") == BLOCKS - 64).await;
     assert!(dropped("nonces") > 0);
     let audits = fetcher.status()[0].audits;
     latch.open();
@@ -461,7 +449,7 @@ async fn no_call_of_a_sink_is_inside_of_the_runtime_of_the_sockets() {
 #[tokio::test]
 async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
     let recorder = DebuggingRecorder::new();
-    let counters = Counters::of(&recorder);
+    let figures = Figures::of(&recorder);
     let _installed = metrics::set_default_local_recorder(&recorder);
     let node = Node::start(20, |config| config);
     let config = FetcherConfig { audit_interval: None, ..node.fetcher() };
@@ -474,11 +462,19 @@ async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
         eventually("all are announced", || fetcher.counts().announced == 20).await;
     }
     let path = node.node.ipc_path().display().to_string();
-    let state = |label: &str| counters.gauge("mempool_fetcher_source_state", label).1;
-    let unfinished = || counters.gauge("mempool_fetcher_unfinished", "").0;
+    let state = |label: &str| figures.get("source_state", label).1;
+    let unfinished = || figures.get("unfinished", "").0;
     let again = format!("{path}#2");
     eventually("both are live", || (state(&path), state(&again)) == (2.0, 2.0)).await;
     assert_eq!(unfinished(), 40.0);
+    let head = node.node.mine_only(&[]).unwrap();
+    for label in [&path, &again] {
+        let is_head = || figures.get("source_head", label).1 == head.number as f64;
+        eventually("the head is known", is_head).await;
+        let age = || figures.get("source_head_age_seconds", label).1;
+        let expected = UNIX_EPOCH.elapsed().unwrap().as_secs_f64() - head.timestamp as f64;
+        eventually("its age too", || (age() - expected).abs() < 60.0).await;
+    }
     for (fetcher, latch, left) in [(first, &latches[0], 20.0), (second, &latches[1], 0.0)] {
         let (counts, _) = stop(fetcher, Duration::from_secs(1)).await;
         assert_eq!(counts.unfinished, 20);
@@ -617,12 +613,8 @@ async fn a_deadline_that_comes_after_the_end_has_begun_counts() {
     assert_eq!((end.reason, end.ended), (EndReason::SinkClosed, false));
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     latch.open();
-}
-
-#[tokio::test]
-async fn a_stop_may_wait_for_as_long_as_the_type_allows() {
-    let node = Node::start(1, |config| config);
-    let (fetcher, _pool) = ingest(node.fetcher()).await;
+    // It may wait for as long as the type allows.
+    let fetcher = start_with(node.fetcher(), Limits::default(), Hooked::new(|_| {})).await;
     let end = fetcher.shutdown(Duration::MAX).await;
     assert_eq!((end.reason, end.ended), (EndReason::Stopped, true));
 }
