@@ -12,6 +12,7 @@ use std::{
 };
 
 use clap::Parser;
+use mempool_ingest::txpool_fetcher::Endpoint;
 use mock_node::{LoadStart, MockNode, NodeConfig, cli::LoadArgs};
 
 /// As the product, for the same reason.
@@ -43,15 +44,15 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     let Flags { mut ingest, load } = Flags::parse();
     // A fault may have struck just before the end.
     ingest.audit_first = load.faults.is_some();
-    Ok(mempool_ingest_cli::run(ingest, |ingest| {
-        if !ingest.endpoints().is_empty() {
+    Ok(mempool_ingest_cli::run(&ingest, |sources| {
+        if !sources.is_empty() {
             return Ok(None);
         }
         let path = env::temp_dir().join(format!("mempool-ingest-{}.ipc", process::id()));
         eprintln!("starting a mock node: {} transactions/s at {}", load.tps, path.display());
         let config = load.config(&path, ingest.duration);
         let config = NodeConfig { load_start: LoadStart::FirstSubscription, ..config };
-        ingest.ipc.push(path.clone());
+        sources.push(Endpoint::Ipc(path.clone()));
         Ok(Some(Node { process: start(&config)?, path }))
     }))
 }

@@ -6,9 +6,12 @@
 //! It is a library too, so that the example `ingest` can put a mock node in front of it.
 
 mod args;
+#[cfg(feature = "config")]
+mod check;
 mod draw;
 mod live;
 mod log;
+mod options;
 mod picture;
 #[cfg(feature = "fleet")]
 mod publishing;
@@ -29,16 +32,21 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
     Ingest,
-    txpool_fetcher::{AuditMode, AuditReport, EndReason},
+    txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
 };
 
 pub use crate::args::Args;
+#[cfg(feature = "config")]
+pub use crate::options::DEFAULT_CONFIG;
 use crate::{
     log::Log,
+    options::Options,
     samples::Samples,
-    say::{say, say_warning},
+    say::{say, say_error, say_warning},
     signals::Signals,
     status::Published,
     summary::Summary,
@@ -54,6 +62,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 
 /// How long a stop takes at most, whatever the node, a server or the disk do: less than the 10 s after which `docker stop`
 /// kills.
+#[cfg(any(feature = "record", feature = "fleet"))]
 const STOP: Duration = Duration::from_millis(9_500);
 
 /// When the process ends although it has not stopped: nobody reads what it writes.
@@ -66,28 +75,44 @@ const AUDIT: Duration = Duration::from_secs(4);
 /// and published.
 const INGESTION: Duration = Duration::from_secs(2);
 
-/// Runs the command until its end: at a signal, a key, the end of the time or of the replay. `node` starts a node for it
-/// that lives until the command has ended, after signals are listened to: no signal leaves it behind.
-pub fn run<N>(mut args: Args, node: impl FnOnce(&mut Args) -> Result<N, Failure>) -> ExitCode {
-    args.log_format.set();
+/// Runs the command until its end: at a signal, a key, the end of the time or of the replay. `node` may add a node to the
+/// sources that lives until the command has ended, after signals are listened to: no signal leaves it behind.
+pub fn run<N>(
+    args: &Args,
+    node: impl FnOnce(&mut Vec<Endpoint>) -> Result<N, Failure>,
+) -> ExitCode {
     let ended = (|| {
-        let log = Log::install(args.log_format, View::is_to_be_live(args.plain))?;
+        let mut options = args.options()?;
+        options.log_format.set();
+        let log = Log::install(options.log_format, View::is_to_be_live(args.plain))?;
         let runtime = tokio::runtime::Runtime::new()?;
         let signals = runtime.block_on(async { Signals::listen() })?;
-        let _node = node(&mut args)?;
-        let ended = runtime.block_on(run_until_end(&args, log, signals));
+        let _node = node(&mut options.fetcher.sources)?;
+        let ended = runtime.block_on(run_until_end(args, &options, log, signals));
         // It would wait for what has not ended in time.
         runtime.shutdown_background();
         ended
     })();
-    ended.unwrap_or_else(|error| {
-        // Nobody may read it.
-        let _ = say::line("ERROR", format_args!("{error}"));
+    ended.unwrap_or_else(|error: Failure| {
+        say_error!("{error}");
         ExitCode::from(2)
     })
 }
 
+/// Checks the options and reaches each source once, as the command `check`. The exit code is 0 if all can be used.
+#[cfg(feature = "config")]
+pub fn check(args: &Args) -> ExitCode {
+    match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime.block_on(check::run(args)),
+        Err(error) => {
+            say_error!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 /// The time until then.
+#[cfg(any(feature = "record", feature = "fleet"))]
 fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
@@ -103,34 +128,29 @@ struct Running {
 }
 
 impl Running {
-    async fn start(args: &Args) -> Result<Self, Failure> {
-        if args.endpoints().is_empty() {
+    async fn start(args: &Args, options: &Options) -> Result<Self, Failure> {
+        if options.fetcher.sources.is_empty() {
             return Err("no node is named: --ipc PATH or --ws URL".into());
         }
         #[cfg_attr(not(feature = "rpc"), expect(unused_mut, reason = "only the server needs it"))]
-        let mut ingest = Ingest::start(args.ingest()).await?;
+        let mut ingest = Ingest::start(options.ingest()).await?;
         #[cfg(any(feature = "rpc", feature = "fleet"))]
         let chain = ingest.fetcher().status().into_iter().find_map(|source| source.node);
         #[cfg(any(feature = "rpc", feature = "fleet"))]
         let chain = chain.map(|node| node.chain_id);
         #[cfg(feature = "rpc")]
-        if let Some(config) = args.rpc(chain)? {
-            ingest.start_rpc(config)?;
+        if let Some(config) = &options.rpc {
+            let chain_id = options.chain(config.chain_id, chain, "--rpc")?;
+            ingest.start_rpc(OrderRpcConfig { chain_id, ..config.clone() })?;
         }
         let pool = ingest.pool();
         Ok(Self {
             #[cfg(feature = "fleet")]
-            publishing: publishing::Publishing::start(
-                &args.fleet,
-                pool,
-                args.retention,
-                args.chain(chain, "--publish"),
-            )
-            .await?,
+            publishing: publishing::Publishing::start(options, pool, chain).await?,
             // Before the first transaction of a replay arrives.
             watcher: Watcher::start(pool, args.hashes.as_deref())?,
             #[cfg(feature = "record")]
-            files: recording::Files::start(&args.files, &ingest)?,
+            files: recording::Files::start(&args.files, options, &ingest)?,
             ingest,
         })
     }
@@ -151,8 +171,9 @@ impl Running {
         Vec::new()
     }
 
-    /// Stops everything within [`STOP`].
+    /// Stops everything, in less than 10 s.
     async fn end(self, args: &Args) -> (Summary, EndReason) {
+        #[cfg(any(feature = "record", feature = "fleet"))]
         let by = Instant::now() + STOP;
         let report = final_audit(args, &self.ingest).await;
         let mut summary = Summary::of(&self.ingest, &self.watcher, report.as_ref());
@@ -192,10 +213,15 @@ enum Stop {
     Failed(Failure),
 }
 
-async fn run_until_end(args: &Args, log: Log, mut signals: Signals) -> Result<ExitCode, Failure> {
+async fn run_until_end(
+    args: &Args,
+    options: &Options,
+    log: Log,
+    mut signals: Signals,
+) -> Result<ExitCode, Failure> {
     // Before the ingestion starts, because handles of metrics are made once.
     #[cfg(feature = "telemetry")]
-    let telemetry = args.metrics.map(mempool_ingest::telemetry::Telemetry::start).transpose()?;
+    let telemetry = options.metrics.map(mempool_ingest::telemetry::Telemetry::start).transpose()?;
     #[cfg(feature = "telemetry")]
     if let Some(telemetry) = &telemetry {
         say!("metrics at http://{}/metrics", telemetry.local_addr());
@@ -204,12 +230,12 @@ async fn run_until_end(args: &Args, log: Log, mut signals: Signals) -> Result<Ex
     let cpu_before = usage::cpu();
     // The order is irrelevant: nothing runs that would have to be stopped.
     let running = tokio::select! {
-        running = Running::start(args) => running?,
+        running = Running::start(args, options) => running?,
         _ = signals.next() => return Ok(ExitCode::SUCCESS),
     };
     let start = Instant::now();
     let live = View::is_to_be_live(args.plain);
-    let mut view = View::start(live, &running, log, args.status_interval);
+    let mut view = View::start(live, &running, log, options.status_interval);
     let stop = until_stop(args, &running, &mut view, &mut signals).await;
     // Restores the terminal: the rest of the output is lines.
     drop(view);

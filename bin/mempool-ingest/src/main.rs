@@ -1,5 +1,7 @@
 //! The command `mempool-ingest`.
 
+#[cfg(feature = "config")]
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -12,14 +14,58 @@ use mempool_ingest_cli::Args;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Ingests the mempool of one or several nodes, and shows it.
+/// Ingests the mempool of one or several nodes, shows it, records it and shares it.
 #[derive(Debug, Parser)]
-#[command(name = "mempool-ingest", version)]
+#[command(name = "mempool-ingest", version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 struct Command {
+    #[cfg(feature = "config")]
+    #[command(subcommand)]
+    other: Option<Other>,
     #[command(flatten)]
     args: Args,
 }
 
+#[cfg(feature = "config")]
+#[derive(Debug, clap::Subcommand)]
+enum Other {
+    /// Print a configuration file with each option, its default and its bounds
+    Config,
+    /// Check the options and reach each node once; the exit code is 0 if all can be used
+    Check {
+        #[command(flatten)]
+        args: Box<Args>,
+    },
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  mempool-ingest --ipc /data/reth.ipc
+  mempool-ingest --ipc /data/geth.ipc --duration 60s --json
+  mempool-ingest config > mempool-ingest.toml && mempool-ingest --config mempool-ingest.toml";
+
+/// Whether this is a URL with a password.
+fn has_password(text: &str) -> bool {
+    text.split(',').filter_map(|url| url.split_once("://")).any(|(_, rest)| rest.contains('@'))
+}
+
 fn main() -> ExitCode {
-    mempool_ingest_cli::run(Command::parse().args, |_| Ok(()))
+    if std::env::args().any(|arg| has_password(&arg)) {
+        eprintln!(
+            "error: every user of this machine can read a password on a command line: set MEMPOOL_INGEST_PUBLISH, or name \
+             a file by --config"
+        );
+        return ExitCode::from(2);
+    }
+    let command = Command::parse();
+    #[cfg(feature = "config")]
+    match &command.other {
+        Some(Other::Config) => {
+            // Who closed stdout wants to read nothing.
+            let _ = std::io::stdout().write_all(mempool_ingest_cli::DEFAULT_CONFIG.as_bytes());
+            return ExitCode::SUCCESS;
+        }
+        Some(Other::Check { args }) => return mempool_ingest_cli::check(args),
+        None => {}
+    }
+    mempool_ingest_cli::run(&command.args, |_| Ok(()))
 }

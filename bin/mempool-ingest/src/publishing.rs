@@ -9,61 +9,80 @@ use order_stream::{
 };
 use serde_json::{Value, json};
 
-use crate::{say::say, status::Published};
+use crate::{Failure, options::Options, say::say, status::Published};
 
 /// The flags of the fleet.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 #[command(group = clap::ArgGroup::new("flows").args(["publish", "publish_private"]).multiple(true))]
 pub(crate) struct Args {
-    /// Publish the transactions of the pool to a fleet: NATS servers of one cluster
-    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    /// Publish the transactions of the pool to a fleet: NATS servers of one cluster. URLs with a password are set in the
+    /// environment
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine", help_heading = FLEET)]
+    #[arg(env = "MEMPOOL_INGEST_PUBLISH", hide_env_values = true)]
     publish: Vec<String>,
     /// Publish bundles, private transactions and cancellations too: the same servers, another user
-    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine", help_heading = FLEET)]
+    #[arg(env = "MEMPOOL_INGEST_PUBLISH_PRIVATE", hide_env_values = true)]
     publish_private: Vec<String>,
     /// With --publish: the name of this machine in the fleet
-    #[arg(long, value_name = "NAME", requires = "flows")]
+    #[arg(long, value_name = "NAME", requires = "flows", help_heading = FLEET)]
     machine: Option<String>,
     /// With --publish: make or change the streams, with so many replicas, 1, 3 or 5
-    #[arg(long, value_name = "N", requires = "flows")]
+    #[arg(long, value_name = "N", requires = "flows", help_heading = FLEET)]
     replicas: Option<usize>,
     /// With --publish: the certificates that may sign the servers', beside those of the system
-    #[arg(long, value_name = "FILE", requires = "flows")]
+    #[arg(long, value_name = "FILE", requires = "flows", help_heading = FLEET)]
     nats_ca: Option<PathBuf>,
+}
+
+const FLEET: &str = "Fleet";
+
+impl Args {
+    pub(crate) fn set(&self, options: &mut Options) {
+        let flows = [(Flow::Public, &self.publish), (Flow::Private, &self.publish_private)];
+        for (flow, urls) in flows {
+            let (false, Some(machine)) = (urls.is_empty(), &self.machine) else { continue };
+            let root_certificates = self.nats_ca.clone();
+            let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
+            options.publish.retain(|publisher| publisher.flow != flow);
+            options
+                .publish
+                .push(PublisherConfig { flow, ..PublisherConfig::new(server, 0, machine) });
+            let Some(replicas) = self.replicas else { continue };
+            let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, 0) };
+            if flow == Flow::Public {
+                // What the pool no longer holds is of no use in the stream.
+                stream.max_age = options.pool.tx_retention;
+            }
+            options.streams.retain(|stream| stream.flow != flow);
+            options.streams.push(stream);
+        }
+    }
 }
 
 /// The publishers of the flows that were asked for.
 pub(crate) struct Publishing(Vec<(&'static str, Publisher)>);
 
 impl Publishing {
-    /// `retention` is the pool's; `chain` says which chain the orders are of, or that nobody knows.
+    /// `node` is the chain of the connected node, if there is one.
     pub(crate) async fn start(
-        fleet: &Args,
+        options: &Options,
         pool: &OrderPool,
-        retention: Duration,
-        chain: Result<u64, String>,
-    ) -> Result<Self, Box<dyn std::error::Error>> {
-        let flows = [
-            ("public", Flow::Public, &fleet.publish),
-            ("private", Flow::Private, &fleet.publish_private),
-        ];
+        node: Option<u64>,
+    ) -> Result<Self, Failure> {
+        for stream in &options.streams {
+            let publisher = options.publish.iter().find(|publisher| publisher.flow == stream.flow);
+            let publisher = publisher.ok_or("streams: no publisher of this flow names a server")?;
+            let chain_id = options.chain(stream.chain_id, node, "--publish")?;
+            ensure_stream(&publisher.server, &StreamConfig { chain_id, ..stream.clone() }).await?;
+        }
         let mut publishers = Vec::new();
-        for (name, flow, urls) in flows {
-            let (false, Some(machine)) = (urls.is_empty(), &fleet.machine) else { continue };
-            let chain = chain.clone()?;
-            let root_certificates = fleet.nats_ca.clone();
-            let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
-            if let Some(replicas) = fleet.replicas {
-                let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, chain) };
-                if flow == Flow::Public {
-                    // What the pool no longer holds is of no use in the stream.
-                    stream.max_age = retention;
-                }
-                ensure_stream(&server, &stream).await?;
-            }
-            let config = PublisherConfig { flow, ..PublisherConfig::new(server, chain, machine) };
-            publishers.push((name, Publisher::start(pool, config)?));
+        for config in &options.publish {
+            let chain_id = options.chain(config.chain_id, node, "--publish")?;
+            let name = if config.flow == Flow::Public { "public" } else { "private" };
+            let publisher = Publisher::start(pool, PublisherConfig { chain_id, ..config.clone() });
+            publishers.push((name, publisher?));
         }
         Ok(Self(publishers))
     }

@@ -22,7 +22,8 @@ use mempool_recorder::{
 use serde_json::{Value, json};
 
 use crate::{
-    left,
+    Failure, left,
+    options::Options,
     say::{say, say_warning},
 };
 
@@ -32,14 +33,30 @@ use crate::{
 pub(crate) struct Args {
     /// Record the pooled transactions into this folder: Parquet files with the columns of
     /// mempool-dumpster
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", help_heading = "Recordings")]
     record: Option<PathBuf>,
     /// Replay a Parquet file, or a folder of them, instead of a node
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["ipc", "ws"])]
-    pub(crate) replay: Option<PathBuf>,
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["ipc", "ws"], help_heading = "Recordings")]
+    replay: Option<PathBuf>,
     /// With --replay: 1 for the recorded speed, 10 for ten times as fast, or max
-    #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
+    #[arg(long, requires = "replay", default_value_t = Speed::RECORDED, help_heading = "Recordings")]
     speed: Speed,
+}
+
+impl Args {
+    pub(crate) fn set(&self, options: &mut Options) {
+        if let Some(folder) = &self.record {
+            let recorder = options.recorder.get_or_insert_with(|| RecorderConfig::new(""));
+            recorder.folder.clone_from(folder);
+        }
+        if self.replay.is_some() {
+            options.fetcher.sources = vec![no_node()];
+            #[cfg(feature = "rpc")]
+            {
+                options.rpc = None;
+            }
+        }
+    }
 }
 
 /// The recorder and the replay beside the ingestion.
@@ -49,10 +66,10 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    pub(crate) fn start(args: &Args, ingest: &Ingest) -> Result<Self, Box<dyn std::error::Error>> {
+    pub(crate) fn start(args: &Args, options: &Options, ingest: &Ingest) -> Result<Self, Failure> {
         let pool = ingest.pool();
-        let recorder = match &args.record {
-            Some(folder) => {
+        let recorder = match &options.recorder {
+            Some(config) => {
                 let (announcers, status) =
                     (ingest.fetcher().announcers(), ingest.fetcher().status());
                 let names: Vec<_> =
@@ -60,7 +77,7 @@ impl Files {
                 let named = move |hash: &B256| {
                     announcers(hash).into_iter().map(|source| names[source].clone()).collect()
                 };
-                Some(Recorder::start_with(pool, RecorderConfig::new(folder), named)?)
+                Some(Recorder::start_with(pool, config.clone(), named)?)
             }
             None => None,
         };
@@ -139,7 +156,7 @@ fn replayed(counts: &ReplayCounts, time: Duration) -> Value {
 }
 
 /// The source of a replay: a pool that is always empty, so that the ingestion runs without a node.
-pub(crate) fn no_node() -> Endpoint {
+fn no_node() -> Endpoint {
     struct Empty;
     impl InProcessPool for Empty {
         fn chain_id(&self) -> u64 {

@@ -18,16 +18,18 @@ static JSON: AtomicBool = AtomicBool::new(false);
 
 /// The form of the log and of these lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[cfg_attr(feature = "config", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub(crate) enum Format {
     #[default]
     Text,
+    #[cfg(feature = "config")]
     Json,
 }
 
 impl Format {
     /// Of all lines from now on.
     pub(crate) fn set(self) {
-        JSON.store(self == Self::Json, Relaxed);
+        JSON.store(self != Self::Text, Relaxed);
     }
 }
 
@@ -47,7 +49,15 @@ macro_rules! say_warning {
     }};
 }
 
-pub(crate) use {say, say_warning};
+/// Writes a line of an error.
+macro_rules! say_error {
+    ($($text:tt)*) => {{
+        // As above.
+        let _ = $crate::say::line("ERROR", format_args!($($text)*));
+    }};
+}
+
+pub(crate) use {say, say_error, say_warning};
 
 pub(crate) fn line(level: &str, text: fmt::Arguments<'_>) -> io::Result<()> {
     if JSON.load(Relaxed) {

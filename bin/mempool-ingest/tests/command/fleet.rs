@@ -225,8 +225,12 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     ];
     let list = list(&node);
     let to_builder = [&replaced, [("list.txt", list.as_str())].as_slice()].concat();
-    let args = documented("mempool-ingest ", &replaced);
-    let mut ingest = crate::start(args.iter().map(String::as_str));
+    let (node_and_ca, servers) = replaced.split_at(2);
+    let args = documented("mempool-ingest ", node_and_ca);
+    let mut ingest = crate::command(args.iter().map(String::as_str));
+    let servers = documented("export MEMPOOL_INGEST_PUBLISH=", servers);
+    ingest.env("MEMPOOL_INGEST_PUBLISH", &servers[0]);
+    let mut ingest = Running::spawn(ingest).expect("the binary runs");
     let builder = "cargo run --release -p example-builder --example block_builder -- ";
     let more = ["--slot", "500ms", "--metrics", ANY_PORT, "--json"].map(str::to_owned);
     let args = documented(builder, &to_builder).into_iter().chain(more);

@@ -1,5 +1,6 @@
 //! The command in a process of its own, on a mock node.
 
+mod config;
 mod fleet;
 mod stop;
 mod terminal;

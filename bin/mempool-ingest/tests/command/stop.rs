@@ -55,7 +55,7 @@ struct Command {
 #[ignore = "run by the test below, in a process that sends itself a signal"]
 fn a_command_that_is_signalled_while_its_node_starts() {
     let args = Command::parse_from(command_line()).args;
-    let code = mempool_ingest_cli::run(args, |_| {
+    let code = mempool_ingest_cli::run(&args, |_| {
         nix::sys::signal::raise(Signal::SIGINT)?;
         Ok(())
     });

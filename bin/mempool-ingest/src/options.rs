@@ -1,0 +1,312 @@
+//! What the command does: the options of its parts, from the file of `--config` and from the flags.
+
+#[cfg(feature = "telemetry")]
+use std::net::SocketAddr;
+#[cfg(feature = "config")]
+use std::path::Path;
+use std::time::Duration;
+
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
+use mempool_ingest::{
+    FetcherConfig, IngestConfig, PoolConfig, load_control::GateConfig,
+    txpool_fetcher::Announcements,
+};
+#[cfg(feature = "record")]
+use mempool_recorder::RecorderConfig;
+#[cfg(feature = "fleet")]
+use order_stream::{PublisherConfig, StreamConfig};
+
+use crate::say::Format;
+
+/// Each option with its default, as a file of `--config` in which all is commented out.
+#[cfg(feature = "config")]
+pub const DEFAULT_CONFIG: &str = include_str!("options.toml");
+
+#[derive(Clone, Debug)]
+#[cfg_attr(feature = "config", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
+pub(crate) struct Options {
+    pub(crate) fetcher: FetcherConfig,
+    pub(crate) pool: PoolConfig,
+    pub(crate) gate: GateConfig,
+    /// Chain 0 is that of the sources; here and below.
+    #[cfg(feature = "rpc")]
+    pub(crate) rpc: Option<OrderRpcConfig>,
+    #[cfg(feature = "record")]
+    pub(crate) recorder: Option<RecorderConfig>,
+    #[cfg(feature = "fleet")]
+    pub(crate) publish: Vec<PublisherConfig>,
+    #[cfg(feature = "fleet")]
+    pub(crate) streams: Vec<StreamConfig>,
+    #[cfg(feature = "telemetry")]
+    pub(crate) metrics: Option<SocketAddr>,
+    pub(crate) log_format: Format,
+    #[cfg_attr(feature = "config", serde(with = "humantime_serde"))]
+    pub(crate) status_interval: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let fetcher = FetcherConfig::new([]);
+        Self {
+            fetcher: FetcherConfig { announcements: Announcements::Auto, ..fetcher },
+            pool: PoolConfig::default(),
+            gate: GateConfig::default(),
+            #[cfg(feature = "rpc")]
+            rpc: None,
+            #[cfg(feature = "record")]
+            recorder: None,
+            #[cfg(feature = "fleet")]
+            publish: Vec::new(),
+            #[cfg(feature = "fleet")]
+            streams: Vec::new(),
+            #[cfg(feature = "telemetry")]
+            metrics: None,
+            log_format: Format::default(),
+            status_interval: None,
+        }
+    }
+}
+
+impl Options {
+    /// Reads a file of `--config`.
+    #[cfg(feature = "config")]
+    pub(crate) fn read(path: &Path) -> Result<Self, String> {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
+        let read = text.and_then(|text| Self::parse(&text));
+        read.map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    #[cfg(feature = "config")]
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut options: Self = toml::from_str(text).map_err(|error| at(text, &error))?;
+        let table: toml::Table = toml::from_str(text).map_err(|error| at(text, &error))?;
+        if table.get("fetcher").is_none_or(|fetcher| fetcher.get("announcements").is_none()) {
+            options.fetcher.announcements = Announcements::Auto;
+        }
+        // TOML has no value for none.
+        options.fetcher.audit_interval =
+            options.fetcher.audit_interval.filter(|interval| !interval.is_zero());
+        if let Some(rpc) = &mut options.rpc {
+            rpc.quota = rpc.quota.filter(|quota| quota.per_second > 0);
+            rpc.caller_quota = rpc.caller_quota.filter(|quota| quota.per_second > 0);
+        }
+        Ok(options)
+    }
+
+    /// Checks the bounds of all options.
+    #[cfg(feature = "config")]
+    pub(crate) fn validate(&self) -> Result<(), crate::Failure> {
+        self.fetcher.validate()?;
+        self.pool.validate()?;
+        self.gate.validate()?;
+        self.rpc.iter().try_for_each(OrderRpcConfig::validate)?;
+        Ok(self.streams.iter().try_for_each(StreamConfig::validate)?)
+    }
+
+    pub(crate) fn ingest(&self) -> IngestConfig {
+        let config = IngestConfig::new(self.fetcher.clone(), self.pool.clone());
+        IngestConfig { gate: self.gate, ..config }
+    }
+
+    /// The chain that an option names, or that of the connected node. `what` needs it.
+    #[cfg(any(feature = "rpc", feature = "fleet"))]
+    pub(crate) fn chain(&self, named: u64, node: Option<u64>, what: &str) -> Result<u64, String> {
+        let missing =
+            || format!("{what} needs --chain-id while no node has been reached to say its own");
+        let named = Some(named).filter(|chain| *chain != 0);
+        named.or(self.fetcher.chain_id).or(node).ok_or_else(missing)
+    }
+}
+
+/// The place of an error and what it says, with the name that an unknown one is nearest to.
+#[cfg(feature = "config")]
+fn at(text: &str, error: &toml::de::Error) -> String {
+    let before = &text[..error.span().map_or(0, |span| span.start.min(text.len()))];
+    let line = before.matches('\n').count() + 1;
+    let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
+    let message = error.message();
+    // As in "unknown field `slots`, expected one of `sources`, `fetch_slots`".
+    let mut names = message.split('`').skip(1).step_by(2);
+    let unknown = names.next().filter(|_| message.starts_with("unknown "));
+    let near = unknown.and_then(|unknown| {
+        let distance = |name: &&str| strsim::damerau_levenshtein(unknown, name);
+        // A part of the name is nearer than another short name.
+        names.min_by_key(|name| (!name.contains(unknown), distance(name)))
+    });
+    match unknown.zip(near) {
+        Some((unknown, near)) => {
+            format!(
+                "line {line}, column {column}: there is no `{unknown}`; the nearest is `{near}`"
+            )
+        }
+        None => format!("line {line}, column {column}: {}", message.trim_end()),
+    }
+}
+
+#[cfg(all(test, feature = "config"))]
+mod tests {
+    use std::fmt::Debug;
+
+    use order_stream::{Flow, ServerConfig};
+
+    use super::*;
+
+    /// The default file with all options.
+    fn everything() -> String {
+        let is_option = |line: &str| {
+            let name = line.split([' ', '.']).next().unwrap_or("");
+            line.starts_with('[')
+                || (line.contains(" = ")
+                    && !name.is_empty()
+                    && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
+        };
+        let line = |line: &'static str| match line.strip_prefix('#') {
+            Some(option) if is_option(option) => option,
+            _ => line,
+        };
+        DEFAULT_CONFIG.lines().map(line).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The names of the fields of a structure, and of those in it.
+    fn fields(value: &impl Debug) -> Vec<String> {
+        let text = format!("{value:#?}");
+        let field = |line: &str| {
+            line.strip_prefix("    ")?.split_once(": ").map(|(name, _)| name.to_owned())
+        };
+        text.lines().filter_map(field).filter(|name| !name.starts_with(' ')).collect()
+    }
+
+    #[test]
+    fn the_default_file_is_the_default_and_names_each_option() {
+        let default = Options::parse(DEFAULT_CONFIG).expect("it is valid");
+        assert_eq!(format!("{default:?}"), format!("{:?}", Options::default()));
+        let text = everything();
+        let mut options = Options::parse(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
+        let sections: [(&str, Vec<String>, &[&str]); 6] = [
+            ("fetcher", fields(&options.fetcher), &["monitor", "gate"]),
+            ("pool", fields(&options.pool), &[]),
+            ("gate", fields(&options.gate), &[]),
+            ("rpc", fields(options.rpc.as_ref().expect("a section")), &[]),
+            ("recorder", fields(options.recorder.as_ref().expect("a section")), &[]),
+            ("publish", fields(&options.publish[0]), &[]),
+        ];
+        for (section, fields, no_option) in sections {
+            let start = text.find(&format!("[{section}]")).expect(section);
+            let body = text[start + 1..].split("\n[").next().expect("text");
+            assert!(fields.len() > 3, "{section} {fields:?}");
+            for field in fields.iter().filter(|field| !no_option.contains(&field.as_str())) {
+                let is_named =
+                    ["", "."].iter().any(|after| body.contains(&format!("\n{field}{after}")));
+                assert!(is_named, "{section} has no {field}");
+            }
+        }
+        // Without a value of their own by default, or one that depends on the cores.
+        let fetcher = &mut options.fetcher;
+        assert_eq!((fetcher.chain_id.take(), fetcher.reconnect_limit.take()), (Some(1), Some(100)));
+        fetcher.trust_node_sender = None;
+        fetcher.request_connections = FetcherConfig::new([]).request_connections;
+        options.gate = GateConfig {
+            work_permits: GateConfig::default().work_permits,
+            reserved_permits: GateConfig::default().reserved_permits,
+            ..options.gate
+        };
+        assert_eq!(format!("{:?}", options.fetcher), format!("{:?}", Options::default().fetcher));
+        assert_eq!((options.pool, options.gate), (PoolConfig::default(), GateConfig::default()));
+        let rpc = options
+            .rpc
+            .map(|rpc| OrderRpcConfig { threads: OrderRpcConfig::new(0).threads, ..rpc });
+        assert_eq!(
+            format!("{:?}", rpc.expect("a section")),
+            format!("{:?}", OrderRpcConfig::new(0))
+        );
+        assert_eq!(options.recorder, Some(RecorderConfig::new("")));
+        let server =
+            ServerConfig { root_certificates: Some("ca.pem".into()), ..ServerConfig::default() };
+        let publisher = PublisherConfig::new(server, 0, "");
+        assert_eq!(format!("{:?}", options.publish), format!("{:?}", [publisher]));
+        assert_eq!(
+            format!("{:?}", options.streams),
+            format!("{:?}", [StreamConfig::new(Flow::Public, 0)])
+        );
+    }
+
+    /// The bounds that the default file writes in brackets behind the text of an option.
+    #[test]
+    fn the_bounds_in_the_default_file_are_those_of_the_code() {
+        let accepts = |section: &str, name: &str, value: &str| {
+            let mut text = format!("[{section}]\n{name} = {value}\n");
+            if name == "reserved_permits" {
+                text.push_str("work_permits = 65536\n");
+            } else if name == "work_permits" {
+                text.push_str("reserved_permits = 1\n");
+            } else if name == "max_body_bytes" {
+                text.push_str("max_buffered_bytes = 1099511627776\ncaller_quota = { per_second = 0, burst = 0 }\n");
+            }
+            let Ok(mut options) = Options::parse(&text) else { return false };
+            options.fetcher.sources = vec!["/node.ipc".parse().expect("a path")];
+            let rpc = options.rpc.is_none_or(|rpc| rpc.validate().is_ok());
+            options.fetcher.validate().is_ok()
+                && options.pool.validate().is_ok()
+                && options.gate.validate().is_ok()
+                && rpc
+        };
+        let (mut section, mut text, mut checked) = ("", String::new(), 0);
+        for line in DEFAULT_CONFIG.lines() {
+            let line = line.strip_prefix('#').unwrap_or(line);
+            if let Some(name) = line.strip_prefix('[') {
+                section = name.trim_end_matches(']');
+            } else if line.starts_with(' ') {
+                text.push_str(line);
+            } else {
+                let name = line.split(' ').next().unwrap_or("");
+                let bounds = text.split('(').skip(1).filter_map(|part| part.split(')').next());
+                for (least, most) in bounds.filter_map(|bounds| bounds.split_once(" to ")) {
+                    let (Ok(least), Ok(most)) = (least.parse::<u64>(), most.parse::<u64>()) else {
+                        continue;
+                    };
+                    let ok = |value: u64| accepts(section, name, &value.to_string());
+                    assert!(ok(least) && ok(most), "{section} {name} {least} {most}");
+                    assert!(!ok(most + 1) && (least == 0 || !ok(least - 1)), "{section} {name}");
+                    checked += 1;
+                }
+                text.clear();
+            }
+        }
+        assert!(checked >= 15, "{checked}");
+    }
+
+    #[test]
+    fn a_name_that_is_unknown_is_refused_with_its_place_and_the_nearest() {
+        for (text, expected) in [
+            (
+                "metrics = \"127.0.0.1:1\"\n\n[fetcher]\n  slots = 5\n",
+                "line 4, column 3: there is no `slots`; the nearest is `fetch_slots`",
+            ),
+            ("[pol]\n", "line 1, column 2: there is no `pol`; the nearest is `pool`"),
+            (
+                "[gate]\nrequests = \"atuo\"\n",
+                "line 2, column 12: there is no `atuo`; the nearest is `auto`",
+            ),
+            (
+                "[pool]\nmax_txs = \"many\"\n",
+                "line 2, column 11: invalid type: string \"many\", expected usize",
+            ),
+            ("[pool]\ntx_retention = 60\n", "line 2, column 16: "),
+            ("[fetcher]\nsources = [\"http://x\"]\n", "line 2, column "),
+            ("[pool\n", "line 1, column "),
+        ] {
+            let error = Options::parse(text).expect_err(text);
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_none_is_written_as_nothing() {
+        let text =
+            "[fetcher]\naudit_interval = \"0s\"\n[rpc]\nquota = { per_second = 0, burst = 0 }\n";
+        let options = Options::parse(text).expect("it is valid");
+        assert_eq!(options.fetcher.audit_interval, None);
+        assert_eq!(options.rpc.expect("a section").quota, None);
+    }
+}

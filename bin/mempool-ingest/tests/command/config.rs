@@ -1,0 +1,148 @@
+//! The file of `--config`, and the commands `config` and `check`.
+
+use std::{path::Path, process::Command};
+
+use mempool_ingest_cli::DEFAULT_CONFIG;
+use mock_node::{DEV_CHAIN_ID, NodeConfig};
+use testkit::{
+    command::{Ended, Running, Signal},
+    ingest::Node,
+};
+
+use crate::{command, finish, ipc, wait_for};
+
+fn run(args: &[&str]) -> Ended {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
+    command.args(args).env_remove("RUST_LOG");
+    Running::spawn(command).and_then(|running| running.end(None)).expect("the binary runs")
+}
+
+#[test]
+fn the_default_file_is_what_the_documents_show_and_the_command_prints() {
+    let documented = include_str!("../../../../docs/configuration.md");
+    assert!(documented.contains(&format!("```toml\n{DEFAULT_CONFIG}```")), "docs/configuration.md");
+    let printed = run(&["config"]);
+    assert_eq!(printed.stdout, DEFAULT_CONFIG);
+    // All that stands in it is commented out, so no node is named.
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = written(folder.path(), DEFAULT_CONFIG);
+    let ended = run(&["--config", &file]);
+    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("no node is named"), "{ended:?}");
+}
+
+/// The path of a file with this text.
+fn written(folder: &Path, text: &str) -> String {
+    let path = folder.join("mempool-ingest.toml");
+    std::fs::write(&path, text).expect("a file");
+    path.to_str().expect("text").to_owned()
+}
+
+#[test]
+fn a_file_sets_what_runs_and_flags_override_it() {
+    let node = Node::start(30, |node| NodeConfig { block_time: std::time::Duration::ZERO, ..node });
+    node.submit_all();
+    let folder = tempfile::tempdir().expect("a folder");
+    let recording = folder.path().join("recording");
+    let text = format!(
+        "metrics = '127.0.0.1:0'\nstatus_interval = '1h'\n[fetcher]\nsources = ['{}']\n[pool]\nmax_txs = 10\n\
+         [rpc]\n[recorder]\nfolder = '{}'\n",
+        ipc(&node),
+        recording.display(),
+    );
+    let file = written(folder.path(), &text);
+    let mut running = Running::spawn(command(["--config", &file])).expect("the binary runs");
+    wait_for(&mut running, "metrics at http://127.0.0.1:", &[]);
+    wait_for(&mut running, "orders by JSON-RPC at http://127.0.0.1:", &[]);
+    // An interval of an hour would show only what was there at the start.
+    wait_for(&mut running, "live ", &[" pool=10"]);
+    let (_, summary) = finish(running);
+    assert_eq!(summary["pool_txs"], 10, "{summary}");
+    assert!(summary["recorded"]["rows"].as_u64() >= Some(10), "{summary}");
+}
+
+#[test]
+fn a_check_says_what_each_source_is_and_fails_where_nothing_could_be_ingested() {
+    let (node, other) =
+        (Node::start(3, |node| node), Node::start(0, |node| NodeConfig { chain_id: 5, ..node }));
+    node.submit_all();
+    let folder = tempfile::tempdir().expect("a folder");
+    let check = |text: String| {
+        let ended = run(&["check", "--config", &written(folder.path(), &text)]);
+        (ended.status.code(), ended.stderr)
+    };
+    let sources = |nodes: &[&Node]| {
+        let paths: Vec<_> = nodes.iter().map(|node| ipc(node)).collect();
+        format!("[fetcher]\nsources = {paths:?}\n")
+    };
+    let chain = format!("chain {DEV_CHAIN_ID}");
+    for (text, code, expected) in [
+        (
+            sources(&[&node]),
+            0,
+            vec![
+                "reth/v2.5.1-mock",
+                &chain,
+                "head 0, ",
+                "announces ",
+                "lists its pool (3 pending)",
+            ],
+        ),
+        (sources(&[&node, &other]), 1, vec![&chain, "chain 5"]),
+        (sources(&[&node]) + "chain_id = 1\n", 1, vec!["is on chain 1337, expected chain 1"]),
+        ("[fetcher]\nsources = ['/none.ipc']".into(), 1, vec!["error: /none.ipc: "]),
+        (sources(&[&node]) + "fetch_slots = 0\n", 1, vec!["`fetch_slots` is 0"]),
+        ("[fetcher]\nslots = 1\n".into(), 1, vec!["line 2, column 1", "`fetch_slots`"]),
+    ] {
+        let (ended, stderr) = check(text.clone());
+        assert_eq!(ended, Some(code), "{text}: {stderr}");
+        assert!(expected.iter().all(|part| stderr.contains(part)), "{text}: {stderr}");
+    }
+}
+
+/// The flag was for the orders alone.
+#[test]
+fn a_chain_id_is_that_of_every_source() {
+    let node = Node::start(0, |node| node);
+    let ended = run(&["--ipc", ipc(&node), "--chain-id", "1"]);
+    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("is on chain 1337, expected chain 1"), "{ended:?}");
+}
+
+#[test]
+fn a_password_comes_from_the_environment_or_a_file_and_from_no_command_line() {
+    let node = Node::start(0, |node| node);
+    let url = "nats://ingest:secret@127.0.0.1:1";
+    let ended = run(&["--ipc", ipc(&node), "--machine", "a", "--publish", url]);
+    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
+    assert!(ended.stderr.contains("MEMPOOL_INGEST_PUBLISH"), "{ended:?}");
+    let mut command = command(["--ipc", ipc(&node), "--machine", "a"]);
+    command.env("MEMPOOL_INGEST_PUBLISH", url);
+    let mut running = Running::spawn(command).expect("the binary runs");
+    wait_for(&mut running, "", &[" public=("]);
+    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
+    assert!(!ended.stderr.contains("secret") && !ended.stdout.contains("secret"), "{ended:?}");
+}
+
+#[test]
+fn the_help_has_groups_and_examples_and_the_version_is_that_of_the_workspace() {
+    let help = run(&["--help"]).stdout;
+    for part in
+        ["Ingestion:", "Output:", "Searchers' orders:", "Recordings:", "Fleet:", "Examples:"]
+    {
+        assert!(help.contains(part), "{part} in {help}");
+    }
+    assert_eq!(help.matches("\n  mempool-ingest ").count(), 3, "{help}");
+    let version = run(&["--version"]).stdout;
+    assert_eq!(version.trim(), concat!("mempool-ingest ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn the_sample_of_a_service_runs_the_command_with_a_file() {
+    let unit = include_str!("../../../../etc/systemd/mempool-ingest.service");
+    let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
+    let args: Vec<_> = start.split(' ').skip(1).collect();
+    let ["--config", path] = args.as_slice() else { panic!("{args:?}") };
+    assert!(Path::new(path).is_absolute(), "{path}");
+    assert!(unit.contains("Restart=always") && unit.contains("LimitNOFILE="), "{unit}");
+}
