@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use load_control::{Gate, GateConfig, LoadMonitor};
+use load_control::{Gate, GateConfig, LoadMonitor, MonitorConfig};
 use order_pool::{OrderPool, PoolConfig, Upkeep, UpkeepConfig};
 #[cfg(feature = "rpc")]
 use order_rpc::{Host, OrderRpc, OrderRpcConfig, OrderRpcEnd};
@@ -20,7 +20,7 @@ pub enum IngestError {
     /// The pool's configuration is out of bounds.
     #[error("pool: {0}")]
     Pool(#[from] order_pool::ConfigError),
-    /// The limits of the gate are out of bounds.
+    /// The thresholds of the monitor or the limits of the gate are out of bounds.
     #[error("load control: {0}")]
     LoadControl(#[from] load_control::ConfigError),
     /// The fetcher could not start.
@@ -59,6 +59,8 @@ pub struct IngestConfig {
     pub pool: PoolConfig,
     /// The pace of the pool's upkeep.
     pub upkeep: UpkeepConfig,
+    /// When the load counts as high. Ignored if [`FetcherConfig::monitor`] is set.
+    pub monitor: MonitorConfig,
     /// The limits for external callers and work permits. Ignored if [`FetcherConfig::gate`] is set.
     pub gate: GateConfig,
     /// The RPC server for searchers' orders. `None` (default): none, until [`Ingest::start_rpc`]
@@ -81,6 +83,7 @@ impl IngestConfig {
             fetcher,
             pool,
             upkeep: UpkeepConfig::default(),
+            monitor: MonitorConfig::default(),
             gate: GateConfig::default(),
             #[cfg(feature = "rpc")]
             rpc: None,
@@ -163,6 +166,7 @@ impl Ingest {
             mut fetcher,
             pool,
             upkeep,
+            monitor,
             gate,
             #[cfg(feature = "rpc")]
             rpc,
@@ -184,7 +188,10 @@ impl Ingest {
             Some(gate) => gate,
             None => Gate::new(gate)?,
         };
-        let monitor = fetcher.monitor.take().unwrap_or_default();
+        let monitor = match fetcher.monitor.take() {
+            Some(monitor) => monitor,
+            None => LoadMonitor::new(monitor)?,
+        };
         let pressed = {
             let monitor = monitor.clone();
             move || monitor.is_pressed()
@@ -281,7 +288,7 @@ impl Ingest {
         self.rpc.as_ref()
     }
 
-    /// The load monitor of all parts.
+    /// The load monitor of all parts, which can be switched off.
     #[must_use]
     pub const fn monitor(&self) -> &LoadMonitor {
         &self.monitor

@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::B256;
 use mempool_ingest::{
     Fetcher, FetcherConfig, LoadMonitor, OrderPool, PoolConfig,
-    load_control::{Gate, GateConfig, Limit},
+    load_control::{Gate, GateConfig, Limit, MonitorConfig},
     order_pool::{Upkeep, UpkeepConfig},
     txpool_fetcher::{Backfill, EndReason, Limits},
 };
@@ -39,7 +39,7 @@ impl Parts {
         let tx_retention = Duration::from_mins(30);
         let pool = PoolConfig { tx_retention, ..PoolConfig::default() };
         let pool = OrderPool::new(pool).expect("a valid configuration");
-        let monitor = LoadMonitor::default();
+        let monitor = LoadMonitor::new(MonitorConfig::default()).expect("the defaults are valid");
         let requests = if policy { Limit::Auto } else { Limit::Unlimited };
         let gate = Gate::new(GateConfig { requests, ..GateConfig::default() });
         let gate = gate.expect("the defaults are valid");

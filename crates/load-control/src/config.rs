@@ -1,19 +1,19 @@
-//! The gate's configuration and the monitor's thresholds, with the arithmetic behind each.
+//! The configurations, with the arithmetic behind each default.
 
 use std::{thread, time::Duration};
 
 use crate::error::ConfigError;
 
-/// At or above this part of its capacity, in percent, a queue is elevated: a quarter is left while the
-/// host reacts.
-pub(crate) const ELEVATED_PERCENT: u8 = 75;
-/// At or above this, a queue is critical: it is about to overflow.
-pub(crate) const CRITICAL_PERCENT: u8 = 90;
-/// Below this, critical becomes elevated: 20 below the rising threshold, so that the state does not
-/// change with every item.
-pub(crate) const CRITICAL_UNTIL_PERCENT: u8 = 70;
-/// Below this, elevated becomes normal: 25 below the rising threshold.
-pub(crate) const ELEVATED_UNTIL_PERCENT: u8 = 50;
+/// Default of [`MonitorConfig::elevated_percent`]: a quarter of the queue is left while the host
+/// reacts.
+pub const DEFAULT_ELEVATED_PERCENT: u8 = 75;
+/// Default of [`MonitorConfig::critical_percent`]: the queue is about to overflow.
+pub const DEFAULT_CRITICAL_PERCENT: u8 = 90;
+/// Default of [`MonitorConfig::critical_until_percent`]: 20 below the rising threshold, so that the
+/// state does not change with every item.
+pub const DEFAULT_CRITICAL_UNTIL_PERCENT: u8 = 70;
+/// Default of [`MonitorConfig::elevated_until_percent`]: 25 below the rising threshold.
+pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
 
 /// Requests in flight per core under [`Limit::Auto`]: a request mostly waits for bytes, so a core
 /// can serve many. Erigon uses the same number for its concurrent database readers.
@@ -66,6 +66,63 @@ pub const SHED_QUIET: Duration = Duration::from_secs(1);
 /// returns true: longer than a burst at the start of a slot, and short compared with the probe
 /// interval of a load balancer.
 pub const SHED_SUSTAINED: Duration = Duration::from_secs(2);
+
+/// The thresholds of a queue's load, in percent of its capacity.
+///
+/// The gap between the two thresholds of a state keeps it from changing with every item.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
+pub struct MonitorConfig {
+    /// At or above this, normal becomes elevated. Default [`DEFAULT_ELEVATED_PERCENT`]; 1 to 100.
+    pub elevated_percent: u8,
+    /// At or above this, the load becomes critical. Default [`DEFAULT_CRITICAL_PERCENT`]; at least
+    /// `elevated_percent`.
+    pub critical_percent: u8,
+    /// Below this, critical becomes elevated. Default [`DEFAULT_CRITICAL_UNTIL_PERCENT`]; below
+    /// `critical_percent`.
+    pub critical_until_percent: u8,
+    /// Below this, elevated becomes normal. Default [`DEFAULT_ELEVATED_UNTIL_PERCENT`]; below
+    /// `elevated_percent`, and at most `critical_until_percent`.
+    pub elevated_until_percent: u8,
+    /// The kill switch: while off, the load is always normal. [`LoadMonitor::set_enabled`] changes
+    /// it at run time.
+    ///
+    /// [`LoadMonitor::set_enabled`]: crate::LoadMonitor::set_enabled
+    pub enabled: bool,
+}
+
+impl Default for MonitorConfig {
+    fn default() -> Self {
+        Self {
+            elevated_percent: DEFAULT_ELEVATED_PERCENT,
+            critical_percent: DEFAULT_CRITICAL_PERCENT,
+            critical_until_percent: DEFAULT_CRITICAL_UNTIL_PERCENT,
+            elevated_until_percent: DEFAULT_ELEVATED_UNTIL_PERCENT,
+            enabled: true,
+        }
+    }
+}
+
+impl MonitorConfig {
+    /// # Errors
+    /// Names the first threshold that is out of bounds or in the wrong order.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let thresholds = [
+            ("elevated_percent", self.elevated_percent),
+            ("critical_percent", self.critical_percent),
+            ("critical_until_percent", self.critical_until_percent),
+            ("elevated_until_percent", self.elevated_until_percent),
+        ];
+        for (field, value) in thresholds {
+            bounded(field, u64::from(value), 1, 100)?;
+        }
+        let [elevated, critical, critical_until, elevated_until] = thresholds;
+        ordered(elevated, "at most", critical)?;
+        ordered(critical_until, "below", critical)?;
+        ordered(elevated_until, "below", elevated)?;
+        ordered(elevated_until, "at most", critical_until)
+    }
+}
 
 /// How many requests may be in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -192,12 +249,28 @@ fn bounded(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), Co
     }
 }
 
+type Threshold = (&'static str, u8);
+
+/// `relation`: `below` or `at most`.
+fn ordered(
+    (field, value): Threshold,
+    relation: &'static str,
+    (other, limit): Threshold,
+) -> Result<(), ConfigError> {
+    if value < limit || value == limit && relation == "at most" {
+        Ok(())
+    } else {
+        Err(ConfigError::Order { field, value, relation, other, limit })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn the_defaults_are_valid_on_every_machine() {
+        MonitorConfig::default().validate().unwrap();
         for cores in [0, 1, 2, 3, 4, 64, 1_000, usize::MAX] {
             GateConfig::for_cores(cores).validate().unwrap();
         }
@@ -218,6 +291,41 @@ mod tests {
         }
         assert_eq!(Limit::Number(7).resolve(64), Some(7));
         assert_eq!(Limit::Unlimited.resolve(64), None);
+    }
+
+    #[test]
+    fn a_bad_threshold_is_named_with_its_value_and_limit() {
+        let thresholds = |elevated, critical, critical_until, elevated_until| MonitorConfig {
+            elevated_percent: elevated,
+            critical_percent: critical,
+            critical_until_percent: critical_until,
+            elevated_until_percent: elevated_until,
+            enabled: true,
+        };
+        let cases = [
+            ((75, 90, 70, 0), "elevated_until_percent is 0, must be between 1 and 100"),
+            ((75, 101, 70, 50), "critical_percent is 101, must be between 1 and 100"),
+            (
+                (95, 90, 70, 50),
+                "elevated_percent is 95, must be at most critical_percent, which is 90",
+            ),
+            (
+                (75, 90, 90, 50),
+                "critical_until_percent is 90, must be below critical_percent, which is 90",
+            ),
+            (
+                (75, 90, 70, 75),
+                "elevated_until_percent is 75, must be below elevated_percent, which is 75",
+            ),
+            (
+                (75, 90, 40, 50),
+                "elevated_until_percent is 50, must be at most critical_until_percent, which is 40",
+            ),
+        ];
+        for ((elevated, critical, critical_until, elevated_until), message) in cases {
+            let config = thresholds(elevated, critical, critical_until, elevated_until);
+            assert_eq!(config.validate().unwrap_err().to_string(), message);
+        }
     }
 
     #[test]

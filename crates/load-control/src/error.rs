@@ -18,6 +18,20 @@ pub enum ConfigError {
         /// The most it may be.
         max: u64,
     },
+    /// Two thresholds in the wrong order.
+    #[error("{field} is {value}, must be {relation} {other}, which is {limit}")]
+    Order {
+        /// The setting.
+        field: &'static str,
+        /// Its value.
+        value: u8,
+        /// `below` or `at most`.
+        relation: &'static str,
+        /// The other setting.
+        other: &'static str,
+        /// The value of the other setting.
+        limit: u8,
+    },
     /// A queue of capacity zero, for which no load can be computed.
     #[error("queue {queue:?}: capacity is 0, must be at least 1")]
     ZeroCapacity {

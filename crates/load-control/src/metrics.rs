@@ -1,7 +1,7 @@
 //! Counters, for the process itself and through the `metrics` facade. Handles are made once.
 
-use metric_set::metric_set;
-use metrics::{Gauge, gauge};
+use metric_set::{Count, metric_set};
+use metrics::{Counter, Gauge, counter, gauge};
 
 use crate::state::LoadState;
 
@@ -10,6 +10,7 @@ metric_set! {
     /// counters, the others are gauges.
     pub const METRICS, late {
         gauge "load_control_state", Count, "state of the load: 0 normal, 1 elevated, 2 critical";
+        counter "load_control_transitions_total", Count, "changes of the state, by `from` and `to`";
         counter "load_control_gate_admitted_total", Count, "external callers admitted, by `gate`";
         counter "load_control_gate_refused_total", Count,
             "external callers refused, by `gate` and `reason` (`RefusalReason::as_str`)";
@@ -30,18 +31,35 @@ pub(crate) fn describe() {
 }
 
 #[derive(Debug)]
-pub(crate) struct MonitorMetrics(Gauge);
-
-impl Default for MonitorMetrics {
-    fn default() -> Self {
-        describe();
-        Self(gauge!("load_control_state"))
-    }
+pub(crate) struct MonitorMetrics {
+    state: Gauge,
+    transitions: [[Count; 3]; 3],
 }
 
 impl MonitorMetrics {
-    pub(crate) fn changed(&self, from: LoadState, to: LoadState) {
+    pub(crate) fn new() -> Self {
+        describe();
+        let count = |from: LoadState, to: LoadState| {
+            let (from, to) = (from.as_str(), to.as_str());
+            // No time series for the three transitions that cannot happen.
+            Count::new(if from == to {
+                Counter::noop()
+            } else {
+                counter!("load_control_transitions_total", "from" => from, "to" => to)
+            })
+        };
+        let state = gauge!("load_control_state");
+        let transitions = LoadState::ALL.map(|from| LoadState::ALL.map(|to| count(from, to)));
+        Self { state, transitions }
+    }
+
+    pub(crate) fn transition(&self, from: LoadState, to: LoadState) {
+        self.transitions[from as usize][to as usize].add(1);
         // Relative, so that the final value does not depend on the order of two threads.
-        self.0.increment(f64::from(to as u8) - f64::from(from as u8));
+        self.state.increment(f64::from(to as u8) - f64::from(from as u8));
+    }
+
+    pub(crate) fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
+        self.transitions[from as usize][to as usize].get()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use crate::{
-    config::{CRITICAL_PERCENT, CRITICAL_UNTIL_PERCENT, ELEVATED_PERCENT, ELEVATED_UNTIL_PERCENT},
+    config::MonitorConfig,
     error::ConfigError,
     metrics::MonitorMetrics,
     state::LoadState,
@@ -19,14 +19,18 @@ use std::time::{Duration, Instant};
 /// of a second word marks which are in use.
 pub const MAX_QUEUES: usize = 31;
 
+/// The kill switch, above the bits of the queues: one comparison tells whether the load is high,
+/// which is so if the word is not zero and below this.
+const OFF: u64 = 1 << 63;
+
 /// How often [`LoadMonitor::wait_until_normal`] polls.
 #[cfg(feature = "tokio")]
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Monitors how full queues are. Cloning gives another handle to the same monitor. By default it has
-/// no queue, and its state is normal.
+/// Monitors how full queues are. Cloning gives another handle to the same monitor.
 ///
-/// The owner of a queue reports its depth when an item enters or leaves, and its state rises and falls:
+/// The owner of a queue reports its depth when an item enters or leaves. The state of a queue rises and
+/// falls by the thresholds of [`MonitorConfig`]:
 ///
 /// | from | to | when the queue is |
 /// |---|---|---|
@@ -36,28 +40,41 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// | elevated, critical | normal | below 50 % |
 ///
 /// No lock is taken anywhere: an observation that changes nothing is two loads and a comparison.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct LoadMonitor {
     shared: Arc<MonitorShared>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct MonitorShared {
-    /// Two bits for each queue, its [`LoadState`]. Every decision is in this one word, so no thread
-    /// can see a part of it.
+    /// Two bits for each queue, its [`LoadState`]; the highest bit is [`OFF`]. Every decision is in
+    /// this one word, so no thread can see a part of it.
     word: AtomicU64,
     /// The pairs of bits that are in use.
     taken: AtomicU64,
+    config: MonitorConfig,
     metrics: MonitorMetrics,
 }
 
 impl LoadMonitor {
+    /// Makes a monitor without queues, whose state is normal.
+    ///
+    /// # Errors
+    /// If the thresholds are out of bounds or order: see [`MonitorConfig::validate`].
+    pub fn new(config: MonitorConfig) -> Result<Self, ConfigError> {
+        config.validate()?;
+        let word = AtomicU64::new(if config.enabled { 0 } else { OFF });
+        let metrics = MonitorMetrics::new();
+        let shared = MonitorShared { word, taken: AtomicU64::new(0), config, metrics };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
     /// Watches one more queue, until the last clone of the [`QueueLoad`] is dropped.
     ///
     /// # Errors
     /// [`ConfigError::ZeroCapacity`]; [`ConfigError::TooManyQueues`] beyond [`MAX_QUEUES`].
     pub fn watch(&self, queue: &'static str, capacity: usize) -> Result<QueueLoad, ConfigError> {
-        let limits = Limits::new(queue, capacity)?;
+        let limits = Limits::new(&self.shared.config, queue, capacity)?;
         let mut taken = self.shared.taken.load(Relaxed);
         let slot = loop {
             let slot = taken.trailing_ones();
@@ -80,7 +97,7 @@ impl LoadMonitor {
     pub fn is_pressed(&self) -> bool {
         // Relaxed: nothing else that is read depends on it, and a decision may be a few nanoseconds
         // old.
-        self.shared.word.load(Relaxed) != 0
+        (1..OFF).contains(&self.shared.word.load(Relaxed))
     }
 
     /// Waits while the load is high, at most until `deadline`. Returns whether the load is normal.
@@ -113,9 +130,27 @@ impl LoadMonitor {
         true
     }
 
-    /// The worst state of its queues.
+    /// The worst state of its queues; always normal while switched off.
     pub fn state(&self) -> LoadState {
         state_of(self.shared.word.load(Relaxed))
+    }
+
+    /// The kill switch: while off, the state is normal whatever the queues report. They are still
+    /// tracked, so that the state is right as soon as it is switched on.
+    pub fn set_enabled(&self, enabled: bool) {
+        let before = if enabled {
+            self.shared.word.fetch_and(!OFF, SeqCst)
+        } else {
+            self.shared.word.fetch_or(OFF, SeqCst)
+        };
+        let after = if enabled { before & !OFF } else { before | OFF };
+        self.shared.changed(before, after);
+    }
+
+    /// How often the state changed from `from` to `to` since the monitor was made, changes by the
+    /// kill switch included.
+    pub fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
+        self.shared.metrics.transitions(from, to)
     }
 }
 
@@ -123,7 +158,7 @@ impl MonitorShared {
     fn changed(&self, before: u64, after: u64) {
         let (from, to) = (state_of(before), state_of(after));
         if from != to {
-            self.metrics.changed(from, to);
+            self.metrics.transition(from, to);
             tracing::debug!(from = from.as_str(), to = to.as_str(), "load changed");
         }
     }
@@ -132,7 +167,7 @@ impl MonitorShared {
 fn state_of(word: u64) -> LoadState {
     const CRITICAL: u64 = 0x2aaa_aaaa_aaaa_aaaa;
     match word {
-        0 => LoadState::Normal,
+        0 | OFF.. => LoadState::Normal,
         word if word & CRITICAL != 0 => LoadState::Critical,
         _ => LoadState::Elevated,
     }
@@ -191,7 +226,7 @@ impl QueueLoad {
         self.watched.depth.load(Relaxed)
     }
 
-    /// The state of this queue alone.
+    /// The state of this queue alone, also while the monitor is switched off.
     pub fn state(&self) -> LoadState {
         level_at(self.watched.monitor.shared.word.load(Relaxed), self.watched.shift)
     }
@@ -254,7 +289,11 @@ struct Limits {
 }
 
 impl Limits {
-    fn new(queue: &'static str, capacity: usize) -> Result<Self, ConfigError> {
+    fn new(
+        config: &MonitorConfig,
+        queue: &'static str,
+        capacity: usize,
+    ) -> Result<Self, ConfigError> {
         if capacity == 0 {
             return Err(ConfigError::ZeroCapacity { queue });
         }
@@ -262,10 +301,10 @@ impl Limits {
         // Never above the capacity, so the conversion back to `usize` fits.
         let items = |percent: u8| (capacity as u128 * u128::from(percent)).div_ceil(100) as usize;
         Ok(Self {
-            elevated: items(ELEVATED_PERCENT),
-            critical: items(CRITICAL_PERCENT),
-            critical_until: items(CRITICAL_UNTIL_PERCENT),
-            elevated_until: items(ELEVATED_UNTIL_PERCENT),
+            elevated: items(config.elevated_percent),
+            critical: items(config.critical_percent),
+            critical_until: items(config.critical_until_percent),
+            elevated_until: items(config.elevated_until_percent),
         })
     }
 
@@ -297,7 +336,7 @@ mod loom_tests {
     use loom::thread;
 
     fn monitor() -> (LoadMonitor, QueueLoad) {
-        let monitor = LoadMonitor::default();
+        let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
         let queue = monitor.watch("loom", 4).unwrap();
         (monitor, queue)
     }
@@ -348,6 +387,22 @@ mod loom_tests {
             assert_eq!(monitor.state(), LoadState::Critical);
             drop(other);
             assert_eq!(monitor.state(), LoadState::Elevated);
+        });
+    }
+
+    #[test]
+    fn the_kill_switch_and_a_rise_do_not_lose_each_other() {
+        loom::model(|| {
+            let (monitor, queue) = monitor();
+            let thread = thread::spawn({
+                let monitor = monitor.clone();
+                move || monitor.set_enabled(false)
+            });
+            queue.added(4);
+            thread.join().unwrap();
+            assert_eq!((monitor.state(), queue.state()), (LoadState::Normal, LoadState::Critical));
+            monitor.set_enabled(true);
+            assert_eq!(monitor.state(), LoadState::Critical);
         });
     }
 }

@@ -1,6 +1,6 @@
 //! The server from outside. Tests that need a process of their own are in `tests/`.
 
-use load_control::{GateConfig, LoadMonitor, QueueLoad};
+use load_control::{GateConfig, LoadMonitor, MonitorConfig, QueueLoad};
 use order_pool::{Bundle, Event, OrderPool, PoolConfig, Subscription};
 
 use self::common::{PATIENCE, Server, gate_config};
@@ -65,7 +65,7 @@ fn with_caller_quota(burst: u32) -> Server {
 
 /// Pressed while the queue is full, as it is at first.
 fn pressed() -> (LoadMonitor, QueueLoad) {
-    let monitor = LoadMonitor::default();
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("announcements", 1).unwrap();
     queue.added(1);
     (monitor, queue)

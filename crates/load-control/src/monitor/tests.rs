@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn monitor() -> (LoadMonitor, QueueLoad) {
-    let monitor = LoadMonitor::default();
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("test", 100).unwrap();
     (monitor, queue)
 }
@@ -44,9 +44,21 @@ fn the_transition_table_holds_row_by_row() {
     ];
     for (from, depth, to) in rows {
         bring_to(&queue, from);
+        let before =
+            LoadState::ALL.map(|from| LoadState::ALL.map(|to| monitor.transitions(from, to)));
         queue.observe(depth);
         assert_eq!(monitor.state(), to, "{from:?} at {depth}");
         assert_eq!(monitor.is_pressed(), to != Normal);
+        for a in LoadState::ALL {
+            for b in LoadState::ALL {
+                let counted = monitor.transitions(a, b) - before[a as usize][b as usize];
+                assert_eq!(
+                    counted,
+                    u64::from((a, b) == (from, to) && from != to),
+                    "{a:?} to {b:?}"
+                );
+            }
+        }
     }
 }
 
@@ -59,25 +71,31 @@ fn ramp(from: usize, to: usize) -> impl Iterator<Item = usize> + Clone {
 fn each_scenario_changes_the_state_once_per_spike_and_not_once_per_item() {
     let repeated = |spike: fn() -> Vec<usize>| (0..50).flat_map(move |_| spike()).collect();
     let full = (0..1_000).map(|n| if n % 2 == 0 { 100 } else { 71 }).collect();
-    let scenarios: [(&str, Vec<usize>, usize); 6] = [
-        ("none: idle", vec![0; 1_000], 0),
-        ("slight: below three quarters", repeated(|| ramp(0, 74).collect()), 0),
-        ("heavy: full throughout", full, 1),
-        ("a single spike", ramp(0, 100).collect(), 4),
-        ("repeated spikes", repeated(|| ramp(0, 80).collect()), 100),
+    let changes = [
+        (Normal, Elevated),
+        (Elevated, Critical),
+        (Critical, Elevated),
+        (Elevated, Normal),
+        (Normal, Critical),
+    ];
+    let scenarios: [(&str, Vec<usize>, [u64; 5]); 6] = [
+        ("none: idle", vec![0; 1_000], [0; 5]),
+        ("slight: below three quarters", repeated(|| ramp(0, 74).collect()), [0; 5]),
+        ("heavy: full throughout", full, [0, 0, 0, 0, 1]),
+        ("a single spike", ramp(0, 100).collect(), [1, 1, 1, 1, 0]),
+        ("repeated spikes", repeated(|| ramp(0, 80).collect()), [50, 0, 0, 50, 0]),
         // That is what the hysteresis is for.
-        ("spikes that do not fall below half", repeated(|| ramp(51, 89).collect()), 1),
+        (
+            "spikes that do not fall below half",
+            repeated(|| ramp(51, 89).collect()),
+            [1, 0, 0, 0, 0],
+        ),
     ];
     for (name, depths, expected) in scenarios {
         let (monitor, queue) = monitor();
-        let mut before = Normal;
-        let mut changes = 0;
-        for depth in depths {
-            queue.observe(depth);
-            changes +=
-                usize::from(monitor.state() != std::mem::replace(&mut before, monitor.state()));
-        }
-        assert_eq!(changes, expected, "{name}");
+        depths.into_iter().for_each(|depth| queue.observe(depth));
+        let counted = changes.map(|(from, to)| monitor.transitions(from, to));
+        assert_eq!(counted, expected, "{name}");
     }
 }
 
@@ -96,7 +114,7 @@ fn the_worst_of_several_queues_counts_and_a_dropped_one_does_not() {
 
 #[test]
 fn a_place_is_used_again_and_starts_out_normal() {
-    let monitor = LoadMonitor::default();
+    let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let mut queues: Vec<_> = (0..MAX_QUEUES).map(|_| monitor.watch("many", 1).unwrap()).collect();
     let full = ConfigError::TooManyQueues { queue: "late", limit: MAX_QUEUES };
     assert_eq!(monitor.watch("late", 1).unwrap_err(), full);
@@ -114,6 +132,25 @@ fn a_capacity_of_zero_is_an_error_and_not_a_panic() {
         monitor.watch("empty", 0).unwrap_err(),
         ConfigError::ZeroCapacity { queue: "empty" }
     );
+}
+
+#[test]
+fn the_kill_switch_hides_the_load_and_shows_it_again() {
+    let (monitor, queue) = monitor();
+    queue.observe(95);
+    monitor.set_enabled(false);
+    assert_eq!((monitor.state(), monitor.is_pressed()), (Normal, false));
+    assert_eq!(monitor.transitions(Critical, Normal), 1);
+    queue.observe(60);
+    assert_eq!((monitor.state(), queue.state()), (Normal, Elevated));
+    monitor.set_enabled(true);
+    monitor.set_enabled(true);
+    assert_eq!((monitor.state(), monitor.transitions(Normal, Elevated)), (Elevated, 1));
+    let off = MonitorConfig { enabled: false, ..MonitorConfig::default() };
+    let off = LoadMonitor::new(off).unwrap();
+    let queue = off.watch("off", 1).unwrap();
+    queue.added(1);
+    assert!(!off.is_pressed());
 }
 
 #[test]
@@ -169,7 +206,7 @@ proptest! {
         capacity in 1..300_usize,
         depths in prop::collection::vec(0..400_usize, 0..100),
     ) {
-        let monitor = LoadMonitor::default();
+        let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
         let queue = monitor.watch("any", capacity).unwrap();
         let mut expected = Normal;
         for depth in depths {

@@ -210,10 +210,11 @@ mod tests {
         limits::{DEFERRABLE_SLOTS, Limits},
     };
     use futures::{FutureExt, poll};
+    use load_control::MonitorConfig;
     use std::pin::pin;
 
     fn deferral(max_age: Duration) -> (LoadMonitor, Deferral) {
-        let monitor = LoadMonitor::default();
+        let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
         let config =
             FetcherConfig { monitor: Some(monitor.clone()), ..FetcherConfig::ipc("/tmp/node.ipc") };
         let limits =

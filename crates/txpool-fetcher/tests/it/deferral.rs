@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use futures::FutureExt as _;
-use load_control::{Gate, GateConfig, LoadMonitor, LoadState, QueueLoad};
+use load_control::{Gate, GateConfig, LoadMonitor, LoadState, MonitorConfig, QueueLoad};
 use mock_node::{BadAnswer, Fault, workload::PreparedTx};
 use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, eventually, settled};
@@ -28,7 +28,7 @@ fn limits() -> Limits {
 
 /// On a live node, with somebody else's queue in the same process, full.
 async fn pressed(node: &Node) -> (Parts, LoadMonitor, QueueLoad) {
-    let monitor = LoadMonitor::default();
+    let monitor = LoadMonitor::new(MonitorConfig::default()).expect("defaults");
     let others = monitor.watch("others", 1).expect("a place");
     let config = FetcherConfig {
         fetch_slots: SLOTS,
@@ -63,10 +63,11 @@ async fn complete(node: &Node, parts: Parts, deferred: u64) {
 
 #[tokio::test]
 async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announcements_pass() {
-    for bad in [BadAnswer::Busy, BadAnswer::Error] {
+    let bad = [BadAnswer::Busy, BadAnswer::Error];
+    for (bad, by_kill_switch) in bad.into_iter().zip([false, true]) {
         let node = Node::start(30, |config| config);
         let (unlucky, live) = node.txs.split_at(SLOTS);
-        let (parts, _monitor, others) = pressed(&node).await;
+        let (parts, monitor, others) = pressed(&node).await;
         node.node.inject(Fault::Answers { bad, count: SLOTS as u32 });
         submit(&node, unlucky);
         let waiting = || parts.fetcher.deferred().waiting;
@@ -79,7 +80,11 @@ async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announce
         eventually("only the retries are left", || unfinished() == SLOTS as u64).await;
         assert_eq!(waiting(), SLOTS as u64);
 
-        others.observe(0);
+        if by_kill_switch {
+            monitor.set_enabled(false);
+        } else {
+            others.observe(0);
+        }
         complete(&node, parts, SLOTS as u64).await;
     }
 }
@@ -128,7 +133,7 @@ async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_
     let node = Node::start(60, |config| config);
     let (pending, live) = node.txs.split_at(40);
     submit(&node, pending);
-    let monitor = LoadMonitor::default();
+    let monitor = LoadMonitor::new(MonitorConfig::default()).expect("defaults");
     // Somebody else's queue in the same process is as good a reason to wait.
     let others = monitor.watch("others", 1).expect("a place");
     others.observe(1);
