@@ -4,7 +4,7 @@
 #   scripts/dashboards.sh            builds the examples `ingest`, with all of the product, and `block_builder`
 #   EXAMPLES=target/debug/examples scripts/dashboards.sh     takes those that are there
 #
-# It checks and tests the alert rules, compares the dashboard with what its generator writes, lints the metrics that the
+# It checks and tests the alert rules, also with the prefix of reth's recorder, compares the dashboard with what its generator writes, lints the metrics that the
 # processes serve, and executes every query of every panel on a Prometheus that scrapes them while a mock node with faults
 # feeds them, and a NATS server stands between them. A query without data fails it. Prometheus is the installed one, or Debian's package unpacked under
 # target/tools; the Grafana Foundation SDK comes from PyPI.
@@ -30,8 +30,12 @@ if ! [ -d "$tools/grafana/grafana_foundation_sdk" ]; then
 fi
 promtool --version 2>&1 | head -n 1
 
-promtool check rules etc/prometheus/mempool-ingest.rules.yml
-promtool test rules etc/prometheus/mempool-ingest.test.yml
+etc/prometheus/prefixed.sh reth_ rules | diff -u etc/prometheus/mempool-ingest.reth.rules.yml - ||
+    { echo "dashboards: etc/prometheus/mempool-ingest.reth.rules.yml is not what prefixed.sh writes" >&2; exit 1; }
+cp etc/prometheus/*.yml "$out"
+etc/prometheus/prefixed.sh reth_ test >"$out/mempool-ingest.reth.test.yml"
+promtool check rules "$out"/mempool-ingest*.rules.yml
+promtool test rules "$out"/mempool-ingest*.test.yml
 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$tools/grafana python3 etc/grafana/dashboard.py >"$out/dashboard.json"
 diff -u etc/grafana/mempool-ingest.json "$out/dashboard.json" ||
     { echo "dashboards: etc/grafana/mempool-ingest.json is not what dashboard.py writes" >&2; exit 1; }
@@ -103,7 +107,7 @@ def get(path, **query):
 
 
 def execute(expr):
-    for name, value in (("$__rate_interval", "30s"), ("$__range", "2m"), ("$instance", ".*")):
+    for name, value in (("$__rate_interval", "30s"), ("$__range", "2m"), ("$instance", ".*"), ("${prefix}", "")):
         expr = expr.replace(name, value)
     return get("query", query=expr)["result"]
 

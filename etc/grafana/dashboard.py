@@ -20,11 +20,13 @@ STREAM_STATES = {
     8: ("denied", "red"), 9: ("disconnected", "red"), 10: ("failed", "dark-red"),
 }
 INSTANCE = 'instance=~"$instance"'
+# What the recorder of a host puts before every name.
+PREFIX = "${prefix}"
 
 
 def on(metric, more=""):
     """A selector of the instances that are chosen."""
-    return f"{metric}{{{INSTANCE}{', ' + more if more else ''}}}"
+    return f"{PREFIX}{metric}{{{INSTANCE}{', ' + more if more else ''}}}"
 
 
 def rate(metric, more=""):
@@ -41,7 +43,8 @@ def total(metric, more=""):
 
 
 def quantile(of, metric):
-    return f"histogram_quantile({of}, sum by (le) ({rate(metric + '_bucket')}))"
+    of_summary = on(metric, f'quantile="{of}"')
+    return f"histogram_quantile({of}, sum by (le) ({rate(metric + '_bucket')})) or max({of_summary})"
 
 
 def quantiles(metric):
@@ -167,7 +170,7 @@ ROWS = {
         graph("Gates", "Permits held and callers refused, by gate; deferred raw transactions.", "short",
               (f"sum by (gate) ({on('load_control_gate_in_use')})", "{{gate}} in use"),
               (f"sum by (gate) ({rate('load_control_gate_refused_total')})", "{{gate}} refused/s"),
-              (f"sum by (queue) ({on('load_control_deferred_depth')})", "{{queue}} deferred")),
+              (f"sum({on('order_rpc_deferred')})", "deferred")),
         graph("Connections", "Open now.", "short", (f"sum({on('order_rpc_connections')})", "connections")),
     ],
     "Blocklist": [
@@ -209,8 +212,9 @@ def build():
     board.description("A node's mempool on its way into a block builder. Generated: change dashboard.py.")
     board.time("now-30m", "now").timezone("browser").readonly().tooltip(models.DashboardCursorSync.CROSSHAIR)
     board.with_variable(dashboard.DatasourceVariable("datasource").type("prometheus").label("Data source"))
+    board.with_variable(dashboard.TextBoxVariable("prefix").label("Prefix of the metrics").default_value(""))
     instances = dashboard.QueryVariable("instance").label("Instance").datasource(SOURCE)
-    instances.query("label_values(order_pool_txs, instance)").include_all(True).multi(True).all_value(".*")
+    instances.query(f"label_values({PREFIX}order_pool_txs, instance)").include_all(True).multi(True).all_value(".*")
     board.with_variable(instances.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED))
     for title, panels in ROWS.items():
         board.with_row(dashboard.Row(title))
