@@ -6,6 +6,8 @@
 #   scripts/versions.sh low|mid|high        at one of them
 #   scripts/versions.sh --check [POINT]     only compiles the libraries
 #   scripts/versions.sh --copy POINT        only makes the copy
+#   scripts/versions.sh --lock FILE         compiles the libraries with the versions of a host's Cargo.lock, and fails if one of
+#                                           these would have to move
 #
 # In a copy, every range of Cargo.toml becomes its point: alloy's crates whose types stand in public signatures, and
 # those that the tests share them with (the mock node and the testkit go along). revm is moved for the blocklist alone:
@@ -59,8 +61,53 @@ at_point() {
     echo "== $point: ok"
 }
 
+at_lock() {
+    local host=target/versions/lock crate
+    rm -rf "$host"
+    mkdir -p "$host/src"
+    touch "$host/src/lib.rs"
+    cp "$1" "$host/Cargo.lock"
+    {
+        printf '[package]\nname = "host"\nedition = "2024"\n\n[workspace]\n\n[dependencies]\n'
+        for crate in "${published[@]}"; do
+            case $crate in
+                -p) ;;
+                mempool-ingest) echo "$crate.path = \"$PWD\"" ;;
+                *) echo "$crate.path = \"$PWD/crates/$crate\"" ;;
+            esac
+        done
+    } >"$host/Cargo.toml"
+    cargo metadata --manifest-path "$host/Cargo.toml" --format-version 1 >/dev/null
+    python3 - "$1" "$host/Cargo.lock" <<'PYTHON'
+import re, sys
+
+def versions(path):
+    found = {}
+    with open(path) as file:
+        for name, version in re.findall(r'^name = "(.*)"\nversion = "(.*)"$', file.read(), re.M):
+            found.setdefault(name, set()).add(version)
+    return found
+
+def series(version):
+    first, second, *_ = version.split(".")
+    return (first, second) if first == "0" else first
+
+before, after = map(versions, sys.argv[1:])
+# Another series is one more package beside it.
+moved = [(name, had, to) for name in sorted(after) for to in after[name] for had in before.get(name, ())
+         if to not in before[name] and series(to) == series(had)]
+for name, had, to in moved:
+    print(f"{name}: {had} in the lock file, {to} needed")
+print(f"{len(after)} packages, {sum(name not in before for name in after)} that the lock file lacks, {len(moved)} that move")
+sys.exit(bool(moved))
+PYTHON
+    CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target} cargo check --locked --manifest-path "$host/Cargo.toml"
+    echo "== $1: ok"
+}
+
 only_check=false only_copy=false
 case ${1:-} in
+    --lock) at_lock "$2"; exit ;;
     --check) only_check=true && shift ;;
     --copy) only_copy=true && shift ;;
 esac
