@@ -2,16 +2,11 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::Address;
 use blocklist::{BlockGuard, SharedBlocklist};
-use revm::{
-    ExecuteEvm,
-    context::result::{EVMError, ExecutionResult, InvalidTransaction, ResultAndState},
-    context_interface::Transaction,
-    state::EvmState,
-};
 
-use crate::rbuilder::{BlockList, BlockListProvider, Error, TransactionErr};
+use crate::rbuilder::{BlockList, BlockListProvider, Error, TransactionErr, TransactionSigned};
 
 /// A list that is reloaded elsewhere, as rbuilder's components ask for it.
 #[derive(Debug, Clone)]
@@ -29,39 +24,23 @@ impl BlockListProvider for IngestBlockList {
     }
 }
 
-/// `execute_evm` of rbuilder's `building/order_commit.rs`, with two lines of the guard in place of
-/// `RBuilderEVMInspector::into_access_list`: so no inspector runs where nobody collects a trace.
-///
-/// As in rbuilder, `evm` is a new one for each transaction: after an invalid one, revm 34 keeps the accounts that it loaded,
-/// and the next state would have them. `BlockGuard::execute`, which takes an EVM for a whole block, discards them.
+/// The check before the execution, where `commit_tx_inner` of rbuilder's `building/order_commit.rs` looks up sender and recipient;
+/// `guard.check_addresses` is the one after it.
 ///
 /// # Errors
-/// Outside, what stops building: an error of the database. Inside, why the transaction is not in the block.
-pub fn execute_evm<E, DbError>(
-    evm: &mut E,
-    tx: E::Tx,
+/// What rbuilder's own look-up returns.
+pub fn precheck(
     guard: &BlockGuard,
-) -> Result<Result<ResultAndState, TransactionErr>, EVMError<DbError>>
-where
-    E: ExecuteEvm<
-            Tx: Transaction,
-            ExecutionResult = ExecutionResult,
-            State = EvmState,
-            Error = EVMError<DbError, InvalidTransaction>,
-        >,
-{
-    if guard.precheck(&tx).is_err() {
-        return Ok(Err(TransactionErr::Blocklist));
-    }
-    let executed = match evm.transact(tx) {
-        Ok(executed) => executed,
-        Err(EVMError::Transaction(invalid)) => {
-            return Ok(Err(TransactionErr::InvalidTransaction(invalid)));
-        }
-        Err(other) => return Err(other),
-    };
-    if guard.check_addresses(executed.state.keys()).is_err() {
-        return Ok(Err(TransactionErr::Blocklist));
-    }
-    Ok(Ok(executed))
+    tx: &Recovered<TransactionSigned>,
+) -> Result<(), TransactionErr> {
+    let access_list = tx.access_list().into_iter().flat_map(|list| list.iter());
+    let authorizations = tx.authorization_list().unwrap_or_default().iter();
+    guard
+        .precheck_addresses(
+            tx.signer(),
+            tx.to(),
+            access_list.map(|item| item.address),
+            authorizations.map(|signed| (signed.recover_authority().ok(), *signed.address())),
+        )
+        .map_err(|_| TransactionErr::Blocklist)
 }

@@ -9,28 +9,24 @@ use txpool_fetcher::{
 };
 
 use crate::rbuilder::{
-    MempoolTx, MempoolTxsDetector, Order, ReplaceableOrderPoolCommand as Command,
+    MempoolTx, Order, ReplaceableOrderPoolCommand as Command,
     TransactionSignedEcRecoveredWithBlobs, add_txfetcher_time_to_query, mark_command_received,
 };
 
-struct ToOrderPool {
-    results: mpsc::Sender<Command>,
-    detector: Arc<MempoolTxsDetector>,
-}
+struct ToOrderPool(mpsc::Sender<Command>);
 
 impl TransactionSink for ToOrderPool {
     /// Waits while the channel is full, where rbuilder's own fetcher loses the order after 50 ms.
     async fn deliver(&self, fetched: FetchedTransaction) -> Delivery {
-        let (hash, received_at) = (fetched.hash(), fetched.first_seen.into());
+        let received_at = fetched.first_seen.into();
         add_txfetcher_time_to_query(fetched.announced_at.elapsed());
         // The sender is known: this converts, and recovers nothing.
         let Ok(tx) = TransactionSignedEcRecoveredWithBlobs::try_from(fetched.tx) else {
             return Delivery::Refused("not_convertible");
         };
-        self.detector.add_tx(hash);
         let command = Command::Order(Arc::new(Order::Tx(MempoolTx::new(tx))));
         mark_command_received(&command, received_at);
-        match self.results.send(command).await {
+        match self.0.send(command).await {
             Ok(()) => Delivery::Pooled,
             Err(_) => Delivery::Closed,
         }
@@ -49,11 +45,10 @@ impl TransactionSink for ToOrderPool {
 pub async fn subscribe_to_txpool_with_blobs(
     config: FetcherConfig,
     results: mpsc::Sender<Command>,
-    detector: Arc<MempoolTxsDetector>,
     cancel: CancellationToken,
     cancel_on_end: bool,
 ) -> Result<JoinHandle<()>, StartError> {
-    let fetcher = Fetcher::start(config, ToOrderPool { results, detector }).await?;
+    let fetcher = Fetcher::start(config, ToOrderPool(results)).await?;
     Ok(tokio::spawn(async move {
         tokio::select! {
             () = cancel.cancelled() => {}

@@ -6,15 +6,13 @@
 //! |---|---|---|
 //! | [`TransactionSignedEcRecoveredWithBlobs`], [`MempoolTx`], [`Order`] | `crates/rbuilder-primitives/src/lib.rs` | about `0354775d`, not exactly |
 //! | [`ReplaceableOrderPoolCommand`] | `crates/rbuilder/src/live_builder/order_input/mod.rs` | `0354775d`, where `txpool_fetcher.rs` makes one of an `Arc<Order>` |
-//! | [`MempoolTxsDetector`] | `crates/rbuilder/src/live_builder/order_input/mempool_txs_detector.rs` | after `297347de`, where `add_tx` still took an `&Order` |
 //! | [`BlockListProvider`], [`Error`] | `crates/rbuilder/src/live_builder/block_list_provider.rs` | `18263b8e` |
 //! | [`add_txfetcher_time_to_query`], [`mark_command_received`] | `crates/rbuilder/src/telemetry/` | about `0354775d`, whose fetcher calls both |
-//! | [`TransactionErr`] | `crates/rbuilder/src/building/order_commit.rs` | `01d4e3be` |
+//! | [`TransactionErr`] | `crates/rbuilder/src/building/order_commit.rs` | `8d3643c5` |
 
 use std::{
-    collections::HashSet,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
@@ -109,22 +107,6 @@ pub enum ReplaceableOrderPoolCommand {
     Order(Arc<Order>),
 }
 
-/// Knows which transactions are public. rbuilder has a `DashSet`.
-#[derive(Debug, Default)]
-pub struct MempoolTxsDetector(Mutex<HashSet<B256>>);
-
-impl MempoolTxsDetector {
-    /// Takes note of a public transaction.
-    pub fn add_tx(&self, hash: B256) {
-        self.0.lock().unwrap().insert(hash);
-    }
-
-    /// Whether the transaction is public.
-    pub fn is_mempool(&self, tx: &TransactionSignedEcRecoveredWithBlobs) -> bool {
-        self.0.lock().unwrap().contains(&tx.hash())
-    }
-}
-
 /// How often [`add_txfetcher_time_to_query`] was called.
 pub static TXFETCHER_TRANSACTION_COUNTER: AtomicUsize = AtomicUsize::new(0);
 
@@ -161,7 +143,7 @@ pub trait BlockListProvider: std::fmt::Debug + Sync + Send {
     fn current_list_contains(&self, address: &Address) -> Result<bool, Error>;
 }
 
-/// Why a transaction is not in the block. Two of its variants are left out here.
+/// Why a transaction is not in the block. Three of its variants are left out here.
 #[derive(Debug)]
 pub enum TransactionErr {
     /// The EVM refused it.

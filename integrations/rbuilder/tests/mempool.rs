@@ -1,4 +1,4 @@
-//! Every transaction that the node announces becomes one command, known to the detector, with its sender recovered once.
+//! Every transaction that the node announces becomes one command, with its sender recovered once.
 //!
 //! 2,000 transactions a second for `RBUILDER_SECONDS` seconds, by default 2.
 
@@ -18,8 +18,7 @@ use mock_node::{LoadStart, MockNode, NodeConfig};
 use rbuilder_integration::{
     mempool::subscribe_to_txpool_with_blobs,
     rbuilder::{
-        MempoolTxsDetector, ORDERS_RECEIVED, Order, ReplaceableOrderPoolCommand,
-        TXFETCHER_TRANSACTION_COUNTER,
+        ORDERS_RECEIVED, Order, ReplaceableOrderPoolCommand, TXFETCHER_TRANSACTION_COUNTER,
     },
 };
 use secp256k1::{Message, SECP256K1, ecdsa::RecoverableSignature, ecdsa::RecoveryId};
@@ -65,7 +64,6 @@ impl backend::CryptoProvider for Counting {
 struct Rbuilder {
     node: MockNode,
     commands: mpsc::Receiver<ReplaceableOrderPoolCommand>,
-    detector: Arc<MempoolTxsDetector>,
     cancel: CancellationToken,
     job: tokio::task::JoinHandle<()>,
     _folder: tempfile::TempDir,
@@ -74,21 +72,22 @@ struct Rbuilder {
 async fn start(tps: u32, count: u64, cancel_on_end: bool) -> Rbuilder {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("node.ipc");
-    let node = NodeConfig { tps, count: Some(count), load_start: LoadStart::FirstSubscription, pool_limit: 1_000_000, blobs_per_mille: 2, ..NodeConfig::new(&path) };
+    let node = NodeConfig {
+        tps,
+        count: Some(count),
+        load_start: LoadStart::FirstSubscription,
+        pool_limit: 1_000_000,
+        blobs_per_mille: 2,
+        ..NodeConfig::new(&path)
+    };
     let node = MockNode::start(node).unwrap();
     // As rbuilder sizes it.
     let (results, commands) = mpsc::channel(10_000);
-    let (detector, cancel) = (Arc::<MempoolTxsDetector>::default(), CancellationToken::new());
+    let cancel = CancellationToken::new();
     let config = FetcherConfig { reconnect_limit: Some(2), ..FetcherConfig::ipc(&path) };
-    let job = subscribe_to_txpool_with_blobs(
-        config,
-        results,
-        Arc::clone(&detector),
-        cancel.clone(),
-        cancel_on_end,
-    );
+    let job = subscribe_to_txpool_with_blobs(config, results, cancel.clone(), cancel_on_end);
     let job = job.await.unwrap();
-    Rbuilder { node, commands, detector, cancel, job, _folder: folder }
+    Rbuilder { node, commands, cancel, job, _folder: folder }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -107,7 +106,6 @@ async fn every_announced_transaction_is_one_command_with_one_recovery() {
         let ReplaceableOrderPoolCommand::Order(order) = command;
         let Order::Tx(tx) = order.as_ref();
         let tx = &tx.tx_with_blobs;
-        assert!(rbuilder.detector.is_mempool(tx), "{}", tx.hash());
         assert_ne!(tx.signer(), Address::ZERO);
         blobs += usize::from(!tx.blobs_sidecar.blobs().is_empty());
         *received.entry(tx.hash()).or_default() += 1;
@@ -147,7 +145,6 @@ async fn a_node_that_cannot_be_reached_is_an_error_of_the_start() {
     let refused = subscribe_to_txpool_with_blobs(
         FetcherConfig::ipc("/nonexistent/node.ipc"),
         results,
-        Arc::default(),
         CancellationToken::new(),
         true,
     );
