@@ -268,6 +268,53 @@ fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested_and_exp
 }
 
 #[test]
+fn the_alerts_of_a_host_with_a_prefix_are_those_that_the_script_writes() {
+    let mut script = std::process::Command::new(root().join("etc/prometheus/prefixed.sh"));
+    let output = script.args(["reth_", "rules"]).output().expect("the script runs");
+    let written = String::from_utf8(output.stdout).expect("text");
+    assert_eq!(written, read("etc/prometheus/mempool-ingest.reth.rules.yml"));
+    assert_eq!(metric_words(&written), BTreeSet::new(), "without the prefix");
+}
+
+/// What a renderer shows as code: an info string is a language, and nothing else stands beside a fence.
+#[test]
+fn every_fence_of_a_document_and_of_a_comment_is_rendered_as_one() {
+    const LANGUAGES: [&str; 8] =
+        ["", "console", "no_run", "rust", "rust,ignore", "rust,no_run", "text", "toml"];
+    let mut fences = 0;
+    for path in files() {
+        let is_document = path.extension().is_some_and(|extension| extension == "md");
+        if !is_document && path.extension().is_none_or(|extension| extension != "rs") {
+            continue;
+        }
+        let text = read(&path);
+        // The lines of the fence that is open.
+        let mut open: Option<usize> = None;
+        for line in text.lines().map(str::trim_start) {
+            let comment = line.strip_prefix("//!").or_else(|| line.strip_prefix("///"));
+            let Some(line) = comment.or(is_document.then_some(line)) else { continue };
+            let Some(info) = line.trim().strip_prefix("```") else {
+                open = open.map(|lines| lines + 1);
+                continue;
+            };
+            open = match open {
+                None => {
+                    assert!(LANGUAGES.contains(&info), "{}: ```{info}", path.display());
+                    fences += 1;
+                    Some(0)
+                }
+                Some(lines) => {
+                    assert!(info.is_empty() && lines > 0, "{}: ```{info}", path.display());
+                    None
+                }
+            };
+        }
+        assert_eq!(open, None, "{}: a fence without an end", path.display());
+    }
+    assert!(fences > 50, "{fences}");
+}
+
+#[test]
 fn every_relative_link_and_every_path_leads_to_something() {
     let mut checked = 0;
     for document in DOCUMENTS {
