@@ -1,13 +1,13 @@
 //! Compares the node's pool with ours, and fetches what is missing.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
 use alloy_primitives::{B256, U64, map::B256HashSet};
 use rand::seq::SliceRandom as _;
-use serde::Deserialize;
 use tokio::time::sleep;
 
 use super::{
@@ -92,11 +92,6 @@ impl AuditReport {
     pub const MISSING_SAMPLE: usize = 16;
 }
 
-#[derive(Debug, Deserialize)]
-struct Status {
-    pending: U64,
-}
-
 /// One comparison.
 #[derive(Clone)]
 pub(crate) struct Comparison {
@@ -125,21 +120,22 @@ impl Comparison {
         let endpoint = &self.fetch.settings.config.sources[self.source];
         let reason = self.reason.as_str();
         let outcome = match &result {
-            Ok(report) if report.missing > 0 => "recovered",
-            Ok(report) if report.vanished > 0 => "vanished",
-            Ok(_) => "equal",
-            Err(_) => "failed",
-        };
-        match &result {
-            Ok(report) => tracing::info!(
-                %endpoint, reason, listed = report.listed, missing = report.missing,
-                recovered = report.recovered, vanished = report.vanished,
-                "compared with the node's pool"
-            ),
+            Ok(AuditReport { listed, missing, recovered, vanished, .. }) => {
+                tracing::info!(
+                    %endpoint, reason, listed, missing, recovered, vanished,
+                    "compared with the node's pool"
+                );
+                match () {
+                    () if *missing > 0 => "recovered",
+                    () if *vanished > 0 => "vanished",
+                    () => "equal",
+                }
+            }
             Err(error) => {
                 tracing::warn!(%endpoint, reason, %error, "cannot compare with the node's pool");
+                "failed"
             }
-        }
+        };
         metrics::compared(reason, outcome);
         result
     }
@@ -232,8 +228,8 @@ impl Comparison {
             .call("txpool_status", (), self.fetch.settings.limits.call_timeout)
             .await
             .ok()?;
-        let status: Status = serde_json::from_str(answer.get()).ok()?;
-        Some(status.pending.to())
+        let status: HashMap<String, U64> = serde_json::from_str(answer.get()).ok()?;
+        Some(status.get("pending")?.to())
     }
 
     async fn list(&self) -> Result<Content, SnapshotError> {

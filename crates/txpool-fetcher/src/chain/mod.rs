@@ -66,7 +66,7 @@ pub(crate) const HEADS_WAITING: usize = 64;
 /// A head as a source announced it.
 #[derive(Clone, Debug)]
 pub(crate) struct AnnouncedHead {
-    head: Head,
+    pub(crate) head: Head,
     /// The block, if it came with the head.
     block: Option<ReadBlock>,
     /// The head was requested from the source, not announced by it.
@@ -74,10 +74,6 @@ pub(crate) struct AnnouncedHead {
 }
 
 impl AnnouncedHead {
-    pub(crate) fn head(&self) -> Head {
-        self.head
-    }
-
     fn requested(block: ReadBlock) -> Self {
         Self { head: block.block.head, block: Some(block), was_requested: true }
     }

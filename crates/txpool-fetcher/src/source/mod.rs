@@ -45,7 +45,7 @@ use crate::{
     gap::{GapReason, Report},
     in_process::{self, PoolSubscription},
     metrics,
-    request::{self, PoolQueues, RequestSet, Requests},
+    request::{self, RequestSet, Requests},
     sink::TransactionSink,
     sync::lock,
 };
@@ -73,8 +73,7 @@ enum Message {
     Event(Event),
     SubscriptionUp(Subscription),
     /// With what the node says of its chain.
-    RequestConnectionsUp(Arc<RequestSet<FetchRequest>>, Sync),
-    PoolQueuesUp(Arc<PoolQueues<FetchRequest>>),
+    RequestsUp(Requests<FetchRequest>, Sync),
     DialFailed(Role, ConnectError),
     SaysSyncing(bool),
     /// The latest head, as the node returned it.
@@ -289,18 +288,14 @@ impl<S: TransactionSink> Source<S> {
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now)
             }
-            Message::PoolQueuesUp(queues) => {
-                self.parts.fetch.connections.set(self.index, Some(Requests::InProcess(queues)));
-                self.up(Role::Request, now)
-            }
-            Message::RequestConnectionsUp(set, sync) => {
+            Message::RequestsUp(requests, sync) => {
                 self.sync.says_syncing = sync.says_syncing;
                 if let Some(head) = sync.head {
                     self.has_head(head);
                 }
+                self.parts.fetch.connections.set(self.index, Some(requests.clone()));
+                let Requests::Node(set) = requests else { return self.up(Role::Request, now) };
                 self.ping(Role::Request, &set.calls);
-                let requests = Requests::Node(Arc::clone(&set));
-                self.parts.fetch.connections.set(self.index, Some(requests));
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
                 self.watch_end(Role::Request, async move {
                     let on_failure = |request, error| fetch.failed(request, error);
@@ -373,7 +368,7 @@ impl<S: TransactionSink> Source<S> {
         let (shared, messages) = (Arc::clone(&self.shared), self.messages.clone());
         self.tasks.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
-                send(&messages, Message::Latest(head.head())).await;
+                send(&messages, Message::Latest(head.head)).await;
                 // If the fetcher stops, the head is not needed.
                 let _ = shared.heads.send(head).await;
             }
@@ -473,11 +468,13 @@ impl<S: TransactionSink> Source<S> {
                     }
                 }
                 (Role::Request, Some(pool)) => in_process::start(fetch, deliverer, pool)
-                    .map(|queues| Message::PoolQueuesUp(Arc::new(queues)))
+                    .map(|queues| {
+                        Message::RequestsUp(Requests::InProcess(queues.into()), Sync::default())
+                    })
                     .map_err(|error| ConnectError::io(pool, error)),
                 (Role::Request, None) => {
                     let opened = open_requests(&parts, &shared.audits, index, known).await;
-                    opened.map(|(set, sync)| Message::RequestConnectionsUp(set, sync))
+                    opened.map(|(set, sync)| Message::RequestsUp(Requests::Node(set), sync))
                 }
             };
             let message = dialed.unwrap_or_else(|error| Message::DialFailed(role, error));

@@ -400,8 +400,8 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
 }
 
 #[tokio::test]
-async fn what_the_pool_does_not_have_any_more_is_gone_and_in_a_block_mined() {
-    let (chain_id, txs) = prepared(2);
+async fn what_the_pool_does_not_have_is_gone_in_a_block_mined_and_another_transaction_malformed() {
+    let (chain_id, txs) = prepared(3);
     let pool = SmallPool::new(chain_id);
     pool.mine(0, &[]);
     let (fetcher, ours) = ingest_fast(config(&pool)).await;
@@ -416,26 +416,18 @@ async fn what_the_pool_does_not_have_any_more_is_gone_and_in_a_block_mined() {
     pool.tell(mined.clone());
     eventually("the head", || ours.head().is_some_and(|head| head == mined.block.head)).await;
     pool.set_busy(false);
-    let counts = settled(&fetcher, "mined", |counts| counts.mined == 1).await;
-    assert_eq!((counts.announced, counts.pooled, counts.failed), (2, 0, 0));
-}
-
-#[tokio::test]
-async fn another_transaction_than_the_one_asked_for_is_malformed() {
-    let (chain_id, txs) = prepared(2);
-    let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest_fast(config(&pool)).await;
-    pool.drops.store(true, Relaxed);
-    pool.add(&txs[1]);
+    settled(&fetcher, "mined", |counts| counts.mined == 1).await;
+    pool.add(&txs[0]);
+    settled(&fetcher, "pooled", |counts| counts.pooled == 1).await;
     {
         let mut state = pool.state();
-        let other = state.txs[&txs[1].hash].clone();
-        state.txs = HashMap::from([(txs[0].hash, other)]);
-        state.announce(PoolAnnouncement::Pending(txs[0].hash));
+        let other = state.txs[&txs[0].hash].clone();
+        state.txs.insert(txs[2].hash, other);
+        state.announce(PoolAnnouncement::Pending(txs[2].hash));
     }
     let counts = settled(&fetcher, "malformed", |counts| counts.malformed == 1).await;
-    assert_eq!(counts.pooled, 0);
-    assert!(ours.is_empty());
+    assert_eq!((counts.announced, counts.pooled, counts.failed), (4, 1, 0));
+    assert!(!ours.contains(&txs[2].hash));
 }
 
 #[tokio::test]

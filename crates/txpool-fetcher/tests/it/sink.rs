@@ -16,7 +16,7 @@ use mock_node::{
     workload::{PreparedTx, Workload, WorkloadConfig},
 };
 use order_pool::{OrderPool, PoolConfig};
-use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
+use testkit::ingest::{Node, PATIENCE, eventually, settled};
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
     Announcements, AuditMode, AuditReport, ChainEvent, Counts, Delivery, EndReason,
@@ -73,6 +73,9 @@ struct Told {
     vanished: BTreeSet<B256>,
     heads: Vec<u64>,
     nonces: usize,
+    /// Calls inside of a runtime: a task that a sink spawned in that of the sockets blocked their thread, and with hashes
+    /// a sink could use timers that it did not have with full objects.
+    inside: Vec<Call>,
 }
 
 impl Hooked {
@@ -92,6 +95,13 @@ impl Hooked {
         (Self::new(hook), latch)
     }
 
+    fn call(&self, call: Call) {
+        if tokio::runtime::Handle::try_current().is_ok() {
+            self.told.lock().unwrap().inside.push(call);
+        }
+        (self.hook)(call);
+    }
+
     fn told<T>(&self, read: impl FnOnce(&Told) -> T) -> T {
         read(&self.told.lock().unwrap())
     }
@@ -99,13 +109,13 @@ impl Hooked {
 
 impl TransactionSink for Hooked {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        (self.hook)(Call::Deliver);
+        self.call(Call::Deliver);
         self.told.lock().unwrap().pooled.insert(tx.hash());
         Delivery::Pooled
     }
 
     async fn chain_event(&self, event: ChainEvent) {
-        (self.hook)(match event {
+        self.call(match event {
             ChainEvent::Head(_) => Call::Head,
             ChainEvent::Nonces(_) => Call::Nonces,
             _ => Call::Vanished,
@@ -123,7 +133,7 @@ impl TransactionSink for Hooked {
     }
 
     fn holding(&self, hash: &B256) -> Holding {
-        (self.hook)(Call::Holding);
+        self.call(Call::Holding);
         match self.told(|told| told.pooled.contains(hash)) {
             true => Holding::Held,
             false => Holding::Missing,
@@ -244,8 +254,10 @@ async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the
 /// A panic in `holding` ended the comparison without a result, and the source waited for it for
 /// ever: it said `Live`, and no audit ran again. One in `head` ended the fetcher.
 #[tokio::test]
-async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
-    for panics in CALLS {
+async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted_and_none_is_inside_of_a_runtime()
+{
+    let both = [Announcements::Hashes, Announcements::Full];
+    for (panics, announcements) in CALLS.into_iter().zip(both.into_iter().cycle()) {
         let recorder = DebuggingRecorder::new();
         let figures = Figures::of(&recorder);
         let _installed = metrics::set_default_local_recorder(&recorder);
@@ -259,8 +271,8 @@ async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
                 }
             })
         };
-        let fetcher =
-            start(FetcherConfig { audit_interval: None, ..node.fetcher() }, sink.clone()).await;
+        let config = FetcherConfig { announcements, audit_interval: None, ..node.fetcher() };
+        let fetcher = start(config, sink.clone()).await;
         node.node.submit(node.txs[0].raw.clone()).unwrap();
         settled(&fetcher, "one pooled", |counts| counts.pooled == 1).await;
         if panics == Call::Vanished {
@@ -292,6 +304,7 @@ async fn a_panic_of_the_sink_costs_that_call_alone_and_is_counted() {
         stop(fetcher, Duration::from_secs(5)).await;
         let label = format!("{panics:?}").to_lowercase();
         assert_eq!(figures.get("sink_panics_total", &label).0, 1.0);
+        assert_eq!(sink.told(|told| told.inside.clone()), [], "{announcements:?}");
     }
 }
 
@@ -420,29 +433,6 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     eventually("a comparison follows", || fetcher.status()[0].audits > audits).await;
     assert_eq!(dropped("mined"), 0);
     stop(fetcher, Duration::from_secs(5)).await;
-}
-
-/// A task that a sink spawned there blocked the thread of the sockets. With hashes a sink could use
-/// timers that it did not have with full objects.
-#[tokio::test]
-async fn no_call_of_a_sink_is_inside_of_the_runtime_of_the_sockets() {
-    for announcements in [Announcements::Hashes, Announcements::Full] {
-        let node = Node::start(10, |config| config);
-        let inside: Arc<Mutex<Vec<Call>>> = Arc::default();
-        let found = Arc::clone(&inside);
-        let sink = Hooked::new(move |call| {
-            if tokio::runtime::Handle::try_current().is_ok() {
-                found.lock().unwrap().push(call);
-            }
-        });
-        let fetcher = start(FetcherConfig { announcements, ..node.fetcher() }, sink.clone()).await;
-        node.submit_all();
-        settled(&fetcher, "all pooled", |counts| counts.pooled == 10).await;
-        node.node.mine();
-        eventually("nonces are told", || sink.told(|told| told.nonces > 0)).await;
-        recover(&fetcher).await;
-        assert_eq!(*inside.lock().unwrap(), [], "{announcements:?}");
-    }
 }
 
 /// They stayed for as long as the process, and two fetchers at one node wrote one gauge.
@@ -676,10 +666,18 @@ async fn a_full_order_pool_takes_what_it_postponed_when_it_has_room_again() {
 }
 
 #[tokio::test]
-async fn audits_run_one_after_another_and_callers_beyond_the_queue_are_told() {
-    let node = Node::start(1, |config| config);
+async fn audits_run_one_after_another_with_a_sample_of_hashes_and_callers_beyond_the_queue_are_told()
+ {
+    let node = Node::start(100, |config| config);
+    node.submit_all();
     let limits = Limits { audit_settle: Duration::from_millis(300), ..Limits::default() };
     let (fetcher, _pool) = ingest_with(node.fetcher(), limits).await;
+    settled(&fetcher, "100 pooled", |counts| counts.pooled == 100).await;
+    let report = fetcher.status().remove(0).last_audit.expect("the start-up's");
+    assert_eq!((report.missing, report.recovered), (100, 100));
+    assert_eq!(report.missing_sample.len(), AuditReport::MISSING_SAMPLE);
+    let sent = |hash| node.txs.iter().any(|tx| tx.hash == hash);
+    assert!(report.missing_sample.into_iter().all(sent));
     let audits = (0..10).map(|_| fetcher.audit(0, AuditMode::CompareOnly));
     let results = futures::future::join_all(audits).await;
     let busy = |result: &&Result<_, _>| matches!(result, Err(SnapshotError::Busy { waiting: 4 }));
@@ -689,17 +687,4 @@ async fn audits_run_one_after_another_and_callers_beyond_the_queue_are_told() {
     // Four wait, and the one that runs may have been taken out before the last of them came.
     assert!((4..=5).contains(&done), "{results:?}");
     fetcher.audit(0, AuditMode::CompareOnly).await.expect("there is room again");
-}
-
-#[tokio::test]
-async fn a_report_keeps_the_number_of_what_was_missing_and_some_of_the_hashes() {
-    let node = Node::start(100, |config| config);
-    node.submit_all();
-    let (fetcher, _pool) = ingest(node.fetcher()).await;
-    settled(&fetcher, "100 pooled", |counts| counts.pooled == 100).await;
-    let report = fetcher.status().remove(0).last_audit.expect("the start-up's");
-    assert_eq!((report.missing, report.recovered), (100, 100));
-    assert_eq!(report.missing_sample.len(), AuditReport::MISSING_SAMPLE);
-    let sent = |hash| node.txs.iter().any(|tx| tx.hash == hash);
-    assert!(report.missing_sample.into_iter().all(sent));
 }
