@@ -87,10 +87,11 @@ pub(crate) fn is_held(row: &Row) -> bool {
 fn print(rows: &[Row]) {
     println!(
         "\nannounced by the node -> visible to a subscriber; medians of the rounds, ratios to the\n\
-         plain concurrent rival at the same rate; memory is what a run added, for each transaction"
+         plain concurrent rival at the same rate; live is of what was visible before the last announcement;\n\
+         memory is what a run added, for each transaction"
     );
     let mut table = Table::new(
-        "rate | contender | announced/s | pooled/s | lost | lagged | held | p50 us | p99 us | \
+        "rate | contender | announced/s | pooled/s | live/s | live p50 us | lost | lagged | held | p50 us | p99 us | \
          p99 ratio | CPU us/tx | CPU ratio | node us/tx | bytes/tx | MB",
     );
     for row in rows {
@@ -103,6 +104,8 @@ fn print(rows: &[Row]) {
             row.contender.0.name().to_owned(),
             whole(&|run| run.announced_per_s),
             whole(&Run::pooled_per_s),
+            whole(&|run| run.live_per_s),
+            whole(&|run| run.live.p50),
             format!("{:.2}%", lost_share(row) * 100.0),
             row.runs.iter().map(|run| run.lagged).sum::<u64>().to_string(),
             if is_held(row) { "yes" } else { "no" }.to_owned(),

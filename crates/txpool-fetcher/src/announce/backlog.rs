@@ -23,6 +23,9 @@ pub(crate) struct Backlog {
     pub(super) has_object_thread: AtomicBool,
 }
 
+/// The part of the buffer above which the newest announcement is processed first.
+const CROWDED: usize = 16;
+
 /// An announced hash, and when it was read from the socket.
 #[derive(Debug)]
 pub(super) struct Hash {
@@ -33,10 +36,12 @@ pub(super) struct Hash {
 }
 
 impl Backlog {
-    /// `slots` for announcements of hashes, and as many for those of objects.
-    pub(crate) fn new(slots: usize) -> Self {
+    /// `slots` for announcements of hashes, and as many for those of objects. With objects the hashes keep the
+    /// node's order, by which it is known which objects are overdue.
+    pub(crate) fn new(slots: usize, has_objects: bool) -> Self {
+        let few = if has_objects { slots } else { slots / CROWDED };
         Self {
-            hashes: Buffer::new(slots),
+            hashes: Buffer::newest_first_above(few, slots),
             objects: Buffer::new(slots),
             read: AtomicU64::new(0),
             has_object_thread: AtomicBool::new(false),

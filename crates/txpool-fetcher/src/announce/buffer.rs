@@ -11,6 +11,8 @@ use crate::sync::lock;
 #[derive(Debug)]
 pub(crate) struct Buffer<T> {
     slots: usize,
+    /// While more items wait, the newest is the next.
+    few: usize,
     queue: Mutex<Queue<T>>,
     changed: Notify,
 }
@@ -32,7 +34,14 @@ struct Queue<T> {
 pub(crate) struct Lost(pub(crate) u64);
 
 impl<T> Buffer<T> {
+    /// In the order of their arrival.
     pub(crate) fn new(slots: usize) -> Self {
+        Self::newest_first_above(slots, slots)
+    }
+
+    /// While more than `few` wait, the newest comes first: what comes is then as fresh as if nothing waited, and
+    /// the oldest, which are late already, wait until there is less to do, or are displaced.
+    pub(crate) fn newest_first_above(few: usize, slots: usize) -> Self {
         let queue = Queue {
             items: VecDeque::new(),
             bytes: 0,
@@ -40,12 +49,12 @@ impl<T> Buffer<T> {
             is_in_hand: false,
             is_closed: false,
         };
-        Self { slots, queue: Mutex::new(queue), changed: Notify::new() }
+        Self { slots, few, queue: Mutex::new(queue), changed: Notify::new() }
     }
 
     pub(crate) fn push(&self, item: T, bytes: usize) {
         let mut queue = lock(&self.queue);
-        let displaced = if queue.items.len() == self.slots { queue.pop() } else { None };
+        let displaced = if queue.items.len() == self.slots { queue.pop_oldest() } else { None };
         queue.lost += u64::from(displaced.is_some());
         queue.items.push_back((item, bytes));
         queue.bytes += bytes;
@@ -60,7 +69,8 @@ impl<T> Buffer<T> {
         if queue.lost > 0 {
             return Some(Err(Lost(std::mem::take(&mut queue.lost))));
         }
-        let item = queue.pop()?;
+        let is_crowded = queue.items.len() > self.few;
+        let item = if is_crowded { queue.pop_newest() } else { queue.pop_oldest() }?;
         queue.is_in_hand = true;
         Some(Ok(item))
     }
@@ -100,8 +110,14 @@ impl<T> Buffer<T> {
 }
 
 impl<T> Queue<T> {
-    fn pop(&mut self) -> Option<T> {
+    fn pop_oldest(&mut self) -> Option<T> {
         let (item, bytes) = self.items.pop_front()?;
+        self.bytes -= bytes;
+        Some(item)
+    }
+
+    fn pop_newest(&mut self) -> Option<T> {
+        let (item, bytes) = self.items.pop_back()?;
         self.bytes -= bytes;
         Some(item)
     }
@@ -122,6 +138,16 @@ mod tests {
         assert_eq!((buffer.len(), buffer.bytes()), (4, 30), "one of them is being processed");
         let rest: Vec<_> = std::iter::from_fn(|| buffer.try_next()).collect();
         assert_eq!(rest, [Ok(4), Ok(5), Ok(6)]);
+        assert_eq!((buffer.len(), buffer.bytes()), (0, 0));
+    }
+
+    #[test]
+    fn while_more_than_a_few_wait_the_newest_comes_first() {
+        let buffer = Buffer::newest_first_above(2, 4);
+        (0..6).for_each(|item| buffer.push(item, 10));
+        assert_eq!(buffer.try_next(), Some(Err(Lost(2))));
+        let rest: Vec<_> = std::iter::from_fn(|| buffer.try_next()).collect();
+        assert_eq!(rest, [Ok(5), Ok(4), Ok(2), Ok(3)]);
         assert_eq!((buffer.len(), buffer.bytes()), (0, 0));
     }
 

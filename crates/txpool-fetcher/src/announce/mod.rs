@@ -3,8 +3,8 @@
 //!
 //! The reader of the subscription's connection passes each hash to a [`HashReader`], which submits its
 //! request at once if a fetch slot is free, and else leaves it in the buffer of the source. Hashes wait there
-//! with the time of their read, and [`process_waiting`] waits for slots for them, in their order. So
-//! announcements can be lost on our side in only one place, which has one counter:
+//! with the time of their read, and [`process_waiting`] waits for slots for them: in their order, or, of more than
+//! 1,024 hashes without objects, for the newest first. So announcements can be lost on our side in only one place, which has one counter:
 //! [`Counts::lagged`](crate::Counts::lagged). The buffer is the source's, not the connection's: what a lost
 //! connection has delivered is processed all the same. What waits is the [`Backlog`].
 //!

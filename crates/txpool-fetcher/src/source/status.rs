@@ -122,6 +122,7 @@ impl SourceShared {
         // Until the first failure to list it.
         metrics.audited.set(1.0);
         let slots = settings.config.fetch_slots;
+        let has_objects = settings.config.announcements != Announcements::Hashes;
         let shared = Self {
             audit_requests,
             reports,
@@ -147,7 +148,7 @@ impl SourceShared {
                 fetch_limit: slots,
                 head: None,
             }),
-            backlog: Backlog::new(settings.limits.announcement_buffer).into(),
+            backlog: Backlog::new(settings.limits.announcement_buffer, has_objects).into(),
             audits: Arc::default(),
             announcement_counts: Arc::default(),
             metrics,

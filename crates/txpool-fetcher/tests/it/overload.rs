@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use mock_node::{Capacity, NodeConfig, Stats};
-use testkit::ingest::{Node, ingest, settled};
-use txpool_fetcher::{ADAPTIVE_FLOOR, Backfill, Endpoint, FetcherConfig, Limits};
+use testkit::ingest::{Node, eventually, ingest, settled};
+use tokio::sync::mpsc;
+use txpool_fetcher::{
+    ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, FetcherConfig, Limits,
+};
 
-use super::{all_live, ingest_with, recover, submit};
+use super::{all_live, ingest_with, recover, start_with, submit};
 
 /// 2000 requests a second.
 const SERVICE: Duration = Duration::from_millis(2);
@@ -68,6 +71,36 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
         busy.raw_found, busy.raw_busy, idle.raw_found
     );
     assert!(idle.raw_found >= 400, "{}", idle.raw_found);
+}
+
+/// With more announced than can be delivered, what is delivered is what was announced just now, not what has
+/// waited the longest.
+#[tokio::test]
+async fn while_many_announcements_wait_the_latest_is_delivered_before_them_and_they_after_it() {
+    const WAITING: usize = 200;
+    let node = Node::start(WAITING + 1, |config| config);
+    let (waiting, latest) = node.txs.split_at(WAITING);
+    let (sink, mut delivered) = mpsc::channel::<FetchedTransaction>(1);
+    let config = FetcherConfig { fetch_slots: 4, audit_interval: None, ..node.fetcher() };
+    let limits = Limits { announcement_buffer: 2 * WAITING, ..Limits::default() };
+    let fetcher = start_with(config, limits, sink).await;
+    let backlog = |least: u64| {
+        let fetcher = &fetcher;
+        async move { eventually("they wait", || fetcher.status()[0].backlog >= least).await }
+    };
+    submit(&node, waiting);
+    // One is in the channel, one before it, and each slot has one.
+    backlog(WAITING as u64 - 6).await;
+    let before = fetcher.status()[0].backlog;
+    submit(&node, latest);
+    backlog(before + 1).await;
+    let mut order = Vec::new();
+    while order.len() <= WAITING {
+        order.push(delivered.recv().await.expect("the fetcher runs").hash());
+    }
+    let place = order.iter().position(|hash| *hash == latest[0].hash);
+    assert!(place.is_some_and(|place| place < 16), "{place:?}");
+    assert_eq!(fetcher.counts().lagged, 0);
 }
 
 /// Each of them asked for the whole pool.

@@ -103,6 +103,10 @@ pub struct Run {
     pub pooled: usize,
     /// From the node's announcement to the order visible to the subscriber.
     pub latency: Times,
+    /// The same of what was visible before the last announcement: what a node that announces for ever would show.
+    pub live: Times,
+    /// How many of these there were in a second.
+    pub live_per_s: f64,
     /// From the first announcement to the last order visible.
     pub wall: Duration,
     /// CPU time of this process, subscriber included.
@@ -315,9 +319,14 @@ fn summarize(
     grown_bytes: usize,
 ) -> Run {
     let sent: HashMap<_, _> = announced.own.iter().copied().collect();
-    let mut latency = histogram();
+    let (mut latency, mut live) = (histogram(), histogram());
+    let end = announced.own.last().map_or(0, |(_, at)| *at);
     for (hash, at) in seen {
-        latency.saturating_record(at.saturating_sub(sent[hash]));
+        let late = at.saturating_sub(sent[hash]);
+        latency.saturating_record(late);
+        if *at <= end {
+            live.saturating_record(late);
+        }
     }
     let span = match announced.own.as_slice() {
         [(_, first), .., (_, last)] => last.saturating_sub(*first) as f64 / 1e9,
@@ -330,6 +339,8 @@ fn summarize(
         announced_per_s: announced.own.len().saturating_sub(1) as f64 / span.max(1e-9),
         pooled: seen.len(),
         latency: Times::from(&latency),
+        live: Times::from(&live),
+        live_per_s: live.len() as f64 / span.max(1e-9),
         wall: Duration::from_nanos(last.saturating_sub(first)),
         cpu: used.cpu,
         threads: used.threads,
