@@ -22,7 +22,7 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use load_control::Backoff;
-use metrics::{Counter, Unit, counter, describe_counter};
+use metric_set::{labels, metric_set};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -54,35 +54,27 @@ const READ_BUFFER_BYTES: usize = 8 * 1_024;
 /// The format's name and version, as Prometheus' own clients send it.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The name, the unit and the meaning of every metric of this module.
-pub const METRICS: &[(&str, Unit, &str)] = &[(
-    "mempool_telemetry_connections_total",
-    Unit::Count,
-    "connections to the metrics port, by `outcome`: served, wrong_request, timed_out, broken, accept_failed",
-)];
-
-#[derive(Clone)]
-pub(super) struct Outcomes {
-    served: Counter,
-    wrong_request: Counter,
-    timed_out: Counter,
-    broken: Counter,
-    accept_failed: Counter,
+labels! {
+    /// How a connection ended.
+    #[derive(Clone, Copy)]
+    enum Outcome {
+        Served = "served",
+        WrongRequest = "wrong_request",
+        TimedOut = "timed_out",
+        Broken = "broken",
+        AcceptFailed = "accept_failed",
+    }
 }
 
-impl Outcomes {
-    pub(super) fn new() -> Self {
-        for (name, unit, text) in METRICS {
-            describe_counter!(*name, *unit, *text);
-        }
-        let outcome = |outcome: &'static str| counter!("mempool_telemetry_connections_total", "outcome" => outcome);
-        Self {
-            served: outcome("served"),
-            wrong_request: outcome("wrong_request"),
-            timed_out: outcome("timed_out"),
-            broken: outcome("broken"),
-            accept_failed: outcome("accept_failed"),
-        }
+metric_set! {
+    /// The name, the unit and the meaning of every metric of this module.
+    pub const METRICS;
+
+    #[derive(Clone)]
+    pub(super) struct Outcomes {
+        counter by[Outcome::ALL.len()] = "mempool_telemetry_connections_total", Count,
+            "connections to the metrics port, by `outcome`: served, wrong_request, timed_out, broken, accept_failed",
+            "outcome": Outcome::ALL.map(Outcome::as_str);
     }
 }
 
@@ -134,7 +126,7 @@ pub(super) async fn accept(
                 });
             }
             Err(_) => {
-                outcomes.accept_failed.increment(1);
+                outcomes.by[Outcome::AcceptFailed as usize].increment(1);
                 sleep(ACCEPT_BACKOFF.random_delay(failed)).await;
                 failed = failed.saturating_add(1);
             }
@@ -157,14 +149,14 @@ async fn serve(stream: TcpStream, recorder: PrometheusHandle, outcomes: Outcomes
         .max_buf_size(READ_BUFFER_BYTES)
         .keep_alive(false)
         .serve_connection(TokioIo::new(stream), service);
-    match timeout(limit, connection).await {
-        Ok(Ok(())) if wrong.load(Relaxed) => &outcomes.wrong_request,
-        Ok(Ok(())) => &outcomes.served,
-        Ok(Err(error)) if error.is_parse() => &outcomes.wrong_request,
-        Ok(Err(_)) => &outcomes.broken,
-        Err(_) => &outcomes.timed_out,
-    }
-    .increment(1);
+    let outcome = match timeout(limit, connection).await {
+        Ok(Ok(())) if wrong.load(Relaxed) => Outcome::WrongRequest,
+        Ok(Ok(())) => Outcome::Served,
+        Ok(Err(error)) if error.is_parse() => Outcome::WrongRequest,
+        Ok(Err(_)) => Outcome::Broken,
+        Err(_) => Outcome::TimedOut,
+    };
+    outcomes.by[outcome as usize].increment(1);
 }
 
 fn respond(request: &Request<Incoming>, recorder: &PrometheusHandle) -> Response<Full<Bytes>> {

@@ -25,13 +25,13 @@ use std::{
 };
 
 use metric_set::Count;
-use metrics::{Counter, Gauge, counter, gauge};
+use metrics::Label;
 
 use crate::{
     config::{GateConfig, RETRY_AFTER, RETRY_JITTER, SHED_QUIET, SHED_SUSTAINED, cores},
     error::ConfigError,
     in_flight::{InFlight, InFlightPermit},
-    metrics::describe,
+    metrics::{GateMetrics, WorkMetrics},
     refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,
     work::{NotDone, Priority, WorkPermit, WorkPermits},
@@ -66,44 +66,21 @@ struct GateShared {
     limited: bool,
     closed: AtomicBool,
     config: GateConfig,
-    counters: [GateCounters; GateName::ALL.len()],
-    external_waited: Count,
-    internal_admitted: Count,
-    internal_waited: Count,
+    gates: [GateState; GateName::ALL.len()],
+    metrics: WorkMetrics,
 }
 
 /// The counts and the shedding episode of one of the two gates.
 #[derive(Debug)]
-struct GateCounters {
-    admitted: Count,
-    refused: [Count; RefusalReason::ALL.len()],
+struct GateState {
+    metrics: GateMetrics,
     shedding: Shedding,
 }
 
-impl GateCounters {
+impl GateState {
     fn new(gate: GateName) -> Self {
-        let name = gate.as_str();
-        let refused = RefusalReason::ALL.map(|reason| {
-            // No time series for a reason that this gate never gives.
-            let possible = match reason {
-                RefusalReason::TooManyRequests => gate == GateName::Requests,
-                RefusalReason::NoPermit | RefusalReason::QueueFull | RefusalReason::Deferred => {
-                    gate == GateName::Work
-                }
-                RefusalReason::ShuttingDown => true,
-            };
-            let reason = reason.as_str();
-            Count::new(if possible {
-                counter!("load_control_gate_refused_total", "gate" => name, "reason" => reason)
-            } else {
-                Counter::noop()
-            })
-        });
-        Self {
-            admitted: Count::new(counter!("load_control_gate_admitted_total", "gate" => name)),
-            refused,
-            shedding: Shedding::new(gate, SHED_QUIET, SHED_SUSTAINED),
-        }
+        let metrics = GateMetrics::labelled(&[Label::new("gate", gate.as_str())]);
+        Self { metrics, shedding: Shedding::new(gate, SHED_QUIET, SHED_SUSTAINED) }
     }
 }
 
@@ -139,26 +116,21 @@ impl Gate {
     /// internal work or for external callers: see [`GateConfig::validate`].
     pub fn new(config: GateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
-        describe();
         let limit = config.requests.resolve(cores());
         let external = match limit {
             Some(_) => config.work_permits - config.reserved_permits,
             None => config.work_permits,
         };
-        let in_use = |gate: GateName| -> Gauge {
-            gauge!("load_control_gate_in_use", "gate" => gate.as_str())
-        };
-        let requests = InFlight::new(limit.unwrap_or(usize::MAX), in_use(GateName::Requests));
+        let gates = GateName::ALL.map(GateState::new);
+        let [requests_level, work_level] = gates.each_ref().map(|gate| gate.metrics.in_use.clone());
         let shared = GateShared {
-            requests: Arc::new(requests),
-            work: WorkPermits::new(config, external, in_use(GateName::Work)),
+            requests: Arc::new(InFlight::new(limit.unwrap_or(usize::MAX), requests_level)),
+            work: WorkPermits::new(config, external, work_level),
             limited: limit.is_some(),
             closed: AtomicBool::new(false),
             config,
-            counters: GateName::ALL.map(GateCounters::new),
-            external_waited: Count::new(counter!("load_control_external_waited_total")),
-            internal_admitted: Count::new(counter!("load_control_internal_admitted_total")),
-            internal_waited: Count::new(counter!("load_control_internal_waited_total")),
+            gates,
+            metrics: WorkMetrics::new(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -245,7 +217,7 @@ impl Gate {
             Some(permit) => permit,
             None if !shared.limited => shared.work.acquire().await,
             None => {
-                let joined = || shared.external_waited.add(1);
+                let joined = || shared.metrics.external_waited.add(1);
                 // The queue has no clock, so the caller's time is passed to it.
                 match shared.work.acquire_external(priority, now.into(), joined).await {
                     Ok(permit) => permit,
@@ -294,7 +266,7 @@ impl Gate {
             }
         };
         let waits = permit.is_none();
-        let joined = || shared.external_waited.add(1);
+        let joined = || shared.metrics.external_waited.add(1);
         let gate = self.clone();
         let work = move || {
             if waits {
@@ -323,7 +295,7 @@ impl Gate {
     /// If the future is dropped while it waits, it leaves the queue and holds nothing.
     pub async fn acquire_external_deferred(&self) -> WorkPermit {
         let permit = self.shared.work.acquire_external_deferred(Instant::now().into()).await;
-        self.shared.counters[GateName::Work as usize].admitted.add(1);
+        self.shared.gates[GateName::Work as usize].metrics.admitted.add(1);
         permit
     }
 
@@ -337,11 +309,11 @@ impl Gate {
         let permit = match shared.work.try_acquire_internal() {
             Some(permit) => permit,
             None => {
-                shared.internal_waited.add(1);
+                shared.metrics.internal_waited.add(1);
                 shared.work.acquire().await
             }
         };
-        shared.internal_admitted.add(1);
+        shared.metrics.internal_admitted.add(1);
         permit
     }
 
@@ -373,7 +345,7 @@ impl Gate {
     /// caller arrives.
     pub fn is_shedding(&self, now: Instant) -> bool {
         // No short circuit: either of the two may have an episode to end.
-        let [requests, work] = &self.shared.counters;
+        let [requests, work] = &self.shared.gates;
         requests.shedding.is_sustained(now) | work.shedding.is_sustained(now)
     }
 
@@ -396,33 +368,32 @@ impl Gate {
     /// Its counts. They are read one by one, not as a snapshot.
     pub fn stats(&self) -> GateStats {
         let shared = &self.shared;
-        let refused = |counters: &GateCounters| counters.refused.iter().map(Count::get).sum();
-        let [requests, work] = &shared.counters;
+        let refused = |gate: &GateState| gate.metrics.refused.iter().map(Count::get).sum();
+        let [requests, work] = &shared.gates;
         GateStats {
-            requests_admitted: requests.admitted.get(),
+            requests_admitted: requests.metrics.admitted.get(),
             requests_refused: refused(requests),
             requests_in_flight: shared.requests.get(),
-            work_admitted: work.admitted.get(),
+            work_admitted: work.metrics.admitted.get(),
             work_refused: refused(work),
-            work_waited: shared.external_waited.get(),
+            work_waited: shared.metrics.external_waited.get(),
             work_in_use: shared.work.in_use(),
-            internal_admitted: shared.internal_admitted.get(),
-            internal_waited: shared.internal_waited.get(),
+            internal_admitted: shared.metrics.internal_admitted.get(),
+            internal_waited: shared.metrics.internal_waited.get(),
         }
     }
 
     fn admit(&self, gate: GateName, count: u64, now: Instant) {
-        let counters = &self.shared.counters[gate as usize];
-        counters.admitted.add(count);
+        let gate = &self.shared.gates[gate as usize];
+        gate.metrics.admitted.add(count);
         // Called for the log line that it writes if an episode has ended.
-        let _ = counters.shedding.end_if_quiet(now);
+        let _ = gate.shedding.end_if_quiet(now);
     }
 
     fn refuse(&self, gate: GateName, reason: RefusalReason, now: Instant) -> Refusal {
-        let shared = &self.shared;
-        let counters = &shared.counters[gate as usize];
-        counters.refused[reason as usize].add(1);
-        counters.shedding.refused(now);
+        let state = &self.shared.gates[gate as usize];
+        state.metrics.refused[reason as usize].add(1);
+        state.shedding.refused(now);
         Refusal { gate, reason, retry_after: self.retry_after() }
     }
 }

@@ -8,9 +8,9 @@ mod error;
 mod gate;
 #[cfg(feature = "tokio")]
 mod in_flight;
+#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 mod metrics;
 mod monitor;
-#[cfg(feature = "tokio")]
 mod refusal;
 #[cfg(feature = "tokio")]
 mod shedding;
@@ -29,7 +29,6 @@ pub use gate::{Gate, GateStats};
 pub use in_flight::InFlightPermit;
 pub use metrics::METRICS;
 pub use monitor::{LoadMonitor, MAX_QUEUES, QueueLoad};
-#[cfg(feature = "tokio")]
 pub use refusal::{GateName, Refusal, RefusalReason, WorkError};
 pub use state::LoadState;
 pub use throttle::Throttle;

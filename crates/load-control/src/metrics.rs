@@ -3,7 +3,7 @@
 use metric_set::{Count, metric_set};
 use metrics::{Counter, Gauge, counter, gauge};
 
-use crate::state::LoadState;
+use crate::{refusal::RefusalReason, state::LoadState};
 
 metric_set! {
     /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are
@@ -11,23 +11,27 @@ metric_set! {
     pub const METRICS, late {
         gauge "load_control_state", Count, "state of the load: 0 normal, 1 elevated, 2 critical";
         counter "load_control_transitions_total", Count, "changes of the state, by `from` and `to`";
-        counter "load_control_gate_admitted_total", Count, "external callers admitted, by `gate`";
-        counter "load_control_gate_refused_total", Count,
-            "external callers refused, by `gate` and `reason` (`RefusalReason::as_str`)";
-        gauge "load_control_gate_in_use", Count, "permits of a gate that are held, by `gate`";
-        counter "load_control_external_waited_total", Count,
-            "external callers that found no work permit free, and waited or were refused";
-        counter "load_control_internal_admitted_total", Count,
-            "internal work that got a work permit";
-        counter "load_control_internal_waited_total", Count,
-            "internal work that had to wait for one";
     };
-}
 
-/// Describes each metric to the recorder. Must be called wherever handles are made, because a
-/// program may use one part of this crate without the others.
-pub(crate) fn describe() {
-    describe_late();
+    /// Those of one gate, by the label `gate`.
+    #[derive(Debug)]
+    pub(crate) struct GateMetrics {
+        count admitted = "load_control_gate_admitted_total", Count, "external callers admitted, by `gate`";
+        count refused[RefusalReason::ALL.len()] = "load_control_gate_refused_total", Count,
+            "external callers refused, by `gate` and `reason` (`RefusalReason::as_str`)",
+            "reason": RefusalReason::ALL.map(RefusalReason::as_str);
+        gauge in_use = "load_control_gate_in_use", Count, "permits of a gate that are held, by `gate`";
+    }
+
+    #[derive(Debug)]
+    pub(crate) struct WorkMetrics {
+        count external_waited = "load_control_external_waited_total", Count,
+            "external callers that found no work permit free, and waited or were refused";
+        count internal_admitted = "load_control_internal_admitted_total", Count,
+            "internal work that got a work permit";
+        count internal_waited = "load_control_internal_waited_total", Count,
+            "internal work that had to wait for one";
+    }
 }
 
 #[derive(Debug)]
@@ -38,7 +42,7 @@ pub(crate) struct MonitorMetrics {
 
 impl MonitorMetrics {
     pub(crate) fn new() -> Self {
-        describe();
+        describe_late();
         let count = |from: LoadState, to: LoadState| {
             let (from, to) = (from.as_str(), to.as_str());
             // No time series for the three transitions that cannot happen.
