@@ -105,7 +105,10 @@ impl Connection {
         match endpoint {
             Endpoint::Ipc(path) => {
                 let socket = UnixStream::connect(path)?;
-                Ok(Self::Ipc(BufReader::new(Timed { socket, deadline })))
+                let set = |socket: &UnixStream, left| {
+                    socket.set_read_timeout(left).and_then(|()| socket.set_write_timeout(left))
+                };
+                Ok(Self::Ipc(BufReader::new(Timed { socket, deadline, set })))
             }
             Endpoint::Ws(url) => {
                 let request = url.as_str().into_client_request().map_err(io::Error::other)?;
@@ -117,7 +120,10 @@ impl Connection {
                 let address = address.ok_or(io::ErrorKind::NotFound)?;
                 let socket = TcpStream::connect_timeout(&address, CALL_TIMEOUT)?;
                 socket.set_nodelay(true)?;
-                let socket = Timed { socket, deadline };
+                let set = |socket: &TcpStream, left| {
+                    socket.set_read_timeout(left).and_then(|()| socket.set_write_timeout(left))
+                };
+                let socket = Timed { socket, deadline, set };
                 let limits =
                     WebSocketConfig::default().max_message_size(Some(MAX_RESPONSE_BYTES as usize));
                 let opened = client_with_config(request, socket, Some(limits));
@@ -201,45 +207,31 @@ fn read(responses: Vec<Response>, count: usize) -> io::Result<AccountsResponse> 
 struct Timed<S> {
     socket: S,
     deadline: Instant,
+    /// Sets both time-outs of the socket.
+    set: fn(&S, Option<Duration>) -> io::Result<()>,
 }
 
 impl<S> Timed<S> {
-    fn left(&self) -> io::Result<Duration> {
+    fn limit(&self) -> io::Result<()> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+        if left.is_zero() {
+            Err(io::ErrorKind::TimedOut.into())
+        } else {
+            (self.set)(&self.socket, Some(left))
+        }
     }
 }
 
-trait Timeouts {
-    fn reading(&self, timeout: Duration) -> io::Result<()>;
-    fn writing(&self, timeout: Duration) -> io::Result<()>;
-}
-
-macro_rules! timeouts {
-    ($($socket:ty),*) => {$(
-        impl Timeouts for $socket {
-            fn reading(&self, timeout: Duration) -> io::Result<()> {
-                self.set_read_timeout(Some(timeout))
-            }
-            fn writing(&self, timeout: Duration) -> io::Result<()> {
-                self.set_write_timeout(Some(timeout))
-            }
-        }
-    )*};
-}
-
-timeouts!(UnixStream, TcpStream);
-
-impl<S: Read + Timeouts> Read for Timed<S> {
+impl<S: Read> Read for Timed<S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.socket.reading(self.left()?)?;
+        self.limit()?;
         self.socket.read(buffer)
     }
 }
 
-impl<S: Write + Timeouts> Write for Timed<S> {
+impl<S: Write> Write for Timed<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.writing(self.left()?)?;
+        self.limit()?;
         self.socket.write(bytes)
     }
 
