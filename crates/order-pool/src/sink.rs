@@ -19,7 +19,6 @@ use crate::{
     error::{Lagged, StartError},
     event::{Event, RemoveReason},
     order::{Cancellation, Order},
-    pool::OrderPool,
     read::{Ender, Subscription},
 };
 
@@ -136,38 +135,17 @@ impl Drop for SinkGuard {
     }
 }
 
-impl OrderPool {
-    /// Pushes the events of [`Self::subscribe`] into a sink, from a thread of its own.
+impl Subscription {
+    /// Pushes its events into a sink, from a thread of its own.
     ///
     /// # Errors
     /// The thread cannot be started.
-    pub fn subscribe_sink<S: OrderSink>(
-        &self,
-        block: u64,
-        sink: S,
-    ) -> Result<SinkGuard, StartError> {
-        self.push_from(self.subscribe(block), sink)
-    }
-
-    /// Pushes the events of [`Self::subscribe_all`] into a sink: the orders of all blocks, with one
-    /// thread.
-    ///
-    /// # Errors
-    /// The thread cannot be started.
-    pub fn subscribe_sink_all<S: OrderSink>(&self, sink: S) -> Result<SinkGuard, StartError> {
-        self.push_from(self.subscribe_all(), sink)
-    }
-
-    fn push_from<S: OrderSink>(
-        &self,
-        subscription: Subscription,
-        sink: S,
-    ) -> Result<SinkGuard, StartError> {
+    pub fn push_into<S: OrderSink>(self, sink: S) -> Result<SinkGuard, StartError> {
         let state = Arc::new(State::default());
-        let guard = SinkGuard { state: Arc::clone(&state), ender: subscription.ender() };
+        let guard = SinkGuard { state: Arc::clone(&state), ender: self.ender() };
         let run = move || {
             // After a panic the sink is dropped, and it holds no state of ours.
-            let run = AssertUnwindSafe(|| push_all(sink, subscription, &state.stop));
+            let run = AssertUnwindSafe(|| push_all(sink, self, &state.stop));
             let end = catch_unwind(run).unwrap_or(SinkEndReason::Panicked);
             *state.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
             state.ended.notify_all();

@@ -103,7 +103,7 @@ fn a_push_sink_is_told_heads_in_the_same_order() {
     pool.insert_transaction(nth(1));
     pool.on_head(head(1, 0, 0, &[]));
     let journal = Arc::new(Mutex::new(Vec::new()));
-    let guard = pool.subscribe_sink(2, Journal(Arc::clone(&journal))).expect("a thread");
+    let guard = pool.subscribe(2).push_into(Journal(Arc::clone(&journal))).expect("a thread");
     pool.on_head(head(2, 0, 0, &[*nth(1).hash()]));
     let id = OrderId::Tx(*nth(1).hash());
     let expected = ["head 1".into(), format!("+{id}"), format!("-{id}"), "head 2".into()];

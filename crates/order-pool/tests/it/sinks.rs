@@ -72,7 +72,7 @@ fn a_sink_gets_what_is_there_and_what_comes() {
     let pool = pool();
     pool.insert_transaction(nth(1));
     let (good, calls) = sink(|_| true);
-    let guard = pool.subscribe_sink(1, good).expect("a thread");
+    let guard = pool.subscribe(1).push_into(good).expect("a thread");
     let next = || calls.recv_timeout(LONG).expect("a call");
     assert_eq!(next(), format!("+tx {}", nth(1).hash()));
     pool.insert_transaction(nth(2));
@@ -89,8 +89,8 @@ fn a_sink_that_panics_ends_alone() {
     let pool = pool();
     let (bad, _) = sink(|_| panic!("on purpose"));
     let (good, calls) = sink(|_| true);
-    let bad = pool.subscribe_sink(1, bad).expect("a thread");
-    let _good = pool.subscribe_sink(1, good).expect("a thread");
+    let bad = pool.subscribe(1).push_into(bad).expect("a thread");
+    let _good = pool.subscribe(1).push_into(good).expect("a thread");
     pool.insert_transaction(nth(1));
     assert_eq!(wait_end(&bad), SinkEndReason::Panicked);
     pool.insert_transaction(nth(2));
@@ -107,8 +107,8 @@ fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_uns
         blocked.recv().is_ok()
     });
     let (good, calls) = sink(|_| true);
-    let bad = pool.subscribe_sink(1, bad).expect("a thread");
-    let _good = pool.subscribe_sink(1, good).expect("a thread");
+    let bad = pool.subscribe(1).push_into(bad).expect("a thread");
+    let _good = pool.subscribe(1).push_into(good).expect("a thread");
     pool.insert_transaction(nth(0));
     inside.recv_timeout(LONG).expect("it is stuck in its first call");
     insert_all(&pool, 1..1_000);
@@ -131,7 +131,7 @@ fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
         entered.send(()).expect("the test listens");
         blocked.recv().is_ok()
     });
-    let guard = pool.subscribe_sink(1, slow).expect("a thread");
+    let guard = pool.subscribe(1).push_into(slow).expect("a thread");
     inside.recv_timeout(LONG).expect("it is in its first call, in the midst of its replay");
     // All go, and the log is made to forget that they went.
     for number in 1..=4 {
@@ -153,7 +153,7 @@ fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
 fn a_sink_that_says_no_and_claims_to_live_gets_nothing_more() {
     let pool = pool();
     let (liar, calls) = sink(|_| false);
-    let guard = pool.subscribe_sink(1, liar).expect("a thread");
+    let guard = pool.subscribe(1).push_into(liar).expect("a thread");
     insert_all(&pool, 0..100);
     assert_eq!(wait_end(&guard), SinkEndReason::Refused);
     assert_eq!(calls.iter().count(), 1);
@@ -172,7 +172,7 @@ fn a_sink_that_lagged_may_start_anew() {
         }
         true
     });
-    let guard = pool.subscribe_sink(1, slow).expect("a thread");
+    let guard = pool.subscribe(1).push_into(slow).expect("a thread");
     pool.insert_transaction(nth(0));
     inside.recv_timeout(LONG).expect("it is in its first call");
     insert_all(&pool, 1..1_000);
@@ -189,7 +189,7 @@ fn one_sink_is_told_of_the_orders_of_all_blocks_from_one_thread() {
     let pool = pool();
     pool.on_head(head(1, 0, 0, &[]));
     let (good, calls) = sink(|_| true);
-    let guard = pool.subscribe_sink_all(good).expect("a thread");
+    let guard = pool.subscribe_all().push_into(good).expect("a thread");
     for block in [2, 3, 4] {
         let parts = BundleParts { txs: vec![nth(block)], block: Some(block), ..Default::default() };
         pool.insert_bundle(bundle(parts));
