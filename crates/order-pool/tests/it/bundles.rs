@@ -201,15 +201,6 @@ fn word(event: &str) -> char {
     }
 }
 
-#[test]
-fn the_same_transactions_for_another_block_are_another_bundle_of_the_same_hash() {
-    let pool = pool_at_10();
-    for bundle in [Some(11), Some(12), None].map(|block| plain(1, block)) {
-        assert_eq!(bundle.hash(), plain(1, None).hash());
-        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added, "its hash has no block");
-    }
-}
-
 /// For a block.
 fn keyed_for(n: u64, block: u64, nonce: Option<u64>) -> Bundle {
     bundle(BundleParts { block: Some(block), ..keyed(n, SEARCHER, nonce).parts().clone() })
@@ -238,20 +229,6 @@ fn a_bundle_replaces_one_of_its_key_for_its_block_and_none_for_another() {
     let late = pool.insert_bundle(keyed_for(7, 12, Some(6)));
     assert_eq!(late, InsertOutcome::Superseded { nonce: 6, current: 6 });
     assert_eq!(pool.insert_bundle(keyed_for(8, 14, Some(1))), InsertOutcome::Added);
-}
-
-#[test]
-fn cancellations_have_a_bound_and_the_longest_waiting_goes_first() {
-    let (pool, clock) = pool_by_hand(PoolConfig { max_cancellations: 16, ..PoolConfig::default() });
-    let nth_key = |n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(n as u64 % 10) };
-    for n in 0..100 {
-        clock.advance(Duration::from_millis(1));
-        pool.cancel_bundle(cancellation(nth_key(n), None, Holder::Host));
-    }
-    assert_eq!((pool.stats().keys, pool.stats().keys_forgotten), (8, 92));
-    let again = pool.cancel_bundle(cancellation(nth_key(99), None, Holder::Host));
-    assert_eq!(again, CancelOutcome::CancelledPermanently);
-    assert_eq!(journal(&mut pool.subscribe(1)).len(), 8);
 }
 
 /// Each pool counted from 0, so a third one that got the orders of two kept an older one.
@@ -311,17 +288,6 @@ fn a_block_out_of_range_or_too_many_transactions_are_refused_with_both_numbers()
         assert_eq!(refused(PoolConfig::default(), bundle), reason);
     }
     assert_eq!(passed.to_string(), "blockNumber is 10, the lowest that is not built yet is 11");
-}
-
-#[test]
-fn a_bundle_above_the_cap_is_refused_and_no_other_goes_for_it_but_its_own_predecessor() {
-    let one = PoolConfig { max_bundles: 1, ..PoolConfig::default() };
-    let reason = refused(one.clone(), held(1, Holder::Host, 1, 11));
-    assert!(matches!(reason, RejectReason::HolderFull { count: 1, limit: 1, .. }), "{reason}");
-    let pool = pool_with(one);
-    pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
-    let replaced = pool.insert_bundle(keyed(2, SEARCHER, Some(2)));
-    assert!(matches!(replaced, InsertOutcome::Replaced { .. }), "{replaced:?}");
 }
 
 /// What is wrong with parameters as they come in.
@@ -479,27 +445,6 @@ fn settled(bundle: &Bundle) -> B256 {
     alloy_primitives::keccak256(preimage)
 }
 
-#[test]
-fn a_caller_at_its_cap_loses_the_bundle_for_the_latest_block_or_is_refused() {
-    let pool = pool_with(PoolConfig { max_bundles: 96, ..PoolConfig::default() });
-    pool.on_head(head(10, 0, 0, &[]));
-    for (n, block) in [(1, 12), (2, 13), (3, 14)] {
-        assert_eq!(pool.insert_bundle(held(n, caller(1), n, block)), InsertOutcome::Added);
-    }
-    let refused = pool.insert_bundle(held(4, caller(1), 4, 15));
-    let InsertOutcome::Rejected(reason) = refused else { panic!("{refused:?}") };
-    assert!(reason.to_string().starts_with("the sender's host holds 3 orders"), "{reason}");
-    assert_eq!(pool.insert_bundle(held(5, caller(2), 5, 15)), InsertOutcome::Added);
-    assert_eq!(pool.insert_bundle(held(6, caller(1), 2, 11)), InsertOutcome::Added, "it is nearer");
-    assert!(!pool.contains(&settled(&held(2, caller(1), 2, 13))), "of the same signer");
-    assert_eq!((pool.len(), pool.stats().evicted), (4, 1));
-    // The half of the known signers is not theirs.
-    for n in 0..48 {
-        let bundle = held(100 + n, Holder::Host, n, 12);
-        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
-    }
-}
-
 /// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,
 /// made the pool forget what others had cancelled.
 #[test]
@@ -592,19 +537,6 @@ fn a_bundle_leaves_with_what_it_cannot_do_without() {
     pool.on_head(head(11, 0, 0, &[*nth(3).hash()]));
     assert!(pool.is_empty());
     assert_eq!((pool.stats().mined, pool.stats().stale), (2, 1));
-}
-
-#[test]
-fn a_bundle_that_has_left_is_not_known_as_pooled() {
-    let (pool, clock) = pool();
-    pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
-    pool.cancel_bundle(cancellation(key(SEARCHER), Some(2), Holder::Host));
-    // The key is forgotten; the bundle is not.
-    clock.advance(Duration::from_secs(60));
-    upkeep(&pool);
-    let again = pool.insert_bundle(keyed(1, SEARCHER, Some(1)));
-    assert_eq!(again, InsertOutcome::AlreadyRemoved);
-    assert_eq!((pool.len(), pool.stats().already_removed, pool.stats().known), (0, 1, 0));
 }
 
 /// The id of the first bundle that a subscription shows.

@@ -253,42 +253,6 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
     }
 }
 
-#[test]
-fn who_sent_it_from_two_addresses_cancels_it_and_nobody_once_another_signer_sent_it() {
-    let (pool, _) = pool(PoolConfig::default());
-    let send = |sender, signer: u64, caller: u8| {
-        let terms = PrivateTerms { signer: Some(address(signer)), max_block: 12 };
-        let tx = private_from(Spec { sender, ..Spec::default() }, terms);
-        pool.insert_transaction(tx.held_by(Holder::caller([10, 0, 0, caller].into())))
-    };
-    for (sender, signer, caller) in [(1, 7, 1), (1, 7, 2), (2, 7, 1), (2, 8, 1)] {
-        send(sender, signer, caller);
-    }
-    let cancel = |sender, signer| {
-        pool.cancel_private(nth(sender).hash(), address(signer), Holder::Host, None)
-    };
-    assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
-    assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
-    assert_eq!(cancel(2, 8), CancelPrivateOutcome::Unknown);
-    assert_eq!(pool.len(), 1);
-}
-
-#[test]
-fn one_sender_has_a_few_private_transactions_of_one_holder() {
-    let (pool, _) = pool(PoolConfig::default());
-    let terms = PrivateTerms { signer: None, max_block: 12 };
-    let send = |nonce, holder| {
-        let tx = private_from(Spec { sender: 1, nonce, ..Spec::default() }, terms);
-        pool.insert_transaction(tx.held_by(holder))
-    };
-    for nonce in 0..16 {
-        assert_eq!(send(nonce, Holder::Host), InsertOutcome::Added);
-    }
-    let full = RejectReason::SenderFull { sender: address(1), count: 16, limit: 16 };
-    assert_eq!(send(16, Holder::Host), InsertOutcome::Rejected(full));
-    assert_eq!(send(16, Holder::caller([10, 0, 0, 1].into())), InsertOutcome::Added);
-}
-
 /// It was answered with success and still removed at the first block.
 #[test]
 fn one_that_is_sent_again_is_kept_as_long_as_the_latest_message_says() {
