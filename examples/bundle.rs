@@ -3,13 +3,18 @@
 //!
 //! `cargo run --release --example bundle` starts an RPC server over an empty pool.
 
+mod report;
+
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
-use alloy_primitives::{Signature, eip191_hash_message, keccak256};
+use alloy_primitives::{B256, Signature, eip191_hash_message, keccak256};
 use mempool_ingest::load_control::{Gate, GateConfig};
 use mempool_ingest::order_rpc::{Host, OrderRpc};
-use mempool_ingest::{OrderPool, OrderRpcConfig, PoolConfig, order_pool::Event};
+use mempool_ingest::{
+    OrderPool, OrderRpcConfig, PoolConfig,
+    order_pool::{Event, Order},
+};
 use mock_node::workload::{Workload, WorkloadConfig};
 use secp256k1::{Message, SECP256K1, SecretKey};
 use serde_json::{Value, json};
@@ -36,7 +41,12 @@ fn call(to: SocketAddr, signer: &SecretKey, method: &str, of: Value) -> Result<(
     Ok(())
 }
 
-fn main() -> Result<(), Error> {
+/// The hash that the response to `eth_sendBundle` has.
+fn hash(order: &Order) -> B256 {
+    order.as_bundle().map_or(*order.id().hash(), |bundle| *bundle.hash())
+}
+
+fn main() -> report::Result {
     let config = WorkloadConfig::new(7, 1337);
     let txs = Workload::new(config.clone()).prepare(2);
     let pool = OrderPool::new(PoolConfig::default())?;
@@ -53,8 +63,8 @@ fn main() -> Result<(), Error> {
     call(rpc.local_addr(), &searcher, "eth_cancelBundle", json!({"replacementUuid": key}))?;
     while let Some(event) = events.try_next() {
         match event? {
-            Event::Added(order) => println!("+ {}", order.id()),
-            Event::Removed { order, reason } => println!("- {} {reason:?}", order.id()),
+            Event::Added(order) => println!("+ {}", hash(&order)),
+            Event::Removed { order, reason } => println!("- {} {reason:?}", hash(&order)),
             other => println!("{other:?}"),
         }
     }

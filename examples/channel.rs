@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example channel` reads from a mock node in this process.
 
+mod report;
+
 use std::{env, process, time::Duration};
 
 use mempool_ingest::{Fetcher, FetcherConfig, txpool_fetcher::FetchedTransaction};
@@ -11,7 +13,7 @@ use tokio::sync::mpsc;
 const LOAD: u64 = 1_000;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> report::Result {
     let path = env::temp_dir().join(format!("channel-{}.ipc", process::id()));
     let node =
         NodeConfig { tps: 500, count: Some(LOAD), blobs_per_mille: 5, ..NodeConfig::new(&path) };

@@ -1,6 +1,8 @@
 //! A builder inside a node: the source is a pool of this process, and no socket is opened. Fails if
 //! an audit finds a missing transaction.
 
+mod report;
+
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
@@ -43,7 +45,7 @@ impl InProcessPool for SmallPool {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> report::Result {
     let txs = Workload::new(WorkloadConfig::new(7, CHAIN_ID)).prepare(1_500);
     let mut pooled = HashMap::new();
     for tx in &txs {

@@ -31,7 +31,9 @@ struct Flags {
     load: LoadArgs,
 }
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
+mod report;
+
+fn main() -> report::Result<ExitCode> {
     if let [_, role, config] = env::args().collect::<Vec<_>>().as_slice()
         && role == ROLE
     {

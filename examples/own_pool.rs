@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example own_pool` reads from a mock node in this process.
 
+mod report;
+
 use std::{collections::HashMap, env, process, sync::Arc, sync::Mutex, time::Duration};
 
 use alloy_primitives::B256;
@@ -39,7 +41,7 @@ impl TransactionSink for OwnPool {
 }
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> report::Result {
     let path = env::temp_dir().join(format!("own_pool-{}.ipc", process::id()));
     let node = MockNode::start(NodeConfig { preload: 500, ..NodeConfig::new(&path) })?;
     let pool = OwnPool::default();

@@ -2,6 +2,8 @@
 //!
 //! `cargo run --release --example own_source`
 
+mod report;
+
 use std::time::SystemTime;
 
 use alloy_consensus::transaction::SignerRecoverable as _;
@@ -12,7 +14,7 @@ use mock_node::workload::{Workload, WorkloadConfig};
 
 const CHAIN_ID: u64 = 1337;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> report::Result {
     let pool = OrderPool::new(PoolConfig::default())?;
     // Expiry and compaction, in bounded steps, on a thread that ends with this value.
     let _upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;

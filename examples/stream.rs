@@ -3,6 +3,8 @@
 //! `cargo run --release --example stream` reads from a mock node in this process;
 //! `-- --ipc PATH` from the socket of a real one, until Ctrl-C.
 
+mod report;
+
 use std::{env, path::PathBuf, pin::pin, process, time::Duration};
 
 use alloy_consensus::Transaction as _;
@@ -17,7 +19,7 @@ const BUFFER: usize = 1024;
 const LOAD: u64 = 1_500;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
+async fn main() -> report::Result {
     let args: Vec<_> = env::args().skip(1).collect();
     let (path, _node) = match args.as_slice() {
         [] => {

@@ -103,7 +103,7 @@ run() { tests --test real_nodes -- --nocapture "$@"; }
 load() { run --test-threads 1 under_load; }
 others() {
     run --test-threads 3 --skip under_load
-    tests --test command -- --nocapture --ignored on_a_real_server
+    tests --test command -- --nocapture --ignored on_a_real
 }
 case "${1-}" in
     --load) load ;;

@@ -17,6 +17,8 @@ pub use self::ingest::{Ingest, IngestConfig, IngestEnd, IngestError};
 pub use self::node_admission::{DEFAULT_MAX_NONCES_AHEAD, NodeAdmissionConfig};
 pub use load_control::{self, LoadMonitor};
 pub use order_pool::{self, OrderPool, PoolConfig};
+/// The versions whose types stand in the signatures of the crates.
+pub use order_pool::{alloy_consensus, alloy_primitives};
 #[cfg(feature = "rpc")]
 pub use order_rpc::{self, OrderRpcConfig};
 pub use txpool_fetcher::{self, Fetcher, FetcherConfig};

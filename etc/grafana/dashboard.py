@@ -216,8 +216,8 @@ def build():
     instances = dashboard.QueryVariable("instance").label("Instance").datasource(SOURCE)
     instances.query(f"label_values({PREFIX}order_pool_txs, instance)").include_all(True).multi(True).all_value(".*")
     board.with_variable(instances.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED))
-    for title, panels in ROWS.items():
-        board.with_row(dashboard.Row(title))
+    for number, (title, panels) in enumerate(ROWS.items(), start=1):
+        board.with_row(dashboard.Row(title).id(number))
         for panel in panels:
             board.with_panel(panel)
     return board.build()

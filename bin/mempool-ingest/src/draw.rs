@@ -242,7 +242,7 @@ fn load_lines(picture: &Picture) -> Vec<Line<'static>> {
     let color = match picture.load {
         LoadState::Normal => Color::Green,
         LoadState::Elevated => Color::Yellow,
-        LoadState::Critical => Color::Red,
+        _ => Color::Red,
     };
     let first = Line::from(vec![
         " load ".into(),

@@ -35,6 +35,7 @@ pub struct BlocklistConfig {
 
 /// The checks that a block must pass before it is submitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
 pub enum Policy {
     /// Each transaction passes the pre-check and the check of its post-execution state.
     #[default]

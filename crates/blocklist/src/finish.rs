@@ -5,6 +5,7 @@ use crate::{BlockGuard, Blocked, How, Policy};
 /// A block that passed the [`Policy`] of its guard, or must still pass a part of it.
 #[derive(Debug)]
 #[must_use = "a block that is not submitted earns nothing"]
+#[non_exhaustive]
 pub enum Finished<B> {
     /// It passed.
     Submittable(Submittable<B>),

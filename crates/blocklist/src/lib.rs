@@ -25,6 +25,8 @@ mod strict;
 #[cfg(feature = "url")]
 mod url;
 
+/// The version whose types stand in this crate's signatures.
+pub use alloy_primitives;
 pub use blocked::{Blocked, How};
 pub use config::{BlocklistConfig, DEFAULT_MAX_AGE, DEFAULT_MIN_ADDRESSES, MAX_BYTES, Policy};
 pub use error::{Duplicates, Error, Place};
@@ -38,6 +40,9 @@ pub use finish::{Finished, Submittable, Unverified};
 pub use guard::BlockGuard;
 pub use list::Blocklist;
 pub use metrics::METRICS;
+/// The version whose types stand in this crate's signatures.
+#[cfg(feature = "revm")]
+pub use revm;
 pub use shared::{CLOCK_TOLERANCE, Reloaded, SharedBlocklist};
 #[cfg(feature = "revm")]
 pub use strict::AttemptInspector;

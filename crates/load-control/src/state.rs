@@ -3,6 +3,7 @@
 metric_set::labels! {
     /// The load of the process: the worst state of its queues. Their numbers are the values of the gauge.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
     pub enum LoadState {
         /// All work runs.
         #[default]

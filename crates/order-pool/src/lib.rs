@@ -34,3 +34,5 @@ pub use pool::OrderPool;
 pub use read::{Ender, Subscription};
 pub use sink::{OrderSink, SinkEnd, SinkEndReason, SinkGuard};
 pub use upkeep::{Upkeep, UpkeepConfig, UpkeepEnd, UpkeepEndReason};
+/// The versions whose types stand in this crate's signatures.
+pub use {alloy_consensus, alloy_primitives};

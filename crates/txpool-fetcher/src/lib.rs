@@ -52,3 +52,5 @@ pub use self::{
     stream::TransactionStream,
 };
 pub use chain_view::{Block, BlockNonces, Head, NonceUpdate, PooledTransaction};
+/// The versions whose types stand in this crate's signatures.
+pub use {alloy_consensus, alloy_primitives};

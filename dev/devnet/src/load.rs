@@ -73,7 +73,19 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         eprintln!("{} transactions are signed; sending {} per second", txs.len(), args.tps);
         Ok::<_, Box<dyn Error>>(send(args.tps, &node, txs).await)
     });
-    println!("{}", report?);
+    let report = report?;
+    println!("{report}");
+    if report["accepted"] == 0 && report["sent"] != 0 {
+        let accounts = test_accounts(args.accounts);
+        let [first, .., last] = accounts.as_slice() else {
+            return Err("there are no accounts".into());
+        };
+        let (first, last, refused) = (first.address, last.address, &report["refused_by_reason"]);
+        return Err(format!(
+            "nothing was accepted: {refused}. Fund the accounts: {first} to {last}"
+        )
+        .into());
+    }
     Ok(())
 }
 

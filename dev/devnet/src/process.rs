@@ -38,7 +38,10 @@ pub struct Process {
 
 impl Process {
     /// Does not start it.
-    pub(crate) fn new(
+    ///
+    /// # Errors
+    /// It is not installed.
+    pub fn new(
         name: &'static str,
         args: Vec<String>,
         envs: Vec<(String, String)>,

@@ -11,7 +11,7 @@ use testkit::{
 
 use crate::{command, finish, ipc, wait_for};
 
-fn run(args: &[&str]) -> Ended {
+pub(crate) fn run(args: &[&str]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
     command.args(args).env_remove("RUST_LOG");
     Running::spawn(command).and_then(|running| running.end(None)).expect("the binary runs")
@@ -32,7 +32,7 @@ fn the_default_file_is_what_the_documents_show_and_the_command_prints() {
 }
 
 /// The path of a file with this text.
-fn written(folder: &Path, text: &str) -> String {
+pub(crate) fn written(folder: &Path, text: &str) -> String {
     let path = folder.join("mempool-ingest.toml");
     std::fs::write(&path, text).expect("a file");
     path.to_str().expect("text").to_owned()

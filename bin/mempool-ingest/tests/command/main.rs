@@ -2,11 +2,13 @@
 
 mod config;
 mod fleet;
+mod operations;
 mod stop;
 mod terminal;
 
 use std::process::Command;
 
+use mock_node::{Fault, Target};
 use serde_json::Value;
 use testkit::{
     command::{Ended, Running, Signal},
@@ -78,6 +80,17 @@ fn a_run_without_transactions_has_no_costs_per_transaction() {
     assert_eq!(summary["missing"], 0, "{summary}");
     let last = ended.stderr.lines().last().expect("a summary");
     assert!(last.contains("; 0 missing; ") && !last.contains(" us"), "{ended:?}");
+}
+
+#[test]
+fn the_end_of_an_outage_is_logged_at_the_level_of_its_begin() {
+    let node = Node::start(0, |node| node);
+    let mut running = start(["--ipc", ipc(&node)]);
+    wait_for(&mut running, "live ", &[]);
+    node.node.inject(Fault::Close(Target::All));
+    wait_for(&mut running, "", &[" WARN ", "connection lost"]);
+    wait_for(&mut running, "", &[" WARN ", r#"to="live""#]);
+    finish(running);
 }
 
 #[test]

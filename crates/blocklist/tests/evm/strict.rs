@@ -146,7 +146,7 @@ fn unverified<B>(block: B) -> Unverified<B> {
     let guard = list.expect("a good list").begin_block(COINBASE, None, now).expect("not listed");
     match guard.finish(block) {
         Finished::Unverified(unverified) => unverified,
-        Finished::Submittable(_) => panic!("it was not verified"),
+        _ => panic!("it was not verified"),
     }
 }
 

@@ -37,7 +37,7 @@ fn a_block_under_the_strict_policy_comes_out_only_by_its_verification() {
     let guard = guard(Policy::Strict);
     let unverified = || match guard.finish("a block") {
         Finished::Unverified(unverified) => unverified,
-        Finished::Submittable(block) => panic!("{block:?} was not verified"),
+        other => panic!("{other:?} was not verified"),
     };
     assert_eq!(unverified().block(), &"a block");
     let blocked = unverified().verify_addresses([&OTHER, &LISTED, &FEE_RECIPIENT]).map(drop);

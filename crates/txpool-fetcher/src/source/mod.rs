@@ -170,6 +170,8 @@ pub(crate) struct Source<S> {
     sync: Sync,
     /// The error of a source on another chain is logged.
     is_on_other_chain: bool,
+    /// Whether a connection was lost since it was live.
+    is_lost: bool,
 }
 
 impl<S: TransactionSink> Source<S> {
@@ -193,6 +195,7 @@ impl<S: TransactionSink> Source<S> {
             subscription: None,
             sync: Sync::default(),
             is_on_other_chain: false,
+            is_lost: false,
         };
         source.serve_audits(audits);
         source.process_waiting();
@@ -332,6 +335,7 @@ impl<S: TransactionSink> Source<S> {
                     endpoint = %self.parts.fetch.settings.config.sources[self.index], ?role, %reason,
                     "connection lost"
                 );
+                self.is_lost = true;
                 self.shared.fail(SourceError::Lost(reason));
                 self.machine.on(Event::Down(role), now)
             }
@@ -425,7 +429,12 @@ impl<S: TransactionSink> Source<S> {
             self.shared.changed();
             let may_lead = matches!(state, SourceState::Backfilling | SourceState::Live);
             lock(&self.parts.chain.follower).set_may_lead(self.index, may_lead);
-            tracing::info!(%endpoint, from = before.as_str(), to = state.as_str(), "source");
+            let (from, to) = (before.as_str(), state.as_str());
+            match state == SourceState::Live && std::mem::take(&mut self.is_lost) {
+                // At the level of the loss: who was told of that is told of its end.
+                true => tracing::warn!(%endpoint, from, to, "source"),
+                false => tracing::info!(%endpoint, from, to, "source"),
+            }
             self.shared.metrics.state.set(f64::from(state as u8));
             if before == SourceState::Syncing && may_lead {
                 // Its heads did not count until now.

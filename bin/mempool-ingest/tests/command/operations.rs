@@ -1,0 +1,103 @@
+//! The states and exit codes that docs/operations.md names, on a real anvil and a real geth. They fail, never skip, when a
+//! node is missing.
+
+use std::time::{Duration, Instant};
+
+use clap::Parser as _;
+use devnet::{Process, RealNode, RealNodeKind};
+use mempool_recorder::{Recording, RecordingConfig};
+use testkit::command::Signal;
+
+use crate::{
+    config::{run, written},
+    finish, start, wait_for,
+};
+
+#[derive(clap::Parser)]
+struct Load {
+    #[command(flatten)]
+    args: devnet::load::Args,
+}
+
+/// Transactions that the node is sent.
+const LOAD: usize = 100;
+
+/// A configuration file is checked and run, the node restarts, and the session is closed.
+fn a_day_at(kind: RealNodeKind, client: &str) {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut node = RealNode::start(kind, dir.path(), Duration::from_secs(1)).expect("a node");
+    let ipc = node.ipc_path().to_str().expect("text").to_owned();
+    let recording = dir.path().join("recording");
+    let text = format!(
+        "[fetcher]\nsources = ['{ipc}']\n[recorder]\nfolder = '{}'\n",
+        recording.display(),
+    );
+    let file = written(dir.path(), &text);
+
+    let checked = run(&["check", "--config", &file]);
+    assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+    for part in [client, "chain 1337", "announces ", "lists its pool"] {
+        assert!(checked.stderr.contains(part), "{part} in {checked:?}");
+    }
+    for (args, code) in [(&["check"][..], 1), (&[], 2)] {
+        let wrong = run(&[args, &["--config", &file, "--chain-id", "5"]].concat());
+        assert_eq!(wrong.status.code(), Some(code), "{wrong:?}");
+        assert!(wrong.stderr.contains("is on chain 1337, expected chain 5"), "{wrong:?}");
+    }
+    let mut waiting = start(["--ipc", &ipc, "--chain-id", "5", "--wait"]);
+    wait_for(&mut waiting, "other_chain chain=1337 ", &[]);
+    let (ended, _) = finish(waiting);
+    let said = ended.stderr.matches("a source of another chain is not used").count();
+    assert_eq!(said, 1, "{ended:?}");
+
+    let mut running = start(["--config", &file]);
+    wait_for(&mut running, "live chain=1337 head=", &[]);
+    let load = ["load", "--ipc", &ipc, "--tps", "100", "--duration", "1s", "--accounts", "50"];
+    devnet::load::run(&Load::parse_from(load).args).expect("it is accepted");
+    let pooled = format!(" pooled={LOAD} ");
+    wait_for(&mut running, "live ", &[&pooled]);
+    node.kill9().expect("it runs");
+    wait_for(&mut running, "connecting ", &[]);
+    node.restart().expect("it starts");
+    wait_for(&mut running, "live ", &[]);
+    let began = Instant::now();
+    let ended = running.end(Some(Signal::SIGHUP)).expect("it ends");
+    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    let summary = ended.json().expect("the summary");
+    assert_eq!((&summary["end"], &summary["balance"]), (&"Stopped".into(), &0.into()), "{summary}");
+    let rows = Recording::open(&recording, RecordingConfig::default()).expect("it opens");
+    let rows = rows.filter_map(Result::ok).count();
+    assert!(rows >= LOAD, "{rows} of {summary}");
+    assert_eq!(summary["recorded"]["rows"], rows, "{summary}");
+}
+
+#[test]
+#[ignore = "needs the nodes that scripts/real-nodes.sh installs, and is run by it"]
+fn the_documented_states_and_exit_codes_are_those_on_a_real_anvil() {
+    a_day_at(RealNodeKind::Anvil, "anvil/");
+}
+
+#[test]
+#[ignore = "needs the nodes that scripts/real-nodes.sh installs, and is run by it"]
+fn the_documented_states_and_exit_codes_are_those_on_a_real_geth() {
+    a_day_at(RealNodeKind::Geth, "Geth/");
+}
+
+#[test]
+#[ignore = "needs the nodes that scripts/real-nodes.sh installs, and is run by it"]
+fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name| dir.path().join(name).to_str().expect("text").to_owned();
+    let (data, ipc) = (path("data"), path("geth.ipc"));
+    let args = ["--datadir", &data, "--ipcpath", &ipc, "--nodiscover", "--maxpeers", "0"];
+    let args = args.into_iter().chain(["--port", "0", "--authrpc.port", "0"]);
+    let args = args.map(str::to_owned).collect();
+    let geth = Process::new("geth", args, Vec::new(), dir.path().join("geth.log"));
+    let mut geth = geth.expect("geth");
+    geth.spawn().expect("it starts");
+    let mut running = start(["--ipc", &ipc, "--wait"]);
+    wait_for(&mut running, "syncing chain=1 ", &[]);
+    let (_, summary) = finish(running);
+    assert!(summary["missing"].is_null(), "{summary}");
+}
