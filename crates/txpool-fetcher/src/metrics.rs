@@ -95,6 +95,8 @@ metric_set::metric_set! {
             "number of the latest head of the node, 0 before the first; by `source`";
         gauge head_age = "mempool_fetcher_source_head_age_seconds", Seconds,
             "wall clock minus the time of that head; by `source`";
+        gauge chain_id = "mempool_fetcher_source_chain_id", Count,
+            "chain of the node, 0 before it is reached; by `source`";
         gauge audited = "mempool_fetcher_source_audited", Count,
             "1 while the pool of the node can be compared with ours, else 0; by `source`";
         gauge backlog = "mempool_fetcher_backlog", Count,

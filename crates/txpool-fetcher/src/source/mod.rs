@@ -286,7 +286,9 @@ impl<S: TransactionSink> Source<S> {
                     }
                 }
                 self.shared.announces(announcements);
-                lock(&self.shared.status).node = Some(subscription.node().clone());
+                let node = subscription.node().clone();
+                self.shared.metrics.chain_id.set(node.chain_id as f64);
+                lock(&self.shared.status).node = Some(node);
                 self.is_on_other_chain = false;
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now)

@@ -12,7 +12,7 @@ use std::{
 use alloy_primitives::B256;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use mock_node::{
-    Fault,
+    DEV_CHAIN_ID, Fault,
     workload::{PreparedTx, Workload, WorkloadConfig},
 };
 use order_pool::{OrderPool, PoolConfig};
@@ -459,6 +459,7 @@ async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
     assert_eq!(unfinished(), 40.0);
     let head = node.node.mine_only(&[]).unwrap();
     for label in [&path, &again] {
+        assert_eq!(figures.get("source_chain_id", label).1, DEV_CHAIN_ID as f64);
         let is_head = || figures.get("source_head", label).1 == head.number as f64;
         eventually("the head is known", is_head).await;
         let age = || figures.get("source_head_age_seconds", label).1;
