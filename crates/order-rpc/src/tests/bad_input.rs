@@ -225,8 +225,9 @@ async fn an_error_response_is_short_whatever_was_sent() {
 async fn a_long_body_is_not_parsed_without_a_work_permit() {
     let gate = impatient_gate_config(std::time::Duration::from_millis(10));
     let server = start_with(config(), gate, None);
+    let value = json!("1".repeat(100));
     let fields: serde_json::Map<_, _> =
-        (0..500_000).map(|number| (format!("f{number}"), json!(1))).collect();
+        (0..50_000).map(|number| (format!("f{number}"), value.clone())).collect();
     let body = request("eth_cancelBundle", json!([fields]));
     assert!((5_000_000..order_rpc::DEFAULT_MAX_BODY_BYTES).contains(&body.len()), "{}", body.len());
     let held = server.hold_permits();
@@ -241,6 +242,22 @@ async fn a_long_body_is_not_parsed_without_a_work_permit() {
     assert_eq!(send(server.addr, cut, &[]).await.error().2, "not_json");
     let answer = send(server.addr, body.as_bytes(), &[]).await;
     assert_eq!((answer.error().2.as_str(), answer.field().as_str()), ("params", "f0"));
+}
+
+/// Lists and objects of millions of values held the work permit for 50 ms each.
+#[tokio::test]
+async fn a_body_with_more_values_than_any_request_has_is_not_parsed() {
+    let server = start(config());
+    for (values, open, close) in [("\"\",", '[', ']'), ("\"f\":1,", '{', '}')] {
+        let values = values.repeat(65_537);
+        let last = values.split(',').next().unwrap();
+        let body = request("eth_sendBundle", json!(["VALUES"]))
+            .replace("\"VALUES\"", &format!("{open}{values}{last}{close}"));
+        // Without its end it would be no JSON.
+        let answer = send(server.addr, &body.as_bytes()[..body.len() - 1], &[]).await;
+        assert_eq!(answer.error(), (400, -32600, "envelope".to_owned()));
+        assert!(answer.text.contains("commas, the most is 65536"), "{}", answer.text);
+    }
 }
 
 #[tokio::test]
