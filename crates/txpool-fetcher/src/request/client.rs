@@ -2,7 +2,7 @@
 //!
 //! Requests are submitted on the thread of the sockets, and a submit never waits: it formats the
 //! request into the outbox, and one call writes as much of the outbox as the socket has room for.
-//! The rest is written after the next read, by the thread that reads the connection (`reader`).
+//! The rest is written with the next request, or when the thread that reads the connection looks for late ones (`reader`).
 
 #![expect(clippy::arithmetic_side_effects, reason = "counts of requests")]
 
