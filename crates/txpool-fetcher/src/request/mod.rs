@@ -13,8 +13,8 @@
 //! - A request is an entry of a map. Its id is used once, so a late response matches no entry. No task, timer or
 //!   channel belongs to a request.
 //! - All requests have the same time-out. The thread of the connection looks for late ones each sixteenth of it, and
-//!   each 100 ms at the latest. A request times out only after everything that had arrived was read, so neither a blocking sink nor a busy
-//!   thread of ours makes a node look late.
+//!   each 100 ms at the latest. A request times out only after everything that had arrived was read, so neither a
+//!   blocking sink nor a busy thread of ours makes a node look late.
 //! - When the node ends a connection, or sends a value above 32 MiB, the response to one of the requests in
 //!   flight on it may be the cause. Each of them is sent again over a connection of its own, so the culprit is found and no
 //!   other request is lost with it.
