@@ -50,7 +50,7 @@ mod tests;
 pub(crate) use self::{
     in_flight::NotInserted,
     open::open,
-    pool_queues::{PoolQueues, PoolRequests},
+    pool_queues::PoolQueues,
     reader::Responses,
     set::{RequestConnections, RequestSet, Requests},
 };

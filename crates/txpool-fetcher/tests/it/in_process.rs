@@ -288,6 +288,22 @@ async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
 }
 
 #[tokio::test]
+async fn while_the_pool_holds_up_one_transaction_its_announcements_are_read_all_the_same() {
+    let (chain_id, txs) = prepared(30);
+    let pool = SmallPool::new(chain_id);
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    pool.set_busy(true);
+    let (first, rest) = txs.split_first().expect("30");
+    pool.add(first);
+    eventually("the first is held up", || pool.is_waited_for.load(Relaxed)).await;
+    rest.iter().for_each(|tx| pool.add(tx));
+    eventually("all have been read", || fetcher.counts().unfinished == 30).await;
+    pool.set_busy(false);
+    settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
+    is_complete(&fetcher, &pool, &ours).await;
+}
+
+#[tokio::test]
 async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
     let (chain_id, txs) = prepared(40);
     let plain: Vec<_> = txs.iter().filter(|tx| tx.nonce == 0).collect();
