@@ -17,6 +17,11 @@
 //! - Nothing is encoded: `FetchedTransaction::raw` does it when it is called.
 //! - A function call cannot be abandoned, so it has no time-out, and there are no pings: a stream
 //!   that stays open and silent is found by the audit and by the rule for stale sources.
+//!
+//! # Locks
+//! | lock | who takes it | for how long |
+//! |---|---|---|
+//! | stream of announcements | its thread; `mempool-io` while a transaction holds that thread up | a poll of the stream, and to take in the hash it gave |
 
 mod streams;
 mod threads;
