@@ -1,5 +1,6 @@
 #![cfg_attr(feature = "tokio", doc = include_str!("../README.md"))]
 #![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, throttle, backoff.")]
+#![cfg_attr(not(test), deny(clippy::future_not_send))]
 
 mod backoff;
 mod config;

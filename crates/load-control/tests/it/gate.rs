@@ -15,8 +15,7 @@ use std::{
 
 use futures::{FutureExt, executor::block_on, future::join_all, poll};
 use load_control::{
-    Gate, GateConfig, GateName, Limit, LoadMonitor, MAX_PERMIT_WAITERS, Priority, RefusalReason,
-    WorkError,
+    Gate, GateConfig, GateName, Limit, MAX_PERMIT_WAITERS, Priority, RefusalReason, WorkError,
 };
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
@@ -393,20 +392,6 @@ fn internal_work_that_waits_does_not_spin() {
     drop(held);
     waiting.join().unwrap();
     assert_eq!(polls.load(SeqCst), 2);
-}
-
-#[test]
-fn the_futures_of_a_gate_and_of_a_monitor_can_be_sent_to_other_threads() {
-    fn send<T: Send>(_: T) {}
-    // That it compiles is the test.
-    let _ = |gate: Gate, monitor: LoadMonitor, now: Instant| {
-        send(gate.acquire_internal());
-        send(gate.acquire_external(Priority::Unsigned, now));
-        send(gate.acquire_external_deferred());
-        send(gate.run_external(None, Priority::Unsigned, now, || ()));
-        send(gate.try_acquire_external(now));
-        send(monitor.wait_until_normal(Some(now), || ()));
-    };
 }
 
 /// A gate whose only external permit is held by work that goes on until the sender is used, and the handle of that work.

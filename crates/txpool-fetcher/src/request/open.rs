@@ -85,7 +85,7 @@ impl<T: Send + 'static> RequestSet<T> {
         self: Arc<Self>,
         connections: &RequestConnections<T>,
         index: usize,
-        on_failure: &impl Fn(T, CallError),
+        on_failure: &(impl Fn(T, CallError) + Sync),
     ) -> LossReason {
         // On every path, also when the source is stopped meanwhile.
         let _hands_on = HandsOn { connections, index, set: &self, on_failure };
