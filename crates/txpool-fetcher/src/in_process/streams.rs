@@ -154,7 +154,8 @@ impl Announcements {
     async fn read<S: TransactionSink>(&self, getter: &Getter<S>) {
         let mut last: Option<(B256, Instant)> = None;
         loop {
-            let next = match (self.poll(&mut Context::from_waker(Waker::noop())), last.take()) {
+            let polled = self.poll(&mut Context::from_waker(Waker::noop()));
+            let next = match (polled, last.take()) {
                 (Poll::Ready(next), Some((hash, at))) => {
                     lock(&self.unread).1.take(hash, at);
                     next
