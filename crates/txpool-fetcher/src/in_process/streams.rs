@@ -94,18 +94,16 @@ impl PoolSubscribed {
         let announcements = Arc::new(Announcements {
             unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
             busy: AtomicU64::new(0),
+            runtime: Handle::current(),
             fetch: Arc::clone(fetch),
             reports: reports.clone(),
         });
         let (subscribed, getter) = (Arc::clone(&subscription), Getter::new(fetch, deliverer, pool));
         let (unread, alive) = (Arc::clone(&announcements), fetch.tasks.alive());
-        // A stream may use the timers of the runtime.
-        let runtime = Handle::current();
         let thread = thread::Builder::new().name("mempool-announce".into());
         let spawned = thread.spawn(move || {
             // Dropped last: a stop that has waited for it leaves no holder of the pool.
             let (_alive, unread, getter) = (alive, unread, getter);
-            let _in_runtime = runtime.enter();
             let ends = EndsOnDrop(subscribed);
             let read = pin!(until_end("announcements", unread.read(&getter)));
             if let Either::Left((reason, _)) = block_on(select(read, pin!(ends.0.end.wait()))) {
@@ -144,6 +142,8 @@ struct Announcements {
     /// Counts up when the thread begins to get a transaction, and when it has delivered it: odd in between.
     /// Changed without the lock; who polls has it, so that no waker of the thread is lost.
     busy: AtomicU64,
+    /// A stream may use its timers. The pool and the sink are called outside of it.
+    runtime: Handle,
     fetch: Arc<Fetch>,
     reports: mpsc::Sender<Report>,
 }
@@ -181,6 +181,7 @@ impl Announcements {
     }
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<Option<PoolAnnouncement>> {
+        let _in_runtime = self.runtime.enter();
         lock(&self.unread).0.poll_next_unpin(context)
     }
 

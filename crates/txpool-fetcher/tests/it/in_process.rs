@@ -16,7 +16,7 @@ use futures::stream;
 use mock_node::workload::{Mix, PreparedTx};
 use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, settled};
-use tokio::sync::mpsc;
+use tokio::{runtime::Handle, sync::mpsc};
 use txpool_fetcher::{
     AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts, Endpoint,
     FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess,
@@ -160,6 +160,7 @@ impl InProcessPool for SmallPool {
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
+        assert!(Handle::try_current().is_err(), "inside of a runtime");
         let wait = |busy: &mut bool| {
             self.is_waited_for.store(*busy, Relaxed);
             *busy
