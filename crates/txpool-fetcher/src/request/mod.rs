@@ -42,7 +42,6 @@ mod outbox;
 mod pool_queues;
 mod reader;
 mod set;
-mod ws;
 
 #[cfg(test)]
 mod tests;
