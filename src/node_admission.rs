@@ -111,7 +111,7 @@ impl NodeAdmission {
         &self,
         sender: Address,
         order: &Order,
-        needs: impl Iterator<Item = &Need> + Clone + Send + Sync,
+        needs: impl Iterator<Item = &Need> + Clone,
     ) -> Verdict {
         let pays = needs.clone().any(|need| need.pays);
         let unmet = |funds: &Funds| {

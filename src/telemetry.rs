@@ -70,7 +70,7 @@ pub enum StartError {
     RecorderInstalled,
     /// The thread that serves could not be started.
     #[error("cannot start the thread that serves metrics: {0}")]
-    Thread(#[source] io::Error),
+    Thread(#[from] io::Error),
 }
 
 /// The running server. Dropping it ends the server without waiting. The recorder cannot be
@@ -118,42 +118,33 @@ impl Telemetry {
         let local_addr = listening.local_addr().map_err(listener)?;
         let recorder = builder().build_recorder();
         let handle = recorder.handle();
-        // The recorder is installed last, because that cannot be undone; the thread waits for it.
-        let (installed, install) = mpsc::sync_channel::<()>(1);
-        let (made, runtime_made) = mpsc::sync_channel(1);
+        let (made, is_made) = mpsc::sync_channel(1);
         let (stop, stopping) = oneshot::channel();
         let (ends, ended) = mpsc::sync_channel(0);
         let served = handle.clone();
-        thread::Builder::new()
-            .name("mempool-telemetry".to_owned())
-            .spawn(move || {
-                let _ends = ends;
-                // Created and dropped on this thread: a runtime that is dropped on the caller's thread
-                // panics if that belongs to another runtime.
-                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-                let both = runtime.and_then(|runtime| {
-                    let inside = runtime.enter();
-                    let listener = tokio::net::TcpListener::from_std(listening)?;
-                    drop(inside);
-                    Ok((listener, runtime))
-                });
-                let (result, both) = match both {
-                    Ok(both) => (Ok(()), Some(both)),
-                    Err(error) => (Err(error), None),
-                };
-                // The caller waits for the result.
-                let _ = made.send(result);
-                if let (Some((listener, runtime)), Ok(())) = (both, install.recv()) {
+        // The runtime is created and dropped on this thread: one that is dropped on the caller's thread
+        // panics if that belongs to another runtime.
+        let listen = move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let inside = runtime.enter();
+            let listener = tokio::net::TcpListener::from_std(listening)?;
+            drop(inside);
+            // Last, because it cannot be undone.
+            metrics::set_global_recorder(recorder).map_err(|_| StartError::RecorderInstalled)?;
+            Ok::<_, StartError>((listener, runtime))
+        };
+        let run = move || {
+            let _ends = ends;
+            // The caller waits for the result.
+            match listen().map_err(|error| made.send(Err(error))) {
+                Ok((listener, runtime)) if made.send(Ok(())).is_ok() => {
                     runtime.block_on(http::run(listener, served, stopping));
                 }
-            })
-            .map_err(StartError::Thread)?;
-        let runtime_made = runtime_made.recv().expect("the thread sends one result before it ends");
-        runtime_made.map_err(StartError::Thread)?;
-        // On an error `installed` is dropped, which ends the thread.
-        metrics::set_global_recorder(recorder).map_err(|_| StartError::RecorderInstalled)?;
-        // The thread waits, and the channel has room.
-        let _ = installed.send(());
+                _ => {}
+            }
+        };
+        thread::Builder::new().name("mempool-telemetry".to_owned()).spawn(run)?;
+        is_made.recv().expect("the thread sends one result before it ends")?;
         Ok(Self { local_addr, recorder: handle, stop, ended })
     }
 

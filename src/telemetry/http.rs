@@ -5,6 +5,7 @@
 
 use std::{
     convert::Infallible,
+    env::consts::ARCH,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -21,8 +22,9 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use load_control::Backoff;
+use load_control::{Backoff, cores};
 use metric_set::{labels, metric_set};
+use metrics::Label;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -76,6 +78,11 @@ metric_set! {
             "connections to the metrics port, by `outcome`: served, wrong_request, timed_out, broken, accept_failed",
             "outcome": Outcome::ALL.map(Outcome::as_str);
     }
+
+    struct Build {
+        gauge info = "mempool_build_info", Count,
+            "1, for the build with this `version`, `profile` and `arch`, and the `cores` that it may use";
+    }
 }
 
 /// Accepts, serves, and drains the histograms' buffers until `stopping` resolves. When dropped, it
@@ -86,6 +93,11 @@ pub(super) async fn run(
     stopping: oneshot::Receiver<()>,
 ) {
     let outcomes = Outcomes::new();
+    let (profile, cores) =
+        (if cfg!(debug_assertions) { "debug" } else { "release" }, cores().to_string());
+    let version = env!("CARGO_PKG_VERSION");
+    let labels = [("version", version), ("profile", profile), ("arch", ARCH), ("cores", &cores)];
+    Build::labelled(&labels.map(|(name, value)| Label::new(name, value.to_owned()))).info.set(1.0);
     // The order is irrelevant: only the stop ends it, and no branch holds an item.
     tokio::select! {
         _ = stopping => {}

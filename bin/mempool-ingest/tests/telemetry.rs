@@ -61,6 +61,15 @@ async fn all_parts_are_served_while_the_node_is_dead() {
     ] {
         assert!(text.lines().any(|found| found == line), "no {line:?} in\n{text}");
     }
+    let version = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
+    let mut builds = text.lines().filter(|line| line.starts_with("mempool_build_info{"));
+    let build = builds.next().expect("a line for the build");
+    let cores = format!("cores=\"{}\"", load_control::cores());
+    assert!(
+        [version, &cores, "profile=\"", "arch=\""].iter().all(|label| build.contains(label)),
+        "{build}"
+    );
+    assert!(build.ends_with("} 1") && builds.next().is_none(), "{build}");
     // Made when they happen first: comparisons by reason and result, what was lost, what could not be read.
     let later = ["mempool_fetcher_reconnects_total", "mempool_fetcher_unread_blocks_total"];
     let tables = [
