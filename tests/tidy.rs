@@ -178,12 +178,13 @@ fn is_metric(text: &str) -> bool {
 }
 
 /// The table of metrics of each crate.
-fn metrics() -> [(&'static str, BTreeSet<&'static str>); 8] {
+fn metrics() -> [(&'static str, BTreeSet<&'static str>); 9] {
     let set = |table: &[(&'static str, _, _)]| table.iter().map(|(name, ..)| *name).collect();
     [
         ("mempool_fetcher_", set(txpool_fetcher::METRICS)),
         // Of a feature that would make the first command long; bin/mempool-ingest/tests/telemetry.rs compares it.
         ("mempool_telemetry_", ["mempool_telemetry_connections_total"].into()),
+        ("mempool_build_", ["mempool_build_info"].into()),
         ("order_pool_", set(order_pool::METRICS)),
         ("load_control_", set(load_control::METRICS)),
         ("order_rpc_", set(order_rpc::METRICS)),
@@ -263,7 +264,9 @@ fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested_and_exp
     assert_eq!(explained, alerts, "the sections below \"Alerts\" and the alerts");
     for alert in alerts {
         let fires = |line: &str| line.contains(alert) && line.trim().starts_with("- { labels: ");
-        assert!(tests.lines().any(fires), "{alert} is not tested");
+        assert!(tests.lines().any(fires), "no test in which {alert} fires");
+        let is_silent = |line: &str| line.contains(alert) && line.ends_with("exp_samples: [] }");
+        assert!(tests.lines().any(is_silent), "no test in which {alert} does not fire");
     }
 }
 
@@ -615,4 +618,24 @@ fn the_source_states_in_the_architecture_are_those_of_the_code() {
     let mut named: BTreeSet<_> = named.collect();
     named.retain(|name| !["any", "same"].contains(&name.as_str()));
     assert_eq!(named, states);
+}
+
+/// That their futures can be sent to other threads is tested by a line for each.
+#[test]
+fn every_public_async_function_is_among_those_whose_futures_can_be_sent() {
+    let tests = ["tests/it/send.rs", "crates/load-control/tests/it/gate.rs"].map(read);
+    let mut checked = 0;
+    for (file, text) in sources() {
+        for declared in text.split("pub async fn ").skip(1) {
+            let name = declared.split(['(', '<']).next().expect("a name");
+            let sends = |call: &str| {
+                let called = call.split('(').next().unwrap_or_default();
+                called.rsplit(['.', ':']).next() == Some(name)
+            };
+            let is_tested = tests.iter().any(|test| test.split("send(").skip(1).any(sends));
+            assert!(is_tested, "{name} of {}", file.display());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 12, "{checked}");
 }
