@@ -37,17 +37,16 @@ take() {
     "$@" >"$out/$name.txt" 2>"$out/$name.log" || { tail "$out/$name.log" >&2; exit 1; }
 }
 
-export INGEST_BENCH_DIR=$out
 if [ $kind = quick ]; then
     export INGEST_BENCH_RATES=2000,10000,20000 INGEST_BENCH_ROUNDS=1 INGEST_BENCH_SECONDS=1 ATTACK_BENCH_SECONDS=1
 fi
 take scale cargo bench --bench ingest -- scale
 take faults cargo run --release --example ingest -- --duration 60s --tps 2000 --faults seed=7 --json
-take attack cargo run --release -p trial -- --scenarios
+take attack cargo bench --bench attack
 take flood cargo bench --bench load_control
 take order_pool cargo bench --bench order_pool
 take blocklist cargo bench --bench blocklist
-[ $kind != full ] || cp "$out/scale.svg" benches/scale.svg
+[ $kind != full ] || scripts/chart.py "$out/scale.txt" >benches/scale.svg
 
 COMMANDS=$commands python3 - "$out" <<'PY'
 import json, os, re, sys

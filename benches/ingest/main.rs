@@ -18,14 +18,13 @@
 //! side's cores were busy.
 //!
 //! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
-//! path runs once. A word is criterion's filter too. The table of `scale` is also a picture, in
-//! target/benches/ingest or the folder that `INGEST_BENCH_DIR` names. Of `paced` and of `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run)
-//! and `INGEST_BENCH_RATES`.
+//! path runs once. A word is criterion's filter too. `scripts/chart.py` draws the table of `scale`. Of `paced` and of
+//! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and
+//! `INGEST_BENCH_RATES`.
 
 mod backfill;
 mod drops;
 mod floor;
-mod plot;
 mod scale;
 mod table;
 

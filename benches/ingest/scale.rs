@@ -6,18 +6,17 @@
 //! all that the run brought in. A rate is *held* when every round pooled, in the end, everything that was
 //! announced, no buffer of ours was overrun, and the node kept the rate.
 
-use std::{env, fs, io, path::PathBuf, time::Duration};
+use std::{io, time::Duration};
 
 use mock_node::FullObjects;
 use testkit::{
-    bench,
     contest::{Contender, Load, Run, Stage},
     figures::Table,
     process::{Process, serve},
 };
 
 use crate::{
-    Plan, plot, rows,
+    Plan, rows,
     table::{Row, lost_share},
 };
 
@@ -56,14 +55,6 @@ pub(crate) fn bench(plan: &Plan) {
         }
     }
     print(&rows);
-    let folder =
-        env::var_os("INGEST_BENCH_DIR").map_or_else(|| bench::folder("ingest"), PathBuf::from);
-    let picture = folder.join("scale.svg");
-    match fs::create_dir_all(folder).map_err(Into::into).and_then(|()| plot::scale(&picture, &rows))
-    {
-        Ok(()) => println!("\nwritten: {}", picture.display()),
-        Err(error) => eprintln!("warning: {} could not be written: {error}", picture.display()),
-    }
 }
 
 /// Runs as the process of a contender.
@@ -78,7 +69,7 @@ fn rate(row: &Row) -> u32 {
 }
 
 /// Whether everything arrived in every round, and node and contender kept the rate.
-pub(crate) fn is_held(row: &Row) -> bool {
+fn is_held(row: &Row) -> bool {
     let least = 0.95 * f64::from(rate(row));
     let is_held = |run: &Run| run.lost() == 0 && run.lagged == 0 && run.announced_per_s > least;
     row.runs.iter().all(is_held)

@@ -1,13 +1,6 @@
-//! What the command line and the environment tell a bench, and where it leaves its files.
+//! What the command line and the environment tell a bench.
 
-use std::{
-    env,
-    fmt::Display,
-    ops::RangeInclusive,
-    path::{Path, PathBuf},
-    process,
-    str::FromStr,
-};
+use std::{env, fmt::Display, ops::RangeInclusive, process, str::FromStr};
 
 /// The command line: flags of the harness, and words that choose parts of the bench.
 #[derive(Clone, Debug)]
@@ -63,11 +56,4 @@ pub fn number<T: FromStr + PartialOrd + Display>(
     range: RangeInclusive<T>,
 ) -> T {
     numbers(name, default, range).swap_remove(0)
-}
-
-/// The folder for what a bench writes.
-pub fn folder(bench: &str) -> PathBuf {
-    let target = env::var_os("CARGO_TARGET_DIR")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target"), PathBuf::from);
-    target.join("benches").join(bench)
 }

@@ -32,11 +32,6 @@ impl Process {
         Ok(Self { child, requests, responses })
     }
 
-    /// Its number, for signals.
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
     /// Sends a request; [`Self::receive`] waits for its response.
     ///
     /// # Errors

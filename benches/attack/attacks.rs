@@ -1,0 +1,516 @@
+//! What the attacker does, in a process of its own: one thread, at most half a core.
+
+use std::{
+    cell::RefCell,
+    collections::BTreeMap,
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use alloy_consensus::TxEip1559;
+use alloy_primitives::hex;
+use hdrhistogram::Histogram;
+use mock_node::{
+    DEV_CHAIN_ID,
+    workload::{Mix, Workload, WorkloadConfig},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use testkit::{
+    figures::{Times, histogram},
+    http::{self, Answer, Connection},
+    process::serve,
+    sign::{EXTERNAL, Signer},
+    usage::{allow_open_files, process_cpu},
+};
+use tokio::{
+    io::AsyncWriteExt as _,
+    task::LocalSet,
+    time::{sleep, sleep_until, timeout_at},
+};
+
+use crate::signed::{call, key, post, raw, transfer};
+
+pub(crate) const ROLE: &str = "__attacker";
+
+/// What the attacker may burn, in cores: with all that it can it would be the machine that stands still.
+const CPU_CAP: f64 = 0.5;
+/// The largest body that the server accepts, less one byte.
+const LARGE: usize = (8 << 20) - 1;
+/// Its keys are not those of honest searchers.
+const FIRST_KEY: u64 = 1 << 32;
+/// Open files that the attacker needs: two addresses that hold as many connections as they get.
+const FILES: u64 = 8_192;
+
+/// One way to harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Attack {
+    /// Nobody attacks: what the others are compared with.
+    None,
+    /// Transactions of accounts that own nothing, of 120 KB and with a tip above all others, first with
+    /// impossible gas, then with as much as a transaction may have.
+    UnfundedTransactions,
+    /// 20,000 variants of one bundle, by one signer, for a block far ahead.
+    BundleVariants,
+    /// Requests of 4.7 MB with one long unknown field; the responses are not read.
+    UnreadResponses,
+    /// `eth_cancelBundle` with an object of 8 MB, again and again.
+    WideObjects,
+    /// Bodies of 8 MB that lack their last byte.
+    StalledBodies,
+    /// 128 connections that send each body slowly enough to be in the way, fast enough not to be slow.
+    SlowBodies,
+    /// As many connections as two addresses can open.
+    IdleConnections,
+    /// Requests whose callers hang up at once.
+    HangUps,
+    /// Bundles of a key each, by which their transactions are signed too, for the last block that is accepted.
+    FreshKeys,
+    /// Transactions of six blobs, one of which its proofs do not hold for: what fails is not remembered.
+    ForgedBlobs,
+    /// Transactions of six blobs, again and again.
+    BlobReplays,
+    /// Bundles whose list of transactions is 8 MB of empty strings.
+    LongLists,
+    /// Bodies of 8 MB that do not parse, whether the quota is spent or not.
+    BrokenBodies,
+    /// Signed cancellations of bundles that nobody has sent, 100 in a request.
+    UnknownCancellations,
+    /// The same, by a fresh key each.
+    FreshCancellations,
+    /// Private transactions of one key that owns nothing, with one nonce after the other.
+    PrivateFlood,
+    /// The same, of 40 KB each.
+    LargePrivateFlood,
+    /// Bundles around the same 16 transactions of keys that own nothing, by three signers, for blocks that come soon and one
+    /// that does not.
+    SharedTransactions,
+    /// 512 bundles of three transactions from 512 signers at 64 addresses at once: no attack at all.
+    HonestBurst,
+    /// 64 callers at as many addresses send raw transactions as fast as they can, whatever they are answered.
+    Crowd,
+}
+
+impl Attack {
+    /// Each with its name, and how many connections it uses at the same time.
+    pub(crate) const ALL: [(Self, &str, usize); 21] = [
+        (Self::None, "none", 0),
+        (Self::UnfundedTransactions, "unfunded transactions", 8),
+        (Self::BundleVariants, "bundle variants", 16),
+        (Self::UnreadResponses, "unread responses", 40),
+        (Self::WideObjects, "wide objects", 8),
+        (Self::StalledBodies, "stalled bodies", 16),
+        (Self::SlowBodies, "slow bodies", 128),
+        (Self::IdleConnections, "idle connections", 2_048),
+        (Self::HangUps, "hang-ups", 16),
+        (Self::FreshKeys, "fresh keys", 16),
+        (Self::ForgedBlobs, "forged blobs", 8),
+        (Self::BlobReplays, "blob replays", 8),
+        (Self::LongLists, "long lists", 8),
+        (Self::BrokenBodies, "broken bodies", 8),
+        (Self::UnknownCancellations, "unknown cancellations", 16),
+        (Self::FreshCancellations, "cancellations by fresh keys", 16),
+        (Self::PrivateFlood, "private flood", 16),
+        (Self::LargePrivateFlood, "private flood of 40 KB", 16),
+        (Self::SharedTransactions, "shared transactions", 16),
+        (Self::HonestBurst, "honest burst of 512", 512),
+        (Self::Crowd, "crowd of 64", 64),
+    ];
+
+    fn row(self) -> (Self, &'static str, usize) {
+        Self::ALL.into_iter().find(|row| row.0 == self).expect("all of them have a row")
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        self.row().1
+    }
+
+    fn connections(self, is_test: bool) -> usize {
+        let (attack, _, connections) = self.row();
+        let fewer = is_test && attack == Self::IdleConnections;
+        if fewer { 64 } else { connections }
+    }
+
+    /// What it sends in turn.
+    fn requests(self, is_test: bool) -> Vec<Vec<u8>> {
+        let many = |count: u64| 0..if is_test { count.min(64) } else { count };
+        let eve = key(FIRST_KEY);
+        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &crate::signed::key(key))], "blockNumber": "0x40" }]);
+        match self {
+            Self::None => Vec::new(),
+            Self::UnfundedTransactions => {
+                let tx = |number: u64, gas_limit| TxEip1559 {
+                    gas_limit,
+                    max_priority_fee_per_gas: 10_u128.pow(18),
+                    max_fee_per_gas: 10_u128.pow(18),
+                    input: vec![0; 120_000].into(),
+                    ..transfer(number)
+                };
+                let sent = |tx: TxEip1559, number| {
+                    let raw = raw(tx, &key(FIRST_KEY + number));
+                    call("eth_sendRawTransaction", &json!([raw]), None)
+                };
+                let impossible = many(26).map(|number| sent(tx(number, u64::MAX), number));
+                let possible = many(700).map(|number| sent(tx(number, 1 << 24), number));
+                impossible.chain(possible).collect()
+            }
+            Self::BundleVariants => {
+                let tx = raw(transfer(0), &eve);
+                many(20_000)
+                    .map(|number| {
+                        let bundle = json!([{ "txs": [tx], "blockNumber": "0x3f", "minTimestamp": number }]);
+                        call("eth_sendBundle", &bundle, Some(&eve))
+                    })
+                    .collect()
+            }
+            Self::UnreadResponses => {
+                let name = "x".repeat(4_700_000);
+                vec![call("eth_sendBundle", &json!([{ name: 1 }]), None)]
+            }
+            Self::WideObjects => {
+                // Twelve bytes each, and what stands around them.
+                let fields = (0..LARGE / 12 - 100).map(|number| (format!("{number:07}"), Value::from(1)));
+                vec![call("eth_cancelBundle", &json!([fields.collect::<Map<_, _>>()]), Some(&eve))]
+            }
+            Self::LongLists => {
+                let txs = r#""","#.repeat(LARGE / 3 - 100);
+                let body = format!(
+                    r#"{{"jsonrpc":"2.0","id":1,"method":"eth_sendBundle","params":[{{"txs":[{txs}""]}}]}}"#
+                );
+                vec![post(&body, Some(&eve))]
+            }
+            Self::BrokenBodies => vec![post(&"[".repeat(LARGE), Some(&eve))],
+            Self::StalledBodies => {
+                let mut request = http::request("/", "", Some(&" ".repeat(LARGE)));
+                request.pop();
+                vec![request]
+            }
+            Self::SlowBodies => {
+                let bundle = bundle(0, FIRST_KEY);
+                vec![call("eth_sendBundle", &bundle, Some(&eve))]
+            }
+            Self::IdleConnections => vec![Vec::new()],
+            Self::HangUps => {
+                let sent = |number| call("eth_sendRawTransaction", &json!([raw(transfer(number), &eve)]), None);
+                many(1_000).map(sent).collect()
+            }
+            Self::FreshKeys => many(20_000)
+                .map(|number| {
+                    let fresh = FIRST_KEY + number;
+                    call("eth_sendBundle", &bundle(number, fresh), Some(&key(fresh)))
+                })
+                .collect(),
+            Self::ForgedBlobs | Self::BlobReplays => {
+                let config = WorkloadConfig { accounts: 4_000, ..WorkloadConfig::new(99, DEV_CHAIN_ID) };
+                let six = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 1_000, ..Mix::default() };
+                let txs = Workload::new(WorkloadConfig { mix: six, ..config }).prepare(if is_test { 2 } else { 16 });
+                let is_forged = matches!(self, Self::ForgedBlobs);
+                let sent = |raw: &[u8]| {
+                    let mut raw = raw.to_vec();
+                    // Inside a blob: they are nearly all of it.
+                    let middle = raw.len() / 2;
+                    raw[middle] ^= u8::from(is_forged);
+                    json!([hex::encode_prefixed(raw)])
+                };
+                txs.iter().map(|tx| call("eth_sendRawTransaction", &sent(&tx.raw), None)).collect()
+            }
+            Self::UnknownCancellations => many(700)
+                .map(|number| {
+                    let one = |place: u64| {
+                        let uuid = format!("00000000-0000-4000-8000-{:012x}", number * 100 + place);
+                        json!({ "jsonrpc": "2.0", "id": place, "method": "eth_cancelBundle", "params": [{ "replacementUuid": uuid }] })
+                    };
+                    post(&Value::from_iter((0..100).map(one)).to_string(), Some(&eve))
+                })
+                .collect(),
+            Self::FreshCancellations => many(20_000)
+                .map(|number| {
+                    let uuid = "22222222-0000-4000-8000-000000000000";
+                    let cancel = json!([{ "replacementUuid": uuid }]);
+                    call("eth_cancelBundle", &cancel, Some(&key(FIRST_KEY + number)))
+                })
+                .collect(),
+            Self::PrivateFlood | Self::LargePrivateFlood => {
+                let is_large = matches!(self, Self::LargePrivateFlood);
+                let (count, input) = if is_large { (1_700, vec![0; 40_000]) } else { (18_000, Vec::new()) };
+                let sent = |nonce| {
+                    let (max_priority_fee_per_gas, input) = (50_000_000_000, input.clone().into());
+                    let tx = TxEip1559 { max_priority_fee_per_gas, input, gas_limit: 1 << 20, ..transfer(1 + nonce) };
+                    let private = json!([{ "tx": raw(tx, &eve), "maxBlockNumber": "0x18" }]);
+                    call("eth_sendPrivateTransaction", &private, None)
+                };
+                many(count).map(sent).collect()
+            }
+            Self::SharedTransactions => {
+                let txs: Vec<_> = (0..16).map(|n| raw(transfer(0), &key(FIRST_KEY + n))).collect();
+                many(6_000)
+                    .map(|number| {
+                        let block = ["0x4", "0x7", "0x18"][(number / 3 % 3) as usize];
+                        let bundle = json!([{ "txs": txs, "blockNumber": block, "minTimestamp": number }]);
+                        call("eth_sendBundle", &bundle, Some(&key(FIRST_KEY + 100 + number % 3)))
+                    })
+                    .collect()
+            }
+            Self::HonestBurst => (0..512)
+                .map(|number| {
+                    let key = key(FIRST_KEY + number);
+                    let txs = [0, 1, 2].map(|nonce| raw(transfer(nonce), &key));
+                    let bundle = json!([{ "txs": txs, "blockNumber": "0x20" }]);
+                    call("eth_sendBundle", &bundle, Some(&key))
+                })
+                .collect(),
+            Self::Crowd => {
+                let txs = Signer::new(EXTERNAL).sign(if is_test { 640 } else { 40_000 });
+                let sent = |raw| call("eth_sendRawTransaction", &json!([hex::encode_prefixed(raw)]), None);
+                txs.iter().map(|tx| sent(&tx.raw)).collect()
+            }
+        }
+    }
+
+    /// Whether they are too many to be strangers who do harm: they are to be refused quickly, or to wait their turn.
+    pub(crate) const fn is_crowd(self) -> bool {
+        matches!(self, Self::HonestBurst | Self::Crowd)
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// Writes and signs what the attack sends; `true` is the quick pass.
+    Prepare(Attack, bool),
+    Run {
+        server: SocketAddr,
+        lasts: Duration,
+        addresses: usize,
+    },
+}
+
+/// The `number`th address of the attacker.
+pub(crate) fn address(number: usize) -> Ipv4Addr {
+    Ipv4Addr::new(127, 0, 9 + (number / 250) as u8, 1 + (number % 250) as u8)
+}
+
+/// What came of it, as the attacker saw it.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Tally {
+    pub(crate) sent: u64,
+    pub(crate) bytes: u64,
+    /// Of the attacker's process.
+    pub(crate) cpu: Duration,
+    pub(crate) accepted: u64,
+    /// By the reason in the response.
+    pub(crate) refused: BTreeMap<String, u64>,
+    /// The connection ended without a response.
+    cut: u64,
+    /// How long responses took: all of the burst, the refusals of the crowd.
+    pub(crate) p99_ms: Option<f64>,
+}
+
+impl Tally {
+    pub(crate) fn reasons(&self) -> impl Iterator<Item = String> {
+        let refused = self.refused.iter().map(|(reason, count)| format!("{reason} {count}"));
+        let cut = (self.cut > 0).then(|| format!("cut {}", self.cut));
+        refused.chain(cut).chain(self.p99_ms.map(|ms| format!("p99 {ms:.1} ms")))
+    }
+}
+
+/// Runs as the attacker.
+pub(crate) fn respond() -> io::Result<()> {
+    allow_open_files(FILES)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut prepared = (Attack::None, Vec::new(), false);
+    serve(|request| match request {
+        Request::Prepare(attack, is_test) => {
+            prepared = (attack, attack.requests(is_test), is_test);
+            Ok(Tally::default())
+        }
+        Request::Run { server, lasts, addresses } => {
+            let (attack, requests, is_test) =
+                std::mem::replace(&mut prepared, (Attack::None, Vec::new(), false));
+            let connections = attack.connections(is_test);
+            let all_take_part = if connections == 0 { 0 } else { addresses };
+            let attacker = Attacker {
+                attack,
+                server,
+                requests,
+                connections: connections.max(all_take_part),
+                addresses,
+                start: Instant::now(),
+                end: Instant::now() + lasts,
+                cpu: process_cpu(),
+                tally: RefCell::default(),
+                took: RefCell::new(histogram()),
+            };
+            LocalSet::new().block_on(&runtime, run(Rc::new(attacker)))
+        }
+    })
+}
+
+struct Attacker {
+    attack: Attack,
+    server: SocketAddr,
+    requests: Vec<Vec<u8>>,
+    connections: usize,
+    addresses: usize,
+    start: Instant,
+    end: Instant,
+    cpu: Duration,
+    tally: RefCell<Tally>,
+    took: RefCell<Histogram<u64>>,
+}
+
+async fn run(attacker: Rc<Attacker>) -> io::Result<Tally> {
+    let all: Vec<_> = (0..attacker.connections)
+        .map(|number| tokio::task::spawn_local(Rc::clone(&attacker).connection(number)))
+        .collect();
+    for task in all {
+        task.await.map_err(io::Error::other)?;
+    }
+    sleep_until(attacker.end.into()).await;
+    let took = Times::from(&*attacker.took.borrow());
+    let mut tally = attacker.tally.take();
+    tally.p99_ms = (took.count > 0).then_some(took.p99 / 1e3);
+    tally.cpu = process_cpu() - attacker.cpu;
+    Ok(tally)
+}
+
+impl Attacker {
+    /// One connection after the other until the time is over. An error is the server's way to say no.
+    async fn connection(self: Rc<Self>, number: usize) {
+        let from = match self.attack {
+            attack if attack.is_crowd() => Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8),
+            _ => address(number % self.addresses),
+        };
+        let mut next = number;
+        while Instant::now() < self.end {
+            self.rest().await;
+            let Ok(mut connection) = Connection::open(from, self.server).await else {
+                self.tally.borrow_mut().cut += 1;
+                continue;
+            };
+            let ended = match self.attack {
+                Attack::HonestBurst => return self.burst(&mut connection, number).await,
+                Attack::IdleConnections => self.idle(&mut connection).await,
+                Attack::SlowBodies => self.slowly(&mut connection).await,
+                Attack::StalledBodies | Attack::UnreadResponses => {
+                    self.stall(&mut connection).await
+                }
+                Attack::HangUps => self.hang_up(connection, &mut next).await,
+                _ => self.ask(&mut connection, &mut next).await,
+            };
+            if ended.is_err() && Instant::now() < self.end {
+                self.tally.borrow_mut().cut += 1;
+            }
+        }
+    }
+
+    /// Waits while it has burnt more than it may.
+    async fn rest(&self) {
+        while process_cpu() - self.cpu > self.start.elapsed().mul_f64(CPU_CAP)
+            && Instant::now() < self.end
+        {
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn next(&self, next: &mut usize) -> &[u8] {
+        let request = &self.requests[*next % self.requests.len()];
+        *next += self.connections;
+        let mut tally = self.tally.borrow_mut();
+        tally.sent += 1;
+        tally.bytes += request.len() as u64;
+        request
+    }
+
+    fn note(&self, answer: &Answer) {
+        let mut tally = self.tally.borrow_mut();
+        // A batch has a response for each element, and is one or the other by its first.
+        if answer.is_accepted() {
+            tally.accepted += 1;
+        } else {
+            let reason = answer.reason().unwrap_or("no reason").to_owned();
+            *tally.refused.entry(reason).or_default() += 1;
+        }
+    }
+
+    /// Sends, waits for the response, and sends the next.
+    async fn ask(&self, connection: &mut Connection, next: &mut usize) -> io::Result<()> {
+        while Instant::now() < self.end {
+            self.rest().await;
+            let begin = Instant::now();
+            let answer = connection.request(self.next(next)).await?;
+            if self.attack == Attack::Crowd && !answer.is_accepted() {
+                self.took.borrow_mut().saturating_record(begin.elapsed().as_nanos() as u64);
+            }
+            self.note(&answer);
+            if answer.closes {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn burst(&self, connection: &mut Connection, number: usize) {
+        let at = self.start + (self.end - self.start) / 4;
+        sleep_until(at.into()).await;
+        let answer = connection.request(self.next(&mut number.clone())).await;
+        self.took.borrow_mut().saturating_record(at.elapsed().as_nanos() as u64);
+        match answer {
+            Ok(answer) => self.note(&answer),
+            Err(_) => self.tally.borrow_mut().cut += 1,
+        }
+    }
+
+    /// Opens, and keeps what it has opened.
+    async fn idle(&self, connection: &mut Connection) -> io::Result<()> {
+        // The server says something only to refuse.
+        let answer = async {
+            self.tally.borrow_mut().sent += 1;
+            self.note(&connection.answer().await?);
+            Ok(())
+        };
+        timeout_at(self.end.into(), answer).await.unwrap_or(Ok(()))
+    }
+
+    /// In ten pieces within 95 ms.
+    async fn slowly(&self, connection: &mut Connection) -> io::Result<()> {
+        while Instant::now() < self.end {
+            self.rest().await;
+            let request = self.next(&mut 0);
+            let begin = Instant::now();
+            for (piece, bytes) in request.chunks(request.len().div_ceil(10)).enumerate() {
+                let due = begin + Duration::from_micros(9_500) * piece as u32;
+                sleep_until(due.into()).await;
+                connection.stream.write_all(bytes).await?;
+            }
+            let answer = connection.answer().await?;
+            self.note(&answer);
+            if answer.closes {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends, reads nothing, and waits for the end.
+    async fn stall(&self, connection: &mut Connection) -> io::Result<()> {
+        let request = self.next(&mut 0);
+        timeout_at(self.end.into(), connection.stream.write_all(request))
+            .await
+            .unwrap_or(Ok(()))?;
+        if self.attack == Attack::StalledBodies {
+            let answer = timeout_at(self.end.into(), connection.answer()).await;
+            if let Ok(answer) = answer {
+                self.note(&answer?);
+            }
+        } else {
+            sleep_until(self.end.into()).await;
+        }
+        Ok(())
+    }
+
+    async fn hang_up(&self, mut connection: Connection, next: &mut usize) -> io::Result<()> {
+        connection.stream.write_all(self.next(next)).await
+    }
+}
