@@ -136,7 +136,7 @@ impl Args {
             }
         }
         #[cfg(feature = "record")]
-        self.files.set(&mut options);
+        self.files.set(&mut options)?;
         #[cfg(feature = "fleet")]
         self.fleet.set(&mut options);
         Ok(options)

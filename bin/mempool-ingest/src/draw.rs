@@ -22,35 +22,40 @@ use crate::{
 /// Most sources that are shown; of further ones, only their number.
 const MAX_SOURCES: usize = 4;
 
+/// From this width on the log stands beside the rest, which has [`MAIN`] columns.
+const WIDE: u16 = 160;
+const MAIN: u16 = 100;
+
+/// The fewest columns of an endpoint, and the most.
+const ENDPOINT: (usize, usize) = (12, 48);
+
 pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
     let sources = picture.sources.len().min(MAX_SOURCES + 1) as u16;
-    let [title, top, curves, tables, load, events] = Layout::vertical([
-        Constraint::Length(1),
+    let [title, body] =
+        Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(frame.area());
+    let beside = if body.width < WIDE { 0 } else { body.width - MAIN };
+    let [body, side] =
+        Layout::horizontal([Constraint::Fill(1), Constraint::Length(beside)]).areas(body);
+    let [top, curves, tables, load, below] = Layout::vertical([
         Constraint::Length(1 + sources),
         Constraint::Length(5),
         Constraint::Length(8),
         Constraint::Length(3),
         Constraint::Min(0),
     ])
-    .areas(frame.area());
-    frame.render_widget(headline(picture, title.width), title);
-    section(frame, top, "Sources", source_lines(picture, top.width));
+    .areas(body);
+    frame.render_widget(headline(picture, usize::from(title.width)), title);
+    section(frame, top, "Sources", source_lines(picture, usize::from(top.width)));
     let [left, right] = halves(curves);
     rates(frame, left, picture);
     latency(frame, right, picture);
     let [left, right] = halves(tables);
     section(frame, left, "Hashes", hash_lines(picture));
-    section(frame, right, "Pool", pool_lines(picture));
-    section(frame, load, "Load and searchers' orders", load_lines(picture));
-    // The latest lines that fit, the latest last.
-    let room = usize::from(events.height.saturating_sub(1));
-    let shown = picture.events.len().saturating_sub(room);
-    section(
-        frame,
-        events,
-        "Events",
-        picture.events[shown..].iter().map(|line| event(line)).collect(),
-    );
+    let bundles = format!("Pool, {} bundles", n(picture.pool.bundles));
+    section(frame, right, &bundles, pool_lines(picture));
+    section(frame, load, "Load and searchers' orders", load_lines(picture, load.width.into()));
+    let events = if beside == 0 { below } else { side };
+    section(frame, events, "Events", event_lines(picture, events));
 }
 
 fn halves(area: Rect) -> [Rect; 2] {
@@ -66,25 +71,24 @@ fn section(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line>) {
     frame.render_widget(Paragraph::new(lines).block(block(title)), area);
 }
 
-fn headline(picture: &Picture, width: u16) -> Line<'static> {
-    let node = match &picture.node {
-        Some((client, chain)) => format!("{}, chain {chain}", cut(client, 22)),
-        None => "no node reached yet".to_owned(),
-    };
+fn headline(picture: &Picture, width: usize) -> Line<'static> {
     let head = match picture.head {
-        Some((number, age)) => format!("head {number} {} ago", short(age)),
-        None => "no head yet".to_owned(),
+        Some((number, age)) => format!("  head {number}, {} ago", short(age)),
+        None => "  no head yet".to_owned(),
     };
-    let left = format!(" {node}  {head}");
     let right = format!("up {}  q ends ", clock(picture.up));
-    let room = usize::from(width).saturating_sub(right.len());
-    let left = format!("{:room$}", cut(&left, room));
+    let node = picture.node.as_ref().map_or("no node reached yet", |(client, _)| client);
+    // Its client is cut rather than a number.
+    let room = width.saturating_sub(head.len() + right.len() + 2);
+    let left = format!(" {}{head}", cut(node, room));
+    let room = width.saturating_sub(right.len());
+    let left = format!("{left:room$}");
     Line::from(vec![left.bold(), right.into()]).style(Style::new().bg(Color::Blue).fg(Color::White))
 }
 
-fn source_lines(picture: &Picture, width: u16) -> Vec<Line<'static>> {
+fn source_lines(picture: &Picture, width: usize) -> Vec<Line<'static>> {
     let shown = picture.sources.iter().take(MAX_SOURCES);
-    let mut lines: Vec<_> = shown.map(|source| source_line(source, usize::from(width))).collect();
+    let mut lines: Vec<_> = shown.map(|source| source_line(source, width)).collect();
     let more = picture.sources.len().saturating_sub(MAX_SOURCES);
     if more > 0 {
         lines.push(Line::from(format!(" and {more} more")));
@@ -99,36 +103,45 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
         SourceState::Connecting => Color::Yellow,
         _ => Color::Red,
     };
-    let mut spans = vec![
-        Span::styled(format!(" ● {:<12}", source.state_name()), color),
-        format!("{:<20} ", tail(&source.endpoint, 20)).into(),
-    ];
+    let state = format!(" ● {:<12}", source.state_name());
+    let chain = source.chain_id.map(|chain| format!("chain {chain}  ")).unwrap_or_default();
+    // What stands behind the endpoint, which gets the columns that are left.
+    let mut spans = vec![];
+    let (least, most) = ENDPOINT;
+    let left = width.saturating_sub(state.chars().count() + chain.len() + 2);
+    let room = left.saturating_sub(least);
     if let Some((done, all)) = source.backfill {
-        let filled = (done * 16 / all.max(1)) as usize;
+        let text = format!(" backfill {} of {}", n(done), n(all));
+        let bar = room.saturating_sub(text.len()).clamp(4, 16);
+        let filled = (done * bar as u64 / all.max(1)) as usize;
         spans.push("█".repeat(filled).cyan());
-        spans.push("░".repeat(16 - filled).dark_gray());
-        spans.push(format!(" backfill {} of {}", n(done), n(all)).into());
-        return Line::from(spans);
-    }
-    if let Some(error) = &source.error {
-        let room = width.saturating_sub(37);
+        spans.push("░".repeat(bar - filled).dark_gray());
+        spans.push(text.into());
+    } else if let Some(error) = &source.error {
         spans.push(cut(error, room).red());
-        return Line::from(spans);
+    } else {
+        // Problems come first, because a narrow terminal has no room for the last.
+        let mut problems = if source.audited { String::new() } else { "not audited  ".to_owned() };
+        if let Some((reason, age)) = source.open_gap {
+            problems += &format!("gap: {reason}, {}  ", short(age));
+        }
+        let parts = [
+            format!("backlog {}", source.backlog),
+            format!("reconnects {}", source.reconnects),
+            format!("audits {}", source.audits),
+            format!("gaps {}", source.gaps),
+        ];
+        let hashes = source.announcements == Announcements::Hashes;
+        let parts = parts.into_iter().chain(hashes.then(|| "hashes".to_owned()));
+        let rest = fitting(parts, room.saturating_sub(problems.chars().count()));
+        spans.extend([problems.yellow(), rest.into()]);
     }
-    // Problems come first, because a narrow terminal cuts the end.
-    if !source.audited {
-        spans.push("not audited  ".yellow());
-    }
-    match source.open_gap {
-        Some((reason, age)) => spans.push(format!("gap: {reason}, {}", short(age)).yellow()),
-        None => spans.push(format!("gaps {}", source.gaps).into()),
-    }
-    let Source { backlog, reconnects, audits, .. } = source;
-    spans.push(format!("  backlog {backlog}  reconnects {reconnects}  audits {audits}").into());
-    if source.announcements == Announcements::Hashes {
-        spans.push("  hashes".into());
-    }
-    Line::from(spans)
+    let used: usize = spans.iter().map(Span::width).sum();
+    let columns = left.saturating_sub(used).clamp(least, most);
+    let endpoint = format!("{chain}{:<columns$}  ", tail(&source.endpoint, columns));
+    let mut line = vec![Span::styled(state, color), endpoint.into()];
+    line.append(&mut spans);
+    Line::from(line)
 }
 
 fn rates(frame: &mut Frame, area: Rect, picture: &Picture) {
@@ -146,9 +159,9 @@ fn latency(frame: &mut Frame, area: Rect, picture: &Picture) {
     let line = Line::from(vec![
         " p50 ".into(),
         us(now.p50).cyan(),
-        "  p99 ".into(),
+        " p99 ".into(),
         us(now.p99).cyan(),
-        format!("  max {}", us(all.max)).dark_gray(),
+        format!(" max {}", us(all.max)).dark_gray(),
     ]);
     curve(
         frame,
@@ -221,8 +234,7 @@ fn pool_lines(picture: &Picture) -> Vec<Line<'static>> {
         100.0 * (pool.txs - pool.external_txs.min(pool.txs)) as f64 / picture.max_txs.max(1) as f64;
     let mut lines = vec![Line::from(vec![
         format!(" {} txs", n(pool.txs)).bold(),
-        format!("  {:.0} MB  {share:.0} %  {} bundles", pool.bytes as f64 / 1e6, n(pool.bundles))
-            .into(),
+        format!("  {:.0} MB  {share:.0} %", pool.bytes as f64 / 1e6).into(),
     ])];
     lines.push(Line::from(" type           tip offered, gwei").dark_gray());
     let most = content.by_tip.iter().copied().max().unwrap_or(0).max(1);
@@ -238,46 +250,96 @@ fn pool_lines(picture: &Picture) -> Vec<Line<'static>> {
     lines
 }
 
-fn load_lines(picture: &Picture) -> Vec<Line<'static>> {
+fn load_lines(picture: &Picture, width: usize) -> Vec<Line<'static>> {
     let color = match picture.load {
         LoadState::Normal => Color::Green,
         LoadState::Elevated => Color::Yellow,
         _ => Color::Red,
     };
-    let first = Line::from(vec![
-        " load ".into(),
-        Span::styled(picture.load.as_str(), color),
-        format!(
-            "  deferred {}, waiting {}  work permits in use {}  expired {}  evicted {}",
-            compact(picture.deferred.deferred),
-            picture.deferred.waiting,
-            picture.gate.work_in_use,
-            compact(picture.pool.expired),
-            compact(picture.pool.evicted),
-        )
-        .into(),
-    ]);
+    let load = picture.load.as_str();
+    let parts = [
+        format!("deferred {}", compact(picture.deferred.deferred)),
+        format!("waiting {}", picture.deferred.waiting),
+        format!("work permits {}", picture.gate.work_in_use),
+        format!("evicted {}", compact(picture.pool.evicted)),
+        format!("expired {}", compact(picture.pool.expired)),
+    ];
+    let rest = fitting(parts, width.saturating_sub(" load   ".len() + load.len()));
+    let first =
+        Line::from(vec![" load ".into(), Span::styled(load, color), format!("  {rest}").into()]);
     let second = match &picture.rpc {
-        Some(rpc) => Line::from(format!(
-            " rpc requests {}  in flight {}  refused {}  orders {}  cancelled {}",
-            compact(rpc.requests),
-            picture.gate.requests_in_flight,
-            compact(rpc.requests_refused + rpc.work_refused),
-            compact(rpc.orders),
-            compact(rpc.cancelled),
-        )),
+        Some(rpc) => {
+            let parts = [
+                format!("rpc requests {}", compact(rpc.requests)),
+                format!("in flight {}", picture.gate.requests_in_flight),
+                format!("refused {}", compact(rpc.requests_refused + rpc.work_refused)),
+                format!("orders {}", compact(rpc.orders)),
+                format!("cancelled {}", compact(rpc.cancelled)),
+            ];
+            Line::from(format!(" {}", fitting(parts, width.saturating_sub(1))))
+        }
         None => Line::from(" no RPC server: --rpc ADDR starts one").dark_gray(),
     };
     vec![first, second]
 }
 
-fn event(line: &str) -> Line<'static> {
-    let color = match line {
-        _ if line.contains(" ERROR ") => Color::Red,
-        _ if line.contains(" WARN ") => Color::Yellow,
-        _ => Color::Reset,
-    };
-    Line::from(format!(" {line}")).style(color)
+/// The latest lines of the log that fit, the latest last, each whole: on several rows if need be.
+fn event_lines(picture: &Picture, area: Rect) -> Vec<Line<'static>> {
+    let (width, room) = (usize::from(area.width), usize::from(area.height.saturating_sub(1)));
+    let mut shown = VecDeque::new();
+    for event in picture.events.iter().rev() {
+        let color = match event {
+            _ if event.contains(" ERROR ") => Color::Red,
+            _ if event.contains(" WARN ") => Color::Yellow,
+            _ => Color::Reset,
+        };
+        let rows = wrapped(event, width.saturating_sub(1));
+        if shown.len() + rows.len() > room && !shown.is_empty() {
+            break;
+        }
+        for row in rows.into_iter().rev() {
+            shown.push_front(Line::from(format!(" {row}")).style(color));
+        }
+    }
+    shown.truncate(room);
+    shown.into()
+}
+
+/// Rows of at most so many columns. All but the first begin below the text behind the time and the level.
+fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    const INDENT: usize = "12:00:00  INFO ".len();
+    let columns = columns.max(INDENT + 1);
+    let (mut rows, mut row) = (Vec::new(), String::new());
+    for (at, word) in text.split(' ').enumerate() {
+        let used = row.chars().count();
+        if used > INDENT && used + 1 + word.chars().count() > columns {
+            rows.push(std::mem::replace(&mut row, " ".repeat(INDENT)));
+        } else if at > 0 {
+            row.push(' ');
+        }
+        for letter in word.chars() {
+            if row.chars().count() == columns {
+                rows.push(std::mem::replace(&mut row, " ".repeat(INDENT)));
+            }
+            row.push(letter);
+        }
+    }
+    rows.push(row);
+    rows
+}
+
+/// The first of these parts that fit whole: a number that is cut is another number.
+fn fitting(parts: impl IntoIterator<Item = String>, room: usize) -> String {
+    let mut line = String::new();
+    for part in parts {
+        let between = if line.is_empty() { "" } else { "  " };
+        if line.chars().count() + between.len() + part.chars().count() > room {
+            break;
+        }
+        line += between;
+        line += &part;
+    }
+    line
 }
 
 /// A number with commas.

@@ -163,6 +163,14 @@ impl Running {
         false
     }
 
+    /// What a replay has brought into the pool.
+    fn replayed(&self) -> u64 {
+        #[cfg(feature = "record")]
+        return self.files.replayed();
+        #[cfg(not(feature = "record"))]
+        0
+    }
+
     /// What a line of the display says of each flow that is published.
     fn published(&self) -> Vec<Published> {
         #[cfg(feature = "fleet")]
@@ -178,13 +186,15 @@ impl Running {
         let report = final_audit(args, &self.ingest).await;
         let mut summary = Summary::of(&self.ingest, &self.watcher, report.as_ref());
         // What is published and recorded is read from it after the ingestion has ended.
-        let _pool = self.ingest.pool().clone();
+        let kept = self.ingest.pool().clone();
         let end = self.ingest.shutdown(INGESTION).await;
         if !end.ended {
             say_warning!("not every part of the ingestion has stopped after {INGESTION:?}");
         }
         #[cfg(feature = "record")]
-        let files = tokio::task::spawn_blocking(move || self.files.end(by));
+        let pool = kept.clone();
+        #[cfg(feature = "record")]
+        let files = tokio::task::spawn_blocking(move || self.files.end(by, &pool));
         #[cfg(feature = "fleet")]
         {
             summary.published = self.publishing.end(left(by)).await;
@@ -198,6 +208,7 @@ impl Running {
             say_warning!("{} requests got no response in time", rpc.unanswered);
         }
         self.watcher.stop();
+        drop(kept);
         (summary.counts, summary.balance) = (end.counts, end.counts.balance());
         summary.end = format!("{:?}", end.reason);
         (summary, end.reason)
@@ -243,7 +254,7 @@ async fn run_until_end(
     let second = tokio::spawn(signals.end_at_second(matches!(stop, Stop::Signal), END));
     let (elapsed, cpu) = (start.elapsed(), usage::cpu() - cpu_before);
     let (mut summary, end) = running.end(args).await;
-    let pooled = Some(summary.counts.pooled).filter(|pooled| *pooled > 0);
+    let pooled = Some(summary.pooled()).filter(|pooled| *pooled > 0);
     summary.cpu_us_per_tx = pooled.map(|pooled| cpu.as_secs_f64() * 1e6 / pooled as f64);
     summary.max_rss_bytes = usage::max_resident_bytes();
     summary.elapsed_s = elapsed.as_secs_f64();

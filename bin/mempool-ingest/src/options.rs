@@ -9,7 +9,8 @@ use std::time::Duration;
 #[cfg(feature = "rpc")]
 use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
-    FetcherConfig, IngestConfig, PoolConfig, load_control::GateConfig,
+    FetcherConfig, IngestConfig, PoolConfig,
+    load_control::{GateConfig, MonitorConfig},
     txpool_fetcher::Announcements,
 };
 #[cfg(feature = "record")]
@@ -29,6 +30,7 @@ pub(crate) struct Options {
     pub(crate) fetcher: FetcherConfig,
     pub(crate) pool: PoolConfig,
     pub(crate) gate: GateConfig,
+    pub(crate) monitor: MonitorConfig,
     /// Chain 0 is that of the sources; here and below.
     #[cfg(feature = "rpc")]
     pub(crate) rpc: Option<OrderRpcConfig>,
@@ -52,6 +54,7 @@ impl Default for Options {
             fetcher: FetcherConfig { announcements: Announcements::Auto, ..fetcher },
             pool: PoolConfig::default(),
             gate: GateConfig::default(),
+            monitor: MonitorConfig::default(),
             #[cfg(feature = "rpc")]
             rpc: None,
             #[cfg(feature = "record")]
@@ -100,13 +103,14 @@ impl Options {
         self.fetcher.validate()?;
         self.pool.validate()?;
         self.gate.validate()?;
+        self.monitor.validate()?;
         self.rpc.iter().try_for_each(OrderRpcConfig::validate)?;
         Ok(self.streams.iter().try_for_each(StreamConfig::validate)?)
     }
 
     pub(crate) fn ingest(&self) -> IngestConfig {
         let config = IngestConfig::new(self.fetcher.clone(), self.pool.clone());
-        IngestConfig { gate: self.gate, ..config }
+        IngestConfig { gate: self.gate, monitor: self.monitor, ..config }
     }
 
     /// The chain that an option names, or that of the connected node. `what` needs it.
@@ -183,22 +187,38 @@ mod tests {
         assert_eq!(format!("{default:?}"), format!("{:?}", Options::default()));
         let text = everything();
         let mut options = Options::parse(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
-        let sections: [(&str, Vec<String>, &[&str]); 6] = [
-            ("fetcher", fields(&options.fetcher), &["monitor", "gate"]),
-            ("pool", fields(&options.pool), &[]),
-            ("gate", fields(&options.gate), &[]),
-            ("rpc", fields(options.rpc.as_ref().expect("a section")), &[]),
-            ("recorder", fields(options.recorder.as_ref().expect("a section")), &[]),
-            ("publish", fields(&options.publish[0]), &[]),
+        let publish = &options.publish[0];
+        // The handles of a program that links the crate are no options.
+        let of_fetcher = fields(&options.fetcher).into_iter();
+        let sections = [
+            (
+                "[fetcher]",
+                "",
+                of_fetcher.filter(|it| !["monitor", "gate"].contains(&&**it)).collect(),
+            ),
+            ("[pool]", "", fields(&options.pool)),
+            ("[gate]", "", fields(&options.gate)),
+            ("[monitor]", "", fields(&options.monitor)),
+            ("[rpc]", "", fields(options.rpc.as_ref().expect("a section"))),
+            ("[recorder]", "", fields(options.recorder.as_ref().expect("a section"))),
+            ("[[publish]]", "", fields(publish).into_iter().filter(|it| it != "server").collect()),
+            // Its `Debug` hides what may be secret.
+            (
+                "[[publish]]",
+                "server.",
+                ["servers", "auth", "root_certificates"].map(Into::into).into(),
+            ),
+            ("[[streams]]", "", fields(&options.streams[0])),
         ];
-        for (section, fields, no_option) in sections {
-            let start = text.find(&format!("[{section}]")).expect(section);
-            let body = text[start + 1..].split("\n[").next().expect("text");
-            assert!(fields.len() > 3, "{section} {fields:?}");
-            for field in fields.iter().filter(|field| !no_option.contains(&field.as_str())) {
-                let is_named =
-                    ["", "."].iter().any(|after| body.contains(&format!("\n{field}{after}")));
-                assert!(is_named, "{section} has no {field}");
+        for (section, before, fields) in sections {
+            let body = text.split_once(section).expect(section).1.split("\n[").next();
+            assert!(fields.len() >= 3, "{section} {fields:?}");
+            for field in fields {
+                let option = format!("\n{before}{field} = ");
+                assert!(
+                    body.is_some_and(|body| body.contains(&option)),
+                    "{section} has no {before}{field}"
+                );
             }
         }
         // Without a value of their own by default, or one that depends on the cores.
@@ -213,6 +233,7 @@ mod tests {
         };
         assert_eq!(format!("{:?}", options.fetcher), format!("{:?}", Options::default().fetcher));
         assert_eq!((options.pool, options.gate), (PoolConfig::default(), GateConfig::default()));
+        assert_eq!(options.monitor, MonitorConfig::default());
         let rpc = options
             .rpc
             .map(|rpc| OrderRpcConfig { threads: OrderRpcConfig::new(0).threads, ..rpc });

@@ -106,7 +106,8 @@ impl Painter {
     pub(crate) fn paint(&mut self, running: &Running) -> Picture {
         let Running { ingest, watcher, .. } = running;
         let latency = watcher.latency();
-        let (counts, status) = (ingest.fetcher().counts(), ingest.fetcher().status());
+        let (mut counts, status) = (ingest.fetcher().counts(), ingest.fetcher().status());
+        counts.pooled += running.replayed();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
         let rate = |now: u64, before: u64| now.saturating_sub(before) as f64 / seconds;
         let announced_per_s = rate(counts.announced, self.counts.announced);

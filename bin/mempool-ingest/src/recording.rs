@@ -1,15 +1,16 @@
 //! What `--record` and `--replay` add: the recording, and the replay that replaces a node.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, Instant},
 };
 
+use alloy_consensus::Transaction as _;
 use alloy_primitives::B256;
 use futures::stream;
 use mempool_ingest::{
-    Ingest,
+    Ingest, OrderPool,
     txpool_fetcher::{
         AnnouncementStream, BlockStream, Endpoint, InProcess, InProcessPool, MinedBlock,
         PooledHashes, PooledTransaction,
@@ -17,7 +18,7 @@ use mempool_ingest::{
 };
 use mempool_recorder::{
     BadRow, Recorder, RecorderConfig, RecorderStats, Recording, RecordingConfig, Replay,
-    ReplayCounts, Speed,
+    ReplayCounts, ReplayError, Speed,
 };
 use serde_json::{Value, json};
 
@@ -44,19 +45,27 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) fn set(&self, options: &mut Options) {
+    pub(crate) fn set(&self, options: &mut Options) -> Result<(), String> {
         if let Some(folder) = &self.record {
             let recorder = options.recorder.get_or_insert_with(|| RecorderConfig::new(""));
             recorder.folder.clone_from(folder);
         }
-        if self.replay.is_some() {
-            options.fetcher.sources = vec![no_node()];
+        if let Some(path) = &self.replay {
+            let chain_id = chain_of(path).map_err(|error| error.to_string())?;
+            options.fetcher.sources = vec![no_node(chain_id)];
             #[cfg(feature = "rpc")]
             {
                 options.rpc = None;
             }
         }
+        Ok(())
     }
+}
+
+/// The chain of a recording's first transaction that names one; 1 if none does.
+fn chain_of(path: &Path) -> Result<u64, ReplayError> {
+    let rows = Recording::open(path, RecordingConfig::default())?;
+    Ok(rows.filter_map(Result::ok).find_map(|row| row.tx.inner().chain_id()).unwrap_or(1))
 }
 
 /// The recorder and the replay beside the ingestion.
@@ -91,20 +100,25 @@ impl Files {
         Ok(Self { recorder, replay })
     }
 
+    /// What a replay has brought into the pool.
+    pub(crate) fn replayed(&self) -> u64 {
+        self.replay.as_ref().map_or(0, |replay| replay.counts().pooled)
+    }
+
     /// Whether a replay has ended.
     pub(crate) fn is_over(&self) -> bool {
         self.replay.as_ref().is_some_and(|replay| replay.end_reason().is_some())
     }
 
     /// Stops both, until this time, and returns the counts of the recording and of the replay, as `--json` prints them.
-    pub(crate) fn end(self, by: Instant) -> (Option<Value>, Option<Value>) {
+    pub(crate) fn end(self, by: Instant, pool: &OrderPool) -> (Option<Value>, Option<Value>) {
         let replayed = self.replay.map(|replay| {
             let time = replay.elapsed();
             let end = replay.shutdown(left(by));
             if !end.ended {
                 say_warning!("the replay has not stopped");
             }
-            replayed(&end.counts, time)
+            replayed(&end.counts, time, pool.len() as u64)
         });
         let recorded = self.recorder.map(|recorder| {
             let end = recorder.shutdown(left(by));
@@ -134,18 +148,20 @@ fn recorded(stats: &RecorderStats) -> Value {
     })
 }
 
-fn replayed(counts: &ReplayCounts, time: Duration) -> Value {
+fn replayed(counts: &ReplayCounts, time: Duration, held: u64) -> Value {
     let bad: Vec<_> =
         BadRow::REASONS.into_iter().zip(counts.bad).filter(|(_, count)| *count > 0).collect();
     let ReplayCounts { pooled, known, refused, postponed, left_out, .. } = *counts;
+    let removed = pooled.saturating_sub(held);
     // From the first row to the last one, or to the stop.
     let seconds = time.as_secs_f64();
     say!(
-        "replayed {pooled} transactions in {seconds:.1} s; known {known}, refused {refused}, no room {postponed}, \
-         bad rows {bad:?}",
+        "replayed {pooled} transactions in {seconds:.1} s: {held} are pooled, {removed} removed since; known {known}, \
+         refused {refused}, no room {postponed}, bad rows {bad:?}",
     );
     json!({
         "pooled": pooled,
+        "removed": removed,
         "known": known,
         "refused": refused,
         "postponed": postponed,
@@ -156,11 +172,11 @@ fn replayed(counts: &ReplayCounts, time: Duration) -> Value {
 }
 
 /// The source of a replay: a pool that is always empty, so that the ingestion runs without a node.
-fn no_node() -> Endpoint {
-    struct Empty;
+fn no_node(chain_id: u64) -> Endpoint {
+    struct Empty(u64);
     impl InProcessPool for Empty {
         fn chain_id(&self) -> u64 {
-            1
+            self.0
         }
         fn announcements(&self) -> AnnouncementStream {
             Box::pin(stream::pending())
@@ -184,7 +200,7 @@ fn no_node() -> Endpoint {
             None
         }
     }
-    Endpoint::InProcess(InProcess::new("replay", Arc::new(Empty)))
+    Endpoint::InProcess(InProcess::new("replay", Arc::new(Empty(chain_id))))
 }
 
 #[cfg(all(test, feature = "rpc"))]
@@ -197,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
-        let mut config = IngestConfig::new(FetcherConfig::new([no_node()]), PoolConfig::default());
+        let mut config = IngestConfig::new(FetcherConfig::new([no_node(1)]), PoolConfig::default());
         config.node_admission = Some(NodeAdmissionConfig::default());
         assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
     }

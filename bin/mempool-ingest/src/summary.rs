@@ -130,6 +130,12 @@ impl Summary {
         }
     }
 
+    /// Transactions that came into the pool: from the nodes, or from a replay.
+    pub(crate) fn pooled(&self) -> u64 {
+        let replayed = self.replayed.as_ref().and_then(|replayed| replayed["pooled"].as_u64());
+        self.counts.pooled + replayed.unwrap_or(0)
+    }
+
     /// Writes one line for the operator.
     pub(crate) fn say(&self) {
         let Self { counts, latency_us, .. } = self;
@@ -138,16 +144,20 @@ impl Summary {
             let Latency { p50, p99, .. } = latency;
             format!("p50 {p50:.0} us, p99 {p99:.0} us; {cpu:.0} us of CPU per transaction; ")
         });
+        let (costs, megabytes) = (costs.unwrap_or_default(), self.max_rss_bytes as f64 / 1e6);
+        if self.replayed.is_some() {
+            // What became of the recording has been said, and there was no node.
+            return say!("{costs}{megabytes:.0} MB");
+        }
         say!(
-            "{} announced, {} backfilled, {} by audit; {} pooled; {missing} missing; lagged {}, failed {}; {}{:.0} MB",
+            "{} announced, {} backfilled, {} by audit; {} pooled; {missing} missing; lagged {}, failed {}; \
+             {costs}{megabytes:.0} MB",
             counts.announced,
             counts.backfilled,
             counts.audit_recovered,
             counts.pooled,
             counts.lagged,
             counts.failed,
-            costs.unwrap_or_default(),
-            self.max_rss_bytes as f64 / 1e6,
         );
     }
 }

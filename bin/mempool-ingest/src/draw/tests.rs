@@ -83,17 +83,18 @@ fn color(picture: &Picture, word: &str) -> Color {
 fn eighty_columns_and_twenty_four_lines_show_everything() {
     let lines = text(&picture(), 80, 24);
     println!("{}", lines.join("\n"));
-    assert!(lines[0].contains("chain 1  head 23456789 7 s ago"), "{}", lines[0]);
+    assert!(lines[0].contains("  head 23456789, 7 s ago"), "{}", lines[0]);
     assert!(lines[0].trim_end().ends_with("up 1:02:05  q ends"), "{}", lines[0]);
     let all = lines.join("\n");
     for shown in [
-        "live        …th/mainnet/reth.ipc",
-        "gaps 2  backlog 3  reconnects 1  audits 61",
+        "live        chain 1  ",
+        "reth.ipc  backlog 3  reconnects 1  audits 61",
         "announced  1,998/s  pooled  2,001/s",
-        "p50 121 us  p99 812 us  max 9.0 ms",
+        "p50 121 us p99 812 us max 9.0 ms",
         "37 s, peak p99 760 us",
         "announced  1234567 pooled     1240000",
-        "118,204 txs  231 MB  59 %  12 bundles",
+        "Pool, 12 bundles",
+        "118,204 txs  231 MB  59 %",
         "7702      600  below 0.01   3104 ▇",
         "load normal",
         "INFO event 39",
@@ -114,9 +115,80 @@ fn a_backfill_shows_how_far_it_is() {
 #[test]
 fn a_source_whose_node_announces_only_hashes_says_so() {
     let mut picture = picture();
-    assert!(!text(&picture, 90, 24)[2].contains("hashes"));
+    assert!(!text(&picture, 100, 30)[2].contains("hashes"));
     picture.sources[0].announcements = Announcements::Hashes;
-    assert!(text(&picture, 90, 24)[2].contains("hashes"));
+    assert!(text(&picture, 100, 30)[2].contains("hashes"));
+}
+
+/// The line was cut in the middle of its reason.
+#[test]
+fn each_line_of_the_log_is_shown_whole() {
+    let mut picture = picture();
+    let path =
+        "/a/path/that/is/longer/than/a/row/of/the/smallest/terminal/that/somebody/has/today.ipc";
+    let text_of =
+        |reason: &str| format!("12:00:41  WARN connection lost source={path} reason={reason}");
+    picture.events = vec![text_of("unanswered_pings"), text_of("end_of_file")];
+    for (width, height) in [(80, 30), (100, 30), (200, 24)] {
+        let lines = text(&picture, width, height);
+        let all: String = lines.concat().chars().filter(|c| *c != ' ').collect();
+        for event in &picture.events {
+            let whole: String = event.chars().filter(|c| *c != ' ').collect();
+            assert!(width > 100 || all.contains(&whole), "{whole} is not in\n{}", lines.join("\n"));
+        }
+        assert!(all.contains("end_of_file"), "{}", lines.join("\n"));
+    }
+}
+
+/// A number that was cut at the edge was another number.
+#[test]
+fn no_number_is_cut_in_any_width() {
+    let mut picture = picture();
+    picture.sources[0].chain_id = Some(11_155_111);
+    (picture.deferred.deferred, picture.deferred.waiting) = (1_234_567, 98_765);
+    (picture.pool.expired, picture.pool.evicted, picture.pool.bundles) =
+        (7_654_321, 3_345_678, 20_000);
+    (picture.pool.txs, picture.pool.bytes) = (218_000, 1_634_000_000);
+    let slow = Latency { p50: 999_900.0, p95: 0.0, p99: 999_900.0, max: 999_900.0 };
+    (picture.latency, picture.latency_in_all) = (slow, slow);
+    picture.rpc = Some(crate::summary::RpcCounts {
+        requests: 1_234_567,
+        requests_refused: 1_234_567,
+        work_refused: 0,
+        deferred: 0,
+        orders: 1_234_567,
+        cancelled: 998_877,
+    });
+    let whole = [
+        "11155111",
+        "23456789,",
+        "1234567",
+        "98765",
+        "7654321",
+        "3345678",
+        "20,000",
+        "218,000",
+        "1634",
+        "999.9",
+        "998877",
+    ];
+    for width in 80..240 {
+        for line in text(&picture, width, 30).iter().filter(|line| !line.contains("INFO")) {
+            for word in line.split([' ', '/']).filter(|word| word.len() > 3) {
+                let is_cut = |whole: &&str| whole.starts_with(word) && *whole != word;
+                assert!(!whole.iter().any(is_cut), "{width}: {word} in {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_wide_terminal_has_the_log_beside_the_rest() {
+    let lines = text(&picture(), 200, 24);
+    let title = lines.iter().find(|line| line.contains(" Events ")).expect("the log");
+    assert!(title.contains(" Sources "), "{title}");
+    assert_eq!(lines.iter().filter(|line| line.contains("INFO event")).count(), 22, "{lines:#?}");
+    assert!(lines[2].contains(" /data/reth/mainnet/reth.ipc "), "{}", lines[2]);
 }
 
 #[test]

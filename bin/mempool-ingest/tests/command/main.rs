@@ -6,9 +6,9 @@ mod operations;
 mod stop;
 mod terminal;
 
-use std::process::Command;
+use std::{process::Command, time::Duration};
 
-use mock_node::{Fault, Target};
+use mock_node::{Fault, NodeConfig, Target};
 use serde_json::Value;
 use testkit::{
     command::{Ended, Running, Signal},
@@ -110,4 +110,30 @@ fn with_the_log_as_json_each_line_on_stderr_is_an_object() {
     assert!(is_of("txpool_fetcher::source") && is_of("mempool_ingest_cli"), "{lines:?}");
     let status = lines.iter().rfind(|line| line["fields"]["sources"].is_array()).expect("a status");
     assert_eq!(status["fields"]["sources"][0]["chain_id"], mock_node::DEV_CHAIN_ID, "{status}");
+}
+
+/// It said that nothing was pooled, on chain 1.
+#[test]
+fn a_replay_says_its_chain_and_what_became_of_the_recording() {
+    let node = Node::start(30, |node| NodeConfig { block_time: Duration::ZERO, ..node });
+    let folder = tempfile::tempdir().expect("a folder");
+    let recording = folder.path().to_str().expect("text");
+    let mut running = start(["--ipc", ipc(&node), "--record", recording]);
+    node.submit_all();
+    wait_for(&mut running, "live ", &[" pooled=30 "]);
+    finish(running);
+    for (retention, held) in [("60s", 30), ("1ms", 0)] {
+        let args = ["--replay", recording, "--speed", "max", "--retention", retention];
+        let ended = start(args).end(None).expect("it ends");
+        assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+        let said = format!(": {held} are pooled, {} removed since; ", 30 - held);
+        for part in
+            ["chain 1337", "replayed 30 transactions in ", &said, " us of CPU per transaction"]
+        {
+            assert!(ended.stderr.contains(part), "{part} in {ended:?}");
+        }
+        let summary = ended.json().expect("the summary");
+        assert_eq!(summary["replayed"]["pooled"], 30, "{summary}");
+        assert!(summary["cpu_us_per_tx"].as_f64() > Some(0.0), "{summary}");
+    }
 }

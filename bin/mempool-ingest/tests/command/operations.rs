@@ -1,7 +1,10 @@
 //! The states and exit codes that docs/operations.md names, on a real anvil and a real geth. They fail, never skip, when a
 //! node is missing.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use clap::Parser as _;
 use devnet::{Process, RealNode, RealNodeKind};
@@ -10,7 +13,9 @@ use testkit::command::Signal;
 
 use crate::{
     config::{run, written},
-    finish, start, wait_for,
+    finish, start,
+    terminal::Terminal,
+    wait_for,
 };
 
 #[derive(clap::Parser)]
@@ -19,19 +24,22 @@ struct Load {
     args: devnet::load::Args,
 }
 
-/// Transactions that the node is sent.
+/// Transactions that the node is sent for each way to end.
 const LOAD: usize = 100;
 
-/// A configuration file is checked and run, the node restarts, and the session is closed.
+/// How the command ends.
+#[derive(Debug, PartialEq)]
+enum Ending {
+    Signal(Signal),
+    ClosedTerminal,
+}
+
+/// The default file is written, edited and checked; with it the command runs, its node restarts, and it ends in each way.
 fn a_day_at(kind: RealNodeKind, client: &str) {
     let dir = tempfile::tempdir().expect("a folder");
     let mut node = RealNode::start(kind, dir.path(), Duration::from_secs(1)).expect("a node");
     let ipc = node.ipc_path().to_str().expect("text").to_owned();
-    let recording = dir.path().join("recording");
-    let text = format!(
-        "[fetcher]\nsources = ['{ipc}']\n[recorder]\nfolder = '{}'\n",
-        recording.display(),
-    );
+    let text = run(&["config"]).stdout.replace("#sources = []", &format!("sources = ['{ipc}']"));
     let file = written(dir.path(), &text);
 
     let checked = run(&["check", "--config", &file]);
@@ -50,26 +58,54 @@ fn a_day_at(kind: RealNodeKind, client: &str) {
     let said = ended.stderr.matches("a source of another chain is not used").count();
     assert_eq!(said, 1, "{ended:?}");
 
-    let mut running = start(["--config", &file]);
-    wait_for(&mut running, "live chain=1337 head=", &[]);
-    let load = ["load", "--ipc", &ipc, "--tps", "100", "--duration", "1s", "--accounts", "50"];
-    devnet::load::run(&Load::parse_from(load).args).expect("it is accepted");
-    let pooled = format!(" pooled={LOAD} ");
-    wait_for(&mut running, "live ", &[&pooled]);
-    node.kill9().expect("it runs");
-    wait_for(&mut running, "connecting ", &[]);
-    node.restart().expect("it starts");
-    wait_for(&mut running, "live ", &[]);
-    let began = Instant::now();
-    let ended = running.end(Some(Signal::SIGHUP)).expect("it ends");
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
-    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
-    let summary = ended.json().expect("the summary");
-    assert_eq!((&summary["end"], &summary["balance"]), (&"Stopped".into(), &0.into()), "{summary}");
-    let rows = Recording::open(&recording, RecordingConfig::default()).expect("it opens");
-    let rows = rows.filter_map(Result::ok).count();
-    assert!(rows >= LOAD, "{rows} of {summary}");
-    assert_eq!(summary["recorded"]["rows"], rows, "{summary}");
+    let signals = [Signal::SIGHUP, Signal::SIGTERM, Signal::SIGINT].map(Ending::Signal);
+    for (at, ending) in signals.into_iter().chain([Ending::ClosedTerminal]).enumerate() {
+        let path =
+            |name: &str| dir.path().join(format!("{name}-{at}")).to_str().expect("text").to_owned();
+        let (folder, hashes) = (path("recording"), path("hashes"));
+        let args = ["--config", &file, "--record", &folder, "--hashes", &hashes];
+        let load = ["load", "--ipc", &ipc, "--tps", "100", "--duration", "1s", "--accounts", "50"];
+        let load = || devnet::load::run(&Load::parse_from(load).args).expect("it is accepted");
+        let began;
+        if let Ending::Signal(signal) = ending {
+            let mut running = start(args);
+            wait_for(&mut running, "live chain=1337 head=", &[]);
+            load();
+            Terminal::wait_for_hashes(hashes.as_ref(), LOAD);
+            if at == 0 {
+                node.kill9().expect("it runs");
+                wait_for(&mut running, "connecting ", &[]);
+                node.restart().expect("it starts");
+                wait_for(&mut running, "live ", &[]);
+            }
+            began = Instant::now();
+            let ended = running.end(Some(signal)).expect("it ends");
+            assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+            let summary = ended.json().expect("the summary");
+            let end = (&summary["end"], &summary["balance"]);
+            assert_eq!(end, (&"Stopped".into(), &0.into()), "{summary}");
+        } else {
+            let mut terminal = Terminal::start("xterm", &args);
+            terminal.wait_for("chain 1337");
+            load();
+            Terminal::wait_for_hashes(hashes.as_ref(), LOAD);
+            began = Instant::now();
+            terminal.close();
+            assert_eq!(terminal.end(), Some(0));
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "{at}: {:?}", began.elapsed());
+        let rows = Recording::open(&folder, RecordingConfig::default()).expect("it opens");
+        let recorded: BTreeSet<_> =
+            rows.filter_map(Result::ok).map(|row| row.tx.inner().tx_hash().to_string()).collect();
+        let pooled = std::fs::read_to_string(&hashes).expect("a file");
+        let pooled: BTreeSet<_> = pooled.lines().map(str::to_owned).collect();
+        assert!(
+            pooled.len() >= LOAD && recorded == pooled,
+            "{at}: {} of {}",
+            recorded.len(),
+            pooled.len()
+        );
+    }
 }
 
 #[test]
@@ -100,4 +136,7 @@ fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
     wait_for(&mut running, "syncing chain=1 ", &[]);
     let (_, summary) = finish(running);
     assert!(summary["missing"].is_null(), "{summary}");
+    let checked = run(&["check", "--ipc", &ipc]);
+    assert_eq!(checked.status.code(), Some(1), "{checked:?}");
+    assert!(checked.stderr.contains("chain 1: it is syncing, "), "{checked:?}");
 }

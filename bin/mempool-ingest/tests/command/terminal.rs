@@ -25,14 +25,14 @@ const LEAVES: &str = "\x1b[?1049l";
 
 /// A command in a terminal of its own, whose other end is here. As in a session that is closed, it gets SIGHUP when that
 /// end is dropped. Killed when dropped.
-struct Terminal {
+pub(crate) struct Terminal {
     process: Child,
     end: Option<File>,
     shown: String,
 }
 
 impl Terminal {
-    fn start(term: &str, args: &[&str]) -> Self {
+    pub(crate) fn start(term: &str, args: &[&str]) -> Self {
         let size = Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).expect("a terminal");
         fcntl(&pty.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("it can be set");
@@ -55,7 +55,7 @@ impl Terminal {
     }
 
     /// Waits until it has shown a text.
-    fn wait_for(&mut self, text: &str) {
+    pub(crate) fn wait_for(&mut self, text: &str) {
         let deadline = Instant::now() + PATIENCE;
         let end = self.end.as_mut().expect("it is open");
         let mut bytes = [0; 4096];
@@ -73,7 +73,7 @@ impl Terminal {
     }
 
     /// What the whole pool holds, from the file of `--hashes`: the view shows a part of it.
-    fn wait_for_hashes(path: &Path, count: usize) {
+    pub(crate) fn wait_for_hashes(path: &Path, count: usize) {
         let deadline = Instant::now() + PATIENCE;
         let lines = || std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
         while lines() < count {
@@ -86,8 +86,13 @@ impl Terminal {
         self.end.as_mut().expect("it is open").write_all(key.as_bytes()).expect("it takes it");
     }
 
+    /// Closes its other end.
+    pub(crate) fn close(&mut self) {
+        drop(self.end.take());
+    }
+
     /// Its exit code.
-    fn end(&mut self) -> Option<i32> {
+    pub(crate) fn end(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.process.try_wait().expect("it can be asked") {
@@ -143,7 +148,7 @@ fn a_terminal_that_is_closed_ends_the_command_in_order() {
         let mut terminal = Terminal::start("xterm", &[&args, plain].concat());
         Terminal::wait_for_hashes(&hashes, 20);
         let began = Instant::now();
-        drop(terminal.end.take());
+        terminal.close();
         assert_eq!(terminal.end(), Some(0), "{plain:?}");
         assert!(began.elapsed() < Duration::from_secs(10), "{plain:?}: {:?}", began.elapsed());
         let rows = Recording::open(record, RecordingConfig::default()).expect("it opens");
