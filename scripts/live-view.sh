@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Makes docs/live-view.svg: the example `ingest` in a terminal of 80 columns and 24 lines (tmux), after a while.
+# Makes docs/live-view.svg: the example `ingest` in a terminal of 100 columns and 30 lines (tmux), after a while.
 #
-#   scripts/live-view.sh [SECONDS] [FLAG...]     70 s, and a mock node with faults, unless told otherwise
+#   scripts/live-view.sh [SECONDS] [FLAG...]     70 s of a mock node without faults, unless told otherwise
 #   OUT=FILE EXAMPLES=target/debug/examples scripts/live-view.sh 20 --tps 100
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 seconds=${1:-70}
 shift || true
-[ $# -gt 0 ] || set -- --tps 2000 --blobs-per-mille 5 --preload 20000 --latency 1ms --faults seed=7 --rpc 127.0.0.1:0
+[ $# -gt 0 ] || set -- --tps 500 --blobs-per-mille 5 --preload 2000 --block-time 12s --rpc 127.0.0.1:0
 out=${OUT:-docs/live-view.svg}
 examples=${EXAMPLES:-${CARGO_TARGET_DIR:-target}/release/examples}
 [ -n "${EXAMPLES:-}" ] || cargo build --quiet --release --example ingest
 
 session=live-view-$$
 trap 'tmux kill-session -t "$session" 2>/dev/null; rm -f "$out.tmp"' EXIT
-tmux new-session -d -s "$session" -x 80 -y 24 "$examples/ingest $*"
+tmux new-session -d -s "$session" -x 100 -y 30 "$examples/ingest $*"
 sleep "$seconds"
 tmux capture-pane -e -p -t "$session" | python3 -c '
 import html, re, sys
@@ -23,6 +23,7 @@ import html, re, sys
 NAMES = ["#15161e", "#f7768e", "#9ece6a", "#e0af68", "#3d59a1", "#bb9af7", "#7dcfff", "#c0caf5"]
 BRIGHT = ["#565f89"] + NAMES[1:7] + ["#ffffff"]
 FRONT, BACK, WIDTH, HEIGHT = "#c0caf5", "#1a1b26", 8.4, 18
+COLUMNS, LINES = 100, 30
 
 
 
@@ -59,8 +60,8 @@ def cells(line):
                 sys.exit(f"a colour that is not known: {part!r}")
 
 
-lines = sys.stdin.read().split("\n")[:24]
-print(f"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {80 * WIDTH + 20:.0f} {24 * HEIGHT + 20}\">")
+lines = sys.stdin.read().split("\n")[:LINES]
+print(f"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {COLUMNS * WIDTH + 20:.0f} {LINES * HEIGHT + 20}\">")
 print(f"<rect width=\"100%\" height=\"100%\" rx=\"6\" fill=\"{BACK}\"/>")
 print("<g font-family=\"ui-monospace, Menlo, Consolas, DejaVu Sans Mono, monospace\" font-size=\"14\" xml:space=\"preserve\">")
 for row, line in enumerate(lines):

@@ -3,3 +3,4 @@
 mod admission;
 mod end_to_end;
 mod rpc;
+mod send;

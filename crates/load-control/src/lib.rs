@@ -1,6 +1,5 @@
 #![cfg_attr(feature = "tokio", doc = include_str!("../README.md"))]
-#![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, backoff.")]
-#![cfg_attr(not(test), deny(clippy::future_not_send))]
+#![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, throttle, backoff.")]
 
 mod backoff;
 mod config;
@@ -17,6 +16,7 @@ mod refusal;
 mod shedding;
 mod state;
 mod sync;
+mod throttle;
 #[cfg(feature = "tokio")]
 mod work;
 
@@ -31,5 +31,6 @@ pub use metrics::METRICS;
 pub use monitor::{LoadMonitor, MAX_QUEUES, QueueLoad};
 pub use refusal::{GateName, Refusal, RefusalReason, WorkError};
 pub use state::LoadState;
+pub use throttle::Throttle;
 #[cfg(feature = "tokio")]
 pub use work::{Priority, WorkPermit};

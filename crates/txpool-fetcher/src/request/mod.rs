@@ -42,6 +42,7 @@ mod outbox;
 mod pool_queues;
 mod reader;
 mod set;
+mod ws;
 
 #[cfg(test)]
 mod tests;
@@ -49,7 +50,7 @@ mod tests;
 pub(crate) use self::{
     in_flight::NotInserted,
     open::open,
-    pool_queues::PoolQueues,
+    pool_queues::{PoolQueues, PoolRequests},
     reader::Responses,
     set::{RequestConnections, RequestSet, Requests},
 };
