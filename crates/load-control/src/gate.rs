@@ -28,9 +28,9 @@ use metric_set::Count;
 use metrics::Label;
 
 use crate::{
+    budget::{Budget, Share},
     config::{GateConfig, RETRY_AFTER, RETRY_JITTER, SHED_QUIET, SHED_SUSTAINED, cores},
     error::ConfigError,
-    in_flight::{InFlight, InFlightPermit},
     metrics::{GateMetrics, WorkMetrics},
     refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,
@@ -61,7 +61,7 @@ pub struct Gate {
 
 #[derive(Debug)]
 struct GateShared {
-    requests: Arc<InFlight>,
+    requests: Arc<Budget>,
     work: WorkPermits,
     limited: bool,
     closed: AtomicBool,
@@ -124,7 +124,7 @@ impl Gate {
         let gates = GateName::ALL.map(GateState::new);
         let [requests_level, work_level] = gates.each_ref().map(|gate| gate.metrics.in_use.clone());
         let shared = GateShared {
-            requests: Arc::new(InFlight::new(limit.unwrap_or(usize::MAX), requests_level)),
+            requests: Budget::with_level(limit.unwrap_or(usize::MAX), requests_level),
             work: WorkPermits::new(config, external, work_level),
             limited: limit.is_some(),
             closed: AtomicBool::new(false),
@@ -135,19 +135,19 @@ impl Gate {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Admits an external request, before its body is read. Never waits.
+    /// Admits an external request, before its body is read. Never waits. It is in flight until the share is dropped.
     ///
     /// # Errors
     /// [`RefusalReason::TooManyRequests`], [`RefusalReason::ShuttingDown`].
-    pub fn enter(&self, now: Instant) -> Result<InFlightPermit, Refusal> {
+    pub fn enter(&self, now: Instant) -> Result<Share, Refusal> {
         let gate = GateName::Requests;
         if self.is_closed() {
             return Err(self.refuse(gate, RefusalReason::ShuttingDown, now));
         }
-        match InFlightPermit::try_new(&self.shared.requests) {
-            Some(permit) => {
+        match self.shared.requests.take(1) {
+            Some(request) => {
                 self.admit(gate, 1, now);
-                Ok(permit)
+                Ok(request)
             }
             None => Err(self.refuse(gate, RefusalReason::TooManyRequests, now)),
         }
@@ -160,14 +160,14 @@ impl Gate {
     /// As for [`Self::enter`].
     pub fn enter_batch(
         &self,
-        permit: &mut InFlightPermit,
+        request: &mut Share,
         elements: usize,
         now: Instant,
     ) -> Result<(), Refusal> {
         let gate = GateName::Requests;
-        let before = permit.weight();
-        if permit.try_grow(elements) {
-            self.admit(gate, (permit.weight() - before) as u64, now);
+        let more = elements.saturating_sub(request.count());
+        if request.try_add(more, 0) {
+            self.admit(gate, more as u64, now);
             Ok(())
         } else {
             Err(self.refuse(gate, RefusalReason::TooManyRequests, now))
@@ -373,7 +373,7 @@ impl Gate {
         GateStats {
             requests_admitted: requests.metrics.admitted.get(),
             requests_refused: refused(requests),
-            requests_in_flight: shared.requests.get(),
+            requests_in_flight: shared.requests.used(),
             work_admitted: work.metrics.admitted.get(),
             work_refused: refused(work),
             work_waited: shared.metrics.external_waited.get(),

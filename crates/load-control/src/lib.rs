@@ -2,12 +2,12 @@
 #![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, throttle, backoff.")]
 
 mod backoff;
+#[cfg(feature = "tokio")]
+mod budget;
 mod config;
 mod error;
 #[cfg(feature = "tokio")]
 mod gate;
-#[cfg(feature = "tokio")]
-mod in_flight;
 #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 mod metrics;
 mod monitor;
@@ -21,12 +21,12 @@ mod throttle;
 mod work;
 
 pub use backoff::Backoff;
+#[cfg(feature = "tokio")]
+pub use budget::{Budget, Share};
 pub use config::*;
 pub use error::ConfigError;
 #[cfg(feature = "tokio")]
 pub use gate::{Gate, GateStats};
-#[cfg(feature = "tokio")]
-pub use in_flight::InFlightPermit;
 pub use metrics::METRICS;
 pub use monitor::{LoadMonitor, MAX_QUEUES, QueueLoad};
 pub use refusal::{GateName, Refusal, RefusalReason, WorkError};

@@ -10,12 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use load_control::{Gate, LoadMonitor, Refusal, WorkPermit};
+use load_control::{Budget, Gate, LoadMonitor, Refusal, WorkPermit};
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    limits::{Budget, Limits},
+    limits::Limits,
     metrics::{DeferralMetrics, Present},
 };
 

@@ -14,7 +14,6 @@
 //! Quotas: taken by each request, for its address and for its signer, for one look-up; never across an
 //! await or with another lock.
 
-mod budget;
 mod callers;
 mod quota;
 
@@ -25,15 +24,12 @@ use std::{
 };
 
 use alloy_primitives::Address;
-use load_control::{Gate, InFlightPermit, MIN_AUTO_REQUESTS, WorkError};
+use load_control::{Budget, Gate, MIN_AUTO_REQUESTS, Share, WorkError};
 use tokio::sync::Semaphore;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
+pub(crate) use self::callers::{Caller, CallerId, Callers, forwarded_for};
 use self::quota::Quotas;
-pub(crate) use self::{
-    budget::{Budget, Share},
-    callers::{Caller, CallerId, Callers, forwarded_for},
-};
 use crate::{
     config::{OrderRpcConfig, Quota, SignatureMode, body_work},
     reply::{ErrorResponse, Reason},
@@ -141,7 +137,7 @@ pub(crate) struct By {
 #[derive(Debug)]
 pub(crate) struct Entered {
     _active: TaskTrackerToken,
-    permit: InFlightPermit,
+    request: Share,
     pub(crate) caller: CallerId,
     of_caller: Share,
     unsigned: Option<Share>,
@@ -150,7 +146,7 @@ pub(crate) struct Entered {
 impl Entered {
     /// The number of requests that it counts as.
     pub(crate) const fn weight(&self) -> usize {
-        self.permit.weight()
+        self.request.count()
     }
 }
 
@@ -198,8 +194,8 @@ impl Limiter {
             }
             _ => None,
         };
-        let permit = self.gate.enter(now)?;
-        Ok(Entered { _active: active, permit, caller: caller.id, of_caller, unsigned })
+        let request = self.gate.enter(now)?;
+        Ok(Entered { _active: active, request, caller: caller.id, of_caller, unsigned })
     }
 
     /// Makes a request count as `to` requests: all or nothing.
@@ -211,7 +207,7 @@ impl Limiter {
         if entered.unsigned.as_mut().is_some_and(|unsigned| !unsigned.try_add(more, 0)) {
             return Err(self.unsigned_requests());
         }
-        Ok(self.gate.enter_batch(&mut entered.permit, to, Instant::now())?)
+        Ok(self.gate.enter_batch(&mut entered.request, to, Instant::now())?)
     }
 
     fn caller_requests(&self) -> ErrorResponse {

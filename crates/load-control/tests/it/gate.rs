@@ -84,10 +84,10 @@ fn a_batch_counts_as_its_elements_all_or_none() {
     let (gate, now) = (gate(10, 2, 1), Instant::now());
     let mut batch = gate.enter(now).unwrap();
     gate.enter_batch(&mut batch, 8, now).unwrap();
-    assert_eq!((batch.weight(), gate.stats().requests_in_flight), (8, 8));
+    assert_eq!((batch.count(), gate.stats().requests_in_flight), (8, 8));
     let mut other = gate.enter(now).unwrap();
     assert!(gate.enter_batch(&mut other, 3, now).is_err());
-    assert_eq!((other.weight(), gate.stats().requests_in_flight), (1, 9));
+    assert_eq!((other.count(), gate.stats().requests_in_flight), (1, 9));
     gate.enter_batch(&mut other, 2, now).unwrap();
     drop(batch);
     drop(other);

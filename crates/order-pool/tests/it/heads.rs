@@ -1,16 +1,9 @@
 //! Heads in the event stream: where they stand among the removals, and what a new reader is told.
 
-use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
-use order_pool::{
-    Block, Cancellation, Event, Head, InsertOutcome, Order, OrderId, OrderPool, OrderSink,
-    PoolConfig, Relation, RemoveReason,
-};
+use order_pool::{Block, Event, Head, InsertOutcome, OrderPool, PoolConfig, Relation};
 
 use crate::common::{Spec, address, head, insert_all, nth, pool_with, tx};
 
@@ -67,54 +60,6 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     pool.on_head(head(2, 1, 0, &[]));
     assert!(!pool.was_seen(large().hash()), "an audit must offer it");
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
-}
-
-#[derive(Debug, Default)]
-struct Journal(Arc<Mutex<Vec<String>>>);
-
-impl Journal {
-    fn note(&self, line: String) -> bool {
-        self.0.lock().expect("no panic").push(line);
-        true
-    }
-}
-
-impl OrderSink for Journal {
-    fn insert(&mut self, order: &Arc<Order>) -> bool {
-        self.note(format!("+{}", order.id()))
-    }
-
-    fn remove(&mut self, order: &Arc<Order>, _: RemoveReason) -> bool {
-        self.note(format!("-{}", order.id()))
-    }
-
-    fn cancel(&mut self, _: &Cancellation) -> bool {
-        true
-    }
-
-    fn head(&mut self, head: &Head) -> bool {
-        self.note(format!("head {}", head.number))
-    }
-}
-
-#[test]
-fn a_push_sink_is_told_heads_in_the_same_order() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    pool.on_head(head(1, 0, 0, &[]));
-    let journal = Arc::new(Mutex::new(Vec::new()));
-    let guard = pool.subscribe(2).push_into(Journal(Arc::clone(&journal))).expect("a thread");
-    pool.on_head(head(2, 0, 0, &[*nth(1).hash()]));
-    let id = OrderId::Tx(*nth(1).hash());
-    let expected = ["head 1".into(), format!("+{id}"), format!("-{id}"), "head 2".into()];
-    // The thread may begin before the second head or after it.
-    let given_up = Instant::now() + Duration::from_secs(60);
-    while journal.lock().expect("no panic").len() < expected.len() {
-        assert!(Instant::now() < given_up, "{journal:?}");
-        std::thread::yield_now();
-    }
-    assert_eq!(*journal.lock().expect("no panic"), expected);
-    assert!(guard.shutdown(Duration::from_secs(60)).ended);
 }
 
 /// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing

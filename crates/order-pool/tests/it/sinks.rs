@@ -9,7 +9,7 @@ use std::{
 };
 
 use order_pool::{
-    BundleParts, Cancellation, Lagged, Order, OrderPool, OrderSink, PoolConfig, RemoveReason,
+    BundleParts, Cancellation, Head, Lagged, Order, OrderPool, OrderSink, PoolConfig, RemoveReason,
     SinkEndReason, SinkGuard,
 };
 
@@ -35,6 +35,10 @@ impl<F: FnMut(&str) -> bool + Send + 'static> OrderSink for Sink<F> {
 
     fn cancel(&mut self, _: &Cancellation) -> bool {
         self.call("x".into())
+    }
+
+    fn head(&mut self, head: &Head) -> bool {
+        self.call(format!("head {}", head.number))
     }
 
     fn lagged(&mut self, lagged: Lagged) -> bool {
@@ -82,6 +86,20 @@ fn a_sink_gets_what_is_there_and_what_comes() {
     let end = guard.shutdown(LONG);
     assert_eq!((end.reason, end.ended), (SinkEndReason::Unsubscribed, true));
     assert_eq!(pool.stats().subscribers, 0);
+}
+
+#[test]
+fn a_push_sink_is_told_heads_in_the_same_order() {
+    let pool = pool();
+    pool.insert_transaction(nth(1));
+    pool.on_head(head(1, 0, 0, &[]));
+    let (good, calls) = sink(|_| true);
+    let guard = pool.subscribe(2).push_into(good).expect("a thread");
+    pool.on_head(head(2, 0, 0, &[*nth(1).hash()]));
+    let hash = *nth(1).hash();
+    let expected = ["head 1".into(), format!("+tx {hash}"), format!("-tx {hash}"), "head 2".into()];
+    assert_eq!([(); 4].map(|()| calls.recv_timeout(LONG).expect("a call")), expected);
+    assert!(guard.shutdown(LONG).ended);
 }
 
 #[test]
@@ -194,6 +212,7 @@ fn one_sink_is_told_of_the_orders_of_all_blocks_from_one_thread() {
         let parts = BundleParts { txs: vec![nth(block)], block: Some(block), ..Default::default() };
         pool.insert_bundle(bundle(parts));
     }
+    assert_eq!(calls.recv_timeout(LONG).as_deref(), Ok("head 1"));
     assert!((0..3).all(|_| calls.recv_timeout(LONG).is_ok_and(|call| call.starts_with("+bundle"))));
     let end = guard.shutdown(LONG);
     assert_eq!((end.reason, end.ended), (SinkEndReason::Unsubscribed, true));

@@ -10,8 +10,9 @@ use std::{
 
 use alloy_primitives::map::HashMap;
 use http::HeaderMap;
+use load_control::Budget;
 
-use super::{Limits, budget::Budget};
+use super::Limits;
 
 /// The header in which a trusted proxy names the caller, in lower case as HTTP libraries compare
 /// it.

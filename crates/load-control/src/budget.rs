@@ -1,30 +1,37 @@
 //! Counts with an upper bound, and the shares of them that callers hold.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-/// A count with an upper bound, of which holders have shares that grow and shrink. The gate's
-/// [`InFlightPermit`](load_control::InFlightPermit) counts requests alone: it explains its refusals
-/// and knows whether it sheds load.
+use metrics::Gauge;
+
+use crate::sync::AtomicUsize;
+
+/// A count with an upper bound, of which holders have shares that grow and shrink.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub struct Budget {
     used: AtomicUsize,
     limit: usize,
+    level: Gauge,
 }
 
 impl Budget {
-    pub(crate) fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { used: AtomicUsize::new(0), limit })
+    /// One of which nothing is used.
+    pub fn new(limit: usize) -> Arc<Self> {
+        Self::with_level(limit, Gauge::noop())
     }
 
-    pub(crate) fn used(&self) -> usize {
+    /// The same, with a gauge of what is used.
+    pub(crate) fn with_level(limit: usize, level: Gauge) -> Arc<Self> {
+        Arc::new(Self { used: AtomicUsize::new(0), limit, level })
+    }
+
+    /// What is used now.
+    pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
     /// Whether `more` would leave `keep_free` of it to others, now.
-    pub(crate) fn fits(&self, more: usize, keep_free: usize) -> bool {
+    pub fn fits(&self, more: usize, keep_free: usize) -> bool {
         self.raised(self.used(), more, keep_free).is_some()
     }
 
@@ -34,58 +41,64 @@ impl Budget {
     }
 
     /// A share of nothing, to be added to. It exists also while more than the limit is held.
-    pub(crate) fn empty(self: &Arc<Self>) -> Share {
+    pub fn empty(self: &Arc<Self>) -> Share {
         Share { of: Arc::clone(self), count: 0 }
     }
 
     /// A share of `count`, if that much is left.
-    pub(crate) fn take(self: &Arc<Self>, count: usize) -> Option<Share> {
+    pub fn take(self: &Arc<Self>, count: usize) -> Option<Share> {
         let mut share = self.empty();
         share.try_add(count, 0).then_some(share)
     }
 }
 
-/// A part of a budget, released when dropped.
+/// A part of a budget, released when dropped: also when a future is cancelled, and when its code panics.
 #[derive(Debug)]
-pub(crate) struct Share {
+#[must_use = "dropping it releases the share at once"]
+pub struct Share {
     of: Arc<Budget>,
     count: usize,
 }
 
 impl Share {
-    pub(crate) const fn count(&self) -> usize {
+    /// Its size.
+    pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others.
-    pub(crate) fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
+    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others. Never exceeds the limit, and
+    /// never refuses while there is room: if the count were raised first and compared afterwards, two callers could
+    /// refuse each other.
+    pub fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
         let raise = |used| self.of.raised(used, more, keep_free);
         // Relaxed: no other memory depends on this count.
         let added = self.of.used.fetch_update(Relaxed, Relaxed, raise).is_ok();
         if added {
             self.count += more;
+            self.of.level.increment(more as f64);
         }
         added
     }
 
     /// Sets its size, even beyond the limit: for memory that is already in use.
-    pub(crate) fn resize(&mut self, count: usize) {
+    pub fn resize(&mut self, count: usize) {
         if count > self.count {
             self.of.used.fetch_add(count - self.count, Relaxed);
         } else {
             self.of.used.fetch_sub(self.count - count, Relaxed);
         }
+        self.of.level.increment(count as f64 - self.count as f64);
         self.count = count;
     }
 }
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.of.used.fetch_sub(self.count, Relaxed);
+        self.resize(0);
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
@@ -116,5 +129,34 @@ mod tests {
         assert!(!next.try_add(1, 0), "it is refused");
         drop(response);
         assert!(next.try_add(1, 0));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    #[test]
+    fn the_limit_holds_and_the_last_place_is_always_given_in_every_interleaving() {
+        loom::model(|| {
+            let budget = Budget::new(1);
+            let entered = Arc::new(AtomicUsize::new(0));
+            let enter = {
+                let (budget, entered) = (Arc::clone(&budget), Arc::clone(&entered));
+                move || {
+                    let Some(share) = budget.take(1) else { return false };
+                    assert_eq!(entered.fetch_add(1, Relaxed), 0);
+                    entered.fetch_sub(1, Relaxed);
+                    drop(share);
+                    true
+                }
+            };
+            let other = thread::spawn(enter.clone());
+            let here = enter();
+            let there = other.join().unwrap();
+            assert!(here || there);
+            assert_eq!(budget.used(), 0);
+        });
     }
 }
