@@ -99,9 +99,6 @@ impl DerefMut for NatsServer {
 
 impl NatsServer {
     /// Starts one with its store, configuration and log in `dir`; it answers when this returns.
-    ///
-    /// # Errors
-    /// One is not installed, ends, or does not answer within a minute.
     pub fn start(dir: &Path, config: &NatsConfig) -> io::Result<Self> {
         let mut server = Self::new(dir, "nats-1".to_owned(), config, None, &[])?;
         server.restart()?;
@@ -144,9 +141,6 @@ impl NatsServer {
     }
 
     /// As [`Process::spawn`]; it answers when this returns.
-    ///
-    /// # Errors
-    /// As of [`Self::start`].
     pub fn restart(&mut self) -> io::Result<()> {
         self.spawn()?;
         self.wait_ready()
@@ -165,9 +159,6 @@ impl NatsServer {
     }
 
     /// A page of the monitoring port, such as `/varz` or `/jsz?streams=true`.
-    ///
-    /// # Errors
-    /// It does not answer, or with another status than 200, or not with JSON.
     pub fn monitor(&self, path: &str) -> io::Result<Value> {
         let read = page(self.monitoring.number(), path);
         read.map_err(cannot(format!("read {path} of {}", self.name)))
@@ -182,9 +173,6 @@ pub struct NatsCluster {
 
 impl NatsCluster {
     /// Starts `count` servers in `dir`; JetStream has a leader when this returns. One that may lose a server has three.
-    ///
-    /// # Errors
-    /// As of [`NatsServer::start`].
     pub fn start(dir: &Path, count: usize, config: &NatsConfig) -> io::Result<Self> {
         let routes = (0..count).map(|_| Port::reserve()).collect::<Result<Vec<_>, _>>()?;
         let urls: Vec<_> = routes.iter().map(route_url).collect();
@@ -254,9 +242,6 @@ impl NatsCluster {
     }
 
     /// Waits until a running server leads JetStream, and returns which.
-    ///
-    /// # Errors
-    /// There is none after `timeout`.
     pub fn wait_leader(&self, timeout: Duration) -> io::Result<usize> {
         self.wait("the cluster's leader", timeout, Self::leader)
     }

@@ -66,9 +66,6 @@ impl RealNode {
     /// Starts a node with its socket, its log and its chain in `dir`, and with so much time between blocks; it answers when
     /// this returns. With no time anvil mines at each transaction, geth whenever something is pending. A geth that finds
     /// its chain goes on with it; else it has every fork up to Osaka from the beginning.
-    ///
-    /// # Errors
-    /// It is not installed, ends, or does not answer within a minute.
     pub fn start(kind: RealNodeKind, dir: &Path, block_time: Duration) -> io::Result<Self> {
         let (name, gas_limit) = (kind.name(), GAS_LIMIT.to_string());
         let ipc_path = dir.join(format!("{name}.ipc"));
@@ -112,9 +109,6 @@ impl RealNode {
     }
 
     /// As [`Process::spawn`]; it answers when this returns.
-    ///
-    /// # Errors
-    /// As of [`Self::start`].
     pub fn restart(&mut self) -> io::Result<()> {
         self.spawn()?;
         let path = &self.ipc_path;

@@ -38,9 +38,6 @@ pub struct Process {
 
 impl Process {
     /// Does not start it.
-    ///
-    /// # Errors
-    /// It is not installed.
     pub fn new(
         name: &'static str,
         args: Vec<String>,
@@ -60,9 +57,6 @@ impl Process {
     }
 
     /// Kills it with SIGKILL: no clean-up, its files stay as they are. Does nothing when it does not run.
-    ///
-    /// # Errors
-    /// The system refuses.
     pub fn kill9(&mut self) -> io::Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         // A stopped process is killed too.
@@ -71,17 +65,11 @@ impl Process {
     }
 
     /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
-    ///
-    /// # Errors
-    /// It does not run, or the system refuses.
     pub fn sigstop(&self) -> io::Result<()> {
         self.signal(Signal::SIGSTOP)
     }
 
     /// Lets it go on (SIGCONT).
-    ///
-    /// # Errors
-    /// It does not run, or the system refuses.
     pub fn sigcont(&self) -> io::Result<()> {
         self.signal(Signal::SIGCONT)
     }
@@ -94,9 +82,6 @@ impl Process {
 
     /// Kills it if it runs, and starts it again with the same arguments, on the same ports and files; it may not answer
     /// yet. geth and NATS find their chain or store again (geth's pool is empty), anvil begins from nothing.
-    ///
-    /// # Errors
-    /// It cannot be started.
     pub fn spawn(&mut self) -> io::Result<()> {
         self.kill9()?;
         let mut command = Command::new(&self.binary);

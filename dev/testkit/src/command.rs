@@ -57,9 +57,6 @@ pub struct Running {
 
 impl Running {
     /// Runs the ignored test `child` in a process of its own with these arguments.
-    ///
-    /// # Errors
-    /// The process does not start.
     pub fn start(child: &str, args: impl IntoIterator<Item = String>) -> io::Result<Self> {
         let args: Vec<String> = args.into_iter().collect();
         let mut process = Command::new(std::env::current_exe()?);
@@ -68,9 +65,6 @@ impl Running {
     }
 
     /// Runs a binary.
-    ///
-    /// # Errors
-    /// The process does not start.
     pub fn spawn(mut command: Command) -> io::Result<Self> {
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let stderr = BufReader::new(process.stderr.take().expect("it is piped"));
@@ -108,18 +102,12 @@ impl Running {
     }
 
     /// Sends a signal.
-    ///
-    /// # Errors
-    /// It cannot be signalled.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         // Nobody has waited for it yet, so the id is still its own.
         Ok(kill(Pid::from_raw(self.process.id().try_into().map_err(io::Error::other)?), signal)?)
     }
 
     /// Whether it has ended.
-    ///
-    /// # Errors
-    /// It cannot be asked.
     pub fn has_ended(&mut self) -> io::Result<bool> {
         Ok(self.process.try_wait()?.is_some())
     }
@@ -131,9 +119,6 @@ impl Running {
     }
 
     /// Sends a signal, if there is one, and waits for the end. Kills the process after 180 s.
-    ///
-    /// # Errors
-    /// It writes other than UTF-8, or cannot be signalled.
     pub fn end(mut self, signal: Option<Signal>) -> io::Result<Ended> {
         if let Some(signal) = signal {
             self.signal(signal)?;
@@ -160,9 +145,6 @@ impl Drop for Running {
 
 /// Runs the ignored test `child` in a process of its own with these arguments, sends `signal` once it has written a
 /// line to stderr that `is_ready` accepts, and waits for its end.
-///
-/// # Errors
-/// As of [`Running`].
 pub fn end_by_signal(
     child: &str,
     args: impl IntoIterator<Item = String>,

@@ -54,9 +54,6 @@ impl Answer {
 
 impl Connection {
     /// From an address of the loopback network: to the server a caller of its own.
-    ///
-    /// # Errors
-    /// The server does not listen, or no port of this address is free.
     pub async fn open(from: Ipv4Addr, server: SocketAddr) -> io::Result<Self> {
         let socket = TcpSocket::new_v4()?;
         socket.bind((from, 0).into())?;
@@ -66,9 +63,6 @@ impl Connection {
     }
 
     /// Sends a request and waits for its response.
-    ///
-    /// # Errors
-    /// The connection is lost before there is a response, or what comes is none.
     pub async fn request(&mut self, request: &[u8]) -> io::Result<Answer> {
         // Whoever refuses a request answers before all of it was written, and closes.
         let written = self.stream.write_all(request).await;
@@ -77,9 +71,6 @@ impl Connection {
     }
 
     /// Waits for a response.
-    ///
-    /// # Errors
-    /// As [`Self::request`].
     pub async fn answer(&mut self) -> io::Result<Answer> {
         self.buffer.clear();
         loop {

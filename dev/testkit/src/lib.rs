@@ -1,4 +1,5 @@
-//! What the tests, benches and examples of this workspace share, and nothing that is shipped.
+//! What the tests, benches and examples of this workspace share, and nothing that is shipped. An error says what the
+//! operating system refused, or that the other process has ended.
 //!
 //! - [`process`]: the running program again as a child process in another role;
 //! - [`command`]: a command under test in a process of its own, which a signal may end;

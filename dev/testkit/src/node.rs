@@ -97,9 +97,6 @@ impl NodeProcess {
     }
 
     /// Starts the process, without a node yet.
-    ///
-    /// # Errors
-    /// The process does not start.
     pub fn spawn() -> io::Result<Self> {
         Ok(Self { process: Process::spawn(ROLE)?, folder: tempfile::tempdir()? })
     }
@@ -111,9 +108,6 @@ impl NodeProcess {
 
     /// Starts a fresh node, in place of any before, and returns the hashes that are pending once it listens. What is
     /// preloaded is signed before, at 30 us for each transaction.
-    ///
-    /// # Errors
-    /// The node does not start.
     pub fn start(
         &mut self,
         configure: impl FnOnce(NodeConfig) -> NodeConfig,
@@ -123,41 +117,26 @@ impl NodeProcess {
     }
 
     /// Signs so many token transfers of accounts that the node's own load does not use, and returns their hashes.
-    ///
-    /// # Errors
-    /// The process has ended, here and below.
     pub fn prepare(&mut self, count: usize) -> io::Result<Vec<B256>> {
         self.process.request(&Request::Prepare(count))
     }
 
     /// Begins to announce.
-    ///
-    /// # Errors
-    /// There is no node.
     pub fn announce(&mut self, what: What, pace: Pace) -> io::Result<()> {
         self.process.request(&Request::Announce(what, pace))
     }
 
     /// Returns when the last announcement has been handed to the node.
-    ///
-    /// # Errors
-    /// Nothing is being announced.
     pub fn finish(&mut self) -> io::Result<()> {
         self.process.request(&Request::Finish)
     }
 
     /// Stops announcing.
-    ///
-    /// # Errors
-    /// Nothing is being announced.
     pub fn stop(&mut self) -> io::Result<Announced> {
         self.process.request(&Request::Stop)
     }
 
     /// Mines what was announced, so that the node holds what it held at its start.
-    ///
-    /// # Errors
-    /// The node cannot mine it.
     pub fn reset(&mut self) -> io::Result<()> {
         self.process.request(&Request::Reset)
     }

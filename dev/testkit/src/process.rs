@@ -18,9 +18,6 @@ pub struct Process {
 
 impl Process {
     /// Starts this program with `role` as its first argument.
-    ///
-    /// # Errors
-    /// The process does not start.
     pub fn spawn(role: &str) -> io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(role)
@@ -33,25 +30,16 @@ impl Process {
     }
 
     /// Sends a request; [`Self::receive`] waits for its response.
-    ///
-    /// # Errors
-    /// The child has ended.
     pub fn send(&mut self, request: &impl Serialize) -> io::Result<()> {
         write(self.requests.as_mut().expect("taken only by the drop"), request)
     }
 
     /// Waits for a response.
-    ///
-    /// # Errors
-    /// The child has ended, or its response is not of this type.
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         read(&mut self.responses)?.ok_or_else(|| io::Error::other("the child has ended"))
     }
 
     /// Sends a request and waits for its response.
-    ///
-    /// # Errors
-    /// As [`Self::send`] and [`Self::receive`].
     pub fn request<T: DeserializeOwned>(&mut self, request: &impl Serialize) -> io::Result<T> {
         self.send(request)?;
         self.receive()
@@ -80,9 +68,6 @@ pub fn run_as(role: &str, run: impl FnOnce() -> io::Result<()>) -> Option<ExitCo
 }
 
 /// In the child: answers requests until stdin ends.
-///
-/// # Errors
-/// Those of `respond`, and what cannot be read or written.
 pub fn serve<Request: DeserializeOwned, Response: Serialize>(
     mut respond: impl FnMut(Request) -> io::Result<Response>,
 ) -> io::Result<()> {
@@ -94,9 +79,6 @@ pub fn serve<Request: DeserializeOwned, Response: Serialize>(
 }
 
 /// A response of [`serve`] whose type depends on the request.
-///
-/// # Errors
-/// It has no form in JSON.
 pub fn reply(response: impl Serialize) -> io::Result<serde_json::Value> {
     Ok(serde_json::to_value(response)?)
 }

@@ -84,9 +84,6 @@ pub fn resident_bytes() -> usize {
 }
 
 /// Raises the limit of open files of this process to so many, as far as its hard limit lets it.
-///
-/// # Errors
-/// The kernel refuses.
 pub fn allow_open_files(count: u64) -> io::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(count.min(hard)), hard)?)

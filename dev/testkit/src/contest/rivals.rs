@@ -108,9 +108,6 @@ async fn fetch(provider: &impl Provider, hash: B256, pool: &OrderPool) -> Result
 }
 
 /// The floor: what nobody who wants the sender of a raw transaction can do without.
-///
-/// # Errors
-/// The bytes are no transaction, or its signature has no signer.
 pub fn decode(
     raw: &Bytes,
 ) -> Result<alloy_consensus::transaction::Recovered<PooledTransaction>, Error> {

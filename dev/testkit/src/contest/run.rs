@@ -176,9 +176,6 @@ const SIGNED_TOGETHER: usize = 20_000;
 impl Stage {
     /// Starts the node's process and signs here too what it will announce, at most `count`, so many
     /// of a thousand with blobs.
-    ///
-    /// # Errors
-    /// The process does not start.
     pub fn new(count: usize, blobs_per_mille: u32) -> std::io::Result<Self> {
         let full_objects = FullObjects::Announced;
         let load =
