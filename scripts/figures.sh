@@ -42,7 +42,7 @@ if [ $kind = quick ]; then
 fi
 take scale cargo bench --bench ingest -- scale
 take faults cargo run --release --example ingest -- --duration 60s --tps 2000 --faults seed=7 --json
-take attack cargo bench --bench attack
+take attack cargo run --release -p trial -- --scenarios
 take flood cargo bench --bench load_control
 take order_pool cargo bench --bench order_pool
 take blocklist cargo bench --bench blocklist

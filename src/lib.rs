@@ -1,5 +1,5 @@
 #![doc = include_str!("../README.md")]
-#![cfg_attr(not(test), deny(clippy::panic, clippy::unwrap_used))]
+#![cfg_attr(not(test), deny(clippy::future_not_send, clippy::panic, clippy::unwrap_used))]
 
 mod ingest;
 #[cfg(feature = "rpc")]

@@ -111,7 +111,7 @@ impl NodeAdmission {
         &self,
         sender: Address,
         order: &Order,
-        needs: impl Iterator<Item = &Need> + Clone,
+        needs: impl Iterator<Item = &Need> + Clone + Send + Sync,
     ) -> Verdict {
         let pays = needs.clone().any(|need| need.pays);
         let unmet = |funds: &Funds| {

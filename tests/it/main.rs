@@ -3,4 +3,3 @@
 mod admission;
 mod end_to_end;
 mod rpc;
-mod send;

@@ -174,24 +174,6 @@ impl Gate {
         }
     }
 
-    /// A work permit for an external caller, if an unreserved one is free. Never waits.
-    ///
-    /// # Errors
-    /// [`RefusalReason::NoPermit`], [`RefusalReason::ShuttingDown`].
-    pub fn try_acquire_external(&self, now: Instant) -> Result<WorkPermit, Refusal> {
-        let gate = GateName::Work;
-        if self.is_closed() {
-            return Err(self.refuse(gate, RefusalReason::ShuttingDown, now));
-        }
-        match self.shared.work.try_acquire_external() {
-            Some(permit) => {
-                self.admit(gate, 1, now);
-                Ok(permit)
-            }
-            None => Err(self.refuse(gate, RefusalReason::NoPermit, now)),
-        }
-    }
-
     /// A work permit for an external caller, which waits for at most [`GateConfig::burst_wait`], or
     /// [`GateConfig::permit_wait`] in an overload. At most [`MAX_PERMIT_WAITERS`](crate::MAX_PERMIT_WAITERS) wait,
     /// those of a higher priority first. Under [`Limit::Unlimited`](crate::Limit::Unlimited) it

@@ -1,5 +1,6 @@
 #![cfg_attr(feature = "tokio", doc = include_str!("../README.md"))]
-#![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, throttle, backoff.")]
+#![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, backoff.")]
+#![cfg_attr(not(test), deny(clippy::future_not_send))]
 
 mod backoff;
 #[cfg(feature = "tokio")]
@@ -16,7 +17,6 @@ mod refusal;
 mod shedding;
 mod state;
 mod sync;
-mod throttle;
 #[cfg(feature = "tokio")]
 mod work;
 
@@ -31,6 +31,5 @@ pub use metrics::METRICS;
 pub use monitor::{LoadMonitor, MAX_QUEUES, QueueLoad};
 pub use refusal::{GateName, Refusal, RefusalReason, WorkError};
 pub use state::LoadState;
-pub use throttle::Throttle;
 #[cfg(feature = "tokio")]
 pub use work::{Priority, WorkPermit};

@@ -159,39 +159,17 @@ pub enum BadRow {
     },
 }
 
-impl BadRow {
-    /// Every value of the label `reason`.
-    pub const REASONS: [&str; 10] = [
-        "null",
-        "hash",
-        "sender",
-        "timestamp",
-        "transaction",
-        "other_hash",
-        "signature",
-        "sidecar",
-        "no_sidecar",
-        "unreadable",
-    ];
-
-    /// The value of the label `reason`.
-    #[must_use]
-    pub const fn as_str(&self) -> &'static str {
-        Self::REASONS[self.index()]
-    }
-
-    pub(crate) const fn index(&self) -> usize {
-        match self {
-            Self::Null { .. } => 0,
-            Self::Hash => 1,
-            Self::Sender => 2,
-            Self::Timestamp { .. } => 3,
-            Self::Transaction { .. } => 4,
-            Self::OtherHash { .. } => 5,
-            Self::Signature { .. } => 6,
-            Self::Sidecar { .. } => 7,
-            Self::NoSidecar { .. } => 8,
-            Self::Unreadable { .. } => 9,
-        }
+metric_set::labels_of! {
+    BadRow::REASONS {
+        Null = "null",
+        Hash = "hash",
+        Sender = "sender",
+        Timestamp = "timestamp",
+        Transaction = "transaction",
+        OtherHash = "other_hash",
+        Signature = "signature",
+        Sidecar = "sidecar",
+        NoSidecar = "no_sidecar",
+        Unreadable = "unreadable",
     }
 }

@@ -145,3 +145,31 @@ macro_rules! labels {
         }
     };
 }
+
+/// Gives an enum whose variants may have fields a list of labels, one for each variant: `Enum::LIST { Variant = "text", }`.
+///
+/// It has the list, `as_str()`, and `index()` in the list.
+#[macro_export]
+macro_rules! labels_of {
+    ($name:ident::$list:ident { $($variant:ident = $text:literal,)* }) => {
+        impl $name {
+            /// Every value of [`Self::as_str`].
+            pub const $list: [&'static str; [$($text),*].len()] = [$($text),*];
+
+            /// Its text in metrics, one of a closed set.
+            #[must_use]
+            pub const fn as_str(&self) -> &'static str {
+                Self::$list[self.index()]
+            }
+
+            pub(crate) const fn index(&self) -> usize {
+                enum Index {
+                    $($variant,)*
+                }
+                match self {
+                    $(Self::$variant { .. } => Index::$variant as usize,)*
+                }
+            }
+        }
+    };
+}

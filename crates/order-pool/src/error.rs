@@ -172,42 +172,20 @@ pub enum RejectReason {
     },
 }
 
-impl RejectReason {
-    /// All values of [`Self::as_str`].
-    pub const ALL: [&'static str; 11] = [
-        "pays_too_little",
-        "too_large",
-        "full",
-        "holder_full",
-        "sender_full",
-        "tx_mined",
-        "tx_stale",
-        "too_many",
-        "block_passed",
-        "block_too_far",
-        "insufficient_funds",
-    ];
-
-    /// The value of the label `reason` of `order_pool_rejected_total`.
-    pub const fn as_str(&self) -> &'static str {
-        Self::ALL[self.index()]
-    }
-
-    /// Its index in [`Self::ALL`].
-    pub(crate) const fn index(&self) -> usize {
-        match self {
-            Self::PaysTooLittle { .. } => 0,
-            Self::TooLarge { .. } => 1,
-            Self::Full { .. } => 2,
-            Self::HolderFull { .. } => 3,
-            Self::SenderFull { .. } => 4,
-            Self::TxMined { .. } => 5,
-            Self::TxStale { .. } => 6,
-            Self::TooMany { .. } => 7,
-            Self::BlockPassed { .. } => 8,
-            Self::BlockTooFar { .. } => 9,
-            Self::InsufficientFunds { .. } => 10,
-        }
+// The values of the label `reason` of `order_pool_rejected_total`.
+metric_set::labels_of! {
+    RejectReason::ALL {
+        PaysTooLittle = "pays_too_little",
+        TooLarge = "too_large",
+        Full = "full",
+        HolderFull = "holder_full",
+        SenderFull = "sender_full",
+        TxMined = "tx_mined",
+        TxStale = "tx_stale",
+        TooMany = "too_many",
+        BlockPassed = "block_passed",
+        BlockTooFar = "block_too_far",
+        InsufficientFunds = "insufficient_funds",
     }
 }
 

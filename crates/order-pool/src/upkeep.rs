@@ -10,8 +10,6 @@ use std::{
     time::Duration,
 };
 
-use load_control::Throttle;
-
 use crate::{
     error::StartError,
     pool::{OrderPool, STEP_PAUSE},
@@ -21,9 +19,9 @@ use crate::{
 /// a quarter of a second, which are two steps.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The most by which each pause is lengthened at random: processes that were started together are
-/// spread over a fifth of the interval within one round.
-const JITTER_PERCENT: u8 = 20;
+/// The most by which each pause is lengthened at random, as a part of it: processes that were started
+/// together are spread over a fifth of the interval within one round.
+const JITTER: f64 = 0.2;
 
 /// The shortest pause between two steps while the load is high: steps of 256 orders then process at
 /// most 25,600 a second, well above what expires at 2,000 transactions/s.
@@ -89,17 +87,14 @@ impl Upkeep {
         let shared = Arc::clone(pool.shared());
         let (stop, stopped) = mpsc::sync_channel(1);
         let (ended, end) = mpsc::sync_channel(1);
-        let [interval, pause, pressed_pause] =
-            [INTERVAL, config.pause.max(STEP_PAUSE), config.pause.max(PRESSED_PAUSE)]
-                .map(|pause| Throttle::new(pause, JITTER_PERCENT));
         let run = move || {
             let reason = loop {
-                let throttle = match shared.upkeep() {
-                    true if pressed() => &pressed_pause,
-                    true => &pause,
-                    false => &interval,
+                let pause = match shared.upkeep() {
+                    true if pressed() => config.pause.max(PRESSED_PAUSE),
+                    true => config.pause.max(STEP_PAUSE),
+                    false => INTERVAL,
                 };
-                match stopped.recv_timeout(throttle.next_pause()) {
+                match stopped.recv_timeout(lengthened(pause, rand::random())) {
                     Err(RecvTimeoutError::Timeout) if shared.tables.wakers.is_closed() => {
                         break UpkeepEndReason::PoolDropped;
                     }
@@ -125,5 +120,24 @@ impl Upkeep {
             Err(RecvTimeoutError::Timeout) => (UpkeepEndReason::Shutdown, false),
         };
         UpkeepEnd { reason, ended }
+    }
+}
+
+/// A pause with so much of the jitter, 0 to 1. It is never shorter than the pause.
+fn lengthened(pause: Duration, share: f64) -> Duration {
+    let seconds = pause.as_secs_f64() * (1.0 + JITTER * share);
+    // Only a pause of centuries exceeds the range of `Duration`.
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX).max(pause)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jitter_only_lengthens_and_never_by_more_than_a_fifth() {
+        let pauses = [0.0, 0.5, 1.0].map(|share| lengthened(INTERVAL, share).as_millis());
+        assert_eq!(pauses, [250, 275, 300]);
+        assert_eq!(lengthened(Duration::MAX, 1.0), Duration::MAX);
     }
 }

@@ -16,12 +16,12 @@ metric_set! {
     pub(crate) struct Metrics {
         counter accepted[Method::ALL.len()] = "order_rpc_accepted_total", Count,
             "requests that were accepted, by `method`", "method": Method::ALL.map(Method::as_str);
-        counter failed[Reason::FAILED.len()] = "order_rpc_failed_total", Count,
+        counter failed[Reason::ALL.len() - Reason::REFUSED] = "order_rpc_failed_total", Count,
             "requests answered with an error that a repetition does not change, by `reason` (`Reason::as_str`)",
-            "reason": Reason::FAILED.map(Reason::as_str);
-        counter refused[Reason::REFUSED.len()] = "order_rpc_refused_total", Count,
+            "reason": reasons(Reason::REFUSED);
+        counter refused[Reason::REFUSED] = "order_rpc_refused_total", Count,
             "requests that were refused, by `reason` (`Reason::as_str`)",
-            "reason": Reason::REFUSED.map(Reason::as_str);
+            "reason": reasons(0);
         counter admissions[Ended::ALL.len()] = "order_rpc_admissions_total", Count,
             "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, unknown, \
              timed_out, panicked", "verdict": Ended::ALL.map(Ended::as_str);
@@ -38,6 +38,11 @@ metric_set! {
     }
 }
 
+/// The texts of so many reasons from this one on.
+fn reasons<const N: usize>(first: usize) -> [&'static str; N] {
+    std::array::from_fn(|number| Reason::ALL[first + number].as_str())
+}
+
 impl Metrics {
     pub(crate) fn accepted(&self, method: Method) {
         self.accepted[method as usize].increment(1);
@@ -49,7 +54,7 @@ impl Metrics {
 
     pub(crate) fn count(&self, reason: Reason) {
         let number = reason as usize;
-        match number.checked_sub(Reason::REFUSED.len()) {
+        match number.checked_sub(Reason::REFUSED) {
             None => self.refused[number].increment(1),
             Some(number) => self.failed[number].increment(1),
         }

@@ -4,6 +4,7 @@ use std::{borrow::Cow, time::Duration};
 
 use http::StatusCode;
 use load_control::{Refusal, RefusalReason, WorkError};
+use metric_set::labels;
 use serde_json::{Value, json};
 
 pub(crate) const PARSE: i32 = -32700;
@@ -16,134 +17,111 @@ pub(crate) const REJECTED: i32 = -32000;
 /// Retry later: the gate, a quota, a limit.
 pub(crate) const LIMIT: i32 = -32005;
 
-macro_rules! reasons {
-    (
-        refused { $($(#[doc = $refused_doc:literal])+ $refused:ident = $refused_text:literal;)* }
-        failed { $($(#[doc = $failed_doc:literal])+ $failed:ident = $failed_text:literal;)* }
-    ) => {
-        /// Why a request was not accepted: the `reason` in an error's `data`, and in the metrics.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
-        pub enum Reason {
-            $($(#[doc = $refused_doc])+ $refused,)*
-            $($(#[doc = $failed_doc])+ $failed,)*
-        }
-
-        impl Reason {
-            /// The request should be sent again later.
-            pub const REFUSED: [Self; [$($refused_text),*].len()] = [$(Self::$refused),*];
-            /// The request is invalid. These follow on the others in their order as numbers.
-            pub const FAILED: [Self; [$($failed_text),*].len()] = [$(Self::$failed),*];
-
-            /// The text in a response and in the metrics.
-            pub const fn as_str(self) -> &'static str {
-                match self {
-                    $(Self::$refused => $refused_text,)*
-                    $(Self::$failed => $failed_text,)*
-                }
-            }
-        }
-    };
-}
-
-reasons! {
-    refused {
+labels! {
+    /// Why a request was not accepted: the `reason` in an error's `data`, and in the metrics. Up to
+    /// [`Self::PoolFull`] it should be sent again later; from [`Self::BodyTimeout`] on it is invalid.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Reason {
         /// The limit of requests in flight is reached.
-        TooManyRequests = "too_many_requests";
+        TooManyRequests = "too_many_requests",
         /// No work permit became free in time.
-        NoPermit = "no_permit";
+        NoPermit = "no_permit",
         /// The queue of callers that wait for a work permit is full.
-        PermitQueueFull = "permit_queue_full";
+        PermitQueueFull = "permit_queue_full",
         /// The limit of requests in flight that claim no signature is reached.
-        UnsignedRequests = "unsigned_requests";
+        UnsignedRequests = "unsigned_requests",
         /// The limit of requests in flight of the caller's address is reached.
-        CallerRequests = "caller_requests";
+        CallerRequests = "caller_requests",
         /// The load is high and no more requests may be deferred.
-        DeferredFull = "deferred_full";
+        DeferredFull = "deferred_full",
         /// The RPC server shuts down.
-        ShuttingDown = "shutting_down";
+        ShuttingDown = "shutting_down",
         /// The signer's own quota is spent.
-        Quota = "quota";
+        Quota = "quota",
         /// The quota of the caller's address is spent.
-        CallerQuota = "caller_quota";
+        CallerQuota = "caller_quota",
         /// The limit of open connections is reached.
-        Connections = "connections";
+        Connections = "connections",
         /// The limit of connections of the caller's address is reached.
-        CallerConnections = "caller_connections";
+        CallerConnections = "caller_connections",
         /// The limit of slow bodies is reached.
-        SlowBodies = "slow_bodies";
+        SlowBodies = "slow_bodies",
         /// The limit of slow bodies of the caller's address is reached.
-        CallerSlowBodies = "caller_slow_bodies";
+        CallerSlowBodies = "caller_slow_bodies",
         /// The limit of buffered bytes, of bodies and responses, is reached.
-        BufferedBytes = "buffered_bytes";
+        BufferedBytes = "buffered_bytes",
         /// The limit of buffered bytes of the caller's address is reached.
-        CallerBufferedBytes = "caller_buffered_bytes";
+        CallerBufferedBytes = "caller_buffered_bytes",
         /// The host's [`Admission`](crate::Admission) made no decision, in time or at all.
-        AdmissionUnavailable = "admission_unavailable";
+        AdmissionUnavailable = "admission_unavailable",
         /// The pool has no head yet, from which the last block of a private transaction is computed.
-        HeadUnknown = "head_unknown";
+        HeadUnknown = "head_unknown",
         /// The pool is full.
-        PoolFull = "pool_full";
-    }
-    failed {
+        PoolFull = "pool_full",
         /// The body did not come in time.
-        BodyTimeout = "body_timeout";
+        BodyTimeout = "body_timeout",
         /// The body ended early.
-        BodyBroken = "body_broken";
+        BodyBroken = "body_broken",
         /// The body is too large.
-        BodyTooLarge = "body_too_large";
+        BodyTooLarge = "body_too_large",
         /// The body is not JSON.
-        NotJson = "not_json";
+        NotJson = "not_json",
         /// Not a JSON-RPC 2.0 request with an id.
-        Envelope = "envelope";
+        Envelope = "envelope",
         /// The method does not exist.
-        Method = "method";
+        Method = "method",
         /// The batch is too long or empty.
-        BatchLength = "batch_length";
+        BatchLength = "batch_length",
         /// The method is not POST, the content is not JSON, the path does not exist, the host is not
         /// one of ours, or a trusted proxy names no caller.
-        Http = "http";
+        Http = "http",
         /// The signature is missing, malformed or wrong.
-        Signature = "signature";
+        Signature = "signature",
         /// A parameter is malformed.
-        Params = "params";
+        Params = "params",
         /// A transaction does not decode.
-        Undecodable = "undecodable";
+        Undecodable = "undecodable",
         /// A transaction's own signature is invalid.
-        TransactionSignature = "transaction_signature";
+        TransactionSignature = "transaction_signature",
         /// A transaction is for another chain, or for any chain.
-        ChainId = "chain_id";
+        ChainId = "chain_id",
         /// A transaction has less gas than its intrinsic cost.
-        IntrinsicGas = "intrinsic_gas";
+        IntrinsicGas = "intrinsic_gas",
         /// A transaction has more bytes than allowed.
-        TransactionTooLarge = "transaction_too_large";
+        TransactionTooLarge = "transaction_too_large",
         /// A transaction has more gas than allowed (EIP-7825).
-        GasLimit = "gas_limit";
+        GasLimit = "gas_limit",
         /// A transaction's tip is above its fee cap (EIP-1559).
-        TipAboveFee = "tip_above_fee";
+        TipAboveFee = "tip_above_fee",
         /// A transaction has more blobs than allowed (EIP-7594).
-        TooManyBlobs = "too_many_blobs";
+        TooManyBlobs = "too_many_blobs",
         /// The sidecar does not match the transaction.
-        Sidecar = "sidecar";
+        Sidecar = "sidecar",
         /// The host's [`Admission`](crate::Admission) refused it.
-        Admission = "admission";
+        Admission = "admission",
         /// The order was accepted before and is no longer pooled.
-        Known = "known";
+        Known = "known",
         /// A block contains it.
-        Mined = "mined";
+        Mined = "mined",
         /// A block raised the sender's nonce above the transaction's.
-        StaleNonce = "stale_nonce";
+        StaleNonce = "stale_nonce",
         /// A later message of its replacement key came before.
-        Superseded = "superseded";
+        Superseded = "superseded",
         /// The signer has no private transaction of this hash.
-        UnknownPrivate = "unknown_private";
+        UnknownPrivate = "unknown_private",
         /// The transaction has become public and cannot be cancelled.
-        BecamePublic = "became_public";
+        BecamePublic = "became_public",
         /// The pool is full, and everything in it pays more.
-        PaysTooLittle = "pays_too_little";
+        PaysTooLittle = "pays_too_little",
         /// An error of the server.
-        Internal = "internal";
+        Internal = "internal",
     }
+}
+
+impl Reason {
+    /// How many of them say that the request should be sent again later: the first ones.
+    pub(crate) const REFUSED: usize = Self::BodyTimeout as usize;
 }
 
 impl From<RefusalReason> for Reason {

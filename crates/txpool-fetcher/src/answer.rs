@@ -1,4 +1,4 @@
-//! The answer to one request over a Unix socket of its own, read on a thread that may block.
+//! The answer to one request over a socket of its own, read on a thread that may block.
 //!
 //! A pool's list and a full block have megabytes. On the connection for calls, pings and heads would wait behind them,
 //! and their framing would take milliseconds of the thread that reads the sockets.
@@ -9,19 +9,23 @@
 
 use std::{
     io::{self, Read},
-    os::unix::net::UnixStream,
-    path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use memchr::memrchr;
-use tokio::{io::AsyncWriteExt as _, time::timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::{connection::open_ipc, error::SnapshotError};
+use crate::{
+    config::Endpoint,
+    connection::{BlockingSocket, open_socket},
+    error::{LossReason, SnapshotError},
+    tasks::Tasks,
+};
 
 /// How long a read waits before it checks whether it is still wanted.
-pub(crate) const GRAIN: Duration = Duration::from_millis(50);
+const GRAIN: Duration = Duration::from_millis(50);
 
 /// Longest text without a quotation mark, 4 MiB, where a blob has 256 KiB: a string may be held as a
 /// whole.
@@ -33,20 +37,18 @@ pub(crate) struct Wait {
     limit: Duration,
     deadline: Instant,
     stop: CancellationToken,
+    tasks: Arc<Tasks>,
 }
 
 impl Wait {
-    pub(crate) fn new(limit: Duration, stop: CancellationToken) -> Self {
+    pub(crate) fn new(limit: Duration, stop: CancellationToken, tasks: &Arc<Tasks>) -> Self {
         let now = Instant::now();
-        Self { limit, deadline: now.checked_add(limit).unwrap_or(now), stop }
+        let deadline = now.checked_add(limit).unwrap_or(now);
+        Self { limit, deadline, stop, tasks: Arc::clone(tasks) }
     }
 
-    pub(crate) fn limit(&self) -> Duration {
-        self.limit
-    }
-
-    /// Checked before each read: a read that has waited for [`GRAIN`] is repeated.
-    pub(crate) fn check(&self) -> Result<(), SnapshotError> {
+    /// Checked before each wait for [`GRAIN`].
+    fn check(&self) -> Result<(), SnapshotError> {
         match () {
             () if self.stop.is_cancelled() => Err(SnapshotError::ConnectionLost),
             () if Instant::now() >= self.deadline => Err(SnapshotError::Timeout(self.limit)),
@@ -55,55 +57,47 @@ impl Wait {
     }
 }
 
-/// Whether a read has only waited for [`GRAIN`].
-pub(crate) fn has_waited(error: &io::Error) -> bool {
-    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
-    matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
-}
-
-/// The answer over IPC, as it comes.
+/// The answer, as it comes; over WebSocket when it is complete.
 #[derive(Debug)]
 pub(crate) struct Answer {
-    stream: UnixStream,
+    socket: BlockingSocket,
     wait: Wait,
     bytes: u64,
     since_quote: usize,
 }
 
 impl Answer {
-    /// Sends a request. Not on the thread that reads: if the listen queue of the socket is full, a
-    /// blocking connect lasts until the node accepts again.
+    /// Sends a request. Over WebSocket the answer has at most `max_bytes`.
     pub(crate) async fn request(
-        path: &Path,
+        endpoint: &Endpoint,
         request: &str,
+        max_bytes: usize,
         wait: Wait,
     ) -> Result<Self, SnapshotError> {
-        let send = async {
-            let mut stream = open_ipc(path).await?;
-            stream.write_all(request.as_bytes()).await?;
-            let stream = stream.into_std()?;
-            stream.set_nonblocking(false)?;
-            stream.set_read_timeout(Some(GRAIN))?;
-            Ok::<_, SnapshotError>(stream)
-        };
-        let sent = timeout(wait.limit, send).await;
-        let stream = sent.map_err(|_| SnapshotError::Timeout(wait.limit))??;
-        Ok(Self { stream, wait, bytes: 0, since_quote: 0 })
+        let open = open_socket(endpoint, max_bytes, wait.limit, Some(&wait.tasks));
+        let socket =
+            timeout(wait.limit, open).await.map_err(|_| SnapshotError::Timeout(wait.limit))??;
+        // An empty socket has room for a request.
+        socket.send(request.as_bytes())?;
+        Ok(Self { socket, wait, bytes: 0, since_quote: 0 })
     }
 }
 
 /// An error is one of the operating system, or holds a [`SnapshotError`].
 impl Read for Answer {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = loop {
-            self.wait.check().map_err(io::Error::other)?;
-            match self.stream.read(into) {
-                Ok(0) => return Err(io::Error::other(SnapshotError::Truncated(self.bytes))),
-                Ok(count) => break count,
-                Err(error) if has_waited(&error) => {}
-                Err(error) => return Err(error),
+        let ended = |reason| match reason {
+            LossReason::Io(kind) => kind.into(),
+            LossReason::Oversized(max_bytes) => {
+                io::Error::other(SnapshotError::Oversized(max_bytes))
             }
+            _ => io::Error::other(SnapshotError::Truncated(self.bytes)),
         };
+        self.wait.check().map_err(io::Error::other)?;
+        while !self.socket.wait_readable(GRAIN).map_err(ended)? {
+            self.wait.check().map_err(io::Error::other)?;
+        }
+        let count = self.socket.read(into).map_err(ended)?;
         self.bytes = self.bytes.saturating_add(count as u64);
         let read = into.get(..count).unwrap_or_default();
         self.since_quote = match memrchr(b'"', read) {

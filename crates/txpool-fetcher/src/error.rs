@@ -2,8 +2,6 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use tokio_tungstenite::tungstenite;
-
 /// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
@@ -223,18 +221,6 @@ impl LossReason {
         match error.kind() {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Self::Closed,
             kind => Self::Io(kind),
-        }
-    }
-
-    /// The reason behind an error of a WebSocket.
-    pub(crate) fn from_ws(error: &tungstenite::Error) -> Self {
-        match error {
-            tungstenite::Error::Io(error) => Self::from_io(error),
-            tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed => {
-                Self::Closed
-            }
-            tungstenite::Error::Capacity(_) => Self::Oversized(0),
-            other => Self::garbage(other.to_string().as_bytes()),
         }
     }
 

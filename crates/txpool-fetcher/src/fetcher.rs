@@ -455,9 +455,9 @@ fn io_runtime(sources: usize) -> Result<Runtime, StartError> {
     Builder::new_current_thread()
         .enable_all()
         // Full blocks are read there, for their nonces, and for each source two lists of its pool at
-        // the same time.
+        // the same time; over WebSocket each takes two threads.
         .thread_name("mempool-blocks")
-        .max_blocking_threads(4 + 2 * sources)
+        .max_blocking_threads(4 + 4 * sources)
         .build()
         .map_err(|source: io::Error| StartError::Thread { thread: "mempool-io", source })
 }

@@ -27,7 +27,7 @@ pub type BlockStream = Pin<Box<dyn Stream<Item = MinedBlock> + Send>>;
 /// A transaction pool in the same process, as a source of a [`Fetcher`](crate::Fetcher):
 /// [`Endpoint::InProcess`](crate::Endpoint::InProcess).
 ///
-/// The streams are polled on the thread that also reads the sockets of other sources, so a poll
+/// The streams may be polled on the thread that also reads the sockets of other sources, so a poll
 /// must not block. All functions are called on threads that may block, and concurrently. A call
 /// cannot be abandoned: no time-out applies to it, and a shutdown waits for it until its deadline.
 ///
@@ -72,7 +72,7 @@ pub trait InProcessPool: Send + Sync + 'static {
     /// longer in the pool. Neither the sender nor the sidecar is verified, unless
     /// [`verify_blob_proofs`](crate::FetcherConfig::verify_blob_proofs) is set. May be slow: it is
     /// called on [`request_connections`](crate::FetcherConfig::request_connections) threads at once,
-    /// one hash each.
+    /// one hash each, and on the one that reads the announcements.
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>>;
 }
 

@@ -88,7 +88,7 @@ impl FullBlock {
 }
 
 /// The blocks of the recent past. Never empty.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Chain {
     blocks: VecDeque<Arc<FullBlock>>,
     mined: B256HashMap<(u64, usize)>,
@@ -118,6 +118,16 @@ impl Chain {
 
     pub(crate) fn head(&self) -> &Arc<FullBlock> {
         self.blocks.back().expect("a chain has at least its oldest kept block")
+    }
+
+    /// Those of its blocks that another chain does not have, as far as both are kept.
+    pub(crate) fn without(&self, other: &Self) -> Vec<Arc<FullBlock>> {
+        let oldest = other.blocks.front().map_or(0, |block| block.header.number);
+        let has = |block: &FullBlock| {
+            let same = other.by_number(block.header.number);
+            block.header.number < oldest || same.is_some_and(|same| same.hash == block.hash)
+        };
+        self.blocks.iter().filter(|block| !has(block)).cloned().collect()
     }
 
     pub(crate) fn nonce(&self, address: &Address) -> u64 {

@@ -118,6 +118,25 @@ impl Core {
         Ok((removed, Effects { announced: Vec::new(), heads, announced_after: announced }))
     }
 
+    /// Takes over another node's chain. What only its own had mined is pending again.
+    pub(crate) fn follow(&mut self, chain: Chain) -> Effects {
+        let (undone, heads) = (self.chain.without(&chain), chain.without(&self.chain));
+        self.chain = chain;
+        let mut announced_after = Vec::new();
+        for tx in undone.iter().chain(&heads).flat_map(|block| &block.txs) {
+            let nonce = self.chain.nonce(&tx.sender);
+            announced_after.extend(self.pool.set_chain_nonce(tx.sender, nonce));
+        }
+        for tx in undone.iter().flat_map(|block| &block.txs) {
+            if self.chain.tx(&tx.hash).is_none()
+                && let Ok(promoted) = self.pool.insert(tx.clone(), self.chain.nonce(&tx.sender))
+            {
+                announced_after.extend(promoted);
+            }
+        }
+        Effects { heads, announced_after, ..Effects::default() }
+    }
+
     /// A transaction wherever it is: of the pool, or mined.
     pub(crate) fn find(&self, hash: &B256) -> Option<(Arc<SignedTx>, Option<crate::tx::MinedAt>)> {
         if let Some(tx) = self.pool.get(hash) {

@@ -68,6 +68,32 @@ impl MockNode {
         for tx in supply.take(shared.config.preload) {
             shared.submit(tx)?;
         }
+        Self::listen(shared, supply)
+    }
+
+    /// Starts one that has another's chain, and these transactions in its pool if their nonces follow: as a node that
+    /// comes back.
+    ///
+    /// # Errors
+    /// As of [`Self::start`].
+    pub fn start_beside(
+        config: NodeConfig,
+        other: &Self,
+        pending: impl IntoIterator<Item = Bytes>,
+    ) -> Result<Self, NodeError> {
+        config.validate()?;
+        let supply = Arc::new(Supply::new(&config));
+        let shared = Arc::new(Shared::new(config, None));
+        shared.lock().core.chain = other.shared.lock().core.chain.clone();
+        for raw in pending {
+            // What was mined meanwhile is refused.
+            let tx = SignedTx::from_raw(&raw, shared.config.chain_id);
+            _ = tx.and_then(|tx| shared.submit(Arc::new(tx)));
+        }
+        Self::listen(shared, supply)
+    }
+
+    fn listen(shared: Arc<Shared>, supply: Arc<Supply>) -> Result<Self, NodeError> {
         let listener = rpc::listen(&shared.config.ipc_path)
             .map_err(|source| NodeError::Start { part: "socket", source })?;
         let stop = Arc::new(Notify::new());
@@ -259,6 +285,15 @@ impl MockNode {
         };
         self.shared.publish(&state, effects);
         Ok(reorg)
+    }
+
+    /// Takes over the chain of another node, as one that imports blocks: its heads are announced, and what only its own
+    /// blocks held is pending again.
+    pub fn follow(&self, other: &Self) {
+        let chain = other.shared.lock().core.chain.clone();
+        let mut state = self.shared.lock();
+        let effects = state.core.follow(chain);
+        self.shared.publish(&state, effects);
     }
 
     /// The newest block.

@@ -29,6 +29,11 @@ impl Process {
         Ok(Self { child, requests, responses })
     }
 
+    /// Its number, for signals.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a request; [`Self::receive`] waits for its response.
     pub fn send(&mut self, request: &impl Serialize) -> io::Result<()> {
         write(self.requests.as_mut().expect("taken only by the drop"), request)

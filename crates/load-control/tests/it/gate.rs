@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     sync::{
-        Arc, Barrier,
+        Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     thread,
@@ -15,8 +15,8 @@ use std::{
 
 use futures::{FutureExt, executor::block_on, future::join_all, poll};
 use load_control::{
-    Gate, GateConfig, GateName, Limit, LoadMonitor, MAX_PERMIT_WAITERS, Priority, RefusalReason,
-    WorkError,
+    Gate, GateConfig, GateName, Limit, MAX_PERMIT_WAITERS, Priority, RefusalReason, WorkError,
+    WorkPermit,
 };
 
 fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
@@ -41,10 +41,19 @@ fn unlimited_gate() -> Gate {
 fn fill(gate: &Gate, count: usize) -> Vec<impl Future + use<>> {
     let wait = |_| {
         let gate = gate.clone();
-        let now = tokio::time::Instant::now().into_std();
-        begin(async move { gate.acquire_external(Priority::Known, now).await })
+        begin(async move { gate.acquire_external(Priority::Known, tokio_now()).await })
     };
     (0..count).map(wait).collect()
+}
+
+/// The permit of an external caller, if it need not wait for one.
+fn external(gate: &Gate) -> Option<WorkPermit> {
+    gate.acquire_external(Priority::Unsigned, tokio_now()).now_or_never()?.ok()
+}
+
+/// The clock that a paused runtime goes by.
+fn tokio_now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 /// Polls it once, whereupon it waits.
@@ -95,30 +104,28 @@ fn a_batch_counts_as_its_elements_all_or_none() {
     assert_eq!(gate.stats().requests_admitted, 10);
 }
 
-#[test]
-fn external_callers_get_all_permits_but_the_reserve_and_internal_work_gets_the_rest() {
-    let (gate, now) = (gate(100, 4, 1), Instant::now());
-    let external: Vec<_> = (0..3).map(|_| gate.try_acquire_external(now).unwrap()).collect();
-    assert_eq!(gate.try_acquire_external(now).unwrap_err().reason, RefusalReason::NoPermit);
+#[tokio::test]
+async fn external_callers_get_all_permits_but_the_reserve_and_internal_work_gets_the_rest() {
+    let gate = gate(100, 4, 1);
+    let callers: Vec<_> = (0..3).map(|_| external(&gate).unwrap()).collect();
+    assert!(external(&gate).is_none());
     let internal = gate.acquire_internal().now_or_never().expect("the reserve is free");
     assert!(gate.acquire_internal().now_or_never().is_none());
-    drop(internal);
-    drop(external);
+    drop((internal, callers));
     let all: Vec<_> = (0..4).map(|_| gate.acquire_internal().now_or_never().unwrap()).collect();
-    assert!(gate.try_acquire_external(now).is_err());
+    assert!(external(&gate).is_none());
     drop(all);
     assert!(is_empty(&gate));
 }
 
 #[tokio::test]
 async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_caller_that_tries() {
-    let (gate, now) = (gate(100, 2, 1), Instant::now());
-    let external = gate.try_acquire_external(now).unwrap();
+    let gate = gate(100, 2, 1);
+    let caller = external(&gate).unwrap();
     let held = gate.acquire_internal().await;
     let waiting = begin(gate.acquire_internal());
-    drop(external);
-    let tried = gate.try_acquire_external(now);
-    assert!(tried.is_err(), "the permit is assigned to the internal work already");
+    drop(caller);
+    assert!(external(&gate).is_none(), "the permit is assigned to the internal work already");
     let permit = waiting.await;
     drop(held);
     drop(permit);
@@ -159,7 +166,7 @@ fn a_panic_gives_every_permit_back() {
     for _ in 0..10 {
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _request = gate.enter(now).unwrap();
-            let _permit = gate.try_acquire_external(now).unwrap();
+            let _permit = external(&gate).unwrap();
             panic!("as code does");
         }));
         assert!(panicked.is_err());
@@ -172,10 +179,11 @@ async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still
  {
     let (gate, now) = (gate(4, 2, 1), Instant::now());
     let request = gate.enter(now).unwrap();
-    let permit = gate.try_acquire_external(now).unwrap();
+    let permit = external(&gate).unwrap();
     gate.close();
     assert_eq!(gate.enter(now).unwrap_err().reason, RefusalReason::ShuttingDown);
-    assert_eq!(gate.try_acquire_external(now).unwrap_err().reason, RefusalReason::ShuttingDown);
+    let refused = gate.acquire_external(Priority::Known, now).await.unwrap_err();
+    assert_eq!(refused.reason, RefusalReason::ShuttingDown);
     drop(gate.acquire_internal().await);
     assert_eq!((gate.stats().requests_in_flight, gate.stats().work_in_use), (1, 1));
     drop((request, permit));
@@ -203,14 +211,14 @@ async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused_until
 
 #[tokio::test]
 async fn deferred_work_of_external_callers_waits_within_their_share() {
-    let (gate, now) = (gate(4, 3, 1), Instant::now());
-    let held = (gate.try_acquire_external(now).unwrap(), gate.try_acquire_external(now).unwrap());
+    let gate = gate(4, 3, 1);
+    let held = (external(&gate).unwrap(), external(&gate).unwrap());
     // The reserve is free, and not for it.
     let deferred = begin(gate.acquire_external_deferred());
     drop(gate.acquire_internal().now_or_never().expect("and it does not delay internal work"));
     drop(held.0);
     let permit = deferred.now_or_never().expect("the share has room");
-    assert!(gate.try_acquire_external(now).is_err());
+    assert!(external(&gate).is_none());
     drop((permit, held.1));
     assert!(is_empty(&gate));
 }
@@ -242,7 +250,7 @@ async fn external_callers_wait_for_a_permit_for_a_bounded_time() {
         }
     });
     assert!(join_all(served).await.into_iter().all(|served| served), "nobody is refused");
-    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let held = external(&gate).unwrap();
     let start = tokio::time::Instant::now();
     let refused = gate.acquire_external(Priority::Unsigned, tokio_now()).await.unwrap_err();
     assert_eq!(refused.reason, RefusalReason::NoPermit);
@@ -266,7 +274,7 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
         }
     };
     // The burst.
-    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let held = external(&gate).unwrap();
     let burst: Vec<_> = (0..3).map(|_| begin(waits(&gate))).collect();
     tokio::time::advance(Duration::from_millis(900)).await;
     drop(held);
@@ -274,7 +282,7 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
         assert_eq!(waiting.await, (Ok(()), Duration::from_millis(900)), "nobody is refused");
     }
     // The overload: somebody waits all the time.
-    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let held = external(&gate).unwrap();
     let first = begin(waits(&gate));
     tokio::time::advance(burst_wait).await;
     let second = begin(waits(&gate));
@@ -292,7 +300,7 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
 #[tokio::test(start_paused = true)]
 async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a_lower_one() {
     let gate = gate(100, 2, 1);
-    let held = gate.try_acquire_external(tokio_now()).unwrap();
+    let held = external(&gate).unwrap();
     let others = fill(&gate, MAX_PERMIT_WAITERS - 3);
     let acquire = |priority| gate.acquire_external(priority, tokio_now());
     let mut unsigned = begin(acquire(Priority::Unsigned));
@@ -317,58 +325,35 @@ async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a
     assert!(is_empty(&gate));
 }
 
-/// The clock that a paused runtime goes by.
-fn tokio_now() -> Instant {
-    tokio::time::Instant::now().into_std()
-}
-
-/// All permits of external callers are held, by threads that wait at a barrier; then many more
-/// external callers try while internal work comes and goes.
-#[test]
-fn saturated_the_gate_refuses_external_callers_at_once_and_internal_work_never() {
-    const PERMITS: usize = 4;
-    let gate = gate(10_000, PERMITS, 1);
-    let (held, done) = (Barrier::new(PERMITS), Barrier::new(PERMITS));
-    let (refused, served) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    thread::scope(|scope| {
-        for _ in 0..PERMITS - 1 {
-            scope.spawn(|| {
-                let _permit = gate.try_acquire_external(Instant::now()).unwrap();
-                held.wait();
-                done.wait();
-            });
-        }
-        held.wait();
-        // No permit is returned before `done`: whoever returned did not wait for one of these.
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        let refusal = gate.try_acquire_external(Instant::now()).unwrap_err();
-                        assert_eq!(refusal.reason, RefusalReason::NoPermit);
-                        refused.fetch_add(1, SeqCst);
-                    }
-                });
-                scope.spawn(|| {
-                    for _ in 0..500 {
-                        drop(block_on(gate.acquire_internal()));
-                        served.fetch_add(1, SeqCst);
-                    }
-                });
+/// All permits of external callers are held; then many more of them try while internal work comes and goes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn saturated_the_gate_refuses_external_callers_at_once_and_internal_work_never() {
+    let gate = Gate::new(impatient(config(10_000, 4, 1), Duration::ZERO)).unwrap();
+    let held: Vec<_> = (0..3).map(|_| external(&gate).unwrap()).collect();
+    let tasks = (0..8).map(|task| {
+        let gate = gate.clone();
+        tokio::spawn(async move {
+            for _ in 0..500 {
+                if task % 2 == 0 {
+                    drop(gate.acquire_internal().await);
+                } else {
+                    let refused = gate.acquire_external(Priority::Signed, Instant::now()).await;
+                    assert_eq!(refused.unwrap_err().reason, RefusalReason::NoPermit);
+                }
             }
-        });
-        assert_eq!((refused.load(SeqCst), served.load(SeqCst)), (2_000, 2_000));
-        done.wait();
+        })
     });
+    join_all(tasks.collect::<Vec<_>>()).await.into_iter().for_each(|ended| ended.unwrap());
     let stats = gate.stats();
     assert_eq!((stats.work_refused, stats.internal_admitted), (2_000, 2_000));
     assert_eq!(stats.work_admitted, 3);
+    drop(held);
     assert!(is_empty(&gate));
 }
 
 /// A thread that waits for a permit sleeps: its own processor time does not grow while it waits.
-#[test]
-fn internal_work_that_waits_does_not_spin() {
+#[tokio::test]
+async fn internal_work_that_waits_does_not_spin() {
     let gate = gate(1, 2, 1);
     let held = (block_on(gate.acquire_internal()), block_on(gate.acquire_internal()));
     let polls = Arc::new(AtomicUsize::new(0));
@@ -385,28 +370,14 @@ fn internal_work_that_waits_does_not_spin() {
     while polls.load(SeqCst) == 0 {
         thread::yield_now();
     }
-    // Refusals happen while it waits; none of them wakes it.
+    // External callers come and go while it waits; none of them wakes it.
     for _ in 0..1_000 {
-        assert!(gate.try_acquire_external(Instant::now()).is_err());
+        assert!(external(&gate).is_none());
     }
     assert_eq!(polls.load(SeqCst), 1);
     drop(held);
     waiting.join().unwrap();
     assert_eq!(polls.load(SeqCst), 2);
-}
-
-#[test]
-fn the_futures_of_a_gate_and_of_a_monitor_can_be_sent_to_other_threads() {
-    fn send<T: Send>(_: T) {}
-    // That it compiles is the test.
-    let _ = |gate: Gate, monitor: LoadMonitor, now: Instant| {
-        send(gate.acquire_internal());
-        send(gate.acquire_external(Priority::Unsigned, now));
-        send(gate.acquire_external_deferred());
-        send(gate.run_external(None, Priority::Unsigned, now, || ()));
-        send(gate.try_acquire_external(now));
-        send(monitor.wait_until_normal(Some(now), || ()));
-    };
 }
 
 /// A gate whose only external permit is held by work that goes on until the sender is used, and the handle of that work.
@@ -610,16 +581,16 @@ fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
         }
         until_empty(&gate).await;
         // Work that nobody waits for any more may be running still.
-        let mut external = Vec::new();
+        let mut back = Vec::new();
         tokio::time::timeout(Duration::from_secs(60), async {
-            while external.len() < PERMITS {
-                external.extend(gate.try_acquire_external(Instant::now()).ok());
+            while back.len() < PERMITS {
+                back.extend(external(&gate));
                 tokio::task::yield_now().await;
             }
         })
         .await
         .expect("every external permit is back");
-        assert!(gate.try_acquire_external(Instant::now()).is_err(), "and no more than there are");
+        assert!(external(&gate).is_none(), "and no more than there are");
     });
     assert!(done.load(SeqCst) > 0);
 }

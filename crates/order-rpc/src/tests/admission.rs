@@ -11,8 +11,8 @@ use std::{
 
 use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
-use futures::future::join_all;
-use load_control::{Gate, WorkPermit};
+use futures::{FutureExt as _, future::join_all};
+use load_control::{Gate, Priority, WorkPermit};
 use order_pool::{Order, OrderPool, PoolConfig};
 use order_rpc::{Admission, AdmissionFuture, Candidate, Host, OrderRpc, OrderRpcConfig, Verdict};
 use serde_json::json;
@@ -203,8 +203,8 @@ struct Busy(QueueLoad, Gate, Mutex<Vec<WorkPermit>>);
 impl Admission for Busy {
     fn admit<'a>(&'a self, _: Candidate<'a>) -> AdmissionFuture<'a> {
         self.0.removed(1);
-        let permits = std::iter::from_fn(|| self.1.try_acquire_external(Instant::now()).ok());
-        self.2.lock().unwrap().extend(permits);
+        let acquire = || self.1.acquire_external(Priority::Known, Instant::now()).now_or_never();
+        self.2.lock().unwrap().extend(std::iter::from_fn(|| acquire()?.ok()));
         Box::pin(ready(Verdict::Accept))
     }
 }
@@ -271,12 +271,11 @@ async fn a_signer_that_the_host_knows_is_served_first() {
     let rpc = OrderRpc::start(config(), host).unwrap();
     let addr = rpc.local_addr();
     let now = Instant::now();
-    let held = gate.try_acquire_external(now).unwrap();
+    let held = gate.acquire_external(Priority::Known, now).await.unwrap();
     // All places but one.
     let others = load_control::MAX_PERMIT_WAITERS - 1;
-    let mut waiting: Vec<_> = (0..others)
-        .map(|_| Box::pin(gate.acquire_external(load_control::Priority::Known, now)))
-        .collect();
+    let mut waiting: Vec<_> =
+        (0..others).map(|_| Box::pin(gate.acquire_external(Priority::Known, now))).collect();
     for other in &mut waiting {
         assert!(futures::poll!(other).is_pending());
     }

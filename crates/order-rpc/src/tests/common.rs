@@ -23,7 +23,8 @@ use alloy_eips::eip2718::Encodable2718;
 use alloy_primitives::{Address, B256, Signature, TxKind, U256, keccak256};
 use alloy_signer::SignerSync;
 use alloy_signer_local::PrivateKeySigner;
-use load_control::{Gate, GateConfig, Limit, LoadMonitor, WorkPermit};
+use futures::FutureExt as _;
+use load_control::{Gate, GateConfig, Limit, LoadMonitor, Priority, WorkPermit};
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use order_pool::{Block, Head, OrderPool, PoolConfig, PooledTransaction};
 use order_rpc::{Host, OrderRpc, OrderRpcConfig};
@@ -145,8 +146,10 @@ impl Server {
 
     /// Takes all work permits of callers.
     pub fn hold_permits(&self) -> Vec<WorkPermit> {
-        let now = Instant::now();
-        std::iter::from_fn(|| self.gate.try_acquire_external(now).ok()).collect()
+        let GateConfig { work_permits, reserved_permits, .. } = *self.gate.config();
+        let acquire = |_| self.gate.acquire_external(Priority::Known, Instant::now());
+        let all = (reserved_permits..work_permits).map(acquire);
+        all.map(|permit| permit.now_or_never().expect("it is free").unwrap()).collect()
     }
 
     /// What requests hold: themselves, their permits, and their bytes.

@@ -17,7 +17,7 @@ use super::{
 use crate::{
     connection::Listener,
     decode::announced_hash,
-    fetch::{Arrival, Fetch},
+    fetch::{Arrival, Fetch, FetchRequest},
     gap::{GapReason, Report},
     outcome::Entry,
 };
@@ -67,8 +67,26 @@ impl HashReader {
                 OnHash::Full => {}
             }
         }
-        self.backlog.hashes.push(Hash { hash, at, pairs: pairs.cloned() }, 0);
-        fetch.deferral.observe_backlog(self.source, || self.backlog.len());
+        self.leave(hash, at, pairs.cloned());
+    }
+
+    /// The same without full announcements, for a caller that carries the request out itself.
+    pub(crate) fn begin(&self, hash: B256, at: Instant) -> Option<FetchRequest> {
+        self.backlog.read.fetch_add(1, Relaxed);
+        let arrival = Arrival { hash, entry: Entry::Announced, source: self.source, at };
+        if self.backlog.hashes.len() == 0
+            && let Some(begun) = self.fetch.try_begin(arrival)
+        {
+            return begun;
+        }
+        self.leave(hash, at, None);
+        None
+    }
+
+    /// Leaves a hash in the buffer.
+    fn leave(&self, hash: B256, at: Instant, pairs: Option<Arc<Pairs>>) {
+        self.backlog.hashes.push(Hash { hash, at, pairs }, 0);
+        self.fetch.deferral.observe_backlog(self.source, || self.backlog.len());
     }
 
     /// Sends what was submitted.

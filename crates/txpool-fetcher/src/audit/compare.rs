@@ -11,7 +11,7 @@ use rand::seq::SliceRandom as _;
 use tokio::time::sleep;
 
 use super::{
-    list::{Content, Lister},
+    list::{self, Content},
     state::{AuditState, Share},
 };
 use crate::{
@@ -244,10 +244,10 @@ impl Comparison {
         let stop = self.fetch.tasks.stop.child_token();
         let _ends = stop.clone().drop_guard();
         let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
-        let wait = Wait::new(limits.snapshot_timeout, stop);
-        let lister = Lister::open(endpoint, limits.max_frame_bytes, wait).await?;
+        let wait = Wait::new(limits.snapshot_timeout, stop, &self.fetch.tasks);
+        let answer = list::request(endpoint, limits.max_frame_bytes, wait).await?;
         // It can take seconds of CPU.
-        let listed = self.fetch.tasks.spawn_blocking(|| lister.list()).await;
+        let listed = self.fetch.tasks.spawn_blocking(|| list::read(answer)).await;
         listed.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 

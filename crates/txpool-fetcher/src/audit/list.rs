@@ -12,7 +12,6 @@
 use std::{
     fmt,
     io::{self, BufReader, Read},
-    net::TcpStream,
 };
 
 use alloy_primitives::B256;
@@ -21,15 +20,10 @@ use serde::{
     de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
 };
 use serde_json::{error::Category, value::RawValue};
-use tokio_tungstenite::{
-    MaybeTlsStream,
-    tungstenite::{self, Message, Utf8Bytes, WebSocket, protocol::Role},
-};
 
 use crate::{
-    answer::{Answer, GRAIN, Wait, has_waited},
+    answer::{Answer, Wait},
     config::Endpoint,
-    connection::{WsStream, no_socket, open_ws_stream},
     error::SnapshotError,
 };
 
@@ -56,69 +50,19 @@ pub(crate) struct Content {
     pub(crate) queued: Vec<B256>,
 }
 
-/// A connection of its own, over which a node's pool is listed.
-pub(super) enum Lister {
-    Ipc(Answer),
-    Ws(Box<WsStream>, usize, Wait),
+/// Requests the list of a node's pool, over a connection of its own. `max_frame_bytes` is the limit of
+/// another connection's messages: that of a list is not lower.
+pub(super) async fn request(
+    endpoint: &Endpoint,
+    max_frame_bytes: usize,
+    wait: Wait,
+) -> Result<Answer, SnapshotError> {
+    Answer::request(endpoint, REQUEST, max_frame_bytes.max(MAX_LISTING_BYTES), wait).await
 }
 
-impl Lister {
-    pub(super) async fn open(
-        endpoint: &Endpoint,
-        max_frame_bytes: usize,
-        wait: Wait,
-    ) -> Result<Self, SnapshotError> {
-        match endpoint {
-            Endpoint::Ipc(path) => Answer::request(path, REQUEST, wait).await.map(Self::Ipc),
-            Endpoint::Ws(url) => {
-                let max_bytes = max_frame_bytes.max(MAX_LISTING_BYTES);
-                let stream = open_ws_stream(url, max_bytes, wait.limit()).await?;
-                Ok(Self::Ws(stream.into(), max_bytes, wait))
-            }
-            Endpoint::InProcess(_) => Err(no_socket(endpoint).into()),
-        }
-    }
-
-    /// Reads the list. Blocks, for seconds: on a thread that may.
-    pub(super) fn list(self) -> Result<Content, SnapshotError> {
-        match self {
-            Self::Ipc(answer) => parse(BufReader::with_capacity(CHUNK_BYTES, answer)),
-            Self::Ws(stream, max_bytes, wait) => {
-                parse(read_message(*stream, max_bytes, &wait)?.as_bytes())
-            }
-        }
-    }
-}
-
-fn read_message(
-    stream: WsStream,
-    max_bytes: usize,
-    wait: &Wait,
-) -> Result<Utf8Bytes, SnapshotError> {
-    let config = *stream.get_config();
-    let MaybeTlsStream::Plain(stream) = stream.into_inner() else {
-        return Err(io::Error::from(io::ErrorKind::Unsupported).into());
-    };
-    let stream: TcpStream = stream.into_std()?;
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(GRAIN))?;
-    let mut socket = WebSocket::from_raw_socket(stream, Role::Client, Some(config));
-    let failed = |error| match error {
-        tungstenite::Error::Capacity(_) => SnapshotError::Oversized(max_bytes),
-        other => SnapshotError::Io(io::Error::other(other)),
-    };
-    socket.send(Message::text(REQUEST)).map_err(failed)?;
-    loop {
-        wait.check()?;
-        match socket.read() {
-            Ok(Message::Text(text)) => return Ok(text),
-            Ok(Message::Close(_)) => return Err(SnapshotError::Truncated(0)),
-            // Pings and pongs of the WebSocket protocol.
-            Ok(_) => {}
-            Err(tungstenite::Error::Io(error)) if has_waited(&error) => {}
-            Err(error) => return Err(failed(error)),
-        }
-    }
+/// Reads the list. Blocks, for seconds: on a thread that may.
+pub(super) fn read(answer: Answer) -> Result<Content, SnapshotError> {
+    parse(BufReader::with_capacity(CHUNK_BYTES, answer))
 }
 
 #[derive(Deserialize)]
@@ -209,9 +153,12 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
     use testkit::corpus::{damaged_seeds, seeds};
+    use tokio::{runtime::Handle, sync::mpsc};
+    use tokio_tungstenite::tungstenite::Message;
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::tasks::Tasks;
 
     struct Pieces<'a>(std::slice::Chunks<'a, u8>);
 
@@ -226,7 +173,9 @@ mod tests {
     }
 
     fn wait() -> Wait {
-        Wait::new(Duration::from_secs(60), CancellationToken::new())
+        let stop = CancellationToken::new();
+        let tasks = Tasks::new(Handle::current(), mpsc::channel(1).0, stop.clone());
+        Wait::new(Duration::from_secs(60), stop, &tasks.into())
     }
 
     /// What is listed over IPC from a node that sends this.
@@ -239,8 +188,7 @@ mod tests {
             stream.read_exact(&mut [0; REQUEST.len()]).unwrap();
             send(stream);
         });
-        let lister = Lister::open(&Endpoint::Ipc(path), 0, wait()).await.unwrap();
-        let error = lister.list().unwrap_err();
+        let error = read(request(&Endpoint::Ipc(path), 0, wait()).await.unwrap()).unwrap_err();
         node.join().unwrap();
         error
     }
@@ -341,8 +289,8 @@ mod tests {
             let _ = socket.send(Message::text(" ".repeat(4096))).await;
         };
         let list = async {
-            let stream = open_ws_stream(&url, 1024, Duration::from_secs(60)).await.unwrap();
-            tokio::task::spawn_blocking(|| read_message(stream, 1024, &wait())).await.unwrap()
+            let answer = Answer::request(&Endpoint::Ws(url), REQUEST, 1024, wait()).await.unwrap();
+            tokio::task::spawn_blocking(|| read(answer)).await.unwrap()
         };
         let (result, ()) = tokio::join!(list, serve);
         let error = result.unwrap_err();

@@ -93,7 +93,7 @@ impl From<MinedBlock> for AnnouncedHead {
 
 /// A block that was read.
 #[derive(Clone, Debug)]
-struct ReadBlock {
+pub(crate) struct ReadBlock {
     block: Block,
     /// The nonces it raised, if they came with it.
     nonces: Option<Vec<NonceUpdate>>,
@@ -200,20 +200,18 @@ impl Chain {
     }
 
     /// Passes on a block that is part of the chain now.
-    fn tell(&self, source: usize, ReadBlock { block, nonces }: &ReadBlock) {
+    fn tell(&self, source: usize, read: &ReadBlock) {
+        let ReadBlock { block, nonces } = read;
         for hash in block.mined.iter() {
             self.hashes.seen.mined(*hash);
         }
         self.sink.push_head(block.clone());
-        // Nonces that came with the block cost nothing.
-        if !self.reads_nonces && nonces.is_none() {
-            return;
-        }
-        // Every block's nonces count, also those of blocks that were missed.
-        let (number, hash) = (block.head.number, block.head.hash);
-        let wanted = Wanted { source, number, block: hash, known: nonces.clone() };
-        if self.nonces.try_send(wanted).is_err() {
-            Unread::QueueFull.count("nonces", hash);
+        // Every block's nonces count, also those of blocks that were missed. Those that came with the
+        // block cost nothing.
+        if (self.reads_nonces || nonces.is_some())
+            && self.nonces.try_send((source, read.clone())).is_err()
+        {
+            Unread::QueueFull.count("nonces", block.head.hash);
             // If the inbox is full, the shell is about to read it: it never waits for a sender.
             let _ = self.reports[source].try_send(Report::Gap(GapReason::UnreadBlock));
         }

@@ -6,20 +6,19 @@
 use std::{io::Read as _, sync::Arc};
 
 use alloy_primitives::B256;
-use chain_view::{BlockNonces, NonceUpdate};
-use serde_json::value::RawValue;
+use chain_view::{BlockNonces, Head, NonceUpdate};
 use tokio::sync::mpsc;
 
 use super::{
-    Chain, Unread,
+    Chain, ReadBlock, Unread,
     follower::MAX_ANCESTORS,
     heads::{BLOCK_TRIES, in_process_block, turn, wait},
     wire,
 };
 use crate::{
     answer::{Answer, Wait},
-    config::Endpoint,
     gap::GapReason,
+    settings::Settings,
     sync::lock,
 };
 
@@ -28,44 +27,20 @@ use crate::{
 /// by a comparison; hashes always are.
 pub(super) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 
-/// A block whose nonces must be reported to the sink.
-#[derive(Debug)]
-pub(crate) struct Wanted {
-    /// The source that reported the block.
-    pub(super) source: usize,
-    pub(super) number: u64,
-    pub(super) block: B256,
-    /// The nonces, if they came with the block. They are queued all the same, so that the sink gets
-    /// them in the order of the heads.
-    pub(super) known: Option<Vec<NonceUpdate>>,
-}
+/// A block whose nonces must be reported to the sink, and the source that told it. Nonces that came with
+/// it are queued all the same, so that the sink gets them in the order of the heads.
+pub(crate) type Wanted = (usize, ReadBlock);
 
-/// The nonces of a block, or where to read them.
+/// The nonces of a block, or the block that is to be read for them.
 enum Nonces {
     Known(Vec<NonceUpdate>),
-    /// In a full block.
-    In(Box<RawValue>),
-    /// In one that is to be read.
-    On(Answer),
-}
-
-impl Nonces {
-    fn read(self, chain: &Chain, hash: B256) -> Result<Vec<NonceUpdate>, Unread> {
-        match self {
-            Self::Known(updates) => Ok(updates),
-            Self::In(json) => wire::read_nonces(json.get(), hash),
-            Self::On(answer) => {
-                let max_bytes = chain.settings.limits.max_frame_bytes as u64;
-                wire::read_nonces_answer(answer.take(max_bytes), hash)
-            }
-        }
-    }
+    In(Answer),
 }
 
 /// Reads one block after another. Ends with the sources, or when the fetcher stops.
 pub(super) async fn read(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>) {
     while let Some(wanted) = blocks.recv().await {
-        let (source, hash) = (wanted.source, wanted.block);
+        let (source, hash) = (wanted.0, wanted.1.block.head.hash);
         if let Err(unread) = read_one(&chain, wanted).await {
             unread.count("nonces", hash);
             chain.report(source, GapReason::UnreadBlock).await;
@@ -75,22 +50,33 @@ pub(super) async fn read(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>) 
 
 async fn read_one(
     chain: &Arc<Chain>,
-    Wanted { source, number, block: hash, known }: Wanted,
+    (source, ReadBlock { block, nonces }): Wanted,
 ) -> Result<(), Unread> {
+    let Head { number, hash, .. } = block.head;
     let mut reason = Unread::Failed;
-    let mut known = known.map(Nonces::Known);
+    let mut known = nonces.map(Nonces::Known);
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
         if !is_needed(chain, number, &hash)? {
             return Ok(());
         }
-        let read = match known.take() {
+        let found = match known.take() {
             Some(known) => Ok(known),
-            None => read_block(chain, source, attempt, hash).await,
+            None => request(chain, source, attempt, hash).await,
+        };
+        let shared = Arc::clone(chain);
+        let job = move || {
+            let updates = match found? {
+                Nonces::Known(updates) => updates,
+                Nonces::In(answer) => {
+                    let max_bytes = shared.settings.limits.max_frame_bytes as u64;
+                    wire::read_nonces(answer.take(max_bytes), hash)?
+                }
+            };
+            apply(&shared, hash, updates);
+            Ok(())
         };
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        let shared = Arc::clone(chain);
-        let job = move || read?.read(&shared, hash).map(|updates| apply(&shared, hash, updates));
         match chain.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
@@ -114,7 +100,7 @@ fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
     }
 }
 
-async fn read_block(
+async fn request(
     chain: &Arc<Chain>,
     source: usize,
     attempt: u32,
@@ -126,25 +112,15 @@ async fn read_block(
     // Waits until a node is connected, and prefers the one whose turn it is.
     let turn = turn(chain, source, attempt);
     let up = chain.connections.connected(&[turn], turn).await;
-    let limit = chain.settings.limits.call_timeout;
-    match up.first().map(|source| (source, &chain.settings.config.sources[*source])) {
-        Some((_, Endpoint::Ipc(path))) => {
-            let request = format!(
-                r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
-            );
-            let wait = Wait::new(limit, chain.tasks.stop.clone());
-            let answer = Answer::request(path, &request, wait).await;
-            answer.map(Nonces::On).map_err(|_| Unread::Failed)
-        }
-        // A WebSocket of its own would cost a handshake each time, so the connection for calls is
-        // used.
-        Some((source, Endpoint::Ws(_))) => {
-            let calls = chain.connections.calls(*source).ok_or(Unread::Failed)?;
-            let response = calls.call("eth_getBlockByHash", (hash, true), limit).await;
-            response.map(Nonces::In).map_err(|_| Unread::Failed)
-        }
-        Some((_, Endpoint::InProcess(_))) | None => Err(Unread::Failed),
-    }
+    let Settings { config, limits } = &*chain.settings;
+    let endpoint = up.first().and_then(|source| config.sources.get(*source));
+    let request = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
+    );
+    let wait = Wait::new(limits.call_timeout, chain.tasks.stop.clone(), &chain.tasks);
+    let endpoint = endpoint.ok_or(Unread::Failed)?;
+    let answer = Answer::request(endpoint, &request, limits.max_frame_bytes, wait).await;
+    answer.map(Nonces::In).map_err(|_| Unread::Failed)
 }
 
 fn apply(chain: &Chain, hash: B256, updates: Vec<NonceUpdate>) {

@@ -92,29 +92,17 @@ pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
     Ok(Some(Block::new(head.into(), transactions)))
 }
 
-/// The nonces that the requested block raised, read from the block with full transactions. Takes
-/// some milliseconds for a large one.
-pub(super) fn read_nonces(json: &str, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
-    raised(serde_json::from_str(json).map_err(|_| Unread::Malformed)?, requested)
-}
-
-/// As [`read_nonces`], from the whole response to a request, as it comes.
-pub(super) fn read_nonces_answer(
-    json: impl Read,
-    requested: B256,
-) -> Result<Vec<NonceUpdate>, Unread> {
+/// The nonces that the requested block raised, from the whole response to a request for the block with
+/// full transactions, as it comes. Takes some milliseconds for a large one.
+pub(super) fn read_nonces(json: impl Read, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
     // It does not read on behind the answer, where the node sends nothing.
     let mut json = serde_json::Deserializer::from_reader(BufReader::new(json));
-    match WireAnswer::<WireFullBlock>::deserialize(&mut json) {
-        Err(error) if error.is_io() => Err(Unread::Failed),
-        Err(_) => Err(Unread::Malformed),
-        Ok(WireAnswer { error: Some(_), .. }) => Err(Unread::Failed),
-        Ok(WireAnswer { result, .. }) => raised(result, requested),
-    }
-}
-
-fn raised(block: Option<WireFullBlock>, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
-    let block = block.ok_or(Unread::Missing)?;
+    let block = match WireAnswer::<WireFullBlock>::deserialize(&mut json) {
+        Err(error) if error.is_io() => return Err(Unread::Failed),
+        Err(_) => return Err(Unread::Malformed),
+        Ok(WireAnswer { error: Some(_), .. }) => return Err(Unread::Failed),
+        Ok(WireAnswer { result, .. }) => result.ok_or(Unread::Missing)?,
+    };
     // The nonces of another block would remove valid transactions.
     if block.hash != requested {
         return Err(Unread::Malformed);
@@ -178,17 +166,14 @@ mod tests {
         let tx = |nonce: &str| format!(r#"{{"from":"{from}","nonce":"{nonce}"}}"#);
         let txs = format!("[{},{},{}]", tx("0x5"), tx("0x6"), tx("0x4"));
         let hash = B256::repeat_byte(1);
-        let read = |transactions: &str| read_nonces(&head_json("null", transactions), hash);
-        assert_eq!(read(&txs), Ok(vec![NonceUpdate::new(from, 7)]));
-        let most = read(&format!("[{}]", tx("0xffffffffffffffff")));
+        let answer = |answer: &str| read_nonces(answer.as_bytes(), hash);
+        let whole = |txs: &str| format!(r#"{{"id":1,"result":{}}}"#, head_json("null", txs));
+        assert_eq!(answer(&whole(&txs)), Ok(vec![NonceUpdate::new(from, 7)]));
+        let most = answer(&whole(&format!("[{}]", tx("0xffffffffffffffff"))));
         assert_eq!(most, Ok(vec![NonceUpdate::new(from, u64::MAX)]));
-        assert_eq!(read("[\"0x00\"]"), Err(Unread::Malformed));
-        assert_eq!(read_nonces("null", hash), Err(Unread::Missing));
-        let other = read_nonces(&head_json("null", &txs), B256::ZERO);
+        assert_eq!(answer(&whole("[\"0x00\"]")), Err(Unread::Malformed));
+        let other = read_nonces(whole(&txs).as_bytes(), B256::ZERO);
         assert_eq!(other, Err(Unread::Malformed), "another block's");
-        let answer = |answer: &str| read_nonces_answer(answer.as_bytes(), hash);
-        let whole = format!(r#"{{"id":1,"result":{}}}"#, head_json("null", &txs));
-        assert_eq!(answer(&whole), Ok(vec![NonceUpdate::new(from, 7)]));
         assert_eq!(answer(r#"{"id":1,"result":null}"#), Err(Unread::Missing));
         assert_eq!(answer(r#"{"id":1,"error":{"code":-32000}}"#), Err(Unread::Failed));
         assert_eq!(answer(r#"{"id":1,"result":{}}"#), Err(Unread::Malformed));
@@ -213,7 +198,7 @@ mod tests {
             }
             let answer = format!(r#"{{"result":{text}}}"#);
             let requested = head.map_or(B256::ZERO, |head| head.hash);
-            let _ = read_nonces_answer(answer.as_bytes(), requested);
+            let _ = read_nonces(answer.as_bytes(), requested);
         }
     }
 }

@@ -9,10 +9,10 @@
 //! A connection is opened with a typed error, records when it last received something, ends with a
 //! reason, and never reconnects by itself: its source must see every loss.
 //!
-//! The reader of a Unix socket is a thread; one reads both sockets of a subscription. That of a WebSocket is a
-//! task on the runtime. Neither ever waits for anything but the node: geth blocks all its subscribers when
-//! one stops reading. So a [`Listener`] must not wait, and neither does a write: a request for which the
-//! socket has no room times out like one without a response.
+//! The reader is a thread; one reads both sockets of a subscription. It never waits for anything but the
+//! node: geth blocks all its subscribers when one stops reading. So a [`Listener`] must not wait, and neither
+//! does a write: a request for which the socket has no room times out like one without a response. A
+//! WebSocket is reached through a Unix socket too, behind which a task passes its messages on (`ws`).
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -40,20 +40,16 @@ use std::{
 
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::{
-    sync::{mpsc, oneshot},
-    time::timeout,
-};
+use tokio::{sync::oneshot, time::timeout};
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
     end::End,
     frame::Frames,
-    open::{WsStream, closed_too_early, dial, no_socket, open_ipc, open_ws_stream},
+    open::{closed_too_early, dial, open_socket},
     response::{NotAResponse, Payload, Response, RpcError},
     socket::BlockingSocket,
-    ws::{text_of, write_all},
 };
 use crate::{
     error::{CallError, LossReason},
@@ -143,7 +139,7 @@ impl Drop for Connection {
 /// What a connection shares with its reader.
 #[derive(Debug)]
 struct Shared {
-    writer: Writer,
+    socket: BlockingSocket,
     next_id: AtomicU64,
     /// Those without a response; `None` once the connection has ended.
     calls: Mutex<Option<HashMap<u64, Call>>>,
@@ -152,16 +148,6 @@ struct Shared {
     last_frame: AtomicU64,
     ended: End,
 }
-
-#[derive(Debug)]
-enum Writer {
-    Ipc(Arc<BlockingSocket>),
-    /// To the task that owns the WebSocket.
-    Ws(mpsc::Sender<String>),
-}
-
-/// Requests on their way to the task of a WebSocket.
-const REQUESTS_WAITING: usize = 64;
 
 struct Call {
     reply: oneshot::Sender<Result<Box<RawValue>, CallError>>,
@@ -185,9 +171,9 @@ impl Drop for InFlight<'_> {
 }
 
 impl Shared {
-    fn new(writer: Writer) -> Arc<Self> {
+    fn new(socket: BlockingSocket) -> Arc<Self> {
         Arc::new(Self {
-            writer,
+            socket,
             next_id: AtomicU64::new(1),
             calls: Mutex::new(Some(HashMap::new())),
             opened: Instant::now(),
@@ -212,27 +198,20 @@ impl Shared {
             .ok_or(CallError::ConnectionLost)?
             .insert(id, Call { reply, listener });
         let _in_flight = InFlight(self, id);
-        self.write(request);
+        self.write(&request);
         match timeout(limit, response).await {
             Err(_) => Err(CallError::Timeout(limit)),
             Ok(response) => response.unwrap_or(Err(CallError::ConnectionLost)),
         }
     }
 
-    fn write(&self, request: String) {
-        let is_written = match &self.writer {
-            Writer::Ipc(socket) => match socket.send(request.as_bytes()) {
-                Ok(count) if count < request.len() => {
-                    // Nothing may follow it.
-                    return self.end(LossReason::Io(std::io::ErrorKind::WriteZero));
-                }
-                written => written.is_ok(),
-            },
-            Writer::Ws(requests) => requests.try_send(request).is_ok(),
-        };
-        if !is_written {
+    fn write(&self, request: &str) {
+        match self.socket.send(request.as_bytes()) {
+            Ok(count) if count == request.len() => {}
+            // Nothing may follow it.
+            Ok(_) => self.end(LossReason::Io(std::io::ErrorKind::WriteZero)),
             // If the connection has ended, its reader finds out why.
-            tracing::debug!("the node does not read its requests");
+            Err(_) => tracing::debug!("the node does not read its requests"),
         }
     }
 
@@ -248,9 +227,7 @@ impl Shared {
     /// Ends the connection; the first reason stands. Calls without a response fail.
     fn end(&self, reason: LossReason) {
         self.ended.set(reason);
-        if let Writer::Ipc(socket) = &self.writer {
-            socket.end();
-        }
+        self.socket.end();
         // Dropped after the lock is released, with its listeners.
         let _calls = lock(&self.calls).take();
     }
@@ -271,7 +248,7 @@ mod tests {
         os::unix::net::{UnixListener, UnixStream},
         path::Path,
     };
-    use tokio::sync::mpsc::UnboundedReceiver;
+    use tokio::sync::mpsc::{self, UnboundedReceiver};
 
     /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
     /// writes `notes`.

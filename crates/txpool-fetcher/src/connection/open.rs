@@ -3,25 +3,19 @@
 use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::Arc, time::Duration};
 
 use alloy_primitives::{B256, U64};
-use tokio::{
-    net::{TcpStream, UnixStream},
-    sync::mpsc,
-    time::timeout,
-};
-use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, tungstenite::protocol::WebSocketConfig};
+use tokio::{net::UnixStream, runtime::Handle};
 
 use super::{
-    BlockingSocket, Connection, REQUESTS_WAITING, Shared, Writer, clip,
-    read::{self, Reader, SocketReader},
+    BlockingSocket, Connection, Shared, clip,
+    read::{self, SocketReader},
+    ws,
 };
 use crate::{
     config::Endpoint,
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
-    tasks::Alive,
+    tasks::{Alive, Tasks},
 };
-
-pub(crate) type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 /// The client version and the chain id of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,14 +27,9 @@ pub struct NodeInfo {
     pub chain_id: u64,
 }
 
-/// A pool in this process is called directly by its source, and never dialled.
-pub(crate) fn no_socket(endpoint: &Endpoint) -> ConnectError {
-    ConnectError::io(endpoint, io::ErrorKind::Unsupported.into())
-}
-
 /// Opens `N` connections, one or two, with one reader, and probes each: the peer must be an execution node
 /// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
-/// Over IPC the reader is a thread of this name.
+/// The reader is a thread of this name.
 ///
 /// # Errors
 /// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
@@ -54,34 +43,15 @@ pub(crate) async fn dial<const N: usize>(
     known: bool,
     (thread, alive): (&'static str, Alive),
 ) -> Result<[Connection; N], ConnectError> {
-    let failed = |error: io::Error| ConnectError::io(endpoint, error);
     let (mut opened, mut readers) = (Vec::with_capacity(N), Vec::new());
     for _ in 0..N {
-        let node = NodeInfo { client: String::new(), chain_id: 0 };
-        let shared = match endpoint {
-            Endpoint::Ipc(path) => {
-                let stream = open_ipc(path).await?.into_std();
-                let socket = Arc::new(stream.and_then(BlockingSocket::new).map_err(failed)?);
-                let shared = Shared::new(Writer::Ipc(Arc::clone(&socket)));
-                readers.push(SocketReader::new(&shared, socket, limits.max_frame_bytes));
-                shared
-            }
-            Endpoint::Ws(url) => {
-                let stream =
-                    open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?;
-                let (requests, received) = mpsc::channel(REQUESTS_WAITING);
-                let shared = Shared::new(Writer::Ws(requests));
-                // It ends with the connection, or with its runtime.
-                tokio::spawn(read::pump(stream, received, Reader::new(&shared)));
-                shared
-            }
-            Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
-        };
-        opened.push(Connection { shared, node });
+        let socket =
+            open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
+        let shared = Shared::new(socket);
+        readers.push(SocketReader::new(&shared, limits.max_frame_bytes));
+        opened.push(Connection { shared, node: NodeInfo { client: String::new(), chain_id: 0 } });
     }
-    if !readers.is_empty() {
-        read::spawn(thread, readers, alive).map_err(failed)?;
-    }
+    read::spawn(thread, readers, alive).map_err(|error| ConnectError::io(endpoint, error))?;
     for connection in &mut opened {
         let probe = Probe { connection, endpoint, limit: limits.ping_timeout };
         let chain_id: U64 = probe.request("eth_chainId", ()).await?;
@@ -156,10 +126,34 @@ pub(crate) fn closed_too_early(endpoint: &Endpoint, reason: LossReason) -> Conne
     }
 }
 
-/// Opens the Unix socket at `path`. The path is resolved each time, because nodes delete and
-/// re-create the socket when they start.
-pub(crate) async fn open_ipc(path: &Path) -> Result<UnixStream, ConnectError> {
-    UnixStream::connect(path).await.map_err(|error| explain(path, error))
+/// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake may
+/// take as long as `limit`. With `tasks`, messages are assembled on a thread of theirs: one of
+/// megabytes takes milliseconds.
+pub(crate) async fn open_socket(
+    endpoint: &Endpoint,
+    max_bytes: usize,
+    limit: Duration,
+    tasks: Option<&Tasks>,
+) -> Result<BlockingSocket, ConnectError> {
+    let Endpoint::Ws(url) = endpoint else { return open_ipc(endpoint).await };
+    let (socket, pass_on) = ws::open(url, max_bytes, limit).await?;
+    // It ends with the connection, or with its runtime.
+    match tasks {
+        Some(tasks) => drop(tasks.spawn_blocking(|| Handle::current().block_on(pass_on))),
+        None => drop(tokio::spawn(pass_on)),
+    }
+    Ok(socket)
+}
+
+/// The path is resolved each time, because nodes delete and re-create the socket when they start.
+async fn open_ipc(endpoint: &Endpoint) -> Result<BlockingSocket, ConnectError> {
+    let Endpoint::Ipc(path) = endpoint else {
+        // A pool in this process is called directly by its source, and never dialled.
+        return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
+    };
+    let stream = UnixStream::connect(path).await.map_err(|error| explain(path, error))?.into_std();
+    let socket = stream.and_then(|stream| BlockingSocket::new(stream, Arc::default()));
+    socket.map_err(|error| ConnectError::io(endpoint, error))
 }
 
 fn explain(path: &Path, error: io::Error) -> ConnectError {
@@ -175,26 +169,6 @@ fn explain(path: &Path, error: io::Error) -> ConnectError {
         _ => "",
     };
     ConnectError::Io { endpoint: path.display().to_string(), source: error.into(), hint }
-}
-
-pub(crate) async fn open_ws_stream(
-    url: &str,
-    max_message_bytes: usize,
-    limit: Duration,
-) -> Result<WsStream, ConnectError> {
-    let limits = WebSocketConfig::default()
-        .max_message_size(Some(max_message_bytes))
-        .max_frame_size(Some(max_message_bytes));
-    let connect = tokio_tungstenite::connect_async_with_config(url, Some(limits), true);
-    match timeout(limit, connect).await {
-        Ok(Ok((stream, _))) => Ok(stream),
-        Ok(Err(error)) => Err(ConnectError::io(&url, io::Error::other(error.to_string()))),
-        Err(_) => Err(ConnectError::NoAnswer {
-            endpoint: url.to_owned(),
-            method: "the WebSocket handshake",
-            timeout: limit,
-        }),
-    }
 }
 
 #[cfg(test)]

@@ -6,24 +6,14 @@
 
 use std::{io, sync::Arc, thread, time::Instant};
 
-use futures::{FutureExt as _, StreamExt as _};
-use tokio::sync::mpsc;
-
-use super::{
-    BlockingSocket, Frames, Listener, NotAResponse, Shared, WsStream, response::Incoming, text_of,
-    write_all,
-};
+use super::{BlockingSocket, Frames, Listener, NotAResponse, Shared, response::Incoming};
 use crate::{
     error::{CallError, LossReason},
     tasks::Alive,
 };
 
-/// Messages that are taken before the task yields, which takes about 0.1 ms, so that a burst on one
-/// connection does not block the thread for the other ones.
-const MESSAGES_PER_TURN: usize = 64;
-
 /// What the reader of one connection knows. The connection ends with it.
-pub(super) struct Reader {
+struct Reader {
     shared: Arc<Shared>,
     /// With the ids that the node gave them, as they were written.
     subscriptions: Vec<(Box<str>, Box<dyn Listener>)>,
@@ -37,10 +27,6 @@ impl Drop for Reader {
 }
 
 impl Reader {
-    pub(super) fn new(shared: &Arc<Shared>) -> Self {
-        Self { shared: Arc::clone(shared), subscriptions: Vec::new() }
-    }
-
     /// Takes one complete value.
     fn take(&mut self, value: &[u8], read_at: Instant) -> Result<(), LossReason> {
         self.shared.framed(read_at);
@@ -91,100 +77,49 @@ pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, alive: Alive) ->
         while !sockets.is_empty() {
             // A socket that is read alone needs no poll: only pings are written into it.
             let readable = match &*sockets {
-                [one, other] => BlockingSocket::wait_both([&one.socket, &other.socket]),
-                _ => Ok([true; 2]),
+                [one, other] => BlockingSocket::wait_both([one.socket(), other.socket()]),
+                _ => [true; 2],
             };
-            // An error of the wait is one of a socket's, and its read says which.
-            let mut readable = readable.unwrap_or([true; 2]).into_iter();
-            sockets.retain_mut(|socket| {
-                !readable.next().unwrap_or(true) || {
-                    let read = socket.socket.read(socket.frames.spare());
-                    socket.has_read(read)
-                }
-            });
+            let mut readable = readable.into_iter();
+            sockets.retain_mut(|socket| !readable.next().unwrap_or(true) || socket.read());
             sockets.iter_mut().for_each(|socket| socket.reader.idle());
         }
     };
     thread::Builder::new().name(name.into()).spawn(body).map(drop)
 }
 
-/// Reads one connection over a Unix socket.
+/// Reads one connection.
 pub(super) struct SocketReader {
     reader: Reader,
-    socket: Arc<BlockingSocket>,
     frames: Frames,
 }
 
 impl SocketReader {
-    pub(super) fn new(
-        shared: &Arc<Shared>,
-        socket: Arc<BlockingSocket>,
-        max_frame_bytes: usize,
-    ) -> Self {
-        Self { reader: Reader::new(shared), socket, frames: Frames::new(max_frame_bytes) }
+    pub(super) fn new(shared: &Arc<Shared>, max_frame_bytes: usize) -> Self {
+        let reader = Reader { shared: Arc::clone(shared), subscriptions: Vec::new() };
+        Self { reader, frames: Frames::new(max_frame_bytes) }
+    }
+
+    fn socket(&self) -> &BlockingSocket {
+        &self.reader.shared.socket
     }
 
     /// Takes every value that is complete after a read. False if the connection has ended.
-    fn has_read(&mut self, read: io::Result<usize>) -> bool {
-        let taken = self.take_values(read);
+    fn read(&mut self) -> bool {
+        let taken = self.take_values();
         if let Err(reason) = &taken {
             self.reader.shared.end(reason.clone());
         }
         taken.is_ok()
     }
 
-    fn take_values(&mut self, read: io::Result<usize>) -> Result<(), LossReason> {
-        match read {
-            Ok(0) => return Err(LossReason::Closed),
-            Ok(count) => self.frames.filled(count),
-            Err(error) => return Err(LossReason::from_io(&error)),
-        }
+    fn take_values(&mut self) -> Result<(), LossReason> {
+        let count = self.reader.shared.socket.read(self.frames.spare())?;
+        self.frames.filled(count);
         let read_at = Instant::now();
         while let Some(value) = self.frames.next()? {
             self.reader.take(value, read_at)?;
         }
         Ok(())
     }
-}
-
-/// Reads and writes a WebSocket until the connection ends.
-pub(super) async fn pump(stream: WsStream, requests: mpsc::Receiver<String>, mut reader: Reader) {
-    let shared = Arc::clone(&reader.shared);
-    let (write, mut read) = stream.split();
-    let reading = async {
-        let mut taken = 0_usize;
-        loop {
-            // All messages at hand are taken together.
-            let message = match read.next().now_or_never() {
-                Some(message) if taken < MESSAGES_PER_TURN => message,
-                message => {
-                    taken = 0;
-                    reader.idle();
-                    match message {
-                        Some(message) => {
-                            tokio::task::yield_now().await;
-                            message
-                        }
-                        None => read.next().await,
-                    }
-                }
-            };
-            let read_at = Instant::now();
-            match text_of(message)
-                .map(|text| text.map(|text| reader.take(text.as_bytes(), read_at)))
-            {
-                Ok(Some(Ok(()))) => taken = taken.saturating_add(1),
-                Ok(None) => reader.shared.framed(read_at),
-                Ok(Some(Err(reason))) | Err(reason) => return reason,
-            }
-        }
-    };
-    // Separate branches, so that reading continues while the peer does not read.
-    let reason = tokio::select! {
-        biased;
-        reason = shared.ended.wait() => reason,
-        reason = reading => reason,
-        reason = write_all(write, requests) => reason,
-    };
-    shared.end(reason);
 }

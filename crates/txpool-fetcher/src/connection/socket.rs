@@ -1,6 +1,12 @@
 //! A Unix socket that is read by a thread of its own.
 
-use std::{io, net::Shutdown, os::unix::net::UnixStream, time::Duration};
+use std::{
+    io,
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -8,11 +14,17 @@ use rustix::{
     net::SendFlags,
 };
 
+use crate::error::LossReason;
+
 /// A Unix socket in blocking mode, for the thread that reads it. Whoever writes does not wait.
 ///
 /// A socket and its clones share one mode, so it gives out none of them.
 #[derive(Debug)]
-pub(crate) struct BlockingSocket(UnixStream);
+pub(crate) struct BlockingSocket {
+    stream: UnixStream,
+    /// Of a WebSocket, set before its other end is closed.
+    ended: Arc<OnceLock<LossReason>>,
+}
 
 /// A write must not wait, although the socket is in blocking mode.
 #[cfg(not(target_vendor = "apple"))]
@@ -22,9 +34,10 @@ const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
 
 impl BlockingSocket {
-    pub(crate) fn new(stream: UnixStream) -> io::Result<Self> {
+    /// `ended` says why the socket is closed, where that is known.
+    pub(crate) fn new(stream: UnixStream, ended: Arc<OnceLock<LossReason>>) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
-        Ok(Self(stream))
+        Ok(Self { stream, ended })
     }
 
     /// Waits until there is something to read; false if there is nothing within `limit`.
@@ -32,38 +45,49 @@ impl BlockingSocket {
     /// On Linux a blocking `read` is woken twice for each request: a Unix socket also wakes its
     /// readers when the peer has read what was sent (`unix_write_space`), and only `poll`
     /// distinguishes the two.
-    pub(crate) fn wait_readable(&self, limit: Duration) -> io::Result<bool> {
+    pub(crate) fn wait_readable(&self, limit: Duration) -> Result<bool, LossReason> {
         let limit = Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos().into() };
-        let mut polled = [PollFd::new(&self.0, PollFlags::IN)];
-        Ok(retry_on_intr(|| poll(&mut polled, Some(&limit)))? > 0)
+        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
+        let ready = retry_on_intr(|| poll(&mut polled, Some(&limit)));
+        Ok(ready.map_err(|error| LossReason::from_io(&error.into()))? > 0)
     }
 
     /// Waits until one of these has something to read, and returns which have.
-    pub(crate) fn wait_both(sockets: [&Self; 2]) -> io::Result<[bool; 2]> {
-        let mut polled = sockets.map(|socket| PollFd::new(&socket.0, PollFlags::IN));
-        retry_on_intr(|| poll(&mut polled, None))?;
-        Ok(polled.map(|socket| !socket.revents().is_empty()))
+    pub(crate) fn wait_both(sockets: [&Self; 2]) -> [bool; 2] {
+        let mut polled = sockets.map(|socket| PollFd::new(&socket.stream, PollFlags::IN));
+        match retry_on_intr(|| poll(&mut polled, None)) {
+            Ok(_) => polled.map(|socket| !socket.revents().is_empty()),
+            // The error is one of a socket's, and its read says which.
+            Err(_) => [true; 2],
+        }
     }
 
-    /// Waits for bytes.
-    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(retry_on_intr(|| rustix::io::read(&self.0, &mut *buffer))?)
+    /// Waits for bytes, at least one.
+    ///
+    /// # Errors
+    /// Why the connection has ended.
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<usize, LossReason> {
+        match retry_on_intr(|| rustix::io::read(&self.stream, &mut *buffer)) {
+            Ok(0) => Err(self.ended.get().cloned().unwrap_or(LossReason::Closed)),
+            Ok(count) => Ok(count),
+            Err(error) => Err(LossReason::from_io(&error.into())),
+        }
     }
 
     /// Writes as much as there is room for.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
-        Ok(retry_on_intr(|| rustix::net::send(&self.0, bytes, SEND_FLAGS))?)
+        Ok(retry_on_intr(|| rustix::net::send(&self.stream, bytes, SEND_FLAGS))?)
     }
 
     /// How many bytes have arrived and are not read.
     pub(crate) fn unread(&self) -> u64 {
         // Without an answer the next read counts as the last.
-        rustix::io::ioctl_fionread(&self.0).unwrap_or(0)
+        rustix::io::ioctl_fionread(&self.stream).unwrap_or(0)
     }
 
     /// Ends the connection; its reader wakes up.
     pub(crate) fn end(&self) {
         // It fails when the peer has closed the connection already.
-        let _ = self.0.shutdown(Shutdown::Both);
+        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

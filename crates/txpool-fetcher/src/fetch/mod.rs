@@ -157,6 +157,20 @@ impl Fetch {
         false
     }
 
+    /// The same, for a caller that carries the request out itself: `Some(None)` when there is nothing left to
+    /// do, because the hash was known or has to wait at its source.
+    pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
+        let slot = self.slots.try_acquire_live(self.deferral.track_live_fetch()).ok()?;
+        let Some(ticket) = self.hashes.enter(&arrival) else { return Some(None) };
+        let (source, task) = (arrival.source, self.task(arrival, ticket, slot));
+        let permit = self.limits[source].try_acquire(false);
+        let Some(permit) = permit.filter(|_| !task.is_alone) else {
+            self.submit(task);
+            return Some(None);
+        };
+        Some(Some(FetchRequest { task, source, permit }))
+    }
+
     /// The same, and waits while all slots are taken; meanwhile later announcements stay in the
     /// buffer, whose overrun is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {

@@ -1,22 +1,42 @@
 //! The subscription to a pool in this process: its streams, read as a node's announcements are.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Instant};
+use std::{
+    panic::AssertUnwindSafe,
+    pin::pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker},
+    thread,
+    time::{Duration, Instant},
+};
 
-use futures::{FutureExt as _, StreamExt as _};
-use tokio::sync::mpsc;
+use alloy_primitives::B256;
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{Either, poll_fn, select},
+};
+use tokio::{runtime::Handle, sync::mpsc, time::sleep};
 
+use super::threads::Getter;
 use crate::{
     announce::{Backlog, HashReader, report},
     chain::AnnouncedHead,
-    connection::{ChainId, End, NodeInfo},
+    connection::{End, NodeInfo},
     error::{ConnectError, LossReason},
-    fetch::Fetch,
+    fetch::{Deliverer, Fetch},
     gap::{GapReason, Report},
     in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
+    sink::TransactionSink,
+    sync::{block_on, lock},
 };
 
-/// Items of a stream that are read before the sockets of other sources are polled.
-const READ_TOGETHER: usize = 64;
+/// How long the thread of the announcements may be held up by one transaction before `mempool-io`
+/// reads in its place. reth's stream holds 2,048 hashes, a second of 2,000/s.
+const HELD_UP: Duration = Duration::from_millis(100);
+/// Between two reads while it is held up: at 2,000/s some ten hashes.
+const IN_ITS_PLACE: Duration = Duration::from_millis(5);
 
 /// A subscription to both streams of a pool.
 #[derive(Debug)]
@@ -42,9 +62,9 @@ pub(crate) struct PoolSubscribed {
 }
 
 /// Subscribes to both streams.
-pub(crate) async fn subscribe(
+pub(crate) async fn subscribe<S: TransactionSink>(
+    deliverer: &Deliverer<S>,
     fetch: &Fetch,
-    chain: &ChainId,
     index: usize,
     pool: &InProcess,
 ) -> Result<PoolSubscribed, ConnectError> {
@@ -52,7 +72,7 @@ pub(crate) async fn subscribe(
         (pool.chain_id(), pool.announcements(), pool.blocks())
     });
     let (chain_id, announcements, blocks) = subscribed.await?;
-    chain.check(index, &fetch.settings.config.sources[index], chain_id).await?;
+    deliverer.chain_id.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
     let subscription = Arc::new(PoolSubscription { node, end: End::new() });
     Ok(PoolSubscribed { subscription, announcements, blocks })
@@ -60,26 +80,43 @@ pub(crate) async fn subscribe(
 
 impl PoolSubscribed {
     /// Reads until the subscription ends.
-    ///
-    /// The pool's own stream may be short (reth's holds 2,048 hashes), and loses what it drops without
-    /// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
-    pub(crate) async fn read(
+    pub(crate) async fn read<S: TransactionSink>(
         self,
+        deliverer: &Arc<Deliverer<S>>,
         fetch: &Arc<Fetch>,
-        index: usize,
+        (index, pool): (usize, &InProcess),
         backlog: &Arc<Backlog>,
         reports: &mpsc::Sender<Report>,
         heads: &mpsc::Sender<AnnouncedHead>,
     ) {
         let Self { subscription, announcements, blocks } = self;
         let _ends = EndsOnDrop(Arc::clone(&subscription));
-        let hashes = HashReader::new(fetch, index, backlog, None);
+        let announcements = Arc::new(Announcements {
+            unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
+            busy: AtomicU64::new(0),
+            runtime: Handle::current(),
+            fetch: Arc::clone(fetch),
+            reports: reports.clone(),
+        });
+        let (subscribed, getter) = (Arc::clone(&subscription), Getter::new(fetch, deliverer, pool));
+        let (unread, alive) = (Arc::clone(&announcements), fetch.tasks.alive());
+        let thread = thread::Builder::new().name("mempool-announce".into());
+        let spawned = thread.spawn(move || {
+            // Dropped last: a stop that has waited for it leaves no holder of the pool.
+            let (_alive, unread, getter) = (alive, unread, getter);
+            let ends = EndsOnDrop(subscribed);
+            let read = pin!(until_end("announcements", unread.read(&getter)));
+            if let Either::Left((reason, _)) = block_on(select(read, pin!(ends.0.end.wait()))) {
+                ends.0.end.set(reason);
+            }
+        });
+        if let Err(error) = spawned {
+            return subscription.end.set(LossReason::from_io(&error));
+        }
         let reason = tokio::select! {
             // The order is irrelevant: the first branch that ends, ends all.
             reason = subscription.end.wait() => reason,
-            reason = until_end("announcements", async {
-                read_announcements(fetch, announcements, hashes, reports).await;
-            }) => reason,
+            reason = until_end("announcements", announcements.read_while_held_up()) => reason,
             reason = until_end("blocks", read_blocks(blocks, reports, heads)) => reason,
         };
         subscription.end.set(reason);
@@ -95,30 +132,98 @@ async fn until_end(stream: &'static str, read: impl Future<Output = ()>) -> Loss
     }
 }
 
-async fn read_announcements(
-    fetch: &Fetch,
-    mut announcements: AnnouncementStream,
-    mut hashes: HashReader,
-    reports: &mpsc::Sender<Report>,
-) {
-    let mut in_a_row = 0;
-    while let Some(announcement) = announcements.next().await {
-        match announcement {
-            PoolAnnouncement::Pending(hash) => {
-                hashes.take(hash, Instant::now());
-                hashes.flush();
-            }
-            PoolAnnouncement::Lagged(count) => {
-                fetch.metrics.lagged.add(count);
-                tracing::warn!(count, "the pool's stream of announcements overran");
-                report(reports, Report::Gap(GapReason::Lagged)).await;
+/// The stream of announcements.
+///
+/// The pool's own stream may be short (reth's holds 2,048 hashes), and loses what it drops without
+/// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
+struct Announcements {
+    /// Locked for a poll of the stream, and to pass on what it gave.
+    unread: Mutex<(AnnouncementStream, HashReader)>,
+    /// Counts up when the thread begins to get a transaction, and when it has delivered it: odd in between.
+    /// Changed without the lock; who polls has it, so that no waker of the thread is lost.
+    busy: AtomicU64,
+    /// A stream may use its timers. The pool and the sink are called outside of it.
+    runtime: Handle,
+    fetch: Arc<Fetch>,
+    reports: mpsc::Sender<Report>,
+}
+
+impl Announcements {
+    /// Reads to the end of the stream. Of the hashes at hand the threads `mempool-get` get all but the last: that
+    /// one is got here, so that no thread has to wake up for a single one.
+    async fn read<S: TransactionSink>(&self, getter: &Getter<S>) {
+        let mut last: Option<(B256, Instant)> = None;
+        loop {
+            let polled = self.poll(&mut Context::from_waker(Waker::noop()));
+            let next = match (polled, last.take()) {
+                (Poll::Ready(next), Some((hash, at))) => {
+                    lock(&self.unread).1.take(hash, at);
+                    next
+                }
+                (Poll::Ready(next), None) => next,
+                (Poll::Pending, Some((hash, at))) => {
+                    let request = lock(&self.unread).1.begin(hash, at);
+                    if let Some(request) = request {
+                        self.busy.fetch_add(1, Relaxed);
+                        getter.get(request);
+                        self.busy.fetch_add(1, Relaxed);
+                    }
+                    continue;
+                }
+                (Poll::Pending, None) => poll_fn(|context| self.poll(context)).await,
+            };
+            match next {
+                Some(PoolAnnouncement::Pending(hash)) => last = Some((hash, Instant::now())),
+                Some(PoolAnnouncement::Lagged(count)) => self.lagged(count).await,
+                None => return,
             }
         }
-        in_a_row += 1;
-        if in_a_row == READ_TOGETHER {
-            in_a_row = 0;
-            tokio::task::yield_now().await;
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Option<PoolAnnouncement>> {
+        let _in_runtime = self.runtime.enter();
+        lock(&self.unread).0.poll_next_unpin(context)
+    }
+
+    /// Reads in the place of the thread while one transaction holds it up: the disk may be slow, and the sink
+    /// may block. Returns at the end of the stream.
+    async fn read_while_held_up(&self) {
+        let mut before = 0;
+        loop {
+            sleep(HELD_UP).await;
+            let busy = self.busy.load(Relaxed);
+            if busy.is_multiple_of(2) || std::mem::replace(&mut before, busy) != busy {
+                continue;
+            }
+            while let Some(next) = self.next_if(busy) {
+                match next {
+                    Poll::Ready(Some(PoolAnnouncement::Lagged(count))) => self.lagged(count).await,
+                    Poll::Ready(Some(PoolAnnouncement::Pending(_))) => {}
+                    Poll::Ready(None) => return,
+                    Poll::Pending => sleep(IN_ITS_PLACE).await,
+                }
+            }
         }
+    }
+
+    /// Polls the stream while the thread is held up by the same transaction, and takes in the hash.
+    fn next_if(&self, busy: u64) -> Option<Poll<Option<PoolAnnouncement>>> {
+        let (stream, hashes) = &mut *lock(&self.unread);
+        // Under the lock: a thread that goes on polls after this, and its waker stays.
+        if self.busy.load(Relaxed) != busy {
+            return None;
+        }
+        let next = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
+        if let Poll::Ready(Some(PoolAnnouncement::Pending(hash))) = next {
+            hashes.take(hash, Instant::now());
+        }
+        Some(next)
+    }
+
+    async fn lagged(&self, count: u64) {
+        self.fetch.metrics.lagged.add(count);
+        tracing::warn!(count, "the pool's stream of announcements overran");
+        report(&self.reports, Report::Gap(GapReason::Lagged)).await;
     }
 }
 

@@ -19,9 +19,8 @@ use crate::{
     decode::{Malformed, verify_blob_proofs},
     fetch::{Deliverer, DeliveryTask, Fetch, FetchRequest},
     in_process_pool::InProcess,
-    request::{PoolQueues, PoolRequests},
+    request::PoolQueues,
     sink::TransactionSink,
-    tasks::Alive,
 };
 
 /// Starts the threads, which end when the queues are dropped.
@@ -40,38 +39,39 @@ pub(crate) fn start<S: TransactionSink>(
         // The other threads stay free for live transactions, however slow a backfill is.
         let takes_deferrable = thread < fetch.settings.deferrable_connections();
         let requests = requests.clone();
-        let worker = Worker {
-            requests: if takes_deferrable { requests } else { requests.live_only() },
-            pool: pool.clone(),
-            _alive: fetch.tasks.alive(),
-            fetch: Arc::clone(fetch),
-            deliverer: Arc::clone(deliverer),
+        let requests = if takes_deferrable { requests } else { requests.live_only() };
+        let (getter, alive) = (Getter::new(fetch, deliverer, pool), fetch.tasks.alive());
+        let run = move || {
+            // Dropped last: a stop that has waited for it leaves no holder of the pool.
+            let (_alive, getter) = (alive, getter);
+            // Deferrable requests that still wait at the end are dropped, and count as failed.
+            while let Some(request) = requests.next() {
+                getter.get(request);
+            }
         };
-        thread::Builder::new().name("mempool-get".into()).spawn(move || worker.run())?;
+        thread::Builder::new().name("mempool-get".into()).spawn(run)?;
     }
     Ok(queues)
 }
 
-struct Worker<S> {
-    fetch: Arc<Fetch>,
+/// Carries out requests, on a thread that may block.
+pub(super) struct Getter<S> {
+    pub(super) fetch: Arc<Fetch>,
     deliverer: Arc<Deliverer<S>>,
     pool: InProcess,
-    requests: PoolRequests<FetchRequest>,
-    _alive: Alive,
 }
 
-impl<S: TransactionSink> Worker<S> {
-    fn run(self) {
-        // Deferrable requests that still wait at the end are dropped, and count as failed.
-        while let Some(request) = self.requests.next() {
-            // Requests that wait at a stop stay unfinished.
-            if !self.fetch.tasks.stop.is_cancelled() {
-                self.take(request);
-            }
-        }
+impl<S: TransactionSink> Getter<S> {
+    pub(super) fn new(fetch: &Arc<Fetch>, deliverer: &Arc<Deliverer<S>>, pool: &InProcess) -> Self {
+        let (fetch, deliverer) = (Arc::clone(fetch), Arc::clone(deliverer));
+        Self { fetch, deliverer, pool: pool.clone() }
     }
 
-    fn take(&self, request: FetchRequest) {
+    pub(super) fn get(&self, request: FetchRequest) {
+        // Requests that wait at a stop stay unfinished.
+        if self.fetch.tasks.stop.is_cancelled() {
+            return;
+        }
         let (hash, requested_at) = (request.hash(), Instant::now());
         let found = self.pool.catch("get", |pool| pool.get(&hash));
         let is_gone = matches!(found, Ok(None));

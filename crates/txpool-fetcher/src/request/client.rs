@@ -16,14 +16,11 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use tokio::{
-    sync::{Notify, mpsc},
-    time::sleep,
-};
+use tokio::{sync::Notify, time::sleep};
 
 use super::{
     in_flight::{InFlight, NotInserted, PING_ID},
-    outbox::{Outbox, write_ping, write_request},
+    outbox::Outbox,
     reader::{Reader, Responses},
 };
 use crate::{
@@ -41,45 +38,31 @@ pub(crate) struct RequestConnection<T> {
     in_flight: AtomicUsize,
     /// A response is being processed.
     is_handling: AtomicBool,
-    writer: Writer,
+    socket: BlockingSocket,
+    outbox: Mutex<Outbox>,
     /// Notified of each response to a ping.
     ponged: Notify,
     ended: End,
 }
 
-#[derive(Debug)]
-enum Writer {
-    Ipc(Arc<BlockingSocket>, Mutex<Outbox>),
-    /// To the task that owns the WebSocket.
-    Ws(mpsc::Sender<String>),
-}
-
 impl<T: Send + 'static> RequestConnection<T> {
-    /// Over a Unix socket, with the thread that reads it.
-    pub(super) fn over_ipc(
+    /// Starts the thread that reads the socket.
+    pub(super) fn open(
         socket: BlockingSocket,
         responses: impl Responses<T>,
         limits: &Limits,
     ) -> io::Result<Arc<Self>> {
-        let socket = Arc::new(socket);
-        let connection = Self::new(Writer::Ipc(Arc::clone(&socket), Mutex::default()));
-        Reader::spawn(&connection, responses, limits, move |reader| reader.read_socket(&socket))?;
-        Ok(connection)
-    }
-
-    pub(super) fn over_ws(requests: mpsc::Sender<String>) -> Arc<Self> {
-        Self::new(Writer::Ws(requests))
-    }
-
-    fn new(writer: Writer) -> Arc<Self> {
-        Arc::new(Self {
+        let connection = Arc::new(Self {
             requests: Mutex::new(InFlight::new()),
             in_flight: AtomicUsize::new(0),
             is_handling: AtomicBool::new(false),
-            writer,
+            socket,
+            outbox: Mutex::default(),
             ponged: Notify::new(),
             ended: End::new(),
-        })
+        });
+        Reader::spawn(&connection, responses, limits)?;
+        Ok(connection)
     }
 
     /// Adds a request and formats it. The next [`Self::flush`] writes it, so that many are sent
@@ -92,13 +75,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             self.in_flight.store(requests.len(), Relaxed);
             id
         };
-        let is_queued = match &self.writer {
-            Writer::Ipc(_, outbox) => lock(outbox).push(id, hash),
-            Writer::Ws(requests) => {
-                requests.try_send(text(|bytes| write_request(bytes, id, hash))).is_ok()
-            }
-        };
-        if !is_queued {
+        if !lock(&self.outbox).push(id, hash) {
             tracing::debug!(%hash, "the node does not read its requests");
         }
         Ok(())
@@ -106,9 +83,7 @@ impl<T: Send + 'static> RequestConnection<T> {
 
     /// Writes the formatted requests, as far as the socket has room now. Never waits.
     pub(crate) fn flush(&self) {
-        if let Writer::Ipc(socket, outbox) = &self.writer {
-            lock(outbox).send(socket);
-        }
+        lock(&self.outbox).send(&self.socket);
     }
 
     /// Requests without a response, including the one whose response is being processed.
@@ -125,11 +100,8 @@ impl<T: Send + 'static> RequestConnection<T> {
     }
 
     pub(super) fn ping(&self) {
-        match &self.writer {
-            // If the outbox has no room for it, the silence is detected without a ping.
-            Writer::Ipc(_, outbox) => _ = lock(outbox).push_ping(),
-            Writer::Ws(requests) => _ = requests.try_send(text(write_ping)),
-        }
+        // If the outbox has no room for it, the silence is detected without a ping.
+        let _ = lock(&self.outbox).push_ping();
         self.flush();
     }
 
@@ -149,12 +121,14 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
+    pub(super) fn socket(&self) -> &BlockingSocket {
+        &self.socket
+    }
+
     /// Ends the connection; the first reason stands. Its thread wakes up and ends.
     pub(crate) fn end(&self, reason: LossReason) {
         self.ended.set(reason);
-        if let Writer::Ipc(socket, _) = &self.writer {
-            socket.end();
-        }
+        self.socket.end();
     }
 
     pub(crate) fn is_ended(&self) -> bool {
@@ -200,10 +174,4 @@ impl<T: Send + 'static> RequestConnection<T> {
         self.is_handling.store(false, Relaxed);
         true
     }
-}
-
-fn text(write: impl FnOnce(&mut Vec<u8>)) -> String {
-    let mut bytes = Vec::new();
-    write(&mut bytes);
-    String::from_utf8_lossy(&bytes).into_owned()
 }

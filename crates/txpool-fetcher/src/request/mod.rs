@@ -42,7 +42,6 @@ mod outbox;
 mod pool_queues;
 mod reader;
 mod set;
-mod ws;
 
 #[cfg(test)]
 mod tests;
@@ -50,7 +49,7 @@ mod tests;
 pub(crate) use self::{
     in_flight::NotInserted,
     open::open,
-    pool_queues::{PoolQueues, PoolRequests},
+    pool_queues::PoolQueues,
     reader::Responses,
     set::{RequestConnections, RequestSet, Requests},
 };

@@ -1,6 +1,6 @@
 //! Opens the request connections of a source, and hands on what was in flight at their end.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use futures::FutureExt as _;
@@ -11,13 +11,10 @@ use super::{
     in_flight::NotInserted,
     reader::Responses,
     set::{OpenConnection, Opener, RequestConnections, RequestSet, Requests},
-    ws,
 };
 use crate::{
     config::Endpoint,
-    connection::{
-        BlockingSocket, Connection, closed_too_early, no_socket, open_ipc, open_ws_stream,
-    },
+    connection::{Connection, closed_too_early, open_socket},
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
     settings::Settings,
@@ -50,20 +47,10 @@ async fn open_one<T: Send + 'static>(
     limits: &Limits,
     responses: impl Responses<T>,
 ) -> Result<OpenConnection<T>, ConnectError> {
-    let failed = |error: io::Error| ConnectError::io(endpoint, error);
-    let opened = match endpoint {
-        Endpoint::Ipc(path) => {
-            let stream = open_ipc(path).await?.into_std();
-            let socket = stream.and_then(BlockingSocket::new).map_err(failed)?;
-            RequestConnection::over_ipc(socket, responses, limits)
-        }
-        Endpoint::Ws(url) => {
-            let stream = open_ws_stream(url, limits.max_frame_bytes, limits.ping_timeout).await?;
-            ws::open(stream, responses, limits)
-        }
-        Endpoint::InProcess(_) => return Err(no_socket(endpoint)),
-    };
-    let opened = OpenConnection(opened.map_err(failed)?);
+    let socket = open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
+    let opened = RequestConnection::open(socket, responses, limits)
+        .map(OpenConnection)
+        .map_err(|error| ConnectError::io(endpoint, error))?;
     match opened.greet(limits.ping_timeout).await {
         Ok(()) => Ok(opened),
         Err(Some(reason)) => Err(closed_too_early(endpoint, reason)),
@@ -85,7 +72,7 @@ impl<T: Send + 'static> RequestSet<T> {
         self: Arc<Self>,
         connections: &RequestConnections<T>,
         index: usize,
-        on_failure: &impl Fn(T, CallError),
+        on_failure: &(impl Fn(T, CallError) + Sync),
     ) -> LossReason {
         // On every path, also when the source is stopped meanwhile.
         let _hands_on = HandsOn { connections, index, set: &self, on_failure };

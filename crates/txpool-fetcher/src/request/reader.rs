@@ -16,11 +16,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
-
-use super::{client::RequestConnection, in_flight::PING_ID, ws::Incoming};
+use super::{client::RequestConnection, in_flight::PING_ID};
 use crate::{
-    connection::{BlockingSocket, Frames, NotAResponse, Payload, Response},
+    connection::{Frames, NotAResponse, Payload, Response},
     error::LossReason,
     limits::Limits,
 };
@@ -69,7 +67,6 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         connection: &Arc<RequestConnection<T>>,
         responses: R,
         limits: &Limits,
-        read: impl FnOnce(&mut Self) -> LossReason + Send + 'static,
     ) -> io::Result<()> {
         let now = Instant::now();
         let grain = limits.fetch_timeout / 16;
@@ -85,7 +82,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         let body = move || {
             let connection = Arc::clone(&reader.connection);
             // Also after a panic: the requests in flight must learn of the end.
-            let read = catch_unwind(AssertUnwindSafe(|| read(&mut reader)));
+            let read = catch_unwind(AssertUnwindSafe(|| reader.read_socket()));
             connection.end(read.unwrap_or(LossReason::Closed));
         };
         thread::Builder::new()
@@ -95,36 +92,28 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             .map(drop)
     }
 
-    /// Reads a Unix socket until the connection ends.
-    pub(super) fn read_socket(&mut self, socket: &BlockingSocket) -> LossReason {
+    /// Reads until the connection ends.
+    fn read_socket(&mut self) -> LossReason {
         let mut frames = Frames::new(self.limits.max_frame_bytes);
         let mut queue = Queue { at: Instant::now(), unread: 0 };
         loop {
-            if let Err(reason) = self.read_once(socket, &mut frames, &mut queue) {
+            if let Err(reason) = self.read_once(&mut frames, &mut queue) {
                 return reason;
             }
         }
     }
 
-    fn read_once(
-        &mut self,
-        socket: &BlockingSocket,
-        frames: &mut Frames,
-        queue: &mut Queue,
-    ) -> Result<(), LossReason> {
-        let io = |error| LossReason::from_io(&error);
+    fn read_once(&mut self, frames: &mut Frames, queue: &mut Queue) -> Result<(), LossReason> {
+        let socket = self.connection.socket();
         let waits = Instant::now();
-        if !socket.wait_readable(self.grain).map_err(io)? {
+        if !socket.wait_readable(self.grain)? {
             self.read_until(waits);
             return Ok(());
         }
         let read_at = Instant::now();
         let spare = frames.spare();
         let room = spare.len();
-        let count = socket.read(spare).map_err(io)?;
-        if count == 0 {
-            return Err(LossReason::Closed);
-        }
+        let count = socket.read(spare)?;
         frames.filled(count);
         while let Some(value) = frames.next()? {
             self.take(value, read_at)?;
@@ -139,34 +128,9 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             queue.unread -= count as u64;
         } else {
             self.read_until(queue.at);
-            *queue = Queue { at: Instant::now(), unread: socket.unread() };
+            *queue = Queue { at: Instant::now(), unread: self.connection.socket().unread() };
         }
         Ok(())
-    }
-
-    /// Processes the messages of a WebSocket until the connection ends.
-    pub(super) fn read_messages(&mut self, incoming: &Receiver<Incoming>) -> LossReason {
-        loop {
-            let waits = Instant::now();
-            let message = incoming.try_recv().or_else(|error| match error {
-                TryRecvError::Empty => {
-                    self.responses.on_idle();
-                    incoming.recv_timeout(self.grain)
-                }
-                TryRecvError::Disconnected => Err(RecvTimeoutError::Disconnected),
-            });
-            match message {
-                Ok(message) => {
-                    if let Err(reason) = self.take(message.text.as_bytes(), message.read_at) {
-                        return reason;
-                    }
-                    // Messages arrive in order.
-                    self.read_until(message.read_at);
-                }
-                Err(RecvTimeoutError::Timeout) => self.read_until(waits),
-                Err(RecvTimeoutError::Disconnected) => return LossReason::Closed,
-            }
-        }
     }
 
     /// Takes one complete value.

@@ -74,8 +74,8 @@ fn open(
     limits: &Limits,
 ) -> (Arc<RequestConnection<u64>>, UnixStream) {
     let (ours, node) = UnixStream::pair().unwrap();
-    let socket = BlockingSocket::new(ours).unwrap();
-    (RequestConnection::over_ipc(socket, responses, limits).unwrap(), node)
+    let socket = BlockingSocket::new(ours, Arc::default()).unwrap();
+    (RequestConnection::open(socket, responses, limits).unwrap(), node)
 }
 
 fn stage(block_at: u64, limits: &Limits) -> Stage {

@@ -455,12 +455,14 @@ impl<S: TransactionSink> Source<S> {
             let SourceShared { backlog, reports, heads, .. } = &*shared;
             let dialed = match (role, fetch.settings.in_process_pool(index)) {
                 (Role::Subscription, Some(pool)) => {
-                    let chain_id = &deliverer.chain_id;
-                    match in_process::subscribe(fetch, chain_id, index, pool).await {
+                    match in_process::subscribe(deliverer, fetch, index, pool).await {
                         Ok(subscribed) => {
                             let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
                             send(&messages, Message::SubscriptionUp(up)).await;
-                            return subscribed.read(fetch, index, backlog, reports, heads).await;
+                            let source = (index, pool);
+                            return subscribed
+                                .read(deliverer, fetch, source, backlog, reports, heads)
+                                .await;
                         }
                         Err(error) => Err(error),
                     }

@@ -88,6 +88,7 @@ fn basis(path: PathBuf) -> NodeConfig {
 
 /// Nodes with the same load, each with its plan, from the first subscription to the final audit.
 async fn run(
+    what: &str,
     plans: Vec<FaultPlan>,
     announcements: Announcements,
     tps: u32,
@@ -125,7 +126,7 @@ async fn run(
                 && node.wait_faults_finished(testkit::ingest::PATIENCE)
         })
     });
-    assert!(finished.await.expect("no panic"), "load and faults end");
+    assert!(finished.await.expect("no panic"), "{what}: load and faults end");
     // Live again, and one audit. With full announcements hardly anything is requested before it, so that the wrong
     // answers which the node has still to give, a hundred and more, strike the fetches of the audit: what they spoil
     // is for the next one, and a single transaction uses up four of them.
@@ -133,34 +134,34 @@ async fn run(
     let (mut missing, mut removed) = (0, 0);
     for source in 0..nodes.len() {
         for _ in 0..audits {
-            let report = audit(&fetcher, source, AuditMode::Recover).await;
-            settled(&fetcher, "nothing under way", |_| true).await;
+            let report = audit(what, &fetcher, source, AuditMode::Recover).await;
+            settled(&fetcher, what, |_| true).await;
             if report.missing == 0 {
                 break;
             }
         }
-        let report = audit(&fetcher, source, AuditMode::CompareOnly).await;
+        let report = audit(what, &fetcher, source, AuditMode::CompareOnly).await;
         (missing, removed) = (missing + report.missing, removed + report.removed);
     }
-    let counts = settled(&fetcher, "nothing under way", |_| true).await;
+    let counts = settled(&fetcher, what, |_| true).await;
     let status = fetcher.status().remove(0);
     let last = fetcher.shutdown(Duration::from_secs(5)).await.counts;
-    assert_eq!(last.balance(), 0);
+    assert_eq!(last.balance(), 0, "{what}: {last:?}");
     Outcome { counts, status, missing, removed }
 }
 
 /// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
-async fn audit(fetcher: &Fetcher, source: usize, mode: AuditMode) -> AuditReport {
+async fn audit(what: &str, fetcher: &Fetcher, source: usize, mode: AuditMode) -> AuditReport {
     let deadline = Instant::now() + testkit::ingest::PATIENCE;
     loop {
         while fetcher.status()[source].state != SourceState::Live {
             let (status, counts) = (fetcher.status(), fetcher.counts());
-            assert!(Instant::now() < deadline, "not live again: {status:?} {counts:?}");
+            assert!(Instant::now() < deadline, "{what}: not live again: {status:?} {counts:?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         match fetcher.audit(source, mode).await {
             Ok(report) => return report,
-            Err(error) => assert!(Instant::now() < deadline, "no audit: {error}"),
+            Err(error) => assert!(Instant::now() < deadline, "{what}: no audit: {error}"),
         }
     }
 }
@@ -199,8 +200,9 @@ async fn each_fault_alone_leaves_nothing_missing() {
                 Fault::DropObjects { .. } => Announcements::Full,
                 _ => Announcements::Hashes,
             };
-            let outcome = run(vec![plan], announcements, 500, time).await;
-            outcome.check(&format!("{fault:?}"));
+            let what = format!("{fault:?}");
+            let outcome = run(&what, vec![plan], announcements, 500, time).await;
+            outcome.check(&what);
             let Outcome { counts, status, .. } = outcome;
             assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
             println!(
@@ -244,8 +246,9 @@ async fn combined(announcements: Announcements, seeds: u64) {
                 .collect();
             let steps = format!("{:?}", plans.iter().map(FaultPlan::steps).collect::<Vec<_>>());
             let tps = TPS * FACTOR / plans.len() as u32;
-            let outcome = run(plans, announcements, tps, SIMULATED / FACTOR).await;
-            outcome.check(&format!("{announcements:?}, seed {seed}, {steps}"));
+            let what = format!("{announcements:?}, seed {seed}, {steps}");
+            let outcome = run(&what, plans, announcements, tps, SIMULATED / FACTOR).await;
+            outcome.check(&what);
             (outcome.counts, outcome.status.reconnects)
         });
     }

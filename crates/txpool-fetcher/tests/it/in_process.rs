@@ -16,7 +16,7 @@ use futures::stream;
 use mock_node::workload::{Mix, PreparedTx};
 use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, settled};
-use tokio::sync::mpsc;
+use tokio::{runtime::Handle, sync::mpsc};
 use txpool_fetcher::{
     AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts, Endpoint,
     FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess,
@@ -160,6 +160,7 @@ impl InProcessPool for SmallPool {
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
+        assert!(Handle::try_current().is_err(), "inside of a runtime");
         let wait = |busy: &mut bool| {
             self.is_waited_for.store(*busy, Relaxed);
             *busy
@@ -285,6 +286,22 @@ async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
     assert!(txs.iter().all(|tx| arrived[&tx.hash] == tx.raw));
     let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 600).await;
     assert!(counts.lagged > 0 && counts.audit_recovered > 0, "{counts:?}");
+}
+
+#[tokio::test]
+async fn while_the_pool_holds_up_one_transaction_its_announcements_are_read_all_the_same() {
+    let (chain_id, txs) = prepared(30);
+    let pool = SmallPool::new(chain_id);
+    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    pool.set_busy(true);
+    let (first, rest) = txs.split_first().expect("30");
+    pool.add(first);
+    eventually("the first is held up", || pool.is_waited_for.load(Relaxed)).await;
+    rest.iter().for_each(|tx| pool.add(tx));
+    eventually("all have been read", || fetcher.counts().unfinished == 30).await;
+    pool.set_busy(false);
+    settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
+    is_complete(&fetcher, &pool, &ours).await;
 }
 
 #[tokio::test]

@@ -26,13 +26,13 @@
 //! **The clock.** A request's latency is from the moment when it was due, so a server that stands still is
 //! not asked less often. Live latency is from the announcement to the order seen by a subscriber.
 //!
-//! `cargo bench --bench attack` takes about ten minutes; with `-- --test` each attack runs for a moment.
-//! Arguments other than flags choose attacks by name. The environment sets `ATTACK_BENCH_SECONDS` (8).
+//! `cargo run --release -p trial -- --scenarios` takes about ten minutes; with `--test` each attack runs for a moment.
+//! `--scenario NAME` chooses by name. The environment sets `ATTACK_BENCH_SECONDS` (8).
 
-mod attacks;
+pub(crate) mod attacks;
 mod builder;
 mod honest;
-mod signed;
+pub(crate) mod signed;
 
 use std::{
     io,
@@ -44,14 +44,14 @@ use std::{
 
 use mock_node::NodeConfig;
 use testkit::{
-    bench::{Args, number},
+    bench::number,
     figures::{Table, Times},
     node::{NodeProcess, Pace, What},
     process::{Process, run_as},
 };
 
-use crate::{
-    attacks::Attack,
+pub(crate) use self::attacks::Attack;
+use self::{
     builder::{Builder, Setup},
     honest::{Honest, Kind},
 };
@@ -72,35 +72,38 @@ struct Plan {
     lasts: Duration,
     /// Pending in the node at the start.
     preload: usize,
-    is_test: bool,
+    /// Different ones of the attacker.
+    most_requests: u64,
 }
 
 impl Plan {
     fn new(is_test: bool) -> Self {
         if is_test {
-            return Self { lasts: Duration::from_millis(400), preload: 500, is_test };
+            return Self {
+                lasts: Duration::from_millis(400),
+                preload: 500,
+                most_requests: attacks::QUICK,
+            };
         }
         let seconds = number("ATTACK_BENCH_SECONDS", "8", 1..=600);
-        Self { lasts: Duration::from_secs(seconds), preload: 20_000, is_test }
+        Self { lasts: Duration::from_secs(seconds), preload: 20_000, most_requests: u64::MAX }
     }
 }
 
-fn main() -> ExitCode {
-    let ended = NodeProcess::run_if_child()
+/// Runs as one of the processes of a scenario, if this one was started for that.
+pub(crate) fn run_if_child() -> Option<ExitCode> {
+    NodeProcess::run_if_child()
         .or_else(|| run_as(builder::ROLE, builder::respond))
         .or_else(|| run_as(honest::ROLE, honest::respond))
-        .or_else(|| run_as(attacks::ROLE, attacks::respond));
-    ended.unwrap_or_else(|| match bench(&Args::read()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::from(2)
-        }
-    })
+        .or_else(|| run_as(attacks::ROLE, attacks::respond))
 }
 
-fn bench(args: &Args) -> io::Result<()> {
-    let plan = Plan::new(args.is_test());
+/// Runs those whose names contain one of the words, all without words.
+pub(crate) fn run_all(words: &[String], is_test: bool) -> io::Result<()> {
+    let plan = Plan::new(is_test);
+    let is_chosen = |case: &Case| {
+        words.is_empty() || words.iter().any(|word| case.name().contains(word.as_str()))
+    };
     let mut table = Table::new(
         "attack | sent | MB sent | CPU s | accepted | node lost | known lost | unknown lost | beside lost | \
          without effect | bundle p50 ms | p99 ms | known p99 ms | health p99 ms | live p99 ms | MB idle | MB more | refused",
@@ -108,7 +111,7 @@ fn bench(args: &Args) -> io::Result<()> {
     let mut missed = Vec::new();
     // Live p99 while nobody attacks.
     let mut calm_ms = None;
-    for case in Case::all().filter(|case| args.choose(&case.name())) {
+    for case in Case::all().filter(is_chosen) {
         let run = run(&plan, &case)?;
         missed.extend(run.missed(&case));
         table.row(run.row(&case));
@@ -216,7 +219,7 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let mut honest = Honest::spawn(builder.address, of_honest)?;
     let mut attacker = Process::spawn(attacks::ROLE)?;
     let ready: attacks::Tally =
-        attacker.request(&attacks::Request::Prepare(case.attack, plan.is_test))?;
+        attacker.request(&attacks::Request::Prepare(case.attack, plan.most_requests))?;
     assert_eq!(ready.sent, 0, "nothing is sent before it is told to");
 
     let idle = builder.look()?;

@@ -23,7 +23,7 @@ use testkit::{
 };
 use tokio::{task::LocalSet, time::sleep_until};
 
-use crate::{
+use super::{
     attacks,
     signed::{call, key, raw, raw_and_hash, transfer},
 };

@@ -31,7 +31,7 @@ use tokio::{
     time::{sleep, sleep_until, timeout_at},
 };
 
-use crate::signed::{call, key, post, raw, transfer};
+use super::signed::{call, key, post, raw, transfer};
 
 pub(crate) const ROLE: &str = "__attacker";
 
@@ -41,6 +41,8 @@ const CPU_CAP: f64 = 0.5;
 const LARGE: usize = (8 << 20) - 1;
 /// Its keys are not those of honest searchers.
 const FIRST_KEY: u64 = 1 << 32;
+/// Different requests of the quick pass.
+pub(crate) const QUICK: u64 = 64;
 /// Open files that the attacker needs: two addresses that hold as many connections as they get.
 const FILES: u64 = 8_192;
 
@@ -127,17 +129,17 @@ impl Attack {
         self.row().1
     }
 
-    fn connections(self, is_test: bool) -> usize {
+    fn connections(self, most: u64) -> usize {
         let (attack, _, connections) = self.row();
-        let fewer = is_test && attack == Self::IdleConnections;
+        let fewer = most <= QUICK && attack == Self::IdleConnections;
         if fewer { 64 } else { connections }
     }
 
     /// What it sends in turn.
-    fn requests(self, is_test: bool) -> Vec<Vec<u8>> {
-        let many = |count: u64| 0..if is_test { count.min(64) } else { count };
+    fn requests(self, most: u64) -> Vec<Vec<u8>> {
+        let many = |count: u64| 0..count.min(most);
         let eve = key(FIRST_KEY);
-        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &crate::signed::key(key))], "blockNumber": "0x40" }]);
+        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &super::signed::key(key))], "blockNumber": "0x40" }]);
         match self {
             Self::None => Vec::new(),
             Self::UnfundedTransactions => {
@@ -205,7 +207,7 @@ impl Attack {
             Self::ForgedBlobs | Self::BlobReplays => {
                 let config = WorkloadConfig { accounts: 4_000, ..WorkloadConfig::new(99, DEV_CHAIN_ID) };
                 let six = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 1_000, ..Mix::default() };
-                let txs = Workload::new(WorkloadConfig { mix: six, ..config }).prepare(if is_test { 2 } else { 16 });
+                let txs = Workload::new(WorkloadConfig { mix: six, ..config }).prepare(if most <= QUICK { 2 } else { 16 });
                 let is_forged = matches!(self, Self::ForgedBlobs);
                 let sent = |raw: &[u8]| {
                     let mut raw = raw.to_vec();
@@ -262,7 +264,7 @@ impl Attack {
                 })
                 .collect(),
             Self::Crowd => {
-                let txs = Signer::new(EXTERNAL).sign(if is_test { 640 } else { 40_000 });
+                let txs = Signer::new(EXTERNAL).sign(40_000.min(most as usize * 10));
                 let sent = |raw| call("eth_sendRawTransaction", &json!([hex::encode_prefixed(raw)]), None);
                 txs.iter().map(|tx| sent(&tx.raw)).collect()
             }
@@ -277,8 +279,8 @@ impl Attack {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Writes and signs what the attack sends; `true` is the quick pass.
-    Prepare(Attack, bool),
+    /// Writes and signs what the attack sends, so many requests at most, which are sent again and again.
+    Prepare(Attack, u64),
     Run {
         server: SocketAddr,
         lasts: Duration,
@@ -319,16 +321,16 @@ impl Tally {
 pub(crate) fn respond() -> io::Result<()> {
     allow_open_files(FILES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut prepared = (Attack::None, Vec::new(), false);
+    let mut prepared = (Attack::None, Vec::new(), QUICK);
     serve(|request| match request {
-        Request::Prepare(attack, is_test) => {
-            prepared = (attack, attack.requests(is_test), is_test);
+        Request::Prepare(attack, most) => {
+            prepared = (attack, attack.requests(most), most);
             Ok(Tally::default())
         }
         Request::Run { server, lasts, addresses } => {
-            let (attack, requests, is_test) =
-                std::mem::replace(&mut prepared, (Attack::None, Vec::new(), false));
-            let connections = attack.connections(is_test);
+            let (attack, requests, most) =
+                std::mem::replace(&mut prepared, (Attack::None, Vec::new(), QUICK));
+            let connections = attack.connections(most);
             let all_take_part = if connections == 0 { 0 } else { addresses };
             let attacker = Attacker {
                 attack,

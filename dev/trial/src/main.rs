@@ -1,0 +1,105 @@
+//! The whole system under everything that can go wrong, from one seed, judged by what the builders have.
+//!
+//! `cargo run --release -p trial -- --seed 7 --minutes 2`
+
+mod member;
+mod net;
+mod network;
+mod oracle;
+mod picture;
+mod run;
+mod scenario;
+mod searchers;
+mod world;
+
+use std::{path::PathBuf, process::ExitCode, time::Duration};
+
+use clap::Parser;
+use testkit::process::run_as;
+
+use crate::world::World;
+
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+#[derive(Debug, Parser)]
+#[command(about = "The whole system under everything that can go wrong, from one seed")]
+struct Args {
+    #[arg(long)]
+    seed: Option<u64>,
+    #[arg(long, default_value_t = 2.0)]
+    minutes: f64,
+    /// Whether the world has a fleet on NATS servers; else the seed decides.
+    #[arg(long)]
+    fleet: Option<bool>,
+    /// Print what would strike when, and end.
+    #[arg(long)]
+    list: bool,
+    /// Leave out these entries of the list.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<usize>,
+    /// Draw the run into this file, as SVG.
+    #[arg(long)]
+    picture: Option<PathBuf>,
+    /// Instead: the attacks on an RPC port whose names contain this, one by one at full size.
+    #[arg(long, value_name = "NAME")]
+    scenario: Vec<String>,
+    /// All of them.
+    #[arg(long)]
+    scenarios: bool,
+    /// Of scenarios: each for a moment.
+    #[arg(long)]
+    test: bool,
+}
+
+fn main() -> ExitCode {
+    let ended = scenario::run_if_child().or_else(|| run_as(member::ROLE, member::respond));
+    ended.unwrap_or_else(|| match trial(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(2)
+        }
+    })
+}
+
+fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
+    if args.scenarios || !args.scenario.is_empty() {
+        scenario::run_all(&args.scenario, args.test)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let seed = args.seed.unwrap_or_else(|| rand::random_range(0..100_000));
+    let mut world =
+        World::from_seed(seed, Duration::from_secs_f64(args.minutes * 60.0), args.fleet);
+    if args.list {
+        println!("{world:#?}");
+    }
+    for (number, (at, what)) in world.timeline.iter().enumerate() {
+        if args.list {
+            println!("{number:3}  {:6.1} s  {what}", at.as_secs_f64());
+        }
+    }
+    if args.list {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut number = 0;
+    world.timeline.retain(|_| {
+        number += 1;
+        !args.without.contains(&(number - 1))
+    });
+    testkit::usage::allow_open_files(8_192)?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let outcomes = runtime.block_on(run::run(&world, false))?;
+    for violation in outcomes.violations.iter().take(5) {
+        println!(
+            "VIOLATION, seed {seed}, member {}: {:?} {}\n{}",
+            violation.member, violation.wrong, violation.hash, violation.text
+        );
+    }
+    if let Some(path) = &args.picture {
+        picture::draw(path, &outcomes)?;
+    }
+    println!("{}", outcomes.summary);
+    Ok(if outcomes.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

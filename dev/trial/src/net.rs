@@ -1,0 +1,127 @@
+//! The network between searchers and a server: it passes bytes on, stalls, resets, and half-closes. The server sees the
+//! callers' own addresses.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        TcpListener, TcpSocket, TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+    time::sleep_until,
+};
+
+#[derive(Clone, Debug)]
+struct State {
+    /// `None` while the server is down.
+    server: Option<SocketAddr>,
+    stalls_until: Instant,
+    resets: u64,
+    half_closes: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Net {
+    pub(crate) address: SocketAddr,
+    state: Arc<Mutex<State>>,
+    changed: watch::Sender<()>,
+}
+
+impl Net {
+    pub(crate) async fn open() -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let state = State { server: None, stalls_until: Instant::now(), resets: 0, half_closes: 0 };
+        let net = Self {
+            address: listener.local_addr()?,
+            state: Arc::new(Mutex::new(state)),
+            changed: watch::Sender::new(()),
+        };
+        let accepting = net.clone();
+        tokio::spawn(async move {
+            while let Ok((client, from)) = listener.accept().await {
+                let net = accepting.clone();
+                // A connection that fails is closed: both ends see it.
+                tokio::spawn(async move { net.pass(client, from).await });
+            }
+        });
+        Ok(net)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.state());
+        self.changed.send_replace(());
+    }
+
+    pub(crate) fn leads_to(&self, server: Option<SocketAddr>) {
+        self.change(|state| state.server = server);
+    }
+
+    pub(crate) fn stall(&self, until: Instant) {
+        self.change(|state| state.stalls_until = until);
+    }
+
+    pub(crate) fn reset(&self) {
+        self.change(|state| state.resets += 1);
+    }
+
+    pub(crate) fn half_close(&self) {
+        self.change(|state| state.half_closes += 1);
+    }
+
+    async fn pass(&self, client: TcpStream, from: SocketAddr) -> io::Result<()> {
+        let Some(server) = self.state().server else { return client.set_zero_linger() };
+        let socket = TcpSocket::new_v4()?;
+        socket.bind((from.ip(), 0).into())?;
+        debug_assert!(matches!(from.ip(), IpAddr::V4(_)));
+        let server = socket.connect(server).await?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        let mut changed = self.changed.subscribe();
+        let State { resets, half_closes, .. } = self.state().clone();
+        let ((from_client, to_client), (from_server, to_server)) =
+            (client.into_split(), server.into_split());
+        let back = self.copy(from_server, to_client, None);
+        let forth = self.copy(from_client, to_server, Some(half_closes));
+        // The order does not matter: each of them ends the connection.
+        tokio::select! {
+            _ = async { tokio::join!(back, forth) } => {}
+            _ = async { while self.state().resets == resets && changed.changed().await.is_ok() {} } => {}
+        }
+        Ok(())
+    }
+
+    /// Until the end, or until the direction is closed.
+    async fn copy(
+        &self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        closes: Option<u64>,
+    ) -> io::Result<()> {
+        let mut buffer = vec![0; 64 << 10];
+        let mut changed = self.changed.subscribe();
+        let is_closed = || closes.is_some_and(|before| self.state().half_closes != before);
+        loop {
+            let read = tokio::select! {
+                read = from.read(&mut buffer) => read?,
+                _ = async { while !is_closed() && changed.changed().await.is_ok() {} } => 0,
+            };
+            let until = self.state().stalls_until;
+            sleep_until(until.into()).await;
+            if read == 0 {
+                return to.shutdown().await;
+            }
+            to.write_all(&buffer[..read]).await?;
+        }
+    }
+}

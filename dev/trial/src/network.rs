@@ -1,0 +1,289 @@
+//! The nodes, their one chain, and what they announce. They live in the conductor's process, so that it knows what they truly
+//! hold. Members reach them by their sockets alone.
+
+use std::{
+    collections::HashMap,
+    error::Error,
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{B256, Bytes};
+use mock_node::{MockNode, NodeConfig};
+use testkit::{
+    sign::{LIVE, Prepared, Signer},
+    usage::now_ns,
+};
+
+use crate::world::World;
+
+/// One account of twenty sends transactions that no block takes for so long: what was lost must still be pending when a
+/// comparison comes.
+const LINGERS: Duration = Duration::from_secs(45);
+const ACCOUNTS: usize = LIVE.end - LIVE.start;
+
+/// A public transaction.
+#[derive(Debug)]
+pub(crate) struct Tx {
+    pub(crate) hash: B256,
+    raw: Bytes,
+    /// When the first node was given it.
+    pub(crate) at: u64,
+    /// Which nodes are given it: all, or one.
+    only: Option<usize>,
+    /// The block that contains it.
+    pub(crate) mined: Option<(u64, u64)>,
+    lingers: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Ledger {
+    /// In the order in which they were sent.
+    pub(crate) txs: Vec<Tx>,
+    pub(crate) by_hash: HashMap<B256, usize>,
+}
+
+struct Slot {
+    config: NodeConfig,
+    /// `None` while it is down.
+    node: Option<MockNode>,
+    lags_until: Option<Instant>,
+    /// Since when it holds what it holds, by its own list.
+    held: HashMap<B256, u64>,
+    up_since: u64,
+    /// It has come back without its pool, so what it is sent may wait for a nonce.
+    is_lossy: bool,
+}
+
+/// What all threads share.
+struct Shared {
+    ledger: Mutex<Ledger>,
+    slots: Vec<Mutex<Slot>>,
+    /// The chain that the nodes follow. Nobody connects to it, and nothing fails in it.
+    reference: MockNode,
+    stop: AtomicBool,
+    burst: AtomicUsize,
+}
+
+pub(crate) struct Network {
+    shared: Arc<Shared>,
+    load: Option<JoinHandle<()>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Network {
+    pub(crate) fn start(dir: &Path, world: &World) -> Result<Self, Box<dyn Error>> {
+        // Large blocks, so that the base fee does not rise.
+        let reference = NodeConfig {
+            block_gas_limit: 4_000_000_000,
+            ..NodeConfig::new(dir.join("reference.ipc"))
+        };
+        let reference = MockNode::start(reference)?;
+        let mut slots = Vec::new();
+        for number in 0..world.nodes {
+            let config = NodeConfig {
+                seed: world.seed + number as u64,
+                ..NodeConfig::new(dir.join(format!("node-{number}.ipc")))
+            };
+            let node = Some(MockNode::start_beside(config.clone(), &reference, [])?);
+            let held = HashMap::new();
+            slots.push(Mutex::new(Slot {
+                config,
+                node,
+                lags_until: None,
+                held,
+                up_since: now_ns(),
+                is_lossy: false,
+            }));
+        }
+        let shared = Arc::new(Shared {
+            ledger: Mutex::default(),
+            slots,
+            reference,
+            stop: AtomicBool::new(false),
+            burst: AtomicUsize::new(0),
+        });
+        let (loading, tps, seed) = (Arc::clone(&shared), world.tps, world.seed as usize);
+        let load = Some(thread::spawn(move || loading.announce(tps, seed)));
+        Ok(Self { shared, load })
+    }
+
+    pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        lock(&self.shared.ledger)
+    }
+
+    pub(crate) fn with<T>(&self, node: usize, act: impl FnOnce(&MockNode) -> T) -> Option<T> {
+        lock(&self.shared.slots[node]).node.as_ref().map(act)
+    }
+
+    pub(crate) fn burst(&self, count: usize) {
+        self.shared.burst.fetch_add(count, Relaxed);
+    }
+
+    pub(crate) fn lag(&self, node: usize, until: Instant) {
+        lock(&self.shared.slots[node]).lags_until = Some(until);
+    }
+
+    pub(crate) fn stop_node(&self, node: usize) {
+        let taken = lock(&self.shared.slots[node]).node.take();
+        drop(taken);
+    }
+
+    pub(crate) fn start_node(&self, node: usize, keeps_pool: bool) -> Result<(), Box<dyn Error>> {
+        let mut slot = lock(&self.shared.slots[node]);
+        let ledger = self.ledger();
+        let is_held =
+            |tx: &&Tx| keeps_pool && tx.mined.is_none() && tx.only.is_none_or(|only| only == node);
+        let pending = ledger.txs.iter().filter(is_held).map(|tx| tx.raw.clone());
+        let pending: Vec<_> = pending.collect();
+        drop(ledger);
+        let started = MockNode::start_beside(slot.config.clone(), &self.shared.reference, pending)?;
+        slot.node = Some(started);
+        slot.up_since = now_ns();
+        slot.is_lossy |= !keeps_pool;
+        slot.held.clear();
+        Ok(())
+    }
+
+    /// Mines what is old enough, and with it what builders had alone. Returns the block's number.
+    pub(crate) fn mine(&self, private: &[Bytes]) -> Result<u64, Box<dyn Error>> {
+        let reference = &self.shared.reference;
+        let mut hashes = Vec::new();
+        for raw in private {
+            // A second one of the same sender is none: each has one of its own.
+            hashes.push(reference.submit(raw.clone())?);
+        }
+        let mut ledger = self.ledger();
+        let now = now_ns();
+        let age = |tx: &Tx| Duration::from_nanos(now - tx.at);
+        let least = |tx: &Tx| if tx.lingers { LINGERS } else { Duration::from_millis(400) };
+        let chosen = ledger.txs.iter().filter(|tx| tx.mined.is_none() && age(tx) > least(tx));
+        hashes.extend(chosen.map(|tx| tx.hash));
+        let block = reference.mine_only(&hashes)?;
+        for hash in &block.txs {
+            if let Some(at) = ledger.by_hash.get(hash).copied() {
+                ledger.txs[at].mined = Some((block.number, now));
+            }
+        }
+        drop(ledger);
+        self.tell();
+        Ok(block.number)
+    }
+
+    /// Replaces blocks by empty ones; returns the first that was undone and what it and later ones held.
+    pub(crate) fn reorg(&self, depth: usize) -> Vec<B256> {
+        let Ok(reorg) = self.shared.reference.reorg(depth) else { return Vec::new() };
+        let undone: Vec<_> = reorg.removed.into_iter().flat_map(|block| block.txs).collect();
+        let mut ledger = self.ledger();
+        for hash in &undone {
+            if let Some(at) = ledger.by_hash.get(hash).copied() {
+                ledger.txs[at].mined = None;
+            }
+        }
+        drop(ledger);
+        self.tell();
+        undone
+    }
+
+    /// Nodes that do not lag hear of the chain.
+    fn tell(&self) {
+        for slot in &self.shared.slots {
+            let mut slot = lock(slot);
+            if slot.lags_until.is_some_and(|until| until > Instant::now()) {
+                continue;
+            }
+            slot.lags_until = None;
+            if let Some(node) = &slot.node {
+                node.follow(&self.shared.reference);
+            }
+        }
+    }
+
+    /// What a node holds that no block contains, and since when; `None` while it is down.
+    pub(crate) fn held(&self, number: usize) -> Option<Vec<(B256, u64)>> {
+        let mut slot = lock(&self.shared.slots[number]);
+        let pending = slot.node.as_ref()?.pending();
+        let ledger = self.ledger();
+        let now = now_ns();
+        let mut held = HashMap::with_capacity(pending.len());
+        for hash in pending {
+            let Some(tx) = ledger.by_hash.get(&hash).map(|at| &ledger.txs[*at]) else { continue };
+            let first = if slot.is_lossy { now } else { tx.at.max(slot.up_since) };
+            held.insert(hash, slot.held.get(&hash).copied().unwrap_or(first));
+        }
+        slot.held = held;
+        let is_open = |hash: &B256| ledger.txs[ledger.by_hash[hash]].mined.is_none();
+        Some(
+            slot.held
+                .iter()
+                .filter(|(hash, _)| is_open(hash))
+                .map(|(hash, at)| (*hash, *at))
+                .collect(),
+        )
+    }
+}
+
+impl Shared {
+    /// By an exact schedule; a burst comes on top.
+    fn announce(&self, tps: u32, seed: usize) {
+        let mut signer = Signer::new(LIVE);
+        let mut signed: std::vec::IntoIter<Prepared> = signer.sign(tps as usize * 2).into_iter();
+        let (start, mut number) = (Instant::now(), 0);
+        for paced in 0_u64.. {
+            let due = start + Duration::from_nanos(paced * 1_000_000_000 / u64::from(tps));
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            for _ in 0..=self.burst.swap(0, Relaxed) {
+                if self.stop.load(Relaxed) {
+                    return;
+                }
+                let tx = signed.next().unwrap_or_else(|| {
+                    signed = signer.sign(tps as usize).into_iter();
+                    signed.next().expect("just signed")
+                });
+                self.submit(tx, number, seed);
+                number += 1;
+            }
+        }
+    }
+
+    fn submit(&self, Prepared { hash, raw }: Prepared, number: usize, seed: usize) {
+        let account = number % ACCOUNTS;
+        // By account, so that no node waits for a nonce that only others have.
+        let drawn = (account + 1).wrapping_mul(seed | 1) >> 3;
+        let only = drawn.is_multiple_of(5).then_some(account % self.slots.len());
+        let lingers = account % 20 == 7;
+        let mut ledger = lock(&self.ledger);
+        let at = ledger.txs.len();
+        ledger.by_hash.insert(hash, at);
+        ledger.txs.push(Tx { hash, raw: raw.clone(), at: now_ns(), only, mined: None, lingers });
+        drop(ledger);
+        self.reference.submit(raw.clone()).expect("signed in the order of its nonces");
+        for (number, slot) in self.slots.iter().enumerate() {
+            if only.is_none_or(|only| only == number)
+                && let Some(node) = &lock(slot).node
+            {
+                // A node that has lost its pool has it wait for its nonce; one that comes back has it already.
+                _ = node.submit(raw.clone());
+            }
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Relaxed);
+        if let Some(load) = self.load.take()
+            && load.join().is_err()
+        {
+            eprintln!("warning: the load has panicked");
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! A run as a picture: what struck, what came in and is there, and how late it was.
+
+use std::path::Path;
+
+use plotters::{coord::Shift, prelude::*};
+
+use crate::{
+    run::{Failure, Head, Outcomes},
+    world::What,
+};
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+
+/// Told apart also by those who see fewer colours (Okabe and Ito).
+const COLORS: [RGBColor; 4] =
+    [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
+const ROWS: [&str; 5] = ["attacks", "network", "fleet", "processes", "nodes"];
+
+fn row(what: &What) -> usize {
+    match what {
+        What::Attack { .. } => 0,
+        What::StallNet { .. } | What::ResetNet { .. } | What::HalfClose { .. } => 1,
+        What::KillServer { .. } => 2,
+        What::Kill { .. } | What::Stop { .. } => 3,
+        What::Node(..)
+        | What::RestartNode { .. }
+        | What::Lag { .. }
+        | What::Reorg { .. }
+        | What::Burst { .. } => 4,
+    }
+}
+
+pub(crate) fn draw(path: &Path, outcomes: &Outcomes) -> Result<(), Failure> {
+    let area = SVGBackend::new(path, (1100, 700)).into_drawing_area();
+    // Its own background, so that it can be read on a dark page.
+    area.fill(&WHITE)?;
+    let heads = &outcomes.heads;
+    let end = heads.last().map_or(1.0, |head| head.at.as_secs_f64());
+    let (bands, rest) = area.split_vertically(190);
+    let (counts, late) = rest.split_vertically(280);
+    draw_bands(&bands, outcomes, end)?;
+    let line = |value: fn(&Head) -> f64| -> Vec<_> {
+        heads.iter().map(|head| (head.at.as_secs_f64(), value(head))).collect()
+    };
+    let mut lines = vec![("orders in, since the head before".to_owned(), per_head(heads))];
+    let builders = heads.first().map_or(0, |head| head.live.len());
+    for builder in 0..builders {
+        let of = heads.iter().map(|head| (head.at.as_secs_f64(), head.live[builder] as f64));
+        lines.push((format!("held by builder {}", builder + 1), of.collect()));
+    }
+    draw_lines(&counts, "orders", end, &lines)?;
+    let times = [
+        ("p50".to_owned(), line(|head| head.p50_ms)),
+        ("p99".to_owned(), line(|head| head.p99_ms)),
+    ];
+    draw_lines(&late, "from the announcement to a builder, ms", end, &times)?;
+    area.present()?;
+    Ok(())
+}
+
+fn per_head(heads: &[Head]) -> Vec<(f64, f64)> {
+    let pairs = heads.windows(2);
+    pairs
+        .map(|pair| (pair[1].at.as_secs_f64(), (pair[1].orders_in - pair[0].orders_in) as f64))
+        .collect()
+}
+
+fn draw_bands(area: &Area<'_>, outcomes: &Outcomes, end: f64) -> Result<(), Failure> {
+    let mut chart = ChartBuilder::on(area)
+        .caption("what struck", ("sans-serif", 16))
+        .margin(8)
+        .x_label_area_size(20)
+        .y_label_area_size(80)
+        .build_cartesian_2d(0.0..end, 0.0..ROWS.len() as f64)?;
+    let name = |at: &f64| {
+        // The middle of a row has its name.
+        if at.fract() == 0.5 { ROWS[*at as usize].to_owned() } else { String::new() }
+    };
+    chart.configure_mesh().disable_mesh().y_labels(11).y_label_formatter(&name).draw()?;
+    chart.draw_series(outcomes.struck.iter().map(|(at, what)| {
+        let (from, row) = (at.as_secs_f64(), row(what) as f64);
+        let lasts = what.lasts().as_secs_f64().max(end / 250.0);
+        let color = if what.is_attack() { COLORS[1] } else { COLORS[0] };
+        Rectangle::new([(from, row + 0.15), (from + lasts, row + 0.85)], color.mix(0.7).filled())
+    }))?;
+    Ok(())
+}
+
+fn draw_lines(
+    area: &Area<'_>,
+    title: &str,
+    end: f64,
+    lines: &[(String, Vec<(f64, f64)>)],
+) -> Result<(), Failure> {
+    let values = || lines.iter().flat_map(|(_, points)| points).map(|point| point.1.max(0.1));
+    let (least, most) = (values().fold(f64::MAX, f64::min), values().fold(1.0, f64::max));
+    let mut chart = ChartBuilder::on(area)
+        .caption(title, ("sans-serif", 16))
+        .margin(8)
+        .x_label_area_size(30)
+        .y_label_area_size(80)
+        .build_cartesian_2d(0.0..end, (least * 0.7..most * 1.5).log_scale())?;
+    chart.configure_mesh().x_desc("seconds").light_line_style(WHITE).draw()?;
+    for (number, (name, points)) in lines.iter().enumerate() {
+        let color = COLORS[number % COLORS.len()];
+        let points = points.iter().map(|(x, y)| (*x, y.max(0.1)));
+        chart
+            .draw_series(LineSeries::new(points, color.stroke_width(2)))?
+            .label(name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(3)));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK)
+        .draw()?;
+    Ok(())
+}

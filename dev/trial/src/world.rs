@@ -1,0 +1,333 @@
+//! What a seed means: who takes part, and what goes wrong when. Pure.
+
+use std::{fmt, time::Duration};
+
+use mock_node::{BadAnswer, Fault, Target};
+use rand::{Rng, SeedableRng, seq::SliceRandom};
+use rand_chacha::ChaCha8Rng;
+
+use crate::scenario::Attack;
+
+/// Between two heads. Short, so that many orders see their block.
+pub(crate) const SLOT: Duration = Duration::from_secs(3);
+/// Between two comparisons of a member with a node; the default is a minute.
+pub(crate) const AUDIT: Duration = Duration::from_secs(20);
+/// After a comparison is due: its jitter, the time in which announcements settle, and the fetches.
+const AUDITED: Duration = Duration::from_secs(25);
+/// A connection that is silent is closed after ten seconds, is dialled again within one, and a comparison follows.
+const DEAD: Duration = Duration::from_secs(20);
+/// Dialled again with a back-off of at most a second, and compared. Deferrable work waits for at most five seconds.
+const DIALLED: Duration = Duration::from_secs(9);
+/// After so long, a stream whose leader was killed has another one, and publishers have caught up.
+const ELECTED: Duration = Duration::from_secs(15);
+
+/// A process with a pool, and a builder that reads it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct MemberPlan {
+    /// The nodes that it reads by IPC.
+    pub(crate) nodes: Vec<usize>,
+    /// Whether searchers send to it.
+    pub(crate) has_rpc: bool,
+    /// Whether it reads the fleet's streams. In a fleet those with an RPC server publish.
+    pub(crate) reads_fleet: bool,
+    /// Its builder pauses again and again, behind a log that is too short for that.
+    pub(crate) is_slow: bool,
+}
+
+/// Something that strikes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Node(usize, Fault),
+    /// The process ends; it comes back with the chain as it is then, and with its pool or without.
+    RestartNode {
+        node: usize,
+        down: Duration,
+        keeps_pool: bool,
+    },
+    /// The node hears of no block for a while.
+    Lag {
+        node: usize,
+        time: Duration,
+    },
+    Reorg {
+        depth: usize,
+    },
+    Burst {
+        count: usize,
+    },
+    /// SIGKILL; started again after a while.
+    Kill {
+        member: usize,
+        down: Duration,
+    },
+    /// SIGSTOP, then SIGCONT.
+    Stop {
+        member: usize,
+        time: Duration,
+    },
+    /// Of the fleet: the one that leads a stream, or another.
+    KillServer {
+        leader: bool,
+        down: Duration,
+    },
+    /// Between the searchers and a server.
+    StallNet {
+        member: usize,
+        time: Duration,
+    },
+    ResetNet {
+        member: usize,
+    },
+    HalfClose {
+        member: usize,
+    },
+    Attack {
+        attack: Attack,
+        member: usize,
+        time: Duration,
+        addresses: usize,
+    },
+}
+
+/// Whose promises a fault suspends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// What a member hears of a node.
+    Node(usize),
+    Member(usize),
+    Fleet,
+    All,
+}
+
+impl What {
+    /// What it touches, and until how long after its begin that part may be late: the written bounds.
+    pub(crate) fn touches(&self, tps: u32) -> Option<(Part, Duration)> {
+        let of_count =
+            |count: u32| Duration::from_secs_f64(f64::from(count) / f64::from(tps.max(1)));
+        Some(match *self {
+            Self::Node(node, fault) => (
+                Part::Node(node),
+                match fault {
+                    Fault::GoDead(_) => DEAD,
+                    Fault::Stall { time, .. } if time > Duration::from_secs(8) => time + DEAD,
+                    Fault::Stall { time, .. } => time + DIALLED,
+                    Fault::TableFull { time } => time + DIALLED,
+                    // The next comparison finds what the node did not tell, or told wrongly.
+                    Fault::DropNotifications { count } => of_count(count) + AUDITED,
+                    Fault::Answers { .. } => DEAD + AUDITED,
+                    Fault::DropObjects { .. } | Fault::Duplicate { .. } => return None,
+                    _ => DIALLED,
+                },
+            ),
+            Self::RestartNode { node, down, .. } => (Part::Node(node), down + DIALLED),
+            Self::Lag { .. } | Self::ResetNet { .. } | Self::HalfClose { .. } => return None,
+            Self::StallNet { .. } => return None,
+            Self::Reorg { .. } => (Part::All, Duration::from_secs(5)),
+            Self::Burst { count } => (Part::All, Duration::from_millis(2_000 + count as u64)),
+            Self::Kill { member, down } => (Part::Member(member), down + DIALLED),
+            Self::Stop { member, time } => (Part::Member(member), time + DIALLED),
+            Self::KillServer { down, .. } => (Part::Fleet, down + ELECTED),
+            Self::Attack { attack: Attack::Crowd, member, time, .. } => {
+                (Part::Member(member), time + Duration::from_secs(2))
+            }
+            Self::Attack { .. } => return None,
+        })
+    }
+
+    pub(crate) const fn is_attack(&self) -> bool {
+        matches!(self, Self::Attack { .. })
+    }
+
+    /// How long it lasts by itself.
+    pub(crate) const fn lasts(&self) -> Duration {
+        match *self {
+            Self::RestartNode { down: time, .. }
+            | Self::Lag { time, .. }
+            | Self::Kill { down: time, .. }
+            | Self::Stop { time, .. }
+            | Self::KillServer { down: time, .. }
+            | Self::StallNet { time, .. }
+            | Self::Attack { time, .. }
+            | Self::Node(_, Fault::Stall { time, .. } | Fault::TableFull { time }) => time,
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node, fault) => write!(f, "node {node}: {fault:?}"),
+            Self::Attack { attack, member, time, addresses } => {
+                let (name, time) = (attack.name(), time.as_secs_f64());
+                write!(
+                    f,
+                    "attack on member {member}: {name}, {time:.1} s from {addresses} addresses"
+                )
+            }
+            other => write!(f, "{other:?}"),
+        }
+    }
+}
+
+/// Everything that follows from a seed.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    pub(crate) seed: u64,
+    pub(crate) lasts: Duration,
+    pub(crate) nodes: usize,
+    pub(crate) members: Vec<MemberPlan>,
+    pub(crate) has_fleet: bool,
+    /// Announced a second.
+    pub(crate) tps: u32,
+    /// Messages of honest searchers a second.
+    pub(crate) searchers_tps: f64,
+    /// What strikes when, in order. The number by which an entry is left out is its place here.
+    pub(crate) timeline: Vec<(Duration, What)>,
+}
+
+impl World {
+    pub(crate) fn from_seed(seed: u64, lasts: Duration, fleet: Option<bool>) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let nodes = rng.random_range(1..=3);
+        let drawn = rng.random_bool(0.4);
+        let has_fleet = fleet.unwrap_or(drawn);
+        let ingests = if has_fleet { 2 } else { rng.random_range(1..=2) };
+        let mut members: Vec<_> = (0..ingests)
+            .map(|number| MemberPlan {
+                nodes: vec![number % nodes],
+                has_rpc: true,
+                reads_fleet: false,
+                is_slow: false,
+            })
+            .collect();
+        if nodes > 1 && !has_fleet {
+            members[0].nodes = vec![0, 1];
+        }
+        for number in 0..rng.random_range(1..=2) {
+            members.push(MemberPlan {
+                nodes: if has_fleet { Vec::new() } else { (number % nodes..nodes).collect() },
+                has_rpc: false,
+                reads_fleet: has_fleet,
+                is_slow: number == 0,
+            });
+        }
+        let tps = rng.random_range(100..=250);
+        let mut world = Self {
+            seed,
+            lasts,
+            nodes,
+            members,
+            has_fleet,
+            tps,
+            searchers_tps: 30.0,
+            timeline: Vec::new(),
+        };
+        world.draw_timeline(&mut rng);
+        world
+    }
+
+    /// As [`mock_node::FaultPlan`]: the kinds come in rounds of random order, and the end is quiet, so that what is late
+    /// is found missing.
+    fn draw_timeline(&mut self, rng: &mut ChaCha8Rng) {
+        let quiet = AUDITED + Duration::from_secs(10);
+        let end = self.lasts.saturating_sub(quiet);
+        let mut at = Duration::from_secs(6);
+        let mut round = Vec::new();
+        while at < end {
+            let what = round.pop().unwrap_or_else(|| {
+                round = self.kinds(rng);
+                round.shuffle(rng);
+                round.pop().expect("there are kinds")
+            });
+            self.timeline.push((at, what));
+            at += Duration::from_millis(rng.random_range(500..=4_000));
+        }
+    }
+
+    /// One of each, with values of this draw.
+    fn kinds(&self, rng: &mut ChaCha8Rng) -> Vec<What> {
+        let ms = |rng: &mut ChaCha8Rng, least, most| {
+            Duration::from_millis(rng.random_range(least..=most))
+        };
+        let ingests = self.members.iter().filter(|member| member.has_rpc).count();
+        let (rpc, member) = (rng.random_range(0..ingests), rng.random_range(0..self.members.len()));
+        let targets = [Target::All, Target::Subscription, Target::Request];
+        let at = targets[rng.random_range(0..targets.len())];
+        let bad = BadAnswer::ALL[rng.random_range(0..BadAnswer::ALL.len())];
+        let mut kinds: Vec<_> = [
+            Fault::Close(at),
+            Fault::CloseMidFrame(at),
+            Fault::CloseOnAccept { connections: 3 },
+            Fault::CloseAfterSubscribe { connections: 2 },
+            Fault::Stall { at, time: ms(rng, 500, 5_000) },
+            Fault::GoDead(at),
+            Fault::DropNotifications { count: rng.random_range(10..=300) },
+            Fault::DropObjects { count: rng.random_range(10..=300) },
+            Fault::Duplicate { count: rng.random_range(10..=300) },
+            Fault::Answers { bad, count: rng.random_range(1..=20) },
+            Fault::TableFull { time: ms(rng, 300, 2_000) },
+        ]
+        .into_iter()
+        .map(|fault| What::Node(rng.random_range(0..self.nodes), fault))
+        .collect();
+        let node = rng.random_range(0..self.nodes);
+        kinds.extend([
+            What::RestartNode { node, down: ms(rng, 200, 4_000), keeps_pool: rng.random() },
+            What::Reorg { depth: rng.random_range(1..=3) },
+            What::Burst { count: rng.random_range(300..=3_000) },
+            What::Kill { member, down: ms(rng, 100, 3_000) },
+            What::Stop { member, time: ms(rng, 200, 4_000) },
+            What::StallNet { member: rpc, time: ms(rng, 200, 3_000) },
+            What::ResetNet { member: rpc },
+            What::HalfClose { member: rpc },
+        ]);
+        if self.nodes > 1 {
+            let node = rng.random_range(1..self.nodes);
+            kinds.push(What::Lag { node, time: ms(rng, 3_000, 20_000) });
+        }
+        if self.has_fleet {
+            kinds.extend(
+                [true, false]
+                    .map(|leader| What::KillServer { leader, down: ms(rng, 1_000, 5_000) }),
+            );
+        }
+        // As many attacks as faults would leave no time: a third of the entries.
+        for _ in 0..kinds.len() / 2 {
+            let (attack, ..) = Attack::ALL[rng.random_range(1..Attack::ALL.len())];
+            let addresses = [1, 8][rng.random_range(0..2)];
+            kinds.push(What::Attack {
+                attack,
+                member: rpc,
+                time: ms(rng, 2_000, 8_000),
+                addresses,
+            });
+        }
+        kinds
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_one_world_with_a_quiet_end_in_which_every_kind_is_possible() {
+        let lasts = Duration::from_mins(2);
+        let text = |seed| format!("{:?}", World::from_seed(seed, lasts, None));
+        assert_eq!(text(7), text(7));
+        assert_ne!(text(7), text(8));
+        let worlds: Vec<_> = (0..60).map(|seed| World::from_seed(seed, lasts, None)).collect();
+        for world in &worlds {
+            let last = world.timeline.last().expect("something strikes").0;
+            assert!(last + AUDITED < lasts, "seed {}", world.seed);
+        }
+        let struck = |attack| {
+            let all = worlds.iter().flat_map(|world| &world.timeline);
+            all.into_iter()
+                .any(|(_, what)| matches!(what, What::Attack { attack: it, .. } if *it == attack))
+        };
+        assert!(Attack::ALL.into_iter().skip(1).all(|(attack, ..)| struck(attack)));
+        assert!(worlds.iter().any(|world| world.has_fleet && world.nodes == 3));
+    }
+}
