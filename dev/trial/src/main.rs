@@ -10,6 +10,7 @@ mod picture;
 mod run;
 mod scenario;
 mod searchers;
+mod shrink;
 mod world;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
@@ -38,6 +39,12 @@ struct Args {
     /// Leave out these entries of the list.
     #[arg(long, value_delimiter = ',')]
     without: Vec<usize>,
+    /// Print only what is wrong and the summary.
+    #[arg(long)]
+    quiet: bool,
+    /// When something is wrong, leave out one entry after the other, and print the shortest list that still shows it.
+    #[arg(long)]
+    shrink: bool,
     /// Draw the run into this file, as SVG.
     #[arg(long)]
     picture: Option<PathBuf>,
@@ -90,7 +97,7 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     testkit::usage::allow_open_files(8_192)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let outcomes = runtime.block_on(run::run(&world, false))?;
+    let outcomes = runtime.block_on(run::run(&world, args.quiet))?;
     for violation in outcomes.violations.iter().take(5) {
         println!(
             "VIOLATION, seed {seed}, member {}: {:?} {}\n{}",
@@ -101,5 +108,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
         picture::draw(path, &outcomes)?;
     }
     println!("{}", outcomes.summary);
+    if let (true, Some(violation)) = (args.shrink, outcomes.violations.first()) {
+        let struck = (args.minutes, outcomes.struck.len());
+        shrink::shrink(&world, args.fleet, struck, &args.without, violation)?;
+    }
     Ok(if outcomes.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -207,6 +207,12 @@ impl Network {
         }
     }
 
+    /// Whether the chain of a node contains it, which may be another one than that of the others for a while.
+    pub(crate) fn has_mined(&self, node: usize, hash: &B256) -> bool {
+        let has = |node: &MockNode| node.raw(*hash).is_some() && !node.pending().contains(hash);
+        self.with(node, has).unwrap_or(false)
+    }
+
     /// What a node holds that no block contains, and since when; `None` while it is down.
     pub(crate) fn held(&self, number: usize) -> Option<Vec<(B256, u64)>> {
         let mut slot = lock(&self.shared.slots[number]);

@@ -44,6 +44,8 @@ const STARTED: Duration = Duration::from_secs(6);
 /// Blocks whose transactions must stay away, and after which an order is forgotten.
 const REMEMBERED: u64 = 30;
 
+/// A bundle for the next block that comes later before its head may not reach the builders of a fleet in time.
+const NEXT_BLOCK_NS: u64 = 500_000_000;
 /// After it the use of memory is measured.
 const FILLED: Duration = Duration::from_mins(5);
 
@@ -259,7 +261,16 @@ impl Run<'_> {
                 self.network.stop_node(node);
                 self.later.push((now_at + down, After::StartNode { node, keeps_pool }));
             }
-            What::Lag { node, time } => self.network.lag(node, now_at + time),
+            What::Lag { node, time } => {
+                self.network.lag(node, now_at + time);
+                // At its end the node hears of all at once, also of reorgs that others had told.
+                let from = now + time.as_nanos() as u64;
+                let until = from + (SLOT * 3).as_nanos() as u64;
+                let members = self.world.members.iter().enumerate();
+                let readers = members.filter(|(_, plan)| plan.nodes.contains(&node));
+                let trouble = |(at, _)| Trouble { part: Part::Member(at), from, until };
+                self.troubles.extend(readers.map(trouble));
+            }
             What::Reorg { depth } => {
                 let undone: HashSet<_> = self.network.reorg(depth).into_iter().collect();
                 for wish in &mut self.searchers.log().wishes {
@@ -319,6 +330,7 @@ impl Run<'_> {
         if let Some((part, bound)) = what.touches(self.world.tps) {
             self.troubles.push(Trouble { part, from: now, until: now + bound.as_nanos() as u64 });
         }
+        self.troubles.sort_by_key(|trouble| trouble.from);
         self.say(&what.to_string());
         self.outcomes.struck.push((self.begin.elapsed(), what));
         Ok(())
@@ -466,7 +478,7 @@ impl Run<'_> {
             self.say(&format!("member {at} reads what came before: not judged"));
             return;
         }
-        let seat = &self.seats[at];
+        let (seat, plan) = (&self.seats[at], &self.world.members[at]);
         let mirror = &seat.mirror;
         let mut wrong: BTreeMap<(Wrong, B256), ()> = BTreeMap::new();
         let mut checks = 0;
@@ -484,7 +496,11 @@ impl Run<'_> {
             for (hash, since) in held {
                 let due = due((*since).max(started), way, &self.troubles);
                 checks += u64::from(due <= now);
-                if let Some(what) = oracle::pending(due, now, mirror.has(hash)) {
+                // The chain is what the node that leads has told: what is mined there is not pending.
+                let is_mined = || plan.nodes.iter().any(|node| self.network.has_mined(*node, hash));
+                if let Some(what) = oracle::pending(due, now, mirror.has(hash))
+                    && !is_mined()
+                {
                     wrong.insert((what, *hash), ());
                 }
             }
@@ -515,10 +531,16 @@ impl Run<'_> {
             }
             checks += 1;
             let Some(block) = wish.block else {
-                let was_there = mirror.lives.contains_key(&messages[0].makes.unwrap_or_default());
-                let is_due = messages[0].outcome == Outcome::Accepted && messages[0].due <= now;
-                if is_due && !was_there {
-                    wrong.insert((Wrong::Missing, messages[0].makes.unwrap_or_default()), ());
+                // A machine that it is sent to has it at once; elsewhere it must come before the head that ends it.
+                let Message { makes, outcome, due } = messages[0];
+                let hash = makes.unwrap_or_default();
+                let answered = wish.messages[0].answered.min(now);
+                let next = mirror.heads.iter().find(|(_, at)| *at > answered);
+                let has_time = next.is_none_or(|(_, at)| at - answered > NEXT_BLOCK_NS);
+                let is_due =
+                    outcome == Outcome::Accepted && due <= now && due == answered + GRACE_NS;
+                if is_due && has_time && !mirror.lives.contains_key(&hash) {
+                    wrong.insert((Wrong::Missing, hash), ());
                 }
                 continue;
             };
