@@ -1,6 +1,6 @@
 //! A fleet on real NATS servers, which `scripts/real-nodes.sh --install-only nats` installs: what it adds to the way of a
 //! transaction, what a builder costs, and what one publisher stores. What is left when parts of it are killed is shown
-//! by `scripts/fleet.sh`.
+//! by the trial.
 //!
 //! `cargo bench --bench fleet` takes about eight minutes. Words after `--` choose parts: `latency`, `cost`, `throughput`.
 //! The environment sets `FLEET_BENCH_RATES` (500,1000,2000), `FLEET_BENCH_BUILDERS` (1,4,8), `FLEET_BENCH_SECONDS` (3, of

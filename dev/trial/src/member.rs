@@ -32,6 +32,9 @@ pub(crate) const ROLE: &str = "__member";
 /// For its builder to read what there is. Longer only if an attack fills its pool faster than it reads.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// For each part to stop.
+const STOPPED: Duration = Duration::from_secs(5);
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Config {
     pub(crate) nodes: Vec<PathBuf>,
@@ -51,6 +54,7 @@ pub(crate) struct Config {
 enum Request {
     Start(Box<Config>),
     Look,
+    Finish,
 }
 
 /// What a builder sees, with the hash of a transaction or the bundle hash.
@@ -98,6 +102,11 @@ impl Member {
         self.0.send(&Request::Look)
     }
 
+    /// Shuts everything down: what it has accepted is published first.
+    pub(crate) fn finish(mut self) -> io::Result<()> {
+        self.0.request(&Request::Finish)
+    }
+
     pub(crate) fn report(&mut self) -> io::Result<Report> {
         self.0.receive()
     }
@@ -142,6 +151,10 @@ pub(crate) fn respond() -> io::Result<()> {
             reply(rpc.map(|rpc| rpc.local_addr()))
         }
         Request::Look => reply(look(&parts, &view)),
+        Request::Finish => {
+            runtime.block_on(finish(std::mem::take(&mut parts)));
+            reply(())
+        }
     })
 }
 
@@ -196,6 +209,21 @@ async fn start(config: &Config) -> Result<Parts, Failure> {
         }
     }
     Ok(parts)
+}
+
+/// First what takes orders in, then what passes them on.
+async fn finish(parts: Parts) {
+    if let Some(ingest) = parts.ingest {
+        ingest.shutdown(STOPPED).await;
+    }
+    for publisher in parts.publishers {
+        let stats = publisher.shutdown(STOPPED).await.stats;
+        let ended = stats.stored + stats.duplicate + stats.refused_total() + stats.unfinished;
+        assert_eq!(stats.published, ended, "{stats:?}");
+    }
+    for source in parts.sources {
+        source.shutdown(STOPPED).await;
+    }
 }
 
 /// Reads as a builder does. A slow one pauses for two seconds of five.
@@ -287,6 +315,8 @@ pub(crate) struct Mirror {
     /// The latest heads, each with its time.
     pub(crate) heads: Vec<(u64, u64)>,
     pub(crate) missed: u64,
+    /// Transactions that came while they were there.
+    pub(crate) twice: Vec<B256>,
     /// Resident memory, open files and threads at each look.
     pub(crate) uses: Vec<(u64, [usize; 3])>,
 }
@@ -305,7 +335,14 @@ impl Mirror {
     pub(crate) fn take(&mut self, report: &Report, is_ours: impl Fn(&B256) -> bool) {
         for (at, seen, hash) in &report.seen {
             match seen {
-                Seen::Added => *self.live.entry(*hash).or_default() += 1,
+                Seen::Added => {
+                    let count = self.live.entry(*hash).or_default();
+                    *count += 1;
+                    // A bundle may be there for several blocks; ours are for one each.
+                    if *count > 1 && is_ours(hash) {
+                        self.twice.push(*hash);
+                    }
+                }
                 Seen::Removed(_) => {
                     let count = self.live.get_mut(hash);
                     if count.map(|count| *count = count.saturating_sub(1)).is_some()

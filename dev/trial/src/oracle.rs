@@ -66,6 +66,8 @@ pub(crate) enum Wrong {
     Cancelled,
     /// **Gone**: its block is over, and it is there.
     Over,
+    /// It came while it was there.
+    Twice,
     /// **Known**: the counts of hashes do not add up, or the builder's reader and its pool differ.
     Counts,
     /// Resident memory, open files or threads have grown over the run.

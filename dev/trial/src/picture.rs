@@ -21,7 +21,7 @@ fn row(what: &What) -> usize {
         What::Attack { .. } => 0,
         What::StallNet { .. } | What::ResetNet { .. } | What::HalfClose { .. } => 1,
         What::KillServer { .. } => 2,
-        What::Kill { .. } | What::Stop { .. } => 3,
+        What::Kill { .. } | What::Replace { .. } | What::Stop { .. } => 3,
         What::Node(..)
         | What::RestartNode { .. }
         | What::Lag { .. }

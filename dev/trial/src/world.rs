@@ -60,6 +60,11 @@ pub(crate) enum What {
         member: usize,
         down: Duration,
     },
+    /// A shutdown, which publishes what was accepted; started again after a while.
+    Replace {
+        member: usize,
+        down: Duration,
+    },
     /// SIGSTOP, then SIGCONT.
     Stop {
         member: usize,
@@ -124,6 +129,10 @@ impl What {
             Self::StallNet { .. } => return None,
             Self::Reorg { .. } => (Part::All, Duration::from_secs(5)),
             Self::Burst { count } => (Part::All, Duration::from_millis(2_000 + count as u64)),
+            // A shutdown takes up to five seconds itself.
+            Self::Replace { member, down } => {
+                (Part::Member(member), down + DIALLED + Duration::from_secs(5))
+            }
             Self::Kill { member, down } => (Part::Member(member), down + DIALLED),
             Self::Stop { member, time } => (Part::Member(member), time + DIALLED),
             Self::KillServer { down, .. } => (Part::Fleet, down + ELECTED),
@@ -144,6 +153,7 @@ impl What {
             Self::RestartNode { down: time, .. }
             | Self::Lag { time, .. }
             | Self::Kill { down: time, .. }
+            | Self::Replace { down: time, .. }
             | Self::Stop { time, .. }
             | Self::KillServer { down: time, .. }
             | Self::StallNet { time, .. }
@@ -278,6 +288,7 @@ impl World {
             What::Burst { count: rng.random_range(300..=3_000) },
             What::Kill { member, down: ms(rng, 100, 3_000) },
             What::Stop { member, time: ms(rng, 200, 4_000) },
+            What::Replace { member: rpc, down: ms(rng, 100, 2_000) },
             What::StallNet { member: rpc, time: ms(rng, 200, 3_000) },
             What::ResetNet { member: rpc },
             What::HalfClose { member: rpc },

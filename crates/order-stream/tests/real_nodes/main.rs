@@ -5,10 +5,8 @@
 mod cluster;
 mod failures;
 mod fleet;
-mod kills;
 mod resets;
 mod rights;
-mod searchers;
 
 use std::{
     collections::BTreeSet,

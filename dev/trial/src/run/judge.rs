@@ -1,0 +1,322 @@
+//! What the builders have, and what the oracle says to it.
+
+use std::collections::{BTreeSet, HashSet};
+
+use alloy_primitives::B256;
+use testkit::{figures::Times, usage::now_ns};
+
+use super::{Failure, Head, NEXT_BLOCK_NS, REMEMBERED, Run, State, Violation};
+use crate::{
+    member::{Report, Seen},
+    oracle::{self, GRACE_NS, Message, Outcome, Time, Wrong, due},
+    searchers::{Sent, Wish},
+    world::{MemberPlan, Part},
+};
+
+impl Run<'_> {
+    /// Asks all builders, and the oracle about each.
+    pub(super) fn look(&mut self) -> Result<(), Failure> {
+        let held: Vec<_> = (0..self.world.nodes).map(|node| self.network.held(node)).collect();
+        let now = now_ns();
+        for seat in &mut self.seats {
+            if let State::Up(member) = &mut seat.state {
+                member.ask()?;
+            }
+        }
+        let mut reports = Vec::new();
+        for (at, seat) in self.seats.iter_mut().enumerate() {
+            if let State::Up(member) = &mut seat.state {
+                let report = member.report().map_err(|error| format!("member {at}: {error}"))?;
+                reports.push((at, report));
+            }
+        }
+        self.late[0].reset();
+        for (at, report) in &reports {
+            self.take(*at, report);
+        }
+        for (at, report) in reports {
+            self.judge(at, &report, &held, now);
+        }
+        let now_late = Times::from(&self.late[0]);
+        let live: Vec<_> = self.seats.iter().map(|seat| seat.mirror.len()).collect();
+        let (orders_in, accepted) = (self.network.ledger().txs.len(), self.accepted());
+        self.outcomes.heads.push(Head {
+            at: self.begin.elapsed(),
+            orders_in: orders_in + accepted as usize,
+            live: live.clone(),
+            p50_ms: now_late.p50 / 1e3,
+            p99_ms: now_late.p99 / 1e3,
+        });
+        self.say(&format!(
+            "before head {}: {orders_in} transactions and {accepted} searchers' messages in; builders hold {live:?}; p50 {:.1} ms, p99 {:.1} ms; {} checks, {} violations",
+            self.head + 1,
+            now_late.p50 / 1e3,
+            now_late.p99 / 1e3,
+            self.checks,
+            self.outcomes.violations.len()
+        ));
+        self.forget();
+        Ok(())
+    }
+
+    fn accepted(&self) -> u64 {
+        let log = self.searchers.log();
+        ["new", "replaced", "cancelled"].iter().filter_map(|kind| log.counts.get(*kind)).sum()
+    }
+
+    /// What a builder saw since the look before.
+    fn take(&mut self, at: usize, report: &Report) {
+        let ledger = self.network.ledger();
+        let ours: HashSet<B256> = {
+            let log = self.searchers.log();
+            let recent = log.wishes.len().saturating_sub(3_000);
+            log.wishes[recent..].iter().flat_map(Wish::versions).collect()
+        };
+        let seat = &mut self.seats[at];
+        for (seen_at, seen, hash) in &report.seen {
+            let Some(tx) = ledger.by_hash.get(hash).map(|at| &ledger.txs[*at]) else { continue };
+            if *seen != Seen::Added || seat.mirror.lives.contains_key(hash) {
+                continue;
+            }
+            let late = seen_at.saturating_sub(tx.at);
+            // What was announced before it came up is no measure of it.
+            if tx.at < seat.started {
+                continue;
+            }
+            self.worst = self.worst.max(late);
+            let mut way: Vec<_> =
+                self.world.members[at].nodes.iter().map(|node| Part::Node(*node)).collect();
+            way.extend([Part::Member(at), Part::Fleet]);
+            if !seat.config.is_slow && due(tx.at, &way, &self.troubles) == tx.at + GRACE_NS {
+                self.late.iter_mut().for_each(|late| late.saturating_record(*seen_at - tx.at));
+                if seat.last_public > seat.started {
+                    self.silence = self.silence.max(seen_at.saturating_sub(seat.last_public));
+                }
+            }
+            seat.last_public = *seen_at;
+        }
+        seat.mirror.take(report, |hash| ledger.by_hash.contains_key(hash) || ours.contains(hash));
+    }
+
+    /// The ways of a node's transactions to a builder.
+    fn ways(&self, at: usize) -> Vec<(usize, Vec<Part>)> {
+        let plan = &self.world.members[at];
+        if !plan.reads_fleet {
+            let way = |node: &usize| (*node, vec![Part::Node(*node), Part::Member(at)]);
+            return plan.nodes.iter().map(way).collect();
+        }
+        let machines = self.world.members.iter().enumerate().filter(|(_, plan)| plan.has_rpc);
+        let way = |(machine, plan): (usize, &MemberPlan)| {
+            let parts =
+                |node| vec![Part::Node(node), Part::Member(machine), Part::Fleet, Part::Member(at)];
+            plan.nodes.iter().map(|node| (*node, parts(*node))).collect::<Vec<_>>()
+        };
+        machines.flat_map(way).collect()
+    }
+
+    fn judge(&mut self, at: usize, report: &Report, held: &[Option<Vec<(B256, u64)>>], now: u64) {
+        if !report.is_current {
+            self.say(&format!("member {at} reads what came before: not judged"));
+            return;
+        }
+        let (seat, plan) = (&self.seats[at], &self.world.members[at]);
+        let mirror = &seat.mirror;
+        let mut wrong: BTreeSet<(Wrong, B256)> = BTreeSet::new();
+        let mut checks = 0;
+        let ways = self.ways(at);
+        let first_start = |way: &[Part]| {
+            let started = way.iter().filter_map(|part| match part {
+                Part::Member(member) => Some(self.seats[*member].started),
+                _ => None,
+            });
+            started.max().unwrap_or_default()
+        };
+        for (node, way) in &ways {
+            let Some(held) = held.get(*node).and_then(Option::as_ref) else { continue };
+            let started = first_start(way);
+            for (hash, since) in held {
+                let due = due((*since).max(started), way, &self.troubles);
+                checks += u64::from(due <= now);
+                // The chain is what the node that leads has told: what is mined there is not pending.
+                let is_mined = || plan.nodes.iter().any(|node| self.network.has_mined(*node, hash));
+                if let Some(what) = oracle::pending(due, now, mirror.has(hash))
+                    && !is_mined()
+                {
+                    wrong.insert((what, *hash));
+                }
+            }
+        }
+        let own: Vec<_> = ways.iter().flat_map(|(_, way)| way.clone()).collect();
+        let known_since = |block: u64| mirror.reached(block);
+        let ledger = self.network.ledger();
+        for tx in ledger.txs.iter().rev().take(30_000) {
+            let Some((block, mined_at)) =
+                tx.mined.filter(|(block, _)| block + REMEMBERED > self.head)
+            else {
+                continue;
+            };
+            let Some(reached) = known_since(block) else { continue };
+            let due = due(reached.max(mined_at), &own, &self.troubles);
+            checks += u64::from(due <= now);
+            if let Some(what) = oracle::mined(due, now, mirror.has(&tx.hash)) {
+                wrong.insert((what, tx.hash));
+            }
+        }
+        drop(ledger);
+        let log = self.searchers.log();
+        let recent = log.wishes.len().saturating_sub(1_500);
+        for wish in log.wishes[recent..].iter().filter(|wish| !wish.is_void) {
+            let messages = self.messages(at, wish, seat.started);
+            if messages.is_empty() {
+                continue;
+            }
+            checks += 1;
+            let Some(block) = wish.block else {
+                // A machine that it is sent to has it at once; elsewhere it must come before the head that ends it.
+                let Message { makes, outcome, due } = messages[0];
+                let hash = makes.unwrap_or_default();
+                let answered = wish.messages[0].answered.min(now);
+                let next = mirror.heads.iter().find(|(_, at)| *at > answered);
+                let has_time = next.is_none_or(|(_, at)| at - answered > NEXT_BLOCK_NS);
+                let is_due =
+                    outcome == Outcome::Accepted && due <= now && due == answered + GRACE_NS;
+                if is_due && has_time && !mirror.lives.contains_key(&hash) {
+                    wrong.insert((Wrong::Missing, hash));
+                }
+                continue;
+            };
+            let end = wish.mined.map_or(block, |mined| mined.min(block));
+            let time = match known_since(end) {
+                Some(reached) if due(reached, &own, &self.troubles) <= now => Time::Over,
+                Some(_) => Time::Ending,
+                None if self.head >= end => Time::Ending,
+                None => Time::Open,
+            };
+            let there: Vec<_> = wish.versions().filter(|version| mirror.has(version)).collect();
+            if let Some(what) = oracle::order(&messages, now, time, &there) {
+                let hash = there.first().copied().or(wish.versions().last());
+                wrong.insert((what, hash.unwrap_or_default()));
+            }
+        }
+        drop(log);
+        wrong.extend(mirror.twice.iter().map(|hash| (Wrong::Twice, *hash)));
+        let differs = report.sizes.is_some_and(|(view, pool)| view != pool);
+        if report.balance != 0 || differs {
+            wrong.insert((Wrong::Counts, B256::ZERO));
+        }
+        self.checks += checks;
+        let texts: Vec<_> = wrong
+            .into_iter()
+            .map(|(wrong, hash)| {
+                let text = self.life(at, &hash, report);
+                Violation { wrong, member: at, hash, text }
+            })
+            .collect();
+        self.outcomes.violations.extend(texts);
+    }
+
+    /// What a searcher has said of an order, as far as this builder must have heard of it.
+    fn messages(&self, at: usize, wish: &Wish, started: u64) -> Vec<Message> {
+        let plan = &self.world.members[at];
+        let of = |sent: &Sent| {
+            if !plan.reads_fleet {
+                if sent.machine != at || !plan.has_rpc {
+                    return None;
+                }
+                // A restart loses everything.
+                if sent.answered < started || sent.answered == u64::MAX && sent.sent < started {
+                    return None;
+                }
+                let due = due(sent.answered.min(u64::MAX / 2), &[Part::Member(at)], &self.troubles);
+                return Some(Message { makes: sent.makes, outcome: sent.outcome, due });
+            }
+            let way = [Part::Fleet, Part::Member(sent.machine), Part::Member(at)];
+            let answered = sent.answered.min(u64::MAX / 2);
+            let published = due(answered, &way[..2], &self.troubles);
+            // What a machine had accepted and not published when it was killed is lost.
+            let kills = &self.seats[sent.machine].kills;
+            let is_lost = kills.iter().any(|kill| (answered..published).contains(kill));
+            let outcome = match sent.outcome {
+                Outcome::Accepted if is_lost => Outcome::InDoubt,
+                outcome => outcome,
+            };
+            Some(Message {
+                makes: sent.makes,
+                outcome,
+                due: due(answered.max(started), &way, &self.troubles),
+            })
+        };
+        wish.messages.iter().filter_map(of).collect()
+    }
+
+    /// An order's life as each part knows it.
+    fn life(&self, at: usize, hash: &B256, report: &Report) -> String {
+        if hash.is_zero() {
+            let (balance, sizes) = (report.balance, report.sizes);
+            return format!(
+                "balance of hashes {balance}, orders in the builder's view and in the pool {sizes:?}"
+            );
+        }
+        let mut lines = Vec::new();
+        let seconds = |ns: u64| {
+            (ns as f64 - (now_ns() as f64 - self.begin.elapsed().as_nanos() as f64)) / 1e9
+        };
+        let ledger = self.network.ledger();
+        if let Some(tx) = ledger.by_hash.get(hash).map(|at| &ledger.txs[*at]) {
+            lines.push((seconds(tx.at), "announced".to_owned()));
+            if let Some((block, at)) = tx.mined {
+                lines.push((seconds(at), format!("mined in block {block}")));
+            }
+        }
+        drop(ledger);
+        for node in 0..self.world.nodes {
+            let is_held = self.network.with(node, |node| node.pending().contains(hash));
+            lines.push((
+                self.begin.elapsed().as_secs_f64(),
+                format!("node {node} holds it: {is_held:?}"),
+            ));
+        }
+        let log = self.searchers.log();
+        for wish in log.wishes.iter().filter(|wish| wish.versions().any(|version| version == *hash))
+        {
+            for sent in &wish.messages {
+                let what =
+                    sent.makes.map_or("cancelled".to_owned(), |makes| format!("made {makes}"));
+                lines.push((
+                    seconds(sent.sent),
+                    format!(
+                        "searcher {}: {what} at member {}, {:?} {}, private {}, block {:?}",
+                        wish.searcher,
+                        sent.machine,
+                        sent.outcome,
+                        sent.answer,
+                        wish.is_private,
+                        wish.block
+                    ),
+                ));
+            }
+            if let Some(block) = wish.mined {
+                lines.push((f64::NAN, format!("mined in block {block}")));
+            }
+        }
+        drop(log);
+        for (member, seat) in self.seats.iter().enumerate() {
+            for (when, seen) in seat.mirror.lives.get(hash).into_iter().flatten() {
+                lines.push((seconds(*when), format!("member {member}: {seen:?}")));
+            }
+        }
+        let mirror = &self.seats[at].mirror;
+        lines.push((
+            seconds(self.seats[at].started),
+            format!("member {at} started; its head is {:?}", mirror.heads.last()),
+        ));
+        for trouble in &self.troubles {
+            lines.push((
+                seconds(trouble.from),
+                format!("{:?} is touched until {:.1} s", trouble.part, seconds(trouble.until)),
+            ));
+        }
+        lines.sort_by(|a, b| a.0.total_cmp(&b.0));
+        lines.iter().map(|(at, line)| format!("    {at:8.3} s  {line}\n")).collect()
+    }
+}

@@ -1,0 +1,91 @@
+//! What a run came to.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use alloy_primitives::B256;
+use testkit::{figures::Times, usage::now_ns};
+
+use super::{FILLED, REMEMBERED, Run, Violation};
+use crate::{oracle, world::What};
+
+impl Run<'_> {
+    /// What no rule asks about any more.
+    pub(super) fn forget(&mut self) {
+        let ledger = self.network.ledger();
+        let head = self.head;
+        for seat in &mut self.seats {
+            seat.mirror.lives.retain(|hash, seen| {
+                let tx = ledger.by_hash.get(hash).map(|at| &ledger.txs[*at]);
+                match tx {
+                    Some(tx) => tx.mined.is_none_or(|(block, _)| block + REMEMBERED > head),
+                    None => seen.last().is_some_and(|(at, _)| now_ns() - at < 200_000_000_000),
+                }
+            });
+        }
+        drop(ledger);
+        let now = now_ns();
+        // One that is over touches nothing that is still judged: what is pending for longer was judged before.
+        self.troubles.retain(|trouble| trouble.until + 300_000_000_000 > now);
+        self.troubles.sort_by_key(|trouble| trouble.from);
+    }
+
+    /// What memory, files and threads have become, where the run was long enough to tell.
+    pub(super) fn measure(&mut self) {
+        for (member, seat) in self.seats.iter().enumerate() {
+            // Fewer orders are not remembered for ever before.
+            let filled = seat.started + FILLED.as_nanos() as u64;
+            let late = seat.mirror.uses.iter().filter(|(at, _)| *at > filled);
+            let uses: Vec<_> = late.map(|(_, uses)| *uses).collect();
+            if let Some(wrong) = (uses.len() > 60).then(|| oracle::grown(&uses)).flatten() {
+                let text = format!("{:?} to {:?}", uses.first(), uses.last());
+                self.outcomes.violations.push(Violation { wrong, member, hash: B256::ZERO, text });
+            }
+        }
+    }
+
+    pub(super) fn summarize(&mut self) {
+        let mut tallies = Vec::new();
+        for attack in self.attacks.drain(..) {
+            match attack.join() {
+                Ok(Ok(tally)) => tallies.push(tally),
+                other => eprintln!("warning: an attacker ended early: {other:?}"),
+            }
+        }
+        let log = self.searchers.log();
+        let times = Times::from(&self.late[1]);
+        let answers = Times::from(&log.took);
+        let is_attack = |(_, what): &&(Duration, What)| what.is_attack();
+        let attacks = self.outcomes.struck.iter().filter(is_attack).count();
+        let builders = self.seats.len();
+        let missed: u64 = self.seats.iter().map(|seat| seat.mirror.missed).sum();
+        let refused: BTreeMap<_, _> = log
+            .counts
+            .iter()
+            .filter(|(name, _)| name.starts_with("refused") || *name == "no answer")
+            .collect();
+        let sent: u64 = tallies.iter().map(|tally| tally.sent).sum();
+        self.outcomes.summary = format!(
+            "seed {}, {:.1} minutes: {} transactions and {} searchers' messages in, {} nodes, {builders} builders{}, {} heads; {} checks, {} violations; \
+             announced to builder p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s, worst beside a fault {:.1} s; answers p99 {:.1} ms; \
+             {} faults, {attacks} attacks with {sent} requests; slow builders missed {missed} events and began again; honest callers: {refused:?}",
+            self.world.seed,
+            self.begin.elapsed().as_secs_f64() / 60.0,
+            self.network.ledger().txs.len(),
+            ["new", "replaced", "cancelled"]
+                .iter()
+                .filter_map(|kind| log.counts.get(*kind))
+                .sum::<u64>(),
+            self.world.nodes,
+            if self.world.has_fleet { " of a fleet" } else { "" },
+            self.head,
+            self.checks,
+            self.outcomes.violations.len(),
+            times.p50 / 1e3,
+            times.p99 / 1e3,
+            self.silence as f64 / 1e9,
+            self.worst as f64 / 1e9,
+            answers.p99 / 1e3,
+            self.outcomes.struck.len() - attacks,
+        );
+    }
+}
