@@ -27,10 +27,7 @@ use crate::{
     config::{FetcherConfig, StartPolicy},
     connection::ChainId,
     error::{SnapshotError, SourceError, StartError},
-    fetch::{
-        Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, SeenSet, Slots,
-        Tally,
-    },
+    fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, Slots},
     limits::Limits,
     metrics::{Metrics, SinkMetrics},
     outcome::Counts,
@@ -82,10 +79,9 @@ pub struct FetcherEnd {
 /// minutes.
 #[derive(Debug)]
 pub struct Fetcher {
-    tally: Arc<Tally>,
+    hashes: Arc<Hashes>,
     deferral: Arc<Deferral>,
     sources: Arc<[Arc<SourceShared>]>,
-    seen: Arc<SeenSet>,
     changes: Changes,
     stop: CancellationToken,
     deadline: watch::Sender<Option<Instant>>,
@@ -133,7 +129,6 @@ impl Fetcher {
         let start = config.start;
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::described());
-        let tally = Tally::new(stop.clone(), Arc::clone(&metrics));
         let deferral = Arc::new(Deferral::new(&settings, metrics.deferred.clone())?);
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(None);
@@ -148,7 +143,7 @@ impl Fetcher {
             heads.push(told);
         }
         let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
-        let hashes = Arc::new(Hashes::new(Arc::clone(&tally), counts));
+        let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), counts);
         let tasks = Arc::new(Tasks::new(io.handle().clone(), alive, stop.clone()));
         let fetch = Arc::new(Fetch {
             settings: Arc::clone(&settings),
@@ -168,12 +163,9 @@ impl Fetcher {
         });
         let (nonces, wanted) = chain::nonce_queue();
         let chain = Arc::new(Chain {
-            settings: Arc::clone(&settings),
             follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
-            hashes: Arc::clone(&hashes),
-            connections: Arc::clone(&fetch.connections),
+            fetch: Arc::clone(&fetch),
             sink: SinkQueue::new(SinkMetrics::new()),
-            tasks: Arc::clone(&tasks),
             reports: sources.iter().map(|shared| shared.reports.clone()).collect(),
             reads_nonces: sink.wants_nonces(),
             nonces,
@@ -186,12 +178,11 @@ impl Fetcher {
         });
         // Also when the supervisor panics or cannot be started.
         let ends_queue = EndsQueue(Arc::clone(&chain.sink));
-        let seen = Arc::clone(&hashes.seen);
-        sink::spawn(Arc::clone(&sink), move |hash| seen.get(hash) == Some(Seen::Mined))
+        let known = Arc::clone(&hashes);
+        sink::spawn(Arc::clone(&sink), move |hash| known.seen.get(hash) == Some(Seen::Mined))
             .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
-        let seen = Arc::clone(&hashes.seen);
-        let deliverer = Arc::new(Deliverer { settings, hashes, chain_id, sink, metrics });
+        let deliverer = Arc::new(Deliverer { fetch: Arc::clone(&fetch), chain_id, sink });
         let parts = Arc::new(Parts { fetch, deliverer, chain });
         let sources: Arc<[_]> = sources.into();
         let running = sources.iter().cloned().zip(inboxes).collect();
@@ -210,7 +201,7 @@ impl Fetcher {
             .name("mempool-io".into())
             .spawn(body)
             .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
-        let fetcher = Self { tally, deferral, sources, seen, changes, stop, deadline, ended };
+        let fetcher = Self { hashes, deferral, sources, changes, stop, deadline, ended };
         if start == StartPolicy::RequireNode {
             fetcher.first_source().await?;
         }
@@ -220,7 +211,7 @@ impl Fetcher {
     /// The counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.tally.counts()
+        self.hashes.counts()
     }
 
     /// The status of each source, in the order of the configuration.
@@ -303,8 +294,8 @@ impl Fetcher {
     ///
     /// A look-up takes a lock that announcements take, for as long as one of theirs.
     pub fn announcers(&self) -> impl Fn(&B256) -> Vec<usize> + Send + Sync + use<> {
-        let seen = Arc::clone(&self.seen);
-        move |hash| seen.sources(hash).iter().collect()
+        let hashes = Arc::clone(&self.hashes);
+        move |hash| hashes.seen.sources(hash).iter().collect()
     }
 
     /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] reports a high

@@ -18,7 +18,7 @@ use crate::{
     config::Announcements,
     connection::Listener,
     decode::{FullAnnouncement, Malformed, announced_hash, read_object},
-    fetch::{Arrival, Deliverer, DeliveryTask, Fetch},
+    fetch::{Arrival, Deliverer, Fetch},
     outcome::Entry,
     sink::TransactionSink,
     tasks::Alive,
@@ -103,7 +103,6 @@ impl Drop for ObjectListener {
 /// Processes the announced objects of one source, in their order.
 #[derive(Debug)]
 pub(super) struct ObjectReader<S: TransactionSink> {
-    fetch: Arc<Fetch>,
     deliverer: Arc<Deliverer<S>>,
     source: usize,
     trusts_sender: bool,
@@ -114,7 +113,6 @@ pub(super) struct ObjectReader<S: TransactionSink> {
 impl<S: TransactionSink> ObjectReader<S> {
     /// Starts the thread, unless the source has it. It ends with the source, or when the fetcher stops.
     pub(super) fn spawn(
-        fetch: &Arc<Fetch>,
         deliverer: &Arc<Deliverer<S>>,
         source: usize,
         backlog: &Arc<Backlog>,
@@ -124,10 +122,9 @@ impl<S: TransactionSink> ObjectReader<S> {
         }
         let reader = Self {
             source,
-            trusts_sender: fetch.settings.trusts_sender_of(source),
+            trusts_sender: deliverer.fetch.settings.trusts_sender_of(source),
             backlog: Arc::clone(backlog),
-            _alive: fetch.tasks.alive(),
-            fetch: Arc::clone(fetch),
+            _alive: deliverer.fetch.tasks.alive(),
             deliverer: Arc::clone(deliverer),
         };
         thread::Builder::new().name("mempool-object".into()).spawn(move || reader.run())?;
@@ -137,7 +134,7 @@ impl<S: TransactionSink> ObjectReader<S> {
     }
 
     fn run(self) {
-        let (fetch, objects) = (&self.fetch, &self.backlog.objects);
+        let (fetch, objects) = (&self.deliverer.fetch, &self.backlog.objects);
         // Sends the requests that were submitted, for blob transactions, before a wait.
         while let Some(Some(next)) =
             fetch.tasks.wait_for(objects.next(), || fetch.connections.flush())
@@ -157,7 +154,7 @@ impl<S: TransactionSink> ObjectReader<S> {
     }
 
     fn take(&self, object: &Object) {
-        let (fetch, deliverer) = (&self.fetch, &*self.deliverer);
+        let (fetch, deliverer) = (&self.deliverer.fetch, &*self.deliverer);
         // Requests that are submitted must not wait for those that are not.
         let flush = || fetch.connections.flush();
         let Some(permit) = deliverer.work_permit(flush) else { return };
@@ -171,30 +168,28 @@ impl<S: TransactionSink> ObjectReader<S> {
             FullAnnouncement::Transaction(announced) => {
                 let arrival = arrival(*announced.tx.hash());
                 let entered = object.pairs.on_object(&fetch.hashes, arrival);
-                let Some((arrival, ticket)) = entered else { return };
-                let delivery = DeliveryTask::new(deliverer, arrival, ticket);
+                let Some(ticket) = entered else { return };
                 let read = match self.trusts_sender {
                     true => Ok(announced.trust_sender()),
                     false => announced.recover_sender(),
                 };
                 drop(permit);
                 match read {
-                    Ok((tx, raw)) => delivery.deliver(tx, Some(raw), flush),
-                    Err(_) => delivery.malformed(&Malformed::Signature),
+                    Ok((tx, raw)) => deliverer.deliver(ticket, tx, Some(raw), flush),
+                    Err(_) => ticket.malformed(&Malformed::Signature),
                 }
             }
             FullAnnouncement::FetchRaw(hash) => {
                 drop(permit);
                 let entered = object.pairs.on_object(&fetch.hashes, arrival(hash));
-                let Some((arrival, ticket)) = entered else { return };
+                let Some(ticket) = entered else { return };
                 // Waits while all slots are taken; a stop leaves the hash unfinished.
-                let _ = fetch.tasks.wait_for(fetch.request(arrival, ticket), || {});
+                let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
             }
             // Not paired: its hash is requested as if no object had come.
             FullAnnouncement::Malformed { hash: Some(hash), reason } => {
-                let arrival = arrival(hash);
-                if let Some(ticket) = fetch.hashes.enter(&arrival) {
-                    DeliveryTask::new(deliverer, arrival, ticket).malformed(&reason);
+                if let Some(ticket) = fetch.hashes.enter(arrival(hash)) {
+                    ticket.malformed(&reason);
                 }
             }
             FullAnnouncement::Malformed { hash: None, reason } => {

@@ -20,9 +20,6 @@ use crate::{
 /// as many; at most 5 MB. One whose counterpart comes later than that counts as a repeat.
 const REMEMBERED: usize = 32_768;
 
-/// A hash that has entered, with the right to its outcome.
-pub(super) type Entered = (Arrival, Ticket);
-
 /// Pairs hashes with objects, so that an announcement counts once, whichever comes first.
 ///
 /// An object that comes first is delivered at once. A hash that comes first waits for its object, and
@@ -61,7 +58,7 @@ struct State {
     /// Hashes in the order of their arrival, and when each was read. Some have their object by now.
     queue: VecDeque<(B256, Instant)>,
     /// Those that still wait.
-    waiting: B256HashMap<Entered>,
+    waiting: B256HashMap<Ticket>,
     unmatched: Unmatched,
     /// When the latest of the hashes was read whose objects have come.
     passed: Instant,
@@ -81,7 +78,7 @@ struct Unmatched {
 
 /// What there is to do for the hashes that wait.
 enum Next {
-    Request(Entered),
+    Request(Ticket),
     /// To look again, after a fifth of the wait.
     Wait,
     /// None waits.
@@ -111,7 +108,7 @@ impl Pairs {
     }
 
     /// Takes in an announced hash, if that needs no wait.
-    pub(super) fn on_hash(&self, hashes: &Hashes, arrival: Arrival) -> OnHash {
+    pub(super) fn on_hash(&self, hashes: &Arc<Hashes>, arrival: Arrival) -> OnHash {
         let mut state = lock(&self.state);
         if state.waiting.len() >= self.most_waiting && !state.is_closed {
             return OnHash::Full;
@@ -125,13 +122,13 @@ impl Pairs {
             return OnHash::Unpaired;
         }
         // Under the lock, so that the object finds the hash either unknown or waiting.
-        let Some(ticket) = hashes.enter(&arrival) else { return OnHash::Paired };
+        let Some(ticket) = hashes.enter(arrival) else { return OnHash::Paired };
         if state.queue.is_empty() {
             self.changed.notify_one();
         }
         state.queue.push_back((arrival.hash, arrival.at));
         // It replaces none: a hash that is in flight is not entered again.
-        state.waiting.insert(arrival.hash, (arrival, ticket));
+        state.waiting.insert(arrival.hash, ticket);
         OnHash::Paired
     }
 
@@ -144,24 +141,24 @@ impl Pairs {
                 OnHash::Full => {}
             }
             let oldest = lock(&self.state).pop_oldest();
-            if let Some((arrival, ticket)) = oldest {
-                fetch.request(arrival, ticket).await;
+            if let Some(ticket) = oldest {
+                fetch.request(ticket).await;
             }
         }
     }
 
-    /// Takes in an announced object. Returns it with its ticket, if it is news.
-    pub(super) fn on_object(&self, hashes: &Hashes, arrival: Arrival) -> Option<Entered> {
+    /// Takes in an announced object. Returns its ticket, if it is news.
+    pub(super) fn on_object(&self, hashes: &Arc<Hashes>, arrival: Arrival) -> Option<Ticket> {
         let mut state = lock(&self.state);
         state.processed = arrival.at;
         if state.unmatched.add(arrival.hash, -1) > 0 {
             // Its hash was counted, and has been requested or known if it does not wait.
-            let entered = state.waiting.remove(&arrival.hash)?;
-            state.passed = state.passed.max(entered.0.at);
-            return Some(entered);
+            let ticket = state.waiting.remove(&arrival.hash)?;
+            state.passed = state.passed.max(ticket.arrival.at);
+            return Some(ticket);
         }
         drop(state);
-        Some((arrival, hashes.enter(&arrival)?))
+        hashes.enter(arrival)
     }
 
     /// No object comes any more: what waits is requested now.
@@ -192,11 +189,11 @@ impl Pairs {
                 fetch.connections.flush();
             }
             match next {
-                Next::Request((arrival, ticket)) => {
+                Next::Request(ticket) => {
                     if !self.is_closed() {
                         fetch.metrics.objects_missed.add(1);
                     }
-                    fetch.request(arrival, ticket).await;
+                    fetch.request(ticket).await;
                 }
                 // The end of the objects does not wait.
                 Next::Wait => _ = timeout(self.wait / 5, self.changed.notified()).await,
@@ -228,10 +225,10 @@ impl Pairs {
 }
 
 impl State {
-    fn pop_oldest(&mut self) -> Option<Entered> {
+    fn pop_oldest(&mut self) -> Option<Ticket> {
         while let Some((hash, _)) = self.queue.pop_front() {
-            if let Some(entered) = self.waiting.remove(&hash) {
-                return Some(entered);
+            if let Some(ticket) = self.waiting.remove(&hash) {
+                return Some(ticket);
             }
         }
         None
@@ -259,7 +256,7 @@ mod tests {
         *,
     };
     use crate::{
-        fetch::{Seen, Tally},
+        fetch::Seen,
         metrics::Metrics,
         outcome::{Entry, Outcome},
     };
@@ -275,10 +272,8 @@ mod tests {
         (backlog, pairs)
     }
 
-    fn known() -> (Arc<Tally>, Hashes) {
-        let tally = Tally::new(CancellationToken::new(), Arc::new(Metrics::new()));
-        let hashes = Hashes::new(Arc::clone(&tally), [Arc::default()]);
-        (tally, hashes)
+    fn known() -> Arc<Hashes> {
+        Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), [Arc::default()])
     }
 
     fn arrival(tx: usize, at: Instant) -> Arrival {
@@ -292,16 +287,15 @@ mod tests {
             steps in proptest::collection::vec((0..TXS, 0u8..3), 0..40)
         ) {
             let (_, pairs) = pairs(Duration::from_secs(3_600));
-            let (tally, hashes) = known();
+            let hashes = known();
             let now = Instant::now();
             // More hashes than objects of each, and how often each was delivered.
             let (mut ahead, mut delivered) = ([0i32; TXS], [0; TXS]);
             let mut announced = 0;
-            let mut deliver = |entered: Option<Entered>| {
-                if let Some((arrival, ticket)) = entered {
-                    hashes.seen.settle(arrival.hash, Some(Seen::Delivered));
-                    ticket.leave(Outcome::Pooled);
-                    delivered[arrival.hash[0] as usize] += 1;
+            let mut deliver = |ticket: Option<Ticket>| {
+                if let Some(ticket) = ticket {
+                    delivered[ticket.arrival.hash[0] as usize] += 1;
+                    ticket.finish(Outcome::Pooled, Some(Seen::Delivered));
                 }
             };
             for (tx, step) in steps {
@@ -319,7 +313,7 @@ mod tests {
                     }
                     _ => deliver(lock(&pairs.state).pop_oldest()),
                 }
-                let counts = tally.counts();
+                let counts = hashes.counts();
                 prop_assert_eq!((counts.announced, counts.balance()), (announced, 0));
                 prop_assert_eq!(counts.unfinished, lock(&pairs.state).waiting.len() as u64);
             }
@@ -328,7 +322,7 @@ mod tests {
                 deliver(Some(entered));
             }
             prop_assert!(delivered.iter().all(|times| *times <= 1), "{delivered:?}");
-            let counts = tally.counts();
+            let counts = hashes.counts();
             prop_assert_eq!((counts.balance(), counts.unfinished), (0, 0));
             prop_assert_eq!(counts.pooled + counts.known, announced);
             for (tx, ahead) in ahead.into_iter().enumerate() {
@@ -341,10 +335,10 @@ mod tests {
     fn an_object_is_overdue_when_later_ones_have_come_or_after_the_wait_if_none_waits_to_be_read() {
         let wait = Duration::from_secs(1);
         let (backlog, pairs) = pairs(wait);
-        let (_, hashes) = known();
+        let hashes = known();
         let start = Instant::now();
         let requested = |now| match pairs.next(now) {
-            Next::Request((arrival, _)) => Some(arrival.hash[0]),
+            Next::Request(ticket) => Some(ticket.arrival.hash[0]),
             _ => None,
         };
         for (tx, after) in [(0, wait / 10), (1, wait / 5), (2, wait / 3), (3, wait)] {
@@ -372,13 +366,13 @@ mod tests {
     #[test]
     fn of_more_hashes_than_may_wait_the_oldest_is_requested() {
         let (_, pairs) = pairs(Duration::from_secs(3_600));
-        let (_, hashes) = known();
+        let hashes = known();
         let now = Instant::now();
         let mut requested = Vec::new();
         for tx in 0..6 {
             while let OnHash::Full = pairs.on_hash(&hashes, arrival(tx, now)) {
                 let oldest = lock(&pairs.state).pop_oldest();
-                requested.extend(oldest.map(|(arrival, _)| arrival.hash[0]));
+                requested.extend(oldest.map(|ticket| ticket.arrival.hash[0]));
             }
         }
         assert_eq!(requested, [0, 1]);

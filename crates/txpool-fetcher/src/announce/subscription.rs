@@ -68,13 +68,13 @@ impl Drop for HeadListener {
 
 /// Connects and subscribes. `known`: the source was up before.
 pub(crate) async fn subscribe<S: TransactionSink>(
-    fetch: &Arc<Fetch>,
     deliverer: &Arc<Deliverer<S>>,
     index: usize,
     backlog: &Arc<Backlog>,
     known: bool,
 ) -> Result<Subscribed, ConnectError> {
     const HASHES: &str = "newPendingTransactions";
+    let fetch = &deliverer.fetch;
     let limits = &fetch.settings.limits;
     let endpoint = &fetch.settings.config.sources[index];
     let limit = limits.ping_timeout;
@@ -100,7 +100,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     // Objects first: a hash without its object is then one that the node has dropped.
     if let Some(connection) = second {
         deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
-        ObjectReader::spawn(fetch, deliverer, index, backlog)
+        ObjectReader::spawn(deliverer, index, backlog)
             .map_err(|error| ConnectError::io(endpoint, error))?;
         let pairs = Pairs::new(backlog, limits);
         let listener = ObjectListener::new(fetch, backlog, &pairs);

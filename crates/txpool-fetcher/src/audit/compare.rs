@@ -315,9 +315,9 @@ impl Comparison {
             let at = Instant::now();
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
             // It may have been announced meanwhile, or found missing in another node's pool.
-            let Some(ticket) = self.fetch.hashes.enter_missing(&arrival, epoch) else { continue };
+            let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
             recovered += 1;
-            self.fetch.fetch_missing(arrival, ticket, permit).await;
+            self.fetch.fetch_missing(ticket, permit).await;
         }
         let mut in_flight = missing.to_vec();
         loop {

@@ -28,15 +28,15 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
     let mut reason = Unread::Failed;
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
-        if let Some(pool) = chain.settings.in_process_pool(source) {
-            match pool.call(&chain.tasks, "latest_block", |pool| pool.latest_block()).await {
+        if let Some(pool) = chain.fetch.settings.in_process_pool(source) {
+            match pool.call(&chain.fetch.tasks, "latest_block", |pool| pool.latest_block()).await {
                 Ok(block) => return Some(AnnouncedHead::requested(block?.into())),
                 Err(_) => continue,
             }
         }
         // Without a connection it was lost again; the next connection starts with this call.
-        let connection = chain.connections.calls(source)?;
-        match latest_block(&connection, chain.settings.limits.call_timeout).await {
+        let connection = chain.fetch.connections.calls(source)?;
+        match latest_block(&connection, chain.fetch.settings.limits.call_timeout).await {
             Ok(block) => return Some(AnnouncedHead::requested(block.into())),
             Err(unread) => reason = unread,
         }
@@ -136,8 +136,8 @@ pub(super) async fn in_process_block(
     attempt: u32,
     hash: B256,
 ) -> Option<Result<MinedBlock, Unread>> {
-    let pool = chain.settings.in_process_pool(turn(chain, source, attempt))?;
-    let block = pool.call(&chain.tasks, "block", move |pool| pool.block(&hash)).await;
+    let pool = chain.fetch.settings.in_process_pool(turn(chain, source, attempt))?;
+    let block = pool.call(&chain.fetch.tasks, "block", move |pool| pool.block(&hash)).await;
     Some(match block {
         Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),
         Ok(Some(_)) => Err(Unread::Malformed),
@@ -148,7 +148,7 @@ pub(super) async fn in_process_block(
 
 /// The source to ask: the block's source first, then each of the others in turn.
 pub(super) fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
-    (source + attempt as usize) % chain.settings.config.sources.len()
+    (source + attempt as usize) % chain.fetch.settings.config.sources.len()
 }
 
 /// Requests a block from the node whose turn it is, else from one that is connected.
@@ -158,9 +158,9 @@ async fn request(
     attempt: u32,
     hash: B256,
 ) -> Result<Box<RawValue>, CallError> {
-    let connection = chain.connections.pick(turn(chain, source, attempt)).await;
+    let connection = chain.fetch.connections.pick(turn(chain, source, attempt)).await;
     let connection = connection.ok_or(CallError::ConnectionLost)?;
-    let limit = chain.settings.limits.call_timeout;
+    let limit = chain.fetch.settings.limits.call_timeout;
     // A connection that is lost is replaced before the next attempt, which waits for one that is up.
     connection.call("eth_getBlockByHash", (hash, false), limit).await
 }

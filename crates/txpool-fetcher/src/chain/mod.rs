@@ -48,16 +48,13 @@ pub(crate) use self::{
     wire::read_head,
 };
 use crate::{
-    fetch::{FetchRequest, Hashes},
+    fetch::Fetch,
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
     metrics,
     named::named,
-    request::RequestConnections,
-    settings::Settings,
     sink::SinkQueue,
     sync::lock,
-    tasks::Tasks,
 };
 
 /// Heads of one source that may wait; when more come, its subscription connection waits.
@@ -144,15 +141,11 @@ impl Unread {
 /// What following the chain needs of the other parts.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    pub(crate) settings: Arc<Settings>,
     pub(crate) follower: Mutex<Follower>,
-    /// Where blocks are added.
-    pub(crate) hashes: Arc<Hashes>,
-    /// Over which blocks are requested.
-    pub(crate) connections: Arc<RequestConnections<FetchRequest>>,
+    /// To its hashes blocks are added, and over its connections they are requested.
+    pub(crate) fetch: Arc<Fetch>,
     /// To which heads and nonces are reported.
     pub(crate) sink: Arc<SinkQueue>,
-    pub(crate) tasks: Arc<Tasks>,
     /// To each source.
     pub(crate) reports: Box<[mpsc::Sender<Report>]>,
     /// Whether the sink wants the nonces of blocks.
@@ -188,11 +181,11 @@ impl Chain {
     /// the order of the chain.
     fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
         let mut follower = lock(&self.follower);
-        let step = follower.step(&mut lock(&self.hashes.blocks), branch, Instant::now());
+        let step = follower.step(&mut lock(&self.fetch.hashes.blocks), branch, Instant::now());
         if let Step::Applied(Applied { blocks, unmined, .. }) = &step {
             for hash in unmined {
                 // Pending again, or removed: the comparison that follows finds out.
-                self.hashes.seen.forget_mined(*hash);
+                self.fetch.hashes.seen.forget_mined(*hash);
             }
             blocks.iter().for_each(|read| self.tell(source, read));
         }
@@ -203,7 +196,7 @@ impl Chain {
     fn tell(&self, source: usize, read: &ReadBlock) {
         let ReadBlock { block, nonces } = read;
         for hash in block.mined.iter() {
-            self.hashes.seen.mined(*hash);
+            self.fetch.hashes.seen.mined(*hash);
         }
         self.sink.push_head(block.clone());
         // Every block's nonces count, also those of blocks that were missed. Those that came with the

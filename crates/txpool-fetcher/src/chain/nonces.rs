@@ -69,7 +69,7 @@ async fn read_one(
             let updates = match found? {
                 Nonces::Known(updates) => updates,
                 Nonces::In(answer) => {
-                    let max_bytes = shared.settings.limits.max_frame_bytes as u64;
+                    let max_bytes = shared.fetch.settings.limits.max_frame_bytes as u64;
                     wire::read_nonces(answer.take(max_bytes), hash)?
                 }
             };
@@ -77,7 +77,7 @@ async fn read_one(
             Ok(())
         };
         // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        match chain.tasks.spawn_blocking(job).await {
+        match chain.fetch.tasks.spawn_blocking(job).await {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(unread)) => reason = unread,
             // A retry would panic again.
@@ -92,7 +92,7 @@ async fn read_one(
 /// # Errors
 /// More blocks than are remembered came after it while it waited for its turn.
 fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
-    let mined = lock(&chain.hashes.blocks);
+    let mined = lock(&chain.fetch.hashes.blocks);
     let is_recent = mined.iter().next().is_none_or(|oldest| oldest.head.number <= number);
     match mined.block(hash) {
         None if !is_recent => Err(Unread::QueueFull),
@@ -111,13 +111,13 @@ async fn request(
     }
     // Waits until a node is connected, and prefers the one whose turn it is.
     let turn = turn(chain, source, attempt);
-    let up = chain.connections.connected(&[turn], turn).await;
-    let Settings { config, limits } = &*chain.settings;
+    let up = chain.fetch.connections.connected(&[turn], turn).await;
+    let Settings { config, limits } = &*chain.fetch.settings;
     let endpoint = up.first().and_then(|source| config.sources.get(*source));
     let request = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
     );
-    let wait = Wait::new(limits.call_timeout, chain.tasks.stop.clone(), &chain.tasks);
+    let wait = Wait::new(limits.call_timeout, chain.fetch.tasks.stop.clone(), &chain.fetch.tasks);
     let endpoint = endpoint.ok_or(Unread::Failed)?;
     let answer = Answer::request(endpoint, &request, limits.max_frame_bytes, wait).await;
     answer.map(Nonces::In).map_err(|_| Unread::Failed)
@@ -125,7 +125,7 @@ async fn request(
 
 fn apply(chain: &Chain, hash: B256, updates: Vec<NonceUpdate>) {
     {
-        let mut mined = lock(&chain.hashes.blocks);
+        let mut mined = lock(&chain.fetch.hashes.blocks);
         for update in &updates {
             // `None` when a reorg has removed the block meanwhile, which the sink will find too.
             let _ = mined.raise(&hash, *update);

@@ -1,4 +1,5 @@
-//! What is known of hashes: which were seen, which are in recent blocks, and how many there were.
+//! What is known of hashes: which were seen, which are in recent blocks, and how many there were. Each one
+//! that enters leaves with exactly one outcome, and both are counted.
 
 use std::{
     sync::{
@@ -11,14 +12,13 @@ use std::{
 use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::B256;
 use chain_view::{PooledTransaction, RecentBlocks};
+use tokio_util::sync::CancellationToken;
 
-use super::{
-    seen::{Seen, SeenSet},
-    tally::{Tally, Ticket},
-};
+use super::seen::{Entered, Seen, SeenSet};
 use crate::{
     limits::{RECENT_BLOCKS, SEEN_CAPACITY},
-    outcome::{Entry, Outcome},
+    metrics::Metrics,
+    outcome::{Counts, Entry, Outcome},
     sync::lock,
 };
 
@@ -45,68 +45,68 @@ pub(crate) struct AnnouncementCounts {
     pub(crate) first_seen: AtomicU64,
 }
 
-/// What is known of hashes.
+/// What is known of hashes. All accesses to the counters are relaxed: each is a sum of its own, and no other
+/// memory is published through them.
 #[derive(Debug)]
 pub(crate) struct Hashes {
-    pub(crate) seen: Arc<SeenSet>,
+    pub(crate) seen: SeenSet,
     pub(crate) blocks: Mutex<RecentBlocks>,
-    tally: Arc<Tally>,
+    unfinished: AtomicU64,
     /// Of each source.
     announcements: Box<[Arc<AnnouncementCounts>]>,
+    stop: CancellationToken,
+    metrics: Arc<Metrics>,
 }
 
 impl Hashes {
+    /// After `stop`, a hash that is dropped without an outcome stays unfinished.
     pub(crate) fn new(
-        tally: Arc<Tally>,
+        stop: CancellationToken,
+        metrics: Arc<Metrics>,
         announcements: impl IntoIterator<Item = Arc<AnnouncementCounts>>,
-    ) -> Self {
-        Self {
-            seen: SeenSet::new(SEEN_CAPACITY).into(),
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            seen: SeenSet::new(SEEN_CAPACITY),
             blocks: RecentBlocks::new(RECENT_BLOCKS).into(),
-            tally,
+            unfinished: AtomicU64::new(0),
             announcements: announcements.into_iter().collect(),
-        }
+            stop,
+            metrics,
+        })
     }
 
     /// Counts an announcement. `None` when its outcome is already known: mined or seen.
-    pub(crate) fn enter(&self, arrival: &Arrival) -> Option<Ticket> {
-        let ticket = self.tally.enter(Entry::Announced);
-        let counts = &self.announcements[arrival.source];
+    pub(crate) fn enter(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
+        let Arrival { hash, source, at, .. } = arrival;
+        let counts = &self.announcements[source];
         counts.announced.fetch_add(1, Relaxed);
-        if self.is_mined(&arrival.hash) {
-            self.seen.add_source(&arrival.hash, arrival.source);
-            ticket.leave(Outcome::Mined);
-            return None;
-        }
-        let Arrival { hash, source, at, .. } = *arrival;
-        let Some(entered) = self.seen.insert_announced(hash, source, at) else {
-            ticket.leave(Outcome::Known);
-            return None;
+        let known = if self.is_mined(&hash) {
+            self.seen.add_source(&hash, source);
+            Outcome::Mined
+        } else {
+            if let Some(entered) = self.seen.insert_announced(hash, source, at) {
+                counts.first_seen.fetch_add(1, Relaxed);
+                return Some(self.ticket(arrival, entered));
+            }
+            Outcome::Known
         };
-        counts.first_seen.fetch_add(1, Relaxed);
-        Some(ticket.in_flight(&self.seen, hash, entered))
+        self.metrics.entered[Entry::Announced as usize].add(1);
+        self.metrics.left[known as usize].add(1);
+        None
     }
 
     /// Counts a hash that the comparison of this epoch found missing. `None` if another source or an
     /// announcement has brought it since.
-    pub(crate) fn enter_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Ticket> {
+    pub(crate) fn enter_missing(self: &Arc<Self>, arrival: Arrival, epoch: u32) -> Option<Ticket> {
         let entered = self.seen.insert_missing(arrival.hash, arrival.source, epoch)?;
-        Some(self.tally.enter(arrival.entry).in_flight(&self.seen, arrival.hash, entered))
+        Some(self.ticket(arrival, entered))
     }
 
-    /// Records the outcome of a hash, unless it was dropped without one.
-    pub(super) fn finish(&self, hash: B256, ticket: Ticket, outcome: Outcome, seen: Option<Seen>) {
-        self.seen.settle(hash, seen);
-        ticket.leave(outcome);
-        // A block may have been applied, or removed by a reorg, since the look-up. Only a block
-        // that contains the transaction makes it mined, and only while the block is canonical: a
-        // transaction that lost its nonce to a block, or was mined in a block that we do not know,
-        // may be pending again after a reorg.
-        match seen {
-            Some(Seen::Delivered) if self.is_mined(&hash) => _ = self.seen.mined(hash),
-            Some(Seen::Mined) if !self.is_mined(&hash) => self.seen.forget_mined(hash),
-            _ => {}
-        }
+    fn ticket(self: &Arc<Self>, arrival: Arrival, Entered { is_suspect }: Entered) -> Ticket {
+        self.metrics.entered[arrival.entry as usize].add(1);
+        self.unfinished.fetch_add(1, Relaxed);
+        self.metrics.unfinished.increment(1.0);
+        Ticket { arrival, hashes: Arc::clone(self), is_suspect, has_left: false }
     }
 
     /// Whether a recent block contains the transaction.
@@ -118,5 +118,161 @@ impl Hashes {
     /// nonce.
     pub(super) fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
         lock(&self.blocks).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let entered = |entry: Entry| self.metrics.entered[entry as usize].get();
+        let left = |outcome: Outcome| self.metrics.left[outcome as usize].get();
+        Counts {
+            announced: entered(Entry::Announced),
+            backfilled: entered(Entry::Backfilled),
+            audit_recovered: entered(Entry::AuditRecovered),
+            pooled: left(Outcome::Pooled),
+            known: left(Outcome::Known),
+            gone: left(Outcome::Gone),
+            mined: left(Outcome::Mined),
+            malformed: left(Outcome::Malformed),
+            refused: left(Outcome::Refused),
+            postponed: left(Outcome::Postponed),
+            failed: left(Outcome::Failed),
+            unfinished: self.unfinished.load(Relaxed),
+            lagged: self.metrics.lagged.get(),
+            objects_missed: self.metrics.objects_missed.get(),
+        }
+    }
+}
+
+/// A hash that is in flight, with the right to record its outcome, once. If it is dropped without one (a
+/// panic, a source that has ended), the hash counts as failed and may be fetched again; after a stop it
+/// stays unfinished.
+#[derive(Debug)]
+#[must_use]
+pub(crate) struct Ticket {
+    pub(crate) arrival: Arrival,
+    hashes: Arc<Hashes>,
+    /// The response to its request has ended connections before.
+    pub(super) is_suspect: bool,
+    has_left: bool,
+}
+
+impl Ticket {
+    /// Records the outcome. `seen` is remembered; with `None` the hash is forgotten.
+    pub(crate) fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
+        let (hashes, hash) = (Arc::clone(&self.hashes), self.arrival.hash);
+        // Before the look-up in the blocks: one that is applied in between finds it settled.
+        hashes.seen.settle(hash, seen);
+        self.leave(outcome);
+        // A block may have been applied, or removed by a reorg, since the look-up. Only a block
+        // that contains the transaction makes it mined, and only while the block is canonical: a
+        // transaction that lost its nonce to a block, or was mined in a block that we do not know,
+        // may be pending again after a reorg.
+        match seen {
+            Some(Seen::Delivered) if hashes.is_mined(&hash) => _ = hashes.seen.mined(hash),
+            Some(Seen::Mined) if !hashes.is_mined(&hash) => hashes.seen.forget_mined(hash),
+            _ => {}
+        }
+    }
+
+    /// A pool in this process does not have the transaction. Unlike a node, it does not return
+    /// mined ones.
+    pub(crate) fn gone(self) {
+        if self.hashes.is_mined(&self.arrival.hash) {
+            self.finish(Outcome::Mined, Some(Seen::Mined));
+        } else {
+            self.finish(Outcome::Gone, None);
+        }
+    }
+
+    /// The announcement or the response cannot be used.
+    pub(crate) fn malformed(self, reason: &dyn std::error::Error) {
+        tracing::debug!(hash = %self.arrival.hash, %reason, "malformed transaction");
+        self.finish(Outcome::Malformed, None);
+    }
+
+    fn leave(&mut self, outcome: Outcome) {
+        self.has_left = true;
+        let metrics = &self.hashes.metrics;
+        metrics.left[outcome as usize].add(1);
+        self.hashes.unfinished.fetch_sub(1, Relaxed);
+        metrics.unfinished.decrement(1.0);
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        if self.has_left {
+            return;
+        }
+        self.hashes.seen.settle(self.arrival.hash, None);
+        if self.hashes.stop.is_cancelled() {
+            // The count is that of an end; the gauge is of what goes on.
+            self.hashes.metrics.unfinished.decrement(1.0);
+        } else {
+            self.leave(Outcome::Failed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn hashes(stop: &CancellationToken) -> Arc<Hashes> {
+        Hashes::new(stop.clone(), Metrics::new().into(), [Arc::default()])
+    }
+
+    fn arrival(number: u64, entry: Entry) -> Arrival {
+        let hash = B256::left_padding_from(&number.to_be_bytes());
+        Arrival { hash, entry, source: 0, at: Instant::now() }
+    }
+
+    proptest! {
+        #[test]
+        fn the_counts_balance_whatever_enters_and_leaves(
+            steps in proptest::collection::vec((0usize..3, proptest::option::of(0usize..8)), 0..200)
+        ) {
+            let hashes = hashes(&CancellationToken::new());
+            let epoch = hashes.seen.begin_epoch();
+            for (number, (entry, outcome)) in steps.into_iter().enumerate() {
+                let arrival = arrival(number as u64, Entry::ALL[entry]);
+                let ticket = match arrival.entry {
+                    Entry::Announced => hashes.enter(arrival),
+                    _ => hashes.enter_missing(arrival, epoch),
+                };
+                if let (Some(ticket), Some(outcome)) = (ticket, outcome) {
+                    ticket.finish(Outcome::ALL[outcome], Some(Seen::Delivered));
+                }
+                prop_assert!(hashes.enter(arrival).is_none() || outcome.is_none());
+                prop_assert_eq!(hashes.counts().balance(), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_ticket_dropped_without_an_outcome_has_failed_and_is_unfinished_after_a_stop() {
+        let stop = CancellationToken::new();
+        let hashes = hashes(&stop);
+        let enter = || hashes.enter(arrival(1, Entry::Announced)).expect("it may come again");
+        let counts = || {
+            let counts = hashes.counts();
+            (counts.failed, counts.unfinished, counts.balance())
+        };
+        drop(enter());
+        assert_eq!(counts(), (1, 0, 0));
+        let ticket = enter();
+        stop.cancel();
+        drop(ticket);
+        assert_eq!(counts(), (1, 1, 0));
+    }
+
+    #[test]
+    fn every_label_stands_at_its_own_index() {
+        for (index, outcome) in Outcome::ALL.into_iter().enumerate() {
+            assert_eq!(outcome as usize, index);
+        }
+        for (index, entry) in Entry::ALL.into_iter().enumerate() {
+            assert_eq!(entry as usize, index);
+        }
     }
 }

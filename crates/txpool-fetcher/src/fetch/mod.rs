@@ -30,7 +30,6 @@ mod responses;
 mod retry;
 mod seen;
 mod slots;
-mod tally;
 
 use std::{sync::Arc, time::Instant};
 
@@ -39,14 +38,13 @@ use tokio::sync::Semaphore;
 pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
     deferral::{DeferrableWork, Deferral, DeferralPermit},
-    deliver::{Deliverer, DeliveryTask},
-    hashes::{AnnouncementCounts, Arrival, Hashes},
+    deliver::Deliverer,
+    hashes::{AnnouncementCounts, Arrival, Hashes, Ticket},
     limit::NodeLimit,
     responses::ResponseReader,
     retry::REQUESTED_ALONE,
-    seen::{Seen, SeenSet},
+    seen::Seen,
     slots::{Slot, Slots},
-    tally::{Tally, Ticket},
 };
 use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};
 use alloy_primitives::B256;
@@ -78,7 +76,6 @@ pub(crate) struct Fetch {
 /// A hash that is being fetched.
 #[derive(Debug)]
 struct FetchTask {
-    arrival: Arrival,
     ticket: Ticket,
     slot: Slot,
     /// Retries that were made.
@@ -107,7 +104,7 @@ pub(crate) struct SourceSet(u16);
 impl FetchRequest {
     /// The hash of the transaction.
     pub(crate) fn hash(&self) -> B256 {
-        self.task.arrival.hash
+        self.task.ticket.arrival.hash
     }
 }
 
@@ -149,8 +146,8 @@ impl Fetch {
     pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
         let slot = self.slots.try_acquire_live(self.deferral.track_live_fetch());
         if let Ok(slot) = slot {
-            if let Some(ticket) = self.hashes.enter(&arrival) {
-                self.submit(self.task(arrival, ticket, slot));
+            if let Some(ticket) = self.hashes.enter(arrival) {
+                self.submit(self.task(ticket, slot));
             }
             return true;
         }
@@ -161,8 +158,8 @@ impl Fetch {
     /// do, because the hash was known or has to wait at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
         let slot = self.slots.try_acquire_live(self.deferral.track_live_fetch()).ok()?;
-        let Some(ticket) = self.hashes.enter(&arrival) else { return Some(None) };
-        let (source, task) = (arrival.source, self.task(arrival, ticket, slot));
+        let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
+        let (source, task) = (arrival.source, self.task(ticket, slot));
         let permit = self.limits[source].try_acquire(false);
         let Some(permit) = permit.filter(|_| !task.is_alone) else {
             self.submit(task);
@@ -174,13 +171,13 @@ impl Fetch {
     /// The same, and waits while all slots are taken; meanwhile later announcements stay in the
     /// buffer, whose overrun is counted.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
-        if let Some(ticket) = self.hashes.enter(&arrival) {
-            self.request(arrival, ticket).await;
+        if let Some(ticket) = self.hashes.enter(arrival) {
+            self.request(ticket).await;
         }
     }
 
     /// The same for one that has entered.
-    pub(crate) async fn request(self: &Arc<Self>, arrival: Arrival, ticket: Ticket) {
+    pub(crate) async fn request(self: &Arc<Self>, ticket: Ticket) {
         let slot = match self.slots.try_acquire_live(self.deferral.track_live_fetch()) {
             Ok(slot) => slot,
             Err(live) => {
@@ -189,19 +186,14 @@ impl Fetch {
                 self.slots.acquire_live(live).await
             }
         };
-        self.submit(self.task(arrival, ticket, slot));
+        self.submit(self.task(ticket, slot));
     }
 
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
     /// was free and the fetch has begun; it does not wait for the outcome.
-    pub(crate) async fn fetch_missing(
-        self: &Arc<Self>,
-        arrival: Arrival,
-        ticket: Ticket,
-        permit: DeferralPermit,
-    ) {
+    pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket, permit: DeferralPermit) {
         let slot = self.slots.acquire_deferrable(permit).await;
-        self.submit(self.task(arrival, ticket, slot));
+        self.submit(self.task(ticket, slot));
         self.connections.flush();
     }
 
@@ -212,7 +204,7 @@ impl Fetch {
         request: FetchRequest,
         sent: Instant,
         is_gone: bool,
-    ) -> Option<(Arrival, Ticket, Slot)> {
+    ) -> Option<(Ticket, Slot)> {
         let FetchRequest { mut task, source, permit } = request;
         permit.record(&Ok::<_, CallError>(()));
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
@@ -223,15 +215,15 @@ impl Fetch {
                 return None;
             }
         }
-        Some((task.arrival, task.ticket, task.slot))
+        Some((task.ticket, task.slot))
     }
 
-    fn task(&self, arrival: Arrival, ticket: Ticket, slot: Slot) -> FetchTask {
+    fn task(&self, ticket: Ticket, slot: Slot) -> FetchTask {
         let untried = SourceSet::all(self.settings.config.sources.len());
         // What has ended connections before is not given as many.
-        let is_alone = ticket.is_suspect();
+        let is_alone = ticket.is_suspect;
         let losses = if is_alone { HARMFUL_LOSSES - 1 } else { 0 };
-        FetchTask { arrival, ticket, slot, retries: 0, is_alone, losses, untried }
+        FetchTask { ticket, slot, retries: 0, is_alone, losses, untried }
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
@@ -246,8 +238,9 @@ impl Fetch {
         if task.is_alone {
             return Err(task);
         }
-        for source in task.untried.iter_from(task.arrival.source) {
-            if let Some(permit) = self.limits[source].try_acquire(task.arrival.is_deferrable()) {
+        let arrival = task.ticket.arrival;
+        for source in task.untried.iter_from(arrival.source) {
+            if let Some(permit) = self.limits[source].try_acquire(arrival.is_deferrable()) {
                 match self.submit_to(source, permit, task) {
                     Ok(()) => return Ok(()),
                     Err(back) => task = back,
@@ -266,7 +259,7 @@ impl Fetch {
         task: FetchTask,
     ) -> Result<(), FetchTask> {
         let Some(requests) = self.connections.of(source) else { return Err(task) };
-        let (hash, deferrable) = (task.arrival.hash, task.arrival.is_deferrable());
+        let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.arrival.is_deferrable());
         let request = FetchRequest { task, source, permit };
         let submitted = match &requests {
             Requests::Node(set) => set.least_busy(deferrable).submit(&hash, request),

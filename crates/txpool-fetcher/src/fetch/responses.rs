@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use super::{Deliverer, DeliveryTask, Fetch, FetchRequest, Slot};
+use super::{Deliverer, FetchRequest, Slot};
 use crate::{
     connection::{Payload, RpcError},
     error::CallError,
@@ -22,7 +22,6 @@ const RELEASED_TOGETHER: usize = 16;
 
 /// Processes the responses of one connection.
 pub(crate) struct ResponseReader<S: TransactionSink> {
-    fetch: Arc<Fetch>,
     deliverer: Arc<Deliverer<S>>,
     /// Slots of finished fetches.
     released: Vec<Slot>,
@@ -34,17 +33,16 @@ pub(crate) struct ResponseReader<S: TransactionSink> {
 
 impl<S: TransactionSink> ResponseReader<S> {
     pub(crate) fn new(
-        fetch: &Arc<Fetch>,
         deliverer: &Arc<Deliverer<S>>,
         is_listing: impl Fn() -> bool + Send + 'static,
     ) -> Self {
+        let fetch = &deliverer.fetch;
         let slots = fetch.settings.config.fetch_slots;
         Self {
             released: Vec::with_capacity(RELEASED_TOGETHER),
             release_at: RELEASED_TOGETHER.min(slots.div_ceil(4)),
             is_listing: Box::new(is_listing),
             _alive: fetch.tasks.alive(),
-            fetch: Arc::clone(fetch),
             deliverer: Arc::clone(deliverer),
         }
     }
@@ -54,23 +52,24 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
     fn on_response(&mut self, request: FetchRequest, sent: Instant, payload: Payload<'_>) {
         let text = match payload {
             Payload::Error(RpcError { code, message }) => {
-                return self.fetch.failed(request, CallError::Rpc { code, message });
+                return self.deliverer.fetch.failed(request, CallError::Rpc { code, message });
             }
             Payload::Null => Some("0x".into()),
             Payload::Text(text) => Some(text),
             Payload::Other => None,
         };
         let is_gone = text.as_deref() == Some("0x");
-        let Some((arrival, ticket, mut slot)) = self.fetch.responded(request, sent, is_gone) else {
+        let Some((ticket, mut slot)) = self.deliverer.fetch.responded(request, sent, is_gone)
+        else {
             return;
         };
         let bytes = text.as_ref().map_or(0, |text| text.len());
-        self.fetch.slots.set_response_bytes(&mut slot, bytes);
-        let delivery = DeliveryTask::new(&self.deliverer, arrival, ticket);
+        self.deliverer.fetch.slots.set_response_bytes(&mut slot, bytes);
+        let deliverer = &self.deliverer;
         // The transaction counts as failed, and the thread goes on. The unwinding drops the
         // captured values; they are not used again.
         let released = &mut self.released;
-        let work = || delivery.decode_and_deliver(text.as_deref(), || released.clear());
+        let work = || deliverer.decode_and_deliver(ticket, text.as_deref(), || released.clear());
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             tracing::error!("a response could not be processed");
         }
@@ -81,11 +80,14 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
     }
 
     fn on_timeout(&mut self, request: FetchRequest) {
-        self.fetch.failed(request, CallError::Timeout(self.fetch.settings.limits.fetch_timeout));
+        self.deliverer.fetch.failed(
+            request,
+            CallError::Timeout(self.deliverer.fetch.settings.limits.fetch_timeout),
+        );
     }
 
     fn on_late(&mut self) {
-        self.fetch.metrics.late_answers.increment(1);
+        self.deliverer.fetch.metrics.late_answers.increment(1);
     }
 
     fn on_idle(&mut self) {

@@ -83,40 +83,38 @@ impl Fetch {
             return self.submit_when_possible(task).await;
         }
         // Without an error, the other source was disconnected meanwhile.
-        let Some(error) = error else { return self.give_up(task, Outcome::Gone) };
+        let Some(error) = error else { return task.ticket.finish(Outcome::Gone, None) };
         if !error.is_retryable() || task.retries >= FETCH_RETRIES {
-            tracing::debug!(hash = %task.arrival.hash, %error, "fetch failed");
-            return self.give_up(task, Outcome::Failed);
+            tracing::debug!(hash = %task.ticket.arrival.hash, %error, "fetch failed");
+            return task.ticket.finish(Outcome::Failed, None);
         }
         let since = Instant::now();
         let step = task.retries + if error.is_overload() { OVERLOAD_STEPS } else { 0 };
         sleep(self.settings.limits.retry_backoff.random_delay(step)).await;
         task.retries += 1;
         if let Some(_parked) = self.deferral.park() {
-            let FetchTask { arrival, ticket, slot, retries, is_alone, losses, untried } = task;
+            let FetchTask { ticket, slot, retries, is_alone, losses, untried } = task;
             drop(slot);
             let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
             let slot = self.slots.acquire_deferrable(permit).await;
-            task = FetchTask { arrival, ticket, slot, retries, is_alone, losses, untried };
+            task = FetchTask { ticket, slot, retries, is_alone, losses, untried };
         }
         self.submit_when_possible(task).await;
     }
 
     /// Whether a source that was not asked yet is connected.
     pub(super) fn has_other_source(&self, task: &FetchTask) -> bool {
-        task.untried.iter_from(task.arrival.source).any(|source| self.connections.is_up(source))
-    }
-
-    fn give_up(&self, task: FetchTask, outcome: Outcome) {
-        self.hashes.finish(task.arrival.hash, task.ticket, outcome, None);
+        task.untried
+            .iter_from(task.ticket.arrival.source)
+            .any(|source| self.connections.is_up(source))
     }
 
     /// Ends the fetch of a hash that is not to be requested again soon.
     fn refuse(&self, task: FetchTask) {
-        let hash = task.arrival.hash;
+        let hash = task.ticket.arrival.hash;
         tracing::warn!(%hash, "the response to the request for this transaction ends connections");
         self.metrics.harmful.increment(1);
-        self.hashes.finish(hash, task.ticket, Outcome::Refused, Some(Seen::Harmful));
+        task.ticket.finish(Outcome::Refused, Some(Seen::Harmful));
     }
 
     async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
@@ -163,8 +161,7 @@ impl Fetch {
     /// overloaded node must not delay a transaction that another one could return. If none is
     /// untried, all are eligible.
     async fn acquire_request(&self, task: &FetchTask) -> (usize, RequestPermit) {
-        let deferrable = task.arrival.is_deferrable();
-        let first = task.arrival.source;
+        let (first, deferrable) = (task.ticket.arrival.source, task.ticket.arrival.is_deferrable());
         let untried: Vec<usize> = task.untried.iter_from(first).collect();
         let up = self.connections.connected(&untried, first).await;
         let free = up

@@ -64,10 +64,10 @@ pub(crate) struct PoolSubscribed {
 /// Subscribes to both streams.
 pub(crate) async fn subscribe<S: TransactionSink>(
     deliverer: &Deliverer<S>,
-    fetch: &Fetch,
     index: usize,
     pool: &InProcess,
 ) -> Result<PoolSubscribed, ConnectError> {
+    let fetch = &deliverer.fetch;
     let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
     });
@@ -83,13 +83,13 @@ impl PoolSubscribed {
     pub(crate) async fn read<S: TransactionSink>(
         self,
         deliverer: &Arc<Deliverer<S>>,
-        fetch: &Arc<Fetch>,
         (index, pool): (usize, &InProcess),
         backlog: &Arc<Backlog>,
         reports: &mpsc::Sender<Report>,
         heads: &mpsc::Sender<AnnouncedHead>,
     ) {
         let Self { subscription, announcements, blocks } = self;
+        let fetch = &deliverer.fetch;
         let _ends = EndsOnDrop(Arc::clone(&subscription));
         let announcements = Arc::new(Announcements {
             unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
@@ -98,7 +98,7 @@ impl PoolSubscribed {
             fetch: Arc::clone(fetch),
             reports: reports.clone(),
         });
-        let (subscribed, getter) = (Arc::clone(&subscription), Getter::new(fetch, deliverer, pool));
+        let (subscribed, getter) = (Arc::clone(&subscription), Getter::new(deliverer, pool));
         let (unread, alive) = (Arc::clone(&announcements), fetch.tasks.alive());
         let thread = thread::Builder::new().name("mempool-announce".into());
         let spawned = thread.spawn(move || {

@@ -17,7 +17,7 @@ use chain_view::PooledTransaction;
 
 use crate::{
     decode::{Malformed, verify_blob_proofs},
-    fetch::{Deliverer, DeliveryTask, Fetch, FetchRequest},
+    fetch::{Deliverer, FetchRequest, Ticket},
     in_process_pool::InProcess,
     request::PoolQueues,
     sink::TransactionSink,
@@ -28,10 +28,10 @@ use crate::{
 /// # Errors
 /// A thread cannot be started. Those that were already started end.
 pub(crate) fn start<S: TransactionSink>(
-    fetch: &Arc<Fetch>,
     deliverer: &Arc<Deliverer<S>>,
     pool: &InProcess,
 ) -> io::Result<PoolQueues<FetchRequest>> {
+    let fetch = &deliverer.fetch;
     let config = &fetch.settings.config;
     // Every submitted request holds a slot, so neither queue is ever full.
     let (queues, requests) = PoolQueues::new(config.fetch_slots);
@@ -40,7 +40,7 @@ pub(crate) fn start<S: TransactionSink>(
         let takes_deferrable = thread < fetch.settings.deferrable_connections();
         let requests = requests.clone();
         let requests = if takes_deferrable { requests } else { requests.live_only() };
-        let (getter, alive) = (Getter::new(fetch, deliverer, pool), fetch.tasks.alive());
+        let (getter, alive) = (Getter::new(deliverer, pool), fetch.tasks.alive());
         let run = move || {
             // Dropped last: a stop that has waited for it leaves no holder of the pool.
             let (_alive, getter) = (alive, getter);
@@ -56,38 +56,33 @@ pub(crate) fn start<S: TransactionSink>(
 
 /// Carries out requests, on a thread that may block.
 pub(super) struct Getter<S> {
-    pub(super) fetch: Arc<Fetch>,
     deliverer: Arc<Deliverer<S>>,
     pool: InProcess,
 }
 
 impl<S: TransactionSink> Getter<S> {
-    pub(super) fn new(fetch: &Arc<Fetch>, deliverer: &Arc<Deliverer<S>>, pool: &InProcess) -> Self {
-        let (fetch, deliverer) = (Arc::clone(fetch), Arc::clone(deliverer));
-        Self { fetch, deliverer, pool: pool.clone() }
+    pub(super) fn new(deliverer: &Arc<Deliverer<S>>, pool: &InProcess) -> Self {
+        Self { deliverer: Arc::clone(deliverer), pool: pool.clone() }
     }
 
     pub(super) fn get(&self, request: FetchRequest) {
         // Requests that wait at a stop stay unfinished.
-        if self.fetch.tasks.stop.is_cancelled() {
+        let fetch = &self.deliverer.fetch;
+        if fetch.tasks.stop.is_cancelled() {
             return;
         }
         let (hash, requested_at) = (request.hash(), Instant::now());
         let found = self.pool.catch("get", |pool| pool.get(&hash));
         let is_gone = matches!(found, Ok(None));
-        let Some((arrival, ticket, mut slot)) =
-            self.fetch.responded(request, requested_at, is_gone)
-        else {
-            return;
-        };
-        let delivery = DeliveryTask::new(&self.deliverer, arrival, ticket);
+        let responded = fetch.responded(request, requested_at, is_gone);
+        let Some((ticket, mut slot)) = responded else { return };
         match found {
             // It counts as failed.
             Err(_) => {}
-            Ok(None) => delivery.gone(),
+            Ok(None) => ticket.gone(),
             Ok(Some(tx)) => {
-                self.fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
-                let work = || self.deliver(delivery, tx);
+                fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
+                let work = || self.deliver(ticket, tx);
                 if catch_unwind(AssertUnwindSafe(work)).is_err() {
                     tracing::error!("a transaction could not be processed");
                 }
@@ -95,19 +90,19 @@ impl<S: TransactionSink> Getter<S> {
         }
     }
 
-    fn deliver(&self, delivery: DeliveryTask<'_, S>, tx: Recovered<PooledTransaction>) {
-        let (requested, found) = (delivery.hash(), *tx.inner().hash());
+    fn deliver(&self, ticket: Ticket, tx: Recovered<PooledTransaction>) {
+        let (requested, found) = (ticket.arrival.hash, *tx.inner().hash());
         if found != requested {
-            return delivery.malformed(&Malformed::OtherTransaction { requested, found });
+            return ticket.malformed(&Malformed::OtherTransaction { requested, found });
         }
-        if self.fetch.settings.config.verify_blob_proofs {
+        if self.deliverer.fetch.settings.config.verify_blob_proofs {
             let Some(permit) = self.deliverer.work_permit(|| {}) else { return };
             let verified = verify_blob_proofs(tx.inner());
             drop(permit);
             if let Err(reason) = verified {
-                return delivery.malformed(&Malformed::from(reason));
+                return ticket.malformed(&Malformed::from(reason));
             }
         }
-        delivery.deliver(tx, None, || {});
+        self.deliverer.deliver(ticket, tx, None, || {});
     }
 }

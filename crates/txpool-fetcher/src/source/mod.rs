@@ -451,47 +451,42 @@ impl<S: TransactionSink> Source<S> {
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let (fetch, deliverer) = (&parts.fetch, &parts.deliverer);
             let SourceShared { backlog, reports, heads, .. } = &*shared;
-            let dialed = match (role, fetch.settings.in_process_pool(index)) {
-                (Role::Subscription, Some(pool)) => {
-                    match in_process::subscribe(deliverer, fetch, index, pool).await {
-                        Ok(subscribed) => {
-                            let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
-                            send(&messages, Message::SubscriptionUp(up)).await;
-                            let source = (index, pool);
-                            return subscribed
-                                .read(deliverer, fetch, source, backlog, reports, heads)
-                                .await;
-                        }
-                        Err(error) => Err(error),
+            let Parts { fetch, deliverer, .. } = &*parts;
+            let dialed = async {
+                match (role, fetch.settings.in_process_pool(index)) {
+                    (Role::Subscription, Some(pool)) => {
+                        let subscribed = in_process::subscribe(deliverer, index, pool).await?;
+                        let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
+                        send(&messages, Message::SubscriptionUp(up)).await;
+                        subscribed.read(deliverer, (index, pool), backlog, reports, heads).await;
+                    }
+                    (Role::Subscription, None) => {
+                        let subscribed =
+                            announce::subscribe(deliverer, index, backlog, known).await?;
+                        let objects = subscribed.objects.as_ref();
+                        let objects = objects.map(|objects| Arc::clone(&objects.connection));
+                        let up = Subscription::Node(Arc::clone(&subscribed.connection), objects);
+                        send(&messages, Message::SubscriptionUp(up)).await;
+                        subscribed.read(fetch, reports, heads).await;
+                    }
+                    (Role::Request, Some(pool)) => {
+                        let queues = in_process::start(deliverer, pool);
+                        let queues = queues.map_err(|error| ConnectError::io(pool, error))?;
+                        let requests = Requests::InProcess(queues.into());
+                        send(&messages, Message::RequestsUp(requests, Sync::default())).await;
+                    }
+                    (Role::Request, None) => {
+                        let (set, sync) =
+                            open_requests(&parts, &shared.audits, index, known).await?;
+                        send(&messages, Message::RequestsUp(Requests::Node(set), sync)).await;
                     }
                 }
-                (Role::Subscription, None) => {
-                    match announce::subscribe(fetch, deliverer, index, backlog, known).await {
-                        Ok(subscribed) => {
-                            let objects = subscribed.objects.as_ref();
-                            let objects = objects.map(|objects| Arc::clone(&objects.connection));
-                            let hashes = Arc::clone(&subscribed.connection);
-                            let up = Subscription::Node(hashes, objects);
-                            send(&messages, Message::SubscriptionUp(up)).await;
-                            return subscribed.read(fetch, reports, heads).await;
-                        }
-                        Err(error) => Err(error),
-                    }
-                }
-                (Role::Request, Some(pool)) => in_process::start(fetch, deliverer, pool)
-                    .map(|queues| {
-                        Message::RequestsUp(Requests::InProcess(queues.into()), Sync::default())
-                    })
-                    .map_err(|error| ConnectError::io(pool, error)),
-                (Role::Request, None) => {
-                    let opened = open_requests(&parts, &shared.audits, index, known).await;
-                    opened.map(|(set, sync)| Message::RequestsUp(Requests::Node(set), sync))
-                }
+                Ok(())
             };
-            let message = dialed.unwrap_or_else(|error| Message::DialFailed(role, error));
-            send(&messages, message).await;
+            if let Err(error) = dialed.await {
+                send(&messages, Message::DialFailed(role, error)).await;
+            }
         });
     }
 
@@ -602,11 +597,10 @@ async fn open_requests<S: TransactionSink>(
     let head = if needs_head { chain::head_of(&calls, limit).await } else { None };
     let sync = Sync { says_syncing, head };
     let reader = {
-        let (fetch, deliverer) = (Arc::clone(fetch), Arc::clone(deliverer));
-        let audits = Arc::clone(audits);
+        let (deliverer, audits) = (Arc::clone(deliverer), Arc::clone(audits));
         move || {
             let audits = Arc::clone(&audits);
-            ResponseReader::new(&fetch, &deliverer, move || audits.is_listing())
+            ResponseReader::new(&deliverer, move || audits.is_listing())
         }
     };
     Ok((request::open(settings, endpoint, calls, reader).await?, sync))
