@@ -133,6 +133,7 @@ macro_rules! labels {
 
         impl $name {
             /// All of them, in their order as numbers.
+            #[allow(dead_code, reason = "not every set is listed")]
             $vis const ALL: [Self; [$($text),*].len()] = [$(Self::$variant),*];
 
             /// Its text in metrics, one of a closed set.

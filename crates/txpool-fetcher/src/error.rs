@@ -323,7 +323,7 @@ impl SnapshotError {
 }
 
 /// Why a call to the node has no result.
-#[derive(Clone, Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum CallError {
     /// No response in time.
     #[error("no response in {0:?}")]

@@ -4,40 +4,35 @@ use std::time::{Duration, Instant};
 
 use chain_view::Head;
 
-use crate::named::named;
-
 /// A silence shorter than this is never suspicious, whatever the rate: geth pauses for up to 3 s now
 /// and then. A suspicious source is watched for as long again before it is judged.
 pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
 
-/// Why announcements may be missing, in ascending order of severity.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum GapReason {
-    /// Nothing is known to be missing: the regular comparison.
-    Audit,
-    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible.
-    Silence,
-    /// A block could not be read, in part or at all, so its transactions are not known.
-    UnreadBlock,
-    /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
-    /// too.
-    MissedHeads,
-    /// A reorg. Transactions of the removed blocks may be pending again, and are not always
-    /// announced.
-    Reorg,
-    /// Our own buffer overran, the stream of a pool in this process reported a loss, or so many hashes
-    /// came at once that the node may have dropped others.
-    Lagged,
-    /// A connection was lost.
-    Reconnect,
-    /// The start: nothing was subscribed before.
-    StartUp,
-}
-
-named! { GapReason:
-    Audit "audit", Silence "silence", UnreadBlock "unread_block", MissedHeads "missed_heads",
-    Reorg "reorg", Lagged "lagged", Reconnect "reconnect", StartUp "start_up",
+metric_set::labels! {
+    /// Why announcements may be missing, in ascending order of severity.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    #[non_exhaustive]
+    pub enum GapReason {
+        /// Nothing is known to be missing: the regular comparison.
+        Audit = "audit",
+        /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible.
+        Silence = "silence",
+        /// A block could not be read, in part or at all, so its transactions are not known.
+        UnreadBlock = "unread_block",
+        /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
+        /// too.
+        MissedHeads = "missed_heads",
+        /// A reorg. Transactions of the removed blocks may be pending again, and are not always
+        /// announced.
+        Reorg = "reorg",
+        /// Our own buffer overran, the stream of a pool in this process reported a loss, or so many hashes
+        /// came at once that the node may have dropped others.
+        Lagged = "lagged",
+        /// A connection was lost.
+        Reconnect = "reconnect",
+        /// The start: nothing was subscribed before.
+        StartUp = "start_up",
+    }
 }
 
 /// A period in which announcements may have been missed.

@@ -16,7 +16,6 @@ mod in_process;
 mod in_process_pool;
 mod limits;
 mod metrics;
-mod named;
 mod outcome;
 mod request;
 mod settings;

@@ -13,15 +13,26 @@ use crate::{
     sync::lock,
 };
 
-/// The kinds of work that may be deferred.
-const DEFERRABLE_WORK: [&str; 3] = ["backfill", "audit", "retry"];
+metric_set::labels! {
+    /// The kinds of work that may be deferred.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum DeferrableWork {
+        Backfill = "backfill",
+        Audit = "audit",
+        Retry = "retry",
+    }
+}
 
-const RETRIES: [&str; 4] = ["timeout", "connection_lost", "rpc_error", "other_source"];
-/// Places in [`RETRIES`].
-pub(crate) const RETRY_TIMEOUT: usize = 0;
-pub(crate) const RETRY_CONNECTION_LOST: usize = 1;
-pub(crate) const RETRY_RPC_ERROR: usize = 2;
-pub(crate) const RETRY_OTHER_SOURCE: usize = 3;
+metric_set::labels! {
+    /// Why a request is repeated.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) enum Retry {
+        Timeout = "timeout",
+        ConnectionLost = "connection_lost",
+        RpcError = "rpc_error",
+        OtherSource = "other_source",
+    }
+}
 
 metric_set::metric_set! {
     /// The name, the unit and the meaning of every metric of this crate.
@@ -49,9 +60,9 @@ metric_set::metric_set! {
             "announced hashes whose object had not come in time; they were requested";
         counter deferred[3] = "mempool_fetcher_deferred_total", Count,
             "fetches and audits that waited because the load was high, by `work`",
-            "work": DEFERRABLE_WORK;
+            "work": DeferrableWork::ALL.map(DeferrableWork::as_str);
         counter retries[4] = "mempool_fetcher_retries_total", Count,
-            "requests for a transaction that were repeated, by `reason`", "reason": RETRIES;
+            "requests for a transaction that were repeated, by `reason`", "reason": Retry::ALL.map(Retry::as_str);
         counter harmful = "mempool_fetcher_harmful_total", Count,
             "hashes refused for a while, because the responses to their requests ended connections";
         counter connect_failures = "mempool_fetcher_connect_failures_total", Count,

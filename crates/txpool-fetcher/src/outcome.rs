@@ -1,48 +1,43 @@
 //! How hashes enter and leave, and the counts of both.
 
-use crate::named::named;
-
-/// How a hash entered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Entry {
-    /// The node announced it.
-    Announced,
-    /// A comparison at start-up or after a reconnect found it pending in the node's pool.
-    Backfilled,
-    /// An audit, or the comparison after a lag, a reorg or missed heads, found it missing.
-    AuditRecovered,
+metric_set::labels! {
+    /// How a hash entered.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Entry {
+        /// The node announced it.
+        Announced = "announced",
+        /// A comparison at start-up or after a reconnect found it pending in the node's pool.
+        Backfilled = "backfilled",
+        /// An audit, or the comparison after a lag, a reorg or missed heads, found it missing.
+        AuditRecovered = "audit_recovered",
+    }
 }
 
-named!(Entry: Announced "announced", Backfilled "backfilled", AuditRecovered "audit_recovered");
-
-/// How a hash left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Outcome {
-    /// Delivered to the sink, which accepted it.
-    Pooled,
-    /// Seen before, by the fetcher in the last 60 s or by the sink.
-    Known,
-    /// No longer in the node's pool: replaced or evicted (`null`, or geth's `"0x"`).
-    Gone,
-    /// Already in a block, or another transaction with its sender and nonce is.
-    Mined,
-    /// Does not decode, has no valid signature, is for another chain, or is not the transaction
-    /// that was requested.
-    Malformed,
-    /// Refused by the sink; or by the fetcher, for a while, because the response to its request has
-    /// ended connections (`mempool_fetcher_harmful_total`).
-    Refused,
-    /// The sink had no room for it; comparisons offer it again.
-    Postponed,
-    /// No usable answer after the last retry, the sink panicked, or its source gave up.
-    Failed,
-}
-
-named! { Outcome:
-    Pooled "pooled", Known "known", Gone "gone", Mined "mined", Malformed "malformed",
-    Refused "refused", Postponed "postponed", Failed "failed",
+metric_set::labels! {
+    /// How a hash left.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum Outcome {
+        /// Delivered to the sink, which accepted it.
+        Pooled = "pooled",
+        /// Seen before, by the fetcher in the last 60 s or by the sink.
+        Known = "known",
+        /// No longer in the node's pool: replaced or evicted (`null`, or geth's `"0x"`).
+        Gone = "gone",
+        /// Already in a block, or another transaction with its sender and nonce is.
+        Mined = "mined",
+        /// Does not decode, has no valid signature, is for another chain, or is not the transaction
+        /// that was requested.
+        Malformed = "malformed",
+        /// Refused by the sink; or by the fetcher, for a while, because the response to its request has
+        /// ended connections (`mempool_fetcher_harmful_total`).
+        Refused = "refused",
+        /// The sink had no room for it; comparisons offer it again.
+        Postponed = "postponed",
+        /// No usable answer after the last retry, the sink panicked, or its source gave up.
+        Failed = "failed",
+    }
 }
 
 /// The numbers of hashes by entry and by outcome at one moment, see [`Counts::balance`].

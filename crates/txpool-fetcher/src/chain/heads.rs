@@ -158,7 +158,9 @@ async fn request(
     attempt: u32,
     hash: B256,
 ) -> Result<Box<RawValue>, CallError> {
-    let connection = chain.fetch.connections.pick(turn(chain, source, attempt)).await;
+    let (connections, turn) = (&chain.fetch.connections, turn(chain, source, attempt));
+    let up = connections.connected(&[turn], turn).await;
+    let connection = up.into_iter().find_map(|source| connections.calls(source));
     let connection = connection.ok_or(CallError::ConnectionLost)?;
     let limit = chain.fetch.settings.limits.call_timeout;
     // A connection that is lost is replaced before the next attempt, which waits for one that is up.

@@ -52,7 +52,6 @@ use crate::{
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
     metrics,
-    named::named,
     sink::SinkQueue,
     sync::lock,
 };
@@ -108,26 +107,23 @@ impl From<MinedBlock> for ReadBlock {
     }
 }
 
-/// Why a block could not be read. A closed set: it is a label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Unread {
-    /// No response in time, or an error response.
-    Failed,
-    /// The node does not have the block.
-    Missing,
-    /// The response is not a block, or is another block.
-    Malformed,
-    /// Too many blocks or jobs wait already.
-    QueueFull,
-    /// A head far ahead of the latest one, whose ancestors the node does not have.
-    Unlinked,
-    /// A head whose number does not follow its parent's.
-    Inconsistent,
-}
-
-named! { Unread:
-    Failed "failed", Missing "missing", Malformed "malformed", QueueFull "queue_full",
-    Unlinked "unlinked", Inconsistent "inconsistent",
+metric_set::labels! {
+    /// Why a block could not be read. A closed set: it is a label.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Unread {
+        /// No response in time, or an error response.
+        Failed = "failed",
+        /// The node does not have the block.
+        Missing = "missing",
+        /// The response is not a block, or is another block.
+        Malformed = "malformed",
+        /// Too many blocks or jobs wait already.
+        QueueFull = "queue_full",
+        /// A head far ahead of the latest one, whose ancestors the node does not have.
+        Unlinked = "unlinked",
+        /// A head whose number does not follow its parent's.
+        Inconsistent = "inconsistent",
+    }
 }
 
 impl Unread {

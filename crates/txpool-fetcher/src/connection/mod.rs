@@ -48,7 +48,7 @@ pub(crate) use self::{
     end::End,
     frame::Frames,
     open::{closed_too_early, dial, open_socket},
-    response::{NotAResponse, Payload, Response, RpcError},
+    response::{NotAResponse, Payload, Response},
     socket::BlockingSocket,
 };
 use crate::{

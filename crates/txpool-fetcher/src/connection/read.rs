@@ -46,7 +46,7 @@ impl Reader {
             return Ok(());
         };
         let response = match (incoming.error(), incoming.result) {
-            (Some(error), _) => Err(CallError::Rpc { code: error.code, message: error.message }),
+            (Some(error), _) => Err(error),
             (None, Some(result)) => Ok(result.to_owned()),
             (None, None) => {
                 let message = "neither a result nor an error".to_owned();

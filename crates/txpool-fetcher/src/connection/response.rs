@@ -5,6 +5,9 @@ use std::borrow::Cow;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use super::clip;
+use crate::error::CallError;
+
 /// A response with an id that is a number.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Response<'a> {
@@ -20,16 +23,9 @@ pub(crate) enum Payload<'a> {
     /// A string, without its quotes and escapes.
     Text(Cow<'a, str>),
     /// An error object.
-    Error(RpcError),
+    Error(CallError),
     /// Neither a result nor an error that can be read.
     Other,
-}
-
-/// The error object of a response.
-#[derive(Debug, PartialEq)]
-pub(crate) struct RpcError {
-    pub(crate) code: i64,
-    pub(crate) message: String,
 }
 
 /// The code for a limit that was exceeded, by EIP-1474.
@@ -107,7 +103,7 @@ impl<'a> Incoming<'a> {
         self.id.and_then(|id| id.get().parse().ok())
     }
 
-    pub(super) fn error(&self) -> Option<RpcError> {
+    pub(super) fn error(&self) -> Option<CallError> {
         self.error.map(|error| read_error(error.get()))
     }
 }
@@ -125,13 +121,13 @@ struct AnyError<'a> {
 
 /// Reads what stands in the field `error`. In a form that no node uses (a text alone, a code that is
 /// missing or a text) it comes from a gateway before the node, which says that it is at its limit.
-fn read_error(error: &str) -> RpcError {
+fn read_error(error: &str) -> CallError {
     let read = || serde_json::from_str::<AnyError<'_>>(error).ok();
     let (code, message) = match error.starts_with('{').then(read).flatten() {
         Some(AnyError { code, message }) => (code, message),
         None => (LIMIT_EXCEEDED, Cow::Borrowed(error)),
     };
-    RpcError { code, message: message.chars().take(200).collect() }
+    CallError::Rpc { code, message: clip(&message, 200) }
 }
 
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {
@@ -167,7 +163,8 @@ mod tests {
         let says = match response.payload {
             Payload::Null => "null".to_owned(),
             Payload::Text(text) => format!("text {text}"),
-            Payload::Error(error) => format!("error {} {}", error.code, error.message),
+            Payload::Error(CallError::Rpc { code, message }) => format!("error {code} {message}"),
+            Payload::Error(other) => other.to_string(),
             Payload::Other => "other".to_owned(),
         };
         Ok((response.id, says))

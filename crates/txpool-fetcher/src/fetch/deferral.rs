@@ -13,15 +13,7 @@ use load_control::{LoadMonitor, QueueLoad};
 use metrics::Counter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{error::ConfigError, settings::Settings, sync::lock};
-
-/// The kinds of work that may be deferred, in the order of the labels of the metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DeferrableWork {
-    Backfill,
-    Audit,
-    Retry,
-}
+use crate::{error::ConfigError, metrics::DeferrableWork, settings::Settings, sync::lock};
 
 /// How much work was deferred because the load was high, see
 /// [`Fetcher::deferred`](crate::Fetcher::deferred).

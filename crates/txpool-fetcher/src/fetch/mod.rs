@@ -37,7 +37,7 @@ use tokio::sync::Semaphore;
 
 pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
-    deferral::{DeferrableWork, Deferral, DeferralPermit},
+    deferral::{Deferral, DeferralPermit},
     deliver::Deliverer,
     hashes::{AnnouncementCounts, Arrival, Hashes, Ticket},
     limit::NodeLimit,
@@ -52,7 +52,7 @@ use alloy_primitives::B256;
 use crate::{
     error::CallError,
     metrics::Metrics,
-    request::{NotInserted, RequestConnections, Requests},
+    request::{RequestConnections, Requests},
     settings::Settings,
     tasks::Tasks,
 };
@@ -265,13 +265,10 @@ impl Fetch {
             Requests::Node(set) => set.least_busy(deferrable).submit(&hash, request),
             Requests::InProcess(queues) => queues.submit(request, deferrable),
         };
-        submitted.map_err(|refused| match refused {
-            NotInserted::Closed(request) => {
-                // Its source has not noticed yet.
-                self.connections.remove(source, &requests);
-                request.task
-            }
-            NotInserted::Full(request) => request.task,
+        submitted.map_err(|request| {
+            // The connection has ended, and its source has not noticed yet.
+            self.connections.remove(source, &requests);
+            request.task
         })
     }
 }

@@ -8,11 +8,7 @@ use std::{
 
 use super::{Deliverer, FetchRequest, Slot};
 use crate::{
-    connection::{Payload, RpcError},
-    error::CallError,
-    request::Responses,
-    sink::TransactionSink,
-    tasks::Alive,
+    connection::Payload, error::CallError, request::Responses, sink::TransactionSink, tasks::Alive,
 };
 
 /// Slots are released together, at the latest when this many are waiting: while announcements wait
@@ -51,9 +47,7 @@ impl<S: TransactionSink> ResponseReader<S> {
 impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
     fn on_response(&mut self, request: FetchRequest, sent: Instant, payload: Payload<'_>) {
         let text = match payload {
-            Payload::Error(RpcError { code, message }) => {
-                return self.deliverer.fetch.failed(request, CallError::Rpc { code, message });
-            }
+            Payload::Error(error) => return self.deliverer.fetch.failed(request, error),
             Payload::Null => Some("0x".into()),
             Payload::Text(text) => Some(text),
             Payload::Other => None,

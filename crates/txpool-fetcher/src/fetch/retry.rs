@@ -5,11 +5,11 @@ use std::{sync::Arc, time::Instant};
 use futures::FutureExt as _;
 use tokio::time::sleep;
 
-use super::{DeferrableWork, Fetch, FetchRequest, FetchTask, Seen, limit::RequestPermit};
+use super::{Fetch, FetchRequest, FetchTask, Seen, limit::RequestPermit};
 use crate::{
     error::CallError,
     limits::FETCH_RETRIES,
-    metrics::{RETRY_CONNECTION_LOST, RETRY_OTHER_SOURCE, RETRY_RPC_ERROR, RETRY_TIMEOUT},
+    metrics::{DeferrableWork, Retry},
     outcome::Outcome,
     request::Requests,
 };
@@ -54,29 +54,27 @@ impl Fetch {
     /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
     /// count as load itself.
     async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, error: Option<CallError>) {
-        let retries = &self.metrics.retries;
-        match &error {
-            None => retries[RETRY_OTHER_SOURCE].increment(1),
+        let retry = match &error {
+            None => Retry::OtherSource,
+            Some(CallError::ConnectionLost | CallError::Suspect) => Retry::ConnectionLost,
+            Some(CallError::Timeout(_)) => Retry::Timeout,
+            Some(CallError::Rpc { .. }) => Retry::RpcError,
+        };
+        self.metrics.retries[retry as usize].increment(1);
+        if matches!(error, Some(CallError::Suspect)) {
+            if task.is_alone {
+                task.losses += 1;
+                // Another node's gateway may let it pass.
+                task.untried.remove(source);
+            }
+            if task.losses >= HARMFUL_LOSSES {
+                return self.refuse(task);
+            }
+            task.is_alone = true;
+        }
+        if matches!(retry, Retry::ConnectionLost) {
             // Bounded by the pauses before connections are opened again.
-            Some(CallError::ConnectionLost) => {
-                retries[RETRY_CONNECTION_LOST].increment(1);
-                return self.submit_when_possible(task).await;
-            }
-            Some(CallError::Suspect) => {
-                retries[RETRY_CONNECTION_LOST].increment(1);
-                if task.is_alone {
-                    task.losses += 1;
-                    // Another node's gateway may let it pass.
-                    task.untried.remove(source);
-                }
-                if task.losses >= HARMFUL_LOSSES {
-                    return self.refuse(task);
-                }
-                task.is_alone = true;
-                return self.submit_when_possible(task).await;
-            }
-            Some(CallError::Timeout(_)) => retries[RETRY_TIMEOUT].increment(1),
-            Some(CallError::Rpc { .. }) => retries[RETRY_RPC_ERROR].increment(1),
+            return self.submit_when_possible(task).await;
         }
         task.untried.remove(source);
         if self.has_other_source(&task) {

@@ -19,7 +19,7 @@ use alloy_primitives::B256;
 use tokio::{sync::Notify, time::sleep};
 
 use super::{
-    in_flight::{InFlight, NotInserted, PING_ID},
+    in_flight::{InFlight, PING_ID},
     outbox::Outbox,
     reader::{Reader, Responses},
 };
@@ -66,9 +66,9 @@ impl<T: Send + 'static> RequestConnection<T> {
     }
 
     /// Adds a request and formats it. The next [`Self::flush`] writes it, so that many are sent
-    /// together. A request that finds no room in the outbox times out like one that the node does
+    /// together. Returned when the connection has ended. A request that finds no room in the outbox times out like one that the node does
     /// not answer.
-    pub(crate) fn submit(&self, hash: &B256, request: T) -> Result<(), NotInserted<T>> {
+    pub(crate) fn submit(&self, hash: &B256, request: T) -> Result<(), T> {
         let id = {
             let mut requests = lock(&self.requests);
             let id = requests.insert(request)?;

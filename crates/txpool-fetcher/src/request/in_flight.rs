@@ -7,19 +7,8 @@ use alloy_primitives::map::HashMap;
 /// The id of pings, which are in no [`InFlight`]. Every other id is used once, so a late response finds nothing.
 pub(super) const PING_ID: u64 = 0;
 
-/// Most requests that one connection can have in flight; more than the most fetch slots.
-pub(super) const MAX_IN_FLIGHT: usize = (1 << 16) - 1;
-
-/// Why a request was not inserted. It is returned.
-#[derive(Debug)]
-pub(crate) enum NotInserted<T> {
-    /// The connection has ended.
-    Closed(T),
-    /// Too many requests are in flight.
-    Full(T),
-}
-
-/// The requests by id, which ascend, with the time at which each was sent.
+/// The requests by id, which ascend, with the time at which each was sent. Each holds a fetch slot, which
+/// bounds their number.
 #[derive(Debug)]
 pub(super) struct InFlight<T> {
     requests: HashMap<u64, (T, Instant)>,
@@ -36,13 +25,11 @@ impl<T> InFlight<T> {
         self.requests.len()
     }
 
-    /// Inserts a request that is sent now, and returns its id.
-    pub(super) fn insert(&mut self, request: T) -> Result<u64, NotInserted<T>> {
+    /// Inserts a request that is sent now, and returns its id; returns the request when the connection has
+    /// ended.
+    pub(super) fn insert(&mut self, request: T) -> Result<u64, T> {
         if self.is_closed {
-            return Err(NotInserted::Closed(request));
-        }
-        if self.len() >= MAX_IN_FLIGHT {
-            return Err(NotInserted::Full(request));
+            return Err(request);
         }
         self.last_id = self.last_id.wrapping_add(1);
         self.requests.insert(self.last_id, (request, Instant::now()));
@@ -91,16 +78,6 @@ mod tests {
         let again = in_flight.insert(10).expect("open");
         assert!(!ids.contains(&again), "an id is never used twice");
         assert_eq!(expired.len() + in_flight.close().len(), 10);
-        assert!(matches!(in_flight.insert(0), Err(NotInserted::Closed(0))));
-    }
-
-    #[test]
-    fn when_too_many_are_in_flight_the_request_is_handed_back() {
-        let mut in_flight = InFlight::new();
-        for n in 0..MAX_IN_FLIGHT {
-            in_flight.insert(n).expect("room");
-        }
-        assert!(matches!(in_flight.insert(7), Err(NotInserted::Full(7))));
-        assert_eq!(in_flight.close().len(), MAX_IN_FLIGHT);
+        assert!(matches!(in_flight.insert(0), Err(0)));
     }
 }

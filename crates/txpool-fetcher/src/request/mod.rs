@@ -47,7 +47,6 @@ mod set;
 mod tests;
 
 pub(crate) use self::{
-    in_flight::NotInserted,
     open::open,
     pool_queues::PoolQueues,
     reader::Responses,

@@ -8,7 +8,6 @@ use tokio::time::{interval, timeout};
 
 use super::{
     client::RequestConnection,
-    in_flight::NotInserted,
     reader::Responses,
     set::{OpenConnection, Opener, RequestConnections, RequestSet, Requests},
 };
@@ -96,12 +95,8 @@ impl<T: Send + 'static> RequestSet<T> {
         let Ok(Ok(connection)) = timeout(limit, opening).await else {
             return Err((request, late));
         };
-        match connection.submit(hash, request) {
-            Ok(()) => connection.flush(),
-            Err(NotInserted::Closed(request) | NotInserted::Full(request)) => {
-                return Err((request, late));
-            }
-        }
+        connection.submit(hash, request).map_err(|request| (request, late))?;
+        connection.flush();
         let mut ticks = interval(ALONE_TICK);
         loop {
             tokio::select! {

@@ -2,8 +2,6 @@
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select_biased};
 
-use super::in_flight::NotInserted;
-
 /// Takes the requests. The threads that read them end when it is dropped.
 #[derive(Debug)]
 pub(crate) struct PoolQueues<T> {
@@ -33,12 +31,10 @@ impl<T> PoolQueues<T> {
         (Self { live, deferrable }, requests)
     }
 
-    pub(crate) fn submit(&self, request: T, deferrable: bool) -> Result<(), NotInserted<T>> {
+    /// Returned when the threads have ended.
+    pub(crate) fn submit(&self, request: T, deferrable: bool) -> Result<(), T> {
         let requests = if deferrable { &self.deferrable } else { &self.live };
-        requests.try_send(request).map_err(|refused| match refused {
-            TrySendError::Full(request) => NotInserted::Full(request),
-            TrySendError::Disconnected(request) => NotInserted::Closed(request),
-        })
+        requests.try_send(request).map_err(TrySendError::into_inner)
     }
 }
 

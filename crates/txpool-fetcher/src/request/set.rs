@@ -175,10 +175,6 @@ impl<T: Send + 'static> RequestConnections<T> {
             }
             found
         };
-        let found = find(&self.sets.borrow());
-        if !found.is_empty() {
-            return found;
-        }
         let mut changes = self.sets.subscribe();
         loop {
             let found = find(&changes.borrow_and_update());
@@ -202,16 +198,6 @@ impl<T: Send + 'static> RequestConnections<T> {
                 return;
             }
         }
-    }
-
-    /// The connection for calls of `source`, else of another one. Waits until there is one. `None`
-    /// if no node is connected but a pool in this process can be called instead.
-    pub(crate) async fn pick(&self, source: usize) -> Option<Arc<Connection>> {
-        let mut changes = self.sets.subscribe();
-        let up = |all: &Vec<Option<Requests<T>>>| all.iter().any(Option::is_some);
-        let all = changes.wait_for(up).await.expect("the sender lives as long as this");
-        let calls = |set: &Option<Requests<T>>| set.as_ref().and_then(Requests::calls).cloned();
-        calls(&all[source]).or_else(|| all.iter().find_map(calls))
     }
 
     /// The connection for calls of `source`, if it is a node and up.

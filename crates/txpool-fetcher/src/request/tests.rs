@@ -38,7 +38,7 @@ impl Responses<u64> for Notes {
         let text = match payload {
             Payload::Null => "null".to_owned(),
             Payload::Text(text) => text.into_owned(),
-            Payload::Error(error) => format!("error {}", error.code),
+            Payload::Error(error) => error.to_string(),
             Payload::Other => "other".to_owned(),
         };
         self.seen.send((request, text)).unwrap();

@@ -35,7 +35,6 @@ use crate::{
     config::Backfill,
     error::LossReason,
     gap::{Gap, GapReason, MIN_SILENCE},
-    named::named,
     settings::Settings,
 };
 
@@ -73,31 +72,28 @@ const BURST_PAUSE: Duration = Duration::from_secs(1);
 /// The time over which the rate of announcements is averaged.
 const RATE_WINDOW: Duration = Duration::from_secs(30);
 
-/// What a source is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum SourceState {
-    /// At least one of the two kinds of connections is not up.
-    Connecting,
-    /// Announcements are read; the transactions that were pending before are being fetched.
-    Backfilling,
-    /// Announcements are read, and nothing is known to be missing.
-    Live,
-    /// The subscription connection is open, but hashes or heads stopped coming, though the node has
-    /// new ones. It is being closed.
-    Stale,
-    /// The source has ended: the limit of connection attempts is reached, or the fetcher has
-    /// stopped.
-    Ended,
-    /// Both kinds of connections are up, and the node does not follow the chain: its head is more than
-    /// 60 s old by the wall clock, and it says that it is syncing, or another source has a recent head.
-    /// Its pool is not compared and its heads do not count; what it announces does.
-    Syncing,
-}
-
-named! { SourceState:
-    Connecting "connecting", Backfilling "backfilling", Live "live", Stale "stale", Ended "ended",
-    Syncing "syncing",
+metric_set::labels! {
+    /// What a source is doing.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum SourceState {
+        /// At least one of the two kinds of connections is not up.
+        Connecting = "connecting",
+        /// Announcements are read; the transactions that were pending before are being fetched.
+        Backfilling = "backfilling",
+        /// Announcements are read, and nothing is known to be missing.
+        Live = "live",
+        /// The subscription connection is open, but hashes or heads stopped coming, though the node has
+        /// new ones. It is being closed.
+        Stale = "stale",
+        /// The source has ended: the limit of connection attempts is reached, or the fetcher has
+        /// stopped.
+        Ended = "ended",
+        /// Both kinds of connections are up, and the node does not follow the chain: its head is more than
+        /// 60 s old by the wall clock, and it says that it is syncing, or another source has a recent head.
+        /// Its pool is not compared and its heads do not count; what it announces does.
+        Syncing = "syncing",
+    }
 }
 
 /// The two kinds of connections to a node.
