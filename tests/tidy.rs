@@ -604,9 +604,9 @@ fn the_source_states_in_the_architecture_are_those_of_the_code() {
         .expect("the states")
         .0
         .lines()
-        .filter_map(|line| line.trim().strip_suffix(','))
-        .filter(|line| !line.starts_with('/'))
-        .map(str::to_owned)
+        .filter_map(|line| line.trim().split_once(" = "))
+        .map(|(state, _)| state.to_owned())
+        .filter(|state| !state.starts_with('/'))
         .collect();
     let text = read("ARCHITECTURE.md");
     let table = rows(section(&text, "## The source's state machine"));
