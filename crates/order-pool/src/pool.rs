@@ -292,6 +292,12 @@ impl OrderPool {
         self.shared().tables.heads.latest()
     }
 
+    /// A block that [`Self::on_head`] applied, if it is one of the last 64 and no reorg has undone it. Takes the lock, for
+    /// one look-up.
+    pub fn block(&self, hash: &B256) -> Option<Block> {
+        self.shared().lock().core.block(hash).cloned()
+    }
+
     /// Applies the nonces that a block raised: for each sender of the block, the next nonce it can
     /// use. May be called any time after [`Self::on_head`]; ignored, and counted, if a reorg undid
     /// the block meanwhile.

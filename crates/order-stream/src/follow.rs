@@ -3,8 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use alloy_primitives::B256;
-use chain_view::Head;
-use order_pool::{Event, Order, OrderId, PrivateCancellation, RemoveReason, Transaction};
+use chain_view::{Block, Head};
+use order_pool::{Event, Order, OrderId, OrderPool, PrivateCancellation, Transaction};
 
 use crate::{
     config::Flow,
@@ -68,8 +68,8 @@ pub(crate) struct Follower {
     comparison: u64,
     /// Messages with a number of their own so far.
     numbers: u64,
+    /// The latest that was published.
     head: B256,
-    mined: Vec<B256>,
 }
 
 impl Follower {
@@ -84,7 +84,6 @@ impl Follower {
     /// The pool is replayed from now on: what was published is not published again, but for cancellations.
     pub(crate) fn begin_comparison(&mut self) {
         self.comparison += 1;
-        self.mined.clear();
     }
 
     /// The replay is over: what it did not contain has left the pool. Why a private transaction has left is not
@@ -121,19 +120,26 @@ impl Follower {
                     Published { comparison: 0, is_lost: true, cancellation: Some(*cancellation) };
                 self.published.entry(OrderId::Tx(cancellation.hash)).or_insert(absent);
             }
-            Record::Head(_) => self.head = B256::ZERO,
+            Record::Head(record) => self.head = record.previous,
             // The replay contains it.
             Record::Cancellation(_) => {}
         }
     }
 
-    /// What is to be published because of an event.
-    pub(crate) fn on(&mut self, event: &Event) -> Option<Item> {
+    /// What is to be published because of an event of a pool.
+    pub(crate) fn on(&mut self, event: &Event, pool: &OrderPool) -> Vec<Item> {
+        match event {
+            Event::Head(head) => self.on_head(head, |hash| pool.block(hash)),
+            other => self.on_order(other).into_iter().collect(),
+        }
+    }
+
+    fn on_order(&mut self, event: &Event) -> Option<Item> {
         let is_private = self.is_private();
         match event {
             Event::Added(order) => self.on_added(order),
-            Event::Removed { order, reason } => {
-                self.on_removed(order, *reason);
+            Event::Removed { order, .. } => {
+                self.published.remove(&order.id());
                 None
             }
             Event::Cancelled(cancellation) if is_private => {
@@ -149,7 +155,6 @@ impl Follower {
                 }
                 Some(self.own(Record::CancelPrivate(*cancellation)))
             }
-            Event::Head(head) => self.on_head(head),
             _ => None,
         }
     }
@@ -183,26 +188,28 @@ impl Follower {
         }
     }
 
-    fn on_removed(&mut self, order: &Order, reason: RemoveReason) {
-        self.published.remove(&order.id());
-        // Without heads nothing would ever empty it.
-        let is_told = self.flow == Flow::Public && self.with_heads && self.mined.len() < MAX_MINED;
-        if let Some(tx) = order.as_tx()
-            && reason == RemoveReason::Mined
-            && is_told
-        {
-            self.mined.push(*tx.hash());
-        }
-    }
-
-    fn on_head(&mut self, head: &Head) -> Option<Item> {
-        let mined = std::mem::take(&mut self.mined);
+    /// A head is published with all that its block contains: builders may hold what this pool never held. Before it come
+    /// the blocks since the head that was published last, which the pool took while nothing could be published.
+    fn on_head(&mut self, head: &Head, block: impl Fn(&B256) -> Option<Block>) -> Vec<Item> {
         if self.flow != Flow::Public || !self.with_heads || head.hash == self.head {
-            return None;
+            return Vec::new();
         }
-        let previous = std::mem::replace(&mut self.head, head.hash);
-        let record = Record::Head(HeadRecord { head: *head, previous, mined });
-        Some(Item { record, number: None })
+        let first = block(&head.hash).unwrap_or_else(|| Block::new(*head, []));
+        let mut blocks = vec![first];
+        while !self.head.is_zero()
+            && let Some(Block { head: Head { number, parent_hash, .. }, .. }) = blocks.last()
+            && *parent_hash != self.head
+            && number.saturating_add(MAX_HEAD_AGE) > head.number
+            && let Some(parent) = block(parent_hash)
+        {
+            blocks.push(parent);
+        }
+        let item = |Block { head, mined, .. }| {
+            let previous = std::mem::replace(&mut self.head, head.hash);
+            let mined = mined[..mined.len().min(MAX_MINED)].to_vec();
+            Item { record: Record::Head(HeadRecord { head, previous, mined }), number: None }
+        };
+        blocks.into_iter().rev().map(item).collect()
     }
 }
 
@@ -214,7 +221,8 @@ mod tests {
     use chain_view::{Block, PooledTransaction};
     use mock_node::workload::{Workload, WorkloadConfig};
     use order_pool::{
-        Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription,
+        Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, RemoveReason,
+        Subscription,
     };
     use std::{collections::HashSet, time::SystemTime};
 
@@ -257,15 +265,15 @@ mod tests {
     /// What a comparison publishes, in short.
     fn compare(follower: &mut Follower, pool: &OrderPool) -> Vec<String> {
         follower.begin_comparison();
-        let mut published = follow(follower, &mut pool.subscribe_all());
+        let mut published = follow(follower, pool, &mut pool.subscribe_all());
         published.extend(follower.end_comparison().iter().map(text));
         published
     }
 
     /// Everything that is published for the events of now.
-    fn follow(follower: &mut Follower, events: &mut Subscription) -> Vec<String> {
+    fn follow(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<String> {
         let events = std::iter::from_fn(|| events.try_next());
-        let items = events.filter_map(|event| follower.on(&event.expect("no lag")));
+        let items = events.flat_map(|event| follower.on(&event.expect("no lag"), pool));
         items.map(|item| text(&item)).collect()
     }
 
@@ -279,11 +287,35 @@ mod tests {
         insert(&pool, &txs[1], Origin::Mempool);
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*txs[0].hash()]));
         let published = compare(&mut follower, &pool);
-        assert_eq!(published, ["head 1 0".to_owned(), format!("tx {}", txs[1].hash())]);
+        assert_eq!(published, ["head 1 1".to_owned(), format!("tx {}", txs[1].hash())]);
         assert_eq!(follower.published.len(), 1, "the mined one is forgotten");
         assert!(compare(&mut follower, &pool).is_empty());
         follower.forget_all();
         assert_eq!(compare(&mut follower, &pool).len(), 2);
+    }
+
+    #[test]
+    fn a_head_names_all_that_its_block_contains_and_the_heads_of_an_outage_follow() {
+        let pool = pool();
+        let txs = txs(2);
+        insert(&pool, &txs[0], Origin::Mempool);
+        let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
+        let mine = |number: u64| {
+            let head = Head::new(number, hash(number), hash(number - 1));
+            // The pool has never held the second.
+            pool.on_head(Block::new(head, [*txs[0].hash(), *txs[1].hash()]));
+        };
+        let mut follower = Follower::new(Flow::Public, true);
+        mine(1);
+        assert_eq!(compare(&mut follower, &pool), ["head 1 2"]);
+        mine(2);
+        let mut events = pool.subscribe_all();
+        let item = events.try_next().expect("the head").expect("no lag");
+        // It is not sent before the connection is lost.
+        follower.on(&item, &pool).iter().rev().for_each(|item| follower.forget(item));
+        (3..6).for_each(mine);
+        let published = compare(&mut follower, &pool);
+        assert_eq!(published, ["head 2 2", "head 3 2", "head 4 2", "head 5 2"]);
     }
 
     #[test]
@@ -301,7 +333,8 @@ mod tests {
             .iter()
             .for_each(|hash| _ = pool.cancel_private(hash, SIGNER, Holder::Host, None));
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [hashes[0]]));
-        let [public, private] = flows.each_mut().map(|(follower, events)| follow(follower, events));
+        let [public, private] =
+            flows.each_mut().map(|(follower, events)| follow(follower, &pool, events));
         assert_eq!(public, [format!("tx {}", hashes[0]), "head 1 1".to_owned()]);
         let [sent, cancelled] = ["tx", "cancel"]
             .map(|what| hashes.iter().map(|hash| format!("{what} {hash}")).collect::<Vec<_>>());
@@ -321,7 +354,7 @@ mod tests {
         send(&after, &txs[2]);
         insert(&after, &txs[1], Origin::Mempool);
         follower.begin_comparison();
-        assert!(follow(&mut follower, &mut after.subscribe_all()).is_empty());
+        assert!(follow(&mut follower, &after, &mut after.subscribe_all()).is_empty());
         let items = follower.end_comparison();
         assert_eq!(items.iter().map(text).collect::<Vec<_>>(), cancelled[..1]);
         let Record::CancelPrivate(cancellation) = items[0].record else { panic!("{items:?}") };
@@ -339,8 +372,8 @@ mod tests {
         follower.forget_all();
         follower.begin_comparison();
         let event = after.subscribe_all().try_next().expect("an event").expect("no lag");
-        let item = follower.on(&event).expect("it is published again");
-        follower.forget(&item);
+        let items = follower.on(&event, &after);
+        follower.forget(items.first().expect("it is published again"));
         assert_eq!(compare(&mut follower, &pool()).len(), 3, "builders have them from before");
     }
 
@@ -366,7 +399,7 @@ mod tests {
         let mut follower = Follower::new(Flow::Public, true);
         assert_eq!(compare(&mut follower, &pool).len(), 1);
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*tx.hash()]));
-        assert_eq!(compare(&mut follower, &pool), ["head 1 0"]);
+        assert_eq!(compare(&mut follower, &pool), ["head 1 1"]);
     }
 
     #[test]
@@ -386,11 +419,11 @@ mod tests {
                 send(&pool, tx);
                 pool.cancel_private(tx.hash(), SIGNER, Holder::Host, None);
                 let events = std::iter::from_fn(|| events.try_next());
-                items.extend(events.filter_map(|event| follower.on(&event.expect("no lag"))));
+                items.extend(events.flat_map(|event| follower.on(&event.expect("no lag"), &pool)));
                 // It leaves, and comes back.
                 let (order, reason) = (Arc::clone(&bundle), RemoveReason::Evicted);
-                items.extend(follower.on(&Event::Added(Arc::clone(&bundle))));
-                follower.on(&Event::Removed { order, reason });
+                items.extend(follower.on(&Event::Added(Arc::clone(&bundle)), &pool));
+                follower.on(&Event::Removed { order, reason }, &pool);
             }
             assert_eq!(items.len(), 6);
             for item in items {

@@ -97,7 +97,12 @@ impl Chain {
 
     /// The head of the block with this hash, if it is one of those remembered.
     pub(crate) fn head_of(&self, block_hash: &B256) -> Option<Head> {
-        self.recent.block(block_hash).map(|block| block.head)
+        self.block(block_hash).map(|block| block.head)
+    }
+
+    /// The block with this hash, if it is one of those remembered.
+    pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
+        self.recent.block(hash)
     }
 
     /// Records that a block raised a nonce; returns whether it was raised.

@@ -197,6 +197,10 @@ impl Core {
         self.chain.push(block)
     }
 
+    pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
+        self.chain.block(hash)
+    }
+
     /// Removes the transactions that the head's block contains. The bundles that contain them are
     /// left to [`Self::sweep`].
     pub(crate) fn mine(&mut self, head: &Head, hashes: &[B256], effects: &mut Vec<Effect>) {

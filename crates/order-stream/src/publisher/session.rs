@@ -102,7 +102,8 @@ impl running::Session for Run {
             // The pool may forget a cancellation before there is another connection.
             run.unread = Some((events, held));
         } else {
-            held.iter().for_each(|item| run.follower.forget(item));
+            // The latest first: of several heads the one before the earliest was published.
+            held.iter().rev().for_each(|item| run.follower.forget(item));
         }
         run.counters.unfinished.set(run.window.len() as f64);
         end
@@ -205,7 +206,7 @@ impl<'a> Session<'a> {
 
     fn on_event(&mut self, event: Result<Event, Lagged>) {
         match event {
-            Ok(event) => self.held.extend(self.run.follower.on(&event)),
+            Ok(event) => self.held.extend(self.run.follower.on(&event, &self.run.pool)),
             Err(Lagged { missed, .. }) => {
                 tracing::warn!(missed, "the publisher was too slow for the pool's log");
                 self.run.counters.lost_events.add(missed);

@@ -1,4 +1,4 @@
-//! Heads, with what they removed from the publisher's pool.
+//! Heads, with what their blocks contain.
 
 use alloy_primitives::B256;
 use chain_view::Head;
@@ -17,8 +17,8 @@ pub struct HeadRecord {
     /// The head that the publisher had before, zero if it had none. It makes the return to an earlier block after a reorg
     /// a message of its own.
     pub previous: B256,
-    /// The transactions of its block that the publisher's pool held. The message id does not cover them, since the pools
-    /// of two machines differ.
+    /// The transactions of its block, as far as the publisher knows them. The message id does not cover them, since a
+    /// machine may not have read the block.
     pub mined: Vec<B256>,
 }
 

@@ -70,6 +70,34 @@ async fn two_machines_whose_pools_overlap_store_the_union_once() {
 }
 
 #[tokio::test]
+async fn what_a_block_contains_leaves_a_builder_though_the_machine_of_its_head_never_had_it() {
+    let (mut stage, first, built) = Stage::with_pools().await;
+    let (second, txs) = (pool(), transactions(11, 2, 0));
+    let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
+    let mine = |number, mined: &Transaction| {
+        let head = Head::new(number, hash(number), hash(number - 1));
+        first.on_head(Block::new(head, [*mined.hash()]));
+    };
+    let source = stage.source(&built, "one");
+    let a = stage.publisher(&first, "a");
+    let b = stage.publisher(&second, "b");
+    insert(&second, &txs);
+    until("both", || built.len() == 2).await;
+    mine(1, &txs[0]);
+    until("the first is gone", || !built.contains(txs[0].hash())).await;
+    // Two heads come while nothing can be published.
+    stage.server.kill9().expect("a dead server");
+    until("it knows", || is_lost(a.state())).await;
+    mine(2, &txs[1]);
+    mine(3, &txs[0]);
+    stage.server.restart().expect("a server");
+    until("the second is gone", || built.is_empty()).await;
+    finish(a).await;
+    finish(b).await;
+    finish_source(source).await;
+}
+
+#[tokio::test]
 async fn a_builder_that_starts_late_or_again_reads_what_the_stream_holds() {
     let stage = Stage::new().await;
     let ingested = pool();
