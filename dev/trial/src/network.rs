@@ -22,9 +22,11 @@ use testkit::{
 
 use crate::world::World;
 
-/// One account of twenty sends transactions that no block takes for so long: what was lost must still be pending when a
+/// One account of ten sends transactions that no block takes for so long: what was lost must still be pending when a
 /// comparison comes.
 const LINGERS: Duration = Duration::from_secs(45);
+/// So long no block takes again what a reorg has undone.
+const UNDONE: Duration = Duration::from_secs(12);
 const ACCOUNTS: usize = LIVE.end - LIVE.start;
 
 /// A public transaction.
@@ -39,6 +41,7 @@ pub(crate) struct Tx {
     /// The block that contains it.
     pub(crate) mined: Option<(u64, u64)>,
     lingers: bool,
+    account: usize,
 }
 
 #[derive(Debug, Default)]
@@ -46,6 +49,8 @@ pub(crate) struct Ledger {
     /// In the order in which they were sent.
     pub(crate) txs: Vec<Tx>,
     pub(crate) by_hash: HashMap<B256, usize>,
+    /// Accounts of what a reorg has undone, and until when no block takes anything of them: builders must have it again.
+    undone: HashMap<usize, Instant>,
 }
 
 struct Slot {
@@ -165,7 +170,9 @@ impl Network {
         let now = now_ns();
         let age = |tx: &Tx| Duration::from_nanos(now - tx.at);
         let least = |tx: &Tx| if tx.lingers { LINGERS } else { Duration::from_millis(400) };
-        let chosen = ledger.txs.iter().filter(|tx| tx.mined.is_none() && age(tx) > least(tx));
+        ledger.undone.retain(|_, until| *until > Instant::now());
+        let may_be = |tx: &&Tx| age(tx) > least(tx) && !ledger.undone.contains_key(&tx.account);
+        let chosen = ledger.txs.iter().filter(|tx| tx.mined.is_none()).filter(may_be);
         hashes.extend(chosen.map(|tx| tx.hash));
         let block = reference.mine_only(&hashes)?;
         for hash in &block.txs {
@@ -186,6 +193,8 @@ impl Network {
         for hash in &undone {
             if let Some(at) = ledger.by_hash.get(hash).copied() {
                 ledger.txs[at].mined = None;
+                let account = ledger.txs[at].account;
+                ledger.undone.insert(account, Instant::now() + UNDONE);
             }
         }
         drop(ledger);
@@ -265,11 +274,19 @@ impl Shared {
         // By account, so that no node waits for a nonce that only others have.
         let drawn = (account + 1).wrapping_mul(seed | 1) >> 3;
         let only = drawn.is_multiple_of(5).then_some(account % self.slots.len());
-        let lingers = account % 20 == 7;
+        let lingers = account % 10 == 7;
         let mut ledger = lock(&self.ledger);
         let at = ledger.txs.len();
         ledger.by_hash.insert(hash, at);
-        ledger.txs.push(Tx { hash, raw: raw.clone(), at: now_ns(), only, mined: None, lingers });
+        ledger.txs.push(Tx {
+            hash,
+            raw: raw.clone(),
+            at: now_ns(),
+            only,
+            mined: None,
+            lingers,
+            account,
+        });
         drop(ledger);
         self.reference.submit(raw.clone()).expect("signed in the order of its nonces");
         for (number, slot) in self.slots.iter().enumerate() {

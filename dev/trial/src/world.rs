@@ -18,6 +18,8 @@ const AUDITED: Duration = Duration::from_secs(25);
 const DEAD: Duration = Duration::from_secs(20);
 /// Dialled again with a back-off of at most a second, and compared. Deferrable work waits for at most five seconds.
 const DIALLED: Duration = Duration::from_secs(9);
+/// Between groups of six faults and attacks.
+const BREATH: Duration = Duration::from_secs(13);
 /// After so long, a stream whose leader was killed has another one, and publishers have caught up.
 const ELECTED: Duration = Duration::from_secs(15);
 
@@ -117,9 +119,12 @@ impl What {
                     Fault::Stall { time, .. } if time > Duration::from_secs(8) => time + DEAD,
                     Fault::Stall { time, .. } => time + DIALLED,
                     Fault::TableFull { time } => time + DIALLED,
+                    Fault::Answers {
+                        bad: BadAnswer::OutOfOrder | BadAnswer::ByteByByte, ..
+                    } => Duration::from_secs(2),
                     // The next comparison finds what the node did not tell, or told wrongly.
                     Fault::DropNotifications { count } => of_count(count) + AUDITED,
-                    Fault::Answers { .. } => DEAD + AUDITED,
+                    Fault::Answers { .. } => DIALLED + AUDITED,
                     Fault::DropObjects { .. } | Fault::Duplicate { .. } => return None,
                     _ => DIALLED,
                 },
@@ -243,8 +248,11 @@ impl World {
         let quiet = AUDITED + Duration::from_secs(10);
         let end = self.lasts.saturating_sub(quiet);
         let mut at = Duration::from_secs(6);
-        let mut round = Vec::new();
-        while at < end {
+        let mut round: Vec<What> = Vec::new();
+        for number in 1.. {
+            if at >= end {
+                break;
+            }
             let what = round.pop().unwrap_or_else(|| {
                 round = self.kinds(rng);
                 round.shuffle(rng);
@@ -252,6 +260,8 @@ impl World {
             });
             self.timeline.push((at, what));
             at += Duration::from_millis(rng.random_range(500..=4_000));
+            // What is late after several is found missing before the next strike.
+            at += if number % 6 == 0 { BREATH } else { Duration::ZERO };
         }
     }
 

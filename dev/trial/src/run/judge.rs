@@ -176,7 +176,9 @@ impl Run<'_> {
                 let Message { makes, outcome, due } = messages[0];
                 let hash = makes.unwrap_or_default();
                 let answered = wish.messages[0].answered.min(now);
-                let next = mirror.heads.iter().find(|(_, at)| *at > answered);
+                // By the heads of that machine.
+                let machine = &self.seats[wish.messages[0].machine].mirror;
+                let next = machine.heads.iter().find(|(_, at)| *at > answered);
                 let has_time = next.is_none_or(|(_, at)| at - answered > NEXT_BLOCK_NS);
                 let is_due =
                     outcome == Outcome::Accepted && due <= now && due == answered + GRACE_NS;
