@@ -7,12 +7,11 @@ use std::{
 };
 
 use mock_node::workload::{SWAP_SELECTOR, routers, test_accounts, tokens};
-use mock_state::{contracts, genesis, pool_of};
+use mock_state::{World, contracts, genesis, pool_of};
 use revm::{
     DatabaseRef,
     bytecode::Bytecode,
     context::TxEnv,
-    database::{CacheDB, EmptyDB},
     primitives::{Address, B256, Bytes, TxKind, U256},
     state::AccountInfo,
 };
@@ -29,13 +28,13 @@ static SENDER: LazyLock<Vec<Address>> =
 /// stands in front of it for each block makes the second read of a thing free.
 #[derive(Debug, Clone)]
 pub(crate) struct Node {
-    state: CacheDB<EmptyDB>,
+    state: World,
     pub(crate) read_time: Duration,
 }
 
 impl Node {
     pub(crate) fn new(read_time: Duration) -> Self {
-        let mut state = CacheDB { cache: genesis(SENDERS), db: EmptyDB::default() };
+        let mut state = genesis(SENDERS);
         for n in 0..RECIPIENTS {
             state.insert_account_info(recipient(n), AccountInfo::from_balance(U256::ONE));
             let slot = contracts::slot_of(recipient(n), U256::ZERO);

@@ -5,7 +5,6 @@
 //! so that nonces stay those of the chain.
 
 pub mod contracts;
-mod history;
 mod world;
 
 use std::{
@@ -26,13 +25,11 @@ use mock_node::{
 use revm::{
     Context, DatabaseRef as _, ExecuteCommitEvm, MainBuilder, MainContext,
     context::{BlockEnv, CfgEnv, TxEnv, either::Either},
-    database::{AccountState, Cache, CacheDB},
+    database::AccountState,
     primitives::hardfork::SpecId,
 };
 
-pub use crate::world::{genesis, pool_of};
-
-use crate::history::{At, History};
+pub use crate::world::{World, genesis, pool_of};
 
 /// Starts a node, which executes its blocks if [`NodeConfig::state`] says so.
 ///
@@ -51,7 +48,9 @@ pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {
 #[derive(Debug)]
 struct Keeper {
     chain_id: u64,
-    history: Mutex<History>,
+    /// The state at the newest block, and at those before it as far as they are kept: each whole, because this world is
+    /// small. Never empty.
+    history: Mutex<VecDeque<(B256, World)>>,
     /// Blocks that are not executed yet.
     queue: Mutex<VecDeque<Arc<ExecutableBlock>>>,
 }
@@ -63,8 +62,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Keeper {
     /// The state at genesis.
     fn at_genesis(config: &NodeConfig, hash: B256) -> Box<dyn Execute> {
-        let history = History::new(hash, genesis(config.accounts));
-        let (history, queue) = (Mutex::new(history), Mutex::default());
+        let history = Mutex::new([(hash, genesis(config.accounts))].into());
+        let queue = Mutex::default();
         Box::new(Self { chain_id: config.chain_id, history, queue })
     }
 
@@ -73,12 +72,20 @@ impl Keeper {
     }
 
     /// The state after all blocks so far.
-    fn caught_up(&self) -> MutexGuard<'_, History> {
+    fn caught_up(&self) -> MutexGuard<'_, VecDeque<(B256, World)>> {
         let mut history = lock(&self.history);
         while let Some(block) = self.first_queued() {
-            while history.top() != block.header.parent_hash && history.pop() {}
-            let written = execute(history.now(), self.chain_id, &block);
-            history.push(block.hash, written);
+            while history.len() > 1
+                && history.back().is_some_and(|(top, _)| *top != block.header.parent_hash)
+            {
+                history.pop_back();
+            }
+            let (_, parent) = history.back().expect("the oldest stays");
+            let state = execute(parent.clone(), self.chain_id, &block);
+            history.push_back((block.hash, state));
+            if history.len() > HISTORY_BLOCKS + 1 {
+                history.pop_front();
+            }
             lock(&self.queue).pop_front();
         }
         history
@@ -103,11 +110,13 @@ impl Execute for Keeper {
     }
 
     fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue> {
-        self.caught_up().at(block).map(|state| look_up(state, request))
+        let history = self.caught_up();
+        let state = history.iter().rfind(|(hash, _)| hash == block);
+        state.map(|(_, state)| look_up(state, request))
     }
 }
 
-fn look_up(state: At<'_>, request: StateRequest) -> StateValue {
+fn look_up(state: &World, request: StateRequest) -> StateValue {
     let account = |address| {
         let Ok(info) = state.basic_ref(address);
         info.unwrap_or_default()
@@ -126,8 +135,8 @@ fn look_up(state: At<'_>, request: StateRequest) -> StateValue {
     }
 }
 
-/// What the block writes.
-fn execute(state: At<'_>, chain_id: u64, block: &ExecutableBlock) -> Cache {
+/// The state after a block on this one.
+fn execute(state: World, chain_id: u64, block: &ExecutableBlock) -> World {
     let header = &block.header;
     let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
     cfg.chain_id = chain_id;
@@ -142,7 +151,7 @@ fn execute(state: At<'_>, chain_id: u64, block: &ExecutableBlock) -> Cache {
     };
     let fraction = alloy_eips::eip7840::BlobParams::osaka().update_fraction;
     env.set_blob_excess_gas_and_price(header.excess_blob_gas.unwrap_or_default(), fraction as u64);
-    let context = Context::mainnet().with_db(CacheDB::new(state)).with_cfg(cfg).with_block(env);
+    let context = Context::mainnet().with_db(state).with_cfg(cfg).with_block(env);
     let mut evm = context.build_mainnet();
     for (sender, raw) in &block.txs {
         let tx = TxEnvelope::decode_2718_exact(raw)
@@ -155,7 +164,7 @@ fn execute(state: At<'_>, chain_id: u64, block: &ExecutableBlock) -> Cache {
             account.account_state = AccountState::Touched;
         }
     }
-    evm.ctx.journaled_state.database.cache
+    evm.ctx.journaled_state.database
 }
 
 /// A transaction as the EVM takes it.

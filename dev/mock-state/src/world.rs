@@ -3,12 +3,15 @@
 use alloy_primitives::{Address, U256, keccak256};
 use revm::{
     bytecode::Bytecode,
-    database::{Cache, CacheDB, EmptyDB},
+    database::{CacheDB, EmptyDB},
     state::AccountInfo,
 };
 
 use crate::contracts::{looking_token, pool, router, slot_of, token};
 use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
+
+/// A state in memory.
+pub type World = CacheDB<EmptyDB>;
 
 /// What each account owns: a million ether, in wei, as anvil and geth are configured to give.
 const BALANCE_ETHER: u64 = 1_000_000;
@@ -27,8 +30,8 @@ pub fn pool_of(number: usize) -> Address {
 }
 
 /// The state of the genesis block, for so many senders.
-pub fn genesis(accounts: usize) -> Cache {
-    let mut world = CacheDB::new(EmptyDB::default());
+pub fn genesis(accounts: usize) -> World {
+    let mut world = World::default();
     let deposit = U256::from(10).pow(U256::from(DEPOSIT_POWER));
     let balance = U256::from(BALANCE_ETHER) * U256::from(10).pow(U256::from(18));
     let mut contract = |address: Address, code| {
@@ -66,5 +69,5 @@ pub fn genesis(accounts: usize) -> Cache {
     for sender in senders {
         world.insert_account_info(sender.address, AccountInfo::from_balance(balance));
     }
-    world.cache
+    world
 }
