@@ -42,6 +42,9 @@ impl TransactionSink for OwnPool {
 
 #[tokio::main]
 async fn main() -> report::Result {
+    if report::has_helped(include_str!("own_pool.rs")) {
+        return Ok(());
+    }
     let path = env::temp_dir().join(format!("own_pool-{}.ipc", process::id()));
     let node = MockNode::start(NodeConfig { preload: 500, ..NodeConfig::new(&path) })?;
     let pool = OwnPool::default();
