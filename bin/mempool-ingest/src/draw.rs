@@ -64,7 +64,10 @@ fn halves(area: Rect) -> [Rect; 2] {
 
 fn block(title: &str) -> Block<'_> {
     let border = Style::new().fg(Color::DarkGray);
-    Block::new().borders(Borders::TOP).border_style(border).title(format!(" {title} ").bold())
+    Block::new()
+        .borders(Borders::TOP)
+        .border_style(border)
+        .title(format!(" {title} ").bold().fg(Color::Reset))
 }
 
 fn section(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line>) {
