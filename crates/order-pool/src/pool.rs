@@ -339,11 +339,6 @@ impl OrderPool {
         }
     }
 
-    /// Whether the order is in the pool or was removed, and is still in the dedupe window.
-    pub fn was_seen(&self, hash: &B256) -> bool {
-        self.shared().tables.seen.contains(hash) || self.contains(hash)
-    }
-
     /// The order with this hash, if it is in the pool.
     pub fn get(&self, hash: &B256) -> Option<Arc<Order>> {
         self.shared().tables.find(hash, Arc::clone)

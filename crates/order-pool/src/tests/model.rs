@@ -1256,7 +1256,7 @@ impl Run {
         for order in &model.pooled {
             let found = pool.get(order.id.hash()).expect("what the model holds");
             assert_eq!((found.id(), found.block()), (order.id, order.block));
-            assert!(pool.was_seen(order.id.hash()));
+            assert_eq!(pool.status(order.id.hash()), OrderStatus::Pooled);
             bytes += found.size_bytes();
         }
         assert_eq!(pool.bytes(), bytes);

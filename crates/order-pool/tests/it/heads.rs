@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
-use order_pool::{Block, Event, Head, InsertOutcome, OrderPool, PoolConfig, Relation};
+use order_pool::{Block, Event, Head, InsertOutcome, OrderPool, OrderStatus, PoolConfig, Relation};
 
 use crate::common::{Spec, address, head, insert_all, nth, pool_with, tx};
 
@@ -58,7 +58,7 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     pool.on_nonces(old.head.hash, [(address(1), 1)]);
     assert!(pool.is_empty());
     pool.on_head(head(2, 1, 0, &[]));
-    assert!(!pool.was_seen(large().hash()), "an audit must offer it");
+    assert_eq!(pool.status(large().hash()), OrderStatus::Unknown, "an audit must offer it");
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
 }
 
