@@ -1,6 +1,6 @@
-use order_pool::{BundleParts, Holder, InsertOutcome, OrderPool, PoolConfig};
+use order_pool::{BundleParts, InsertOutcome, OrderPool, PoolConfig};
 
-use super::common::{Spec, address, bundle, head, nth, tx};
+use super::common::{Spec, address, bundle, caller, head, nth, tx};
 use crate::core::{Caps, Division, Limits};
 
 #[test]
@@ -25,7 +25,6 @@ fn what_one_holder_may_have_is_a_part_of_the_whole() {
 fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
     let pool = OrderPool::new(PoolConfig::default()).expect("valid");
     pool.on_head(head(10, 0, 0, &[]));
-    let by = |caller: u64| Holder::caller([10, 0, 0, (caller % 16) as u8].into());
     let shared: Vec<_> = (0..16).map(nth).collect();
     for n in 0..10_000_u64 {
         // 8,000 around 16 transactions, of which half are for the next block; 2,000 of one sender.
@@ -38,7 +37,7 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
             block: Some(11 + n % 2),
             uuid: Some(uuid::Uuid::from_u128(n.into())),
             signer: Some(address(n)),
-            holder: by(n),
+            holder: caller(n % 16),
             ..Default::default()
         };
         assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added, "{n}");

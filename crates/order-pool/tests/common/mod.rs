@@ -44,6 +44,11 @@ pub(crate) fn address(n: u64) -> Address {
     Address::left_padding_from(&(n + 1).to_be_bytes())
 }
 
+/// The `n`th of up to 256 addresses.
+pub(crate) fn caller(n: u64) -> Holder {
+    Holder::caller([10, 0, 0, n as u8].into())
+}
+
 pub(crate) fn hash(n: u64) -> B256 {
     keccak256(n.to_be_bytes())
 }

@@ -10,8 +10,8 @@ use order_pool::{
 use uuid::Uuid;
 
 use crate::common::{
-    address, bundle, cancellation, hash, head, journal, nth, pool_by_hand, pool_with, upkeep,
-    variant,
+    address, bundle, caller, cancellation, hash, head, journal, nth, pool_by_hand, pool_with,
+    upkeep, variant,
 };
 
 const SEARCHER: u64 = 1;
@@ -386,10 +386,6 @@ fn all_fields_arrive() {
     assert_eq!(bundle.key(), Some(key(1)));
 }
 
-fn caller(n: u8) -> Holder {
-    Holder::caller([10, 0, 0, n].into())
-}
-
 /// A bundle of one signer for a block; `n` tells its content.
 fn held(n: u64, holder: Holder, signer: u64, block: u64) -> Bundle {
     bundle(BundleParts {
@@ -412,7 +408,7 @@ fn fresh_keys_displace_no_bundle_of_another_holder() {
             let signer = 1_000 + n % 100;
             let holder = match n % 2 {
                 0 => Holder::Signer(address(signer)),
-                _ => caller(200 + (n % 50) as u8),
+                _ => caller(200 + n % 50),
             };
             let bundle = held(n, holder, signer, 12 + n % 3);
             honest.push(bundle.clone());
@@ -420,7 +416,7 @@ fn fresh_keys_displace_no_bundle_of_another_holder() {
         }
         for n in 0..20_000_u64 {
             let block = if n % 2 == 0 { 11 } else { 74 };
-            let bundle = held(10_000, caller((n % addresses) as u8), 10_000 + n, block);
+            let bundle = held(10_000, caller(n % addresses), 10_000 + n, block);
             pool.insert_bundle(bundle);
         }
         assert_eq!(pool.stats().bundles, 400 + addresses * 625);
@@ -452,7 +448,7 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
     let (pool, _) = pool();
     let key = |signer, n| ReplacementKey { uuid: Uuid::from_u128(n), signer: address(signer) };
     for signer in 0..100 {
-        pool.cancel_bundle(cancellation(key(signer, 1), None, caller(200 + (signer % 50) as u8)));
+        pool.cancel_bundle(cancellation(key(signer, 1), None, caller(200 + signer % 50)));
     }
     let mut subscription = pool.subscribe_all();
     assert_eq!(journal(&mut subscription).len(), 100);
@@ -563,13 +559,8 @@ fn the_block_as_it_was_sent_is_known_beside_the_one_that_was_settled() {
 fn a_bundle_that_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
     let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
     pool.on_head(head(10, 0, 0, &[]));
-    let by = |n: u64, block, caller: u8| {
-        bundle(BundleParts {
-            txs: vec![nth(n)],
-            block: Some(block),
-            holder: Holder::caller([10, 0, 0, caller].into()),
-            ..Default::default()
-        })
+    let by = |n, block, by| {
+        bundle(BundleParts { holder: caller(by), ..plain(n, Some(block)).parts().clone() })
     };
     for n in 0..10 {
         assert_eq!(pool.insert_bundle(by(n, 12, 1)), InsertOutcome::Added);

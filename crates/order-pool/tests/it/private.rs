@@ -11,8 +11,8 @@ use order_pool::{
 };
 
 use crate::common::{
-    Spec, address, bundle, head, journal, journal_with_heads, nth, pool_by_hand, private_from,
-    tx_from, upkeep, variant,
+    Spec, address, bundle, caller, head, journal, journal_with_heads, nth, pool_by_hand,
+    private_from, tx_from, upkeep, variant,
 };
 
 fn pool(config: PoolConfig) -> (OrderPool, Clock) {
@@ -106,7 +106,6 @@ fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
 fn cancellations_of_fresh_keys_displace_nobody_elses_and_fill_nobodys_log() {
     let (pool, _) = pool(PoolConfig::default());
     let sent_at = SystemTime::UNIX_EPOCH;
-    let caller = |n: u64| Holder::caller([10, 0, 0, n as u8].into());
     let cancel = |n: u64, signer, holder| {
         pool.cancel_private(
             &B256::left_padding_from(&n.to_be_bytes()),
@@ -191,8 +190,7 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
                 .map(|n| {
                     let tx = private_from(Spec { sender: 50_000 + n, ..Spec::default() }, terms);
                     let known = Holder::Signer(address(n));
-                    let own = Holder::caller([10, 0, 1, n as u8].into());
-                    tx.held_by(if n % 2 == 0 { known } else { own })
+                    tx.held_by(if n % 2 == 0 { known } else { caller(8 + n % 248) })
                 })
                 .collect();
             for tx in &honest {
@@ -201,8 +199,7 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
             for n in 0..flood {
                 let (sender, nonce, max_fee, max_tip) = (n % keys, n / keys, 2_000, 1_000);
                 let spec = Spec { sender, nonce, max_fee, max_tip, input_bytes, ..Spec::default() };
-                let holder = Holder::caller([10, 0, 0, (n % 8) as u8].into());
-                pool.insert_transaction(private_from(spec, terms).held_by(holder));
+                pool.insert_transaction(private_from(spec, terms).held_by(caller(n % 8)));
             }
             pool.on_head(head(11, 0, 0, &[]));
             let missing = honest.iter().filter(|tx| !pool.contains(tx.hash())).count();
@@ -216,7 +213,7 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
 #[test]
 fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
     let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
-    let stranger = Holder::caller([10, 0, 0, 1].into());
+    let stranger = caller(9);
     for is_first_raw in [false, true] {
         for is_known in [false, true] {
             let (pool, _) = pool(PoolConfig { max_external_txs: 6_000, ..PoolConfig::default() });
@@ -226,7 +223,7 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
             let private = |spec| private_from(spec, theirs).held_by(stranger);
             let owner = |n: u64| match is_known {
                 true => Holder::Signer(address(n % 4)),
-                false => Holder::caller([10, 0, 1, (n % 4) as u8].into()),
+                false => caller(n % 4),
             };
             // As many as one caller may have.
             for n in 0..187 {
@@ -352,7 +349,7 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
 #[test]
 fn what_a_stranger_sends_of_a_sender_uses_up_nothing_of_its_balance() {
     let (pool, _) = pool(PoolConfig::default());
-    let [own, stranger] = [1, 2].map(|n| Holder::caller([10, 0, 0, n].into()));
+    let [own, stranger] = [1, 2].map(caller);
     let of = |nonce, holder| {
         let tx = tx_from(Spec { nonce, ..Spec::default() }, Origin::Rpc);
         Order::Tx(tx.held_by(holder))
@@ -388,9 +385,8 @@ fn a_transaction_with_blobs_finds_room_among_many_small_ones_of_one_holder() {
     let (max_external_txs, max_external_tx_bytes) = (700, 2 << 20);
     let (pool, _) =
         pool(PoolConfig { max_external_txs, max_external_tx_bytes, ..PoolConfig::default() });
-    let by = |n: u64, input_bytes, caller| {
-        let tx = tx_from(Spec { sender: n, input_bytes, ..Spec::default() }, Origin::Rpc);
-        tx.held_by(Holder::caller([10, 0, 0, caller].into()))
+    let by = |sender, input_bytes, by| {
+        tx_from(Spec { sender, input_bytes, ..Spec::default() }, Origin::Rpc).held_by(caller(by))
     };
     for n in 0..700 {
         pool.insert_transaction(by(n, 2_000, 1));
