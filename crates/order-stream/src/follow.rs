@@ -216,10 +216,9 @@ impl Follower {
 #[cfg(test)]
 mod tests {
     use alloy_consensus::transaction::Recovered;
-    use alloy_eips::eip2718::Decodable2718 as _;
     use alloy_primitives::Address;
     use chain_view::{Block, PooledTransaction};
-    use mock_node::workload::{Workload, WorkloadConfig};
+    use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
     use order_pool::{
         Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, RemoveReason,
         Subscription,
@@ -230,9 +229,7 @@ mod tests {
 
     fn txs(count: usize) -> Vec<Recovered<PooledTransaction>> {
         let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
-        let read = |raw: &[u8]| PooledTransaction::decode_2718_exact(raw).expect("a transaction");
-        let all = load.prepare(count).into_iter();
-        all.map(|tx| Recovered::new_unchecked(read(&tx.raw), tx.sender)).collect()
+        load.prepare(count).iter().map(PreparedTx::recovered).collect()
     }
 
     fn pool() -> OrderPool {

@@ -40,8 +40,6 @@ pub fn find_nats() -> io::Result<PathBuf> {
 pub struct NatsConfig {
     /// The largest message, in bytes. Default 2 MiB. Ignored with a [`file`](Self::file).
     pub max_payload_bytes: u32,
-    /// What all streams of a server may store on its disk, in bytes. Default 4 GiB. Ignored with a file.
-    pub max_store_bytes: u64,
     /// Further lines of the configuration, in the server's own format. Ignored with a file.
     pub extra: String,
     /// A configuration to use instead of the fields above. Addresses and name are still those of the devnet; its store is
@@ -53,21 +51,15 @@ pub struct NatsConfig {
 
 impl Default for NatsConfig {
     fn default() -> Self {
-        Self {
-            max_payload_bytes: 2 << 20,
-            max_store_bytes: 4 << 30,
-            extra: String::new(),
-            file: None,
-            envs: Vec::new(),
-        }
+        Self { max_payload_bytes: 2 << 20, extra: String::new(), file: None, envs: Vec::new() }
     }
 }
 
 impl NatsConfig {
     fn text(&self) -> String {
         format!(
-            "max_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: {} }}\n{}\n",
-            self.max_payload_bytes, self.max_store_bytes, self.extra
+            "max_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: 4GB }}\n{}\n",
+            self.max_payload_bytes, self.extra
         )
     }
 }

@@ -6,6 +6,8 @@ mod plan;
 
 use std::{num::NonZeroUsize, sync::Arc, thread};
 
+use alloy_consensus::transaction::Recovered;
+use alloy_eips::Decodable2718;
 use alloy_primitives::{B256, Bytes};
 
 /// What names a sender; here so that an example needs no other crate.
@@ -93,6 +95,17 @@ pub struct PreparedTx {
     pub nonce: u64,
     /// What it does.
     pub kind: TxKind,
+}
+
+impl PreparedTx {
+    /// As a pool takes it.
+    ///
+    /// # Panics
+    /// If it is no such transaction.
+    pub fn recovered<T: Decodable2718>(&self) -> Recovered<T> {
+        let tx = T::decode_2718_exact(&self.raw).expect("it was signed here");
+        Recovered::new_unchecked(tx, self.sender)
+    }
 }
 
 /// A source of signed transactions, each account's nonces without a gap.

@@ -7,14 +7,10 @@ use std::{
     time::Duration,
 };
 
-use alloy_consensus::transaction::SignerRecoverable as _;
-use alloy_eips::Decodable2718 as _;
 use alloy_primitives::B256;
 use mempool_recorder::{Recorded, Recorder, RecorderConfig, Recording, RecordingConfig};
 use mock_node::workload::{Mix, PreparedTx, Workload, WorkloadConfig};
-use order_pool::{
-    Event, InsertOutcome, OrderPool, Origin, PoolConfig, PooledTransaction, Transaction,
-};
+use order_pool::{Event, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction};
 use parquet::{
     basic::{Compression, GzipLevel},
     data_type::{ByteArray, ByteArrayType, Int64Type},
@@ -36,10 +32,8 @@ pub(crate) fn signed(count: usize, blobs_per_mille: u32) -> Vec<PreparedTx> {
 }
 
 pub(crate) fn insert(pool: &OrderPool, tx: &PreparedTx) {
-    let decoded = PooledTransaction::decode_2718_exact(&tx.raw).expect("a transaction");
-    let recovered = decoded.try_into_recovered().expect("a signature");
     let seen = std::time::SystemTime::now();
-    let outcome = pool.insert_transaction(Transaction::new(recovered, Origin::Mempool, seen));
+    let outcome = pool.insert_transaction(Transaction::new(tx.recovered(), Origin::Mempool, seen));
     assert!(matches!(outcome, InsertOutcome::Added), "{outcome:?}");
 }
 

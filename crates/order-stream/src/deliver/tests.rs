@@ -1,11 +1,9 @@
 use std::time::Duration;
 
 use alloy_consensus::{
-    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar,
-    transaction::{Recovered, SignerRecoverable as _},
+    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar, transaction::Recovered,
 };
 use alloy_eips::{
-    eip2718::Decodable2718 as _,
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
     eip7594::BlobTransactionSidecarVariant,
 };
@@ -28,11 +26,8 @@ fn at(seconds: u64) -> SystemTime {
 fn txs(chain_id: u64) -> Vec<Transaction> {
     let mut load =
         Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, chain_id) });
-    let pooled = |raw: &[u8]| {
-        let tx = PooledTransaction::decode_2718_exact(raw).expect("a transaction");
-        Transaction::new(tx.try_into_recovered().expect("a sender"), Origin::Mempool, at(100))
-    };
-    load.prepare(6).iter().map(|tx| pooled(&tx.raw)).collect()
+    let txs = load.prepare(6);
+    txs.iter().map(|tx| Transaction::new(tx.recovered(), Origin::Mempool, at(100))).collect()
 }
 
 fn encode(record: Record) -> Encoded {

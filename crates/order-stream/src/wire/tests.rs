@@ -4,16 +4,16 @@ use std::{
 };
 
 use alloy_consensus::{
-    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar, transaction::SignerRecoverable as _,
+    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar,
+    transaction::{Recovered, SignerRecoverable as _},
 };
 use alloy_eips::{
-    eip2718::Decodable2718 as _,
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
     eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant},
 };
 use alloy_primitives::Signature;
 use chain_view::{Head, PooledTransaction};
-use mock_node::workload::{Workload, WorkloadConfig};
+use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use order_pool::{
     Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateCancellation, PrivateTerms,
     ReplacementKey, Transaction,
@@ -33,8 +33,7 @@ fn at(nanos: u64) -> SystemTime {
 fn envelopes(count: usize) -> Vec<PooledTransaction> {
     static ALL: LazyLock<Vec<PooledTransaction>> = LazyLock::new(|| {
         let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
-        let raw = load.prepare(200).into_iter().map(|tx| tx.raw);
-        raw.map(|raw| PooledTransaction::decode_2718_exact(&raw).expect("a transaction")).collect()
+        load.prepare(200).iter().map(PreparedTx::recovered).map(Recovered::into_inner).collect()
     });
     ALL[..count].to_vec()
 }

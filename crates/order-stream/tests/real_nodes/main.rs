@@ -14,11 +14,10 @@ use std::{
 };
 
 use alloy_consensus::transaction::Recovered;
-use alloy_eips::eip2718::Decodable2718 as _;
 use alloy_primitives::B256;
 use devnet::{NatsConfig, NatsServer};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
-use order_pool::{Event, OrderPool, Origin, PoolConfig, PooledTransaction, Transaction};
+use order_pool::{Event, OrderPool, Origin, PoolConfig, Transaction};
 use order_stream::{
     Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig, Source, SourceConfig,
     SourceStats, State, StreamConfig, ensure_stream,
@@ -108,12 +107,10 @@ fn pool() -> OrderPool {
 fn transactions(seed: u64, count: usize, blobs_per_mille: u32) -> Vec<Transaction> {
     let mix = Mix { blobs_per_mille, six_blobs_per_mille: 0, ..Mix::default() };
     let config = WorkloadConfig { accounts: 100, mix, ..WorkloadConfig::new(seed, CHAIN) };
-    let transaction = |tx: mock_node::workload::PreparedTx| {
-        let read = PooledTransaction::decode_2718_exact(&tx.raw).expect("a transaction");
-        let tx = Recovered::new_unchecked(read, tx.sender);
-        Transaction::new(tx, Origin::Mempool, SystemTime::now())
+    let transaction = |tx: &mock_node::workload::PreparedTx| {
+        Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now())
     };
-    Workload::new(config).prepare(count).into_iter().map(transaction).collect()
+    Workload::new(config).prepare(count).iter().map(transaction).collect()
 }
 
 fn insert(pool: &OrderPool, txs: &[Transaction]) {

@@ -6,8 +6,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use alloy_consensus::transaction::SignerRecoverable as _;
-use alloy_eips::eip2718::Decodable2718 as _;
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, HeaderMap, ServerError,
     jetstream::{self, stream},
@@ -17,7 +15,6 @@ use futures::StreamExt as _;
 use mempool_ingest::{
     OrderPool, PoolConfig,
     order_pool::{InsertOutcome, Origin, PrivateTerms, Transaction},
-    txpool_fetcher::PooledTransaction,
 };
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_stream::{
@@ -294,13 +291,9 @@ async fn nats_publishers_and_sources_of_both_flows_need_no_other_rights() {
         sources.push(Source::start(&built, SourceConfig { flow, ..config }).unwrap());
     }
     let txs = Workload::new(WorkloadConfig { accounts: 2, ..WorkloadConfig::new(1, 1) }).prepare(2);
-    let tx = |number: usize| {
-        let tx = PooledTransaction::decode_2718_exact(&txs[number].raw).unwrap();
-        tx.try_into_recovered().unwrap()
-    };
     let (now, terms) = (SystemTime::now(), PrivateTerms { signer: None, max_block: 10 });
-    let public = Transaction::new(tx(0), Origin::Mempool, now);
-    let private = Transaction::private(tx(1), terms, now);
+    let public = Transaction::new(txs[0].recovered(), Origin::Mempool, now);
+    let private = Transaction::private(txs[1].recovered(), terms, now);
     for tx in [public, private] {
         assert_eq!(ingested.insert_transaction(tx), InsertOutcome::Added);
     }
