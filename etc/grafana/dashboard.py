@@ -203,6 +203,8 @@ ROWS = {
     "Metrics port": [
         graph("Connections", "Scrapes and what else came, by outcome.", "cps",
               (rate_by("outcome", "mempool_telemetry_connections_total"), "{{outcome}}")),
+        number("Builds", "The version, profile and architecture of each process, and the cores that it may use.",
+               on("mempool_build_info"), "{{instance}}: {{version}} {{profile}} {{arch}}, {{cores}} cores"),
     ],
 }
 

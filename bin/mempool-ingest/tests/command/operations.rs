@@ -139,4 +139,13 @@ fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
     let checked = run(&["check", "--ipc", &ipc]);
     assert_eq!(checked.status.code(), Some(1), "{checked:?}");
     assert!(checked.stderr.contains("chain 1: it is syncing, "), "{checked:?}");
+    // Nor can a load be sent to it, whose accounts own nothing here.
+    let load = ["load", "--ipc", &ipc, "--tps", "10", "--duration", "1s", "--accounts", "20"];
+    let refused = devnet::load::run(&Load::parse_from(load).args).expect_err("all are refused");
+    let refused = refused.to_string();
+    assert!(refused.starts_with("nothing was accepted: "), "{refused}");
+    assert!(
+        refused.contains("Fund the accounts: 0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266 to "),
+        "{refused}"
+    );
 }
