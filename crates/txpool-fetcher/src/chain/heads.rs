@@ -12,7 +12,9 @@ use serde_json::value::RawValue;
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{AnnouncedHead, Chain, ReadBlock, Unread, wire::read_block};
-use crate::{connection::Connection, error::CallError, in_process_pool::MinedBlock, sync::lock};
+use crate::{
+    connection::Connection, error::CallError, fetch::Fetch, in_process_pool::MinedBlock, sync::lock,
+};
 
 /// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
 /// the attempts last 0.6 to 1.3 s if the node answers at once, so that a block is not lost when the
@@ -110,9 +112,10 @@ async fn read(
         } else {
             wait(attempt).await;
         }
-        let read = match in_process_block(chain, source, attempt, hash).await {
-            Some(read) => read.map(ReadBlock::from),
-            None => block_of(request(chain, source, attempt, hash).await).map(ReadBlock::from),
+        let read = match ask(chain, source, attempt, hash).await {
+            Ok(Asked::Pool(mined)) => Ok((*mined).into()),
+            Ok(Asked::Node(node)) => read_from(chain, node, hash).await.map(ReadBlock::from),
+            Err(unread) => Err(unread),
         };
         match read {
             Ok(read) if read.block.head.hash == hash => return Some(Ok(read)),
@@ -129,42 +132,42 @@ fn block_of(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread>
     read_block(response.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
 }
 
-/// The block, if it is the turn of a pool in this process; `None` if it is a node's turn.
-pub(super) async fn in_process_block(
-    chain: &Arc<Chain>,
+/// Who is asked for a block.
+pub(super) enum Asked {
+    /// A pool in this process, which has returned it.
+    Pool(Box<MinedBlock>),
+    /// This source, a node that is connected.
+    Node(usize),
+}
+
+/// Asks for a block: the source that told it first, then each of the others in turn. Waits for one that is
+/// connected if it is a node's turn.
+pub(super) async fn ask(
+    chain: &Chain,
     source: usize,
     attempt: u32,
     hash: B256,
-) -> Option<Result<MinedBlock, Unread>> {
-    let pool = chain.fetch.settings.in_process_pool(turn(chain, source, attempt))?;
-    let block = pool.call(&chain.fetch.tasks, "block", move |pool| pool.block(&hash)).await;
-    Some(match block {
-        Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),
+) -> Result<Asked, Unread> {
+    let Fetch { settings, connections, tasks, .. } = &*chain.fetch;
+    let turn = (source + attempt as usize) % settings.config.sources.len();
+    let Some(pool) = settings.in_process_pool(turn) else {
+        let mut up = connections.connected(&[turn], turn).await.into_iter();
+        let node = up.find(|source| settings.in_process_pool(*source).is_none());
+        return node.map(Asked::Node).ok_or(Unread::Failed);
+    };
+    match pool.call(tasks, "block", move |pool| pool.block(&hash)).await {
+        Ok(Some(mined)) if mined.block.head.hash == hash => Ok(Asked::Pool(mined.into())),
         Ok(Some(_)) => Err(Unread::Malformed),
         Ok(None) => Err(Unread::Missing),
         Err(_) => Err(Unread::Failed),
-    })
+    }
 }
 
-/// The source to ask: the block's source first, then each of the others in turn.
-pub(super) fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
-    (source + attempt as usize) % chain.fetch.settings.config.sources.len()
-}
-
-/// Requests a block from the node whose turn it is, else from one that is connected.
-async fn request(
-    chain: &Arc<Chain>,
-    source: usize,
-    attempt: u32,
-    hash: B256,
-) -> Result<Box<RawValue>, CallError> {
-    let (connections, turn) = (&chain.fetch.connections, turn(chain, source, attempt));
-    let up = connections.connected(&[turn], turn).await;
-    let connection = up.into_iter().find_map(|source| connections.calls(source));
-    let connection = connection.ok_or(CallError::ConnectionLost)?;
-    let limit = chain.fetch.settings.limits.call_timeout;
+async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<Block, Unread> {
     // A connection that is lost is replaced before the next attempt, which waits for one that is up.
-    connection.call("eth_getBlockByHash", (hash, false), limit).await
+    let calls = chain.fetch.connections.calls(source).ok_or(Unread::Failed)?;
+    let limit = chain.fetch.settings.limits.call_timeout;
+    block_of(calls.call("eth_getBlockByHash", (hash, false), limit).await)
 }
 
 /// Waits before an attempt, except the first.

@@ -12,11 +12,12 @@ use tokio::sync::mpsc;
 use super::{
     Chain, ReadBlock, Unread,
     follower::MAX_ANCESTORS,
-    heads::{BLOCK_TRIES, in_process_block, turn, wait},
+    heads::{Asked, BLOCK_TRIES, ask, wait},
     wire,
 };
 use crate::{
     answer::{Answer, Wait},
+    fetch::Fetch,
     gap::GapReason,
     settings::Settings,
     sync::lock,
@@ -100,26 +101,19 @@ fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
     }
 }
 
-async fn request(
-    chain: &Arc<Chain>,
-    source: usize,
-    attempt: u32,
-    hash: B256,
-) -> Result<Nonces, Unread> {
-    if let Some(mined) = in_process_block(chain, source, attempt, hash).await {
-        return mined.map(|mined| Nonces::Known(mined.nonces));
-    }
-    // Waits until a node is connected, and prefers the one whose turn it is.
-    let turn = turn(chain, source, attempt);
-    let up = chain.fetch.connections.connected(&[turn], turn).await;
-    let Settings { config, limits } = &*chain.fetch.settings;
-    let endpoint = up.first().and_then(|source| config.sources.get(*source));
+async fn request(chain: &Chain, source: usize, attempt: u32, hash: B256) -> Result<Nonces, Unread> {
+    let node = match ask(chain, source, attempt, hash).await? {
+        Asked::Pool(mined) => return Ok(Nonces::Known(mined.nonces)),
+        Asked::Node(node) => node,
+    };
+    let Fetch { settings, tasks, .. } = &*chain.fetch;
+    let Settings { config, limits } = &**settings;
     let request = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
     );
-    let wait = Wait::new(limits.call_timeout, chain.fetch.tasks.stop.clone(), &chain.fetch.tasks);
-    let endpoint = endpoint.ok_or(Unread::Failed)?;
-    let answer = Answer::request(endpoint, &request, limits.max_frame_bytes, wait).await;
+    let wait = Wait::new(limits.call_timeout, tasks.stop.clone(), tasks);
+    let max_bytes = limits.max_frame_bytes;
+    let answer = Answer::request(&config.sources[node], &request, max_bytes, wait).await;
     answer.map(Nonces::In).map_err(|_| Unread::Failed)
 }
 

@@ -33,10 +33,7 @@ pub struct DeferredStats {
 /// The right to run deferrable work. While the load is high, work that has reached the age cap
 /// takes turns with the one permit for such work: it always runs in the end, but the backfill of a
 /// whole pool does not run all at once when it reaches the age cap.
-#[derive(Debug, Default)]
-pub(crate) struct DeferralPermit {
-    _one: Option<OwnedSemaphorePermit>,
-}
+pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
 
 /// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while
 /// the monitor reports a high load.
@@ -120,27 +117,23 @@ impl Deferral {
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(&self, work: DeferrableWork, since: Instant) -> DeferralPermit {
-        let Some(watched) = self.watched.as_ref().filter(|_| self.is_pressed()) else {
-            return DeferralPermit::default();
-        };
+        let watched = self.watched.as_ref().filter(|_| self.is_pressed())?;
         self.deferred.fetch_add(1, Relaxed);
         self.counters[work as usize].increment(1);
         let _waits = self.add_waiting(since);
         // `None` if the clock cannot represent that time: then the work is never due.
         let due = since.checked_add(self.max_age);
         if watched.monitor.wait_until_normal(due, || {}).await {
-            return DeferralPermit::default();
+            return None;
         }
         // Biased: work that may run because the load has fallen must not take the one permit.
         tokio::select! {
             biased;
-            _ = watched.monitor.wait_until_normal(None, || {}) => {
-                DeferralPermit::default()
-            }
+            _ = watched.monitor.wait_until_normal(None, || {}) => None,
             one = Arc::clone(&self.aged_one).acquire_owned() => {
                 self.aged.fetch_add(1, Relaxed);
                 // The semaphore is never closed, so this is always a permit.
-                DeferralPermit { _one: one.ok() }
+                one.ok()
             }
         }
     }

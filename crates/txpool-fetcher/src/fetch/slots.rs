@@ -27,16 +27,20 @@ pub(crate) struct Slots {
     gauge: Gauge,
 }
 
-/// The slot of one fetch. Released when dropped.
+/// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that this admits
+/// finds a free slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
-    _deferrable: Option<OwnedSemaphorePermit>,
-    /// Declared after the slot's permits, so dropped after them: the deferred work that it then
-    /// admits finds a free slot.
-    _deferral: DeferralPermit,
-    _live: Option<TrackedFetch>,
+    _work: Work,
     bytes: Bytes,
+}
+
+/// What a fetch counts as for as long as it holds its slot.
+#[derive(Debug)]
+enum Work {
+    Live { _load: Option<TrackedFetch> },
+    Deferrable { _one: OwnedSemaphorePermit, _permit: DeferralPermit },
 }
 
 #[derive(Debug)]
@@ -61,61 +65,47 @@ impl Slots {
         }
     }
 
-    /// Waits for a slot for a live announcement, first come, first served. `live` counts the fetch
+    /// Waits for a slot for a live announcement, first come, first served. `load` counts the fetch
     /// as part of the load for as long as it holds the slot.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire_live(&self, live: Option<TrackedFetch>) -> Slot {
-        Slot { _live: live, ..self.take_slot(None).await }
+    pub(crate) async fn acquire_live(&self, load: Option<TrackedFetch>) -> Slot {
+        self.acquire(Work::Live { _load: load }).await
     }
 
     /// A slot, if one is free and no fetch waits for it.
     ///
     /// # Errors
-    /// Returns `live`, to wait with.
+    /// Returns `load`, to wait with.
     pub(crate) fn try_acquire_live(
         &self,
-        live: Option<TrackedFetch>,
+        load: Option<TrackedFetch>,
     ) -> Result<Slot, Option<TrackedFetch>> {
-        let Ok(one) = Arc::clone(&self.all).try_acquire_owned() else { return Err(live) };
-        let units = self.units(self.mean_bytes.load(Relaxed));
-        match Arc::clone(&self.bytes).try_acquire_many_owned(units) {
-            Ok(reserved) => Ok(Slot { _live: live, ..self.slot(one, reserved, None) }),
-            Err(_) => Err(live),
+        let Ok(one) = Arc::clone(&self.all).try_acquire_owned() else { return Err(load) };
+        match Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()) {
+            Ok(reserved) => Ok(self.slot(one, reserved, Work::Live { _load: load })),
+            Err(_) => Err(load),
         }
     }
 
-    /// Waits for one of the slots that deferrable work may hold. `deferral` is released with the
-    /// slot.
-    pub(crate) async fn acquire_deferrable(&self, deferral: DeferralPermit) -> Slot {
-        let permit = acquire(&self.deferrable, 1).await;
-        Slot { _deferral: deferral, ..self.take_slot(Some(permit)).await }
+    /// Waits for one of the slots that deferrable work may hold. `permit` is released with the slot.
+    pub(crate) async fn acquire_deferrable(&self, permit: DeferralPermit) -> Slot {
+        let one = acquire(&self.deferrable, 1).await;
+        self.acquire(Work::Deferrable { _one: one, _permit: permit }).await
     }
 
-    async fn take_slot(&self, deferrable: Option<OwnedSemaphorePermit>) -> Slot {
+    async fn acquire(&self, work: Work) -> Slot {
         let one = acquire(&self.all, 1).await;
         // Always the slot before the bytes, so that two waiters cannot each hold what the other
         // needs.
-        let reserved = acquire(&self.bytes, self.units(self.mean_bytes.load(Relaxed))).await;
-        self.slot(one, reserved, deferrable)
+        let reserved = acquire(&self.bytes, self.mean_units()).await;
+        self.slot(one, reserved, work)
     }
 
-    fn slot(
-        &self,
-        one: OwnedSemaphorePermit,
-        reserved: OwnedSemaphorePermit,
-        deferrable: Option<OwnedSemaphorePermit>,
-    ) -> Slot {
+    fn slot(&self, one: OwnedSemaphorePermit, reserved: OwnedSemaphorePermit, work: Work) -> Slot {
         self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
-        let bytes = Bytes { reserved, gauge: self.gauge.clone() };
-        Slot {
-            _one: one,
-            _deferrable: deferrable,
-            _deferral: DeferralPermit::default(),
-            _live: None,
-            bytes,
-        }
+        Slot { _one: one, _work: work, bytes: Bytes { reserved, gauge: self.gauge.clone() } }
     }
 
     /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
@@ -134,6 +124,10 @@ impl Slots {
             slot.bytes.reserved.merge(more);
             self.gauge.increment(((units - held) * UNIT_BYTES) as f64);
         }
+    }
+
+    fn mean_units(&self) -> u32 {
+        self.units(self.mean_bytes.load(Relaxed))
     }
 
     fn units(&self, bytes: usize) -> u32 {
@@ -156,6 +150,10 @@ async fn acquire(semaphore: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit
 mod tests {
     use super::*;
     use futures::FutureExt;
+    use std::{
+        pin::pin,
+        task::{Context, Wake},
+    };
 
     fn slots(max_bytes: usize) -> Slots {
         Slots::new(4, 1, max_bytes, Gauge::noop())
@@ -164,14 +162,33 @@ mod tests {
     #[tokio::test]
     async fn deferrable_work_holds_its_share_and_no_more() {
         let slots = slots(1 << 20);
-        let first = slots.acquire_deferrable(DeferralPermit::default()).await;
-        assert!(slots.acquire_deferrable(DeferralPermit::default()).now_or_never().is_none());
+        let first = slots.acquire_deferrable(None).await;
+        assert!(slots.acquire_deferrable(None).now_or_never().is_none());
         let live: Vec<_> =
             (0..3).map(|_| slots.acquire_live(None).now_or_never().unwrap()).collect();
         assert!(slots.acquire_live(None).now_or_never().is_none());
         drop(first);
         assert!(slots.acquire_live(None).now_or_never().is_some());
         drop(live);
+    }
+
+    #[tokio::test]
+    async fn deferred_work_that_the_end_of_a_fetch_admits_finds_its_slot_free() {
+        struct Woken(Arc<Semaphore>, AtomicUsize);
+        impl Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.1.store(self.0.available_permits(), Relaxed);
+            }
+        }
+        let slots = slots(1 << 20);
+        let turn = Arc::new(Semaphore::new(1));
+        let slot = slots.acquire_deferrable(Arc::clone(&turn).acquire_owned().await.ok()).await;
+        let free = Arc::new(Woken(Arc::clone(&slots.deferrable), AtomicUsize::new(0)));
+        let waker = Arc::clone(&free).into();
+        let mut next = pin!(turn.acquire());
+        assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        drop(slot);
+        assert_eq!(free.1.load(Relaxed), 1, "when its turn has come");
     }
 
     #[tokio::test]

@@ -70,12 +70,15 @@ pub(crate) struct AuditRequest {
 
 #[derive(Debug)]
 enum Message {
-    Event(Event),
     SubscriptionUp(Subscription),
     /// With what the node says of its chain.
     RequestsUp(Requests<FetchRequest>, Sync),
     DialFailed(Role, ConnectError),
-    SaysSyncing(bool),
+    /// The node's answer to a ping of the connection for calls.
+    Pinged {
+        block: Option<u64>,
+        says_syncing: bool,
+    },
     /// The latest head, as the node returned it.
     Latest(Head),
     Lost(Role, LossReason),
@@ -274,7 +277,6 @@ impl<S: TransactionSink> Source<S> {
     fn on_message(&mut self, message: Message) -> Vec<Action> {
         let now = Instant::now();
         match message {
-            Message::Event(event) => self.machine.on(event, now),
             Message::SubscriptionUp(subscription) => {
                 self.watch_end(Role::Subscription, subscription.clone().closed());
                 let mut announcements = Announcements::Hashes;
@@ -320,9 +322,9 @@ impl<S: TransactionSink> Source<S> {
                 self.shared.fail(SourceError::Connect(error));
                 self.machine.on(Event::DialFailed(role), now)
             }
-            Message::SaysSyncing(says_syncing) => {
+            Message::Pinged { block, says_syncing } => {
                 self.sync.says_syncing = says_syncing;
-                Vec::new()
+                block.map_or_else(Vec::new, |number| self.machine.on(Event::SawBlock(number), now))
             }
             Message::Latest(head) => {
                 self.has_head(head);

@@ -5,11 +5,7 @@ use std::time::Instant;
 use alloy_primitives::U64;
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{
-    Message,
-    machine::{Event, Role},
-    send,
-};
+use super::{Message, machine::Role, send};
 use crate::{
     audit::AuditState,
     chain::says_syncing,
@@ -39,12 +35,9 @@ pub(super) async fn ping(
         }
         match response {
             Ok(number) if role == Role::Request => {
-                if let Ok(number) = serde_json::from_str::<U64>(number.get()) {
-                    let event = Message::Event(Event::SawBlock(number.to()));
-                    send(messages, event).await;
-                }
-                let syncing = says_syncing(connection, limits.ping_timeout).await;
-                send(messages, Message::SaysSyncing(syncing)).await;
+                let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
+                let says_syncing = says_syncing(connection, limits.ping_timeout).await;
+                send(messages, Message::Pinged { block, says_syncing }).await;
             }
             // An error response also shows that the node is alive.
             Ok(_) | Err(CallError::Rpc { .. }) => {}
