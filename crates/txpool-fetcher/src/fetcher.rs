@@ -137,10 +137,10 @@ impl Fetcher {
         let changes = Changes::default();
         let (mut sources, mut inboxes, mut heads) = (Vec::new(), Vec::new(), Vec::new());
         for endpoint in &config.sources {
-            let (shared, inbox, told) = SourceShared::new(endpoint.clone(), &settings, &changes);
+            let (shared, inbox) = SourceShared::new(endpoint.clone(), &settings, &changes);
+            heads.push(Arc::clone(&shared.heads));
             sources.push(shared);
             inboxes.push(inbox);
-            heads.push(told);
         }
         let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
         let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), counts);

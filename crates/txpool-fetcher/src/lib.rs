@@ -4,6 +4,7 @@
 mod announce;
 mod answer;
 mod audit;
+mod buffer;
 mod chain;
 mod config;
 mod connection;

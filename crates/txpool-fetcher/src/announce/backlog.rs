@@ -10,7 +10,8 @@ use std::{
 
 use alloy_primitives::B256;
 
-use super::{buffer::Buffer, objects::Object, pairs::Pairs};
+use super::{objects::Object, pairs::Pairs};
+use crate::buffer::Buffer;
 
 /// The announcements of a source that wait, whichever of its connections they came over: what a lost
 /// connection has delivered is processed all the same.

@@ -11,10 +11,10 @@ use tokio::sync::mpsc;
 
 use super::{
     backlog::{Backlog, Hash},
-    buffer::Lost,
     pairs::{OnHash, Pairs},
 };
 use crate::{
+    buffer::Lost,
     connection::Listener,
     decode::announced_hash,
     fetch::{Arrival, Fetch, FetchRequest},

@@ -23,7 +23,6 @@
 //! still the only place where announcements can be lost. The two connections end together.
 
 mod backlog;
-mod buffer;
 mod hashes;
 mod objects;
 mod pairs;

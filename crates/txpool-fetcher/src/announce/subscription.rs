@@ -2,17 +2,16 @@
 
 use std::{sync::Arc, time::Instant};
 
-use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::mpsc;
 
 use super::{
     backlog::Backlog,
-    buffer::Buffer,
     hashes::HashReader,
     objects::{ObjectListener, ObjectReader},
     pairs::Pairs,
 };
 use crate::{
-    chain::{AnnouncedHead, read_head},
+    chain::{HeadQueue, read_head},
     config::Announcements,
     connection::{Connection, Listener, dial},
     error::{CallError, ConnectError, LossReason},
@@ -21,11 +20,8 @@ use crate::{
     sink::TransactionSink,
 };
 
-/// Slots of the buffer for heads, whose reader waits only for the source: at most 16 MiB.
-const HEAD_BUFFER: usize = 16;
-
-/// Longest head that is kept until it is read; a longer one counts as malformed. anvil's heads carry
-/// the hashes of their transactions: 200 kB for 3,000.
+/// Longest head that is read; a longer one counts as malformed. anvil's heads carry the hashes of their
+/// transactions: 200 kB for 3,000.
 const MAX_HEAD_BYTES: usize = 1024 * 1024;
 
 /// Reports to the source. Cannot deadlock: the source never waits for a task that reports.
@@ -39,7 +35,6 @@ pub(crate) async fn report(reports: &mpsc::Sender<Report>, report: Report) {
 pub(crate) struct Subscribed {
     /// To hashes and heads.
     pub(crate) connection: Arc<Connection>,
-    heads: Arc<Buffer<Box<str>>>,
     pub(crate) objects: Option<SubscribedObjects>,
 }
 
@@ -51,18 +46,21 @@ pub(crate) struct SubscribedObjects {
 }
 
 /// Takes in the heads of a subscription.
-struct HeadListener(Arc<Buffer<Box<str>>>);
+struct HeadListener {
+    fetch: Arc<Fetch>,
+    heads: Arc<HeadQueue>,
+    reports: mpsc::Sender<Report>,
+}
 
 impl Listener for HeadListener {
     fn on_notification(&mut self, json: &str, _: Instant) {
-        let kept = if json.len() > MAX_HEAD_BYTES { "null" } else { json };
-        self.0.push(kept.into(), kept.len());
-    }
-}
-
-impl Drop for HeadListener {
-    fn drop(&mut self) {
-        self.0.close();
+        let read = Some(json).filter(|json| json.len() <= MAX_HEAD_BYTES).map(read_head);
+        let Some(Ok(head)) = read else {
+            return self.fetch.metrics.malformed_notifications.increment(1);
+        };
+        // The source reads its reports at once; of 256 that wait one more head is no news.
+        let _ = self.reports.try_send(Report::Head(head));
+        self.heads.push(head.into(), 0);
     }
 }
 
@@ -70,11 +68,11 @@ impl Drop for HeadListener {
 pub(crate) async fn subscribe<S: TransactionSink>(
     deliverer: &Arc<Deliverer<S>>,
     index: usize,
-    backlog: &Arc<Backlog>,
+    to: (&Arc<Backlog>, &Arc<HeadQueue>, &mpsc::Sender<Report>),
     known: bool,
 ) -> Result<Subscribed, ConnectError> {
     const HASHES: &str = "newPendingTransactions";
-    let fetch = &deliverer.fetch;
+    let (fetch, (backlog, heads, reports)) = (&deliverer.fetch, to);
     let limits = &fetch.settings.limits;
     let endpoint = &fetch.settings.config.sources[index];
     let limit = limits.ping_timeout;
@@ -117,30 +115,21 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let pairs = objects.as_ref().map(|objects| &objects.pairs);
     let reader = HashReader::new(fetch, index, backlog, pairs);
     connection.subscribe((HASHES,), reader, limit).await.map_err(refused)?;
-    let heads = Arc::new(Buffer::new(HEAD_BUFFER));
-    let listener = HeadListener(Arc::clone(&heads));
+    let (fetch, heads, reports) = (Arc::clone(fetch), Arc::clone(heads), reports.clone());
+    let listener = HeadListener { fetch, heads, reports };
     connection.subscribe(("newHeads",), listener, limit).await.map_err(refused)?;
-    Ok(Subscribed { connection: Arc::new(connection), heads, objects })
+    Ok(Subscribed { connection: Arc::new(connection), objects })
 }
 
 impl Subscribed {
-    /// Reads heads, and requests the hashes whose objects are overdue, until the connection ends.
-    pub(crate) async fn read(
-        self,
-        fetch: &Arc<Fetch>,
-        reports: &mpsc::Sender<Report>,
-        heads: &mpsc::Sender<AnnouncedHead>,
-    ) {
-        let Self { connection, heads: new_heads, objects } = self;
-        let read_objects = async {
-            if let Some(SubscribedObjects { connection: objects, pairs }) = objects {
-                tokio::join!(
-                    pairs.request_overdue(fetch),
-                    until_one_ends(&connection, &objects, &pairs, reports)
-                );
-            }
-        };
-        tokio::join!(read_objects, read_heads(fetch, &new_heads, reports, heads));
+    /// Requests the hashes whose objects are overdue, until the connections end.
+    pub(crate) async fn read(self, fetch: &Arc<Fetch>, reports: &mpsc::Sender<Report>) {
+        let Self { connection, objects } = self;
+        let Some(SubscribedObjects { connection: objects, pairs }) = objects else { return };
+        tokio::join!(
+            pairs.request_overdue(fetch),
+            until_one_ends(&connection, &objects, &pairs, reports)
+        );
     }
 }
 
@@ -162,44 +151,5 @@ async fn until_one_ends(
         }
         reason = objects.closed() => hashes.kill(reason),
         reason = hashes.closed() => objects.kill(reason),
-    }
-}
-
-async fn read_heads(
-    fetch: &Fetch,
-    new_heads: &Buffer<Box<str>>,
-    reports: &mpsc::Sender<Report>,
-    heads: &mpsc::Sender<AnnouncedHead>,
-) {
-    // The latest of the heads for which the queue had no room.
-    let mut waiting: Option<AnnouncedHead> = None;
-    loop {
-        tokio::select! {
-            // Reading comes first: if announced heads were not read, the node would seem to
-            // announce none. Neither branch loses an item when dropped.
-            biased;
-            received = new_heads.next() => match received {
-                Some(Ok(json)) => match read_head(&json) {
-                    Ok(head) => {
-                        report(reports, Report::Head(head)).await;
-                        waiting = match heads.try_send(head.into()) {
-                            // The one that waited is an ancestor of this one, and is fetched as
-                            // such.
-                            Ok(()) => None,
-                            Err(TrySendError::Full(head)) => Some(head),
-                            Err(TrySendError::Closed(_)) => return,
-                        };
-                    }
-                    Err(_) => fetch.metrics.malformed_notifications.increment(1),
-                },
-                // The parent of the next head is then unknown, and the missed blocks are fetched.
-                Some(Err(_)) => {}
-                None => return,
-            },
-            permit = heads.reserve(), if waiting.is_some() => match (permit, waiting.take()) {
-                (Ok(permit), Some(head)) => permit.send(head),
-                _ => return,
-            },
-        }
     }
 }

@@ -9,9 +9,9 @@ use alloy_primitives::B256;
 use chain_view::{Block, Head};
 use load_control::Backoff;
 use serde_json::value::RawValue;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
-use super::{AnnouncedHead, Chain, ReadBlock, Unread, wire::read_block};
+use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, wire::read_block};
 use crate::{
     connection::Connection, error::CallError, fetch::Fetch, in_process_pool::MinedBlock, sync::lock,
 };
@@ -63,24 +63,22 @@ async fn latest_block(calls: &Connection, limit: Duration) -> Result<Block, Unre
 }
 
 /// Follows the heads of one source, one after another.
-pub(super) async fn follow(
-    chain: Arc<Chain>,
-    source: usize,
-    mut heads: mpsc::Receiver<AnnouncedHead>,
-) {
+pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueue>) {
     let mut newer = None;
     loop {
         let announced = match newer.take() {
             Some(announced) => announced,
-            None => match heads.recv().await {
-                Some(announced) => announced,
+            None => match heads.next().await {
+                Some(Ok(announced)) => announced,
+                // It is then read as an ancestor.
+                Some(Err(_)) => continue,
                 None => return,
             },
         };
         let told = lock(&chain.follower).tell(source, announced, Instant::now());
         let Some(mut branch) = told else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
-            let read = read(&chain, source, hash, &mut heads, &mut newer).await;
+            let read = read(&chain, source, hash, &heads, &mut newer).await;
             // The block was reorged out, and a newer head waits, which finds what is missing.
             let Some(read) = read else { break };
             branch.read(hash, read);
@@ -94,7 +92,7 @@ async fn read(
     chain: &Arc<Chain>,
     source: usize,
     hash: B256,
-    heads: &mut mpsc::Receiver<AnnouncedHead>,
+    heads: &HeadQueue,
     newer: &mut Option<AnnouncedHead>,
 ) -> Option<Result<ReadBlock, Unread>> {
     let mut reason = Unread::Failed;
@@ -103,7 +101,7 @@ async fn read(
             tokio::select! {
                 // A head that waits is seen before the first wait.
                 biased;
-                Some(head) = heads.recv(), if newer.is_none() => *newer = Some(head),
+                Some(Ok(head)) = heads.next(), if newer.is_none() => *newer = Some(head),
                 () = wait(attempt) => {}
             }
             if newer.is_some() {

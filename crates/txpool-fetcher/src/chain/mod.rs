@@ -48,6 +48,7 @@ pub(crate) use self::{
     wire::read_head,
 };
 use crate::{
+    buffer::Buffer,
     fetch::Fetch,
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
@@ -56,7 +57,11 @@ use crate::{
     sync::lock,
 };
 
-/// Heads of one source that may wait; when more come, its subscription connection waits.
+/// The heads of one source that wait, at most [`HEADS_WAITING`]. While it is full, each new one displaces the
+/// oldest, which is then read as an ancestor.
+pub(crate) type HeadQueue = Buffer<AnnouncedHead>;
+
+/// See [`HeadQueue`].
 pub(crate) const HEADS_WAITING: usize = 64;
 
 /// A head as a source announced it.
@@ -215,7 +220,7 @@ pub(crate) fn nonce_queue() -> (mpsc::Sender<Wanted>, mpsc::Receiver<Wanted>) {
 /// Follows the heads of all sources, and reads nonces.
 pub(crate) fn follow(
     chain: &Arc<Chain>,
-    heads: Vec<mpsc::Receiver<AnnouncedHead>>,
+    heads: Vec<Arc<HeadQueue>>,
     nonces: mpsc::Receiver<Wanted>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();

@@ -22,7 +22,7 @@ use tokio::{runtime::Handle, sync::mpsc, time::sleep};
 use super::threads::Getter;
 use crate::{
     announce::{Backlog, HashReader, report},
-    chain::AnnouncedHead,
+    chain::HeadQueue,
     connection::{End, NodeInfo},
     error::{ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
@@ -86,7 +86,7 @@ impl PoolSubscribed {
         (index, pool): (usize, &InProcess),
         backlog: &Arc<Backlog>,
         reports: &mpsc::Sender<Report>,
-        heads: &mpsc::Sender<AnnouncedHead>,
+        heads: &HeadQueue,
     ) {
         let Self { subscription, announcements, blocks } = self;
         let fetch = &deliverer.fetch;
@@ -227,16 +227,11 @@ impl Announcements {
     }
 }
 
-async fn read_blocks(
-    mut blocks: BlockStream,
-    reports: &mpsc::Sender<Report>,
-    heads: &mpsc::Sender<AnnouncedHead>,
-) {
+async fn read_blocks(mut blocks: BlockStream, reports: &mpsc::Sender<Report>, heads: &HeadQueue) {
     while let Some(mined) = blocks.next().await {
         report(reports, Report::Head(mined.block.head)).await;
-        if heads.send(mined.into()).await.is_err() {
-            // The fetcher is stopping.
-            return;
-        }
+        heads.push(mined.into(), 0);
+        // The follower takes it before a burst of blocks displaces it.
+        tokio::task::yield_now().await;
     }
 }

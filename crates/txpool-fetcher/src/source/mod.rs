@@ -377,8 +377,7 @@ impl<S: TransactionSink> Source<S> {
         self.tasks.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
                 send(&messages, Message::Latest(head.head)).await;
-                // If the fetcher stops, the head is not needed.
-                let _ = shared.heads.send(head).await;
+                shared.heads.push(head, 0);
             }
         });
     }
@@ -465,12 +464,13 @@ impl<S: TransactionSink> Source<S> {
                     }
                     (Role::Subscription, None) => {
                         let subscribed =
-                            announce::subscribe(deliverer, index, backlog, known).await?;
+                            announce::subscribe(deliverer, index, (backlog, heads, reports), known)
+                                .await?;
                         let objects = subscribed.objects.as_ref();
                         let objects = objects.map(|objects| Arc::clone(&objects.connection));
                         let up = Subscription::Node(Arc::clone(&subscribed.connection), objects);
                         send(&messages, Message::SubscriptionUp(up)).await;
-                        subscribed.read(fetch, reports, heads).await;
+                        subscribed.read(fetch, reports).await;
                     }
                     (Role::Request, Some(pool)) => {
                         let queues = in_process::start(deliverer, pool);

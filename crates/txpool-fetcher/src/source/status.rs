@@ -11,7 +11,8 @@ use super::{AuditRequest, machine::SourceState};
 use crate::{
     announce::Backlog,
     audit::{AuditReport, AuditState},
-    chain::{AnnouncedHead, HEADS_WAITING},
+    buffer::Buffer,
+    chain::{HEADS_WAITING, HeadQueue},
     config::{Announcements, Endpoint},
     connection::NodeInfo,
     error::SourceError,
@@ -92,7 +93,7 @@ pub(crate) struct SourceShared {
     pub(crate) audit_requests: mpsc::Sender<AuditRequest>,
     pub(crate) reports: mpsc::Sender<Report>,
     /// From the node to the chain.
-    pub(super) heads: mpsc::Sender<AnnouncedHead>,
+    pub(crate) heads: Arc<HeadQueue>,
     pub(super) status: Mutex<SourceStatus>,
     pub(crate) backlog: Arc<Backlog>,
     pub(crate) audits: Arc<AuditState>,
@@ -108,15 +109,14 @@ pub(crate) struct SourceShared {
 pub(crate) type Changes = Arc<watch::Sender<()>>;
 
 impl SourceShared {
-    /// With where the source receives, and the chain its heads.
+    /// With where the source receives.
     pub(crate) fn new(
         endpoint: Endpoint,
         settings: &Settings,
         changes: &Changes,
-    ) -> (Arc<Self>, Inbox, mpsc::Receiver<AnnouncedHead>) {
+    ) -> (Arc<Self>, Inbox) {
         let (audit_requests, audits) = mpsc::channel(AUDITS_WAITING);
         let (reports, reported) = mpsc::channel(REPORTS_WAITING);
-        let (heads, heads_told) = mpsc::channel(HEADS_WAITING);
         let name = SourceName::claim(&endpoint);
         let metrics = name.metrics();
         // Until the first failure to list it.
@@ -126,7 +126,7 @@ impl SourceShared {
         let shared = Self {
             audit_requests,
             reports,
-            heads,
+            heads: Buffer::new(HEADS_WAITING).into(),
             limit: Arc::new(NodeLimit::new(slots, metrics.fetch_limit.clone())),
             status: Mutex::new(SourceStatus {
                 endpoint,
@@ -155,7 +155,7 @@ impl SourceShared {
             name: Mutex::new(Some(name)),
             changes: Arc::clone(changes),
         };
-        (Arc::new(shared), Inbox { audits, reports: reported }, heads_told)
+        (Arc::new(shared), Inbox { audits, reports: reported })
     }
 
     pub(crate) fn status(&self) -> SourceStatus {
