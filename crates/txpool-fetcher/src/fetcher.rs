@@ -138,7 +138,7 @@ impl Fetcher {
         let (mut sources, mut inboxes, mut heads) = (Vec::new(), Vec::new(), Vec::new());
         for endpoint in &config.sources {
             let (shared, inbox) = SourceShared::new(endpoint.clone(), &settings, &changes);
-            heads.push(Arc::clone(&shared.heads));
+            heads.push(Arc::clone(&shared.backlog.heads));
             sources.push(shared);
             inboxes.push(inbox);
         }
@@ -166,7 +166,7 @@ impl Fetcher {
             follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
             fetch: Arc::clone(&fetch),
             sink: SinkQueue::new(SinkMetrics::new()),
-            reports: sources.iter().map(|shared| shared.reports.clone()).collect(),
+            reports: sources.iter().map(|shared| shared.backlog.reports.clone()).collect(),
             reads_nonces: sink.wants_nonces(),
             nonces,
         });

@@ -9,9 +9,14 @@ use std::{
 };
 
 use alloy_primitives::B256;
+use tokio::sync::mpsc;
 
 use super::{objects::Object, pairs::Pairs};
-use crate::buffer::Buffer;
+use crate::{
+    buffer::Buffer,
+    chain::{HEADS_WAITING, HeadQueue},
+    gap::Report,
+};
 
 /// The announcements of a source that wait, whichever of its connections they came over: what a lost
 /// connection has delivered is processed all the same.
@@ -19,6 +24,9 @@ use crate::buffer::Buffer;
 pub(crate) struct Backlog {
     pub(super) hashes: Buffer<Hash>,
     pub(super) objects: Buffer<Object>,
+    pub(crate) heads: Arc<HeadQueue>,
+    /// To the source.
+    pub(crate) reports: mpsc::Sender<Report>,
     /// Announcements that were read; with full announcements those of hashes.
     pub(super) read: AtomicU64,
     pub(super) has_object_thread: AtomicBool,
@@ -39,14 +47,22 @@ pub(super) struct Hash {
 impl Backlog {
     /// `slots` for announcements of hashes, and as many for those of objects. With objects the hashes keep the
     /// node's order, by which it is known which objects are overdue.
-    pub(crate) fn new(slots: usize, has_objects: bool) -> Self {
+    pub(crate) fn new(slots: usize, has_objects: bool, reports: mpsc::Sender<Report>) -> Self {
         let few = if has_objects { slots } else { slots / CROWDED };
         Self {
             hashes: Buffer::newest_first_above(few, slots),
             objects: Buffer::new(slots),
+            heads: Buffer::new(HEADS_WAITING).into(),
+            reports,
             read: AtomicU64::new(0),
             has_object_thread: AtomicBool::new(false),
         }
+    }
+
+    /// Reports to the source. Cannot deadlock: the source never waits for a task that reports.
+    pub(crate) async fn report(&self, report: Report) {
+        // A closed channel means that the source has ended, which makes the report irrelevant.
+        let _ = self.reports.send(report).await;
     }
 
     /// How many announcements the source has delivered.

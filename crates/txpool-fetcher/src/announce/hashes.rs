@@ -7,7 +7,6 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use tokio::sync::mpsc;
 
 use super::{
     backlog::{Backlog, Hash},
@@ -125,12 +124,7 @@ impl Drop for HashReader {
 }
 
 /// Processes the hashes that have to wait, for as long as the source runs.
-pub(crate) async fn process_waiting(
-    fetch: Arc<Fetch>,
-    source: usize,
-    backlog: Arc<Backlog>,
-    reports: mpsc::Sender<Report>,
-) {
+pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: Arc<Backlog>) {
     let mut lag = Lag::default();
     let mut in_a_row = 0u32;
     loop {
@@ -161,7 +155,7 @@ pub(crate) async fn process_waiting(
                     Some(pairs) => pairs.on_waiting_hash(&fetch, arrival).await,
                 }
             }
-            Some(Err(Lost(count))) => lag.record(&fetch, count, &reports).await,
+            Some(Err(Lost(count))) => lag.record(&fetch, count, &backlog).await,
             None => return,
         }
     }
@@ -174,7 +168,7 @@ struct Lag {
 }
 
 impl Lag {
-    async fn record(&mut self, fetch: &Fetch, count: u64, reports: &mpsc::Sender<Report>) {
+    async fn record(&mut self, fetch: &Fetch, count: u64, backlog: &Backlog) {
         fetch.metrics.lagged.add(count);
         // A buffer that has overrun overruns again at nearly every read, so at most one line per
         // second is logged.
@@ -182,7 +176,7 @@ impl Lag {
             tracing::warn!(count, "announcement buffer overruns");
             self.logged = Some(Instant::now());
         }
-        super::report(reports, Report::Gap(GapReason::Lagged)).await;
+        backlog.report(Report::Gap(GapReason::Lagged)).await;
     }
 }
 

@@ -31,5 +31,5 @@ mod subscription;
 pub(crate) use self::{
     backlog::Backlog,
     hashes::{HashReader, process_waiting},
-    subscription::{report, subscribe},
+    subscription::subscribe,
 };

@@ -266,7 +266,7 @@ mod tests {
     const TXS: usize = 3;
 
     fn pairs(wait: Duration) -> (Arc<Backlog>, Arc<Pairs>) {
-        let backlog = Arc::new(Backlog::new(16, true));
+        let backlog = Arc::new(Backlog::new(16, true, tokio::sync::mpsc::channel(1).0));
         let limits = Limits { object_wait: wait, announcement_buffer: 4, ..Limits::default() };
         let pairs = Pairs::new(&backlog, &limits);
         (backlog, pairs)

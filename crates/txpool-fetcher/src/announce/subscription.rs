@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Instant};
 
-use tokio::sync::mpsc;
-
 use super::{
     backlog::Backlog,
     hashes::HashReader,
@@ -11,7 +9,7 @@ use super::{
     pairs::Pairs,
 };
 use crate::{
-    chain::{HeadQueue, read_head},
+    chain::read_head,
     config::Announcements,
     connection::{Connection, Listener, dial},
     error::{CallError, ConnectError, LossReason},
@@ -23,12 +21,6 @@ use crate::{
 /// Longest head that is read; a longer one counts as malformed. anvil's heads carry the hashes of their
 /// transactions: 200 kB for 3,000.
 const MAX_HEAD_BYTES: usize = 1024 * 1024;
-
-/// Reports to the source. Cannot deadlock: the source never waits for a task that reports.
-pub(crate) async fn report(reports: &mpsc::Sender<Report>, report: Report) {
-    // A closed channel means that the source has ended, which makes the report irrelevant.
-    let _ = reports.send(report).await;
-}
 
 /// A subscription that is up.
 #[derive(Debug)]
@@ -48,8 +40,7 @@ pub(crate) struct SubscribedObjects {
 /// Takes in the heads of a subscription.
 struct HeadListener {
     fetch: Arc<Fetch>,
-    heads: Arc<HeadQueue>,
-    reports: mpsc::Sender<Report>,
+    backlog: Arc<Backlog>,
 }
 
 impl Listener for HeadListener {
@@ -59,8 +50,8 @@ impl Listener for HeadListener {
             return self.fetch.metrics.malformed_notifications.increment(1);
         };
         // The source reads its reports at once; of 256 that wait one more head is no news.
-        let _ = self.reports.try_send(Report::Head(head));
-        self.heads.push(head.into(), 0);
+        let _ = self.backlog.reports.try_send(Report::Head(head));
+        self.backlog.heads.push(head.into(), 0);
     }
 }
 
@@ -68,11 +59,11 @@ impl Listener for HeadListener {
 pub(crate) async fn subscribe<S: TransactionSink>(
     deliverer: &Arc<Deliverer<S>>,
     index: usize,
-    to: (&Arc<Backlog>, &Arc<HeadQueue>, &mpsc::Sender<Report>),
+    backlog: &Arc<Backlog>,
     known: bool,
 ) -> Result<Subscribed, ConnectError> {
     const HASHES: &str = "newPendingTransactions";
-    let (fetch, (backlog, heads, reports)) = (&deliverer.fetch, to);
+    let fetch = &deliverer.fetch;
     let limits = &fetch.settings.limits;
     let endpoint = &fetch.settings.config.sources[index];
     let limit = limits.ping_timeout;
@@ -115,20 +106,19 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let pairs = objects.as_ref().map(|objects| &objects.pairs);
     let reader = HashReader::new(fetch, index, backlog, pairs);
     connection.subscribe((HASHES,), reader, limit).await.map_err(refused)?;
-    let (fetch, heads, reports) = (Arc::clone(fetch), Arc::clone(heads), reports.clone());
-    let listener = HeadListener { fetch, heads, reports };
+    let listener = HeadListener { fetch: Arc::clone(fetch), backlog: Arc::clone(backlog) };
     connection.subscribe(("newHeads",), listener, limit).await.map_err(refused)?;
     Ok(Subscribed { connection: Arc::new(connection), objects })
 }
 
 impl Subscribed {
     /// Requests the hashes whose objects are overdue, until the connections end.
-    pub(crate) async fn read(self, fetch: &Arc<Fetch>, reports: &mpsc::Sender<Report>) {
+    pub(crate) async fn read(self, fetch: &Arc<Fetch>, backlog: &Backlog) {
         let Self { connection, objects } = self;
         let Some(SubscribedObjects { connection: objects, pairs }) = objects else { return };
         tokio::join!(
             pairs.request_overdue(fetch),
-            until_one_ends(&connection, &objects, &pairs, reports)
+            until_one_ends(&connection, &objects, &pairs, backlog)
         );
     }
 }
@@ -139,14 +129,14 @@ async fn until_one_ends(
     hashes: &Connection,
     objects: &Connection,
     pairs: &Pairs,
-    reports: &mpsc::Sender<Report>,
+    backlog: &Backlog,
 ) {
     tokio::select! {
         // A refusal ends the connection for objects alone.
         biased;
         () = pairs.refused() => {
             tracing::warn!("the node announces hashes instead of objects: taking hashes");
-            report(reports, Report::NoObjects).await;
+            backlog.report(Report::NoObjects).await;
             objects.kill(LossReason::Closed);
         }
         reason = objects.closed() => hashes.kill(reason),

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Mutex,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Instant,
@@ -20,7 +20,7 @@ pub(crate) struct AuditState {
     /// How many listings of the node's pool are in progress: for the source's own comparison, and
     /// for those that a caller of [`Fetcher::audit`](crate::Fetcher::audit) requested. Meanwhile pings
     /// allow the node a longer silence.
-    pub(super) listings: AtomicU64,
+    pub(crate) listings: Arc<AtomicU64>,
     /// When the latest full comparison began.
     pub(super) compared: Mutex<Option<Instant>>,
 }

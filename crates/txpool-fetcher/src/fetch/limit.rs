@@ -188,15 +188,15 @@ impl Drop for Waiting<'_> {
 }
 
 impl RequestPermit {
-    /// Records the outcome of the request. A permit dropped without this has no effect on the
-    /// limit.
-    pub(crate) fn record<T>(self, result: &Result<T, CallError>) {
-        let signal = match result {
-            Ok(_) => Signal::Timely,
-            Err(CallError::Timeout(_)) => Signal::Late,
-            Err(error) if error.is_overload() => Signal::Overloaded,
+    /// Records the outcome of the request: the error, if it had no response. A permit dropped without
+    /// this has no effect on the limit.
+    pub(crate) fn record(self, error: Option<&CallError>) {
+        let signal = match error {
+            None => Signal::Timely,
+            Some(CallError::Timeout(_)) => Signal::Late,
+            Some(error) if error.is_overload() => Signal::Overloaded,
             // The error is due to the request or the connection, and says nothing about the load.
-            Err(_) => return,
+            Some(_) => return,
         };
         let mut used = lock(&self.limit.used);
         let before = used.aimd.limit();
@@ -317,8 +317,8 @@ mod tests {
         }
     }
 
-    fn busy() -> Result<(), CallError> {
-        Err(CallError::Rpc { code: -32005, message: "busy".into() })
+    fn busy() -> CallError {
+        CallError::Rpc { code: -32005, message: "busy".into() }
     }
 
     #[tokio::test]
@@ -326,9 +326,9 @@ mod tests {
         let limit = limit();
         let mut out: Vec<_> = std::iter::from_fn(|| limit.try_acquire(false)).collect();
         assert_eq!(out.len(), 64);
-        out.swap_remove(0).record(&busy());
+        out.swap_remove(0).record(Some(&busy()));
         // Those in flight at that time report the same overload.
-        out.split_off(32).into_iter().for_each(|permit| permit.record(&busy()));
+        out.split_off(32).into_iter().for_each(|permit| permit.record(Some(&busy())));
         assert_eq!((limit.limit(), out.len()), (32, 32));
         let mut first = pin!(Arc::clone(&limit).acquire(false));
         let mut second = pin!(Arc::clone(&limit).acquire(true));
@@ -349,10 +349,10 @@ mod tests {
     #[test]
     fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit();
-        limit.try_acquire(false).expect("free").record(&busy());
+        limit.try_acquire(false).expect("free").record(Some(&busy()));
         assert_eq!(limit.limit(), 32);
         for _ in 0..64 * 64 {
-            limit.try_acquire(true).expect("free").record(&Ok(()));
+            limit.try_acquire(true).expect("free").record(None);
         }
         assert_eq!(limit.limit(), 64);
     }

@@ -50,7 +50,6 @@ use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};
 use alloy_primitives::B256;
 
 use crate::{
-    error::CallError,
     metrics::Metrics,
     request::{RequestConnections, Requests},
     settings::Settings,
@@ -206,7 +205,7 @@ impl Fetch {
         is_gone: bool,
     ) -> Option<(Ticket, Slot)> {
         let FetchRequest { mut task, source, permit } = request;
-        permit.record(&Ok::<_, CallError>(()));
+        permit.record(None);
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
         if is_gone {
             task.untried.remove(source);

@@ -2,7 +2,10 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Instant,
 };
 
@@ -22,22 +25,19 @@ pub(crate) struct ResponseReader<S: TransactionSink> {
     /// Slots of finished fetches.
     released: Vec<Slot>,
     release_at: usize,
-    /// Whether the node lists its pool.
-    is_listing: Box<dyn Fn() -> bool + Send>,
+    /// How many lists of its pool the node makes.
+    listings: Arc<AtomicU64>,
     _alive: Alive,
 }
 
 impl<S: TransactionSink> ResponseReader<S> {
-    pub(crate) fn new(
-        deliverer: &Arc<Deliverer<S>>,
-        is_listing: impl Fn() -> bool + Send + 'static,
-    ) -> Self {
+    pub(crate) fn new(deliverer: &Arc<Deliverer<S>>, listings: &Arc<AtomicU64>) -> Self {
         let fetch = &deliverer.fetch;
         let slots = fetch.settings.config.fetch_slots;
         Self {
             released: Vec::with_capacity(RELEASED_TOGETHER),
             release_at: RELEASED_TOGETHER.min(slots.div_ceil(4)),
-            is_listing: Box::new(is_listing),
+            listings: Arc::clone(listings),
             _alive: fetch.tasks.alive(),
             deliverer: Arc::clone(deliverer),
         }
@@ -89,6 +89,6 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
     }
 
     fn is_listing(&self) -> bool {
-        (self.is_listing)()
+        self.listings.load(Relaxed) > 0
     }
 }

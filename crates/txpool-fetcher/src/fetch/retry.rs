@@ -29,7 +29,7 @@ impl Fetch {
     /// The request failed.
     pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
         let FetchRequest { task, source, permit } = request;
-        permit.record(&Err::<(), _>(error.clone()));
+        permit.record(Some(&error));
         self.spawn_retry(task, source, Some(error));
     }
 

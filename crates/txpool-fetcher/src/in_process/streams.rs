@@ -17,12 +17,11 @@ use futures::{
     FutureExt as _, StreamExt as _,
     future::{Either, poll_fn, select},
 };
-use tokio::{runtime::Handle, sync::mpsc, time::sleep};
+use tokio::{runtime::Handle, time::sleep};
 
 use super::threads::Getter;
 use crate::{
-    announce::{Backlog, HashReader, report},
-    chain::HeadQueue,
+    announce::{Backlog, HashReader},
     connection::{End, NodeInfo},
     error::{ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
@@ -85,8 +84,6 @@ impl PoolSubscribed {
         deliverer: &Arc<Deliverer<S>>,
         (index, pool): (usize, &InProcess),
         backlog: &Arc<Backlog>,
-        reports: &mpsc::Sender<Report>,
-        heads: &HeadQueue,
     ) {
         let Self { subscription, announcements, blocks } = self;
         let fetch = &deliverer.fetch;
@@ -96,7 +93,7 @@ impl PoolSubscribed {
             busy: AtomicU64::new(0),
             runtime: Handle::current(),
             fetch: Arc::clone(fetch),
-            reports: reports.clone(),
+            backlog: Arc::clone(backlog),
         });
         let (subscribed, getter) = (Arc::clone(&subscription), Getter::new(deliverer, pool));
         let (unread, alive) = (Arc::clone(&announcements), fetch.tasks.alive());
@@ -117,7 +114,7 @@ impl PoolSubscribed {
             // The order is irrelevant: the first branch that ends, ends all.
             reason = subscription.end.wait() => reason,
             reason = until_end("announcements", announcements.read_while_held_up()) => reason,
-            reason = until_end("blocks", read_blocks(blocks, reports, heads)) => reason,
+            reason = until_end("blocks", read_blocks(blocks, backlog)) => reason,
         };
         subscription.end.set(reason);
     }
@@ -145,7 +142,7 @@ struct Announcements {
     /// A stream may use its timers. The pool and the sink are called outside of it.
     runtime: Handle,
     fetch: Arc<Fetch>,
-    reports: mpsc::Sender<Report>,
+    backlog: Arc<Backlog>,
 }
 
 impl Announcements {
@@ -223,14 +220,14 @@ impl Announcements {
     async fn lagged(&self, count: u64) {
         self.fetch.metrics.lagged.add(count);
         tracing::warn!(count, "the pool's stream of announcements overran");
-        report(&self.reports, Report::Gap(GapReason::Lagged)).await;
+        self.backlog.report(Report::Gap(GapReason::Lagged)).await;
     }
 }
 
-async fn read_blocks(mut blocks: BlockStream, reports: &mpsc::Sender<Report>, heads: &HeadQueue) {
+async fn read_blocks(mut blocks: BlockStream, backlog: &Backlog) {
     while let Some(mined) = blocks.next().await {
-        report(reports, Report::Head(mined.block.head)).await;
-        heads.push(mined.into(), 0);
+        backlog.report(Report::Head(mined.block.head)).await;
+        backlog.heads.push(mined.into(), 0);
         // The follower takes it before a burst of blocks displaces it.
         tokio::task::yield_now().await;
     }

@@ -377,7 +377,7 @@ impl<S: TransactionSink> Source<S> {
         self.tasks.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
                 send(&messages, Message::Latest(head.head)).await;
-                shared.heads.push(head, 0);
+                shared.backlog.heads.push(head, 0);
             }
         });
     }
@@ -452,7 +452,7 @@ impl<S: TransactionSink> Source<S> {
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let SourceShared { backlog, reports, heads, .. } = &*shared;
+            let backlog = &shared.backlog;
             let Parts { fetch, deliverer, .. } = &*parts;
             let dialed = async {
                 match (role, fetch.settings.in_process_pool(index)) {
@@ -460,17 +460,16 @@ impl<S: TransactionSink> Source<S> {
                         let subscribed = in_process::subscribe(deliverer, index, pool).await?;
                         let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
                         send(&messages, Message::SubscriptionUp(up)).await;
-                        subscribed.read(deliverer, (index, pool), backlog, reports, heads).await;
+                        subscribed.read(deliverer, (index, pool), backlog).await;
                     }
                     (Role::Subscription, None) => {
                         let subscribed =
-                            announce::subscribe(deliverer, index, (backlog, heads, reports), known)
-                                .await?;
+                            announce::subscribe(deliverer, index, backlog, known).await?;
                         let objects = subscribed.objects.as_ref();
                         let objects = objects.map(|objects| Arc::clone(&objects.connection));
                         let up = Subscription::Node(Arc::clone(&subscribed.connection), objects);
                         send(&messages, Message::SubscriptionUp(up)).await;
-                        subscribed.read(fetch, reports).await;
+                        subscribed.read(fetch, backlog).await;
                     }
                     (Role::Request, Some(pool)) => {
                         let queues = in_process::start(deliverer, pool);
@@ -566,8 +565,7 @@ impl<S: TransactionSink> Source<S> {
     /// Starts the task that processes the announcements that have to wait.
     fn process_waiting(&mut self) {
         let (fetch, backlog) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.backlog));
-        let reports = self.shared.reports.clone();
-        self.tasks.spawn(announce::process_waiting(fetch, self.index, backlog, reports));
+        self.tasks.spawn(announce::process_waiting(fetch, self.index, backlog));
     }
 
     async fn end(mut self, gave_up: bool) {
@@ -582,7 +580,7 @@ impl<S: TransactionSink> Source<S> {
 /// Opens the request connections of a node, and finds out how far it is.
 async fn open_requests<S: TransactionSink>(
     parts: &Parts<S>,
-    audits: &Arc<AuditState>,
+    audits: &AuditState,
     index: usize,
     known: bool,
 ) -> Result<(Arc<RequestSet<FetchRequest>>, Sync), ConnectError> {
@@ -599,11 +597,8 @@ async fn open_requests<S: TransactionSink>(
     let head = if needs_head { chain::head_of(&calls, limit).await } else { None };
     let sync = Sync { says_syncing, head };
     let reader = {
-        let (deliverer, audits) = (Arc::clone(deliverer), Arc::clone(audits));
-        move || {
-            let audits = Arc::clone(&audits);
-            ResponseReader::new(&deliverer, move || audits.is_listing())
-        }
+        let (deliverer, listings) = (Arc::clone(deliverer), Arc::clone(&audits.listings));
+        move || ResponseReader::new(&deliverer, &listings)
     };
     Ok((request::open(settings, endpoint, calls, reader).await?, sync))
 }

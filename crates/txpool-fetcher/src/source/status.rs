@@ -11,8 +11,6 @@ use super::{AuditRequest, machine::SourceState};
 use crate::{
     announce::Backlog,
     audit::{AuditReport, AuditState},
-    buffer::Buffer,
-    chain::{HEADS_WAITING, HeadQueue},
     config::{Announcements, Endpoint},
     connection::NodeInfo,
     error::SourceError,
@@ -91,9 +89,6 @@ pub(crate) struct Inbox {
 pub(crate) struct SourceShared {
     /// To its [`Inbox`].
     pub(crate) audit_requests: mpsc::Sender<AuditRequest>,
-    pub(crate) reports: mpsc::Sender<Report>,
-    /// From the node to the chain.
-    pub(crate) heads: Arc<HeadQueue>,
     pub(super) status: Mutex<SourceStatus>,
     pub(crate) backlog: Arc<Backlog>,
     pub(crate) audits: Arc<AuditState>,
@@ -125,8 +120,6 @@ impl SourceShared {
         let has_objects = settings.config.announcements != Announcements::Hashes;
         let shared = Self {
             audit_requests,
-            reports,
-            heads: Buffer::new(HEADS_WAITING).into(),
             limit: Arc::new(NodeLimit::new(slots, metrics.fetch_limit.clone())),
             status: Mutex::new(SourceStatus {
                 endpoint,
@@ -148,7 +141,7 @@ impl SourceShared {
                 fetch_limit: slots,
                 head: None,
             }),
-            backlog: Backlog::new(settings.limits.announcement_buffer, has_objects).into(),
+            backlog: Backlog::new(settings.limits.announcement_buffer, has_objects, reports).into(),
             audits: Arc::default(),
             announcement_counts: Arc::default(),
             metrics,
