@@ -1,4 +1,7 @@
-//! A queue that never makes its writer wait.
+//! A queue that never makes its writer wait: for announcements, and for heads.
+//!
+//! Its lock is taken by who reads a connection, who processes what was read, comparisons and `status()`, to add
+//! or take one item.
 
 use std::{collections::VecDeque, sync::Mutex};
 

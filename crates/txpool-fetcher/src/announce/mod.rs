@@ -11,7 +11,6 @@
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | buffer | who reads announcements, who processes them, comparisons, `status()` | to add or take one |
 //! | pairs | who reads hashes, the thread of objects | a few look-ups; the locks of a hash that enters (`fetch`) and of the objects' buffer are taken under it |
 //!
 //! With full announcements there are two subscriptions, each on a connection of its own, which one thread reads: to
