@@ -16,14 +16,14 @@ use alloy_primitives::{Address, address};
 use alloy_provider::{DynProvider, Provider as _};
 use blocklist::{BlockGuard, SharedBlocklist};
 use mempool_ingest::{OrderPool, order_pool::Head};
-use revm::{ExecuteEvm as _, database_interface::WrapDatabaseRef};
+use revm::ExecuteEvm as _;
 use tokio::runtime::Handle;
 
 use crate::{
     candidates::Candidates,
-    fill::{Built, Way, fill},
+    fill::{Way, fill},
     report::Summary,
-    state::{NextBlock, NodeState},
+    state::{NextBlock, NodeState, Reads},
 };
 
 /// Gets the fees: an address without an owner.
@@ -85,8 +85,7 @@ impl Builder {
     pub(crate) fn run(mut self) -> Summary {
         let mut summary = Summary::default();
         let mut before = None;
-        for turn in 0.. {
-            let Some((head, at)) = self.next_head(before.map(|(head, _)| head)) else { break };
+        while let Some((head, at)) = self.next_head(before.map(|(head, _)| head)) {
             match before {
                 Some((parent, earlier)) if parent.number + 1 == head.number => {
                     self.slot.add(at - earlier);
@@ -106,8 +105,8 @@ impl Builder {
             }
             let is_built = match self.list.begin_block(FEE_RECIPIENT, None, now) {
                 Ok(guard) => {
-                    let state = NodeState::new(self.node.clone(), self.runtime.clone(), head.hash);
-                    self.build(&mut summary, &block, &guard, &state, (at, turn))
+                    let reads = Reads::new(self.node.clone(), self.runtime.clone(), head.hash);
+                    self.build(&mut summary, &block, &guard, NodeState::new(reads), at)
                 }
                 Err(error) => {
                     eprintln!("no block: {error}");
@@ -144,8 +143,8 @@ impl Builder {
         summary: &mut Summary,
         block: &NextBlock,
         guard: &BlockGuard,
-        state: &NodeState,
-        (head_at, turn): (Instant, usize),
+        mut state: NodeState,
+        head_at: Instant,
     ) -> bool {
         let mut pool = self.pool.subscribe(block.number());
         let mut candidates = Candidates::default();
@@ -153,7 +152,7 @@ impl Builder {
         loop {
             candidates.follow(&mut pool);
             let start = Instant::now();
-            prefetch(block, state, &mut candidates, due.min(start + LOOK));
+            prefetch(block, &mut state, &mut candidates, due.min(start + LOOK));
             spent += start.elapsed();
             if self.stop.load(Relaxed) || self.pool.head() != Some(block.parent) {
                 return false;
@@ -164,13 +163,8 @@ impl Builder {
             }
             thread::sleep((start + LOOK).saturating_duration_since(Instant::now()).min(left));
         }
-        let ways = self.ways;
-        let mut built = vec![Built::default(); ways.len()];
-        for step in 0..ways.len() {
-            // They take turns, so that not always the same fills the caches for the other.
-            let way = (step + turn) % ways.len();
-            built[way] = fill(ways[way], block, guard, &candidates, state);
-        }
+        let fill = |way: &Way| fill(*way, block, guard, &candidates, &state);
+        let built: Vec<_> = self.ways.iter().map(fill).collect();
         summary.add(block, candidates.all.len(), &built, spent);
         true
     }
@@ -180,11 +174,11 @@ impl Builder {
 /// Those that are not reached `until` then wait for the next time.
 pub(crate) fn prefetch(
     block: &NextBlock,
-    state: &NodeState,
+    state: &mut NodeState,
     candidates: &mut Candidates,
     until: Instant,
 ) {
-    let mut evm = block.evm(WrapDatabaseRef(state), ());
+    let mut evm = block.evm(state, ());
     // Earlier nonces of the senders are missing.
     evm.ctx.cfg.disable_nonce_check = true;
     while Instant::now() < until

@@ -91,7 +91,7 @@ pub(crate) fn fill(
     candidates: &Candidates,
     state: &NodeState,
 ) -> Built {
-    let (start, before) = (Instant::now(), state.reads.get());
+    let (start, before) = (Instant::now(), state.db.count.get());
     let evm = block.evm(CacheDB::new(state), AccessListInspector::default());
     let mut filling = Filling { way, block, guard, evm, built: Built::default() };
     let turn = |candidate: &Candidate| candidate.turn(block.env.basefee);
@@ -112,7 +112,7 @@ pub(crate) fn fill(
             Err(_) => filling.built.left_out += 1,
         }
     }
-    let (time, reads) = (start.elapsed(), state.reads.get() - before);
+    let (time, reads) = (start.elapsed(), state.db.count.get() - before);
     Built { time, reads, ..filling.built }
 }
 

@@ -1,22 +1,17 @@
 //! The block that is being built, and the node's state below it, read over IPC and cached.
 
-use std::{
-    cell::{Cell, RefCell},
-    time::Duration,
-};
+use std::{cell::Cell, time::Duration};
 
 use alloy_consensus::Header;
 use alloy_eips::{BlockId, eip7840::BlobParams};
-use alloy_primitives::{
-    Address, B256, U256, keccak256,
-    map::{AddressMap, HashMap},
-};
+use alloy_primitives::{Address, B256, U256, keccak256};
 use alloy_provider::{DynProvider, Provider as _, transport::TransportError};
 use mempool_ingest::order_pool::Head;
 use revm::{
     Context, Database, DatabaseRef, MainBuilder, MainContext,
     bytecode::Bytecode,
     context::{BlockEnv, CfgEnv},
+    database::CacheDB,
     handler::{MainnetContext, MainnetEvm},
     primitives::hardfork::SpecId,
     state::AccountInfo,
@@ -91,47 +86,37 @@ pub(crate) enum ReadError {
 
 impl revm::database_interface::DBErrorMarker for ReadError {}
 
-/// The state at one block. Every read names that block by its hash, so no item can be of another block.
+/// The state at one block, with what was read of it before.
+pub(crate) type NodeState = CacheDB<Reads>;
+
+/// Reads of the state at one block. Each names that block by its hash, so no item can be of another block.
 #[derive(Debug)]
-pub(crate) struct NodeState {
+pub(crate) struct Reads {
     node: DynProvider,
     runtime: Handle,
     block: BlockId,
-    accounts: RefCell<AddressMap<Option<AccountInfo>>>,
-    slots: RefCell<HashMap<(Address, U256), U256>>,
-    /// Reads that were not cached.
-    pub(crate) reads: Cell<u64>,
+    pub(crate) count: Cell<u64>,
 }
 
-impl NodeState {
+impl Reads {
     pub(crate) fn new(node: DynProvider, runtime: Handle, block: B256) -> Self {
-        Self {
-            node,
-            runtime,
-            block: BlockId::hash(block),
-            accounts: RefCell::default(),
-            slots: RefCell::default(),
-            reads: Cell::new(0),
-        }
+        Self { node, runtime, block: BlockId::hash(block), count: Cell::new(0) }
     }
 
     fn wait<T>(
         &self,
         response: impl Future<Output = Result<T, TransportError>>,
     ) -> Result<T, ReadError> {
-        self.reads.set(self.reads.get() + 1);
+        self.count.set(self.count.get() + 1);
         let response = self.runtime.block_on(async { timeout(READ_TIMEOUT, response).await });
         Ok(response.map_err(|_| ReadError::Timeout)??)
     }
 }
 
-impl DatabaseRef for NodeState {
+impl DatabaseRef for Reads {
     type Error = ReadError;
 
     fn basic_ref(&self, address: Address) -> Result<Option<AccountInfo>, ReadError> {
-        if let Some(info) = self.accounts.borrow().get(&address) {
-            return Ok(info.clone());
-        }
         let (node, at) = (&self.node, self.block);
         let (balance, nonce, code) = self.wait(async {
             tokio::try_join!(
@@ -145,9 +130,7 @@ impl DatabaseRef for NodeState {
             Bytecode::new_raw_checked(code.clone()).unwrap_or_else(|_| Bytecode::new_legacy(code));
         let info = AccountInfo::new(balance, nonce, code.hash_slow(), code);
         // Since EIP-161 an empty account does not exist.
-        let info = (!info.is_empty()).then_some(info);
-        self.accounts.borrow_mut().insert(address, info.clone());
-        Ok(info)
+        Ok((!info.is_empty()).then_some(info))
     }
 
     fn code_by_hash_ref(&self, _: B256) -> Result<Bytecode, ReadError> {
@@ -155,13 +138,7 @@ impl DatabaseRef for NodeState {
     }
 
     fn storage_ref(&self, address: Address, index: U256) -> Result<U256, ReadError> {
-        if let Some(value) = self.slots.borrow().get(&(address, index)) {
-            return Ok(*value);
-        }
-        let read = self.node.get_storage_at(address, index).block_id(self.block).into_future();
-        let value = self.wait(read)?;
-        self.slots.borrow_mut().insert((address, index), value);
-        Ok(value)
+        self.wait(self.node.get_storage_at(address, index).block_id(self.block).into_future())
     }
 
     fn block_hash_ref(&self, number: u64) -> Result<B256, ReadError> {

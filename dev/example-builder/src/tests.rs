@@ -28,7 +28,7 @@ use crate::{
     candidates::Candidates,
     fill::{Built, Way, fill},
     run_with,
-    state::{NextBlock, NodeState},
+    state::{NextBlock, NodeState, Reads},
 };
 
 const FEE_RECIPIENT: Address = Address::repeat_byte(0xfe);
@@ -67,7 +67,8 @@ impl World {
         let ipc = IpcConnect::new(self.node.node.ipc_path().to_owned());
         let connect = ProviderBuilder::new().connect_ipc(ipc);
         let node = self.runtime.block_on(connect).expect("it listens").erased();
-        let state = NodeState::new(node, self.runtime.handle().clone(), head.hash);
+        let reads = Reads::new(node, self.runtime.handle().clone(), head.hash);
+        let state = NodeState::new(reads);
         (NextBlock::after(head, DEV_CHAIN_ID, FEE_RECIPIENT, 12), state)
     }
 }
@@ -115,12 +116,12 @@ fn hashes(built: &Built) -> Vec<B256> {
 fn both_ways_fill_the_same_block_and_no_listed_address_is_in_it() {
     let world = World::new(300);
     world.wait(300);
-    let ((block, state), (_, cold), guard) = (world.block(), world.block(), guard());
+    let ((block, mut state), (_, cold), guard) = (world.block(), world.block(), guard());
     let mut candidates = candidates(&world.pool, &block);
     // What was prefetched is not waited for; without, nearly every transaction waits.
     let waited = fill(Way::PostState, &block, &guard, &candidates, &cold);
     assert!(waited.reads > 100, "{}", waited.reads);
-    prefetch(&block, &state, &mut candidates, Instant::now() + PATIENCE);
+    prefetch(&block, &mut state, &mut candidates, Instant::now() + PATIENCE);
     let built = Way::BOTH.map(|way| fill(way, &block, &guard, &candidates, &state));
     let [classic, ours] = &built;
     assert!(classic.is_like(ours) && waited.is_like(ours), "{built:?}");

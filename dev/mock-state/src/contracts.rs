@@ -91,18 +91,9 @@ const TRANSFER: &str = "transfer(address,uint256)";
 const TRANSFER_FROM: &str = "transferFrom(address,address,uint256)";
 const BALANCE_OF: &str = "balanceOf(address)";
 
-/// ERC-20: balances are mapping 0, allowances mapping 1.
-pub fn token() -> Bytes {
-    token_code(false)
-}
-
-/// [`token`], which in addition looks whether the receiver has code, as tokens do that call the contracts they are
-/// sent to (ERC-777, ERC-1363): it loads the receiver's account.
-pub fn looking_token() -> Bytes {
-    token_code(true)
-}
-
-fn token_code(looks: bool) -> Bytes {
+/// ERC-20: balances are mapping 0, allowances mapping 1. If it `looks`, it loads the receiver's account, as tokens do
+/// that call the contracts they are sent to (ERC-777, ERC-1363).
+pub fn token(looks: bool) -> Bytes {
     let selector = |signature: &str| {
         u64::from(u32::from_be_bytes(keccak256(signature)[..4].try_into().expect("four bytes")))
     };

@@ -7,7 +7,7 @@ use revm::{
     state::AccountInfo,
 };
 
-use crate::contracts::{looking_token, pool, router, slot_of, token};
+use crate::contracts::{pool, router, slot_of, token};
 use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
 
 /// A state in memory.
@@ -39,9 +39,8 @@ pub fn genesis(accounts: usize) -> World {
         let info = AccountInfo::new(U256::ZERO, 1, code.hash_slow(), code);
         world.insert_account_info(address, info);
     };
-    let (last, others) = tokens().split_last().expect("there are eight");
-    others.iter().for_each(|address| contract(*address, token()));
-    contract(*last, looking_token());
+    let last = tokens().len() - 1;
+    tokens().iter().enumerate().for_each(|(at, address)| contract(*address, token(at == last)));
     let pairs = || routers().iter().zip(tokens().chunks(2)).enumerate();
     for (number, (address, pair)) in pairs() {
         contract(pool_of(number), pool(pair[0], pair[1]));
