@@ -108,7 +108,7 @@ struct Run<'a> {
     attacks: Vec<JoinHandle<std::io::Result<attacks::Tally>>>,
     head: u64,
     checks: u64,
-    /// Of this slot, and of all.
+    /// From the announcement to builders that are not slow: of this slot, and of what no fault touched.
     late: [Histogram<u64>; 2],
     worst: u64,
     silence: u64,

@@ -84,11 +84,14 @@ impl Run<'_> {
                 continue;
             }
             self.worst = self.worst.max(late);
+            if !seat.config.is_slow {
+                self.late[0].saturating_record(late);
+            }
             let mut way: Vec<_> =
                 self.world.members[at].nodes.iter().map(|node| Part::Node(*node)).collect();
             way.extend([Part::Member(at), Part::Fleet]);
             if !seat.config.is_slow && due(tx.at, &way, &self.troubles) == tx.at + GRACE_NS {
-                self.late.iter_mut().for_each(|late| late.saturating_record(*seen_at - tx.at));
+                self.late[1].saturating_record(late);
                 if seat.last_public > seat.started {
                     self.silence = self.silence.max(seen_at.saturating_sub(seat.last_public));
                 }
