@@ -222,6 +222,11 @@ impl Network {
         self.with(node, has).unwrap_or(false)
     }
 
+    /// Whether a node has come back without its pool.
+    pub(crate) fn is_lossy(&self) -> bool {
+        self.shared.slots.iter().any(|slot| lock(slot).is_lossy)
+    }
+
     /// What a node holds that no block contains, and since when; `None` while it is down.
     pub(crate) fn held(&self, number: usize) -> Option<Vec<(B256, u64)>> {
         let mut slot = lock(&self.shared.slots[number]);
