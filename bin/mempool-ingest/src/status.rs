@@ -68,15 +68,21 @@ impl Status {
     }
 }
 
-/// As in `live,syncing chain=1 head=23 (3 s old) announced=…`: the states of all sources, the chain of the first that
-/// was reached.
+/// As in `live,syncing chain=1 head=23 (3 s old) announced=…`: the states of all sources, and their chains.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, source) in self.sources.iter().enumerate() {
             write!(f, "{}{}", if at > 0 { "," } else { "" }, source.state)?;
         }
-        if let Some(chain) = self.sources.iter().find_map(|source| source.chain_id) {
-            write!(f, " chain={chain}")?;
+        let chains = self.sources.iter().map(|source| source.chain_id);
+        let text = |chain: Option<u64>| chain.map_or("?".to_owned(), |chain| chain.to_string());
+        let mut chains: Vec<_> = chains.map(text).collect();
+        // If it is one for all sources, it stands there once.
+        if chains.iter().all(|chain| *chain == chains[0]) {
+            chains.truncate(1);
+        }
+        if chains != ["?"] {
+            write!(f, " chain={}", chains.join(","))?;
         }
         if let Some((head, age)) = self.head.zip(self.head_age_s) {
             write!(f, " head={head} ({age} s old)")?;

@@ -116,7 +116,9 @@ pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
             if summary.is_good() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) => {
-            eprintln!("error: {error}");
+            let causes = std::iter::successors(error.source(), |cause| cause.source());
+            let causes: String = causes.map(|cause| format!("\n  because: {cause}")).collect();
+            eprintln!("error: {error}{causes}");
             ExitCode::from(2)
         }
     }

@@ -9,7 +9,7 @@ use testkit::{
     ingest::Node,
 };
 
-use crate::{command, finish, ipc, wait_for};
+use crate::{command, finish, ipc, start, wait_for};
 
 pub(crate) fn run(args: &[&str]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
@@ -103,10 +103,15 @@ fn a_check_says_what_each_source_is_and_fails_where_nothing_could_be_ingested() 
 /// The flag was for the orders alone.
 #[test]
 fn a_chain_id_is_that_of_every_source() {
-    let node = Node::start(0, |node| node);
+    let (node, other) =
+        (Node::start(0, |node| node), Node::start(0, |node| NodeConfig { chain_id: 5, ..node }));
     let ended = run(&["--ipc", ipc(&node), "--chain-id", "1"]);
     assert_eq!(ended.status.code(), Some(2), "{ended:?}");
     assert!(ended.stderr.contains("is on chain 1337, expected chain 1"), "{ended:?}");
+    // Also of the first, whose chain would be that of all others.
+    let mut running = start(["--ipc", ipc(&other), "--ipc", ipc(&node), "--chain-id", "1337"]);
+    wait_for(&mut running, "other_chain,live chain=5,1337 ", &[]);
+    finish(running);
 }
 
 #[test]
