@@ -12,8 +12,14 @@ use crate::{
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// Told apart also by those who see fewer colours (Okabe and Ito).
-const COLORS: [RGBColor; 4] =
-    [RGBColor(0, 114, 178), RGBColor(213, 94, 0), RGBColor(0, 158, 115), RGBColor(204, 121, 167)];
+const COLORS: [RGBColor; 6] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+];
 const ROWS: [&str; 5] = ["attacks", "network", "fleet", "processes", "nodes"];
 
 fn row(what: &What) -> usize {
@@ -111,7 +117,7 @@ fn draw_lines(
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
+        .position(SeriesLabelPosition::UpperLeft)
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()?;
