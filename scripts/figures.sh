@@ -155,6 +155,7 @@ def faults(where):
 
 
 def trial(where):
+    where = where.splitlines()[-1]
     heads = find(r"([\d.]+) minutes: (\d+) transactions and (\d+) searchers' messages in", where)
     (checks, wrong), (faults, attacks) = find(r"(\d+) checks, (\d+) violations", where), find(r"(\d+) faults, (\d+) attacks", where)
     said = f"{wrong} of {number(checks)} checks, under {faults} faults and {attacks} attacks, with {number(heads[1])} transactions and {number(heads[2])} searchers' messages"
