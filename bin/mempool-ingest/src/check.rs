@@ -28,7 +28,7 @@ pub(crate) async fn run(args: &Args) -> ExitCode {
     match checked {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say_error!("{error}");
+            say_error(&*error);
             ExitCode::FAILURE
         }
     }
@@ -44,7 +44,7 @@ async fn sources(options: &Options) -> Result<(), Failure> {
                 chains.push(chain);
             }
             Err(error) => {
-                say_error!("{error}");
+                say_error(&*error);
                 failed += 1;
             }
         }

@@ -94,7 +94,7 @@ pub fn run<N>(
         ended
     })();
     ended.unwrap_or_else(|error: Failure| {
-        say_error!("{error}");
+        say_error(&*error);
         ExitCode::from(2)
     })
 }
@@ -105,7 +105,7 @@ pub fn check(args: &Args) -> ExitCode {
     match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(check::run(args)),
         Err(error) => {
-            say_error!("{error}");
+            say_error(&error);
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,7 @@
 //! What the command itself says on stderr: lines of text, or with `--log-format json` one JSON object a line.
 
 use std::{
+    error::Error,
     fmt,
     io::{self, Write as _, stderr},
     sync::atomic::{AtomicBool, Ordering::Relaxed},
@@ -49,15 +50,22 @@ macro_rules! say_warning {
     }};
 }
 
-/// Writes a line of an error.
-macro_rules! say_error {
-    ($($text:tt)*) => {{
-        // As above.
-        let _ = $crate::say::line("ERROR", format_args!($($text)*));
-    }};
-}
+pub(crate) use {say, say_warning};
 
-pub(crate) use {say, say_error, say_warning};
+/// Writes a line of an error, with those causes that its text does not hold.
+pub(crate) fn say_error(error: &dyn Error) {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let because = error.to_string();
+        if !text.contains(&because) {
+            text = format!("{text}; because: {because}");
+        }
+        cause = error.source();
+    }
+    // As above.
+    let _ = line("ERROR", format_args!("{text}"));
+}
 
 pub(crate) fn line(level: &str, text: fmt::Arguments<'_>) -> io::Result<()> {
     if JSON.load(Relaxed) {
