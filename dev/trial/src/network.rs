@@ -36,6 +36,8 @@ pub(crate) struct Tx {
     raw: Bytes,
     /// When the first node was given it.
     pub(crate) at: u64,
+    /// Since when no block contains it: since then, or since a reorg.
+    since: u64,
     /// Which nodes are given it: all, or one.
     only: Option<usize>,
     /// The block that contains it.
@@ -192,7 +194,7 @@ impl Network {
         let mut ledger = self.ledger();
         for hash in &undone {
             if let Some(at) = ledger.by_hash.get(hash).copied() {
-                ledger.txs[at].mined = None;
+                (ledger.txs[at].mined, ledger.txs[at].since) = (None, now_ns());
                 let account = ledger.txs[at].account;
                 ledger.undone.insert(account, Instant::now() + UNDONE);
             }
@@ -237,7 +239,8 @@ impl Network {
         for hash in pending {
             let Some(tx) = ledger.by_hash.get(&hash).map(|at| &ledger.txs[*at]) else { continue };
             let first = if slot.is_lossy { now } else { tx.at.max(slot.up_since) };
-            held.insert(hash, slot.held.get(&hash).copied().unwrap_or(first));
+            let since = slot.held.get(&hash).copied().unwrap_or(first);
+            held.insert(hash, since.max(tx.since));
         }
         slot.held = held;
         let is_open = |hash: &B256| ledger.txs[ledger.by_hash[hash]].mined.is_none();
@@ -280,13 +283,15 @@ impl Shared {
         let drawn = (account + 1).wrapping_mul(seed | 1) >> 3;
         let only = drawn.is_multiple_of(5).then_some(account % self.slots.len());
         let lingers = account % 10 == 7;
+        let now = now_ns();
         let mut ledger = lock(&self.ledger);
         let at = ledger.txs.len();
         ledger.by_hash.insert(hash, at);
         ledger.txs.push(Tx {
             hash,
             raw: raw.clone(),
-            at: now_ns(),
+            at: now,
+            since: now,
             only,
             mined: None,
             lingers,
