@@ -13,7 +13,6 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_consensus::transaction::Recovered;
 use alloy_primitives::B256;
 use devnet::{NatsConfig, NatsServer};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
