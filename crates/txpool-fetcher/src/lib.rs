@@ -33,8 +33,7 @@ pub use self::{
     config::*,
     connection::NodeInfo,
     decode::{
-        FullAnnouncement, FullTransaction, Malformed, ObjectError, RawTransaction, SidecarError,
-        read_object, read_raw, read_response, verify_blob_proofs,
+        Malformed, RawTransaction, SidecarError, read_raw, read_response, verify_blob_proofs,
     },
     error::{ConfigError, ConnectError, LossReason, SnapshotError, SourceError, StartError},
     fetch::{ADAPTIVE_FLOOR, DeferredStats},

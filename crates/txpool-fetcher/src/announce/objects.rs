@@ -169,10 +169,7 @@ impl<S: TransactionSink> ObjectReader<S> {
                 let arrival = arrival(*announced.tx.hash());
                 let entered = object.pairs.on_object(&fetch.hashes, arrival);
                 let Some(ticket) = entered else { return };
-                let read = match self.trusts_sender {
-                    true => Ok(announced.trust_sender()),
-                    false => announced.recover_sender(),
-                };
+                let read = announced.into_recovered(self.trusts_sender);
                 drop(permit);
                 match read {
                     Ok((tx, raw)) => deliverer.deliver(ticket, tx, Some(raw), flush),
@@ -187,15 +184,12 @@ impl<S: TransactionSink> ObjectReader<S> {
                 let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
             }
             // Not paired: its hash is requested as if no object had come.
-            FullAnnouncement::Malformed { hash: Some(hash), reason } => {
+            FullAnnouncement::Malformed(hash, reason) => {
                 if let Some(ticket) = fetch.hashes.enter(arrival(hash)) {
                     ticket.malformed(&reason);
                 }
             }
-            FullAnnouncement::Malformed { hash: None, reason } => {
-                tracing::debug!(%reason, "malformed announcement");
-                fetch.metrics.malformed_notifications.increment(1);
-            }
+            FullAnnouncement::NoHash => fetch.metrics.malformed_notifications.increment(1),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Decodes transactions, as a node responds with them or announces them. Entry: [`read_response`] and
-//! [`read_object`].
+//! `read_object`.
 //!
 //! All of it is pure, and bytes from outside cause no panic. Only a transaction that has the requested
 //! or announced hash is accepted.
@@ -13,11 +13,10 @@ mod sidecar;
 mod transaction;
 
 pub(crate) use self::{
-    object::announced_hash,
+    object::{FullAnnouncement, announced_hash, read_object},
     transaction::{is_on_chain, read_hex},
 };
 pub use self::{
-    object::{FullAnnouncement, FullTransaction, ObjectError, read_object},
     sidecar::{SidecarError, verify_blob_proofs},
     transaction::{Malformed, RawTransaction, read_raw, read_response},
 };
