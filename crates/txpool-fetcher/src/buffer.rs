@@ -57,7 +57,7 @@ impl<T> Buffer<T> {
 
     pub(crate) fn push(&self, item: T, bytes: usize) {
         let mut queue = lock(&self.queue);
-        let displaced = if queue.items.len() == self.slots { queue.pop_oldest() } else { None };
+        let displaced = if queue.items.len() == self.slots { queue.pop(false) } else { None };
         queue.lost += u64::from(displaced.is_some());
         queue.items.push_back((item, bytes));
         queue.bytes += bytes;
@@ -73,15 +73,12 @@ impl<T> Buffer<T> {
             return Some(Err(Lost(std::mem::take(&mut queue.lost))));
         }
         let is_crowded = queue.items.len() > self.few;
-        let item = if is_crowded { queue.pop_newest() } else { queue.pop_oldest() }?;
+        let item = queue.pop(is_crowded)?;
         queue.is_in_hand = true;
         Some(Ok(item))
     }
 
-    /// Waits for the next item; `None` when there will be none. The one before counts as processed.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits for the next item; `None` when there will be none. The one before counts as processed. Cancel safe.
     pub(crate) async fn next(&self) -> Option<Result<T, Lost>> {
         loop {
             if let Some(next) = self.try_next() {
@@ -113,14 +110,10 @@ impl<T> Buffer<T> {
 }
 
 impl<T> Queue<T> {
-    fn pop_oldest(&mut self) -> Option<T> {
-        let (item, bytes) = self.items.pop_front()?;
-        self.bytes -= bytes;
-        Some(item)
-    }
-
-    fn pop_newest(&mut self) -> Option<T> {
-        let (item, bytes) = self.items.pop_back()?;
+    /// The newest item, or the oldest.
+    fn pop(&mut self, newest: bool) -> Option<T> {
+        let popped = if newest { self.items.pop_back() } else { self.items.pop_front() };
+        let (item, bytes) = popped?;
         self.bytes -= bytes;
         Some(item)
     }

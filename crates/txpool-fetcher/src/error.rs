@@ -261,9 +261,9 @@ pub enum SnapshotError {
     /// The node sent an error response.
     #[error("the node refused to list its pool: {message} ({code})")]
     Refused {
-        /// The JSON-RPC code; 0 if there is none.
+        /// The JSON-RPC code; -32005 if there is none.
         code: i64,
-        /// The node's message, at most 200 bytes.
+        /// The node's message, at most 200 characters.
         message: String,
     },
     /// The answer is not the content of a pool.

@@ -8,7 +8,6 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use futures::Stream;
 use tokio::{
     runtime::{Builder, Runtime},
     sync::{
@@ -246,31 +245,6 @@ impl Fetcher {
             reason = self.ended() => Err(reason),
             () = live => Ok(()),
         }
-    }
-
-    /// The status of all sources, now and after each change of a state, of
-    /// [`audited`](SourceStatus::audited), or of the latest error or comparison. The stream ends
-    /// with the fetcher, and does not borrow it. A slow reader gets the latest status, not those in
-    /// between.
-    pub fn status_changes(&self) -> impl Stream<Item = Vec<SourceStatus>> + Send + use<> {
-        let sources = Arc::clone(&self.sources);
-        let mut changes = self.changes.subscribe();
-        changes.mark_changed();
-        let ended = self.ended.clone();
-        futures::stream::unfold(
-            (sources, changes, ended),
-            |(sources, mut changes, mut ended)| async {
-                tokio::select! {
-                    // The last change is delivered before the end.
-                    biased;
-                    Ok(()) = changes.changed() => {}
-                    _ = ended.wait_for(Option::is_some) => return None,
-                    else => return None,
-                }
-                let status = sources.iter().map(|shared| shared.status()).collect();
-                Some((status, (sources, changes, ended)))
-            },
-        )
     }
 
     /// A function that returns whether every source is [`SourceState::Live`], for a readiness

@@ -25,8 +25,7 @@ use crate::{
 };
 
 /// Longest announcement of an object that is kept until it is read. Of a longer one only the hash is
-/// kept, and the transaction is requested: few transactions carry 8 kB of data, and anvil announces
-/// blob transactions with their sidecars.
+/// kept: few transactions carry 8 kB of data, and anvil announces blob transactions with their sidecars.
 const MAX_OBJECT_BYTES: usize = 16 * 1024;
 
 /// Most bytes of all objects that wait to be read: 16,384 of 4 kB. While so many wait, only the hash is

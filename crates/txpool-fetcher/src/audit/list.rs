@@ -24,6 +24,7 @@ use serde_json::{error::Category, value::RawValue};
 use crate::{
     answer::{Answer, Wait},
     config::Endpoint,
+    connection::read_error,
     error::SnapshotError,
 };
 
@@ -71,13 +72,6 @@ struct Response {
     error: Option<Box<RawValue>>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Refusal {
-    code: i64,
-    message: String,
-}
-
 fn parse(answer: impl Read) -> Result<Content, SnapshotError> {
     // It does not read on behind the answer, where the node sends nothing.
     let response = Response::deserialize(&mut serde_json::Deserializer::from_reader(answer));
@@ -86,9 +80,7 @@ fn parse(answer: impl Read) -> Result<Content, SnapshotError> {
         _ => SnapshotError::NotAPool,
     })?;
     if let Some(error) = response.error {
-        let Refusal { code, message } = serde_json::from_str(error.get())
-            .unwrap_or_else(|_| Refusal { code: 0, message: error.get().to_owned() });
-        let message = message.chars().take(200).collect();
+        let (code, message) = read_error(error.get());
         return Err(SnapshotError::Refused { code, message });
     }
     let content = response.result.ok_or(SnapshotError::NotAPool)?;

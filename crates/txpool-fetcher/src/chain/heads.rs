@@ -13,7 +13,11 @@ use tokio::time::sleep;
 
 use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, wire::read_block};
 use crate::{
-    connection::Connection, error::CallError, fetch::Fetch, in_process_pool::MinedBlock, sync::lock,
+    connection::Connection,
+    error::CallError,
+    fetch::Fetch,
+    in_process_pool::{InProcess, MinedBlock},
+    sync::lock,
 };
 
 /// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
@@ -110,12 +114,8 @@ async fn read(
         } else {
             wait(attempt).await;
         }
-        let read = match ask(chain, source, attempt, hash).await {
-            Ok(Asked::Pool(mined)) => Ok((*mined).into()),
-            Ok(Asked::Node(node)) => read_from(chain, node, hash).await.map(ReadBlock::from),
-            Err(unread) => Err(unread),
-        };
-        match read {
+        let turn = turn(chain, source, attempt).await;
+        match read_from(chain, turn, hash).await {
             Ok(read) if read.block.head.hash == hash => return Some(Ok(read)),
             Ok(_) => reason = Unread::Malformed,
             Err(unread) => reason = unread,
@@ -130,42 +130,36 @@ fn block_of(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread>
     read_block(response.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
 }
 
-/// Who is asked for a block.
-pub(super) enum Asked {
-    /// A pool in this process, which has returned it.
-    Pool(Box<MinedBlock>),
-    /// This source, a node that is connected.
-    Node(usize),
+/// The source that is asked for a block: the one that told it first, then each of the others in turn. Waits
+/// until one is connected; it is in the place of one that is not.
+pub(super) async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
+    let Fetch { settings, connections, .. } = &*chain.fetch;
+    let turn = (source + attempt as usize) % settings.config.sources.len();
+    connections.connected(&[turn], turn).await.first().copied().unwrap_or(turn)
 }
 
-/// Asks for a block: the source that told it first, then each of the others in turn. Waits for one that is
-/// connected if it is a node's turn.
-pub(super) async fn ask(
+/// Asks a pool in this process for a block.
+pub(super) async fn read_from_pool(
     chain: &Chain,
-    source: usize,
-    attempt: u32,
+    pool: &InProcess,
     hash: B256,
-) -> Result<Asked, Unread> {
-    let Fetch { settings, connections, tasks, .. } = &*chain.fetch;
-    let turn = (source + attempt as usize) % settings.config.sources.len();
-    let Some(pool) = settings.in_process_pool(turn) else {
-        let mut up = connections.connected(&[turn], turn).await.into_iter();
-        let node = up.find(|source| settings.in_process_pool(*source).is_none());
-        return node.map(Asked::Node).ok_or(Unread::Failed);
-    };
-    match pool.call(tasks, "block", move |pool| pool.block(&hash)).await {
-        Ok(Some(mined)) if mined.block.head.hash == hash => Ok(Asked::Pool(mined.into())),
+) -> Result<MinedBlock, Unread> {
+    match pool.call(&chain.fetch.tasks, "block", move |pool| pool.block(&hash)).await {
+        Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),
         Ok(Some(_)) => Err(Unread::Malformed),
         Ok(None) => Err(Unread::Missing),
         Err(_) => Err(Unread::Failed),
     }
 }
 
-async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<Block, Unread> {
+async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<ReadBlock, Unread> {
+    if let Some(pool) = chain.fetch.settings.in_process_pool(source) {
+        return read_from_pool(chain, pool, hash).await.map(ReadBlock::from);
+    }
     // A connection that is lost is replaced before the next attempt, which waits for one that is up.
     let calls = chain.fetch.connections.calls(source).ok_or(Unread::Failed)?;
     let limit = chain.fetch.settings.limits.call_timeout;
-    block_of(calls.call("eth_getBlockByHash", (hash, false), limit).await)
+    block_of(calls.call("eth_getBlockByHash", (hash, false), limit).await).map(ReadBlock::from)
 }
 
 /// Waits before an attempt, except the first.

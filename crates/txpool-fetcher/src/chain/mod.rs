@@ -14,12 +14,9 @@
 //! sees one chain.
 //!
 //! For each new head, the block's hashes are requested first, which is a small response; then the
-//! full block in the background, for the nonces, because private transactions raise nonces too. The
-//! hashes and nonces of 64 recent blocks are kept, because a hash can be announced after its block.
-//! As soon as both connections of a source are up, the latest block is requested: nothing else
-//! reports the head before the next block. A block that cannot be read in 7 attempts is counted, and
-//! the pools are compared. A block that the node does not have is given up as soon as a newer head of
-//! the node waits: a reorg has removed it.
+//! full block in the background, for the nonces, because private transactions raise nonces too. A block that
+//! cannot be read in 7 attempts is counted, and the pools are compared. A block that the node does not have is
+//! given up as soon as a newer head of the node waits: a reorg has removed it.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::{
     Chain, ReadBlock, Unread,
     follower::MAX_ANCESTORS,
-    heads::{Asked, BLOCK_TRIES, ask, wait},
+    heads::{BLOCK_TRIES, read_from_pool, turn, wait},
     wire,
 };
 use crate::{
@@ -102,18 +102,18 @@ fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
 }
 
 async fn request(chain: &Chain, source: usize, attempt: u32, hash: B256) -> Result<Nonces, Unread> {
-    let node = match ask(chain, source, attempt, hash).await? {
-        Asked::Pool(mined) => return Ok(Nonces::Known(mined.nonces)),
-        Asked::Node(node) => node,
-    };
     let Fetch { settings, tasks, .. } = &*chain.fetch;
+    let turn = turn(chain, source, attempt).await;
+    if let Some(pool) = settings.in_process_pool(turn) {
+        return Ok(Nonces::Known(read_from_pool(chain, pool, hash).await?.nonces));
+    }
     let Settings { config, limits } = &**settings;
     let request = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
     );
     let wait = Wait::new(limits.call_timeout, tasks.stop.clone(), tasks);
     let max_bytes = limits.max_frame_bytes;
-    let answer = Answer::request(&config.sources[node], &request, max_bytes, wait).await;
+    let answer = Answer::request(&config.sources[turn], &request, max_bytes, wait).await;
     answer.map(Nonces::In).map_err(|_| Unread::Failed)
 }
 

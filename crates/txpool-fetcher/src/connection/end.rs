@@ -30,10 +30,7 @@ impl End {
         self.0.borrow().as_ref().is_some_and(LossReason::is_by_peer)
     }
 
-    /// Waits for the end, and returns the reason.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits for the end, and returns the reason. Cancel safe.
     pub(crate) async fn wait(&self) -> LossReason {
         let mut ended = self.0.subscribe();
         let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());

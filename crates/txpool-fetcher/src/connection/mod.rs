@@ -6,11 +6,8 @@
 //!        response <-- oneshot ------------------------------- a response: to its caller
 //!                                                             a notification: to the listener of its subscription
 //! ```
-//! A connection is opened with a typed error, records when it last received something, ends with a
-//! reason, and never reconnects by itself: its source must see every loss.
-//!
-//! The reader is a thread; one reads both sockets of a subscription. It never waits for anything but the
-//! node: geth blocks all its subscribers when one stops reading. So a [`Listener`] must not wait, and neither
+//! A connection never reconnects by itself: its source must see every loss. The reader is a thread; one reads
+//! both sockets of a subscription. It never waits for anything but the node. So a [`Listener`] must not wait, and neither
 //! does a write: a request for which the socket has no room times out like one without a response. A
 //! WebSocket is reached through a Unix socket too, behind which a task passes its messages on (`ws`).
 //!
@@ -48,7 +45,7 @@ pub(crate) use self::{
     end::End,
     frame::Frames,
     open::{closed_too_early, dial, open_socket},
-    response::{NotAResponse, Payload, Response},
+    response::{NotAResponse, Payload, Response, read_error},
     socket::BlockingSocket,
 };
 use crate::{
@@ -84,9 +81,6 @@ struct Request<P> {
 impl Connection {
     /// Sends a request, and waits for the response at most `limit`.
     ///
-    /// # Errors
-    /// See [`CallError`].
-    ///
     /// # Cancel safety
     /// The node still answers a dropped call, and the answer is discarded.
     pub(crate) async fn call(
@@ -121,10 +115,7 @@ impl Connection {
         self.shared.end(reason);
     }
 
-    /// Waits until the connection has ended, and returns the reason.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits until the connection has ended, and returns the reason. Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
         self.shared.ended.wait().await
     }

@@ -104,7 +104,8 @@ impl<'a> Incoming<'a> {
     }
 
     pub(super) fn error(&self) -> Option<CallError> {
-        self.error.map(|error| read_error(error.get()))
+        let (code, message) = read_error(self.error?.get());
+        Some(CallError::Rpc { code, message })
     }
 }
 
@@ -121,13 +122,13 @@ struct AnyError<'a> {
 
 /// Reads what stands in the field `error`. In a form that no node uses (a text alone, a code that is
 /// missing or a text) it comes from a gateway before the node, which says that it is at its limit.
-fn read_error(error: &str) -> CallError {
+pub(crate) fn read_error(error: &str) -> (i64, String) {
     let read = || serde_json::from_str::<AnyError<'_>>(error).ok();
     let (code, message) = match error.starts_with('{').then(read).flatten() {
         Some(AnyError { code, message }) => (code, message),
         None => (LIMIT_EXCEEDED, Cow::Borrowed(error)),
     };
-    CallError::Rpc { code, message: clip(&message, 200) }
+    (code, clip(&message, 200))
 }
 
 fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<&'de RawValue>, D::Error> {

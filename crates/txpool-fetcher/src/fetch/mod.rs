@@ -1,16 +1,10 @@
 //! What happens to one hash: deduplicated, requested, decoded, delivered, counted. Entry:
 //! [`Fetch::on_announcement`] and [`Fetch::fetch_missing`].
 //!
-//! - [`Hashes`]: what is known of hashes. Each one that enters leaves with exactly one outcome, which
-//!   its [`Ticket`] records.
-//! - [`Fetch`]: how a transaction is requested. A hash holds a slot from before its request until
-//!   its delivery has returned, so slots bound everything that is in flight.
-//! - [`Deliverer`]: how a transaction gets to the sink. `responses` is its entry for a node's
-//!   responses; announced objects and pools in this process have theirs in `announce` and
-//!   `in_process`.
-//!
-//! A live announcement waits for a slot and never for deferrable work, which has few slots and
-//! connections of its own.
+//! [`Hashes`] says what is known of hashes, [`Fetch`] how a transaction is requested, and [`Deliverer`] how it gets
+//! to the sink. A hash holds a slot from before its request until its delivery has returned, so slots bound
+//! everything that is in flight. A live announcement waits for a slot and never for deferrable work, which has few
+//! slots and connections of its own.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |

@@ -33,7 +33,10 @@ pub(crate) struct Slots {
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _work: Work,
-    bytes: Bytes,
+    /// The reserved part of the byte budget: the estimate, or the size of the response once it is known.
+    bytes: OwnedSemaphorePermit,
+    /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
+    gauge: Gauge,
 }
 
 /// What a fetch counts as for as long as it holds its slot.
@@ -41,15 +44,6 @@ pub(crate) struct Slot {
 enum Work {
     Live { _load: Option<TrackedFetch> },
     Deferrable { _one: OwnedSemaphorePermit, _permit: DeferralPermit },
-}
-
-#[derive(Debug)]
-struct Bytes {
-    /// The reserved part of the byte budget: the estimate, or the size of the response once it is
-    /// known.
-    reserved: OwnedSemaphorePermit,
-    /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
-    gauge: Gauge,
 }
 
 impl Slots {
@@ -103,9 +97,9 @@ impl Slots {
         self.slot(one, reserved, work)
     }
 
-    fn slot(&self, one: OwnedSemaphorePermit, reserved: OwnedSemaphorePermit, work: Work) -> Slot {
-        self.gauge.increment((reserved.num_permits() * UNIT_BYTES) as f64);
-        Slot { _one: one, _work: work, bytes: Bytes { reserved, gauge: self.gauge.clone() } }
+    fn slot(&self, one: OwnedSemaphorePermit, bytes: OwnedSemaphorePermit, work: Work) -> Slot {
+        self.gauge.increment((bytes.num_permits() * UNIT_BYTES) as f64);
+        Slot { _one: one, _work: work, bytes, gauge: self.gauge.clone() }
     }
 
     /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
@@ -116,12 +110,12 @@ impl Slots {
         let mean = self.mean_bytes.load(Relaxed);
         self.mean_bytes.store((mean * 15 + response_bytes.max(UNIT_BYTES)) / 16, Relaxed);
         let units = self.units(response_bytes) as usize;
-        let held = slot.bytes.reserved.num_permits();
+        let held = slot.bytes.num_permits();
         if let Some(excess) = held.checked_sub(units) {
-            drop(slot.bytes.reserved.split(excess));
+            drop(slot.bytes.split(excess));
             self.gauge.decrement((excess * UNIT_BYTES) as f64);
         } else if let Ok(more) = self.bytes.clone().try_acquire_many_owned((units - held) as u32) {
-            slot.bytes.reserved.merge(more);
+            slot.bytes.merge(more);
             self.gauge.increment(((units - held) * UNIT_BYTES) as f64);
         }
     }
@@ -136,9 +130,9 @@ impl Slots {
     }
 }
 
-impl Drop for Bytes {
+impl Drop for Slot {
     fn drop(&mut self) {
-        self.gauge.decrement((self.reserved.num_permits() * UNIT_BYTES) as f64);
+        self.gauge.decrement((self.bytes.num_permits() * UNIT_BYTES) as f64);
     }
 }
 

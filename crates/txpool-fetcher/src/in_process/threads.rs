@@ -1,7 +1,7 @@
 //! From a hash to an outcome with a pool in this process, on threads that call it.
 //!
 //! `get` may read a sidecar from the disk, and the sink may block, so neither runs on the thread
-//! that reads the sockets. Nothing is encoded or decoded.
+//! that reads the sockets.
 
 use std::{
     io,

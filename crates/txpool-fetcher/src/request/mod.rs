@@ -10,18 +10,9 @@
 //! All other calls of a source, which are few, go over a [`Connection`](crate::connection::Connection).
 //! These connections are opened together, and when one is lost all are replaced.
 //!
-//! - A request is an entry of a map. Its id is used once, so a late response matches no entry. No task, timer or
-//!   channel belongs to a request.
-//! - All requests have the same time-out. The thread of the connection looks for late ones each sixteenth of it, and
-//!   each 100 ms at the latest. A request times out only after everything that had arrived was read, so neither a
-//!   blocking sink nor a busy thread of ours makes a node look late.
-//! - When the node ends a connection, or sends a value above 32 MiB, the response to one of the requests in
-//!   flight on it may be the cause. Each of them is sent again over a connection of its own, so the culprit is found and no
-//!   other request is lost with it.
-//! - The socket is in blocking mode for its reader; requests are sent with `MSG_DONTWAIT`. Bytes that
-//!   the socket does not take wait in a bounded outbox, until the next request is sent, or the thread of the
-//!   connection looks for late ones: for at most 100 ms after the node has made room.
-//! - `serde_json` alone decides what is valid JSON. The text of a response is borrowed from the buffer.
+//! A request is an entry of a map: no task, timer or channel belongs to it. When the node ends a connection, or sends
+//! a value above 32 MiB, the response to one of the requests in flight on it may be the cause. Each of them is sent
+//! again over a connection of its own, so the culprit is found and no other request is lost with it.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |

@@ -103,10 +103,7 @@ impl<T: Send + 'static> RequestSet<T> {
         }
     }
 
-    /// Waits until one of them has ended, and returns the reason.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits until one of them has ended, and returns the reason. Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
         let fetches = self.fetches.iter().map(|connection| Box::pin(connection.closed()));
         tokio::select! {
@@ -185,10 +182,7 @@ impl<T: Send + 'static> RequestConnections<T> {
         }
     }
 
-    /// Waits until `source` has had no connections for this long.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits until `source` has had no connections for this long. Cancel safe.
     pub(crate) async fn down_for(&self, source: usize, time: Duration) {
         let mut changes = self.sets.subscribe();
         loop {

@@ -143,10 +143,7 @@ impl SinkQueue {
         all
     }
 
-    /// Waits until the sink has taken everything that waited, after events were dropped.
-    ///
-    /// # Cancel safety
-    /// Cancel safe.
+    /// Waits until the sink has taken everything that waited, after events were dropped. Cancel safe.
     pub(crate) async fn caught_up(&self) {
         self.caught_up.notified().await;
     }

@@ -1,11 +1,6 @@
 //! The state of one source as a pure state machine: `(event, now)` in, actions out.
 //!
-//! `Connecting` until both connections are up, `Backfilling` until the pool is compared, then `Live`.
-//! Any loss leads back to `Connecting`, also that of a `Stale` subscription connection, which the
-//! machine drops. While its node does not follow the chain, a connected source is `Syncing`, and
-//! afterwards `Backfilling`.
-//!
-//! *Plausible* is judged with the Poisson distribution: if 20 announcements are expected in a silence,
+//! Whether a silence is plausible is judged with the Poisson distribution: if 20 announcements are expected in a silence,
 //! the probability of none is e^-20. At least two heads must have come since the last hash, so that a
 //! stalled chain is not mistaken for a dead subscription, and at least 4 s must have passed, since
 //! geth can pause for 3. Hashes count from the moment they are read from the socket, so our own
@@ -16,8 +11,7 @@
 //! subscription.
 //!
 //! One comparison runs at a time. An event during it schedules another, with the most severe of the
-//! reasons, since the list in flight may predate the event. The delay before a connection is opened
-//! again grows with each attempt and each loss, and is reset by a connection that has lived for 10 s.
+//! reasons, since the list in flight may predate the event.
 //!
 //! The machine opens no socket, starts no task and reads no clock: its parent module carries out the
 //! actions.
@@ -42,11 +36,10 @@ use crate::{
 const MAX_GAPS: usize = 32;
 
 /// How many announcements must have been expected in a silence, by the recent rate, before it is
-/// suspicious: in a Poisson process the probability of none is then e^-20, one in 500 million.
+/// suspicious.
 const SUSPICIOUS_EXPECTATION: f64 = 20.0;
 
-/// How many heads must have come since the last hash before a silence counts. A chain that does not
-/// advance is not a sign of a dead subscription.
+/// How many heads must have come since the last hash before a silence counts.
 const HEADS_WITHOUT_HASHES: u32 = 2;
 
 /// Pause between two comparisons because of blocks that could not be read.

@@ -79,8 +79,6 @@ enum Message {
         block: Option<u64>,
         says_syncing: bool,
     },
-    /// The latest head, as the node returned it.
-    Latest(Head),
     Lost(Role, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
 }
@@ -326,10 +324,6 @@ impl<S: TransactionSink> Source<S> {
                 self.sync.says_syncing = says_syncing;
                 block.map_or_else(Vec::new, |number| self.machine.on(Event::SawBlock(number), now))
             }
-            Message::Latest(head) => {
-                self.has_head(head);
-                Vec::new()
-            }
             Message::Lost(role, reason) => {
                 if role == Role::Subscription {
                     self.subscription = None;
@@ -373,11 +367,11 @@ impl<S: TransactionSink> Source<S> {
     /// Requests the current head. Heads are already announced, so none can be missed in between.
     fn request_head(&mut self) {
         let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
-        let (shared, messages) = (Arc::clone(&self.shared), self.messages.clone());
+        let backlog = Arc::clone(&self.shared.backlog);
         self.tasks.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
-                send(&messages, Message::Latest(head.head)).await;
-                shared.backlog.heads.push(head, 0);
+                backlog.report(Report::Head(head.head)).await;
+                backlog.heads.push(head, 0);
             }
         });
     }

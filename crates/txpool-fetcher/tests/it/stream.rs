@@ -1,15 +1,14 @@
-//! The fetcher as a collector has it: a stream of transactions, a wait until it is live, and a stream of
-//! what changes.
+//! The fetcher as a collector has it: a stream of transactions, and a wait until it is live.
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
 use futures::StreamExt as _;
 use mock_node::{DEV_CHAIN_ID, Fault, MockNode, NodeConfig, Target};
-use testkit::ingest::{Node, PATIENCE, socket};
+use testkit::ingest::{Node, PATIENCE, eventually, socket};
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
     ConfigError, ConnectError, EndReason, FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd,
-    LossReason, SourceError, SourceState, StartError, StartPolicy,
+    LossReason, SourceError, StartError, StartPolicy,
 };
 
 use super::submit;
@@ -57,25 +56,23 @@ async fn who_waits_for_live_waits_for_the_node_and_hears_of_the_end() {
         timeout(PATIENCE, live).await.expect("in time").expect("live");
         node
     };
-    let mut changes = pin!(fetcher.status_changes());
+    let is_ready = fetcher.readiness();
+    assert!(is_ready());
     let reason = fetcher.shutdown(DEADLINE).await.reason;
-    assert_eq!(reason, EndReason::Stopped);
-    // The last change, and the end.
-    let last = changes.next().await.expect("the last change");
-    assert_eq!(last[0].state, SourceState::Ended);
-    assert!(changes.next().await.is_none());
+    assert_eq!((reason, is_ready()), (EndReason::Stopped, false));
 }
 
 #[tokio::test]
-async fn a_lost_connection_is_a_change_with_a_typed_reason() {
+async fn a_lost_connection_has_a_typed_reason() {
     let node = Node::start(0, |config| config);
     let stream = Fetcher::stream(node.fetcher(), 16).await.unwrap();
     stream.fetcher().wait_live().await.unwrap();
-    let changes = stream.fetcher().status_changes();
     node.node.inject(Fault::Close(Target::Subscription));
-    let lost = changes.filter_map(|status| async move { status[0].last_error.clone() });
-    let error = timeout(PATIENCE, pin!(lost).next()).await.expect("in time").expect("a change");
-    assert!(matches!(*error, SourceError::Lost(LossReason::Closed)), "{error}");
+    let is_lost = || {
+        let error = stream.fetcher().status()[0].last_error.clone();
+        matches!(error.as_deref(), Some(SourceError::Lost(LossReason::Closed)))
+    };
+    eventually("the reason is shown", is_lost).await;
 }
 
 #[tokio::test]
