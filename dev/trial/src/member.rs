@@ -332,16 +332,6 @@ impl Mirror {
         known.last().map(|(_, at)| *at)
     }
 
-    /// The head that it knew at a time.
-    pub(crate) fn head_at(&self, time: u64) -> Option<u64> {
-        self.heads.iter().rev().find(|(_, at)| *at <= time).map(|(head, _)| *head)
-    }
-
-    /// When it heard of the next head after a time.
-    pub(crate) fn next_head(&self, time: u64) -> Option<u64> {
-        self.heads.iter().map(|(_, at)| *at).find(|at| *at > time)
-    }
-
     pub(crate) fn take(&mut self, report: &Report, is_ours: impl Fn(&B256) -> bool) {
         for (at, seen, hash) in &report.seen {
             match seen {

@@ -11,6 +11,9 @@ use crate::world::Part;
 /// For the way to a builder on a busy machine.
 pub(crate) const GRACE_NS: u64 = 2_500_000_000;
 
+/// A bundle for the next block that comes later before the next head may not reach the builders of a fleet in time.
+const NEXT_BLOCK_NS: u64 = 500_000_000;
+
 /// A time in which a part may be late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {
@@ -101,6 +104,25 @@ pub(crate) fn grown(uses: &[[usize; 3]]) -> Option<Wrong> {
     let is_larger = median(late, 0) as f64 > 1.1 * median(early, 0) as f64 + 16e6;
     let has_more = median(late, 1) > median(early, 1) + 2 || median(late, 2) > median(early, 2) + 2;
     (is_larger || has_more).then_some(Wrong::Grown)
+}
+
+/// The head at a time, and when the next one came.
+fn head_at(heads: &[(u64, u64)], time: u64) -> (Option<u64>, Option<u64>) {
+    let known = heads.partition_point(|(_, at)| *at <= time);
+    let number = heads[..known].last().map(|(number, _)| *number);
+    (number, heads.get(known).map(|(_, at)| *at))
+}
+
+/// Whether a bundle for the next block that a machine accepted must come to the other builders of a fleet: the machine knew
+/// the chain's head, and the next one came later than [`NEXT_BLOCK_NS`] after. Heads are numbers, each with its time.
+pub(crate) fn is_for_next_block(
+    machine: &[(u64, u64)],
+    chain: &[(u64, u64)],
+    answered: u64,
+) -> bool {
+    let (latest, next) = head_at(chain, answered);
+    let is_close = |at: u64| at - answered <= NEXT_BLOCK_NS;
+    head_at(machine, answered).0 == latest && !next.is_some_and(is_close)
 }
 
 /// What a builder knows of the time of an order.
@@ -207,6 +229,16 @@ mod tests {
         assert_eq!(grown(&uses([110 << 20, 11, 9])), None);
         for late in [[150 << 20, 9, 9], [100 << 20, 12, 9], [100 << 20, 9, 12]] {
             assert_eq!(grown(&uses(late)), Some(Wrong::Grown));
+        }
+        let chain = [(7, 10), (8, 1_000_000_000)];
+        for (machine, answered, is_for_next) in [
+            (&[(7, 20)][..], 400_000_000, true),
+            (&[(7, 20)], 500_000_000, false),
+            (&[(7, 20)], 1_100_000_000, false),
+            (&[(7, 20), (8, 1_050_000_000)], 1_100_000_000, true),
+            (&[], 400_000_000, false),
+        ] {
+            assert_eq!(is_for_next_block(machine, &chain, answered), is_for_next, "{answered}");
         }
         assert_eq!(pending(5, 4, false).or(pending(5, 5, true)), None);
         assert_eq!(pending(5, 5, false), Some(Wrong::Missing));

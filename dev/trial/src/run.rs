@@ -42,9 +42,6 @@ const MOST_REQUESTS: u64 = 2_000;
 const STARTED: Duration = Duration::from_secs(6);
 /// Blocks whose transactions must stay away, and after which an order is forgotten.
 const REMEMBERED: u64 = 30;
-
-/// A bundle for the next block that comes later before its head may not reach the builders of a fleet in time.
-const NEXT_BLOCK_NS: u64 = 500_000_000;
 /// After it the use of memory is measured.
 const FILLED: Duration = Duration::from_mins(5);
 
@@ -107,6 +104,8 @@ struct Run<'a> {
     later: Vec<(Instant, After)>,
     attacks: Vec<JoinHandle<std::io::Result<attacks::Tally>>>,
     head: u64,
+    /// The chain's heads, each with the time before it was told.
+    told: Vec<(u64, u64)>,
     checks: u64,
     /// From the announcement to builders that are not slow: of this slot, and of what no fault touched.
     late: [Histogram<u64>; 2],
@@ -183,6 +182,7 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
         later: Vec::new(),
         attacks: Vec::new(),
         head: 0,
+        told: Vec::new(),
         checks: 0,
         late: [histogram(), histogram()],
         worst: 0,
@@ -221,6 +221,7 @@ impl Run<'_> {
             }
             self.look()?;
             let private = self.private_for_block();
+            self.told.push((self.head + 1, now_ns()));
             self.head = self.network.mine(&private)?;
             self.searchers.head.store(self.head, Relaxed);
             next_head = (next_head + SLOT).max(Instant::now() + SLOT / 2);

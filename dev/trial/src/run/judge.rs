@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
 
-use super::{Failure, Head, NEXT_BLOCK_NS, REMEMBERED, Run, State, Violation};
+use super::{Failure, Head, REMEMBERED, Run, State, Violation};
 use crate::{
     member::{Report, Seen},
     oracle::{self, GRACE_NS, Message, Outcome, Time, Wrong, due},
@@ -177,17 +177,12 @@ impl Run<'_> {
             }
             checks += 1;
             let Some(block) = wish.block else {
-                // A machine that it is sent to has it at once; elsewhere it must come before the head that ends it.
+                // Its machine has it at once; elsewhere it must come before the head that ends it.
                 let Message { makes, outcome, due } = messages[0];
                 let hash = makes.unwrap_or_default();
                 let answered = wish.messages[0].answered.min(now);
-                // The block is the one after the machine's head, which may be behind the builder's.
-                let machine = &self.seats[wish.messages[0].machine].mirror;
-                let is_same = mirror.head_at(answered) == machine.head_at(answered);
-                let has_time = is_same
-                    && [mirror, machine].iter().all(|mirror| {
-                        mirror.next_head(answered).is_none_or(|at| at - answered > NEXT_BLOCK_NS)
-                    });
+                let machine = &self.seats[wish.messages[0].machine].mirror.heads;
+                let has_time = oracle::is_for_next_block(machine, &self.told, answered);
                 let is_due =
                     outcome == Outcome::Accepted && due <= now && due == answered + GRACE_NS;
                 if is_due && has_time && !mirror.lives.contains_key(&hash) {
@@ -313,6 +308,11 @@ impl Run<'_> {
         for (member, seat) in self.seats.iter().enumerate() {
             for (when, seen) in seat.mirror.lives.get(hash).into_iter().flatten() {
                 lines.push((seconds(*when), format!("member {member}: {seen:?}")));
+            }
+        }
+        for (member, seat) in self.seats.iter().enumerate() {
+            for (head, when) in seat.mirror.heads.iter().rev().take(6) {
+                lines.push((seconds(*when), format!("member {member} has head {head}")));
             }
         }
         let mirror = &self.seats[at].mirror;
