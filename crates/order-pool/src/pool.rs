@@ -16,6 +16,7 @@
 //! no lock anyway.
 
 use std::{
+    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant, SystemTime},
@@ -245,7 +246,8 @@ impl OrderPool {
     }
 
     /// Applies a new head: the mined orders are removed, orders that it un-mined (if it replaces
-    /// known blocks) are put back, and then subscribers get [`Event::Head`]. A block that the pool
+    /// known blocks) are put back, and then subscribers get [`Event::Head`]. After it the transactions are removed whose
+    /// nonces those mined orders have used. A block that the pool
     /// knows already changes nothing, nor does one that cannot follow its parent: the returned
     /// [`Relation`] says so.
     ///
@@ -264,8 +266,9 @@ impl OrderPool {
         if !relation.is_new() {
             return relation;
         }
+        let mut raised = VecDeque::new();
         in_steps(&mined, |hashes| {
-            shared.write(|core, _, effects| core.mine(&head, hashes, effects));
+            shared.write(|core, _, effects| core.mine(&head, hashes, &mut raised, effects));
         });
         shared.sweep_some();
         let pass_private = || shared.write(|core, _, effects| core.pass_private(PER_STEP, effects));
@@ -279,6 +282,7 @@ impl OrderPool {
         while are_left && pass_private() {
             thread::sleep(STEP_PAUSE);
         }
+        shared.end_stale(&head, raised);
         let counters = &shared.tables.counters;
         counters.heads.add(1);
         counters.reorgs.add(u64::from(relation.replaced() > 0));
@@ -307,18 +311,10 @@ impl OrderPool {
         let updates: Vec<NonceUpdate> = updates.into_iter().map(Into::into).collect();
         let _in_turn = shared.in_turn();
         let applied = shared.write(|core, now, _| core.raise_nonces(block_hash, updates, now));
-        let Some((head, mut raised)) = applied else {
-            shared.tables.counters.stale_nonces.add(1);
-            return;
-        };
-        loop {
-            shared.write(|core, _, effects| core.end_stale(&head, &mut raised, PER_STEP, effects));
-            if raised.is_empty() {
-                break;
-            }
-            thread::sleep(STEP_PAUSE);
+        match applied {
+            Some((head, raised)) => shared.end_stale(&head, raised),
+            None => shared.tables.counters.stale_nonces.add(1),
         }
-        shared.sweep_some();
     }
 
     /// Whether the order is in the pool.
@@ -448,6 +444,17 @@ impl PoolShared {
                 break;
             }
             thread::sleep(STEP_PAUSE);
+        }
+    }
+
+    /// Removes what has nonces that a block used.
+    fn end_stale(&self, head: &Head, mut raised: VecDeque<NonceUpdate>) {
+        while !raised.is_empty() {
+            self.write(|core, _, effects| core.end_stale(head, &mut raised, PER_STEP, effects));
+            thread::sleep(STEP_PAUSE);
+            if raised.is_empty() {
+                self.sweep_some();
+            }
         }
     }
 

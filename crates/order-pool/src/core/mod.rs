@@ -202,12 +202,23 @@ impl Core {
     }
 
     /// Removes the transactions that the head's block contains. The bundles that contain them are
-    /// left to [`Self::sweep`].
-    pub(crate) fn mine(&mut self, head: &Head, hashes: &[B256], effects: &mut Vec<Effect>) {
+    /// left to [`Self::sweep`], and to [`Self::end_stale`] what has their nonces, which nobody else tells a builder that
+    /// has no node.
+    pub(crate) fn mine(
+        &mut self,
+        head: &Head,
+        hashes: &[B256],
+        raised: &mut VecDeque<NonceUpdate>,
+        effects: &mut Vec<Effect>,
+    ) {
         for hash in hashes {
             if let Some(seq) = self.find(hash)
                 && let Some(order) = self.remove_tx(seq, RemoveReason::Mined, effects)
             {
+                if let Some(tx) = order.as_tx() {
+                    let used = NonceUpdate::new(tx.sender(), tx.nonce().saturating_add(1));
+                    raised.extend(self.chain.raise(&head.hash, used).then_some(used));
+                }
                 self.chain.take(head, order);
             }
             self.seen.mined(hash);

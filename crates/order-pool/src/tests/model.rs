@@ -856,9 +856,15 @@ impl Model {
         if self.blocks.len() > BLOCKS {
             self.blocks.remove(0);
         }
+        let mut raised = Vec::new();
         for hash in hashes.iter() {
             if self.is_pooled(hash) {
                 let order = self.remove(OrderId::Tx(*hash), "Mined");
+                raised.extend(
+                    order
+                        .tx
+                        .and_then(|tx| self.raise(self.blocks.len() - 1, tx.sender, tx.nonce + 1)),
+                );
                 self.blocks.last_mut().expect("just pushed").taken.push(order);
             }
         }
@@ -900,32 +906,44 @@ impl Model {
             }
         }
         self.log.push((head_line(&head), None));
+        self.end_stale(self.blocks.len() - 1, &raised);
     }
 
     fn on_nonces(&mut self, block: &B256, sender: u64, next: u64) {
         let Some(at) = self.blocks.iter().position(|b| b.head.hash == *block) else { return };
+        let raised = self.raise(at, sender, next);
+        self.end_stale(at, raised.as_slice());
+    }
+
+    /// What a block says of a nonce, if that is news.
+    fn raise(&mut self, at: usize, sender: u64, next: u64) -> Option<(u64, u64)> {
         let before = self.next_nonce(sender);
         let word = self.blocks[at].raised.entry(sender).or_default();
         *word = next.max(*word);
-        if before.is_some_and(|known| known >= next) {
-            return;
+        before.is_none_or(|known| known < next).then_some((sender, next))
+    }
+
+    fn end_stale(&mut self, at: usize, raised: &[(u64, u64)]) {
+        for (sender, next) in raised {
+            let txs = self.pooled.iter().filter_map(|order| Some((order.tx?, order)));
+            let mut stale: Vec<_> = txs
+                .filter(|(tx, _)| tx.sender == *sender && tx.nonce < *next)
+                .map(|(tx, order)| (tx.nonce, order.seq, order.id))
+                .collect();
+            stale.sort();
+            for (_, _, id) in stale {
+                let order = self.remove(id, "StaleNonce");
+                self.blocks[at].taken.push(order);
+            }
         }
-        let mut stale: Vec<_> = self
-            .pooled
-            .iter()
-            .filter_map(|order| Some((order.tx?, order)))
-            .filter(|(tx, _)| tx.sender == sender && tx.nonce < next)
-            .map(|(tx, order)| (tx.nonce, order.seq, order.id))
-            .collect();
-        stale.sort();
-        for (_, _, id) in stale {
-            let order = self.remove(id, "StaleNonce");
-            self.blocks[at].taken.push(order);
-        }
-        let with_it = |order: &Pooled| next > 0 && order.contents.iter().any(|tx| tx.1 == sender);
-        for id in self.bundles(|order| with_it(order) && self.bundle_is_taken(order)) {
-            let order = self.end_bundle(id, "StaleNonce");
-            self.blocks[at].taken.push(order);
+        for (sender, next) in raised {
+            let with_it = |order: &Pooled| order.contents.iter().any(|tx| tx.1 == *sender);
+            let is_over =
+                |order: &Pooled| *next > 0 && with_it(order) && self.bundle_is_taken(order);
+            for id in self.bundles(is_over) {
+                let order = self.end_bundle(id, "StaleNonce");
+                self.blocks[at].taken.push(order);
+            }
         }
     }
 

@@ -3,7 +3,9 @@
 use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
-use order_pool::{Block, Event, Head, InsertOutcome, OrderPool, OrderStatus, PoolConfig, Relation};
+use order_pool::{
+    Block, Event, Head, InsertOutcome, OrderPool, OrderStatus, PoolConfig, Relation, Transaction,
+};
 
 use crate::common::{Spec, address, head, insert_all, nth, pool_with, tx};
 
@@ -60,6 +62,24 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     pool.on_head(head(2, 1, 0, &[]));
     assert_eq!(pool.status(large().hash()), OrderStatus::Unknown, "an audit must offer it");
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
+}
+
+/// A builder of a fleet is told hashes and no nonces: what it holds itself says which nonce a block used.
+#[test]
+fn what_a_mined_transaction_took_the_place_of_goes_without_a_word_of_nonces() {
+    let pool = pool();
+    let at = |nonce, tip| tx(Spec { sender: 1, nonce, max_tip: tip, ..Spec::default() });
+    let [replaced, mined, next] = [at(0, 1), at(0, 2), at(1, 1)];
+    for tx in [&replaced, &mined, &next] {
+        assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Added);
+    }
+    pool.on_head(head(1, 0, 0, &[*mined.hash()]));
+    let is_there = |tx: &Transaction| pool.contains(tx.hash());
+    assert_eq!([&replaced, &mined, &next].map(is_there), [false, false, true]);
+    assert!(!matches!(pool.insert_transaction(at(0, 3)), InsertOutcome::Added));
+    // Another block at its height without it: both may be mined again.
+    pool.on_head(head(1, 1, 0, &[]));
+    assert_eq!([&replaced, &mined, &next].map(is_there), [true, true, true]);
 }
 
 /// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing
