@@ -11,6 +11,9 @@ use crate::world::Part;
 /// For the way to a builder on a busy machine.
 pub(crate) const GRACE_NS: u64 = 2_500_000_000;
 
+/// So long a node is waited for before another one is asked for a transaction: the fetcher's timeout for one.
+pub(crate) const ASKED_ELSEWHERE_NS: u64 = 2_000_000_000;
+
 /// A bundle for the next block that comes later before the next head may not reach the builders of a fleet in time.
 const NEXT_BLOCK_NS: u64 = 500_000_000;
 
@@ -33,6 +36,11 @@ pub(crate) fn due(from: u64, way: &[Part], troubles: &[Trouble]) -> u64 {
         }
     }
     due
+}
+
+/// Whether a fault touched the way.
+pub(crate) fn is_touched(from: u64, way: &[Part], troubles: &[Trouble]) -> bool {
+    due(from, way, troubles) > from + GRACE_NS
 }
 
 /// How a message to a server ended.

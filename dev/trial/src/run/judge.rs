@@ -8,7 +8,7 @@ use testkit::{figures::Times, usage::now_ns};
 use super::{Failure, Head, REMEMBERED, Run, State, Violation};
 use crate::{
     member::{Report, Seen},
-    oracle::{self, GRACE_NS, Message, Outcome, Time, Wrong, due},
+    oracle::{self, ASKED_ELSEWHERE_NS, GRACE_NS, Message, Outcome, Time, Wrong, due, is_touched},
     searchers::{Sent, Wish},
     world::{MemberPlan, Part},
 };
@@ -129,6 +129,7 @@ impl Run<'_> {
         let mut wrong: BTreeSet<(Wrong, B256)> = BTreeSet::new();
         let mut checks = 0;
         let ways = self.ways(at);
+        let own: Vec<_> = ways.iter().flat_map(|(_, way)| way.clone()).collect();
         let first_start = |way: &[Part]| {
             let started = way.iter().filter_map(|part| match part {
                 Part::Member(member) => Some(self.seats[*member].started),
@@ -140,7 +141,13 @@ impl Run<'_> {
             let Some(held) = held.get(*node).and_then(Option::as_ref) else { continue };
             let started = first_start(way);
             for (hash, since) in held {
-                let due = due((*since).max(started), way, &self.troubles);
+                let since = (*since).max(started);
+                let mut due = due(since, way, &self.troubles);
+                // Its first announcement may be of another node that does not answer.
+                let beside = own.iter().filter(|part| matches!(part, Part::Node(_)));
+                if beside.into_iter().any(|part| is_touched(since, &[*part], &self.troubles)) {
+                    due += ASKED_ELSEWHERE_NS;
+                }
                 checks += u64::from(due <= now);
                 // The chain is what the node that leads has told: what is mined there is not pending.
                 let is_mined = || plan.nodes.iter().any(|node| self.network.has_mined(*node, hash));
@@ -151,7 +158,6 @@ impl Run<'_> {
                 }
             }
         }
-        let own: Vec<_> = ways.iter().flat_map(|(_, way)| way.clone()).collect();
         let known_since = |block: u64| mirror.reached(block);
         let ledger = self.network.ledger();
         for tx in ledger.txs.iter().rev().take(30_000) {
