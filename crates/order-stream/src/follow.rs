@@ -15,8 +15,9 @@ use crate::{
 /// remembers, 64 by default, for the newest.
 const MAX_HEAD_AGE: u64 = 32;
 
-/// Most transactions of a head that are published as mined: above 45 million gas of plain transfers.
-const MAX_MINED: usize = 4_096;
+/// Most transactions of a head that are published as mined, so that it fits into a message of 1 MiB, a server's default
+/// `max_payload`: above 600 million gas of plain transfers.
+const MAX_MINED: usize = 32_000;
 
 /// Something to be published. It shares the order with the pool, and has no bytes of its own.
 #[derive(Debug)]
@@ -206,7 +207,11 @@ impl Follower {
         }
         let item = |Block { head, mined, .. }| {
             let previous = std::mem::replace(&mut self.head, head.hash);
-            let mined = mined[..mined.len().min(MAX_MINED)].to_vec();
+            let (number, count) = (head.number, mined.len());
+            if count > MAX_MINED {
+                tracing::warn!(number, count, MAX_MINED, "a block is too large for one message");
+            }
+            let mined = mined[..count.min(MAX_MINED)].to_vec();
             Item { record: Record::Head(HeadRecord { head, previous, mined }), number: None }
         };
         blocks.into_iter().rev().map(item).collect()
@@ -297,14 +302,17 @@ mod tests {
         let txs = txs(2);
         insert(&pool, &txs[0], Origin::Mempool);
         let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
+        // Half a gigagas of plain transfers.
+        let others = (100..23_898).map(hash);
         let mine = |number: u64| {
             let head = Head::new(number, hash(number), hash(number - 1));
             // The pool has never held the second.
-            pool.on_head(Block::new(head, [*txs[0].hash(), *txs[1].hash()]));
+            let mined = txs.iter().map(|tx| *tx.hash()).chain(others.clone());
+            pool.on_head(Block::new(head, mined.collect::<Vec<_>>()));
         };
         let mut follower = Follower::new(Flow::Public, true);
         mine(1);
-        assert_eq!(compare(&mut follower, &pool), ["head 1 2"]);
+        assert_eq!(compare(&mut follower, &pool), ["head 1 23800"]);
         mine(2);
         let mut events = pool.subscribe_all();
         let item = events.try_next().expect("the head").expect("no lag");
@@ -312,7 +320,7 @@ mod tests {
         follower.on(&item, &pool).iter().rev().for_each(|item| follower.forget(item));
         (3..6).for_each(mine);
         let published = compare(&mut follower, &pool);
-        assert_eq!(published, ["head 2 2", "head 3 2", "head 4 2", "head 5 2"]);
+        assert_eq!(published, [2, 3, 4, 5].map(|number| format!("head {number} 23800")));
     }
 
     #[test]
