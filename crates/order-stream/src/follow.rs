@@ -1,6 +1,9 @@
 //! Which of a pool's events are published. Pure.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+};
 
 use alloy_primitives::B256;
 use chain_view::{Block, Head};
@@ -14,6 +17,9 @@ use crate::{
 /// A head that is as far below a new one is not published any more: a pool takes one that is older than the blocks that it
 /// remembers, 64 by default, for the newest.
 const MAX_HEAD_AGE: u64 = 32;
+
+/// Blocks of the published chain that are remembered: what a pool remembers by default.
+const MAX_CHAIN: usize = 64;
 
 /// Most transactions of a head that are published as mined, so that it fits into a message of 1 MiB, a server's default
 /// `max_payload`: above 600 million gas of plain transfers.
@@ -69,8 +75,8 @@ pub(crate) struct Follower {
     comparison: u64,
     /// Messages with a number of their own so far.
     numbers: u64,
-    /// The latest that was published.
-    head: B256,
+    /// The chain as it was published, newest last.
+    chain: VecDeque<B256>,
 }
 
 impl Follower {
@@ -105,7 +111,7 @@ impl Follower {
     /// Everything is to be published again: the stream has lost it.
     pub(crate) fn forget_all(&mut self) {
         self.published.values_mut().for_each(|published| published.is_lost = true);
-        self.head = B256::ZERO;
+        self.chain.clear();
     }
 
     /// The next comparison publishes it again.
@@ -121,7 +127,11 @@ impl Follower {
                     Published { comparison: 0, is_lost: true, cancellation: Some(*cancellation) };
                 self.published.entry(OrderId::Tx(cancellation.hash)).or_insert(absent);
             }
-            Record::Head(record) => self.head = record.previous,
+            Record::Head(record) => {
+                if let Some(at) = self.place(&record.head.hash) {
+                    self.chain.truncate(at);
+                }
+            }
             // The replay contains it.
             Record::Cancellation(_) => {}
         }
@@ -189,32 +199,46 @@ impl Follower {
         }
     }
 
+    /// Where a block stands in the chain as it was published.
+    fn place(&self, hash: &B256) -> Option<usize> {
+        self.chain.iter().rposition(|known| known == hash)
+    }
+
     /// A head is published with all that its block contains: builders may hold what this pool never held. Before it come
-    /// the blocks since the head that was published last, which the pool took while nothing could be published.
+    /// the blocks since the latest that builders have of its chain: those that the pool took while nothing could be
+    /// published.
     fn on_head(&mut self, head: &Head, block: impl Fn(&B256) -> Option<Block>) -> Vec<Item> {
-        if self.flow != Flow::Public || !self.with_heads || head.hash == self.head {
+        let is_latest = self.chain.back() == Some(&head.hash);
+        if self.flow != Flow::Public || !self.with_heads || is_latest {
             return Vec::new();
         }
         let first = block(&head.hash).unwrap_or_else(|| Block::new(*head, []));
         let mut blocks = vec![first];
-        while !self.head.is_zero()
+        while !self.chain.is_empty()
             && let Some(Block { head: Head { number, parent_hash, .. }, .. }) = blocks.last()
-            && *parent_hash != self.head
+            && self.place(parent_hash).is_none()
             && number.saturating_add(MAX_HEAD_AGE) > head.number
             && let Some(parent) = block(parent_hash)
         {
             blocks.push(parent);
         }
-        let item = |Block { head, mined, .. }| {
-            let previous = std::mem::replace(&mut self.head, head.hash);
-            let (number, count) = (head.number, mined.len());
-            if count > MAX_MINED {
-                tracing::warn!(number, count, MAX_MINED, "a block is too large for one message");
-            }
-            let mined = mined[..count.min(MAX_MINED)].to_vec();
-            Item { record: Record::Head(HeadRecord { head, previous, mined }), number: None }
-        };
-        blocks.into_iter().rev().map(item).collect()
+        blocks.into_iter().rev().map(|block| self.head_item(block)).collect()
+    }
+
+    fn head_item(&mut self, Block { head, mined, .. }: Block) -> Item {
+        let previous = self.chain.back().copied().unwrap_or_default();
+        // Of the blocks that it replaces one may come back.
+        self.chain.truncate(self.place(&head.parent_hash).map_or(0, |parent| parent + 1));
+        self.chain.push_back(head.hash);
+        if self.chain.len() > MAX_CHAIN {
+            self.chain.pop_front();
+        }
+        let (number, count) = (head.number, mined.len());
+        if count > MAX_MINED {
+            tracing::warn!(number, count, MAX_MINED, "a block is too large for one message");
+        }
+        let mined = mined[..count.min(MAX_MINED)].to_vec();
+        Item { record: Record::Head(HeadRecord { head, previous, mined }), number: None }
     }
 }
 
@@ -321,6 +345,37 @@ mod tests {
         (3..6).for_each(mine);
         let published = compare(&mut follower, &pool);
         assert_eq!(published, [2, 3, 4, 5].map(|number| format!("head {number} 23800")));
+    }
+
+    /// What is below the branching is not published again: builders would take it for a chain of its own.
+    #[test]
+    fn a_reorg_publishes_the_blocks_of_the_new_branch_alone_and_a_flip_back_those_of_the_old_one() {
+        let pool = pool();
+        let (mut follower, mut events) = (Follower::new(Flow::Public, true), pool.subscribe_all());
+        let hash = |number: u64, branch: u64| {
+            B256::left_padding_from(&(number << 8 | branch).to_be_bytes())
+        };
+        let mut tell = |follower: &mut Follower, blocks: &[(u64, u64, u64)]| {
+            for (number, branch, of_parent) in blocks {
+                let head = Head::new(*number, hash(*number, *branch), hash(number - 1, *of_parent));
+                pool.on_head(Block::new(head, []));
+            }
+            follow(follower, &pool, &mut events)
+        };
+        let heads = |numbers: &[u64]| -> Vec<_> {
+            numbers.iter().map(|number| format!("head {number} 0")).collect()
+        };
+        let first = [1, 2, 3, 4].map(|number| (number, 0, 0));
+        assert_eq!(tell(&mut follower, &first), heads(&[1, 2, 3, 4]));
+        assert_eq!(tell(&mut follower, &[(4, 1, 0)]), heads(&[4]));
+        assert_eq!(tell(&mut follower, &[(3, 2, 0), (4, 2, 2), (5, 2, 2)]), heads(&[3, 4, 5]));
+        // The return comes while nothing can be published.
+        let back = [3, 4, 5, 6].map(|number| (number, 0, 0));
+        for (number, ..) in back {
+            let head = Head::new(number, hash(number, 0), hash(number - 1, 0));
+            pool.on_head(Block::new(head, []));
+        }
+        assert_eq!(compare(&mut follower, &pool), heads(&[3, 4, 5, 6]));
     }
 
     #[test]
