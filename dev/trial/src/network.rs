@@ -139,6 +139,11 @@ impl Network {
         lock(&self.shared.slots[node]).lags_until = Some(until);
     }
 
+    /// Whether a node has not heard of the latest block.
+    pub(crate) fn lags(&self, node: usize) -> bool {
+        lock(&self.shared.slots[node]).lags_until.is_some()
+    }
+
     pub(crate) fn stop_node(&self, node: usize) {
         let taken = lock(&self.shared.slots[node]).node.take();
         drop(taken);

@@ -77,6 +77,8 @@ pub(crate) enum Wrong {
     Cancelled,
     /// **Gone**: its block is over, and it is there.
     Over,
+    /// **Gone**: the builder does not know the chain's head.
+    Behind,
     /// It came while it was there.
     Twice,
     /// **Known**: the counts of hashes do not add up, or the builder's reader and its pool differ.
@@ -93,6 +95,11 @@ pub(crate) fn pending(due: u64, now: u64, is_there: bool) -> Option<Wrong> {
 /// A transaction that the block `number` contains, when the builder knows that block since `head_since`.
 pub(crate) fn mined(due: u64, now: u64, is_there: bool) -> Option<Wrong> {
     (due <= now && is_there).then_some(Wrong::Mined)
+}
+
+/// A head that was told so long ago that a builder must know it.
+pub(crate) fn head(due: u64, now: u64, is_known: bool) -> Option<Wrong> {
+    (due <= now && !is_known).then_some(Wrong::Behind)
 }
 
 /// Resident memory and open files at the looks of a process that ran for the whole run, which must not have grown by more
@@ -250,6 +257,8 @@ mod tests {
         }
         assert_eq!(pending(5, 4, false).or(pending(5, 5, true)), None);
         assert_eq!(pending(5, 5, false), Some(Wrong::Missing));
+        assert_eq!(head(5, 4, false).or(head(5, 5, true)), None);
+        assert_eq!(head(5, 5, false), Some(Wrong::Behind));
         assert_eq!((mined(5, 5, true), mined(5, 5, false)), (Some(Wrong::Mined), None));
     }
 }

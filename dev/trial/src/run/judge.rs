@@ -159,6 +159,17 @@ impl Run<'_> {
             }
         }
         let known_since = |block: u64| mirror.reached(block);
+        // In a fleet the first machine tells the heads.
+        let tellers = if plan.reads_fleet { &self.world.members[0].nodes } else { &plan.nodes };
+        if !tellers.iter().any(|node| self.network.lags(*node)) {
+            for (number, at) in self.told.iter().rev().take(3) {
+                let due = due((*at).max(seat.started), &own, &self.troubles);
+                checks += u64::from(due <= now);
+                if let Some(what) = oracle::head(due, now, known_since(*number).is_some()) {
+                    wrong.insert((what, B256::ZERO));
+                }
+            }
+        }
         let ledger = self.network.ledger();
         for tx in ledger.txs.iter().rev().take(30_000) {
             let Some((block, mined_at)) =
@@ -264,8 +275,9 @@ impl Run<'_> {
     fn life(&self, at: usize, hash: &B256, report: &Report) -> String {
         if hash.is_zero() {
             let (balance, sizes) = (report.balance, report.sizes);
+            let head = self.seats[at].mirror.heads.last();
             return format!(
-                "balance of hashes {balance}, orders in the builder's view and in the pool {sizes:?}"
+                "balance of hashes {balance}, orders in the builder's view and in the pool {sizes:?}, head {head:?}"
             );
         }
         let mut lines = Vec::new();
