@@ -39,10 +39,8 @@ const MAX_IN_FLIGHT: usize = 256;
 /// Drives a development node with signed transactions, and prints what came of it as one line of JSON
 #[derive(Debug, Parser)]
 pub struct Args {
-    /// The node's socket
     #[arg(long, value_name = "PATH")]
     ipc: PathBuf,
-    /// Transactions per second
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     tps: u32,
     /// How long, e.g. 60s

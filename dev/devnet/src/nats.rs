@@ -17,7 +17,6 @@ use crate::{
     process::{LOOK, Process, START_TIMEOUT, cannot, find_binary, path_text, silent, strings},
 };
 
-/// The binary's name.
 const BINARY: &str = "nats-server";
 
 /// What the servers of a cluster call it.
@@ -28,9 +27,6 @@ const CLUSTER_NAME: &str = "devnet";
 const JETSTREAM_RUNS: &str = "/healthz?js-server-only=true";
 
 /// Where the server's binary is.
-///
-/// # Errors
-/// It is not installed; names the script that does it.
 pub fn find_nats() -> io::Result<PathBuf> {
     find_binary(BINARY)
 }
@@ -195,9 +191,6 @@ impl NatsCluster {
     }
 
     /// One of them, to kill and restart it.
-    ///
-    /// # Panics
-    /// When there are not as many.
     pub fn server(&mut self, at: usize) -> &mut NatsServer {
         &mut self.servers[at]
     }
@@ -231,11 +224,6 @@ impl NatsCluster {
         let is_leader =
             |server: &NatsServer| server.pid().is_some() && names.contains(&server.name);
         self.servers.iter().position(is_leader)
-    }
-
-    /// Waits until a running server leads JetStream, and returns which.
-    pub fn wait_leader(&self, timeout: Duration) -> io::Result<usize> {
-        self.wait("the cluster's leader", timeout, Self::leader)
     }
 
     /// Waits until `is_there`. `what` names in the error what is not.

@@ -22,11 +22,9 @@ use crate::{
 /// Gas of a block: with it, both nodes take 2,000 transactions/s.
 const GAS_LIMIT: u64 = 60_000_000;
 
-/// Which node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RealNodeKind {
-    /// Foundry's development node.
     Anvil,
     /// go-ethereum in its development mode.
     Geth,
@@ -103,7 +101,6 @@ impl RealNode {
         Ok(node)
     }
 
-    /// Its socket.
     pub fn ipc_path(&self) -> &Path {
         &self.ipc_path
     }

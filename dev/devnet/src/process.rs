@@ -37,7 +37,6 @@ pub struct Process {
 }
 
 impl Process {
-    /// Does not start it.
     pub fn new(
         name: &'static str,
         args: Vec<String>,
@@ -152,7 +151,6 @@ pub(crate) fn run(binary: &Path) -> String {
     format!("run {}", binary.display())
 }
 
-/// Says what was tried.
 pub(crate) fn cannot(what: impl Display) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
 }

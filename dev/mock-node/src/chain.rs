@@ -31,7 +31,6 @@ pub(crate) struct FullBlock {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Block {
-    /// Height.
     pub number: u64,
     /// The hash of its header.
     pub hash: B256,
@@ -197,9 +196,6 @@ impl Chain {
     }
 
     /// Takes the head off. Its senders' nonces go back.
-    ///
-    /// # Panics
-    /// When nothing is left below it.
     pub(crate) fn pop(&mut self) -> Arc<FullBlock> {
         assert!(self.undoable() > 0, "the oldest kept block stays");
         let block = self.blocks.pop_back().expect("just counted");

@@ -2,6 +2,9 @@
 
 use std::{path::PathBuf, time::Duration};
 
+/// Reads a time such as `30s`, `2ms` or `1m 30s`.
+pub use humantime::parse_duration;
+
 use crate::{FaultPlan, NodeConfig};
 
 /// The flags of the node's own load.
@@ -53,45 +56,8 @@ impl LoadArgs {
     }
 }
 
-/// Reads a time such as `30s`, `2ms`, `1.5m`; a number alone is in seconds.
-///
-/// # Errors
-/// A sentence that says what is accepted.
-pub fn parse_duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let number: f64 =
-        number.parse().map_err(|_| format!("`{text}` does not begin with a number"))?;
-    let seconds = match unit {
-        "us" => number / 1e6,
-        "ms" => number / 1e3,
-        "s" | "" => number,
-        "m" => number * 60.0,
-        "h" => number * 3600.0,
-        _ => {
-            return Err(format!("`{unit}` is no unit of time; us, ms, s, m and h are"));
-        }
-    };
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
-}
-
 /// Reads the seed of a [`FaultPlan`], such as `seed=7`.
-///
-/// # Errors
-/// A sentence that says what is accepted.
 pub fn parse_faults(text: &str) -> Result<u64, String> {
     let seed = text.strip_prefix("seed=").and_then(|seed| seed.parse().ok());
     seed.ok_or_else(|| format!("`{text}` is not of the form seed=N, N a number"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_have_units() {
-        assert_eq!(parse_duration("1.5s"), Ok(Duration::from_millis(1500)));
-        assert_eq!(parse_duration("250us"), Ok(Duration::from_micros(250)));
-        assert!(parse_duration("5 apples").is_err());
-    }
 }

@@ -33,7 +33,6 @@ pub(crate) const MAX_REQUEST_BYTES: usize = 15 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum LoadStart {
-    /// When the node listens.
     #[default]
     AtOnce,
     /// When the first subscription to `newPendingTransactions` exists, so that every announcement
@@ -45,7 +44,6 @@ pub enum LoadStart {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum FullObjects {
-    /// They are announced.
     #[default]
     Announced,
     /// They are announced, but for runs of this length, at places that the seed draws.
@@ -55,7 +53,6 @@ pub enum FullObjects {
         /// Objects in a run, at least 1.
         run: u32,
     },
-    /// An error response.
     Refused,
     /// Hashes are announced, as if they had been asked for.
     Ignored,

@@ -38,7 +38,6 @@ impl DelayLine {
         Self { inner: Mutex::new(inner), changed: Condvar::new() }
     }
 
-    /// Anything up to `most`.
     pub(crate) fn draw_up_to(&self, most: Duration) -> Duration {
         most.mul_f64(lock(&self.inner).rng.random())
     }

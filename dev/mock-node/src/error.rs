@@ -11,7 +11,6 @@ pub enum NodeError {
     /// The socket, a thread or the runtime could not be created.
     #[error("cannot start the node's {part}: {source}")]
     Start {
-        /// Which part.
         part: &'static str,
         /// What the system said.
         #[source]
@@ -19,27 +18,18 @@ pub enum NodeError {
     },
     /// A configuration that cannot work.
     #[error("`{field}` is not accepted: {accepted}")]
-    Config {
-        /// The field's name.
-        field: &'static str,
-        /// What is accepted.
-        accepted: &'static str,
-    },
+    Config { field: &'static str, accepted: &'static str },
     /// A transaction that the pool does not take.
     #[error(transparent)]
     Refused(#[from] TxRefused),
     /// A hash that the node does not hold.
     #[error("the node holds no transaction {hash}")]
-    UnknownTransaction {
-        /// The requested hash.
-        hash: B256,
-    },
+    UnknownTransaction { hash: B256 },
     /// A reorg deeper than the chain that is kept.
     #[error(
         "a reorg of depth {depth} needs that many blocks above the oldest kept, there are {available}"
     )]
     ReorgTooDeep {
-        /// The requested depth.
         depth: usize,
         /// Blocks that can be undone.
         available: usize,
@@ -52,28 +42,19 @@ pub enum NodeError {
 pub enum TxRefused {
     /// The bytes are no transaction.
     #[error("failed to decode signed transaction: {reason}")]
-    Undecodable {
-        /// What the decoder said.
-        reason: Cow<'static, str>,
-    },
+    Undecodable { reason: Cow<'static, str> },
     /// The signature belongs to nobody.
     #[error("invalid transaction signature")]
     BadSignature,
     /// Signed for another chain.
     #[error("invalid chain ID: transaction has {has}, node has {expected}")]
-    WrongChain {
-        /// The transaction's.
-        has: u64,
-        /// The node's.
-        expected: u64,
-    },
+    WrongChain { has: u64, expected: u64 },
     /// The very same transaction is in the pool.
     #[error("already known")]
     AlreadyKnown,
     /// The chain has passed this nonce.
     #[error("nonce too low: next nonce {expected}, tx nonce {has}")]
     NonceTooLow {
-        /// The transaction's.
         has: u64,
         /// The lowest that is still possible.
         expected: u64,
@@ -81,24 +62,17 @@ pub enum TxRefused {
     /// Only for a block's own transactions: a nonce before it is missing.
     #[error("nonce too high: next nonce {expected}, tx nonce {has}")]
     NonceTooHigh {
-        /// The transaction's.
         has: u64,
         /// The only one that can be mined.
         expected: u64,
     },
     /// Another transaction has this sender and nonce and pays about as much.
     #[error("replacement transaction underpriced")]
-    Underpriced {
-        /// The one that stays.
-        stays: B256,
-    },
+    Underpriced { stays: B256 },
     /// A blob transaction in the form that stands in blocks.
     #[error("missing blob sidecar")]
     MissingSidecar,
     /// The pool holds as much as it may.
     #[error("txpool is full: {limit} transactions")]
-    Full {
-        /// The limit.
-        limit: usize,
-    },
+    Full { limit: usize },
 }

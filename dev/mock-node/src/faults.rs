@@ -23,16 +23,11 @@ pub const LARGE_ANSWER_BYTES: usize = 8 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Target {
-    /// Every one.
     #[default]
     All,
-    /// Subscription connections.
     Subscription,
-    /// Those to hashes.
     Hashes,
-    /// Those to whole transactions.
     Objects,
-    /// Request connections.
     Request,
 }
 
@@ -45,24 +40,13 @@ pub enum Fault {
     /// Open connections are closed in the middle of the next message to each.
     CloseMidFrame(Target),
     /// The next connections are closed as soon as they are accepted.
-    CloseOnAccept {
-        /// How many.
-        connections: u32,
-    },
+    CloseOnAccept { connections: u32 },
     /// The next connections that subscribe get the response, and are then closed instead of
     /// notified.
-    CloseAfterSubscribe {
-        /// How many.
-        connections: u32,
-    },
+    CloseAfterSubscribe { connections: u32 },
     /// Open connections are neither read nor written for a while; then everything that waited is
     /// sent.
-    Stall {
-        /// Which.
-        at: Target,
-        /// For how long.
-        time: Duration,
-    },
+    Stall { at: Target, time: Duration },
     /// Open connections stay open and are never read or written again: geth after ten seconds of a paused reader.
     GoDead(Target),
     /// The process ends for a while and comes back with a new socket and another pool: everything
@@ -75,42 +59,19 @@ pub enum Fault {
         leaves_file: bool,
     },
     /// The next announcements are not sent, while the transactions are in the pool.
-    DropNotifications {
-        /// How many.
-        count: u32,
-    },
+    DropNotifications { count: u32 },
     /// The next announcements are made as hashes, and not as objects: reth's listener for these holds 1,024.
-    DropObjects {
-        /// How many.
-        count: u32,
-    },
+    DropObjects { count: u32 },
     /// This many transactions at once.
-    Burst {
-        /// How many.
-        count: usize,
-    },
+    Burst { count: usize },
     /// The next announcements are sent twice.
-    Duplicate {
-        /// How many.
-        count: u32,
-    },
+    Duplicate { count: u32 },
     /// The next answers to `eth_getRawTransactionByHash` are wrong.
-    Answers {
-        /// In which way.
-        bad: BadAnswer,
-        /// How many.
-        count: u32,
-    },
+    Answers { bad: BadAnswer, count: u32 },
     /// The newest blocks are replaced; all of them if there are fewer.
-    Reorg {
-        /// How many.
-        depth: usize,
-    },
+    Reorg { depth: usize },
     /// Every new connection gets the text line for too many connections, and is closed.
-    TableFull {
-        /// For how long.
-        time: Duration,
-    },
+    TableFull { time: Duration },
 }
 
 /// How an answer can be wrong.
@@ -142,7 +103,6 @@ pub enum BadAnswer {
 }
 
 impl BadAnswer {
-    /// All of them.
     pub const ALL: [Self; 11] = [
         Self::OutOfOrder,
         Self::Null,
@@ -248,9 +208,6 @@ impl FaultPlan {
     }
 
     /// The same plan in a shorter time: when the faults strike and how long they last is divided by `factor`.
-    ///
-    /// # Panics
-    /// When `factor` is 0.
     #[must_use]
     pub fn compressed(mut self, factor: u32) -> Self {
         for (at, fault) in &mut self.steps {

@@ -45,22 +45,12 @@ pub struct MockNode {
 
 impl MockNode {
     /// Signs what is needed first, then listens; the socket is there when this returns.
-    ///
-    /// # Errors
-    /// [`NodeError::Config`] for a field that cannot be used, [`NodeError::Start`] when the socket or a thread cannot be
-    /// created.
-    ///
-    /// # Panics
-    /// With [`NodeConfig::state`], which is what `mock_state::start` is for.
     pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
         assert!(!config.state, "mock_state::start executes blocks");
         Self::with_state(config, None)
     }
 
     /// As [`Self::start`], with what executes the blocks.
-    ///
-    /// # Errors
-    /// As [`Self::start`].
     pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
         config.validate()?;
         let supply = Arc::new(Supply::new(&config));
@@ -73,9 +63,6 @@ impl MockNode {
 
     /// Starts one that has another's chain, and these transactions in its pool if their nonces follow: as a node that
     /// comes back.
-    ///
-    /// # Errors
-    /// As of [`Self::start`].
     pub fn start_beside(
         config: NodeConfig,
         other: &Self,
@@ -157,7 +144,6 @@ impl MockNode {
         Ok(())
     }
 
-    /// Where the node listens.
     pub fn ipc_path(&self) -> &Path {
         &self.shared.config.ipc_path
     }
@@ -169,9 +155,6 @@ impl MockNode {
 
     /// Sends a transaction, as `eth_sendRawTransaction` does: announced when it is pending, silent while it waits
     /// for a nonce.
-    ///
-    /// # Errors
-    /// [`TxRefused`], in the words of a real node.
     pub fn submit(&self, raw: Bytes) -> Result<B256, TxRefused> {
         let config = &self.shared.config;
         let tx = SignedTx::from_raw(&raw, config.chain_id)?;
@@ -199,9 +182,6 @@ impl MockNode {
     }
 
     /// Tells a transaction of the pool once more, as reth does with 2 to 3 % under load.
-    ///
-    /// # Errors
-    /// [`NodeError::UnknownTransaction`] when it is not in the pool.
     pub fn announce_again(&self, hash: B256) -> Result<(), NodeError> {
         let state = self.shared.lock();
         let Some(tx) = state.core.pool.get(&hash) else {
@@ -235,10 +215,6 @@ impl MockNode {
     }
 
     /// Mines exactly these transactions of the pool, in this order.
-    ///
-    /// # Errors
-    /// [`NodeError::UnknownTransaction`] for one that is not in the pool, [`NodeError::Refused`] when a nonce does
-    /// not follow; then nothing is mined.
     pub fn mine_only(&self, hashes: &[B256]) -> Result<Block, NodeError> {
         let mut state = self.shared.lock();
         let txs = hashes
@@ -255,10 +231,6 @@ impl MockNode {
 
     /// Mines transactions that were never announced, as a builder's private ones are. What the pool holds with the
     /// same or lower nonces of their senders is gone, without a word.
-    ///
-    /// # Errors
-    /// [`NodeError::Refused`] for bytes that are no transaction of this chain or a nonce that does not follow; then
-    /// nothing is mined.
     pub fn mine_private(&self, raws: impl IntoIterator<Item = Bytes>) -> Result<Block, NodeError> {
         let chain_id = self.shared.config.chain_id;
         let txs = raws
@@ -273,9 +245,6 @@ impl MockNode {
 
     /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. What the old ones held is
     /// pending again, and announced again unless the configuration says otherwise.
-    ///
-    /// # Errors
-    /// [`NodeError::ReorgTooDeep`] when not so many blocks are kept.
     pub fn reorg(&self, depth: usize) -> Result<Reorg, NodeError> {
         let mut state = self.shared.lock();
         let (removed, effects) = state.core.reorg(depth, unix_s())?;
@@ -296,7 +265,6 @@ impl MockNode {
         self.shared.publish(&state, effects);
     }
 
-    /// The newest block.
     pub fn head(&self) -> Block {
         self.shared.lock().core.chain.head().summary()
     }
@@ -317,7 +285,6 @@ impl MockNode {
         rpc::raw(&self.shared, &hash)
     }
 
-    /// Counts so far.
     pub fn stats(&self) -> Stats {
         self.shared.counters.snapshot()
     }

@@ -17,7 +17,6 @@ use crate::{error::TxRefused, tx::SignedTx};
 const PRICE_BUMP_PERCENT: u128 = 10;
 const BLOB_PRICE_BUMP_PERCENT: u128 = 100;
 
-/// Pending and queued transactions.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     txs: B256HashMap<Slot>,

@@ -67,12 +67,12 @@ enum Handled {
 }
 
 /// Answers one object or batch.
-fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Handled {
+fn handle(shared: &Shared, frame: &[u8], may_block: bool) -> Handled {
     let frame = frame.trim_ascii();
     if frame.first() != Some(&b'[') {
         return match serde_json::from_slice::<Request<'_>>(frame) {
             Ok(request) if !may_block && is_heavy(shared, &request) => Handled::Heavy,
-            Ok(request) => Handled::Now(answer(shared, connection, &request)),
+            Ok(request) => Handled::Now(answer(shared, &request)),
             Err(error) => Handled::Now(Some(malformed(frame, &error))),
         };
     }
@@ -92,7 +92,7 @@ fn handle(shared: &Shared, connection: u64, frame: &[u8], may_block: bool) -> Ha
     let mut all = Reply::default();
     for (call, request) in calls.iter().zip(requests) {
         let one = match request {
-            Ok(request) => answer(shared, connection, &request),
+            Ok(request) => answer(shared, &request),
             Err(error) => Some(malformed(call.get().as_bytes(), &error)),
         };
         let Some(mut one) = one else { continue };
@@ -156,7 +156,7 @@ enum Found {
     Subscribed(String, Topic),
 }
 
-fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Reply> {
+fn answer(shared: &Shared, request: &Request<'_>) -> Option<Reply> {
     shared.counters.method(&request.method);
     let is_raw = request.method == "eth_getRawTransactionByHash";
     if is_raw {
@@ -164,7 +164,7 @@ fn answer(shared: &Shared, connection: u64, request: &Request<'_>) -> Option<Rep
     }
     let bad = if is_raw { shared.switches.next_answer() } else { None };
     let params = Params::read(request.params);
-    let mut found = params.and_then(|params| call(shared, connection, &request.method, &params));
+    let mut found = params.and_then(|params| call(shared, &request.method, &params));
     let mut reply = Reply::default();
     if is_raw {
         reply.raws = 1;

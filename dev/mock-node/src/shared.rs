@@ -51,7 +51,6 @@ pub(crate) struct State {
     pub(crate) core: Core,
     pub(crate) subscriptions: Vec<Subscription>,
     pub(crate) next_subscription: u64,
-    /// Open connections by number.
     pub(crate) connections: Vec<(u64, Arc<Outbox>)>,
 }
 

@@ -15,7 +15,6 @@ use crate::{chain::FullBlock, config::NodeConfig};
 pub struct ExecutableBlock {
     /// The hash of its header.
     pub hash: B256,
-    /// Its header.
     pub header: Header,
     /// The sender of each transaction, and its encoding without the sidecar.
     pub txs: Vec<(Address, Bytes)>,
@@ -35,13 +34,11 @@ pub enum StateRequest {
     Balance(Address),
     /// The next one.
     Nonce(Address),
-    /// As it was deployed.
     Code(Address),
     /// A word of the storage.
     Slot(Address, U256),
 }
 
-/// The response to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub enum StateValue {

@@ -33,7 +33,6 @@ pub(crate) struct SignedTx {
     pub(crate) object: OnceLock<Vec<u8>>,
 }
 
-/// The encoded transaction.
 #[derive(Clone, Debug)]
 pub(crate) enum Body {
     /// The only form there is.

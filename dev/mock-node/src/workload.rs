@@ -47,7 +47,6 @@ impl Default for Mix {
 pub struct WorkloadConfig {
     /// From it come all choices.
     pub seed: u64,
-    /// Of every signature.
     pub chain_id: u64,
     /// Accounts of the test mnemonic that send. When the mix has blobs, the last tenth of them sends blob
     /// transactions and nothing else: geth refuses an account that has both kinds pending. Default
@@ -91,17 +90,12 @@ pub struct PreparedTx {
     pub raw: Bytes,
     /// Who signed it.
     pub sender: Address,
-    /// Its nonce.
     pub nonce: u64,
-    /// What it does.
     pub kind: TxKind,
 }
 
 impl PreparedTx {
     /// As a pool takes it.
-    ///
-    /// # Panics
-    /// If it is no such transaction.
     pub fn recovered<T: Decodable2718>(&self) -> Recovered<T> {
         let tx = T::decode_2718_exact(&self.raw).expect("it was signed here");
         Recovered::new_unchecked(tx, self.sender)
@@ -126,15 +120,11 @@ pub struct Workload {
     /// The next account of either kind.
     turn: [usize; 2],
     rng: ChaCha8Rng,
-    /// Transactions planned so far.
     planned: u64,
 }
 
 impl Workload {
     /// Derives the accounts; signs nothing yet.
-    ///
-    /// # Panics
-    /// With fewer accounts than the mix needs: one, or two when it has blobs.
     pub fn new(config: WorkloadConfig) -> Self {
         let needed = 1 + usize::from(config.mix.blobs_per_mille > 0);
         assert!(
@@ -154,7 +144,6 @@ impl Workload {
         }
     }
 
-    /// The accounts that send.
     pub fn accounts(&self) -> &[Account] {
         &self.accounts
     }
@@ -229,9 +218,6 @@ pub struct SignedLoad {
 
 impl SignedLoad {
     /// Signs the first `count` transactions.
-    ///
-    /// # Panics
-    /// As [`Workload::new`].
     pub fn new(config: WorkloadConfig, count: usize) -> Self {
         let mut rest = Workload::new(config);
         let txs = rest.sign(count).into_iter().map(|(_, tx)| tx).collect();

@@ -8,7 +8,6 @@ use revm::{
     primitives::{Address, B256, Bytes, U256, keccak256},
 };
 
-/// An assembler with labels.
 #[derive(Debug, Default)]
 struct Code {
     bytes: Vec<u8>,

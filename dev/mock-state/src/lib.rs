@@ -3,6 +3,7 @@
 //!
 //! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
 //! so that nonces stay those of the chain.
+#![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
 pub mod contracts;
 mod world;
@@ -32,9 +33,6 @@ use revm::{
 pub use crate::world::{World, genesis, pool_of};
 
 /// Starts a node, which executes its blocks if [`NodeConfig::state`] says so.
-///
-/// # Errors
-/// As of [`MockNode::start`].
 pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {
     let state = config.state.then_some(Keeper::at_genesis as _);
     MockNode::with_state(config, state)
@@ -60,7 +58,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Keeper {
-    /// The state at genesis.
     fn at_genesis(config: &NodeConfig, hash: B256) -> Box<dyn Execute> {
         let history = Mutex::new([(hash, genesis(config.accounts))].into());
         let queue = Mutex::default();

@@ -10,7 +10,6 @@ use revm::{
 use crate::contracts::{pool, router, slot_of, token};
 use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
 
-/// A state in memory.
 pub type World = CacheDB<EmptyDB>;
 
 /// What each account owns: a million ether, in wei, as anvil and geth are configured to give.

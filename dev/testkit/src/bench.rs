@@ -5,14 +5,11 @@ use std::{env, fmt::Display, ops::RangeInclusive, process, str::FromStr};
 /// The command line: flags of the harness, and words that choose parts of the bench.
 #[derive(Clone, Debug)]
 pub struct Args {
-    /// As they were given.
     pub flags: Vec<String>,
-    /// The others.
     pub words: Vec<String>,
 }
 
 impl Args {
-    /// Of this process.
     pub fn read() -> Self {
         let (flags, words) = env::args().skip(1).partition(|arg| arg.starts_with('-'));
         Self { flags, words }

@@ -39,9 +39,6 @@ impl Ended {
 }
 
 /// In the child: the command line, whose first part stands for the program.
-///
-/// # Panics
-/// This process was not started by [`Running::start`].
 pub fn command_line() -> Vec<String> {
     let args = std::env::var(ARGS).expect("run by another test, which sets the arguments");
     std::iter::once("command").chain(args.lines()).map(Into::into).collect()
@@ -64,7 +61,6 @@ impl Running {
         Self::spawn(process)
     }
 
-    /// Runs a binary.
     pub fn spawn(mut command: Command) -> io::Result<Self> {
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let stderr = BufReader::new(process.stderr.take().expect("it is piped"));
@@ -75,9 +71,6 @@ impl Running {
     }
 
     /// Waits for the first further line on stderr for which `find` returns a value.
-    ///
-    /// # Errors
-    /// There is none before the end of the process or within 180 s, or it is not UTF-8. Holds what was written.
     pub fn line<T>(&mut self, mut find: impl FnMut(&str) -> Option<T>) -> io::Result<T> {
         let deadline = Instant::now() + PATIENCE;
         while let Some(line) = self.next(deadline)? {
@@ -101,13 +94,11 @@ impl Running {
         }
     }
 
-    /// Sends a signal.
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         // Nobody has waited for it yet, so the id is still its own.
         Ok(kill(Pid::from_raw(self.process.id().try_into().map_err(io::Error::other)?), signal)?)
     }
 
-    /// Whether it has ended.
     pub fn has_ended(&mut self) -> io::Result<bool> {
         Ok(self.process.try_wait()?.is_some())
     }

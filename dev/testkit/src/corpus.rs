@@ -12,12 +12,9 @@ use proptest::{
     sample::{Index, select},
 };
 
-/// A kept input.
 #[derive(Clone, Debug)]
 pub struct Seed {
-    /// The file's name.
     pub name: String,
-    /// Its content.
     pub bytes: Vec<u8>,
 }
 
@@ -30,9 +27,6 @@ impl Seed {
 }
 
 /// The kept inputs of a reader, in the order of their names.
-///
-/// # Panics
-/// If the folder cannot be read, holds nothing good or nothing bad, or a name says neither.
 #[must_use]
 pub fn seeds(reader: &str) -> Vec<Seed> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(reader);
@@ -115,9 +109,6 @@ pub fn damaged(inputs: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// [`damaged`], of the kept inputs of a reader.
-///
-/// # Panics
-/// As [`seeds`].
 pub fn damaged_seeds(reader: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
     damaged(seeds(reader).into_iter().map(|seed| seed.bytes).collect())
 }

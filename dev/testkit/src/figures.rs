@@ -20,13 +20,11 @@ pub fn quantile_us(times: &Histogram<u64>, quantile: f64) -> f64 {
 pub struct Times {
     /// How many times there were.
     pub count: u64,
-    /// The median.
     pub p50: f64,
     /// 95 of a hundred are at most this.
     pub p95: f64,
     /// 99 of a hundred are at most this.
     pub p99: f64,
-    /// The longest.
     pub max: f64,
 }
 
@@ -51,7 +49,6 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 /// What the rounds came to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// Of all rounds.
     pub median: f64,
     /// The least of the rounds.
     pub min: f64,
@@ -88,9 +85,7 @@ impl fmt::Display for Spread {
 /// All rounds of one contender.
 #[derive(Clone, Debug)]
 pub struct Rounds<Contender, Run> {
-    /// What was measured.
     pub contender: Contender,
-    /// One for each round.
     pub runs: Vec<Run>,
 }
 
@@ -123,9 +118,6 @@ impl Table {
     }
 
     /// One more row, with as many cells as there are titles.
-    ///
-    /// # Panics
-    /// If there are more or fewer.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let row: Vec<_> = cells.into_iter().collect();
         assert_eq!(row.len(), self.0[0].len(), "cells and titles");
@@ -160,9 +152,7 @@ impl fmt::Display for Table {
 /// A figure, and what it should be. One that is missed fails no bench: what else the machine does moves it.
 #[derive(Clone, Debug)]
 pub struct Goal {
-    /// In words.
     pub what: String,
-    /// The figure.
     pub value: Spread,
     /// Behind the figure, with a blank before it if it needs one.
     pub unit: &'static str,

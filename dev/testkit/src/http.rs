@@ -29,14 +29,11 @@ pub struct Connection {
     buffer: Vec<u8>,
 }
 
-/// A response.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// Of HTTP.
     pub status: u16,
     /// Whether the server closes the connection after it.
     pub closes: bool,
-    /// All of it.
     pub body: String,
 }
 
@@ -70,7 +67,6 @@ impl Connection {
         if answer.is_err() { written.and(answer) } else { answer }
     }
 
-    /// Waits for a response.
     pub async fn answer(&mut self) -> io::Result<Answer> {
         self.buffer.clear();
         loop {

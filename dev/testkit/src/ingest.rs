@@ -29,18 +29,13 @@ pub fn socket() -> (TempDir, PathBuf) {
 /// A node, and transactions of its accounts that it does not know yet.
 #[derive(Debug)]
 pub struct Node {
-    /// The node.
     pub node: MockNode,
-    /// Not submitted yet.
     pub txs: Vec<PreparedTx>,
     _folder: TempDir,
 }
 
 impl Node {
     /// With so many transactions of the plain mix.
-    ///
-    /// # Panics
-    /// As everything in this module: when what a test relies on is not there.
     pub fn start(txs: usize, configure: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
         Self::with_mix(txs, Mix::default(), configure)
     }

@@ -9,6 +9,7 @@
 //! - with the feature `ingest`: [`node`], a mock node in a child process; [`Timed`], a stopwatch around the pool;
 //!   [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions signed ahead; [`http`], a client of the
 //!   RPC server; [`contest`], ours beside the ways in which builders fetch today.
+#![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
 pub mod bench;
 pub mod command;

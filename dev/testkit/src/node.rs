@@ -37,7 +37,6 @@ enum Request {
     Start(Box<NodeConfig>),
     /// Sign so many for announcing; answered with their hashes.
     Prepare(usize),
-    /// Begin to announce.
     Announce(What, Pace),
     /// Wait until everything is announced.
     Finish,
@@ -47,7 +46,6 @@ enum Request {
     Reset,
 }
 
-/// What is announced.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum What {
     /// So many transactions of the load that the node's configuration describes.
@@ -59,16 +57,13 @@ pub enum What {
 /// How announcements follow each other.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Pace {
-    /// So many a second.
     Steady(u32),
-    /// All at once.
     AtOnce,
 }
 
 /// What the node did between [`NodeProcess::announce`] and [`NodeProcess::stop`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Announced {
-    /// How many.
     pub count: usize,
     /// Those of the node's own load in their order, each with the time just before it was handed to the node, by
     /// [`now_ns`]. Empty for prepared ones, of which the first [`Self::count`] were announced.
@@ -101,7 +96,6 @@ impl NodeProcess {
         Ok(Self { process: Process::spawn(ROLE)?, folder: tempfile::tempdir()? })
     }
 
-    /// Where its node listens.
     pub fn path(&self) -> PathBuf {
         self.folder.path().join("node.ipc")
     }
@@ -121,7 +115,6 @@ impl NodeProcess {
         self.process.request(&Request::Prepare(count))
     }
 
-    /// Begins to announce.
     pub fn announce(&mut self, what: What, pace: Pace) -> io::Result<()> {
         self.process.request(&Request::Announce(what, pace))
     }
@@ -131,7 +124,6 @@ impl NodeProcess {
         self.process.request(&Request::Finish)
     }
 
-    /// Stops announcing.
     pub fn stop(&mut self) -> io::Result<Announced> {
         self.process.request(&Request::Stop)
     }
@@ -205,7 +197,6 @@ fn respond() -> io::Result<()> {
     })
 }
 
-/// A thread that announces.
 struct Announcing {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Ended>>,
@@ -218,7 +209,6 @@ struct Ended {
     count: usize,
     own: Vec<(B256, u64)>,
     late: usize,
-    /// When everything was announced.
     all: Option<Instant>,
 }
 

@@ -29,7 +29,6 @@ impl Process {
         Ok(Self { child, requests, responses })
     }
 
-    /// Its number, for signals.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -39,7 +38,6 @@ impl Process {
         write(self.requests.as_mut().expect("taken only by the drop"), request)
     }
 
-    /// Waits for a response.
     pub fn receive<T: DeserializeOwned>(&mut self) -> io::Result<T> {
         read(&mut self.responses)?.ok_or_else(|| io::Error::other("the child has ended"))
     }

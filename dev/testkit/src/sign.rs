@@ -22,7 +22,6 @@ const INPUT_BYTES: usize = 68;
 /// A signed transaction.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    /// Its hash.
     pub hash: B256,
     /// Its EIP-2718 form.
     pub raw: Bytes,

@@ -27,9 +27,6 @@ pub fn thread_cpu() -> Duration {
 }
 
 /// User and system time of another process so far, to 10 ms.
-///
-/// # Panics
-/// It has ended, or this is not Linux.
 pub fn cpu_of(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
     // The name, in brackets, may hold spaces.
@@ -39,7 +36,6 @@ pub fn cpu_of(pid: u32) -> Duration {
     Duration::from_millis(ticks.map(|ticks| ticks.expect("a number") * 10).sum())
 }
 
-/// What threads used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadUse {
     /// User and system time.
@@ -50,9 +46,6 @@ pub struct ThreadUse {
 
 /// What each thread of this process has used so far, threads of one name together. Those that have
 /// ended are not in it.
-///
-/// # Panics
-/// Anywhere but on Linux.
 pub fn threads() -> BTreeMap<String, ThreadUse> {
     let mut threads = BTreeMap::<_, ThreadUse>::new();
     for task in fs::read_dir("/proc/self/task").expect("this is Linux") {
@@ -73,9 +66,6 @@ pub fn threads() -> BTreeMap<String, ThreadUse> {
 
 /// Resident memory of this process, in bytes. What was freed before hides what is taken afterwards, so a measurement
 /// of memory needs a process of its own.
-///
-/// # Panics
-/// Anywhere but on Linux.
 pub fn resident_bytes() -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("this is Linux");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");

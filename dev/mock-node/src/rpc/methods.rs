@@ -28,12 +28,7 @@ fn json(value: &impl Serialize) -> Result<Found, RpcError> {
     Ok(Found::Json(to_json(value)))
 }
 
-pub(super) fn call(
-    shared: &Shared,
-    connection: u64,
-    method: &str,
-    params: &Params<'_>,
-) -> Result<Found, RpcError> {
+pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
     match method {
         "eth_getRawTransactionByHash" => {
             let hash: B256 = params.get(0)?;
@@ -46,19 +41,7 @@ pub(super) fn call(
                 None => json(&()),
             }
         }
-        "eth_getTransactionByHash" => {
-            let hash: B256 = params.get(0)?;
-            let found = shared.lock().core.find(&hash);
-            json(&found.map(|(tx, at)| tx.to_object(at)))
-        }
         "eth_subscribe" => subscribe(shared, params),
-        "eth_unsubscribe" => {
-            let id: String = params.get(0)?;
-            let mut state = shared.lock();
-            let before = state.subscriptions.len();
-            state.subscriptions.retain(|sub| sub.connection != connection || sub.id != id);
-            json(&(state.subscriptions.len() < before))
-        }
         "eth_sendRawTransaction" => {
             let raw: Bytes = params.get(0)?;
             let tx = SignedTx::from_raw(&raw, shared.config.chain_id)?;
@@ -145,7 +128,6 @@ pub(super) fn block_by_tag(shared: &Shared, tag: BlockNumberOrTag) -> Option<Arc
     }
 }
 
-/// `{pending:{sender:{nonce:object}},queued:..}`.
 fn content_json(pending: Vec<Arc<SignedTx>>, queued: Vec<Arc<SignedTx>>) -> Vec<u8> {
     let mut out = Vec::with_capacity((pending.len() + queued.len()) * 700 + 32);
     for (name, mut txs) in [("{\"pending\":{", pending), ("},\"queued\":{", queued)] {

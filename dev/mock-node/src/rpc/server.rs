@@ -172,7 +172,6 @@ fn next_value(buffer: &[u8]) -> Option<usize> {
     }
 }
 
-/// One client's connection.
 #[derive(Clone, Debug)]
 struct Connection {
     shared: Arc<Shared>,
@@ -209,14 +208,14 @@ impl Connection {
         if frame.trim_ascii().is_empty() {
             return;
         }
-        match handle(&self.shared, self.number, frame, false) {
+        match handle(&self.shared, frame, false) {
             Handled::Now(reply) => self.answer(reply),
             Handled::Heavy => {
                 let (connection, frame) = (self.clone(), frame.to_vec());
                 // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
                 // answer, as with a node whose handler died.
                 task::spawn_blocking(move || {
-                    let handled = handle(&connection.shared, connection.number, &frame, true);
+                    let handled = handle(&connection.shared, &frame, true);
                     if let Handled::Now(reply) = handled {
                         connection.answer(reply);
                     }

@@ -50,15 +50,12 @@ counts! {
     notifications_dropped,
     /// Objects that were not announced though their hashes were.
     objects_dropped,
-    /// Faults injected.
     faults,
     /// Responses with a raw transaction that a fault made wrong.
     bad_answers,
     /// Times that the socket was gone and came back.
     restarts,
-    /// Blocks mined.
     blocks,
-    /// Transactions in them.
     mined,
     /// Raw transactions that were found.
     raw_found,
@@ -68,9 +65,7 @@ counts! {
     import_wait_us_max,
     /// The most `eth_getRawTransactionByHash` in flight at one time.
     max_concurrent_raw,
-    /// Connections accepted.
     connections,
-    /// Connections open now.
     connections_open,
 }
 

@@ -13,7 +13,6 @@ const CHAIN_CODE: B256 = b256!("236a4a5d77e29cc09182a8a6c9d288cb04e638fcd0743bbc
 /// An account that can sign.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// Its address.
     pub address: Address,
     secret: SecretKey,
 }

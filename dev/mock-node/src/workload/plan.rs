@@ -28,9 +28,7 @@ pub enum TxKind {
     Swap,
     /// A call with an authorization (EIP-7702) of a key that has never been used.
     SetCode,
-    /// One blob.
     Blob,
-    /// Six blobs.
     SixBlobs,
 }
 
@@ -66,7 +64,6 @@ fn addresses<const N: usize>(what: &str) -> [Address; N] {
 
 /// Of a thousand transactions without blobs, calls of a token; what no share names is a transfer.
 const TOKENS: u32 = 400;
-/// Calls of a router.
 const SWAPS: u32 = 250;
 /// Set-code transactions (EIP-7702) with one authorization.
 const SET_CODES: u32 = 10;

@@ -62,7 +62,6 @@ impl Client {
         Self::connect(node.ipc_path())
     }
 
-    /// Subscribes to hashes.
     pub(crate) fn subscribed(node: &MockNode) -> Self {
         let mut client = Self::to(node);
         client.subscribe(json!(["newPendingTransactions"]));

@@ -1,6 +1,6 @@
 use std::time::{Duration, Instant};
 
-use mock_node::{BadAnswer, Fault, FaultPlan, MockNode, NodeConfig, Target};
+use mock_node::{BadAnswer, Fault, MockNode, NodeConfig, Target};
 use serde_json::{Value, json};
 
 use crate::client::{Client, connected, start, subscribed};
@@ -112,16 +112,6 @@ fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
 }
 
 #[test]
-fn a_burst_announces_all_at_once() {
-    let (_dir, node, mut client) = subscribed(|config| config);
-    node.inject(Fault::Burst { count: 3000 });
-    for hash in node.pending() {
-        assert_eq!(client.announced(), hash);
-    }
-    assert_eq!(node.pending().len(), 3000);
-}
-
-#[test]
 fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
     let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 2, ..config });
     let right = raw_line(&mut client, &node);
@@ -167,27 +157,4 @@ fn a_full_table_turns_away_for_its_time() {
     connected.result("eth_chainId", json!([]));
     while !Client::to(&node).line_or_answer().starts_with('{') {}
     assert!(begin.elapsed() >= time);
-}
-
-#[test]
-fn a_plan_strikes_by_itself_and_the_load_outlives_it() {
-    let plan = FaultPlan::from_seed(3, Duration::from_secs(20)).compressed(20);
-    let steps = plan.steps().len() as u64;
-    let (_dir, node) = start(|config| NodeConfig {
-        tps: 2000,
-        count: Some(4000),
-        faults: Some(plan),
-        preload: 10,
-        ..config
-    });
-    assert!(node.wait_faults_finished(Duration::from_secs(20)));
-    assert!(node.wait_load_finished(Duration::from_secs(20)));
-    let stats = node.stats();
-    assert_eq!(stats.faults, steps);
-    assert_eq!(stats.refused, 0, "no fault takes a nonce from the load");
-    let begin = Instant::now();
-    while Client::try_connect(node.ipc_path()).is_none() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the last restart does not end");
-        std::thread::yield_now();
-    }
 }

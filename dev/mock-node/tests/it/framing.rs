@@ -34,28 +34,6 @@ fn errors_have_the_codes_of_reth() {
 }
 
 #[test]
-fn a_batch_is_answered_as_a_batch_and_an_empty_one_refused() {
-    let (_dir, node, mut client) =
-        connected(|config| mock_node::NodeConfig { preload: 3, ..config });
-    client.write(b"[]");
-    assert_eq!(client.value()["error"]["code"], -32600);
-    let hashes = node.pending();
-    let mut batch: Vec<Value> = (0..1001)
-        .map(|id| json!({"jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash", "params": [hashes[id % 3]]}))
-        .collect();
-    batch.push(json!(7));
-    client.write(Value::from(batch).to_string().as_bytes());
-    let answers = client.value();
-    let answers = answers.as_array().expect("an array");
-    assert_eq!(answers.len(), 1002);
-    let raws = hashes.iter().map(|hash| node.raw(*hash).unwrap()).collect::<Vec<_>>();
-    for (id, answer) in answers[..1001].iter().enumerate() {
-        assert_eq!(*answer, json!({"jsonrpc": "2.0", "id": id, "result": raws[id % 3]}));
-    }
-    assert_eq!(answers[1001]["error"]["code"], -32600);
-}
-
-#[test]
 fn after_shutdown_the_connections_are_closed_and_the_socket_is_gone() {
     let (_dir, node, mut client) = connected(|config| mock_node::NodeConfig { tps: 100, ..config });
     client.result("eth_chainId", json!([]));

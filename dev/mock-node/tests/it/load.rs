@@ -50,13 +50,6 @@ fn a_pool_that_was_full_leaves_no_gap_in_the_nonces_of_the_load() {
     assert!(node.queued().is_empty());
 }
 
-#[test]
-fn the_same_seed_announces_the_same_transactions() {
-    let run = |seed| start(|config| NodeConfig { seed, preload: 50, ..config }).1.pending();
-    assert_eq!(run(5), run(5));
-    assert_ne!(run(5), run(6));
-}
-
 /// All were signed before the start once, blobs and their proofs too, which kept whoever started a node waiting.
 #[test]
 fn a_load_is_the_same_whether_it_was_signed_before_or_while_the_clock_runs() {

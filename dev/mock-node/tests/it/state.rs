@@ -8,7 +8,7 @@ use mock_node::{
 use mock_state::contracts::slot_of;
 use serde_json::{Value, json};
 
-use crate::client::{Client, connected, start};
+use crate::client::{Client, connected};
 
 const SWAP: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
 
@@ -142,21 +142,4 @@ fn without_state_its_requests_are_refused_and_nonces_are_still_answered() {
     assert_eq!(answer["error"]["code"], -32000, "{answer}");
     assert_eq!(client.result("eth_getTransactionCount", json!([sender, "pending"])), "0x1");
     assert_eq!(client.result("eth_getTransactionCount", json!([sender, "latest"])), "0x0");
-}
-
-#[test]
-fn a_share_of_the_load_reaches_listed_addresses_in_three_ways() {
-    let (_dir, node) =
-        start(|config| NodeConfig { state: true, preload: 400, listed_per_mille: 200, ..config });
-    let (mut recipients, mut receivers, mut access_lists) = (0, 0, 0);
-    for tx in transactions(&node) {
-        let is_listed = |address: &Address| listed().contains(address);
-        recipients += usize::from(tx.to().is_some_and(|to| is_listed(&to)));
-        let receiver = tx.input().get(16..36).map(Address::from_slice);
-        receivers += usize::from(receiver.is_some_and(|receiver| is_listed(&receiver)));
-        let list = tx.access_list().into_iter().flat_map(|list| list.iter());
-        access_lists += usize::from(list.into_iter().any(|item| is_listed(&item.address)));
-    }
-    assert!(recipients > 5 && receivers > 5 && access_lists > 5);
-    assert!((40..160).contains(&(recipients + receivers + access_lists)));
 }

@@ -14,7 +14,6 @@ const SEED: u64 = 7;
 pub struct Load {
     /// How long the node takes to answer a request for a transaction.
     pub latency: Duration,
-    /// How many transactions.
     pub count: usize,
     /// A second; `None` announces all at once.
     pub tps: Option<u32>,

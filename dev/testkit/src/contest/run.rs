@@ -51,14 +51,12 @@ const STOP_GRAIN: Duration = Duration::from_millis(50);
 /// Time for ours to connect and to stop.
 const START_STOP: Duration = Duration::from_secs(10);
 
-/// Who fetches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Contender {
     /// One connection, one fetch at a time.
     Sequential,
     /// A second connection, a task for each hash.
     Concurrent,
-    /// Ours, told hashes.
     Hashes,
     /// Ours, told whole transactions by a node whose senders it trusts.
     Full,
@@ -68,7 +66,6 @@ impl Contender {
     /// In the order of the tables.
     pub const ALL: [Self; 4] = [Self::Sequential, Self::Concurrent, Self::Hashes, Self::Full];
 
-    /// For people.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sequential => "sequential",
@@ -86,7 +83,6 @@ impl Contender {
         }
     }
 
-    /// Whether it is ours.
     pub const fn is_ours(self) -> bool {
         self.announcements().is_some()
     }
@@ -154,7 +150,6 @@ pub struct Expected {
     kind: TxKind,
 }
 
-/// Where runs take place.
 #[derive(Debug)]
 pub struct Stage {
     node: NodeProcess,
@@ -203,10 +198,6 @@ impl Stage {
     }
 
     /// Runs one contender against a fresh node.
-    ///
-    /// # Panics
-    /// When the node or the contender does not start; when anybody pooled what was not announced,
-    /// or a transaction that is not whole; when ours does not count what it has not pooled.
     pub fn run(&mut self, contender: Contender, load: Load) -> Run {
         self.node.start(|config| load.configure(config)).expect("the node starts");
         let path = self.node.path();
@@ -348,11 +339,9 @@ fn summarize(
     }
 }
 
-/// A contender at work.
 #[derive(Debug)]
 enum Running {
     Ours(Box<Ingest>),
-    /// Dropped to stop it.
     Rival(#[expect(dead_code, reason = "held for its drop")] Rival),
 }
 
