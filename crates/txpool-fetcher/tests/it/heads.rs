@@ -1,268 +1,33 @@
 //! What the fetcher makes of the chain, against a node whose every block is written by the test.
 
 use std::{
-    collections::{HashMap, HashSet},
-    ops::RangeInclusive,
-    os::unix::net::UnixStream,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard},
-    thread,
-    time::{Duration, Instant, SystemTime},
+    collections::HashSet,
+    time::{Duration, Instant},
 };
 
-use alloy_primitives::{Address, B256};
 use metrics_util::debugging::DebuggingRecorder;
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use order_pool::{Event, OrderPool, PoolConfig, Subscription};
-use serde_json::{Value, json};
-use tempfile::TempDir;
-use testkit::ingest::{PATIENCE, eventually, settled, socket};
+use testkit::ingest::{PATIENCE, eventually, settled};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
     AuditMode, Backfill, ChainEvent, Endpoint, FetchedTransaction, Fetcher, FetcherConfig,
     GapReason, Limits, SinkEvent, SourceState, StartPolicy,
 };
 
-use super::{all_live, ingest_fast, ingest_with, peer, settles_fast, sink::Figures, start_with};
-
-const CHAIN_ID: u64 = 1337;
+use super::{
+    all_live,
+    fake::{CHAIN_ID, Fake, FakeBlock, block_hash, blocks},
+    ingest_fast, ingest_with, settles_fast,
+    sink::Figures,
+    start_with,
+};
 
 /// The same, once the head is known.
 async fn at_first_head(config: FetcherConfig) -> (Fetcher, OrderPool) {
     let (fetcher, pool) = ingest_fast(config).await;
     eventually("the first head", || head_number(&pool) == Some(1)).await;
     (fetcher, pool)
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct FakeBlock {
-    pub(super) number: u64,
-    pub(super) hash: B256,
-    pub(super) parent: B256,
-    /// In seconds since the Unix epoch; long ago by default.
-    pub(super) time: u64,
-    /// Hash, sender and nonce.
-    pub(super) txs: Vec<(B256, Address, u64)>,
-}
-
-impl FakeBlock {
-    fn new(number: u64, hash: u64, parent: u64, txs: &[&PreparedTx]) -> Self {
-        let txs = txs.iter().map(|tx| (tx.hash, tx.sender, tx.nonce)).collect();
-        Self { number, hash: block_hash(hash), parent: block_hash(parent), time: 1, txs }
-    }
-
-    /// As if it had been made just now.
-    fn recent(mut self) -> Self {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-        self.time = now.expect("after 1970").as_secs();
-        self
-    }
-
-    /// As if another transaction of the same sender and nonce had been mined.
-    fn with_rival_of(mut self, tx: &PreparedTx) -> Self {
-        self.txs.push((B256::from(tx.hash.0.map(|byte| !byte)), tx.sender, tx.nonce));
-        self
-    }
-
-    fn json(&self, full: Option<bool>) -> Value {
-        let mut object = json!({
-            "number": format!("{:#x}", self.number), "hash": self.hash, "parentHash": self.parent,
-            "timestamp": format!("{:#x}", self.time), "gasUsed": "0x0", "gasLimit": "0x1c9c380",
-            "baseFeePerGas": "0x3b9aca00", "miner": Address::ZERO,
-        });
-        let txs = self.txs.iter();
-        match full {
-            None => {}
-            Some(false) => object["transactions"] = txs.map(|(hash, ..)| json!(hash)).collect(),
-            Some(true) => {
-                let txs = txs.map(|(hash, from, nonce)| {
-                    json!({ "hash": hash, "from": from, "nonce": format!("{nonce:#x}") })
-                });
-                object["transactions"] = txs.collect();
-            }
-        }
-        object
-    }
-}
-
-fn block_hash(n: u64) -> B256 {
-    B256::left_padding_from(&(n + 1).to_be_bytes())
-}
-
-#[derive(Debug, Default)]
-struct State {
-    blocks: HashMap<B256, FakeBlock>,
-    head: B256,
-    pending: Vec<PreparedTx>,
-    subscribers: Vec<(String, UnixStream)>,
-    /// How often requests for a block, full or not, are answered with an error response.
-    busy: HashMap<(B256, bool), u32>,
-    /// Full blocks are answered by and by: nothing else is on their connection meanwhile.
-    full_blocks_stand_still: bool,
-    /// No request is answered.
-    stands_still: bool,
-    /// Instead of [`CHAIN_ID`].
-    chain_id: Option<u64>,
-    is_syncing: bool,
-    /// Every method that was requested, with its parameters.
-    requested: Vec<(String, Value)>,
-    connections: Vec<UnixStream>,
-}
-
-impl State {
-    fn notify(&self, topic: &str, result: &Value) {
-        for (subscribed, writer) in &self.subscribers {
-            if subscribed == topic {
-                peer::notify(writer, topic, result);
-            }
-        }
-    }
-}
-
-/// A node with scripted responses.
-#[derive(Clone, Debug)]
-pub(super) struct Fake {
-    state: Arc<Mutex<State>>,
-    pub(super) path: PathBuf,
-    _folder: Arc<TempDir>,
-}
-
-impl Fake {
-    pub(super) fn start() -> Self {
-        let (folder, path) = socket();
-        let fake = Self { state: Arc::default(), path, _folder: Arc::new(folder) };
-        fake.add(&FakeBlock::new(1, 1, 0, &[]));
-        fake.lock().head = block_hash(1);
-        let served = fake.clone();
-        peer::serve(&fake.path, move |stream| served.serve(&stream));
-        fake
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no panic while it is held")
-    }
-
-    fn serve(&self, stream: &UnixStream) {
-        self.lock().connections.push(stream.try_clone().expect("a second handle"));
-        for request in peer::requests(stream) {
-            let waits = |state: &State| {
-                state.stands_still || request["params"][1] == true && state.full_blocks_stand_still
-            };
-            while waits(&self.lock()) {
-                thread::sleep(Duration::from_millis(1));
-            }
-            if let Some(response) = self.answer(stream, &request) {
-                peer::respond(stream, &request, response);
-            }
-        }
-    }
-
-    fn answer(&self, writer: &UnixStream, request: &Value) -> Option<Value> {
-        let mut state = self.lock();
-        let (method, params) = (request["method"].as_str()?, &request["params"]);
-        state.requested.push((method.to_owned(), params.clone()));
-        Some(match method {
-            "eth_chainId" => {
-                json!({ "result": format!("{:#x}", state.chain_id.unwrap_or(CHAIN_ID)) })
-            }
-            "eth_syncing" if state.is_syncing => json!({ "result": { "currentBlock": "0x1" } }),
-            "eth_syncing" => json!({ "result": false }),
-            "web3_clientVersion" => json!({ "result": "fake/1" }),
-            "eth_blockNumber" => {
-                let head = state.head;
-                json!({ "result": format!("{:#x}", state.blocks[&head].number) })
-            }
-            "eth_subscribe" => {
-                let topic = params[0].as_str()?.to_owned();
-                let writer = writer.try_clone().expect("another handle");
-                state.subscribers.push((topic.clone(), writer));
-                json!({ "result": topic })
-            }
-            "eth_getBlockByNumber" => {
-                json!({ "result": state.blocks[&state.head].json(Some(false)) })
-            }
-            "eth_getBlockByHash" => {
-                let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
-                let full = params[1].as_bool()?;
-                if let Some(left) = state.busy.get_mut(&(hash, full))
-                    && *left > 0
-                {
-                    *left -= 1;
-                    return Some(json!({ "error": { "code": -32000, "message": "busy" } }));
-                }
-                json!({ "result": state.blocks.get(&hash).map(|block| block.json(Some(full))) })
-            }
-            "txpool_status" => {
-                json!({ "result": {
-                    "pending": format!("{:#x}", state.pending.len()), "queued": "0x0"
-                } })
-            }
-            "txpool_content" => {
-                let mut pending = json!({});
-                for (n, tx) in state.pending.iter().enumerate() {
-                    let sender = Address::left_padding_from(&n.to_be_bytes()).to_string();
-                    pending[sender] = json!({ "0": { "hash": tx.hash } });
-                }
-                json!({ "result": { "pending": pending, "queued": {} } })
-            }
-            "eth_getRawTransactionByHash" => {
-                let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
-                let found = state.pending.iter().find(|tx| tx.hash == hash);
-                json!({ "result": found.map(|tx| tx.raw.clone()) })
-            }
-            _ => json!({ "error": { "code": -32601, "message": "no such method" } }),
-        })
-    }
-
-    fn add(&self, block: &FakeBlock) {
-        self.lock().blocks.insert(block.hash, block.clone());
-    }
-
-    /// Makes it the head and announces it.
-    pub(super) fn announce(&self, block: &FakeBlock) {
-        self.add(block);
-        self.lock().head = block.hash;
-        self.notify("newHeads", &block.json(None));
-    }
-
-    fn announce_tx(&self, tx: &PreparedTx) {
-        self.lock().pending.push(tx.clone());
-        self.notify("newPendingTransactions", &json!(tx.hash));
-    }
-
-    fn notify(&self, topic: &str, result: &Value) {
-        self.lock().notify(topic, result);
-    }
-
-    /// Every connection ends, and the chain is that of these blocks.
-    fn restart(&self, chain: &[FakeBlock]) {
-        let mut state = self.lock();
-        state.blocks = chain.iter().map(|block| (block.hash, block.clone())).collect();
-        state.head = chain.last().expect("a block").hash;
-        state.subscribers.clear();
-        // Some may be closed already.
-        state.connections.drain(..).for_each(|it| _ = it.shutdown(std::net::Shutdown::Both));
-    }
-
-    /// How often this block was requested, with its transactions or without.
-    fn requests_for(&self, block: u64, full: bool) -> usize {
-        let wanted = ("eth_getBlockByHash".to_owned(), json!([block_hash(block), full]));
-        self.lock().requested.iter().filter(|requested| **requested == wanted).count()
-    }
-
-    fn count(&self, method: &str) -> usize {
-        self.lock().requested.iter().filter(|(requested, _)| requested == method).count()
-    }
-
-    fn config(&self) -> FetcherConfig {
-        FetcherConfig::ipc(&self.path)
-    }
-
-    /// Announces transactions, until they are in our pool.
-    async fn pools(&self, pool: &OrderPool, txs: &[PreparedTx]) {
-        txs.iter().for_each(|tx| self.announce_tx(tx));
-        eventually("pooled", || txs.iter().all(|tx| pool.contains(&tx.hash))).await;
-    }
 }
 
 fn config_of(fakes: &[&Fake]) -> FetcherConfig {
@@ -302,11 +67,6 @@ fn seen(events: &mut Subscription) -> (Vec<u64>, usize) {
         }
     }
     (heads, added)
-}
-
-/// A chain of blocks without transactions, on block `parent` of the same chain.
-fn blocks(numbers: RangeInclusive<u64>) -> impl Iterator<Item = FakeBlock> {
-    numbers.map(|number| FakeBlock::new(number, number, number - 1, &[]))
 }
 
 #[tokio::test]
@@ -502,68 +262,6 @@ async fn a_leader_that_is_frozen_or_dies_for_good_is_followed_by_the_other_witho
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
 
-#[tokio::test]
-async fn nodes_that_come_back_on_another_branch_or_from_an_older_snapshot_bring_back_what_it_lacks()
-{
-    for nodes in [1, 2] {
-        let fakes = [Fake::start(), Fake::start()];
-        let txs = txs(2);
-        let (fetcher, pool) = ingest_fast(config_of(&fakes.each_ref()[..nodes])).await;
-        all_live(&fetcher).await;
-        fakes[0].pools(&pool, &txs[..1]).await;
-        let mined = FakeBlock::new(3, 3, 2, &[&txs[0]]).with_rival_of(&txs[1]);
-        let chain: Vec<_> = blocks(2..=2).chain([mined]).chain(blocks(4..=6)).collect();
-        for fake in &fakes[..nodes] {
-            chain.iter().for_each(|block| fake.announce(block));
-        }
-        eventually("mined", || pool.is_empty() && head_number(&pool) == Some(6)).await;
-        // Alone it is below what is known for ever; both together have another branch of that height.
-        let last = if nodes == 1 { 4 } else { 6 };
-        let own = (3..=last).map(|number| {
-            FakeBlock::new(number, 30 + number, if number == 3 { 2 } else { 29 + number }, &[])
-        });
-        let chain: Vec<_> = blocks(1..=2).chain(own).collect();
-        fakes[0].lock().pending.push(txs[1].clone());
-        fakes[..nodes].iter().for_each(|fake| fake.restart(&chain));
-        let next = FakeBlock::new(last + 1, 99, 30 + last, &[]);
-        eventually("they are back", || fetcher.status().iter().all(|source| source.reconnects > 0))
-            .await;
-        all_live(&fetcher).await;
-        fakes[..nodes].iter().for_each(|fake| fake.announce(&next));
-        eventually("their head", || pool.head().is_some_and(|head| head.hash == next.hash)).await;
-        eventually("pending again", || pool.len() == 2).await;
-    }
-}
-
-#[tokio::test]
-async fn a_high_number_whether_first_or_repeated_keeps_no_honest_head_from_the_sink() {
-    // Of a parent that nobody has, or that cannot have it as a child.
-    for (is_first, number, parent) in
-        [(true, 1 << 60, 99), (false, 1 << 60, 99), (false, 1 << 60, 1), (false, 51, 99)]
-    {
-        let (liar, honest) = (Fake::start(), Fake::start());
-        let high = FakeBlock::new(number, 100, parent, &[]);
-        let (leads, other) = if is_first { (&liar, &honest) } else { (&honest, &liar) };
-        if is_first {
-            liar.add(&high);
-            liar.lock().head = high.hash;
-        }
-        let (_fetcher, pool) = first_leads(leads, other, settles_fast()).await;
-        if is_first {
-            assert_eq!(head_number(&pool), Some(number), "nobody else has told one");
-        } else if parent == 99 {
-            liar.announce(&high);
-            let tries = || liar.requests_for(99, false) + honest.requests_for(99, false);
-            eventually("it was looked into", || tries() >= 7).await;
-        }
-        for block in blocks(2..=8) {
-            liar.announce(&high);
-            honest.announce(&block);
-            eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
-        }
-    }
-}
-
 /// The blocks below the unreadable one counted for 64 further blocks.
 #[tokio::test]
 async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
@@ -584,30 +282,6 @@ async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
     eventually("pending again", || pool.len() == 2).await;
     let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("listed");
     assert_eq!((report.listed, report.missing, report.removed), (2, 0, 0));
-}
-
-/// Each head was related to the chain before the one before it was applied.
-#[tokio::test]
-async fn a_quick_flip_back_to_a_known_branch_is_followed() {
-    let fake = Fake::start();
-    let (_fetcher, pool) = at_first_head(fake.config()).await;
-    let txs = txs(1);
-    fake.pools(&pool, &txs).await;
-    let block = |number| match number {
-        4 => FakeBlock::new(4, 4, 3, &[&txs[0]]),
-        _ => FakeBlock::new(number, number, number - 1, &[]),
-    };
-    (2..=5).for_each(|number| fake.announce(&block(number)));
-    eventually("mined", || pool.is_empty() && head_number(&pool) == Some(5)).await;
-    let mut events = pool.subscribe_all();
-    let flip = FakeBlock::new(3, 33, 2, &[]);
-    // While it is read, all those after it are told.
-    fake.lock().busy.insert((flip.hash, false), 2);
-    fake.announce(&flip);
-    (3..=6).for_each(|number| fake.announce(&block(number)));
-    eventually("the head", || head_number(&pool) == Some(6)).await;
-    assert_eq!(seen(&mut events).0, [5, 3, 3, 4, 5, 6], "there and back");
-    assert!(pool.is_empty());
 }
 
 #[tokio::test]

@@ -4,11 +4,11 @@
 mod bad_peers;
 mod deferral;
 mod end_to_end;
+mod fake;
 mod faults;
 mod full;
 mod heads;
 mod hostile_node;
-mod import;
 mod in_process;
 mod overload;
 mod peer;
