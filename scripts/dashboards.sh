@@ -75,7 +75,7 @@ builder=$(address block_builder metrics)
 # Its state comes from the node without faults.
 node=$(find "$out/tmp" -type s -name '*.ipc' | head -n 1)
 printf '0x%040d\n' 1 >"$out/list"
-"$examples/block_builder" --ipc "$node" --blocklist "$out/list" --from "$nats" --machine b --metrics 127.0.0.1:0 2>"$out/fleet.log" &
+"$examples/block_builder" --ipc "$node" --blocklist "$out/list" --from "$nats" --machine b --slot 2s --metrics 127.0.0.1:0 2>"$out/fleet.log" &
 pids+=($!)
 fleet=$(address fleet metrics)
 rpc=$(address ingest 'orders by JSON-RPC')

@@ -2,7 +2,6 @@
 //! block when it is due.
 
 use std::{
-    collections::VecDeque,
     path::PathBuf,
     sync::{
         Arc,
@@ -13,7 +12,7 @@ use std::{
 };
 
 use alloy_primitives::{Address, address};
-use alloy_provider::{DynProvider, Provider as _};
+use alloy_provider::DynProvider;
 use blocklist::{BlockGuard, SharedBlocklist};
 use mempool_ingest::{OrderPool, order_pool::Head};
 use revm::ExecuteEvm as _;
@@ -43,59 +42,21 @@ pub(crate) struct Builder {
     pub(crate) list: SharedBlocklist,
     /// Where the list is read again before each block, if it is in a file.
     pub(crate) list_file: Option<PathBuf>,
-    pub(crate) slot: Slot,
+    /// The time between two heads.
+    pub(crate) slot: Duration,
     /// One way of filling, or both, which must agree; ours is the last.
     pub(crate) ways: &'static [Way],
     pub(crate) stop: Arc<AtomicBool>,
 }
 
-/// The time between two heads.
-#[derive(Debug)]
-pub(crate) struct Slot {
-    fixed: Option<Duration>,
-    longest: Duration,
-    /// The latest gaps between two heads. A slot without a block makes one longer, a late head one shorter, so their median
-    /// counts.
-    gaps: VecDeque<Duration>,
-}
-
-impl Slot {
-    /// `fixed` if it is known; else it is measured, and at most `longest`.
-    pub(crate) fn new(fixed: Option<Duration>, longest: Duration) -> Self {
-        Self { fixed, longest, gaps: VecDeque::new() }
-    }
-
-    pub(crate) fn add(&mut self, gap: Duration) {
-        self.gaps.push_back(gap);
-        if self.gaps.len() > 8 {
-            self.gaps.pop_front();
-        }
-    }
-
-    pub(crate) fn time(&self) -> Duration {
-        let mut gaps: Vec<_> = self.gaps.iter().copied().collect();
-        gaps.sort_unstable();
-        let median = gaps.get(gaps.len().saturating_sub(1) / 2).copied();
-        self.fixed.or(median).unwrap_or(self.longest).min(self.longest)
-    }
-}
-
 impl Builder {
     /// Builds until it is stopped.
-    pub(crate) fn run(mut self) -> Summary {
+    pub(crate) fn run(self) -> Summary {
         let mut summary = Summary::default();
         let mut before = None;
-        while let Some((head, at)) = self.next_head(before.map(|(head, _)| head)) {
-            match before {
-                Some((parent, earlier)) if parent.number + 1 == head.number => {
-                    self.slot.add(at - earlier);
-                }
-                Some(_) => {}
-                // The first may have come long before.
-                None => self.time_of_parent(head).into_iter().for_each(|gap| self.slot.add(gap)),
-            }
-            before = Some((head, at));
-            let slot_s = self.slot.time().as_secs_f64().round() as u64;
+        while let Some((head, at)) = self.next_head(before) {
+            before = Some(head);
+            let slot_s = self.slot.as_secs_f64().round() as u64;
             let block = NextBlock::after(head, self.chain_id, FEE_RECIPIENT, slot_s);
             let now = SystemTime::now();
             if let Some(Err(error)) =
@@ -116,14 +77,6 @@ impl Builder {
             summary.missed_slots += u64::from(!is_built && !self.stop.load(Relaxed));
         }
         summary
-    }
-
-    /// From the parent of the first head to that, in whole seconds; `None` if the node does not say.
-    fn time_of_parent(&self, head: Head) -> Option<Duration> {
-        let parent =
-            self.node.get_block_by_number(head.number.checked_sub(1)?.into()).into_future();
-        let parent = self.runtime.block_on(parent).ok()??;
-        Some(Duration::from_secs(head.timestamp.saturating_sub(parent.header.timestamp)))
     }
 
     /// Waits for another head than that; `None` when it is stopped. If several come, the last one counts.
@@ -148,7 +101,7 @@ impl Builder {
     ) -> bool {
         let mut pool = self.pool.subscribe(block.number());
         let mut candidates = Candidates::default();
-        let (mut spent, due) = (Duration::ZERO, head_at + self.slot.time() * FILL_AT_PERCENT / 100);
+        let (mut spent, due) = (Duration::ZERO, head_at + self.slot * FILL_AT_PERCENT / 100);
         loop {
             candidates.follow(&mut pool);
             let start = Instant::now();

@@ -31,11 +31,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{
-    builder::{Builder, Slot},
-    fill::Way,
-    report::Summary,
-};
+use crate::{builder::Builder, fill::Way, report::Summary};
 
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -43,8 +39,8 @@ const STOP_DEADLINE: Duration = Duration::from_secs(10);
 /// Time between blocks of the mock node.
 const MOCK_SLOT: Duration = Duration::from_secs(2);
 
-/// The longest time between two blocks that is waited for.
-const LONGEST_SLOT: Duration = Duration::from_secs(12);
+/// Time between blocks of mainnet.
+const SLOT: Duration = Duration::from_secs(12);
 
 /// Fills blocks from a node's mempool and prints their contents; submits none. By default from a mock node.
 #[derive(Clone, Debug, Parser)]
@@ -78,7 +74,7 @@ struct Args {
     /// that its load reaches on purpose]
     #[arg(long, value_name = "FILE")]
     blocklist: Option<PathBuf>,
-    /// Time between two heads [default: the shortest of the latest, at most 12s]
+    /// Time between two heads [default: 12s, of the mock node 2s]
     #[arg(long, value_parser = parse_duration)]
     slot: Option<Duration>,
     /// Fill each block with the opcode inspector too, and print what either way costs
@@ -148,7 +144,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         pool: feed.pool().clone(),
         list,
         list_file: args.blocklist.clone(),
-        slot: Slot::new(args.slot, LONGEST_SLOT),
+        slot: args.slot.unwrap_or(if args.ipc.is_some() { SLOT } else { MOCK_SLOT }),
         ways: if args.compare { &Way::BOTH } else { &[Way::PostState] },
         stop: Arc::clone(&stop),
     };

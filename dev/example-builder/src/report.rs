@@ -14,7 +14,6 @@ pub(crate) struct Summary {
     blocks: u64,
     /// Slots whose next head came before their block was due, or in which the blocklist allowed no block.
     pub(crate) missed_slots: u64,
-    /// Orders, over all blocks.
     included: usize,
     /// Blocked orders by how they reach a listed address.
     blocked: BTreeMap<&'static str, usize>,

@@ -24,7 +24,7 @@ use testkit::{
 use tokio::runtime::Runtime;
 
 use crate::{
-    builder::{Slot, prefetch},
+    builder::prefetch,
     candidates::Candidates,
     fill::{Built, Way, fill},
     run_with,
@@ -211,7 +211,8 @@ fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
     let (_folder, list) = list_file();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let ipc = node.node.ipc_path().to_str().expect("text");
-        let args = ["--ipc", ipc, "--blocklist", &list, "--json", "--compare"].map(Into::into);
+        let args = ["--ipc", ipc, "--blocklist", &list, "--json", "--compare", "--slot", "500ms"]
+            .map(Into::into);
         let is_block = |line: &str| line.starts_with("block ");
         let ended = end_by_signal("tests::a_command_that_does_not_end", args, is_block, signal)
             .expect("this binary runs");
@@ -231,21 +232,4 @@ fn without_a_blocklist_nothing_is_built_on_a_real_node() {
         .expect("this binary runs");
     assert_ne!(ended.status.code(), Some(0), "{ended:?}");
     assert!(ended.stderr.contains("--blocklist <FILE>"), "{ended:?}");
-}
-
-/// Blocks were due after 9 s of a slot that took 6 s.
-#[test]
-fn the_slot_is_what_was_measured_between_heads() {
-    let seconds = Duration::from_secs;
-    let mut slot = Slot::new(None, seconds(12));
-    assert_eq!(slot.time(), seconds(12));
-    // A slot without a block, a late head, a head that comes at once after another.
-    for gap in [6, 6, 12, 5, 0] {
-        slot.add(seconds(gap));
-        assert_eq!(slot.time(), seconds(6), "{slot:?}");
-    }
-    // The chain has become slower, for good.
-    (0..8).for_each(|_| slot.add(seconds(300)));
-    assert_eq!(slot.time(), seconds(12));
-    assert_eq!(Slot::new(Some(seconds(2)), seconds(12)).time(), seconds(2));
 }
