@@ -32,6 +32,10 @@ pub(crate) const ROLE: &str = "__member";
 /// For its builder to read what there is. Longer only if an attack fills its pool faster than it reads.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Of what callers send, in orders. A holder has a thirty-second of it: more than honest searchers behind one address have at
+/// a time, and together it is less than an attacker sends.
+const CAP: usize = 4_000;
+
 /// For each part to stop.
 const STOPPED: Duration = Duration::from_secs(5);
 
@@ -161,7 +165,13 @@ pub(crate) fn respond() -> io::Result<()> {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn start(config: &Config) -> Result<Parts, Failure> {
-    let mut pool = PoolConfig { tx_retention: Duration::from_mins(5), ..PoolConfig::default() };
+    let mut pool = PoolConfig {
+        tx_retention: Duration::from_mins(5),
+        max_external_txs: CAP,
+        max_bundles: CAP,
+        max_cancellations: CAP,
+        ..PoolConfig::default()
+    };
     if config.is_slow {
         pool.log_events = 1_024;
     }

@@ -13,12 +13,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, Bytes};
-use mock_node::{MockNode, NodeConfig};
-use testkit::{
-    sign::{LIVE, Prepared, Signer},
-    usage::now_ns,
+use alloy_consensus::{SignableTransaction as _, TxEnvelope};
+use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
+use alloy_primitives::{Address, B256, Bytes};
+use mock_node::{
+    DEV_CHAIN_ID, Fault, MockNode, NodeConfig,
+    workload::{Mix, PreparedTx, Workload, WorkloadConfig},
 };
+use testkit::usage::now_ns;
 
 use crate::world::World;
 
@@ -27,7 +29,10 @@ use crate::world::World;
 const LINGERS: Duration = Duration::from_secs(45);
 /// So long no block takes again what a reorg has undone.
 const UNDONE: Duration = Duration::from_secs(12);
-const ACCOUNTS: usize = LIVE.end - LIVE.start;
+/// Of a thousand transactions, those with blobs; of ten accounts one sends nothing else.
+const BLOBS_PER_MILLE: u32 = 5;
+/// Of so many transactions one takes the place of an earlier one that lingers.
+const REPLACES: usize = 40;
 
 /// A public transaction.
 #[derive(Debug)]
@@ -40,10 +45,14 @@ pub(crate) struct Tx {
     since: u64,
     /// Which nodes are given it: all, or one.
     only: Option<usize>,
-    /// The block that contains it.
+    /// The block that contains it, or the one that took its place.
     pub(crate) mined: Option<(u64, u64)>,
     lingers: bool,
     account: usize,
+    /// Another one has taken its place: no node holds it.
+    is_replaced: bool,
+    /// The one whose place it took.
+    replaces: Option<usize>,
 }
 
 #[derive(Debug, Default)]
@@ -63,6 +72,8 @@ struct Slot {
     /// Since when it holds what it holds, by its own list.
     held: HashMap<B256, u64>,
     up_since: u64,
+    /// Bad responses that it has been told to give since it came up.
+    bad_answers: u64,
     /// It has come back without its pool, so what it is sent may wait for a nonce.
     is_lossy: bool,
 }
@@ -73,6 +84,8 @@ struct Shared {
     slots: Vec<Mutex<Slot>>,
     /// The chain that the nodes follow. Nobody connects to it, and nothing fails in it.
     reference: MockNode,
+    /// So deep the chain leaves its branch at the next block, and comes back.
+    flip: AtomicUsize,
     stop: AtomicBool,
     burst: AtomicUsize,
 }
@@ -108,6 +121,7 @@ impl Network {
                 lags_until: None,
                 held,
                 up_since: now_ns(),
+                bad_answers: 0,
                 is_lossy: false,
             }));
         }
@@ -115,10 +129,11 @@ impl Network {
             ledger: Mutex::default(),
             slots,
             reference,
+            flip: AtomicUsize::new(0),
             stop: AtomicBool::new(false),
             burst: AtomicUsize::new(0),
         });
-        let (loading, tps, seed) = (Arc::clone(&shared), world.tps, world.seed as usize);
+        let (loading, tps, seed) = (Arc::clone(&shared), world.tps, world.seed);
         let load = Some(thread::spawn(move || loading.announce(tps, seed)));
         Ok(Self { shared, load })
     }
@@ -129,6 +144,25 @@ impl Network {
 
     pub(crate) fn with<T>(&self, node: usize, act: impl FnOnce(&MockNode) -> T) -> Option<T> {
         lock(&self.shared.slots[node]).node.as_ref().map(act)
+    }
+
+    pub(crate) fn inject(&self, node: usize, fault: Fault) {
+        let mut slot = lock(&self.shared.slots[node]);
+        let Some(running) = &slot.node else { return };
+        running.inject(fault);
+        if let Fault::Answers { count, .. } = fault {
+            slot.bad_answers += u64::from(count);
+        }
+    }
+
+    /// Whether bad responses of a node are still to come: they wait for requests.
+    pub(crate) fn owes_bad_answers(&self, node: usize) -> bool {
+        let slot = lock(&self.shared.slots[node]);
+        slot.node.as_ref().is_some_and(|node| node.stats().bad_answers < slot.bad_answers)
+    }
+
+    pub(crate) fn flip_back(&self, depth: usize) {
+        self.shared.flip.store(depth, Relaxed);
     }
 
     pub(crate) fn burst(&self, count: usize) {
@@ -152,14 +186,16 @@ impl Network {
     pub(crate) fn start_node(&self, node: usize, keeps_pool: bool) -> Result<(), Box<dyn Error>> {
         let mut slot = lock(&self.shared.slots[node]);
         let ledger = self.ledger();
-        let is_held =
-            |tx: &&Tx| keeps_pool && tx.mined.is_none() && tx.only.is_none_or(|only| only == node);
+        let is_held = |tx: &&Tx| {
+            let is_open = tx.mined.is_none() && !tx.is_replaced;
+            keeps_pool && is_open && tx.only.is_none_or(|only| only == node)
+        };
         let pending = ledger.txs.iter().filter(is_held).map(|tx| tx.raw.clone());
         let pending: Vec<_> = pending.collect();
         drop(ledger);
         let started = MockNode::start_beside(slot.config.clone(), &self.shared.reference, pending)?;
         slot.node = Some(started);
-        slot.up_since = now_ns();
+        (slot.up_since, slot.bad_answers) = (now_ns(), 0);
         slot.is_lossy |= !keeps_pool;
         slot.held.clear();
         Ok(())
@@ -168,6 +204,17 @@ impl Network {
     /// Mines what is old enough, and with it what builders had alone. Returns the block's number.
     pub(crate) fn mine(&self, private: &[Bytes]) -> Result<u64, Box<dyn Error>> {
         let reference = &self.shared.reference;
+        let depth = self.shared.flip.swap(0, Relaxed);
+        if depth > 0 {
+            // Another branch, and back at once: the next head comes within milliseconds.
+            let path = reference.ipc_path().with_extension("branch");
+            let branch = MockNode::start_beside(NodeConfig::new(path), reference, [])?;
+            if reference.reorg(depth).is_ok() {
+                self.tell();
+                reference.follow(&branch);
+                self.tell();
+            }
+        }
         let mut hashes = Vec::new();
         for raw in private {
             // A second one of the same sender is none: each has one of its own.
@@ -175,16 +222,24 @@ impl Network {
         }
         let mut ledger = self.ledger();
         let now = now_ns();
-        let age = |tx: &Tx| Duration::from_nanos(now - tx.at);
-        let least = |tx: &Tx| if tx.lingers { LINGERS } else { Duration::from_millis(400) };
         ledger.undone.retain(|_, until| *until > Instant::now());
-        let may_be = |tx: &&Tx| age(tx) > least(tx) && !ledger.undone.contains_key(&tx.account);
-        let chosen = ledger.txs.iter().filter(|tx| tx.mined.is_none()).filter(may_be);
-        hashes.extend(chosen.map(|tx| tx.hash));
+        let mut chosen = Vec::new();
+        for (at, tx) in ledger.txs.iter().enumerate() {
+            // What took another's place stands there.
+            let place = tx.replaces.unwrap_or(at);
+            let age = Duration::from_nanos(now - ledger.txs[place].at);
+            let least = if tx.lingers { LINGERS } else { Duration::from_millis(400) };
+            let is_open = tx.mined.is_none() && !tx.is_replaced;
+            if is_open && age > least && !ledger.undone.contains_key(&tx.account) {
+                chosen.push((place, tx.hash));
+            }
+        }
+        chosen.sort_unstable();
+        hashes.extend(chosen.into_iter().map(|(_, hash)| hash));
         let block = reference.mine_only(&hashes)?;
         for hash in &block.txs {
             if let Some(at) = ledger.by_hash.get(hash).copied() {
-                ledger.txs[at].mined = Some((block.number, now));
+                ledger.set_mined(at, Some((block.number, now)));
             }
         }
         drop(ledger);
@@ -199,7 +254,8 @@ impl Network {
         let mut ledger = self.ledger();
         for hash in &undone {
             if let Some(at) = ledger.by_hash.get(hash).copied() {
-                (ledger.txs[at].mined, ledger.txs[at].since) = (None, now_ns());
+                ledger.set_mined(at, None);
+                ledger.txs[at].since = now_ns();
                 let account = ledger.txs[at].account;
                 ledger.undone.insert(account, Instant::now() + UNDONE);
             }
@@ -259,11 +315,71 @@ impl Network {
     }
 }
 
+impl Ledger {
+    /// With what it took the place of: their nonce is used, or free again.
+    fn set_mined(&mut self, at: usize, mined: Option<(u64, u64)>) {
+        let mut place = Some(at);
+        while let Some(at) = place {
+            self.txs[at].mined = mined;
+            place = self.txs[at].replaces;
+        }
+    }
+}
+
+/// A transaction to be announced.
+struct New {
+    hash: B256,
+    raw: Bytes,
+    account: usize,
+    replaces: Option<usize>,
+}
+
+/// What is announced, in its order.
+struct Load {
+    workload: Workload,
+    accounts: HashMap<Address, usize>,
+    signed: std::vec::IntoIter<PreparedTx>,
+    /// Signed at a time.
+    each: usize,
+}
+
+impl Load {
+    fn new(each: usize, seed: u64) -> Self {
+        let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
+        let config = WorkloadConfig { mix, ..WorkloadConfig::new(seed, DEV_CHAIN_ID) };
+        let workload = Workload::new(config);
+        let numbered = workload.accounts().iter().enumerate();
+        let accounts = numbered.map(|(number, account)| (account.address, number)).collect();
+        Self { workload, accounts, signed: Vec::new().into_iter(), each }
+    }
+
+    fn next(&mut self) -> New {
+        let PreparedTx { hash, raw, sender, .. } = self.signed.next().unwrap_or_else(|| {
+            self.signed = self.workload.prepare(self.each).into_iter();
+            self.signed.next().expect("just signed")
+        });
+        New { hash, raw, account: self.accounts[&sender], replaces: None }
+    }
+
+    /// The same with twice its fees, if its kind is one whose fees are simple.
+    fn replacement(&self, at: usize, old: &Tx) -> Option<New> {
+        let Ok(TxEnvelope::Eip1559(signed)) = TxEnvelope::decode_2718_exact(&old.raw) else {
+            return None;
+        };
+        let mut tx = signed.strip_signature();
+        tx.max_fee_per_gas *= 2;
+        tx.max_priority_fee_per_gas *= 2;
+        let signature = self.workload.accounts()[old.account].sign_hash(tx.signature_hash());
+        let tx = TxEnvelope::from(tx.into_signed(signature));
+        let (hash, raw) = (*tx.tx_hash(), tx.encoded_2718().into());
+        Some(New { hash, raw, account: old.account, replaces: Some(at) })
+    }
+}
+
 impl Shared {
     /// By an exact schedule; a burst comes on top.
-    fn announce(&self, tps: u32, seed: usize) {
-        let mut signer = Signer::new(LIVE);
-        let mut signed: std::vec::IntoIter<Prepared> = signer.sign(tps as usize * 2).into_iter();
+    fn announce(&self, tps: u32, seed: u64) {
+        let mut load = Load::new(tps as usize, seed);
         let (start, mut number) = (Instant::now(), 0);
         for paced in 0_u64.. {
             let due = start + Duration::from_nanos(paced * 1_000_000_000 / u64::from(tps));
@@ -272,24 +388,33 @@ impl Shared {
                 if self.stop.load(Relaxed) {
                     return;
                 }
-                let tx = signed.next().unwrap_or_else(|| {
-                    signed = signer.sign(tps as usize).into_iter();
-                    signed.next().expect("just signed")
-                });
-                self.submit(tx, number, seed);
                 number += 1;
+                let replacement = (number % REPLACES == 0).then(|| self.replacement(&load));
+                self.submit(replacement.flatten().unwrap_or_else(|| load.next()), seed);
             }
         }
     }
 
-    fn submit(&self, Prepared { hash, raw }: Prepared, number: usize, seed: usize) {
-        let account = number % ACCOUNTS;
+    /// For the oldest recent one that lingers and was not replaced.
+    fn replacement(&self, load: &Load) -> Option<New> {
+        let ledger = lock(&self.ledger);
+        let recent = ledger.txs.len().saturating_sub(3_000);
+        let is_free =
+            |tx: &Tx| tx.lingers && !tx.is_replaced && tx.replaces.is_none() && tx.mined.is_none();
+        let txs = ledger.txs.iter().enumerate().skip(recent).filter(|(_, tx)| is_free(tx));
+        txs.into_iter().find_map(|(at, tx)| load.replacement(at, tx))
+    }
+
+    fn submit(&self, New { hash, raw, account, replaces }: New, seed: u64) {
         // By account, so that no node waits for a nonce that only others have.
-        let drawn = (account + 1).wrapping_mul(seed | 1) >> 3;
+        let drawn = (account + 1).wrapping_mul(seed as usize | 1) >> 3;
         let only = drawn.is_multiple_of(5).then_some(account % self.slots.len());
         let lingers = account % 10 == 7;
         let now = now_ns();
         let mut ledger = lock(&self.ledger);
+        if let Some(replaced) = replaces {
+            ledger.txs[replaced].is_replaced = true;
+        }
         let at = ledger.txs.len();
         ledger.by_hash.insert(hash, at);
         ledger.txs.push(Tx {
@@ -301,9 +426,12 @@ impl Shared {
             mined: None,
             lingers,
             account,
+            is_replaced: false,
+            replaces,
         });
-        drop(ledger);
+        // With the ledger, so that no block is made of what is replaced.
         self.reference.submit(raw.clone()).expect("signed in the order of its nonces");
+        drop(ledger);
         for (number, slot) in self.slots.iter().enumerate() {
             if only.is_none_or(|only| only == number)
                 && let Some(node) = &lock(slot).node

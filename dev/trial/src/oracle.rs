@@ -77,6 +77,8 @@ pub(crate) enum Wrong {
     Cancelled,
     /// **Gone**: its block is over, and it is there.
     Over,
+    /// **Kept**: an honest searcher was refused, by a machine that nothing is wrong with.
+    Refused,
     /// **Gone**: the builder does not know the chain's head.
     Behind,
     /// It came while it was there.

@@ -32,6 +32,7 @@ fn row(what: &What) -> usize {
         | What::RestartNode { .. }
         | What::Lag { .. }
         | What::Reorg { .. }
+        | What::FlipBack { .. }
         | What::Burst { .. } => 4,
     }
 }

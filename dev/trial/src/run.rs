@@ -37,7 +37,7 @@ use crate::{
 pub(crate) type Failure = Box<dyn Error>;
 
 /// Different requests of an attacker: signing more would take the machine's time.
-const MOST_REQUESTS: u64 = 2_000;
+const MOST_REQUESTS: u64 = 6_000;
 /// A member must come up within it.
 const STARTED: Duration = Duration::from_secs(6);
 /// Blocks whose transactions must stay away, and after which an order is forgotten.
@@ -253,7 +253,7 @@ impl Run<'_> {
     fn strike(&mut self, what: What) -> Result<(), Failure> {
         let (now, now_at) = (now_ns(), Instant::now());
         match what {
-            What::Node(node, fault) => _ = self.network.with(node, |node| node.inject(fault)),
+            What::Node(node, fault) => self.network.inject(node, fault),
             What::RestartNode { node, down, keeps_pool } => {
                 if self.network.with(node, |_| ()).is_none() {
                     return Ok(());
@@ -277,6 +277,7 @@ impl Run<'_> {
                     wish.is_void |= undone.contains(&wish.tx);
                 }
             }
+            What::FlipBack { depth } => self.network.flip_back(depth),
             What::Burst { count } => self.network.burst(count),
             What::Kill { member, down } => {
                 let seat = &mut self.seats[member];

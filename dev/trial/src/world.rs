@@ -18,6 +18,8 @@ const AUDITED: Duration = Duration::from_secs(25);
 const DEAD: Duration = Duration::from_secs(20);
 /// Dialled again with a back-off of at most a second, and compared. Deferrable work waits for at most five seconds.
 const DIALLED: Duration = Duration::from_secs(9);
+/// After a bad response, the next comparison finds what came of it.
+pub(crate) const ANSWERED: Duration = DIALLED.saturating_add(AUDITED);
 /// Between groups of six faults and attacks.
 const BREATH: Duration = Duration::from_secs(13);
 /// After so long, a stream whose leader was killed has another one, and publishers have caught up.
@@ -52,6 +54,10 @@ pub(crate) enum What {
         time: Duration,
     },
     Reorg {
+        depth: usize,
+    },
+    /// Just before the next head: another branch, and back to the first at once.
+    FlipBack {
         depth: usize,
     },
     Burst {
@@ -124,7 +130,7 @@ impl What {
                     } => Duration::from_secs(2),
                     // The next comparison finds what the node did not tell, or told wrongly.
                     Fault::DropNotifications { count } => of_count(count) + AUDITED,
-                    Fault::Answers { .. } => DIALLED + AUDITED,
+                    Fault::Answers { .. } => ANSWERED,
                     Fault::DropObjects { .. } | Fault::Duplicate { .. } => return None,
                     _ => DIALLED,
                 },
@@ -133,6 +139,7 @@ impl What {
             Self::Lag { .. } | Self::ResetNet { .. } | Self::HalfClose { .. } => return None,
             Self::StallNet { .. } => return None,
             Self::Reorg { .. } => (Part::All, Duration::from_secs(5)),
+            Self::FlipBack { .. } => (Part::All, SLOT + Duration::from_secs(5)),
             Self::Burst { count } => (Part::All, Duration::from_millis(2_000 + count as u64)),
             // A shutdown takes up to five seconds itself.
             Self::Replace { member, down } => {
@@ -275,6 +282,13 @@ impl World {
         let targets = [Target::All, Target::Subscription, Target::Request];
         let at = targets[rng.random_range(0..targets.len())];
         let bad = BadAnswer::ALL[rng.random_range(0..BadAnswer::ALL.len())];
+        // A hash whose responses end three connections rests for a minute, as is written.
+        let most_bad = match bad {
+            BadAnswer::Garbage | BadAnswer::Truncated | BadAnswer::PlainText | BadAnswer::Large => {
+                2
+            }
+            _ => 20,
+        };
         let mut kinds: Vec<_> = [
             Fault::Close(at),
             Fault::CloseMidFrame(at),
@@ -285,7 +299,7 @@ impl World {
             Fault::DropNotifications { count: rng.random_range(10..=300) },
             Fault::DropObjects { count: rng.random_range(10..=300) },
             Fault::Duplicate { count: rng.random_range(10..=300) },
-            Fault::Answers { bad, count: rng.random_range(1..=20) },
+            Fault::Answers { bad, count: rng.random_range(1..=most_bad) },
             Fault::TableFull { time: ms(rng, 300, 2_000) },
         ]
         .into_iter()
@@ -295,6 +309,7 @@ impl World {
         kinds.extend([
             What::RestartNode { node, down: ms(rng, 200, 4_000), keeps_pool: rng.random() },
             What::Reorg { depth: rng.random_range(1..=3) },
+            What::FlipBack { depth: rng.random_range(1..=3) },
             What::Burst { count: rng.random_range(300..=3_000) },
             What::Kill { member, down: ms(rng, 100, 3_000) },
             What::Stop { member, time: ms(rng, 200, 4_000) },

@@ -8,9 +8,11 @@ use testkit::{figures::Times, usage::now_ns};
 use super::{Failure, Head, REMEMBERED, Run, State, Violation};
 use crate::{
     member::{Report, Seen},
-    oracle::{self, ASKED_ELSEWHERE_NS, GRACE_NS, Message, Outcome, Time, Wrong, due, is_touched},
+    oracle::{
+        self, ASKED_ELSEWHERE_NS, GRACE_NS, Message, Outcome, Time, Trouble, Wrong, due, is_touched,
+    },
     searchers::{Sent, Wish},
-    world::{MemberPlan, Part},
+    world::{ANSWERED, MemberPlan, Part, SLOT},
 };
 
 impl Run<'_> {
@@ -18,6 +20,12 @@ impl Run<'_> {
     pub(super) fn look(&mut self) -> Result<(), Failure> {
         let held: Vec<_> = (0..self.world.nodes).map(|node| self.network.held(node)).collect();
         let now = now_ns();
+        for node in (0..self.world.nodes).filter(|node| self.network.owes_bad_answers(*node)) {
+            let until = now + ANSWERED.as_nanos() as u64;
+            let from = now - SLOT.as_nanos() as u64;
+            self.troubles.push(Trouble { part: Part::Node(node), from, until });
+        }
+        self.troubles.sort_by_key(|trouble| trouble.from);
         for seat in &mut self.seats {
             if let State::Up(member) = &mut seat.state {
                 member.ask()?;
@@ -188,6 +196,14 @@ impl Run<'_> {
         let log = self.searchers.log();
         let recent = log.wishes.len().saturating_sub(1_500);
         for wish in log.wishes[recent..].iter().filter(|wish| !wish.is_void) {
+            // At a machine that has just started no head may be known.
+            let refused = wish.messages.iter().find(|sent| {
+                let is_here = sent.machine == at && sent.outcome == Outcome::Refused;
+                is_here && !is_touched(sent.sent, &[Part::Member(at)], &self.troubles)
+            });
+            if refused.is_some() {
+                wrong.insert((Wrong::Refused, wish.tx));
+            }
             let messages = self.messages(at, wish, seat.started);
             if messages.is_empty() {
                 continue;
@@ -300,7 +316,10 @@ impl Run<'_> {
             ));
         }
         let log = self.searchers.log();
-        for wish in log.wishes.iter().filter(|wish| wish.versions().any(|version| version == *hash))
+        for wish in log
+            .wishes
+            .iter()
+            .filter(|wish| wish.tx == *hash || wish.versions().any(|version| version == *hash))
         {
             for sent in &wish.messages {
                 let what =
