@@ -77,7 +77,7 @@ pub(crate) enum Wrong {
     Cancelled,
     /// **Gone**: its block is over, and it is there.
     Over,
-    /// **Kept**: an honest searcher was refused, by a machine that nothing is wrong with.
+    /// **Kept**: an honest searcher was refused, and not because its machine had no time.
     Refused,
     /// **Gone**: the builder does not know the chain's head.
     Behind,

@@ -49,6 +49,14 @@ pub(crate) struct Sent {
     pub(crate) answer: String,
 }
 
+impl Sent {
+    /// Whether it was refused though the machine had time for it and knew a head: something of others has its place.
+    pub(crate) fn is_displaced(&self) -> bool {
+        let is_busy = ["no_permit", "head_unknown"].iter().any(|word| self.answer.ends_with(word));
+        self.outcome == Outcome::Refused && !is_busy
+    }
+}
+
 /// What a searcher wants of one uuid, or of one private transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {

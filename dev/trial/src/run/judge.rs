@@ -196,12 +196,7 @@ impl Run<'_> {
         let log = self.searchers.log();
         let recent = log.wishes.len().saturating_sub(1_500);
         for wish in log.wishes[recent..].iter().filter(|wish| !wish.is_void) {
-            // At a machine that has just started no head may be known.
-            let refused = wish.messages.iter().find(|sent| {
-                let is_here = sent.machine == at && sent.outcome == Outcome::Refused;
-                is_here && !is_touched(sent.sent, &[Part::Member(at)], &self.troubles)
-            });
-            if refused.is_some() {
+            if wish.messages.iter().any(|sent| sent.machine == at && sent.is_displaced()) {
                 wrong.insert((Wrong::Refused, wish.tx));
             }
             let messages = self.messages(at, wish, seat.started);
