@@ -4,14 +4,11 @@
 //! anvil (`--accounts 1000`), a geth genesis and this repository's mock node fund. Requests are pipelined on one
 //! connection.
 //!
-//! With blobs, the last tenth of the accounts sends nothing else, since geth reserves an account for one kind; do not
-//! mix runs with and without blobs on one chain before it has mined what is pending.
-//!
 //! A send that a node accepts is not yet a transaction that it announces: geth drops silently what does not fit its
 //! limits. Count announcements for that.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     error::Error,
     path::PathBuf,
     sync::Arc,
@@ -20,12 +17,10 @@ use std::{
 
 use alloy_provider::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
 use clap::Parser;
-use mock_node::workload::{
-    Address, Mix, PreparedTx, TxKind, Workload, WorkloadConfig, test_accounts,
-};
+use mock_node::workload::{PreparedTx, Workload, WorkloadConfig, test_accounts};
 use serde_json::{Value, json};
 use tokio::{
-    sync::{Mutex, Semaphore},
+    sync::Semaphore,
     task::JoinSet,
     time::{sleep_until, timeout},
 };
@@ -46,15 +41,9 @@ pub struct Args {
     /// How long, e.g. 60s
     #[arg(long, default_value = "60s", value_parser = mock_node::cli::parse_duration)]
     duration: Duration,
-    /// Of a thousand transactions, how many carry blobs; a tenth of the accounts then sends nothing else
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
-    blobs_per_mille: u32,
     /// Accounts of the test mnemonic that send
     #[arg(long, default_value_t = 1000)]
     accounts: usize,
-    /// From it come the transactions
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
 }
 
 /// Runs the command with these flags.
@@ -100,9 +89,7 @@ async fn prepare(args: &Args, node: &DynProvider) -> Result<Vec<PreparedTx>, Box
         accounts: args.accounts,
         nonces,
         max_fee_wei,
-        max_blob_fee_wei: max_fee_wei,
-        mix: Mix { blobs_per_mille: args.blobs_per_mille, ..Mix::default() },
-        ..WorkloadConfig::new(args.seed, chain_id)
+        ..WorkloadConfig::new(1, chain_id)
     };
     let count = (args.duration.as_secs_f64() * f64::from(args.tps)).round() as usize;
     Ok(Workload::new(config).prepare(count))
@@ -129,25 +116,16 @@ impl Answers {
 
 async fn send(tps: u32, node: &DynProvider, txs: Vec<PreparedTx>) -> Value {
     let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
-    // Nodes answer, and so take in, out of order. A plain transaction that overtakes another of its sender waits in the
-    // queue; geth has no queue for blob transactions and refuses it.
-    let mut turns: HashMap<Address, Arc<Mutex<()>>> = HashMap::new();
     let (mut sends, mut answers) = (JoinSet::new(), Answers::default());
     let (begin, mut sent, mut late) = (Instant::now(), 0_u64, 0_u64);
     for tx in txs {
         let due = begin + Duration::from_secs_f64(sent as f64 / f64::from(tps));
         sleep_until(due.into()).await;
-        let turn = match tx.kind {
-            TxKind::Blob | TxKind::SixBlobs => {
-                Some(Arc::clone(turns.entry(tx.sender).or_default()).lock_owned().await)
-            }
-            _ => None,
-        };
         let permit = Arc::clone(&permits).acquire_owned().await.expect("never closed");
         late += u64::from(due.elapsed() > Duration::from_millis(50));
         let node = node.clone();
         sends.spawn(async move {
-            let _until_answered = (permit, turn);
+            let _until_answered = permit;
             let sending = timeout(SETTLE, node.send_raw_transaction(&tx.raw));
             let sent = sending.await.map_err(|_| None)?.map(drop);
             sent.map_err(|error| error.as_error_resp().map(|refused| reason(&refused.message)))

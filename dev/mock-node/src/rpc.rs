@@ -71,7 +71,7 @@ fn handle(shared: &Shared, frame: &[u8], may_block: bool) -> Handled {
     let frame = frame.trim_ascii();
     if frame.first() != Some(&b'[') {
         return match serde_json::from_slice::<Request<'_>>(frame) {
-            Ok(request) if !may_block && is_heavy(shared, &request) => Handled::Heavy,
+            Ok(request) if !may_block && is_heavy(&request) => Handled::Heavy,
             Ok(request) => Handled::Now(answer(shared, &request)),
             Err(error) => Handled::Now(Some(malformed(frame, &error))),
         };
@@ -84,8 +84,7 @@ fn handle(shared: &Shared, frame: &[u8], may_block: bool) -> Handled {
     }
     let requests: Vec<_> =
         calls.iter().map(|call| serde_json::from_str::<Request<'_>>(call.get())).collect();
-    let heavy = requests.len() >= HEAVY_BATCH
-        || requests.iter().flatten().any(|request| is_heavy(shared, request));
+    let heavy = requests.len() >= HEAVY_BATCH || requests.iter().flatten().any(is_heavy);
     if heavy && !may_block {
         return Handled::Heavy;
     }
@@ -110,14 +109,8 @@ fn handle(shared: &Shared, frame: &[u8], may_block: bool) -> Handled {
     Handled::Now(Some(all))
 }
 
-fn is_heavy(shared: &Shared, request: &Request<'_>) -> bool {
-    // A request for the state executes the blocks that are queued, or waits until another one has.
-    let waits = || shared.executor.as_ref().is_some_and(|executor| executor.is_behind());
-    (state_methods::METHODS.contains(&&*request.method) && waits())
-        || matches!(
-            &*request.method,
-            "txpool_content" | "eth_getBlockByHash" | "eth_getBlockByNumber"
-        )
+fn is_heavy(request: &Request<'_>) -> bool {
+    matches!(&*request.method, "txpool_content" | "eth_getBlockByHash" | "eth_getBlockByNumber")
 }
 
 fn malformed(frame: &[u8], error: &serde_json::Error) -> Reply {

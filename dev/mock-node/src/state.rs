@@ -52,13 +52,10 @@ pub enum StateValue {
 
 /// Executes blocks, and knows the state after each recent one.
 pub trait Execute: fmt::Debug + Send + Sync {
-    /// Queues a block of the chain. One that does not stand on the newest one undoes those it replaces.
+    /// Executes a block of the chain. One that does not stand on the newest one undoes those it replaces.
     fn push(&self, block: ExecutableBlock);
 
-    /// Whether a request may have to wait for an execution.
-    fn is_behind(&self) -> bool;
-
-    /// The value at a block; `None` when that block's state is not kept. Executes what is queued first.
+    /// The value at a block; `None` when that block's state is not kept.
     fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue>;
 }
 

@@ -1,5 +1,4 @@
-//! The state of a mock node, read at the block that a request names. Blocks are executed by the first request after
-//! them, so that no announcement waits for it.
+//! The state of a mock node, read at the block that a request names.
 //!
 //! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
 //! so that nonces stay those of the chain.
@@ -10,7 +9,7 @@ mod world;
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use alloy_consensus::{Transaction, TxEnvelope, crypto::secp256k1::recover_signer};
@@ -38,76 +37,44 @@ pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {
     MockNode::with_state(config, state)
 }
 
-/// The state of recent blocks.
-///
-/// # Locks
-/// Who holds `history` may take `queue`, not the other way round. `queue` is held for a look alone, because the node pushes
-/// blocks under its own lock.
+/// The state at the newest block, and at those before it as far as they are kept: each whole, because this world is
+/// small. Never empty. A block is executed when it comes.
 #[derive(Debug)]
 struct Keeper {
     chain_id: u64,
-    /// The state at the newest block, and at those before it as far as they are kept: each whole, because this world is
-    /// small. Never empty.
     history: Mutex<VecDeque<(B256, World)>>,
-    /// Blocks that are not executed yet.
-    queue: Mutex<VecDeque<Arc<ExecutableBlock>>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Keeper {
+    /// The state at genesis.
     fn at_genesis(config: &NodeConfig, hash: B256) -> Box<dyn Execute> {
         let history = Mutex::new([(hash, genesis(config.accounts))].into());
-        let queue = Mutex::default();
-        Box::new(Self { chain_id: config.chain_id, history, queue })
+        Box::new(Self { chain_id: config.chain_id, history })
     }
 
-    fn first_queued(&self) -> Option<Arc<ExecutableBlock>> {
-        lock(&self.queue).front().cloned()
-    }
-
-    /// The state after all blocks so far.
-    fn caught_up(&self) -> MutexGuard<'_, VecDeque<(B256, World)>> {
-        let mut history = lock(&self.history);
-        while let Some(block) = self.first_queued() {
-            while history.len() > 1
-                && history.back().is_some_and(|(top, _)| *top != block.header.parent_hash)
-            {
-                history.pop_back();
-            }
-            let (_, parent) = history.back().expect("the oldest stays");
-            let state = execute(parent.clone(), self.chain_id, &block);
-            history.push_back((block.hash, state));
-            if history.len() > HISTORY_BLOCKS + 1 {
-                history.pop_front();
-            }
-            lock(&self.queue).pop_front();
-        }
-        history
+    fn history(&self) -> MutexGuard<'_, VecDeque<(B256, World)>> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Execute for Keeper {
     fn push(&self, block: ExecutableBlock) {
-        let queued = {
-            let mut queue = lock(&self.queue);
-            queue.push_back(Arc::new(block));
-            queue.len()
-        };
-        // Nobody reads the state: what waits is bounded by what is kept.
-        if queued > HISTORY_BLOCKS {
-            drop(self.caught_up());
+        let mut history = self.history();
+        while history.len() > 1
+            && history.back().is_some_and(|(top, _)| *top != block.header.parent_hash)
+        {
+            history.pop_back();
+        }
+        let (_, parent) = history.back().expect("the oldest stays");
+        let state = execute(parent.clone(), self.chain_id, &block);
+        history.push_back((block.hash, state));
+        if history.len() > HISTORY_BLOCKS + 1 {
+            history.pop_front();
         }
     }
 
-    fn is_behind(&self) -> bool {
-        !lock(&self.queue).is_empty()
-    }
-
     fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue> {
-        let history = self.caught_up();
+        let history = self.history();
         let state = history.iter().rfind(|(hash, _)| hash == block);
         state.map(|(_, state)| look_up(state, request))
     }

@@ -152,20 +152,18 @@ impl fmt::Display for Table {
 /// A figure, and what it should be. One that is missed fails no bench: what else the machine does moves it.
 #[derive(Clone, Debug)]
 pub struct Goal {
-    pub what: String,
-    pub value: Spread,
+    what: String,
+    value: Spread,
     /// Behind the figure, with a blank before it if it needs one.
-    pub unit: &'static str,
-    /// The lower bound, if there is one.
-    pub at_least: Option<f64>,
-    /// The upper bound, if there is one.
-    pub at_most: Option<f64>,
+    unit: &'static str,
+    limit: f64,
+    is_least: bool,
 }
 
 impl Goal {
     /// A goal with an upper bound.
     pub fn at_most(what: impl Into<String>, value: Spread, limit: f64, unit: &'static str) -> Self {
-        Self { what: what.into(), value, unit, at_least: None, at_most: Some(limit) }
+        Self { what: what.into(), value, unit, limit, is_least: false }
     }
 
     /// A goal with a lower bound.
@@ -175,28 +173,22 @@ impl Goal {
         limit: f64,
         unit: &'static str,
     ) -> Self {
-        Self { what: what.into(), value, unit, at_least: Some(limit), at_most: None }
+        Self { is_least: true, ..Self::at_most(what, value, limit, unit) }
     }
 }
 
 /// Whether the median reached it, and "within noise" if not all rounds say the same.
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, value, unit, at_least, at_most } = self;
-        write!(f, "{what}: {value}{unit}, goal")?;
-        if let Some(limit) = at_least {
-            write!(f, " at least {limit:.2}{unit}")?;
-        }
-        if let Some(limit) = at_most {
-            write!(f, " at most {limit:.2}{unit}")?;
-        }
-        let is_reached = |value: f64| {
-            at_least.is_none_or(|limit| value >= limit)
-                && at_most.is_none_or(|limit| value <= limit)
-        };
-        let noise = is_reached(value.min) != is_reached(value.max);
+        let Self { what, value, unit, limit, is_least } = self;
+        let bound = if *is_least { "at least" } else { "at most" };
+        let is_reached = |value: f64| if *is_least { value >= *limit } else { value <= *limit };
         let verdict = if is_reached(value.median) { "reached" } else { "MISSED" };
-        write!(f, ": {verdict}{}", if noise { ", within noise" } else { "" })
+        let noise = match is_reached(value.min) == is_reached(value.max) {
+            true => "",
+            false => ", within noise",
+        };
+        write!(f, "{what}: {value}{unit}, goal {bound} {limit:.2}{unit}: {verdict}{noise}")
     }
 }
 

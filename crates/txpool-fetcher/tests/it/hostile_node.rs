@@ -112,7 +112,7 @@ async fn an_audit_ends_when_its_node_goes_away_or_takes_too_long_and_so_does_a_s
     for is_gone in [false, true] {
         // Never returned by the sink: the comparison cannot be complete.
         let node = node([transaction(1)]);
-        let short = Duration::from_millis(300);
+        let short = Duration::from_secs(1);
         let limits = if is_gone {
             Limits { call_timeout: short, ..limits() }
         } else {

@@ -6,10 +6,6 @@ use alloy_primitives::{Address, B256, U256};
 use super::{Found, error::RpcError, methods::block_by_tag, params::Params};
 use crate::{shared::Shared, state::StateRequest, tx::to_json};
 
-/// The methods that may have to wait for the execution of a block.
-pub(super) const METHODS: [&str; 4] =
-    ["eth_getBalance", "eth_getCode", "eth_getStorageAt", "eth_getTransactionCount"];
-
 pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
     let Some(executor) = &shared.executor else {
         return Err(RpcError::new(RpcError::SERVER, "the state is not kept"));
