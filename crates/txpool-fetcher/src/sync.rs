@@ -1,8 +1,11 @@
-//! Takes the crate's locks, and blocks its threads on futures.
+//! Takes the crate's locks, blocks its threads on futures, and counts what goes on.
 
 use std::{
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll, Wake},
     thread::{self, Thread},
 };
@@ -33,5 +36,28 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
             // A spurious wake-up only polls once more.
             Poll::Pending => thread::park(),
         }
+    }
+}
+
+/// A part of a figure, which is subtracted when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Share<'a>(&'a AtomicU64, u64);
+
+impl<'a> Share<'a> {
+    pub(crate) fn of(figure: &'a AtomicU64, count: u64) -> Self {
+        figure.fetch_add(count, Relaxed);
+        Self(figure, count)
+    }
+
+    /// Subtracts one. Must be called at most once for each.
+    pub(crate) fn one_done(&mut self) {
+        self.1 -= 1;
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl Drop for Share<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(self.1, Relaxed);
     }
 }

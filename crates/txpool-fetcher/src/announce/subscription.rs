@@ -27,14 +27,9 @@ const MAX_HEAD_BYTES: usize = 1024 * 1024;
 pub(crate) struct Subscribed {
     /// To hashes and heads.
     pub(crate) connection: Arc<Connection>,
-    pub(crate) objects: Option<SubscribedObjects>,
-}
-
-/// The second subscription, with full announcements.
-#[derive(Debug)]
-pub(crate) struct SubscribedObjects {
-    pub(crate) connection: Arc<Connection>,
-    pairs: Arc<Pairs>,
+    /// With full announcements.
+    pub(crate) objects: Option<Arc<Connection>>,
+    pairs: Option<Arc<Pairs>>,
 }
 
 /// Takes in the heads of a subscription.
@@ -85,37 +80,34 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         answer: error.to_string(),
     };
     deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
-    let mut objects = None;
+    let (mut objects, mut pairs) = (None, None);
     // Objects first: a hash without its object is then one that the node has dropped.
     if let Some(connection) = second {
         deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
         ObjectReader::spawn(deliverer, index, backlog)
             .map_err(|error| ConnectError::io(endpoint, error))?;
-        let pairs = Pairs::new(backlog, limits);
-        let listener = ObjectListener::new(fetch, backlog, &pairs);
+        let paired = Pairs::new(backlog, limits);
+        let listener = ObjectListener::new(fetch, backlog, &paired);
         match connection.subscribe((HASHES, true), listener, limit).await {
-            Ok(()) => {
-                objects = Some(SubscribedObjects { connection: Arc::new(connection), pairs });
-            }
+            Ok(()) => (objects, pairs) = (Some(Arc::new(connection)), Some(paired)),
             Err(CallError::Rpc { code, message }) if announcements == Announcements::Auto => {
                 tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
             }
             Err(error) => return Err(refused(error)),
         }
     }
-    let pairs = objects.as_ref().map(|objects| &objects.pairs);
-    let reader = HashReader::new(fetch, index, backlog, pairs);
+    let reader = HashReader::new(fetch, index, backlog, pairs.as_ref());
     connection.subscribe((HASHES,), reader, limit).await.map_err(refused)?;
     let listener = HeadListener { fetch: Arc::clone(fetch), backlog: Arc::clone(backlog) };
     connection.subscribe(("newHeads",), listener, limit).await.map_err(refused)?;
-    Ok(Subscribed { connection: Arc::new(connection), objects })
+    Ok(Subscribed { connection: Arc::new(connection), objects, pairs })
 }
 
 impl Subscribed {
     /// Requests the hashes whose objects are overdue, until the connections end.
     pub(crate) async fn read(self, fetch: &Arc<Fetch>, backlog: &Backlog) {
-        let Self { connection, objects } = self;
-        let Some(SubscribedObjects { connection: objects, pairs }) = objects else { return };
+        let Self { connection, objects, pairs } = self;
+        let (Some(objects), Some(pairs)) = (objects, pairs) else { return };
         tokio::join!(
             pairs.request_overdue(fetch),
             until_one_ends(&connection, &objects, &pairs, backlog)

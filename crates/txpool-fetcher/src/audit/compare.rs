@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::{
     list::{self, Content},
-    state::{AuditState, Share},
+    state::AuditState,
 };
 use crate::{
     announce::Backlog,
@@ -25,7 +25,7 @@ use crate::{
     metrics::{self, DeferrableWork},
     outcome::Entry,
     sink::{Holding, SinkQueue},
-    sync::lock,
+    sync::{Share, lock},
 };
 
 /// How many postponed transactions a comparison offers first.
@@ -298,13 +298,11 @@ impl Comparison {
     /// Fetches hashes as deferrable work, and waits until they are delivered. A hash is not marked
     /// as in flight while it is deferred, so an announcement of it meanwhile is fetched as live.
     async fn recover(&self, missing: &[B256], epoch: u32) -> u64 {
-        let entry = match self.reason {
-            GapReason::StartUp | GapReason::Reconnect => Entry::Backfilled,
-            _ => Entry::AuditRecovered,
-        };
-        let work = match entry {
-            Entry::Backfilled => DeferrableWork::Backfill,
-            _ => DeferrableWork::Audit,
+        let (entry, work) = match self.reason {
+            GapReason::StartUp | GapReason::Reconnect => {
+                (Entry::Backfilled, DeferrableWork::Backfill)
+            }
+            _ => (Entry::AuditRecovered, DeferrableWork::Audit),
         };
         let since = Instant::now();
         let mut recovered = 0;

@@ -30,26 +30,3 @@ impl AuditState {
         self.listings.load(Relaxed) > 0
     }
 }
-
-/// A part of a figure, which is subtracted when this is dropped.
-#[derive(Debug)]
-pub(super) struct Share<'a>(&'a AtomicU64, u64);
-
-impl<'a> Share<'a> {
-    pub(super) fn of(figure: &'a AtomicU64, count: u64) -> Self {
-        figure.fetch_add(count, Relaxed);
-        Self(figure, count)
-    }
-
-    /// Subtracts one. Must be called at most once for each.
-    pub(super) fn one_done(&mut self) {
-        self.1 -= 1;
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
-impl Drop for Share<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(self.1, Relaxed);
-    }
-}

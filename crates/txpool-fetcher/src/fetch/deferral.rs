@@ -1,9 +1,8 @@
 //! Makes deferrable work wait while the load is high, so that live announcements do not have to.
 
 use std::{
-    collections::BTreeSet,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -13,7 +12,7 @@ use load_control::{LoadMonitor, QueueLoad};
 use metrics::Counter;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{error::ConfigError, metrics::DeferrableWork, settings::Settings, sync::lock};
+use crate::{error::ConfigError, metrics::DeferrableWork, settings::Settings, sync::Share};
 
 /// How much work was deferred because the load was high, see
 /// [`Fetcher::deferred`](crate::Fetcher::deferred).
@@ -26,8 +25,6 @@ pub struct DeferredStats {
     pub aged: u64,
     /// How many wait now. Each retry counts; the rest of a comparison counts as one.
     pub waiting: u64,
-    /// How long the oldest waiting one has waited.
-    pub oldest_age: Duration,
 }
 
 /// The right to run deferrable work. While the load is high, work that has reached the age cap
@@ -42,10 +39,9 @@ pub(crate) struct Deferral {
     watched: Option<Watched>,
     max_age: Duration,
     aged_one: Arc<Semaphore>,
-    waiting: Mutex<BTreeSet<(Instant, u64)>>,
+    waiting: AtomicU64,
     /// Bounds the retries that may wait without a slot.
     parked: Arc<Semaphore>,
-    ids: AtomicU64,
     deferred: AtomicU64,
     aged: AtomicU64,
     counters: [Counter; 3],
@@ -83,9 +79,8 @@ impl Deferral {
             watched,
             max_age: settings.limits.deferral_max_age,
             aged_one: Arc::new(Semaphore::new(1)),
-            waiting: Mutex::default(),
+            waiting: AtomicU64::new(0),
             parked: Arc::new(Semaphore::new(config.fetch_slots)),
-            ids: AtomicU64::new(0),
             deferred: AtomicU64::new(0),
             aged: AtomicU64::new(0),
             counters,
@@ -120,7 +115,7 @@ impl Deferral {
         let watched = self.watched.as_ref().filter(|_| self.is_pressed())?;
         self.deferred.fetch_add(1, Relaxed);
         self.counters[work as usize].increment(1);
-        let _waits = self.add_waiting(since);
+        let _waits = Share::of(&self.waiting, 1);
         // `None` if the clock cannot represent that time: then the work is never due.
         let due = since.checked_add(self.max_age);
         if watched.monitor.wait_until_normal(due, || {}).await {
@@ -149,19 +144,11 @@ impl Deferral {
     }
 
     pub(crate) fn stats(&self) -> DeferredStats {
-        let waiting = lock(&self.waiting);
         DeferredStats {
             deferred: self.deferred.load(Relaxed),
             aged: self.aged.load(Relaxed),
-            waiting: waiting.len() as u64,
-            oldest_age: waiting.first().map_or(Duration::ZERO, |(since, _)| since.elapsed()),
+            waiting: self.waiting.load(Relaxed),
         }
-    }
-
-    fn add_waiting(&self, since: Instant) -> WaitingEntry<'_> {
-        let entry = (since, self.ids.fetch_add(1, Relaxed));
-        lock(&self.waiting).insert(entry);
-        WaitingEntry { deferral: self, entry }
     }
 }
 
@@ -172,18 +159,6 @@ pub(crate) struct TrackedFetch(QueueLoad);
 impl Drop for TrackedFetch {
     fn drop(&mut self) {
         self.0.removed(1);
-    }
-}
-
-/// The entry of one wait in the list of waiting work; removed when the wait ends or is dropped.
-struct WaitingEntry<'a> {
-    deferral: &'a Deferral,
-    entry: (Instant, u64),
-}
-
-impl Drop for WaitingEntry<'_> {
-    fn drop(&mut self) {
-        lock(&self.deferral.waiting).remove(&self.entry);
     }
 }
 

@@ -49,23 +49,18 @@ struct Aimd {
     floor: usize,
     cap: usize,
     lowered: Option<Instant>,
-    window: Window,
-    /// A running mean of the share of late responses.
-    late_before: Option<f64>,
-}
-
-/// The requests whose outcome is known since the share of late ones was last judged.
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
+    /// The requests whose outcome is known since the share of late ones was last judged, and the late ones.
     heard: usize,
     late: usize,
+    /// A running mean of the share of late responses.
+    late_before: Option<f64>,
 }
 
 impl Aimd {
     fn new(cap: usize) -> Self {
         let floor = ADAPTIVE_FLOOR.min(cap);
-        let window = Window::default();
-        Self { limit: cap as f64, floor, cap, lowered: None, window, late_before: None }
+        let limit = cap as f64;
+        Self { limit, floor, cap, lowered: None, heard: 0, late: 0, late_before: None }
     }
 
     fn limit(&self) -> usize {
@@ -79,21 +74,21 @@ impl Aimd {
         if self.lowered.is_some_and(|lowered| requested_at <= lowered) {
             return;
         }
-        self.window.heard += 1;
+        self.heard += 1;
         match signal {
             Signal::Overloaded => return self.lower(now),
-            Signal::Late => self.window.late += 1,
+            Signal::Late => self.late += 1,
             // Successes below the limit say nothing about whether the limit can be higher.
             Signal::Timely if used => {
                 self.limit = (self.limit + 1.0 / self.limit).min(self.cap as f64);
             }
             Signal::Timely => {}
         }
-        if self.window.heard >= LATE_WINDOW {
-            let late = self.window.late as f64 / self.window.heard as f64;
+        if self.heard >= LATE_WINDOW {
+            let late = self.late as f64 / self.heard as f64;
             let before = self.late_before.unwrap_or(late);
             self.late_before = Some(before + (late - before) * LATE_WEIGHT);
-            self.window = Window::default();
+            (self.heard, self.late) = (0, 0);
             if late >= LATE_ANYWAY || late >= LATE_AND_GROWING && late > 2.0 * before {
                 self.lower(now);
             }
@@ -103,7 +98,7 @@ impl Aimd {
     fn lower(&mut self, now: Instant) {
         self.limit = (self.limit * DECREASE).max(self.floor as f64);
         self.lowered = Some(now);
-        self.window = Window::default();
+        (self.heard, self.late) = (0, 0);
     }
 }
 

@@ -12,7 +12,6 @@
 //! | seen, 64 shards | who reads announcements, request threads, heads, audits, `Fetcher::announcers` | one look-up; an audit reads one of the 64 shards |
 //! | recent blocks (in [`Hashes`]) | who reads announcements and request threads to look up, heads and nonces to add | a look-up, or one block's hashes |
 //! | a node's limit | a fetch when it begins and at its response, `status()` | a few fields |
-//! | deferred work | deferrable work when it begins and stops waiting, `deferred()` | one entry of a sorted set |
 //!
 //! No two of these are ever held together.
 
@@ -254,7 +253,7 @@ impl Fetch {
         let Some(requests) = self.connections.of(source) else { return Err(task) };
         let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.arrival.is_deferrable());
         let request = FetchRequest { task, source, permit };
-        let submitted = match &requests {
+        let submitted = match &*requests {
             Requests::Node(set) => set.least_busy(deferrable).submit(&hash, request),
             Requests::InProcess(queues) => queues.submit(request, deferrable),
         };

@@ -11,7 +11,7 @@ use crate::{
     limits::FETCH_RETRIES,
     metrics::{DeferrableWork, Retry},
     outcome::Outcome,
-    request::Requests,
+    request::{RequestSet, Requests},
 };
 
 /// After so many lost connections of its own, a hash is refused: the first may be chance.
@@ -68,7 +68,10 @@ impl Fetch {
                 task.untried.remove(source);
             }
             if task.losses >= HARMFUL_LOSSES {
-                return self.refuse(task);
+                let hash = task.ticket.arrival.hash;
+                tracing::warn!(%hash, "the response to the request for this transaction ends connections");
+                self.metrics.harmful.increment(1);
+                return task.ticket.finish(Outcome::Refused, Some(Seen::Harmful));
             }
             task.is_alone = true;
         }
@@ -107,23 +110,17 @@ impl Fetch {
             .any(|source| self.connections.is_up(source))
     }
 
-    /// Ends the fetch of a hash that is not to be requested again soon.
-    fn refuse(&self, task: FetchTask) {
-        let hash = task.ticket.arrival.hash;
-        tracing::warn!(%hash, "the response to the request for this transaction ends connections");
-        self.metrics.harmful.increment(1);
-        task.ticket.finish(Outcome::Refused, Some(Seen::Harmful));
-    }
-
     async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
         // Never closed, so this is always a permit.
         let _one = if task.is_alone { self.alone.acquire().await.ok() } else { None };
         loop {
             let (source, permit) = self.acquire_request(&task).await;
             if task.is_alone
-                && let Some(requests @ Requests::Node(_)) = self.connections.of(source)
+                && let Some(requests) = self.connections.of(source)
+                && let Requests::Node(set) = &*requests
             {
-                return self.request_alone(requests, FetchRequest { task, source, permit }).await;
+                let request = FetchRequest { task, source, permit };
+                return self.request_alone(&requests, set, request).await;
             }
             match self.submit_to(source, permit, task) {
                 Ok(()) => return self.connections.flush(),
@@ -137,10 +134,10 @@ impl Fetch {
 
     async fn request_alone(
         self: &Arc<Self>,
-        requests: Requests<FetchRequest>,
+        requests: &Arc<Requests<FetchRequest>>,
+        set: &RequestSet<FetchRequest>,
         request: FetchRequest,
     ) {
-        let Requests::Node(set) = &requests else { return };
         let (hash, source, losses) = (request.hash(), request.source, request.task.losses);
         let limits = &self.settings.limits;
         let requested = set.request_alone(limits.fetch_timeout, &hash, request).await;
@@ -148,7 +145,7 @@ impl Fetch {
         if matches!(error, CallError::Suspect) {
             // A node that goes away ends every connection, this one perhaps first.
             sleep(limits.retry_backoff.random_delay(losses)).await;
-            if !self.connections.is_current(source, &requests) {
+            if !self.connections.is_current(source, requests) {
                 error = CallError::ConnectionLost;
             }
         }

@@ -14,12 +14,13 @@ use std::{
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::Encodable2718 as _;
 use chain_view::PooledTransaction;
+use crossbeam_channel::never;
 
 use crate::{
     decode::{Malformed, verify_blob_proofs},
     fetch::{Deliverer, FetchRequest, Ticket},
     in_process_pool::InProcess,
-    request::PoolQueues,
+    request::{PoolQueues, next_of},
     sink::TransactionSink,
 };
 
@@ -38,14 +39,14 @@ pub(crate) fn start<S: TransactionSink>(
     for thread in 0..config.request_connections {
         // The other threads stay free for live transactions, however slow a backfill is.
         let takes_deferrable = thread < fetch.settings.deferrable_connections();
-        let requests = requests.clone();
-        let requests = if takes_deferrable { requests } else { requests.live_only() };
+        let (live, deferrable) = requests.clone();
+        let requests = (live, if takes_deferrable { deferrable } else { never() });
         let (getter, alive) = (Getter::new(deliverer, pool), fetch.tasks.alive());
         let run = move || {
             // Dropped last: a stop that has waited for it leaves no holder of the pool.
             let (_alive, getter) = (alive, getter);
             // Deferrable requests that still wait at the end are dropped, and count as failed.
-            while let Some(request) = requests.next() {
+            while let Some(request) = next_of(&requests) {
                 getter.get(request);
             }
         };

@@ -11,7 +11,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
@@ -35,10 +35,9 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct RequestConnection<T> {
     requests: Mutex<InFlight<T>>,
-    /// Their number, so that connections can be compared without their locks.
+    /// Their number, with that of the response that is being processed, so that connections can be compared without
+    /// their locks.
     in_flight: AtomicUsize,
-    /// A response is being processed.
-    is_handling: AtomicBool,
     socket: BlockingSocket,
     outbox: Mutex<Outbox>,
     /// Notified of each response to a ping.
@@ -56,7 +55,6 @@ impl<T: Send + 'static> RequestConnection<T> {
         let connection = Arc::new(Self {
             requests: Mutex::new(InFlight::new()),
             in_flight: AtomicUsize::new(0),
-            is_handling: AtomicBool::new(false),
             socket,
             outbox: Mutex::default(),
             ponged: Notify::new(),
@@ -71,9 +69,10 @@ impl<T: Send + 'static> RequestConnection<T> {
     /// not answer.
     pub(crate) fn submit(&self, hash: &B256, request: T) -> Result<(), T> {
         let id = {
+            // Counted under the lock, so that it is not removed before.
             let mut requests = lock(&self.requests);
             let id = requests.insert(request)?;
-            self.in_flight.store(requests.len(), Relaxed);
+            self.in_flight.fetch_add(1, Relaxed);
             id
         };
         if !lock(&self.outbox).push(id, hash) {
@@ -89,14 +88,13 @@ impl<T: Send + 'static> RequestConnection<T> {
 
     /// Requests without a response, including the one whose response is being processed.
     pub(crate) fn in_flight(&self) -> usize {
-        self.in_flight.load(Relaxed) + usize::from(self.is_handling.load(Relaxed))
+        self.in_flight.load(Relaxed)
     }
 
     /// Removes the requests that were sent `timeout` before `until` or earlier.
     pub(super) fn take_expired(&self, timeout: Duration, until: Instant) -> Vec<T> {
-        let mut requests = lock(&self.requests);
-        let expired = requests.take_expired(timeout, until);
-        self.in_flight.store(requests.len(), Relaxed);
+        let expired = lock(&self.requests).take_expired(timeout, until);
+        self.in_flight.fetch_sub(expired.len(), Relaxed);
         expired
     }
 
@@ -149,27 +147,21 @@ impl<T: Send + 'static> RequestConnection<T> {
     /// Removes all requests, the oldest first; no more are accepted.
     pub(crate) fn take_all(&self) -> Vec<T> {
         let all = lock(&self.requests).close();
-        self.in_flight.store(0, Relaxed);
+        self.in_flight.fetch_sub(all.len(), Relaxed);
         all
     }
 
     /// Removes the request with this id, which has its response, and calls `handle` with it and when it was sent.
     /// False if there is none.
     pub(super) fn handle(&self, id: u64, handle: impl FnOnce((T, Instant))) -> bool {
-        let found = {
-            let mut requests = lock(&self.requests);
-            let found = requests.remove(id);
-            self.is_handling.store(found.is_some(), Relaxed);
-            self.in_flight.store(requests.len(), Relaxed);
-            found
-        };
+        let found = lock(&self.requests).remove(id);
         if id == PING_ID {
             // An error is an answer too.
             self.ponged.notify_one();
         }
         let Some(found) = found else { return false };
         handle(found);
-        self.is_handling.store(false, Relaxed);
+        self.in_flight.fetch_sub(1, Relaxed);
         true
     }
 }

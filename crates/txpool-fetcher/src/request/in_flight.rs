@@ -21,10 +21,6 @@ impl<T> InFlight<T> {
         Self { requests: HashMap::default(), last_id: PING_ID, is_closed: false }
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.requests.len()
-    }
-
     /// Inserts a request that is sent now, and returns its id; returns the request when the connection has
     /// ended.
     pub(super) fn insert(&mut self, request: T) -> Result<u64, T> {

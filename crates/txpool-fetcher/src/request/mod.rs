@@ -39,7 +39,7 @@ mod tests;
 
 pub(crate) use self::{
     open::open,
-    pool_queues::PoolQueues,
+    pool_queues::{PoolQueues, next_of},
     reader::Responses,
     set::{RequestConnections, RequestSet, Requests},
 };

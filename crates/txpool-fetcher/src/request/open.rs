@@ -1,6 +1,6 @@
 //! Opens the request connections of a source, and hands on what was in flight at their end.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use futures::FutureExt as _;
@@ -26,7 +26,7 @@ pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
     endpoint: &Endpoint,
     calls: Connection,
     responses: impl Fn() -> R + Send + Sync + 'static,
-) -> Result<Arc<RequestSet<T>>, ConnectError> {
+) -> Result<RequestSet<T>, ConnectError> {
     let mut fetches = Vec::new();
     for _ in 0..settings.config.request_connections {
         fetches.push(open_one(endpoint, &settings.limits, responses()).await?);
@@ -38,7 +38,7 @@ pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
             (Arc::clone(&settings), endpoint.clone(), responses());
         async move { open_one(&endpoint, &settings.limits, responses).await }.boxed()
     }));
-    Ok(Arc::new(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener }))
+    Ok(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener })
 }
 
 async fn open_one<T: Send + 'static>(
@@ -64,9 +64,9 @@ async fn open_one<T: Send + 'static>(
 /// How often a request over a connection of its own is looked at.
 const ALONE_TICK: Duration = Duration::from_millis(10);
 
-impl<T: Send + 'static> RequestSet<T> {
-    /// Waits until one of the set is lost; then closes the others and returns the reason. `on_failure` gets the
-    /// requests that were in flight.
+impl<T: Send + 'static> Requests<T> {
+    /// Waits until one of the connections is lost; then closes the others and returns the reason. `on_failure` gets
+    /// the requests that were in flight.
     pub(crate) async fn watch(
         self: Arc<Self>,
         connections: &RequestConnections<T>,
@@ -74,10 +74,15 @@ impl<T: Send + 'static> RequestSet<T> {
         on_failure: &(impl Fn(T, CallError) + Sync),
     ) -> LossReason {
         // On every path, also when the source is stopped meanwhile.
-        let _hands_on = HandsOn { connections, index, set: &self, on_failure };
-        self.closed().await
+        let _hands_on = HandsOn { connections, index, requests: &self, on_failure };
+        match &*self {
+            Self::Node(set) => set.closed().await,
+            Self::InProcess(_) => pending().await,
+        }
     }
+}
 
+impl<T: Send + 'static> RequestSet<T> {
     /// Sends a request over a connection of its own, with whose end nothing else is lost, and waits
     /// until the response or the time-out is processed.
     ///
@@ -116,18 +121,19 @@ impl<T: Send + 'static> RequestSet<T> {
 struct HandsOn<'a, T: Send + 'static, F: Fn(T, CallError)> {
     connections: &'a RequestConnections<T>,
     index: usize,
-    set: &'a Arc<RequestSet<T>>,
+    requests: &'a Arc<Requests<T>>,
     on_failure: &'a F,
 }
 
 impl<T: Send + 'static, F: Fn(T, CallError)> Drop for HandsOn<'_, T, F> {
     fn drop(&mut self) {
-        self.connections.remove(self.index, &Requests::Node(Arc::clone(self.set)));
+        self.connections.remove(self.index, self.requests);
+        let Requests::Node(set) = &**self.requests else { return };
         // Before all are ended.
         let suspects: Vec<bool> =
-            self.set.fetches.iter().map(|connection| connection.is_ended_by_peer()).collect();
-        self.set.end(&LossReason::Closed);
-        for (connection, is_suspect) in self.set.fetches.iter().zip(suspects) {
+            set.fetches.iter().map(|connection| connection.is_ended_by_peer()).collect();
+        set.end(&LossReason::Closed);
+        for (connection, is_suspect) in set.fetches.iter().zip(suspects) {
             let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
             for request in connection.take_all() {
                 (self.on_failure)(request, error.clone());

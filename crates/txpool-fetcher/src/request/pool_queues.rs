@@ -1,6 +1,6 @@
 //! The queues of requests to a pool in this process.
 
-use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, never, select_biased};
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 
 /// Takes the requests. The threads that read them end when it is dropped.
 #[derive(Debug)]
@@ -9,26 +9,15 @@ pub(crate) struct PoolQueues<T> {
     deferrable: Sender<T>,
 }
 
-/// What one thread reads.
-#[derive(Debug)]
-pub(crate) struct PoolRequests<T> {
-    live: Receiver<T>,
-    deferrable: Receiver<T>,
-}
-
-impl<T> Clone for PoolRequests<T> {
-    fn clone(&self) -> Self {
-        Self { live: self.live.clone(), deferrable: self.deferrable.clone() }
-    }
-}
+/// What one thread reads: live requests, and deferrable ones.
+pub(crate) type PoolRequests<T> = (Receiver<T>, Receiver<T>);
 
 impl<T> PoolQueues<T> {
     /// Two queues of this many requests each.
     pub(crate) fn new(capacity: usize) -> (Self, PoolRequests<T>) {
         let (live, live_requests) = bounded(capacity);
         let (deferrable, deferrable_requests) = bounded(capacity);
-        let requests = PoolRequests { live: live_requests, deferrable: deferrable_requests };
-        (Self { live, deferrable }, requests)
+        (Self { live, deferrable }, (live_requests, deferrable_requests))
     }
 
     /// Returned when the threads have ended.
@@ -38,18 +27,11 @@ impl<T> PoolQueues<T> {
     }
 }
 
-impl<T> PoolRequests<T> {
-    /// Without the deferrable requests.
-    pub(crate) fn live_only(self) -> Self {
-        Self { deferrable: never(), ..self }
-    }
-
-    /// Waits for the next request, live ones first. `None` at the end: deferrable requests that still
-    /// wait are then dropped.
-    pub(crate) fn next(&self) -> Option<T> {
-        select_biased! {
-            recv(self.live) -> request => request.ok(),
-            recv(self.deferrable) -> request => request.ok(),
-        }
+/// Waits for the next request, live ones first. `None` at the end: deferrable requests that still wait are then
+/// dropped.
+pub(crate) fn next_of<T>((live, deferrable): &PoolRequests<T>) -> Option<T> {
+    select_biased! {
+        recv(live) -> request => request.ok(),
+        recv(deferrable) -> request => request.ok(),
     }
 }

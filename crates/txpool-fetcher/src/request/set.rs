@@ -22,35 +22,9 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum Requests<T: Send + 'static> {
     /// To a node, over its request connections.
-    Node(Arc<RequestSet<T>>),
+    Node(RequestSet<T>),
     /// To a pool in this process.
-    InProcess(Arc<PoolQueues<T>>),
-}
-
-impl<T: Send + 'static> Clone for Requests<T> {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Node(set) => Self::Node(Arc::clone(set)),
-            Self::InProcess(queues) => Self::InProcess(Arc::clone(queues)),
-        }
-    }
-}
-
-impl<T: Send + 'static> Requests<T> {
-    fn is(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Node(one), Self::Node(other)) => Arc::ptr_eq(one, other),
-            (Self::InProcess(one), Self::InProcess(other)) => Arc::ptr_eq(one, other),
-            _ => false,
-        }
-    }
-
-    fn calls(&self) -> Option<&Arc<Connection>> {
-        match self {
-            Self::Node(set) => Some(&set.calls),
-            Self::InProcess(_) => None,
-        }
-    }
+    InProcess(PoolQueues<T>),
 }
 
 /// The request connections of one source. They are opened together and lost together.
@@ -135,7 +109,7 @@ impl<T: Send + 'static> Drop for OpenConnection<T> {
 /// The request connections of all sources.
 #[derive(Debug)]
 pub(crate) struct RequestConnections<T: Send + 'static> {
-    sets: watch::Sender<Vec<Option<Requests<T>>>>,
+    sets: watch::Sender<Vec<Option<Arc<Requests<T>>>>>,
 }
 
 impl<T: Send + 'static> RequestConnections<T> {
@@ -143,27 +117,27 @@ impl<T: Send + 'static> RequestConnections<T> {
         Self { sets: watch::Sender::new((0..sources).map(|_| None).collect()) }
     }
 
-    pub(crate) fn set(&self, source: usize, set: Option<Requests<T>>) {
+    pub(crate) fn set(&self, source: usize, set: Option<Arc<Requests<T>>>) {
         self.sets.send_modify(|all| all[source] = set);
     }
 
     /// Whether the requests of `source` still go there.
-    pub(crate) fn is_current(&self, source: usize, requests: &Requests<T>) -> bool {
-        self.sets.borrow()[source].as_ref().is_some_and(|now| now.is(requests))
+    pub(crate) fn is_current(&self, source: usize, requests: &Arc<Requests<T>>) -> bool {
+        self.sets.borrow()[source].as_ref().is_some_and(|now| Arc::ptr_eq(now, requests))
     }
 
     pub(crate) fn is_up(&self, source: usize) -> bool {
         self.sets.borrow()[source].is_some()
     }
 
-    pub(crate) fn of(&self, source: usize) -> Option<Requests<T>> {
+    pub(crate) fn of(&self, source: usize) -> Option<Arc<Requests<T>>> {
         self.sets.borrow()[source].clone()
     }
 
     /// The sources of `untried` that are connected, in order; if there are none, the other
     /// connected ones, beginning with `first`. Waits until there is one.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
-        let find = |all: &Vec<Option<Requests<T>>>| {
+        let find = |all: &Vec<Option<_>>| {
             let up = |source: &usize| all[*source].is_some();
             let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
             if found.is_empty() {
@@ -196,22 +170,25 @@ impl<T: Send + 'static> RequestConnections<T> {
 
     /// The connection for calls of `source`, if it is a node and up.
     pub(crate) fn calls(&self, source: usize) -> Option<Arc<Connection>> {
-        self.sets.borrow()[source].as_ref().and_then(Requests::calls).cloned()
+        match self.of(source).as_deref() {
+            Some(Requests::Node(set)) => Some(Arc::clone(&set.calls)),
+            _ => None,
+        }
     }
 
     /// Sends what has been submitted, on all connections.
     pub(crate) fn flush(&self) {
         for requests in self.sets.borrow().iter().flatten() {
-            if let Requests::Node(set) = requests {
+            if let Requests::Node(set) = &**requests {
                 set.flush();
             }
         }
     }
 
     /// Removes a set, if it is the current one.
-    pub(crate) fn remove(&self, source: usize, set: &Requests<T>) {
+    pub(crate) fn remove(&self, source: usize, set: &Arc<Requests<T>>) {
         self.sets.send_if_modified(|all| {
-            let is_this = all[source].as_ref().is_some_and(|now| now.is(set));
+            let is_this = all[source].as_ref().is_some_and(|now| Arc::ptr_eq(now, set));
             if is_this {
                 all[source] = None;
             }

@@ -72,7 +72,7 @@ pub(crate) struct AuditRequest {
 enum Message {
     SubscriptionUp(Subscription),
     /// With what the node says of its chain.
-    RequestsUp(Requests<FetchRequest>, Sync),
+    RequestsUp(Arc<Requests<FetchRequest>>, Sync),
     DialFailed(Role, ConnectError),
     /// The node's answer to a ping of the connection for calls.
     Pinged {
@@ -298,13 +298,14 @@ impl<S: TransactionSink> Source<S> {
                 if let Some(head) = sync.head {
                     self.has_head(head);
                 }
-                self.parts.fetch.connections.set(self.index, Some(requests.clone()));
-                let Requests::Node(set) = requests else { return self.up(Role::Request, now) };
-                self.ping(Role::Request, &set.calls);
+                self.parts.fetch.connections.set(self.index, Some(Arc::clone(&requests)));
+                if let Requests::Node(set) = &*requests {
+                    self.ping(Role::Request, &set.calls);
+                }
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
                 self.watch_end(Role::Request, async move {
                     let on_failure = |request, error| fetch.failed(request, error);
-                    set.watch(&fetch.connections, index, &on_failure).await
+                    requests.watch(&fetch.connections, index, &on_failure).await
                 });
                 self.up(Role::Request, now)
             }
@@ -459,8 +460,7 @@ impl<S: TransactionSink> Source<S> {
                     (Role::Subscription, None) => {
                         let subscribed =
                             announce::subscribe(deliverer, index, backlog, known).await?;
-                        let objects = subscribed.objects.as_ref();
-                        let objects = objects.map(|objects| Arc::clone(&objects.connection));
+                        let objects = subscribed.objects.clone();
                         let up = Subscription::Node(Arc::clone(&subscribed.connection), objects);
                         send(&messages, Message::SubscriptionUp(up)).await;
                         subscribed.read(fetch, backlog).await;
@@ -468,13 +468,14 @@ impl<S: TransactionSink> Source<S> {
                     (Role::Request, Some(pool)) => {
                         let queues = in_process::start(deliverer, pool);
                         let queues = queues.map_err(|error| ConnectError::io(pool, error))?;
-                        let requests = Requests::InProcess(queues.into());
+                        let requests = Requests::InProcess(queues).into();
                         send(&messages, Message::RequestsUp(requests, Sync::default())).await;
                     }
                     (Role::Request, None) => {
                         let (set, sync) =
                             open_requests(&parts, &shared.audits, index, known).await?;
-                        send(&messages, Message::RequestsUp(Requests::Node(set), sync)).await;
+                        let requests = Requests::Node(set).into();
+                        send(&messages, Message::RequestsUp(requests, sync)).await;
                     }
                 }
                 Ok(())
@@ -577,7 +578,7 @@ async fn open_requests<S: TransactionSink>(
     audits: &AuditState,
     index: usize,
     known: bool,
-) -> Result<(Arc<RequestSet<FetchRequest>>, Sync), ConnectError> {
+) -> Result<(RequestSet<FetchRequest>, Sync), ConnectError> {
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
