@@ -115,6 +115,10 @@ impl Connection {
         self.shared.end(reason);
     }
 
+    pub(crate) fn ended(&self) -> &Arc<End> {
+        &self.shared.ended
+    }
+
     /// Waits until the connection has ended, and returns the reason. Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
         self.shared.ended.wait().await
@@ -137,7 +141,7 @@ struct Shared {
     opened: Instant,
     /// Nanoseconds since `opened`.
     last_frame: AtomicU64,
-    ended: End,
+    ended: Arc<End>,
 }
 
 struct Call {
@@ -169,7 +173,7 @@ impl Shared {
             calls: Mutex::new(Some(HashMap::new())),
             opened: Instant::now(),
             last_frame: AtomicU64::new(0),
-            ended: End::new(),
+            ended: End::new().into(),
         })
     }
 

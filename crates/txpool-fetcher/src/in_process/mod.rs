@@ -20,7 +20,4 @@
 mod streams;
 mod threads;
 
-pub(crate) use self::{
-    streams::{PoolSubscription, subscribe},
-    threads::start,
-};
+pub(crate) use self::{streams::subscribe, threads::start};

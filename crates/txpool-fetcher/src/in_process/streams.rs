@@ -37,25 +37,19 @@ const HELD_UP: Duration = Duration::from_millis(100);
 /// Between two reads while it is held up: at 2,000/s some ten hashes.
 const IN_ITS_PLACE: Duration = Duration::from_millis(5);
 
-/// A subscription to both streams of a pool.
-#[derive(Debug)]
-pub(crate) struct PoolSubscription {
-    pub(crate) node: NodeInfo,
-    pub(crate) end: End,
-}
-
 /// Ends the subscription on every path, also when a stream panics while it is dropped.
-struct EndsOnDrop(Arc<PoolSubscription>);
+struct EndsOnDrop(Arc<End>);
 
 impl Drop for EndsOnDrop {
     fn drop(&mut self) {
-        self.0.end.set(LossReason::Closed);
+        self.0.set(LossReason::Closed);
     }
 }
 
 /// A subscription that is up and not read yet.
 pub(crate) struct PoolSubscribed {
-    pub(crate) subscription: Arc<PoolSubscription>,
+    pub(crate) node: NodeInfo,
+    pub(crate) ended: Arc<End>,
     announcements: AnnouncementStream,
     blocks: BlockStream,
 }
@@ -73,8 +67,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let (chain_id, announcements, blocks) = subscribed.await?;
     deliverer.chain_id.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
-    let subscription = Arc::new(PoolSubscription { node, end: End::new() });
-    Ok(PoolSubscribed { subscription, announcements, blocks })
+    Ok(PoolSubscribed { node, ended: End::new().into(), announcements, blocks })
 }
 
 impl PoolSubscribed {
@@ -85,9 +78,9 @@ impl PoolSubscribed {
         (index, pool): (usize, &InProcess),
         backlog: &Arc<Backlog>,
     ) {
-        let Self { subscription, announcements, blocks } = self;
+        let Self { ended, announcements, blocks, .. } = self;
         let fetch = &deliverer.fetch;
-        let _ends = EndsOnDrop(Arc::clone(&subscription));
+        let _ends = EndsOnDrop(Arc::clone(&ended));
         let announcements = Arc::new(Announcements {
             unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
             busy: AtomicU64::new(0),
@@ -95,7 +88,7 @@ impl PoolSubscribed {
             fetch: Arc::clone(fetch),
             backlog: Arc::clone(backlog),
         });
-        let (subscribed, getter) = (Arc::clone(&subscription), Getter::new(deliverer, pool));
+        let (subscribed, getter) = (Arc::clone(&ended), Getter::new(deliverer, pool));
         let (unread, alive) = (Arc::clone(&announcements), fetch.tasks.alive());
         let thread = thread::Builder::new().name("mempool-announce".into());
         let spawned = thread.spawn(move || {
@@ -103,20 +96,20 @@ impl PoolSubscribed {
             let (_alive, unread, getter) = (alive, unread, getter);
             let ends = EndsOnDrop(subscribed);
             let read = pin!(until_end("announcements", unread.read(&getter)));
-            if let Either::Left((reason, _)) = block_on(select(read, pin!(ends.0.end.wait()))) {
-                ends.0.end.set(reason);
+            if let Either::Left((reason, _)) = block_on(select(read, pin!(ends.0.wait()))) {
+                ends.0.set(reason);
             }
         });
         if let Err(error) = spawned {
-            return subscription.end.set(LossReason::from_io(&error));
+            return ended.set(LossReason::from_io(&error));
         }
         let reason = tokio::select! {
             // The order is irrelevant: the first branch that ends, ends all.
-            reason = subscription.end.wait() => reason,
+            reason = ended.wait() => reason,
             reason = until_end("announcements", announcements.read_while_held_up()) => reason,
             reason = until_end("blocks", read_blocks(blocks, backlog)) => reason,
         };
-        subscription.end.set(reason);
+        ended.set(reason);
     }
 }
 

@@ -240,26 +240,23 @@ impl SinkQueue {
 impl Waiting {
     fn push(&mut self, job: Job) -> Dropped {
         let mut dropped = Dropped::default();
-        let count = |jobs: &VecDeque<Job>, kind: fn(&Job) -> bool| {
-            jobs.iter().filter(|job| kind(job)).count()
-        };
-        let is_head = |job: &Job| matches!(job, Job::Head { .. });
-        let is_nonces = |job: &Job| matches!(job, Job::Nonces(_));
         match &job {
-            Job::Head { .. } if count(&self.jobs, is_head) == EVENTS_WAITING => {
-                dropped = self.drop_oldest_head();
+            Job::Head { .. } => {
+                if let Some(oldest) = self.oldest_of_too_many(|job| matches!(job, Job::Head { .. }))
+                {
+                    dropped = self.drop_head(oldest);
+                }
             }
-            Job::Nonces(_) if count(&self.jobs, is_nonces) == EVENTS_WAITING => {
-                let oldest = self.jobs.iter().position(is_nonces);
-                oldest.and_then(|oldest| self.jobs.remove(oldest));
-                dropped.nonces = 1;
+            Job::Nonces(_) => {
+                let oldest = self.oldest_of_too_many(|job| matches!(job, Job::Nonces(_)));
+                dropped.nonces = usize::from(oldest.is_some());
             }
             // Removes look-ups whose caller no longer waits, so that each comparison has one at
             // most.
             Job::Holding(..) => {
                 self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()))
             }
-            _ => {}
+            Job::Vanished(_) => {}
         }
         self.jobs.push_back(job);
         if dropped != Dropped::default() {
@@ -268,13 +265,17 @@ impl Waiting {
         dropped
     }
 
-    /// Drops the oldest head with its nonces; its mined hashes are passed to the next one.
-    fn drop_oldest_head(&mut self) -> Dropped {
-        let mut dropped = Dropped::default();
-        let is_head = |job: &Job| matches!(job, Job::Head { .. });
-        let oldest = self.jobs.iter().position(is_head).and_then(|at| self.jobs.remove(at));
-        let Some(Job::Head { block, carried: mut mined }) = oldest else { return dropped };
-        dropped.heads = 1;
+    /// Removes the oldest event of this kind, if no further one may wait.
+    fn oldest_of_too_many(&mut self, is_kind: fn(&Job) -> bool) -> Option<Job> {
+        let waiting = self.jobs.iter().filter(|job| is_kind(job)).count();
+        let oldest = self.jobs.iter().position(is_kind).filter(|_| waiting == EVENTS_WAITING)?;
+        self.jobs.remove(oldest)
+    }
+
+    /// Drops the nonces of a head that was removed; its mined hashes are passed to the next one.
+    fn drop_head(&mut self, head: Job) -> Dropped {
+        let mut dropped = Dropped { heads: 1, ..Dropped::default() };
+        let Job::Head { block, carried: mut mined } = head else { return dropped };
         let before = self.jobs.len();
         let of_it =
             |job: &Job| matches!(job, Job::Nonces(nonces) if nonces.block_hash == block.head.hash);

@@ -39,12 +39,11 @@ use crate::{
     audit::{AuditMode, AuditReport, AuditState, Comparison},
     chain::{self, Chain, Follower},
     config::Announcements,
-    connection::{Connection, NodeInfo, dial},
+    connection::{Connection, End, NodeInfo, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
     gap::{GapReason, Report},
-    in_process::{self, PoolSubscription},
-    metrics,
+    in_process, metrics,
     request::{self, RequestSet, Requests},
     sink::TransactionSink,
     sync::lock,
@@ -116,31 +115,18 @@ fn since_epoch() -> Duration {
 
 /// Where a source's announcements are read.
 #[derive(Clone, Debug)]
-enum Subscription {
-    /// The connection for hashes and heads, and that for objects, which ends with it.
-    Node(Arc<Connection>, Option<Arc<Connection>>),
-    InProcess(Arc<PoolSubscription>),
+struct Subscription {
+    node: NodeInfo,
+    ended: Arc<End>,
+    /// To a node: for hashes and heads, and that for objects, which ends with it.
+    connections: Vec<Arc<Connection>>,
 }
 
 impl Subscription {
-    fn node(&self) -> &NodeInfo {
-        match self {
-            Self::Node(connection, _) => &connection.node,
-            Self::InProcess(subscription) => &subscription.node,
-        }
-    }
-
-    async fn closed(self) -> LossReason {
-        match self {
-            Self::Node(connection, _) => connection.closed().await,
-            Self::InProcess(subscription) => subscription.end.wait().await,
-        }
-    }
-
     fn kill(&self, reason: LossReason) {
-        match self {
-            Self::Node(connection, _) => connection.kill(reason),
-            Self::InProcess(subscription) => subscription.end.set(reason),
+        match self.connections.first() {
+            Some(connection) => connection.kill(reason),
+            None => self.ended.set(reason),
         }
     }
 }
@@ -276,19 +262,16 @@ impl<S: TransactionSink> Source<S> {
         let now = Instant::now();
         match message {
             Message::SubscriptionUp(subscription) => {
-                self.watch_end(Role::Subscription, subscription.clone().closed());
-                let mut announcements = Announcements::Hashes;
-                if let Subscription::Node(connection, objects) = &subscription {
-                    self.ping(Role::Subscription, connection);
-                    if let Some(objects) = objects {
-                        self.ping(Role::Subscription, objects);
-                        announcements = Announcements::Full;
-                    }
-                }
-                self.shared.announces(announcements);
-                let node = subscription.node().clone();
-                self.shared.metrics.chain_id.set(node.chain_id as f64);
-                lock(&self.shared.status).node = Some(node);
+                let ended = Arc::clone(&subscription.ended);
+                self.watch_end(Role::Subscription, async move { ended.wait().await });
+                let connections = &subscription.connections;
+                connections.iter().for_each(|opened| self.ping(Role::Subscription, opened));
+                self.shared.announces(match connections.len() {
+                    2 => Announcements::Full,
+                    _ => Announcements::Hashes,
+                });
+                self.shared.metrics.chain_id.set(subscription.node.chain_id as f64);
+                lock(&self.shared.status).node = Some(subscription.node.clone());
                 self.is_on_other_chain = false;
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now)
@@ -453,15 +436,20 @@ impl<S: TransactionSink> Source<S> {
                 match (role, fetch.settings.in_process_pool(index)) {
                     (Role::Subscription, Some(pool)) => {
                         let subscribed = in_process::subscribe(deliverer, index, pool).await?;
-                        let up = Subscription::InProcess(Arc::clone(&subscribed.subscription));
+                        let (node, ended) =
+                            (subscribed.node.clone(), Arc::clone(&subscribed.ended));
+                        let up = Subscription { node, ended, connections: Vec::new() };
                         send(&messages, Message::SubscriptionUp(up)).await;
                         subscribed.read(deliverer, (index, pool), backlog).await;
                     }
                     (Role::Subscription, None) => {
                         let subscribed =
                             announce::subscribe(deliverer, index, backlog, known).await?;
-                        let objects = subscribed.objects.clone();
-                        let up = Subscription::Node(Arc::clone(&subscribed.connection), objects);
+                        let first = Arc::clone(&subscribed.connection);
+                        let (node, ended) = (first.node.clone(), Arc::clone(first.ended()));
+                        let connections =
+                            [first].into_iter().chain(subscribed.objects.clone()).collect();
+                        let up = Subscription { node, ended, connections };
                         send(&messages, Message::SubscriptionUp(up)).await;
                         subscribed.read(fetch, backlog).await;
                     }
