@@ -32,7 +32,7 @@ const GRAIN: Duration = Duration::from_millis(50);
 const MAX_STRING_BYTES: usize = 4 << 20;
 
 /// How long an answer may take, and whether it is still wanted.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Wait {
     limit: Duration,
     deadline: Instant,
@@ -58,7 +58,6 @@ impl Wait {
 }
 
 /// The answer, as it comes; over WebSocket when it is complete.
-#[derive(Debug)]
 pub(crate) struct Answer {
     socket: BlockingSocket,
     wait: Wait,

@@ -11,7 +11,6 @@ use crate::sync::lock;
 
 /// A bounded queue with one reader. While it is full, each new item displaces the oldest one, and the
 /// reader learns how many it has lost.
-#[derive(Debug)]
 pub(crate) struct Buffer<T> {
     slots: usize,
     /// While more items wait, the newest is the next.
@@ -20,7 +19,6 @@ pub(crate) struct Buffer<T> {
     changed: Notify,
 }
 
-#[derive(Debug)]
 struct Queue<T> {
     /// With their sizes in bytes.
     items: VecDeque<(T, usize)>,

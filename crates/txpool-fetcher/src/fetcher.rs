@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    io,
+    fmt, io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -76,7 +76,6 @@ pub struct FetcherEnd {
 /// [`FetcherConfig::request_connections`] for each source that read responses, decode, recover
 /// senders and call the sink. So nothing is lost if the host's runtime is busy, or blocked for
 /// minutes.
-#[derive(Debug)]
 pub struct Fetcher {
     hashes: Arc<Hashes>,
     deferral: Arc<Deferral>,
@@ -378,6 +377,12 @@ impl Fetcher {
     pub(crate) fn begin_stop(&self, deadline: Duration) {
         self.deadline.send_replace(Some(after(deadline)));
         self.stop.cancel();
+    }
+}
+
+impl fmt::Debug for Fetcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fetcher").field("counts", &self.counts()).finish_non_exhaustive()
     }
 }
 

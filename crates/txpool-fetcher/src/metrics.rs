@@ -46,7 +46,6 @@ metric_set::metric_set! {
     };
 
     /// The metrics that are not of a single source.
-    #[derive(Debug)]
     pub(crate) struct Metrics {
         count entered[3] = "mempool_fetcher_hashes_total", Count,
             "hashes that entered, by `entry`", "entry": Entry::ALL.map(Entry::as_str);
@@ -84,7 +83,6 @@ metric_set::metric_set! {
     }
 
     /// The sink's metrics.
-    #[derive(Debug)]
     pub(crate) struct SinkMetrics {
         gauge waiting = "mempool_fetcher_sink_waiting", Count,
             "heads, nonce updates and requests that wait for the sink";
@@ -98,7 +96,6 @@ metric_set::metric_set! {
     }
 
     /// One source's metrics.
-    #[derive(Debug)]
     pub(crate) struct SourceMetrics {
         gauge state = "mempool_fetcher_source_state", Count,
             "0 connecting, 1 backfilling, 2 live, 3 stale, 4 ended, 5 syncing; by `source`";
@@ -147,7 +144,6 @@ impl Metrics {
 
 /// The value of the label `source`, until it is dropped: the endpoint, with a number behind it while
 /// another fetcher of this process has that endpoint too.
-#[derive(Debug)]
 pub(crate) struct SourceName(String);
 
 /// The names in use.

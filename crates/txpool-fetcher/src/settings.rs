@@ -7,7 +7,6 @@ use crate::{
 };
 
 /// What was configured, with what is derived from it. It never changes.
-#[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) config: FetcherConfig,
     pub(crate) limits: Limits,

@@ -40,7 +40,6 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// A part of a figure, which is subtracted when this is dropped.
-#[derive(Debug)]
 pub(crate) struct Share<'a>(&'a AtomicU64, u64);
 
 impl<'a> Share<'a> {

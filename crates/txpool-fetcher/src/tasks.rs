@@ -16,7 +16,6 @@ use crate::sync::block_on;
 pub(crate) type Alive = mpsc::Sender<Infallible>;
 
 /// The runtime of the sockets, what was spawned on it for no single source, and the stop.
-#[derive(Debug)]
 pub(crate) struct Tasks {
     runtime: Handle,
     tracker: TaskTracker,

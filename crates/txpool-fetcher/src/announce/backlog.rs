@@ -20,7 +20,6 @@ use crate::{
 
 /// The announcements of a source that wait, whichever of its connections they came over: what a lost
 /// connection has delivered is processed all the same.
-#[derive(Debug)]
 pub(crate) struct Backlog {
     pub(super) hashes: Buffer<Hash>,
     pub(super) objects: Buffer<Object>,
@@ -36,7 +35,6 @@ pub(crate) struct Backlog {
 const CROWDED: usize = 16;
 
 /// An announced hash, and when it was read from the socket.
-#[derive(Debug)]
 pub(super) struct Hash {
     pub(super) hash: B256,
     pub(super) at: Instant,

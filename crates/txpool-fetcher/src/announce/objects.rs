@@ -33,14 +33,12 @@ const MAX_OBJECT_BYTES: usize = 16 * 1024;
 const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
 
 /// An announced object, and when it was read from the socket.
-#[derive(Debug)]
 pub(super) struct Object {
     pub(super) content: Content,
     pub(super) at: Instant,
     pub(super) pairs: Arc<Pairs>,
 }
 
-#[derive(Debug)]
 pub(super) enum Content {
     Json(Box<str>),
     /// What is kept of one that is too long, or all that was announced.
@@ -100,7 +98,6 @@ impl Drop for ObjectListener {
 }
 
 /// Processes the announced objects of one source, in their order.
-#[derive(Debug)]
 pub(super) struct ObjectReader<S: TransactionSink> {
     deliverer: Arc<Deliverer<S>>,
     source: usize,

@@ -30,7 +30,6 @@ const REMEMBERED: usize = 32_768;
 ///   that waits for its thread has come.
 ///
 /// One queue holds the waiting hashes in the order of their arrival, and one timer looks at its front.
-#[derive(Debug)]
 pub(crate) struct Pairs {
     backlog: Arc<Backlog>,
     wait: Duration,
@@ -53,7 +52,6 @@ pub(super) enum OnHash {
     Full,
 }
 
-#[derive(Debug)]
 struct State {
     /// Hashes in the order of their arrival, and when each was read. Some have their object by now.
     queue: VecDeque<(B256, Instant)>,

@@ -23,7 +23,6 @@ use crate::{
 const MAX_HEAD_BYTES: usize = 1024 * 1024;
 
 /// A subscription that is up.
-#[derive(Debug)]
 pub(crate) struct Subscribed {
     /// To hashes and heads.
     pub(crate) connection: Arc<Connection>,

@@ -132,7 +132,6 @@ struct Told {
 }
 
 /// Decides which heads count.
-#[derive(Debug)]
 pub(crate) struct Follower {
     told: Box<[Told]>,
     leader: Option<Leader>,

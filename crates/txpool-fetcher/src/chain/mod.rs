@@ -137,7 +137,6 @@ impl Unread {
 }
 
 /// What following the chain needs of the other parts.
-#[derive(Debug)]
 pub(crate) struct Chain {
     pub(crate) follower: Mutex<Follower>,
     /// To its hashes blocks are added, and over its connections they are requested.

@@ -7,7 +7,6 @@ use tokio::sync::watch;
 use crate::{config::Endpoint, error::ConnectError};
 
 /// The chain of the configuration, or that of the first listed source. It never changes.
-#[derive(Debug)]
 pub(crate) struct ChainId {
     pinned: OnceLock<u64>,
     /// Of each source, whether an attempt to connect has ended.

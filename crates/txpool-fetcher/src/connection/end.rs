@@ -5,7 +5,6 @@ use tokio::sync::watch;
 use crate::error::LossReason;
 
 /// Whether a connection has ended, and why. The first reason stands.
-#[derive(Debug)]
 pub(crate) struct End(watch::Sender<Option<LossReason>>);
 
 impl End {

@@ -18,7 +18,6 @@ const SMALL_BEFORE_SHRINK: u32 = 64;
 ///
 /// It holds at most one incomplete value and the bytes that were read after it: about twice the
 /// limit for one value, and only while such a value arrives.
-#[derive(Debug)]
 pub(crate) struct Frames {
     /// Initialized throughout; the unprocessed bytes are in `start..filled`.
     buffer: Vec<u8>,

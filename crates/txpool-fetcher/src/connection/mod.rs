@@ -27,7 +27,6 @@ mod ws;
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -64,7 +63,6 @@ pub(crate) trait Listener: Send + 'static {
 }
 
 /// A connection to a node that was probed when it was opened.
-#[derive(Debug)]
 pub(crate) struct Connection {
     shared: Arc<Shared>,
     pub(crate) node: NodeInfo,
@@ -132,7 +130,6 @@ impl Drop for Connection {
 }
 
 /// What a connection shares with its reader.
-#[derive(Debug)]
 struct Shared {
     socket: BlockingSocket,
     next_id: AtomicU64,
@@ -148,12 +145,6 @@ struct Call {
     reply: oneshot::Sender<Result<Box<RawValue>, CallError>>,
     /// Of a call that subscribes.
     listener: Option<Box<dyn Listener>>,
-}
-
-impl fmt::Debug for Call {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Call")
-    }
 }
 
 /// Forgets a call when it is over.

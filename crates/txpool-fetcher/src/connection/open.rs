@@ -61,7 +61,7 @@ pub(crate) async fn dial<const N: usize>(
         }
         connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
     }
-    Ok(opened.try_into().expect("as many as were opened"))
+    Ok(opened.try_into().unwrap_or_else(|_| unreachable!("as many as were opened")))
 }
 
 struct Probe<'a> {

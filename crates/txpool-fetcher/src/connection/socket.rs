@@ -19,7 +19,6 @@ use crate::error::LossReason;
 /// A Unix socket in blocking mode, for the thread that reads it. Whoever writes does not wait.
 ///
 /// A socket and its clones share one mode, so it gives out none of them.
-#[derive(Debug)]
 pub(crate) struct BlockingSocket {
     stream: UnixStream,
     /// Of a WebSocket, set before its other end is closed.

@@ -34,7 +34,6 @@ pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
 
 /// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while
 /// the monitor reports a high load.
-#[derive(Debug)]
 pub(crate) struct Deferral {
     watched: Option<Watched>,
     max_age: Duration,
@@ -47,7 +46,6 @@ pub(crate) struct Deferral {
     counters: [Counter; 3],
 }
 
-#[derive(Debug)]
 struct Watched {
     monitor: LoadMonitor,
     /// The announcement buffer of each source.
@@ -153,7 +151,6 @@ impl Deferral {
 }
 
 /// Counts one live fetch in the monitor until it is dropped.
-#[derive(Debug)]
 pub(crate) struct TrackedFetch(QueueLoad);
 
 impl Drop for TrackedFetch {

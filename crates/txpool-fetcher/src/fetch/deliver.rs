@@ -16,7 +16,6 @@ use crate::{
 };
 
 /// Where transactions are delivered, and what is checked before.
-#[derive(Debug)]
 pub(crate) struct Deliverer<S> {
     pub(crate) fetch: Arc<Fetch>,
     pub(crate) chain_id: Arc<ChainId>,

@@ -47,7 +47,6 @@ pub(crate) struct AnnouncementCounts {
 
 /// What is known of hashes. All accesses to the counters are relaxed: each is a sum of its own, and no other
 /// memory is published through them.
-#[derive(Debug)]
 pub(crate) struct Hashes {
     pub(crate) seen: SeenSet,
     pub(crate) blocks: Mutex<RecentBlocks>,
@@ -145,7 +144,6 @@ impl Hashes {
 /// A hash that is in flight, with the right to record its outcome, once. If it is dropped without one (a
 /// panic, a source that has ended), the hash counts as failed and may be fetched again; after a stop it
 /// stays unfinished.
-#[derive(Debug)]
 #[must_use]
 pub(crate) struct Ticket {
     pub(crate) arrival: Arrival,

@@ -104,7 +104,6 @@ impl Aimd {
 
 /// The limit of requests in flight at one node. Deferrable work needs no limit of its own: it holds at most
 /// two slots, half of the lowest limit.
-#[derive(Debug)]
 pub(crate) struct NodeLimit {
     used: Mutex<Use>,
     /// Notified when a permit may be free, first come, first served.
@@ -112,7 +111,6 @@ pub(crate) struct NodeLimit {
     gauge: Gauge,
 }
 
-#[derive(Debug)]
 struct Use {
     aimd: Aimd,
     in_flight: usize,
@@ -121,7 +119,6 @@ struct Use {
 }
 
 /// The right to have one request in flight at the node. Released when dropped.
-#[derive(Debug)]
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,
     requested_at: Instant,

@@ -50,7 +50,6 @@ use crate::{
 };
 
 /// How transactions are requested.
-#[derive(Debug)]
 pub(crate) struct Fetch {
     pub(crate) settings: Arc<Settings>,
     pub(crate) hashes: Arc<Hashes>,
@@ -66,7 +65,6 @@ pub(crate) struct Fetch {
 }
 
 /// A hash that is being fetched.
-#[derive(Debug)]
 struct FetchTask {
     ticket: Ticket,
     slot: Slot,
@@ -81,7 +79,6 @@ struct FetchTask {
 }
 
 /// A request in flight, as its connection keeps it.
-#[derive(Debug)]
 pub(crate) struct FetchRequest {
     task: FetchTask,
     /// The source that is asked.

@@ -2,7 +2,6 @@
 //! and nothing requests soon again what has ended connections.
 
 use std::{
-    fmt,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -113,13 +112,6 @@ pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
     epoch: AtomicU32,
     made: Instant,
-}
-
-impl fmt::Debug for SeenSet {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not half a million hashes.
-        f.debug_struct("SeenSet").field("epoch", &self.epoch).finish_non_exhaustive()
-    }
 }
 
 const SHARDS: usize = 64;

@@ -17,7 +17,6 @@ const UNIT_BYTES: usize = 256;
 const FIRST_GUESS_BYTES: usize = 1024;
 
 /// Bounds the fetches between the request and the end of the delivery to the sink.
-#[derive(Debug)]
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
     deferrable: Arc<Semaphore>,
@@ -29,7 +28,6 @@ pub(crate) struct Slots {
 
 /// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that this admits
 /// finds a free slot.
-#[derive(Debug)]
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _work: Work,
@@ -40,7 +38,6 @@ pub(crate) struct Slot {
 }
 
 /// What a fetch counts as for as long as it holds its slot.
-#[derive(Debug)]
 enum Work {
     Live { _load: Option<TrackedFetch> },
     Deferrable { _one: OwnedSemaphorePermit, _permit: DeferralPermit },

@@ -32,7 +32,6 @@ use crate::{
 };
 
 /// A connection with its requests in flight. `T` is kept with each request.
-#[derive(Debug)]
 pub(crate) struct RequestConnection<T> {
     requests: Mutex<InFlight<T>>,
     /// Their number, with that of the response that is being processed, so that connections can be compared without

@@ -9,7 +9,6 @@ pub(super) const PING_ID: u64 = 0;
 
 /// The requests by id, which ascend, with the time at which each was sent. Each holds a fetch slot, which
 /// bounds their number.
-#[derive(Debug)]
 pub(super) struct InFlight<T> {
     requests: HashMap<u64, (T, Instant)>,
     last_id: u64,

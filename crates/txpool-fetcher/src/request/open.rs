@@ -33,11 +33,11 @@ pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
     }
     let deferrable = settings.deferrable_connections();
     let (settings, endpoint) = (Arc::clone(settings), endpoint.clone());
-    let opener = Opener(Box::new(move || {
+    let opener: Opener<T> = Box::new(move || {
         let (settings, endpoint, responses) =
             (Arc::clone(&settings), endpoint.clone(), responses());
         async move { open_one(&endpoint, &settings.limits, responses).await }.boxed()
-    }));
+    });
     Ok(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener })
 }
 
@@ -96,7 +96,7 @@ impl<T: Send + 'static> RequestSet<T> {
         request: T,
     ) -> Result<(), (T, CallError)> {
         let late = CallError::Timeout(limit);
-        let opening = (self.opener.0)();
+        let opening = (self.opener)();
         let Ok(Ok(connection)) = timeout(limit, opening).await else {
             return Err((request, late));
         };

@@ -3,7 +3,6 @@
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 
 /// Takes the requests. The threads that read them end when it is dropped.
-#[derive(Debug)]
 pub(crate) struct PoolQueues<T> {
     live: Sender<T>,
     deferrable: Sender<T>,

@@ -7,7 +7,7 @@
     reason = "indices of the configured sources and of our own connections"
 )]
 
-use std::{fmt, ops::Deref, sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use tokio::{sync::watch, time::timeout};
@@ -19,7 +19,6 @@ use crate::{
 };
 
 /// Where the requests of one source go.
-#[derive(Debug)]
 pub(crate) enum Requests<T: Send + 'static> {
     /// To a node, over its request connections.
     Node(RequestSet<T>),
@@ -28,7 +27,6 @@ pub(crate) enum Requests<T: Send + 'static> {
 }
 
 /// The request connections of one source. They are opened together and lost together.
-#[derive(Debug)]
 pub(crate) struct RequestSet<T: Send + 'static> {
     /// For every call that does not fetch a transaction.
     pub(crate) calls: Arc<Connection>,
@@ -41,16 +39,10 @@ pub(crate) struct RequestSet<T: Send + 'static> {
 }
 
 /// Opens connections like those of a set.
-pub(super) struct Opener<T: Send + 'static>(pub(super) Box<dyn Fn() -> Opening<T> + Send + Sync>);
+pub(super) type Opener<T> = Box<dyn Fn() -> Opening<T> + Send + Sync>;
 
 /// A connection that is being opened.
 pub(super) type Opening<T> = BoxFuture<'static, Result<OpenConnection<T>, ConnectError>>;
-
-impl<T: Send + 'static> fmt::Debug for Opener<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Opener")
-    }
-}
 
 impl<T: Send + 'static> RequestSet<T> {
     /// The connection with the fewest requests in flight. Of equal ones the first is taken: under a
@@ -89,7 +81,6 @@ impl<T: Send + 'static> RequestSet<T> {
 
 /// A request connection that ends when this is dropped. Its thread holds the connection too, and
 /// would otherwise wait for responses for ever.
-#[derive(Debug)]
 pub(crate) struct OpenConnection<T: Send + 'static>(pub(super) Arc<RequestConnection<T>>);
 
 impl<T: Send + 'static> Deref for OpenConnection<T> {
@@ -107,7 +98,6 @@ impl<T: Send + 'static> Drop for OpenConnection<T> {
 }
 
 /// The request connections of all sources.
-#[derive(Debug)]
 pub(crate) struct RequestConnections<T: Send + 'static> {
     sets: watch::Sender<Vec<Option<Arc<Requests<T>>>>>,
 }

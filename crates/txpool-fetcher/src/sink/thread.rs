@@ -41,7 +41,6 @@ const ASKED_TOGETHER: usize = 64;
 /// takes microseconds.
 const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 
-#[derive(Debug)]
 enum Job {
     Head {
         block: Block,
@@ -55,7 +54,6 @@ enum Job {
 
 /// The bounded queue of the sink: heads and nonce updates by [`EVENTS_WAITING`] each, one list of
 /// vanished hashes, and one look-up for each running comparison.
-#[derive(Debug)]
 pub(crate) struct SinkQueue {
     waiting: Mutex<Waiting>,
     ready: Condvar,
@@ -63,7 +61,7 @@ pub(crate) struct SinkQueue {
     metrics: SinkMetrics,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Waiting {
     jobs: VecDeque<Job>,
     /// Events were dropped and the sink has not yet taken everything that waited.
@@ -297,7 +295,6 @@ impl Waiting {
 }
 
 /// Calls the sink, on threads that may block.
-#[derive(Debug)]
 pub(crate) struct SinkCaller<S> {
     pub(crate) sink: S,
     pub(crate) queue: Arc<SinkQueue>,

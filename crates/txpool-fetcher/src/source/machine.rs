@@ -141,7 +141,6 @@ pub(crate) enum Action {
     End,
 }
 
-#[derive(Debug)]
 pub(crate) struct Machine {
     state: SourceState,
     up: [bool; 2],
@@ -170,7 +169,6 @@ pub(crate) struct Machine {
 }
 
 /// When hashes and heads came, and at what rate.
-#[derive(Debug)]
 struct Activity {
     read: u64,
     rate_per_s: f64,

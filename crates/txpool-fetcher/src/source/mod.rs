@@ -60,14 +60,12 @@ const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 const MESSAGES: usize = 256;
 
 /// A request for a comparison, by a caller of [`Fetcher::audit`](crate::Fetcher::audit).
-#[derive(Debug)]
 pub(crate) struct AuditRequest {
     pub(crate) mode: AuditMode,
     pub(crate) at: Instant,
     pub(crate) reply: oneshot::Sender<Result<AuditReport, SnapshotError>>,
 }
 
-#[derive(Debug)]
 enum Message {
     SubscriptionUp(Subscription),
     /// With what the node says of its chain.
@@ -114,7 +112,7 @@ fn since_epoch() -> Duration {
 }
 
 /// Where a source's announcements are read.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Subscription {
     node: NodeInfo,
     ended: Arc<End>,
@@ -138,7 +136,6 @@ async fn send(messages: &mpsc::Sender<Message>, message: Message) {
 }
 
 /// What all sources share.
-#[derive(Debug)]
 pub(crate) struct Parts<S> {
     pub(crate) fetch: Arc<Fetch>,
     pub(crate) deliverer: Arc<Deliverer<S>>,

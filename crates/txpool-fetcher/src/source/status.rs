@@ -78,14 +78,12 @@ pub(crate) const AUDITS_WAITING: usize = 4;
 const REPORTS_WAITING: usize = 256;
 
 /// Where a source receives from the other parts.
-#[derive(Debug)]
 pub(crate) struct Inbox {
     pub(super) audits: mpsc::Receiver<AuditRequest>,
     pub(super) reports: mpsc::Receiver<Report>,
 }
 
 /// The state that a source shares with its handle.
-#[derive(Debug)]
 pub(crate) struct SourceShared {
     /// To its [`Inbox`].
     pub(crate) audit_requests: mpsc::Sender<AuditRequest>,
