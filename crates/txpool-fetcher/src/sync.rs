@@ -1,6 +1,7 @@
 //! Takes the crate's locks, blocks its threads on futures, and counts what goes on.
 
 use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -17,6 +18,14 @@ use std::{
 /// call into the sink.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs work on one transaction. If it panics, the transaction counts as failed, and the thread goes on.
+pub(crate) fn contain(work: impl FnOnce()) {
+    // The unwinding drops the captured values; they are not used again.
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        tracing::error!("a transaction could not be processed");
+    }
 }
 
 /// Runs a future on this thread, which belongs to no runtime: the code that the future calls may

@@ -125,7 +125,7 @@ impl Drop for HashReader {
 
 /// Processes the hashes that have to wait, for as long as the source runs.
 pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: Arc<Backlog>) {
-    let mut lag = Lag::default();
+    let mut logged: Option<Instant> = None;
     let mut in_a_row = 0u32;
     loop {
         // All hashes at hand are submitted together, and sent before the wait for more.
@@ -155,28 +155,17 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
                     Some(pairs) => pairs.on_waiting_hash(&fetch, arrival).await,
                 }
             }
-            Some(Err(Lost(count))) => lag.record(&fetch, count, &backlog).await,
+            Some(Err(Lost(count))) => {
+                fetch.metrics.lagged.add(count);
+                // A buffer that has overrun overruns again at nearly every read: it is logged once per second.
+                if logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
+                    tracing::warn!(count, "announcement buffer overruns");
+                    logged = Some(Instant::now());
+                }
+                backlog.report(Report::Gap(GapReason::Lagged)).await;
+            }
             None => return,
         }
-    }
-}
-
-/// Counts the announcements that our own buffer lost.
-#[derive(Debug, Default)]
-struct Lag {
-    logged: Option<Instant>,
-}
-
-impl Lag {
-    async fn record(&mut self, fetch: &Fetch, count: u64, backlog: &Backlog) {
-        fetch.metrics.lagged.add(count);
-        // A buffer that has overrun overruns again at nearly every read, so at most one line per
-        // second is logged.
-        if self.logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
-            tracing::warn!(count, "announcement buffer overruns");
-            self.logged = Some(Instant::now());
-        }
-        backlog.report(Report::Gap(GapReason::Lagged)).await;
     }
 }
 

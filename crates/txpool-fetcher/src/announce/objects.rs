@@ -5,7 +5,6 @@
 
 use std::{
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, atomic::Ordering::Relaxed},
     thread,
     time::Instant,
@@ -21,6 +20,7 @@ use crate::{
     fetch::{Arrival, Deliverer, Fetch},
     outcome::Entry,
     sink::TransactionSink,
+    sync::contain,
     tasks::Alive,
 };
 
@@ -141,11 +141,7 @@ impl<S: TransactionSink> ObjectReader<S> {
             fetch.deferral.observe_backlog(self.source, || self.backlog.len());
             // What the buffer has lost is requested: its hash comes by the other subscription.
             let Ok(object) = next else { continue };
-            // The transaction counts as failed, and the thread goes on. The unwinding drops the
-            // captured values.
-            if catch_unwind(AssertUnwindSafe(|| self.take(&object))).is_err() {
-                tracing::error!("an announced object could not be processed");
-            }
+            contain(|| self.take(&object));
         }
     }
 

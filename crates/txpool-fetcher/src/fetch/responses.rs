@@ -1,7 +1,6 @@
 //! From a node's response to a delivery, on the thread that read the response.
 
 use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -11,7 +10,8 @@ use std::{
 
 use super::{Deliverer, FetchRequest, Slot};
 use crate::{
-    connection::Payload, error::CallError, request::Responses, sink::TransactionSink, tasks::Alive,
+    connection::Payload, error::CallError, request::Responses, sink::TransactionSink,
+    sync::contain, tasks::Alive,
 };
 
 /// Slots are released together, at the latest when this many are waiting: while announcements wait
@@ -47,10 +47,8 @@ impl<S: TransactionSink> ResponseReader<S> {
 impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
     fn on_response(&mut self, request: FetchRequest, sent: Instant, payload: Payload<'_>) {
         let text = match payload {
-            Payload::Error(error) => return self.deliverer.fetch.failed(request, error),
-            Payload::Null => Some("0x".into()),
-            Payload::Text(text) => Some(text),
-            Payload::Other => None,
+            Err(error) => return self.deliverer.fetch.failed(request, error),
+            Ok(text) => text,
         };
         let is_gone = text.as_deref() == Some("0x");
         let Some((ticket, mut slot)) = self.deliverer.fetch.responded(request, sent, is_gone)
@@ -60,13 +58,8 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
         let bytes = text.as_ref().map_or(0, |text| text.len());
         self.deliverer.fetch.slots.set_response_bytes(&mut slot, bytes);
         let deliverer = &self.deliverer;
-        // The transaction counts as failed, and the thread goes on. The unwinding drops the
-        // captured values; they are not used again.
         let released = &mut self.released;
-        let work = || deliverer.decode_and_deliver(ticket, text.as_deref(), || released.clear());
-        if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            tracing::error!("a response could not be processed");
-        }
+        contain(|| deliverer.decode_and_deliver(ticket, text.as_deref(), || released.clear()));
         self.released.push(slot);
         if self.released.len() >= self.release_at {
             self.released.clear();

@@ -3,13 +3,7 @@
 //! `get` may read a sidecar from the disk, and the sink may block, so neither runs on the thread
 //! that reads the sockets.
 
-use std::{
-    io,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    thread,
-    time::Instant,
-};
+use std::{io, sync::Arc, thread, time::Instant};
 
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::Encodable2718 as _;
@@ -22,6 +16,7 @@ use crate::{
     in_process_pool::InProcess,
     request::{PoolQueues, next_of},
     sink::TransactionSink,
+    sync::contain,
 };
 
 /// Starts the threads, which end when the queues are dropped.
@@ -83,10 +78,7 @@ impl<S: TransactionSink> Getter<S> {
             Ok(None) => ticket.gone(),
             Ok(Some(tx)) => {
                 fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
-                let work = || self.deliver(ticket, tx);
-                if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                    tracing::error!("a transaction could not be processed");
-                }
+                contain(|| self.deliver(ticket, tx));
             }
         }
     }
