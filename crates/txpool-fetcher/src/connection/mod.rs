@@ -44,7 +44,7 @@ pub(crate) use self::{
     end::End,
     frame::Frames,
     open::{closed_too_early, dial, open_socket},
-    response::{NotAResponse, Payload, Response, read_error},
+    response::{Payload, Response, read_error},
     socket::BlockingSocket,
 };
 use crate::{

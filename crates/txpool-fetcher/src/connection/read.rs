@@ -6,7 +6,7 @@
 
 use std::{io, sync::Arc, thread, time::Instant};
 
-use super::{BlockingSocket, Frames, Listener, NotAResponse, Shared, response::Incoming};
+use super::{BlockingSocket, Frames, Listener, Shared, response::Incoming};
 use crate::{
     error::{CallError, LossReason},
     tasks::Alive,
@@ -30,11 +30,7 @@ impl Reader {
     /// Takes one complete value.
     fn take(&mut self, value: &[u8], read_at: Instant) -> Result<(), LossReason> {
         self.shared.framed(read_at);
-        let incoming = match Incoming::read(value) {
-            Ok(incoming) => incoming,
-            Err(NotAResponse::NoId) => return Ok(()),
-            Err(NotAResponse::NotJson) => return Err(LossReason::garbage(value)),
-        };
+        let Some(incoming) = Incoming::read(value)? else { return Ok(()) };
         if let Some(note) = &incoming.params {
             let id = note.subscription.get();
             if let Some((_, listener)) = self.subscriptions.iter_mut().find(|(of, _)| **of == *id) {

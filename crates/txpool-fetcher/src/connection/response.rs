@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::clip;
-use crate::error::CallError;
+use crate::error::{CallError, LossReason};
 
 /// A response with an id that is a number.
 #[derive(Debug, PartialEq)]
@@ -22,21 +22,12 @@ pub(crate) type Payload<'a> = Result<Option<Cow<'a, str>>, CallError>;
 /// The code for a limit that was exceeded, by EIP-1474.
 const LIMIT_EXCEEDED: i64 = -32005;
 
-/// Why a value is not a response to one of our requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotAResponse {
-    /// It is not JSON: nothing that follows on this connection can be trusted.
-    NotJson,
-    /// Valid JSON without an id that is a number: a notification, a batch, an error about a request
-    /// that the node could not read.
-    NoId,
-}
-
 impl<'a> Response<'a> {
-    /// Reads a complete value. Never panics, whatever the bytes.
-    pub(crate) fn read(value: &'a [u8]) -> Result<Self, NotAResponse> {
-        let incoming = Incoming::read(value)?;
-        let id = incoming.id().ok_or(NotAResponse::NoId)?;
+    /// Reads a complete value. Never panics, whatever the bytes. `None`: valid JSON without an id that is a number, such
+    /// as a notification, a batch, an error about a request that the node could not read.
+    pub(crate) fn read(value: &'a [u8]) -> Result<Option<Self>, LossReason> {
+        let Some(incoming) = Incoming::read(value)? else { return Ok(None) };
+        let Some(id) = incoming.id() else { return Ok(None) };
         let payload = match (incoming.error(), incoming.result.map(RawValue::get)) {
             (Some(error), _) => Err(error),
             // geth's form of it.
@@ -46,7 +37,7 @@ impl<'a> Response<'a> {
                 Ok(text.map(|Text(text)| text))
             }
         };
-        Ok(Self { id, payload })
+        Ok(Some(Self { id, payload }))
     }
 }
 
@@ -75,20 +66,19 @@ pub(super) struct Notification<'a> {
 }
 
 impl<'a> Incoming<'a> {
-    /// Reads a complete value. Of [`NotAResponse::NoId`] it says only that the shape is another one.
-    pub(super) fn read(value: &'a [u8]) -> Result<Self, NotAResponse> {
+    /// Reads a complete value. `None`: its shape is another one. What is not JSON is the end of the connection: nothing
+    /// that follows can be trusted.
+    pub(super) fn read(value: &'a [u8]) -> Result<Option<Self>, LossReason> {
+        let garbage = || LossReason::garbage(value);
         // `serde_json` does not validate the characters that it skips.
-        let value = std::str::from_utf8(value).map_err(|_| NotAResponse::NotJson)?;
+        let value = std::str::from_utf8(value).map_err(|_| garbage())?;
         match serde_json::from_str(value) {
             // serde takes an array for a struct too.
-            Ok(incoming) if value.trim_ascii_start().starts_with('{') => Ok(incoming),
-            Ok(_) => Err(NotAResponse::NoId),
-            // The connection stays for valid JSON of another shape (an array, a repeated field); for
-            // text that is not JSON it is closed.
-            Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => {
-                Err(NotAResponse::NoId)
-            }
-            Err(_) => Err(NotAResponse::NotJson),
+            Ok(incoming) if value.trim_ascii_start().starts_with('{') => Ok(Some(incoming)),
+            Ok(_) => Ok(None),
+            // An array, a repeated field.
+            Err(_) if serde_json::from_str::<serde::de::IgnoredAny>(value).is_ok() => Ok(None),
+            Err(_) => Err(garbage()),
         }
     }
 
@@ -136,9 +126,9 @@ mod tests {
     use testkit::corpus::{damaged_seeds, seeds};
 
     /// What `serde_json` makes of a value, for the fields that matter.
-    fn oracle(value: &[u8]) -> Result<(u64, String), NotAResponse> {
-        let value: Json = serde_json::from_slice(value).map_err(|_| NotAResponse::NotJson)?;
-        let id = value.get("id").and_then(Json::as_u64).ok_or(NotAResponse::NoId)?;
+    fn oracle(bytes: &[u8]) -> Result<Option<(u64, String)>, LossReason> {
+        let value: Json = serde_json::from_slice(bytes).map_err(|_| LossReason::garbage(bytes))?;
+        let Some(id) = value.get("id").and_then(Json::as_u64) else { return Ok(None) };
         let error = value.get("error").filter(|error| !error.is_null());
         let says = match (error, value.get("result")) {
             (Some(error), _) => match error.get("code").and_then(Json::as_i64) {
@@ -149,18 +139,18 @@ mod tests {
             (None, Some(Json::String(text))) => format!("text {text}"),
             _ => "other".to_owned(),
         };
-        Ok((id, says))
+        Ok(Some((id, says)))
     }
 
-    fn ours(value: &[u8]) -> Result<(u64, String), NotAResponse> {
-        let response = Response::read(value)?;
+    fn ours(value: &[u8]) -> Result<Option<(u64, String)>, LossReason> {
+        let Some(response) = Response::read(value)? else { return Ok(None) };
         let says = match response.payload {
             Ok(Some(text)) => format!("text {text}"),
             Ok(None) => "other".to_owned(),
             Err(CallError::Rpc { code, message }) => format!("error {code} {message}"),
             Err(other) => other.to_string(),
         };
-        Ok((response.id, says))
+        Ok(Some((response.id, says)))
     }
 
     proptest! {
@@ -169,8 +159,8 @@ mod tests {
             bytes in damaged_seeds("responses"),
         ) {
             // Of an error serde_json's value takes the last of two fields of one name.
-            if let Ok(found) = ours(&bytes) && found.1.starts_with("text ") {
-                prop_assert_eq!(Ok(found), oracle(&bytes));
+            if let Ok(Some(found)) = ours(&bytes) && found.1.starts_with("text ") {
+                prop_assert_eq!(Ok(Some(found)), oracle(&bytes));
             }
         }
     }
@@ -179,7 +169,7 @@ mod tests {
     fn the_kept_responses_are_read_as_serde_json_reads_them_or_refused() {
         for seed in seeds("responses") {
             let found = ours(&seed.bytes);
-            assert_eq!(found.is_ok(), seed.is_good(), "{}: {found:?}", seed.name);
+            assert_eq!(matches!(found, Ok(Some(_))), seed.is_good(), "{}: {found:?}", seed.name);
             assert_eq!(found, oracle(&seed.bytes), "{}", seed.name);
         }
     }
@@ -220,7 +210,7 @@ mod tests {
             r#"{"id":1,"result":"0x01","result":"0x02"}"#,
             r#"{"id":1,"result":"0x01","resul\u0074":"0x02"}"#,
         ] {
-            assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
+            assert_eq!(ours(text.as_bytes()), Ok(None), "{text}");
         }
     }
 
@@ -228,10 +218,10 @@ mod tests {
     #[test]
     fn an_array_is_no_response_and_no_error_object() {
         for text in ["[7]", r#"[7,"0x01",null]"#, r#" [7,null,{"code":1}]"#, "[]"] {
-            assert_eq!(ours(text.as_bytes()), Err(NotAResponse::NoId), "{text}");
+            assert_eq!(ours(text.as_bytes()), Ok(None), "{text}");
         }
         let error = br#"{"id":7,"error":[-32000,"busy"]}"#;
-        assert_eq!(ours(error), Ok((7, r#"error -32005 [-32000,"busy"]"#.to_owned())));
+        assert_eq!(ours(error), Ok(Some((7, r#"error -32005 [-32000,"busy"]"#.to_owned()))));
     }
 
     #[test]
@@ -242,13 +232,13 @@ mod tests {
             "]".repeat(200_000)
         );
         // serde_json's limit of depth makes it no JSON, or it is skipped: never a wrong answer.
-        if let Ok(found) = ours(deep.as_bytes()) {
+        if let Ok(Some(found)) = ours(deep.as_bytes()) {
             assert_eq!(found, (5, "text 0x".to_owned()));
         }
         let wide = format!(r#"{{"{}":1,"id":6,"result":null}}"#, "k".repeat(8 << 20));
-        assert_eq!(ours(wide.as_bytes()), Ok((6, "text 0x".to_owned())));
+        assert_eq!(ours(wide.as_bytes()), Ok(Some((6, "text 0x".to_owned()))));
         let notification = br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"id":3}}"#;
-        assert_eq!(ours(notification), Err(NotAResponse::NoId));
-        assert_eq!(ours(b"{]"), Err(NotAResponse::NotJson));
+        assert_eq!(ours(notification), Ok(None));
+        assert_eq!(ours(b"{]"), Err(LossReason::garbage(b"{]")));
     }
 }

@@ -18,7 +18,7 @@ use std::{
 
 use super::{client::RequestConnection, in_flight::PING_ID};
 use crate::{
-    connection::{Frames, NotAResponse, Payload, Response},
+    connection::{Frames, Payload, Response},
     error::LossReason,
     limits::Limits,
 };
@@ -136,17 +136,14 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
     /// Takes one complete value.
     fn take(&mut self, value: &[u8], read_at: Instant) -> Result<(), LossReason> {
         self.last_frame = read_at;
-        match Response::read(value) {
-            Ok(Response { id, payload }) => {
+        match Response::read(value)? {
+            Some(Response { id, payload }) => {
                 let handle = |(request, sent)| self.responses.on_response(request, sent, payload);
                 if !self.connection.handle(id, handle) && id != PING_ID {
                     self.responses.on_late();
                 }
             }
-            Err(NotAResponse::NoId) => {
-                tracing::debug!(bytes = value.len(), "no response to a request");
-            }
-            Err(NotAResponse::NotJson) => return Err(LossReason::garbage(value)),
+            None => tracing::debug!(bytes = value.len(), "no response to a request"),
         }
         match self.connection.is_ended() {
             true => Err(LossReason::Closed),
