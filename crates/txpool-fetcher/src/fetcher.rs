@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     audit::{AuditMode, AuditReport},
     chain::{self, Chain, Follower},
-    config::{FetcherConfig, StartPolicy},
+    config::{Endpoint, FetcherConfig, StartPolicy},
     connection::ChainId,
     error::{SnapshotError, SourceError, StartError},
     fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, Slots},
@@ -133,13 +133,9 @@ impl Fetcher {
         let io = io_runtime(config.sources.len())?;
         let (alive, all_ended) = mpsc::channel(1);
         let changes = Changes::default();
-        let (mut sources, mut inboxes, mut heads) = (Vec::new(), Vec::new(), Vec::new());
-        for endpoint in &config.sources {
-            let (shared, inbox) = SourceShared::new(endpoint.clone(), &settings, &changes);
-            heads.push(Arc::clone(&shared.backlog.heads));
-            sources.push(shared);
-            inboxes.push(inbox);
-        }
+        let share = |endpoint: &Endpoint| SourceShared::new(endpoint.clone(), &settings, &changes);
+        let (sources, inboxes): (Vec<_>, Vec<_>) = config.sources.iter().map(share).unzip();
+        let heads = sources.iter().map(|shared| Arc::clone(&shared.backlog.heads)).collect();
         let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
         let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), counts);
         let tasks = Arc::new(Tasks::new(io.handle().clone(), alive, stop.clone()));

@@ -143,8 +143,13 @@ impl Comparison {
     /// Waits until most announcements that were read from the socket are processed. To list the pool
     /// and to fetch what overran the buffer meanwhile would make the buffer overrun again.
     async fn catch_up(&self) {
-        let deadline = Instant::now() + MAX_CATCH_UP;
         let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
+        self.processed_but(few, MAX_CATCH_UP).await;
+    }
+
+    /// Waits until at most so `few` announcements wait.
+    async fn processed_but(&self, few: u64, limit: Duration) {
+        let deadline = Instant::now() + limit;
         while self.backlog.len() > few && Instant::now() < deadline {
             sleep(Duration::from_millis(10)).await;
         }
@@ -252,14 +257,10 @@ impl Comparison {
     }
 
     /// Waits until the announcements of the listed transactions can have been processed:
-    /// `audit_settle` for those still on their way, then until every announcement that was read
-    /// from the socket is processed.
+    /// `audit_settle` for those still on their way, then for those that were read.
     async fn settle(&self) {
-        let deadline = Instant::now() + MAX_SETTLE;
         sleep(self.fetch.settings.limits.audit_settle).await;
-        while self.backlog.len() > 0 && Instant::now() < deadline {
-            sleep(Duration::from_millis(10)).await;
-        }
+        self.processed_but(0, MAX_SETTLE).await;
     }
 
     fn verdict(&self, hash: &B256) -> Verdict {
