@@ -5,8 +5,6 @@
 //! The rest is written with the next request, or when the thread that reads the connection looks for late ones
 //! (`reader`): at most 100 ms after the node has made room.
 
-#![expect(clippy::arithmetic_side_effects, reason = "counts of requests")]
-
 use std::{
     io,
     sync::{
