@@ -261,12 +261,4 @@ mod tests {
         let (one, thirty) = (count(1), count(30));
         assert!(thirty.abs_diff(one) <= one / 5, "{one} in a minute, {thirty} in thirty");
     }
-
-    #[test]
-    fn a_compressed_plan_strikes_and_lasts_shorter() {
-        let stall = Fault::Stall { at: Target::All, time: Duration::from_secs(1) };
-        let plan = FaultPlan::new([(Duration::from_secs(4), stall)]).compressed(4);
-        let shorter = Fault::Stall { at: Target::All, time: Duration::from_millis(250) };
-        assert_eq!(plan.steps(), [(Duration::from_secs(1), shorter)]);
-    }
 }
