@@ -36,6 +36,16 @@ impl Run<'_> {
             let filled = seat.started + FILLED.as_nanos() as u64;
             let late = seat.mirror.uses.iter().filter(|(at, _)| *at > filled);
             let uses: Vec<_> = late.map(|(_, uses)| *uses).collect();
+            if let (Some([bytes, files, threads]), Some([bytes_now, files_now, threads_now])) =
+                (uses.first(), uses.last())
+            {
+                let mb = |bytes: &usize| bytes >> 20;
+                println!(
+                    "member {member}, after five minutes and at the end: {} and {} MiB, {files} and {files_now} files, {threads} and {threads_now} threads",
+                    mb(bytes),
+                    mb(bytes_now)
+                );
+            }
             if let Some(wrong) = (uses.len() > 60).then(|| oracle::grown(&uses)).flatten() {
                 let text = format!("{:?} to {:?}", uses.first(), uses.last());
                 self.outcomes.violations.push(Violation { wrong, member, hash: B256::ZERO, text });
