@@ -10,6 +10,7 @@ mod admission;
 mod attack;
 mod bad_input;
 mod blobs;
+mod burst;
 mod common;
 mod front;
 mod hostile;

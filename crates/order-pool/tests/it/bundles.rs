@@ -206,6 +206,31 @@ fn keyed_for(n: u64, block: u64, nonce: Option<u64>) -> Bundle {
     bundle(BundleParts { block: Some(block), ..keyed(n, SEARCHER, nonce).parts().clone() })
 }
 
+/// A searcher sends one uuid for each of the next blocks. The pool used to take the one for the next block
+/// out when that for the block after it came, and to refuse the one that came late.
+#[test]
+fn a_bundle_replaces_one_of_its_key_for_its_block_and_none_for_another() {
+    let pool = pool_at_10();
+    for (n, block, nonce) in [(1, 11, 5), (2, 12, 5), (3, 13, 1)] {
+        let outcome = pool.insert_bundle(keyed_for(n, block, Some(nonce)));
+        assert_eq!(outcome, InsertOutcome::Added, "{block}");
+    }
+    let old = pool.insert_bundle(keyed_for(4, 12, Some(5)));
+    assert_eq!(old, InsertOutcome::Superseded { nonce: 5, current: 5 });
+    let replaced = pool.insert_bundle(keyed_for(5, 12, Some(6)));
+    assert!(matches!(replaced, InsertOutcome::Replaced { .. }), "{replaced:?}");
+    // One without a block is for the next one.
+    let next = pool.insert_bundle(keyed(6, SEARCHER, None));
+    assert!(matches!(next, InsertOutcome::Replaced { .. }), "{next:?}");
+    assert_eq!(journal(&mut pool.subscribe(11)).len(), 1);
+    assert_eq!((pool.len(), pool.stats().replaced), (3, 2));
+    pool.on_head(head(11, 0, 0, &[]));
+    // Block 12 has its own numbers, and so has 14.
+    let late = pool.insert_bundle(keyed_for(7, 12, Some(6)));
+    assert_eq!(late, InsertOutcome::Superseded { nonce: 6, current: 6 });
+    assert_eq!(pool.insert_bundle(keyed_for(8, 14, Some(1))), InsertOutcome::Added);
+}
+
 /// Each pool counted from 0, so a third one that got the orders of two kept an older one.
 #[test]
 fn of_replacements_without_a_nonce_at_two_pools_the_latest_wins_in_a_third() {
@@ -467,6 +492,49 @@ fn the_cancellation_of_a_bundle_that_was_seen_is_always_told() {
     assert_eq!(words, "-x");
 }
 
+/// A bundle of several transactions for block 12 that may do without some of them.
+fn of_many(txs: &[u64], optional: &[u64]) -> Bundle {
+    bundle(BundleParts {
+        txs: txs.iter().map(|n| nth(*n)).collect(),
+        block: Some(12),
+        dropping_tx_hashes: optional.iter().map(|n| *nth(*n).hash()).collect(),
+        ..Default::default()
+    })
+}
+
+/// Bundles whose transactions were mined, or whose nonces were used, were shown until their block.
+#[test]
+fn a_bundle_leaves_with_what_it_cannot_do_without() {
+    let (pool, _) = pool();
+    pool.on_head(head(9, 0, 0, &[]));
+    let mined = of_many(&[1, 2], &[]);
+    let without = of_many(&[1, 3], &[1]);
+    let stale = of_many(&[4, 5], &[5]);
+    for bundle in [&mined, &without, &stale] {
+        assert_eq!(pool.insert_bundle(bundle.clone()), InsertOutcome::Added);
+    }
+    let mut subscription = pool.subscribe_all();
+    journal(&mut subscription);
+    let block = head(10, 0, 0, &[*nth(1).hash()]);
+    pool.on_head(block.clone());
+    // The fifth may be left out, the fourth may not.
+    pool.on_nonces(block.head.hash, [(address(5), 1), (address(4), 1)]);
+    let reasons: Vec<_> = journal(&mut subscription)
+        .iter()
+        .map(|line| line.rsplit(' ').next().unwrap_or_default().to_owned())
+        .collect();
+    assert_eq!(reasons, ["Mined", "StaleNonce"]);
+    assert_eq!(pool.len(), 1);
+    // One that comes later is refused for the same reason, and what has left is not called pooled.
+    let late = pool.insert_bundle(of_many(&[6, 1], &[]));
+    let hash = *nth(1).hash();
+    assert_eq!(late, InsertOutcome::Rejected(RejectReason::TxMined { index: 1, hash }));
+    // All that it contains is mined: nothing is left of it.
+    pool.on_head(head(11, 0, 0, &[*nth(3).hash()]));
+    assert!(pool.is_empty());
+    assert_eq!((pool.stats().mined, pool.stats().stale), (2, 1));
+}
+
 /// The id of the first bundle that a subscription shows.
 fn bundle_id(mut orders: order_pool::Subscription) -> B256 {
     let orders = std::iter::from_fn(|| orders.try_next());
@@ -484,6 +552,28 @@ fn the_block_as_it_was_sent_is_known_beside_the_one_that_was_settled() {
     let order = pool.get(&bundle_id(pool.subscribe_all())).expect("it is pooled");
     let bundle = order.as_bundle().expect("a bundle");
     assert_eq!((bundle.sent_block(), bundle.block()), (None, Some(11)));
+}
+
+/// Without a signature, or with one that a stranger has seen, it is the same bundle.
+#[test]
+fn a_bundle_that_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
+    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
+    pool.on_head(head(10, 0, 0, &[]));
+    let by = |n, block, by| {
+        bundle(BundleParts { holder: caller(by), ..plain(n, Some(block)).parts().clone() })
+    };
+    for n in 0..10 {
+        assert_eq!(pool.insert_bundle(by(n, 12, 1)), InsertOutcome::Added);
+        assert_eq!(pool.insert_bundle(by(n, 12, 2)), InsertOutcome::Known);
+    }
+    for n in 10..20 {
+        assert_eq!(pool.insert_bundle(by(n, 11, 1)), InsertOutcome::Added);
+    }
+    assert_eq!(pool.len(), 20, "the stranger has 10, and its other ten are another's too");
+    for n in 20..30 {
+        assert_eq!(pool.insert_bundle(by(n, 11, 2)), InsertOutcome::Added);
+    }
+    assert_eq!((pool.len(), pool.stats().evicted), (20, 10), "now nobody holds the first ten");
 }
 
 /// A cancellation removes all of them in one hold of the lock.

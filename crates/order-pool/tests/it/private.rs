@@ -161,6 +161,24 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
     assert_eq!(journal(&mut told).len(), 2);
 }
 
+#[test]
+fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
+    let (pool, _) = pool(PoolConfig { max_external_txs: 1, ..PoolConfig::default() });
+    let of = |sender, max_tip| {
+        let spec = Spec { sender, max_fee: 1_000, max_tip, ..Spec::default() };
+        tx_from(spec, Origin::Rpc)
+    };
+    let vouched = of(1, 1).vouched_for();
+    assert_eq!(pool.insert_transaction(vouched.clone()), InsertOutcome::Added);
+    assert_eq!(pool.insert_transaction(of(2, 500)), InsertOutcome::Added);
+    assert_eq!(pool.insert_transaction(of(3, 600)), InsertOutcome::Added);
+    assert!(pool.contains(vouched.hash()) && !pool.contains(of(2, 500).hash()));
+    assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 1));
+    let order = pool.get(vouched.hash()).expect("it is pooled");
+    let order = order.as_tx().expect("a transaction");
+    assert!(!order.is_public() && order.origin() == Origin::Rpc, "it is not taken for public");
+}
+
 /// One key with nonces 1 to 18,000, or 1,617 transactions of 40 KB, removed everybody's.
 #[test]
 fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
@@ -229,6 +247,29 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
             let left = (0..187).filter(|n| pool.contains(&hash(*n))).count();
             assert_eq!(left, 0, "their last block is over");
         }
+    }
+}
+
+/// It was answered with success and still removed at the first block.
+#[test]
+fn one_that_is_sent_again_is_kept_as_long_as_the_latest_message_says() {
+    let (pool, _) = pool(PoolConfig::default());
+    pool.insert_transaction(private(1, 11));
+    pool.insert_transaction(private(2, 11));
+    pool.insert_transaction(private(3, 12));
+    assert_eq!(pool.insert_transaction(private(1, 14)), InsertOutcome::Known);
+    assert_eq!(pool.insert_transaction(tx_of_caller(2)), InsertOutcome::Known, "raw");
+    assert_eq!(pool.insert_transaction(private(3, 11)), InsertOutcome::Known, "not shorter");
+    let kept = |n| pool.contains(nth(n).hash());
+    for (number, expected) in [
+        (11, [true, true, true]),
+        (12, [true, true, false]),
+        (13, [true, true, false]),
+        (14, [false, true, false]),
+        (15, [false, false, false]),
+    ] {
+        pool.on_head(head(number, 0, 0, &[]));
+        assert_eq!([1, 2, 3].map(kept), expected, "after block {number}");
     }
 }
 
@@ -319,6 +360,24 @@ fn what_a_stranger_sends_of_a_sender_uses_up_nothing_of_its_balance() {
     assert_eq!(pool.insert(of(1, own), Some(&funds)), InsertOutcome::Added);
     let outcome = pool.insert(of(2, own), Some(&funds));
     assert!(matches!(outcome, InsertOutcome::Rejected(RejectReason::InsufficientFunds { .. })));
+}
+
+/// The answer was a success, so its time begins anew.
+#[test]
+fn a_raw_one_that_is_sent_again_is_kept_as_long_as_a_new_one() {
+    let (pool, clock) = pool(PoolConfig::default());
+    let (id, raw) = (*tx_of_caller(1).hash(), || tx_of_caller(1));
+    assert_eq!(pool.insert_transaction(raw()), InsertOutcome::Added);
+    clock.advance(DEFAULT_TX_RETENTION - Duration::from_secs(1));
+    assert_eq!(pool.insert_transaction(raw()), InsertOutcome::Known);
+    clock.advance(Duration::from_secs(2));
+    upkeep(&pool);
+    assert!(pool.contains(&id));
+    for number in 11..16 {
+        assert!(pool.contains(&id), "{number}");
+        pool.on_head(head(number, 0, 0, &[]));
+    }
+    assert!(!pool.contains(&id));
 }
 
 #[test]

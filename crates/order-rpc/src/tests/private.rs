@@ -3,7 +3,7 @@
 use crate::methods::MAX_PRIVATE_BLOCKS;
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
-use order_pool::Origin;
+use order_pool::{OrderPool, Origin, PoolConfig};
 use serde_json::{Value, json};
 
 use super::{common::*, *};
@@ -141,5 +141,36 @@ async fn before_the_first_head_a_private_transaction_is_refused_for_a_while() {
         let answer = call(server.addr, method, params).await;
         assert_eq!(answer.error(), (503, -32005, "head_unknown".to_owned()));
     }
+    assert!(server.pool.is_empty());
+}
+
+/// The second caller is answered with success without a look into the transaction.
+#[tokio::test]
+async fn one_that_is_sent_again_is_kept_for_each_of_its_senders_and_until_the_later_block() {
+    // One caller may have one.
+    let config_of_pool = PoolConfig { max_external_txs: 32, ..PoolConfig::default() };
+    let server = start_on(OrderPool::new(config_of_pool).unwrap(), config());
+    server.pool.on_head(block(HEAD, &[]));
+    let send = async |from: [u8; 4], raw: &str, last: u64| {
+        let params = json!([{ "tx": raw, "maxBlockNumber": last }]);
+        let body = request("eth_sendPrivateTransaction", params);
+        let answer = send_on(connect_from(from, server.addr).await, body.as_bytes(), &[]).await;
+        let hash: B256 = answer.json()["result"].as_str().unwrap().parse().unwrap();
+        hash
+    };
+    let (owner, stranger) = ([127, 0, 0, 1], [127, 0, 0, 2]);
+    let theirs = raw(0);
+    let hash = send(stranger, &theirs, HEAD + 1).await;
+    assert_eq!(send(owner, &theirs, HEAD + 3).await, hash);
+    let more = PrivateKeySigner::random();
+    let paying = |mut tx: alloy_consensus::TxEip1559| {
+        tx.max_priority_fee_per_gas = tx.max_fee_per_gas;
+        hex(&sign(tx, &more))
+    };
+    let other = send(stranger, &paying(plain(0)), HEAD + 3).await;
+    assert!(server.pool.contains(&other), "in place of its claim on the first");
+    server.pool.on_head(block(HEAD + 1, &[]));
+    assert!(server.pool.contains(&hash));
+    server.pool.on_head(block(HEAD + 3, &[]));
     assert!(server.pool.is_empty());
 }

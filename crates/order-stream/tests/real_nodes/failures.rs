@@ -114,6 +114,20 @@ async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
 }
 
 #[tokio::test]
+async fn a_builder_that_is_behind_misses_nothing() {
+    let (stage, ingested, built) = Stage::with_pools().await;
+    let source = stage.source(&built, "slow");
+    until("a live source", || source.state() == State::Live).await;
+    insert(&ingested, &transactions(15, 10_000, 0));
+    let publisher = stage.publisher(&ingested, "a");
+    until_equal(&ingested, &built).await;
+    until("nothing behind", || source.state() == State::Live && source.stats().behind == 0).await;
+    finish(publisher).await;
+    let stats = finish_source(source).await;
+    assert_eq!((stats.pooled, stats.missed), (10_000, 0));
+}
+
+#[tokio::test]
 async fn what_was_deleted_is_missed_and_the_rest_is_not() {
     let (stage, ingested, built) = Stage::with_pools().await;
     let txs = transactions(16, 21, 0);

@@ -49,6 +49,21 @@ fn source(server: ServerConfig, pool: &OrderPool) -> Source {
 }
 
 #[tokio::test]
+async fn the_rights_of_the_sample_are_enough_and_the_credentials_may_stand_in_the_url() {
+    let stage = stage().await;
+    let (ingested, built) = (pool(), pool());
+    insert(&ingested, &transactions(31, 100, 0));
+    let publisher = publisher(stage.user("a", "p%40%2F"), &ingested);
+    let source = source(stage.user("one", "p"), &built);
+    until_equal(&ingested, &built).await;
+    // With a comparison of the stream in between.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!((publisher.state(), source.state()), (State::Live, State::Live));
+    assert_eq!(finish(publisher).await.stored, 100);
+    assert_eq!(finish_source(source).await.resets, 0);
+}
+
+#[tokio::test]
 async fn a_wrong_password_and_missing_rights_are_denied() {
     let stage = stage().await;
     let (ingested, built) = (pool(), pool());

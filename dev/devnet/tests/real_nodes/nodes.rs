@@ -2,6 +2,8 @@
 
 use std::{
     collections::BTreeMap,
+    io::{self, Write as _},
+    os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
 
@@ -23,7 +25,7 @@ use serde_json::value::RawValue;
 use tempfile::TempDir;
 use testkit::{
     ingest::{arrived_whole, eventually, settled},
-    usage::resident_bytes,
+    usage::{cpu_of, resident_bytes},
 };
 
 use crate::load::{Load, seconds};
@@ -249,6 +251,59 @@ async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announceme
         "{kind:?}: {what}: {brought_in} brought in and {queued} queued of {} accepted",
         load.accepted
     );
+}
+
+#[tokio::test]
+async fn under_load_each_mode_costs_the_node_anvil() {
+    costs(RealNodeKind::Anvil).await;
+}
+
+#[tokio::test]
+async fn under_load_each_mode_costs_the_node_geth() {
+    costs(RealNodeKind::Geth).await;
+}
+
+/// Subscribes to whole transactions, and reads them until the node is gone, without looking at them.
+fn drain_objects(node: &RealNode) {
+    let mut stream = UnixStream::connect(node.ipc_path()).unwrap();
+    let subscribe = br#"{"jsonrpc":"2.0","id":1,"method":"eth_subscribe","params":["newPendingTransactions",true]}"#;
+    stream.write_all(subscribe).unwrap();
+    std::thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
+}
+
+/// Prints the node's own CPU time for each transaction, which includes taking it in and mining it.
+async fn costs(kind: RealNodeKind) {
+    let modes = [
+        ("without a subscriber", None, false),
+        ("full objects, of a subscriber that reads no more", None, true),
+        ("hashes, each requested", Some(Announcements::Hashes), false),
+        ("full objects and hashes", Some(Announcements::Full), false),
+    ];
+    for (what, announcements, plain) in modes {
+        let folder = tempfile::tempdir().unwrap();
+        let node = RealNode::start(kind, folder.path(), Duration::from_secs(12)).unwrap();
+        let fetcher = match announcements {
+            None => None,
+            Some(mode) => Some(start(&node, StartPolicy::RequireNode, mode).await.0),
+        };
+        if plain {
+            drain_objects(&node);
+        }
+        let pid = node.pid().unwrap();
+        let before = cpu_of(pid);
+        let load = Load::start(node.ipc_path(), 2_000, seconds(20)).finish();
+        let mut missed = 0;
+        if let Some(fetcher) = fetcher {
+            let all = load.accepted * 99 / 100;
+            let counts = settled(&fetcher, what, |counts| counts.pooled >= all).await;
+            missed = counts.objects_missed;
+        }
+        let us = (cpu_of(pid) - before).as_micros() as f64 / load.accepted.max(1) as f64;
+        println!(
+            "{kind:?}: 2000 TPS, {what}: {us:.0} us of the node for each, {missed} objects missed"
+        );
+        assert!(us > 0.0, "the node has worked");
+    }
 }
 
 #[tokio::test(flavor = "current_thread")]

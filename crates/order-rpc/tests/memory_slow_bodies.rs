@@ -1,0 +1,150 @@
+//! Bodies that come a byte at a time, round after round. Alone in its program: it measures resident
+//! memory.
+#![cfg(target_os = "linux")]
+
+#[path = "../src/tests/common.rs"]
+mod common;
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::{Duration, Instant},
+};
+
+use common::{memory::*, *};
+use futures::future::join_all;
+use order_rpc::OrderRpcConfig;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::interval,
+};
+
+const ATTACKERS: usize = 300;
+const ROUNDS: usize = 3;
+/// What the rounds after the first may add to its peak: what the allocator keeps of what was freed.
+/// Of 900 connections more, each of which has a read buffer of up to 32 kB.
+const FLAT_BYTES: usize = 8 << 20;
+
+/// Promises a megabyte and sends a byte every 20 ms, until it is told to stop. `None` if it was not
+/// told: a byte that meets a closed socket resets the connection, and may take the answer with it.
+async fn slow(number: usize, to: SocketAddr, most: Arc<Most>) -> Option<Answer> {
+    // From 64 addresses, so that no share of one is met.
+    let socket = begin([127, 0, 1, (number % 64) as u8], to, (1 << 20, "{"), &[]).await;
+    let (mut reader, mut writer) = socket.into_split();
+    most.look();
+    let mut bytes = Vec::new();
+    let dribble = async {
+        let mut ticks = interval(Duration::from_millis(20));
+        loop {
+            ticks.tick().await;
+            if writer.write_all(b" ").await.is_err() {
+                // Closed: the answer is on its way.
+                return std::future::pending::<()>().await;
+            }
+        }
+    };
+    // The answer ends the attack; sending has no end of its own.
+    tokio::select! {
+        read = tokio::time::timeout(PATIENCE, reader.read_to_end(&mut bytes)) => {
+            // An error is the reset; what came before it counts.
+            let _ = read.expect("an end in time");
+        }
+        () = dribble => unreachable!("an endless loop"),
+    }
+    (!bytes.is_empty()).then(|| parse(&bytes))
+}
+
+/// Where the attack and the other caller are.
+#[derive(Debug, Default)]
+struct Progress {
+    /// Each of the other caller's was served, while the attack went on.
+    all_served: AtomicBool,
+    attack_over: AtomicBool,
+}
+
+/// Someone else, for as long as the attack goes on. Refused, it comes back as it was told to, only
+/// sooner; what counts is that it gets in.
+async fn other_caller(to: SocketAddr, bodies: Vec<String>, progress: Arc<Progress>) -> (u64, u64) {
+    let (mut served, mut refused) = (0, 0);
+    while !progress.attack_over.load(SeqCst) {
+        for body in &bodies {
+            let start = Instant::now();
+            let answer = loop {
+                let answer = send(to, body.as_bytes(), &[]).await;
+                if answer.status == 200 {
+                    break answer;
+                }
+                assert!(NO_PLACE.contains(&&*answer.error().2), "{answer:?}");
+                refused += 1;
+                assert!(start.elapsed() < PATIENCE, "kept out by slow bodies");
+            };
+            assert!(answer.json()["result"].is_string(), "{answer:?}");
+            served += 1;
+        }
+        progress.all_served.store(true, SeqCst);
+    }
+    (served, refused)
+}
+
+/// Why a request finds no place, be it slow or not.
+const NO_PLACE: [&str; 2] = ["unsigned_requests", "too_many_requests"];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn slow_bodies_round_after_round_take_no_more_memory_than_in_the_first() {
+    // It is loaded at the start of the first server, and is no caller's.
+    order_pool::load_trusted_setup();
+    // The other caller asks as fast as the machine can.
+    let config = OrderRpcConfig { caller_quota: None, ..config() };
+    let server = start_server(config, gate_config(64));
+    let bodies: Vec<_> =
+        (0..16).map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce)]))).collect();
+    let progress = Arc::new(Progress::default());
+    let other = tokio::spawn(other_caller(server.addr, bodies.clone(), Arc::clone(&progress)));
+
+    let most = Arc::new(Most::default());
+    let mut told: BTreeMap<String, u64> = BTreeMap::new();
+    let (mut warm, mut rounds) = (0, 0);
+    // More of them if the other caller needs more time.
+    while rounds <= ROUNDS || !(progress.all_served.load(SeqCst) || other.is_finished()) {
+        let answers =
+            (0..ATTACKERS).map(|number| tokio::spawn(slow(number, server.addr, Arc::clone(&most))));
+        for answer in join_all(answers).await {
+            let Some(answer) = answer.unwrap() else { continue };
+            let (status, _, reason) = answer.error();
+            assert_eq!(status, if reason == "body_timeout" { 408 } else { 503 }, "{reason}");
+            *told.entry(reason).or_default() += 1;
+        }
+        most.look();
+        if rounds == 0 {
+            warm = most.above(0);
+        }
+        rounds += 1;
+    }
+    let added = most.above(warm);
+    progress.attack_over.store(true, SeqCst);
+    let (served, kept_out) = other.await.unwrap();
+    println!(
+        "{} slow bodies, {told:?}; {} KiB more resident; another caller: {served} served, \
+         {kept_out} refused",
+        ATTACKERS * rounds,
+        added >> 10
+    );
+    assert!(added <= FLAT_BYTES, "{added} bytes more");
+    assert_eq!(server.pool.len(), bodies.len(), "the other caller's are in");
+    server.until_nothing_is_held().await;
+    let mut all = 0;
+    for reason in ["body_timeout", "slow_bodies"].into_iter().chain(NO_PLACE) {
+        let counted = server.counted.reason(reason);
+        let told = told.remove(reason).unwrap_or_default();
+        assert!(counted >= told, "{reason}: {counted} counted, {told} told");
+        assert!(counted > 0 || reason == "too_many_requests", "no {reason}");
+        all += counted;
+    }
+    assert!(told.is_empty(), "{told:?}");
+    assert_eq!(all, (ATTACKERS * rounds) as u64 + kept_out, "each is counted once");
+}
