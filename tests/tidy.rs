@@ -531,6 +531,16 @@ fn the_arrows_between_the_crates_are_those_of_the_manifests() {
     assert_eq!(drawn, of_manifests);
 }
 
+/// A script that had been emptied by mistake succeeded.
+#[test]
+fn every_script_has_lines_to_run() {
+    for path in files().iter().filter(|path| path.extension().is_some_and(|kind| kind == "sh")) {
+        let text = read(path);
+        let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
+        assert!(lines.count() > 0 && text.starts_with("#!"), "{} runs nothing", path.display());
+    }
+}
+
 #[test]
 fn readme_and_architecture_name_every_crate() {
     for document in ["README.md", "ARCHITECTURE.md"] {

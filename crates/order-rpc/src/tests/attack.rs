@@ -73,6 +73,24 @@ async fn slow_bodies_take_only_their_own_places_and_time_out() {
 }
 
 #[tokio::test]
+async fn bodies_together_stay_within_their_bytes() {
+    let server = limited(|limits| {
+        limits.config.max_body_bytes = 40_000;
+        (limits.config.max_buffered_bytes, limits.max_buffered_bytes_per_caller) = (60_000, 80_000);
+    });
+    let start = " ".repeat(35_000);
+    let mut sockets =
+        join_all((0..2).map(|_| begin(ONE, server.addr, (40_000, &start), &[]))).await;
+    let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
+    let (first, _, _) = futures::future::select_all(answers).await;
+    assert_eq!(first.error(), refused(503, "buffered_bytes"));
+    assert_eq!(server.counted.reason("buffered_bytes"), 1);
+    assert!(server.rpc.buffered_bytes() <= 60_000);
+    drop(sockets);
+    server.until_nothing_is_held().await;
+}
+
+#[tokio::test]
 async fn connections_beyond_the_cap_are_told_so_in_the_same_shape() {
     let server = limited(|limits| limits.max_connections_per_caller = 2);
     let idle = [TcpStream::connect(server.addr).await, TcpStream::connect(server.addr).await];

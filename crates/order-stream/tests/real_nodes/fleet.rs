@@ -339,3 +339,20 @@ async fn a_cancellation_in_an_outage_longer_than_pools_remember_it_holds_in_ever
     finish(publisher).await;
     finish_source(source).await;
 }
+
+#[tokio::test]
+async fn a_uuid_that_is_forgotten_and_used_again_can_be_cancelled_again() {
+    let (stage, tx) = (Stage::new().await, &transactions(9, 1, 0)[0]);
+    let ([ingested, built], forget) = forgetful();
+    let source = stage.source_of(&built, Flow::Private, "one");
+    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+    for _ in 0..2 {
+        ingested.insert_bundle(sent(1, None, tx));
+        until("it is there", || built.stats().bundles == 1).await;
+        cancel(&ingested, 1, None);
+        until("it is cancelled", || built.is_empty()).await;
+        forget();
+    }
+    assert_eq!(finish(publisher).await.stored, 4);
+    finish_source(source).await;
+}

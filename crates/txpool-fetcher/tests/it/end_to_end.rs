@@ -12,7 +12,7 @@ use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
     Backfill, EndReason, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
-    SourceState,
+    SourceState, StartPolicy,
 };
 
 use super::{all_live, compare, ingest_with, recover, settles_fast, submit};
@@ -288,6 +288,29 @@ async fn two_request_connections_share_the_requests() {
     // One for subscriptions, two for fetches, one for all other requests; the list of the pool had one
     // of its own.
     assert_eq!(node.node.stats().connections_open, 4);
+}
+
+#[tokio::test]
+async fn a_node_that_starts_late_is_waited_for_when_told_so() {
+    let (_folder, path) = testkit::ingest::socket();
+    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::ipc(&path) };
+    let pool = order_pool::OrderPool::new(order_pool::PoolConfig::default()).unwrap();
+    let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
+    eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
+    assert_eq!(fetcher.status()[0].state, SourceState::Connecting);
+    let node = mock_node::MockNode::start(mock_node::NodeConfig {
+        accounts: 20,
+        preload: 25,
+        ..mock_node::NodeConfig::new(&path)
+    })
+    .unwrap();
+    eventually("live", || fetcher.is_live()).await;
+    assert_eq!(pool.len(), 25);
+    drop(node);
+    eventually("the loss is seen", || !fetcher.is_live()).await;
+    let end = fetcher.shutdown(Duration::from_secs(5)).await;
+    assert_eq!(end.reason, EndReason::Stopped);
+    assert_eq!(end.counts.balance(), 0);
 }
 
 #[tokio::test]

@@ -209,6 +209,45 @@ async fn what_the_node_drops_from_its_full_stream_is_requested_and_announced_onc
 }
 
 #[tokio::test]
+async fn an_object_is_delivered_before_its_hash_and_its_hash_counts_no_second_time() {
+    let node = Node::start(4, |config| config);
+    node.submit_all();
+    let config = FetcherConfig { backfill: Backfill::Off, ..full(&node) };
+    let (fetcher, _pool) = ingest_patiently(config).await;
+    for tx in &node.txs[..3] {
+        node.node.announce_object(&node.node.object(tx.hash).expect("it is pending"));
+    }
+    let counts = settled(&fetcher, "delivered", |counts| counts.pooled == 3).await;
+    assert_eq!(counts.announced, 3);
+    for tx in &node.txs[..3] {
+        node.node.announce_unknown(tx.hash);
+    }
+    node.node.announce_again(node.txs[3].hash).unwrap();
+    let counts = settled(&fetcher, "the hashes have come", |counts| counts.pooled == 4).await;
+    assert_eq!((counts.announced, counts.known, counts.objects_missed), (4, 0, 0));
+    assert_eq!(node.node.stats().raw_found, 0, "nothing was requested");
+    eventually("every hash is read", || fetcher.status()[0].backlog == 0).await;
+    assert_eq!(fetcher.counts().announced, 4);
+}
+
+#[tokio::test]
+async fn an_object_that_comes_long_after_its_hash_was_requested_counts_no_second_time() {
+    let node = Node::start(2, |config| config);
+    let limits = Limits { object_wait: Duration::from_millis(25), ..Limits::default() };
+    let (fetcher, pool) = ingest_with(full(&node), limits).await;
+    node.node.inject(Fault::DropObjects { count: 1 });
+    let [late, next] = &node.txs[..] else { panic!("two") };
+    node.node.submit(late.raw.clone()).unwrap();
+    let counts = settled(&fetcher, "it is requested", |counts| counts.pooled == 1).await;
+    assert_eq!((counts.announced, counts.objects_missed), (1, 1));
+    node.node.announce_object(&node.node.object(late.hash).expect("it is pending"));
+    node.node.submit(next.raw.clone()).unwrap();
+    let counts = settled(&fetcher, "the next one", |counts| counts.pooled == 2).await;
+    assert_eq!((counts.announced, counts.known), (2, 0));
+    assert_eq!(pool.len(), 2);
+}
+
+#[tokio::test]
 async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
     for lost in [Target::Hashes, Target::Objects] {
         let node = Node::start(30, |config| config);

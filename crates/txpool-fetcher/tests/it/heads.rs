@@ -180,6 +180,30 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
 }
 
 #[tokio::test]
+async fn a_leader_that_falls_silent_leads_until_another_branch_is_higher() {
+    let (silent, other) = (Fake::start(), Fake::start());
+    let limits = Limits { lead_timeout: Duration::ZERO, ..settles_fast() };
+    let (_fetcher, pool) = first_leads(&silent, &other, limits).await;
+    // With all its ancestors: nothing is wrong with it but that it stops.
+    for number in 2..=9 {
+        let parent = if number == 2 { 1 } else { 99 + number };
+        silent.announce(&FakeBlock::new(number, 100 + number, parent, &[]));
+    }
+    eventually("the first leads", || head_number(&pool) == Some(9)).await;
+    let mut events = pool.subscribe_all();
+    blocks(2..=12).for_each(|block| other.announce(&block));
+    let head = || pool.head().is_some_and(|head| head.hash == block_hash(12));
+    eventually("the other leads", head).await;
+    let (heads, _) = seen(&mut events);
+    assert_eq!(heads[0], 9, "until then");
+    assert_eq!(
+        heads[heads.len() - 11..],
+        (2..=12).collect::<Vec<_>>(),
+        "not before the 11th: {heads:?}"
+    );
+}
+
+#[tokio::test]
 async fn a_node_that_imports_old_blocks_does_not_roll_the_chain_back() {
     let (live, late) = (Fake::start(), Fake::start());
     let (_fetcher, pool) = first_leads(&live, &late, settles_fast()).await;
