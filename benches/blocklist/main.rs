@@ -169,6 +169,7 @@ struct Row {
 }
 
 impl Row {
+    /// Seconds for each round.
     fn times(&self, way: Way) -> impl Iterator<Item = f64> {
         let index = WAYS.iter().position(|w| *w == way).expect("one of them");
         self.rounds.iter().map(move |times| times[index].as_secs_f64())

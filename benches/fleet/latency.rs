@@ -17,6 +17,7 @@ const LAST: Duration = Duration::from_secs(60);
 /// Transactions before those that are timed: connections, buffers and the consumer are warm then.
 const WARM_UP: usize = 50;
 
+/// What carries the transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Bare,

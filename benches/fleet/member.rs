@@ -47,24 +47,21 @@ const STOP_DEADLINE: Duration = Duration::from_secs(5);
 /// Where the transactions of a member come from.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Feed {
+    /// It signs them.
     Own,
     /// The node on this socket.
     Node(PathBuf),
     /// The stream on these servers, as a builder of this name.
-    Stream {
-        servers: Vec<String>,
-        name: String,
-    },
+    Stream { servers: Vec<String>, name: String },
     /// Bare messages on these servers.
-    Bare {
-        servers: Vec<String>,
-    },
+    Bare { servers: Vec<String> },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     /// Publish to these servers, if there are any.
     Start(Feed, Vec<String>),
+    /// Sign so many.
     Sign(usize),
     /// Pool what was signed, at a rate or at once.
     Insert(Option<u32>),
@@ -307,6 +304,7 @@ fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256
     sent
 }
 
+/// Runs as a member.
 fn respond() -> io::Result<()> {
     let runtime = Runtime::new()?;
     let mut signer = Signer::new(LIVE);

@@ -15,6 +15,7 @@ fn stream() -> String {
     stream_name(Flow::Public, DEV_CHAIN_ID)
 }
 
+/// Makes the stream, empty.
 pub(crate) fn reset_streams(servers: &[String]) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -5,6 +5,7 @@
 //! - criterion's groups `floor` and `burst`: what nobody can save, and a burst of 8,000;
 //! - `paced`: the table of all contenders at paced rates and in the burst, and where the CPU time goes;
 //! - `scale`: how far each contender goes, with its memory, see [`scale`];
+//! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`];
 //! - `drops`: what it costs in time when the node drops full objects, see [`drops`].
 //!
 //! A fifth of the 0.5 % of transactions with blobs have six. Ours must have pooled everything, or the
@@ -21,6 +22,7 @@
 //! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and
 //! `INGEST_BENCH_RATES`.
 
+mod backfill;
 mod drops;
 mod floor;
 mod scale;
@@ -49,6 +51,7 @@ const MOST: usize = 20_000;
 /// Of a thousand transactions, how many carry blobs; a fifth of those six. The example's default.
 const BLOBS_PER_MILLE: u32 = 5;
 
+/// How much is done.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) rates: Vec<u32>,
@@ -69,6 +72,7 @@ impl Plan {
         }
     }
 
+    /// Each path once.
     const fn test(rates: Vec<u32>) -> Self {
         Self { rates, rounds: 1, seconds: 0.4, burst: 500 }
     }
@@ -96,7 +100,7 @@ fn main() -> ExitCode {
     }
     let args = Args::read();
     let mut criterion = Criterion::default().configure_from_args();
-    let is_other = |word: &String| ["scale", "drops"].contains(&word.as_str());
+    let is_other = |word: &String| ["scale", "backfill", "drops"].contains(&word.as_str());
     if !args.words.iter().any(is_other) {
         let plan = match args.is_test() {
             true => Plan::test(vec![500]),
@@ -116,6 +120,9 @@ fn main() -> ExitCode {
             true => Plan::test(vec![500, 2000]),
             false => Plan::new(scale::RATES, "3"),
         });
+    }
+    if !args.has("--list") && args.choose("backfill") {
+        backfill::bench(args.is_test());
     }
     if !args.has("--list") && args.choose("drops") {
         drops::bench(&match args.is_test() {

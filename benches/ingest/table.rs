@@ -61,6 +61,7 @@ pub(crate) struct Floor {
     pub(crate) all_cores_us: f64,
 }
 
+/// Prints the table.
 pub(crate) fn print(rows: &[Row], floor: Floor) {
     let Floor { alone_us: floor_us, all_cores_us } = floor;
     println!("\nannounced by the node -> visible to a subscriber; medians of the rounds");

@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Grain of the bench's own watching; it is no part of any latency.
 const POLL: Duration = Duration::from_millis(5);
 
+/// All parts, at work.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pool: OrderPool,
@@ -62,6 +63,10 @@ impl Parts {
         Self { pool, fetcher, gate, upkeep: upkeep.expect("a thread"), sink }
     }
 
+    /// Waits until `end` holds.
+    ///
+    /// # Panics
+    /// If it does not within [`PATIENCE`].
     pub(crate) async fn until(&self, end: impl Fn(&Self) -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !end(self) {

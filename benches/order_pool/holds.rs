@@ -22,6 +22,7 @@ use testkit::{
 
 use crate::load::{external, rising, sender};
 
+/// The goal.
 const LONGEST_MS: f64 = 5.0;
 
 thread_local! {

@@ -14,6 +14,7 @@ use order_pool::{Event, InsertOutcome, OrderPool, Origin, PoolConfig, Transactio
 
 use crate::rival::{MutexPool, RivalEvent};
 
+/// How much of everything.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     pub(crate) replayed: u64,

@@ -8,7 +8,6 @@ use super::*;
 async fn a_killed_leader_costs_time_and_no_order() {
     let dir = tempfile::tempdir().expect("a folder");
     let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
-    cluster.wait_leader(PATIENCE).expect("a leader");
     let server = ServerConfig::cluster(cluster.urls());
     let replicated = StreamConfig { replicas: 3, ..stream(Flow::Public) };
     ensure_stream(&server, &replicated).await.expect("a stream");

@@ -392,6 +392,34 @@ mod tests {
         SinkQueue::new(SinkMetrics::new())
     }
 
+    fn heads(queue: &SinkQueue) -> Vec<(u64, usize)> {
+        let jobs = std::mem::take(&mut lock(&queue.waiting).jobs);
+        let head = |job: &Job| match job {
+            Job::Head { block, carried, .. } => Some((block.head.number, carried.len())),
+            _ => None,
+        };
+        jobs.iter().filter_map(head).collect()
+    }
+
+    #[test]
+    fn beyond_its_bound_the_oldest_head_goes_and_the_next_tells_what_it_mined() {
+        let queue = queue();
+        let last = EVENTS_WAITING as u64 + 5;
+        for number in 1..=last {
+            queue.push_head(block(number));
+            queue.push_nonces(BlockNonces::new(hash(number, 1), Vec::new()));
+        }
+        let is_nonces = |job: &&Job| matches!(job, Job::Nonces(_));
+        let nonces = lock(&queue.waiting).jobs.iter().filter(is_nonces).count();
+        assert_eq!(nonces, EVENTS_WAITING, "those of a dropped head go with it");
+        let heads = heads(&queue);
+        let numbers: Vec<_> = heads.iter().map(|(number, _)| *number).collect();
+        assert_eq!(numbers, (6..=last).collect::<Vec<_>>());
+        assert_eq!(heads[0].1, 5, "the hashes of the five that were dropped");
+        assert!(heads[1..].iter().all(|(_, carried)| *carried == 0));
+        assert!(lock(&queue.waiting).is_behind);
+    }
+
     #[test]
     fn what_is_kept_of_dropped_blocks_is_bounded_too() {
         let mut waiting = Waiting::default();
@@ -444,5 +472,20 @@ mod tests {
         queue.push_head(block(1));
         queue.end();
         assert!(queue.next().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_comparison_follows_when_the_sink_has_caught_up() {
+        let queue = queue();
+        for number in 1..=EVENTS_WAITING as u64 + 1 {
+            queue.push_head(block(number));
+        }
+        let thread = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || while queue.next().is_some() {})
+        };
+        queue.caught_up().await;
+        queue.end();
+        thread.join().expect("it does not panic");
     }
 }

@@ -262,6 +262,92 @@ async fn a_leader_that_is_frozen_or_dies_for_good_is_followed_by_the_other_witho
     assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
 }
 
+#[tokio::test]
+async fn nodes_that_come_back_on_another_branch_or_from_an_older_snapshot_bring_back_what_it_lacks()
+{
+    for nodes in [1, 2] {
+        let fakes = [Fake::start(), Fake::start()];
+        let txs = txs(2);
+        let (fetcher, pool) = ingest_fast(config_of(&fakes.each_ref()[..nodes])).await;
+        all_live(&fetcher).await;
+        fakes[0].pools(&pool, &txs[..1]).await;
+        let mined = FakeBlock::new(3, 3, 2, &[&txs[0]]).with_rival_of(&txs[1]);
+        let chain: Vec<_> = blocks(2..=2).chain([mined]).chain(blocks(4..=6)).collect();
+        for fake in &fakes[..nodes] {
+            chain.iter().for_each(|block| fake.announce(block));
+        }
+        eventually("mined", || pool.is_empty() && head_number(&pool) == Some(6)).await;
+        // Alone it is below what is known for ever; both together have another branch of that height.
+        let last = if nodes == 1 { 4 } else { 6 };
+        let own = (3..=last).map(|number| {
+            FakeBlock::new(number, 30 + number, if number == 3 { 2 } else { 29 + number }, &[])
+        });
+        let chain: Vec<_> = blocks(1..=2).chain(own).collect();
+        fakes[0].lock().pending.push(txs[1].clone());
+        fakes[..nodes].iter().for_each(|fake| fake.restart(&chain));
+        let next = FakeBlock::new(last + 1, 99, 30 + last, &[]);
+        eventually("they are back", || fetcher.status().iter().all(|source| source.reconnects > 0))
+            .await;
+        all_live(&fetcher).await;
+        fakes[..nodes].iter().for_each(|fake| fake.announce(&next));
+        eventually("their head", || pool.head().is_some_and(|head| head.hash == next.hash)).await;
+        eventually("pending again", || pool.len() == 2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_high_number_whether_first_or_repeated_keeps_no_honest_head_from_the_sink() {
+    // Of a parent that nobody has, or that cannot have it as a child.
+    for (is_first, number, parent) in
+        [(true, 1 << 60, 99), (false, 1 << 60, 99), (false, 1 << 60, 1), (false, 51, 99)]
+    {
+        let (liar, honest) = (Fake::start(), Fake::start());
+        let high = FakeBlock::new(number, 100, parent, &[]);
+        let (leads, other) = if is_first { (&liar, &honest) } else { (&honest, &liar) };
+        if is_first {
+            liar.add(&high);
+            liar.lock().head = high.hash;
+        }
+        let (_fetcher, pool) = first_leads(leads, other, settles_fast()).await;
+        if is_first {
+            assert_eq!(head_number(&pool), Some(number), "nobody else has told one");
+        } else if parent == 99 {
+            liar.announce(&high);
+            let tries = || liar.requests_for(99, false) + honest.requests_for(99, false);
+            eventually("it was looked into", || tries() >= 7).await;
+        }
+        for block in blocks(2..=8) {
+            liar.announce(&high);
+            honest.announce(&block);
+            eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
+        }
+    }
+}
+
+/// Each head was related to the chain before the one before it was applied.
+#[tokio::test]
+async fn a_quick_flip_back_to_a_known_branch_is_followed() {
+    let fake = Fake::start();
+    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let txs = txs(1);
+    fake.pools(&pool, &txs).await;
+    let block = |number| match number {
+        4 => FakeBlock::new(4, 4, 3, &[&txs[0]]),
+        _ => FakeBlock::new(number, number, number - 1, &[]),
+    };
+    (2..=5).for_each(|number| fake.announce(&block(number)));
+    eventually("mined", || pool.is_empty() && head_number(&pool) == Some(5)).await;
+    let mut events = pool.subscribe_all();
+    let flip = FakeBlock::new(3, 33, 2, &[]);
+    // While it is read, all those after it are told.
+    fake.lock().busy.insert((flip.hash, false), 2);
+    fake.announce(&flip);
+    (3..=6).for_each(|number| fake.announce(&block(number)));
+    eventually("the head", || head_number(&pool) == Some(6)).await;
+    assert_eq!(seen(&mut events).0, [5, 3, 3, 4, 5, 6], "there and back");
+    assert!(pool.is_empty());
+}
+
 /// The blocks below the unreadable one counted for 64 further blocks.
 #[tokio::test]
 async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
