@@ -13,10 +13,10 @@ use async_nats::jetstream::{
 };
 use futures::StreamExt as _;
 use order_pool::OrderPool;
-use tokio::time::{interval, timeout};
+use tokio::time::{Instant, interval, sleep, timeout};
 
 use crate::{
-    config::{SourceConfig, check},
+    config::{Flow, SourceConfig, check},
     deliver::Deliverer,
     error::StreamError,
     link::Link,
@@ -55,6 +55,12 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// Above as many messages that are not read, the source is [`State::Lagging`]: five seconds at 2,000/s.
 const LAG_MESSAGES: u64 = 10_000;
+
+/// How long a pool's head must stand still before the stream of private orders is read from its start, how long one is
+/// waited for that has none, and how long altogether.
+const HEAD_STANDS: Duration = Duration::from_millis(300);
+const HEAD_EXPECTED: Duration = Duration::from_secs(2);
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Feeds a pool from the stream of a flow: what it holds, then every new message, in its order. Dropping it stops it
 /// without waiting.
@@ -115,6 +121,9 @@ impl Reader {
     /// Reads with a new consumer until it fails. Then another connection is opened, maybe to a server that is better
     /// connected.
     async fn read(&mut self, link: &Link) -> Result<Infallible, State> {
+        if self.deliverer.flow == Flow::Private && self.position.start().is_none() {
+            head_stands(&self.deliverer.pool).await;
+        }
         let extent = extent(link.stream(&self.stream).await?.cached_info());
         match self.position.begin(&extent) {
             Some(missed) => self.counters.missed.add(missed),
@@ -231,6 +240,25 @@ impl Reader {
     }
 }
 
+/// Waits until a pool has the head of its chain, if it is told heads at all. The stream begins with bundles for blocks
+/// that are over. A pool that knows its head refuses them; in one that knows none they take the room of their senders, and
+/// the latest ones find none.
+async fn head_stands(pool: &OrderPool) {
+    let begin = Instant::now();
+    let (mut head, mut since) = (pool.head(), begin);
+    while begin.elapsed() < HEAD_PATIENCE {
+        sleep(HEAD_STANDS / 10).await;
+        let latest = pool.head();
+        if latest != head {
+            (head, since) = (latest, Instant::now());
+        }
+        let least = if head.is_some() { HEAD_STANDS } else { HEAD_EXPECTED };
+        if since.elapsed() >= least {
+            return;
+        }
+    }
+}
+
 /// The state after a message, with so many behind it.
 const fn state_behind(state: State, pending: u64) -> State {
     match state {
@@ -254,6 +282,9 @@ fn extent(info: &Info) -> Extent {
 mod tests {
     use std::time::Instant;
 
+    use alloy_primitives::B256;
+    use chain_view::{Block, Head};
+
     use super::*;
     use crate::config::ServerConfig;
 
@@ -269,6 +300,25 @@ mod tests {
         assert_eq!(state_behind(lagging, limit / 2), live);
         assert_eq!(state_behind(catching_up, 10 * limit), catching_up, "it has just begun");
         assert_eq!(state_behind(catching_up, 0), live);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn private_orders_wait_for_the_head_of_a_pool_that_reads_its_heads() {
+        let pool = OrderPool::new(order_pool::PoolConfig::default()).expect("a pool");
+        let began = tokio::time::Instant::now();
+        head_stands(&pool).await;
+        assert!(began.elapsed() >= HEAD_EXPECTED, "it may have none at all");
+        let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
+        let told = pool.clone();
+        let heads = tokio::spawn(async move {
+            for number in 1..=9 {
+                sleep(HEAD_STANDS / 3).await;
+                told.on_head(Block::new(Head::new(number, hash(number), hash(number - 1)), []));
+            }
+        });
+        head_stands(&pool).await;
+        assert_eq!(pool.head().map(|head| head.number), Some(9));
+        heads.await.expect("no panic");
     }
 
     #[tokio::test]

@@ -120,6 +120,52 @@ async fn a_builder_that_starts_late_or_again_reads_what_the_stream_holds() {
     finish(publisher).await;
 }
 
+/// The stream still holds a caller's bundles for blocks that are over, more than a builder's pool may hold of one caller.
+#[tokio::test]
+async fn a_builder_that_starts_late_has_the_latest_bundles_of_who_sent_many() {
+    const BLOCKS: u64 = 40;
+    let stage = Stage::new().await;
+    let ingested = pool();
+    let private = stage.publisher_of(&ingested, Flow::Private, "a");
+    let public = stage.publisher(&ingested, "a");
+    let txs = transactions(6, 400, 0);
+    let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
+    for (number, txs) in (1..).zip(txs.chunks(10)) {
+        for tx in txs {
+            let parts = BundleParts {
+                txs: vec![tx.clone()],
+                block: Some(number + 1),
+                holder: Holder::Caller([10, 0, 0, 1].into()),
+                ..BundleParts::default()
+            };
+            ingested.insert_bundle(Bundle::new(parts).expect("a bundle"));
+        }
+        until("they are stored", || private.stats().stored == 10 * number).await;
+        if number < BLOCKS {
+            ingested.on_head(Block::new(Head::new(number + 1, hash(number + 1), hash(number)), []));
+        }
+    }
+    until("the heads are stored", || public.stats().stored == BLOCKS - 1).await;
+    // A thirty-second of half of it is 50.
+    let config = PoolConfig { max_bundles: 3_200, ..PoolConfig::default() };
+    let built = OrderPool::new(config).expect("a pool");
+    let private_source = stage.source_of(&built, Flow::Private, "late");
+    // The heads come later, as when the other source connects later.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let sources = [private_source, stage.source(&built, "late")];
+    until("all is read", || {
+        let received = sources.each_ref().map(|source| source.stats().received);
+        received == [10 * BLOCKS, BLOCKS - 1]
+    })
+    .await;
+    assert_eq!((built.head(), built.stats().bundles), (ingested.head(), 10));
+    for source in sources {
+        finish_source(source).await;
+    }
+    finish(private).await;
+    finish(public).await;
+}
+
 #[tokio::test]
 async fn a_publisher_that_starts_again_stores_nothing_twice() {
     let (stage, ingested, built) = Stage::with_pools().await;
