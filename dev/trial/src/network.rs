@@ -49,8 +49,8 @@ pub(crate) struct Tx {
     pub(crate) mined: Option<(u64, u64)>,
     lingers: bool,
     account: usize,
-    /// Another one has taken its place: no node holds it.
-    is_replaced: bool,
+    /// Which one has taken its place: no node holds it.
+    pub(crate) replaced_by: Option<usize>,
     /// The one whose place it took.
     replaces: Option<usize>,
 }
@@ -187,7 +187,7 @@ impl Network {
         let mut slot = lock(&self.shared.slots[node]);
         let ledger = self.ledger();
         let is_held = |tx: &&Tx| {
-            let is_open = tx.mined.is_none() && !tx.is_replaced;
+            let is_open = tx.mined.is_none() && tx.replaced_by.is_none();
             keeps_pool && is_open && tx.only.is_none_or(|only| only == node)
         };
         let pending = ledger.txs.iter().filter(is_held).map(|tx| tx.raw.clone());
@@ -229,7 +229,7 @@ impl Network {
             let place = tx.replaces.unwrap_or(at);
             let age = Duration::from_nanos(now - ledger.txs[place].at);
             let least = if tx.lingers { LINGERS } else { Duration::from_millis(400) };
-            let is_open = tx.mined.is_none() && !tx.is_replaced;
+            let is_open = tx.mined.is_none() && tx.replaced_by.is_none();
             if is_open && age > least && !ledger.undone.contains_key(&tx.account) {
                 chosen.push((place, tx.hash));
             }
@@ -400,7 +400,7 @@ impl Shared {
         let ledger = lock(&self.ledger);
         let recent = ledger.txs.len().saturating_sub(3_000);
         let is_free =
-            |tx: &Tx| tx.lingers && !tx.is_replaced && tx.replaces.is_none() && tx.mined.is_none();
+            |tx: &Tx| tx.lingers && tx.replaced_by.or(tx.replaces).is_none() && tx.mined.is_none();
         let txs = ledger.txs.iter().enumerate().skip(recent).filter(|(_, tx)| is_free(tx));
         txs.into_iter().find_map(|(at, tx)| load.replacement(at, tx))
     }
@@ -412,10 +412,10 @@ impl Shared {
         let lingers = account % 10 == 7;
         let now = now_ns();
         let mut ledger = lock(&self.ledger);
-        if let Some(replaced) = replaces {
-            ledger.txs[replaced].is_replaced = true;
-        }
         let at = ledger.txs.len();
+        if let Some(replaced) = replaces {
+            ledger.txs[replaced].replaced_by = Some(at);
+        }
         ledger.by_hash.insert(hash, at);
         ledger.txs.push(Tx {
             hash,
@@ -426,7 +426,7 @@ impl Shared {
             mined: None,
             lingers,
             account,
-            is_replaced: false,
+            replaced_by: None,
             replaces,
         });
         // With the ledger, so that no block is made of what is replaced.

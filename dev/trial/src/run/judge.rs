@@ -185,6 +185,11 @@ impl Run<'_> {
             else {
                 continue;
             };
+            // Heads of a fleet tell no nonces: that of a transaction which the builder never had is unknown to it.
+            let other = tx.replaced_by.map(|at| ledger.txs[at].hash);
+            if plan.reads_fleet && other.is_some_and(|hash| !mirror.lives.contains_key(&hash)) {
+                continue;
+            }
             let Some(reached) = known_since(block) else { continue };
             let due = due(reached.max(mined_at), &own, &self.troubles);
             checks += u64::from(due <= now);
