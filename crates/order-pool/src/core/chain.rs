@@ -110,6 +110,20 @@ impl Chain {
         self.recent.raise(block_hash, update).unwrap_or(false)
     }
 
+    /// Keeps a transaction that came after its block, so that undoing the block brings it in: a builder of a fleet may be
+    /// told that it is pending again before it is told of the reorg. Nobody tells it a second time.
+    pub(crate) fn take_late(&mut self, order: Arc<Order>) {
+        let id = order.id();
+        let has_it = |block: &&Block| block.mined.contains(id.hash());
+        let Some(head) = self.recent.iter().rev().find(has_it).map(|block| block.head) else {
+            return;
+        };
+        let taken = self.taken.get(&(head.number, head.hash));
+        if !taken.is_some_and(|taken| taken.orders.iter().any(|other| other.id() == id)) {
+            self.take(&head, order);
+        }
+    }
+
     /// Records that a block took an order from the pool, so that undoing the block puts it back.
     pub(crate) fn take(&mut self, by: &Head, order: Arc<Order>) {
         let taken = self.taken.entry((by.number, by.hash)).or_default();

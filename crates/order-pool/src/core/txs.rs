@@ -46,7 +46,12 @@ impl Core {
             Some(Taken::StaleNonce { next_nonce: next }) => {
                 return Err(InsertOutcome::StaleNonce { nonce, next });
             }
-            Some(_) => return Err(InsertOutcome::Mined),
+            Some(_) => {
+                if tx.is_public() {
+                    self.chain.take_late(Arc::new(Order::Tx(tx)));
+                }
+                return Err(InsertOutcome::Mined);
+            }
         }
         let seen = self.seen.state(&hash);
         if seen == Some(SeenState::Known) {

@@ -562,6 +562,11 @@ impl Model {
         if self.is_pooled(&id) {
             self.came_again(&order)
         } else if self.is_mined(&id) {
+            let block = self.blocks.iter_mut().rev().find(|block| block.mined.contains(&id));
+            let taken = &mut block.expect("it is mined").taken;
+            if order.public && taken.iter().all(|other| other.id != order.id) {
+                taken.push(order);
+            }
             "Mined"
         } else if self.next_nonce(view.sender).is_some_and(|next| view.nonce < next) {
             "StaleNonce"

@@ -82,6 +82,21 @@ fn what_a_mined_transaction_took_the_place_of_goes_without_a_word_of_nonces() {
     assert_eq!([&replaced, &mined, &next].map(is_there), [true, true, true]);
 }
 
+/// The stream of a fleet may tell that it is pending again before it tells the reorg.
+#[test]
+fn a_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
+    let pool = pool();
+    let late = nth(1);
+    pool.on_head(head(1, 0, 0, &[]));
+    pool.on_head(head(2, 0, 0, &[*late.hash()]));
+    for _ in 0..2 {
+        assert_eq!(pool.insert_transaction(late.clone()), InsertOutcome::Mined);
+    }
+    assert!(pool.is_empty());
+    pool.on_head(head(2, 1, 0, &[]));
+    assert_eq!((pool.contains(late.hash()), pool.len()), (true, 1));
+}
+
 /// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing
 /// that the blocks up to N contain.
 #[test]
