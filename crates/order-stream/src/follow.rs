@@ -77,6 +77,8 @@ pub(crate) struct Follower {
     numbers: u64,
     /// The chain as it was published, newest last.
     chain: VecDeque<B256>,
+    /// Heads that were published, the latest last. One that comes back is a message of its own.
+    told: VecDeque<B256>,
 }
 
 impl Follower {
@@ -238,14 +240,22 @@ impl Follower {
             tracing::warn!(number, count, MAX_MINED, "a block is too large for one message");
         }
         let mined = mined[..count.min(MAX_MINED)].to_vec();
-        Item { record: Record::Head(HeadRecord { head, previous, mined }), number: None }
+        let record = Record::Head(HeadRecord { head, previous, mined });
+        if self.told.contains(&head.hash) {
+            return self.own(record);
+        }
+        self.told.push_back(head.hash);
+        if self.told.len() > 2 * MAX_CHAIN {
+            self.told.pop_front();
+        }
+        Item { record, number: None }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use alloy_consensus::transaction::Recovered;
-    use alloy_primitives::Address;
+    use alloy_primitives::{Address, U256};
     use chain_view::{Block, PooledTransaction};
     use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
     use order_pool::{
@@ -347,35 +357,45 @@ mod tests {
         assert_eq!(published, [2, 3, 4, 5].map(|number| format!("head {number} 23800")));
     }
 
-    /// What is below the branching is not published again: builders would take it for a chain of its own.
+    /// What is below the branching is not published again: builders would take it for a chain of its own. What comes back is
+    /// no duplicate of what the stream has stored.
     #[test]
     fn a_reorg_publishes_the_blocks_of_the_new_branch_alone_and_a_flip_back_those_of_the_old_one() {
         let pool = pool();
-        let (mut follower, mut events) = (Follower::new(Flow::Public, true), pool.subscribe_all());
-        let hash = |number: u64, branch: u64| {
-            B256::left_padding_from(&(number << 8 | branch).to_be_bytes())
-        };
-        let mut tell = |follower: &mut Follower, blocks: &[(u64, u64, u64)]| {
+        let mut follower = Follower::new(Flow::Public, true);
+        let hash = |number: u64, branch: u64| B256::from(U256::from(number << 8 | branch));
+        let tell = |blocks: &[(u64, u64, u64)]| {
             for (number, branch, of_parent) in blocks {
                 let head = Head::new(*number, hash(*number, *branch), hash(number - 1, *of_parent));
                 pool.on_head(Block::new(head, []));
             }
-            follow(follower, &pool, &mut events)
         };
-        let heads = |numbers: &[u64]| -> Vec<_> {
-            numbers.iter().map(|number| format!("head {number} 0")).collect()
+        let mut stored = HashSet::new();
+        let mut published = |events: &mut Subscription| -> Vec<u64> {
+            let events = std::iter::from_fn(|| events.try_next());
+            let items = events.flat_map(|event| follower.on(&event.expect("no lag"), &pool));
+            let number = |item: Item| {
+                let id = item.record.encode().expect("a message").id;
+                assert!(stored.insert((id, item.suffix("run"))), "a duplicate: {item:?}");
+                let Record::Head(HeadRecord { head, .. }) = item.record else { panic!("a head") };
+                head.number
+            };
+            items.map(number).collect()
         };
-        let first = [1, 2, 3, 4].map(|number| (number, 0, 0));
-        assert_eq!(tell(&mut follower, &first), heads(&[1, 2, 3, 4]));
-        assert_eq!(tell(&mut follower, &[(4, 1, 0)]), heads(&[4]));
-        assert_eq!(tell(&mut follower, &[(3, 2, 0), (4, 2, 2), (5, 2, 2)]), heads(&[3, 4, 5]));
+        let mut events = pool.subscribe_all();
+        tell(&[1, 2, 3, 4].map(|number| (number, 0, 0)));
+        assert_eq!(published(&mut events), [1, 2, 3, 4]);
+        tell(&[(4, 1, 0)]);
+        assert_eq!(published(&mut events), [4]);
+        tell(&[(3, 2, 0), (4, 2, 2), (5, 2, 2)]);
+        assert_eq!(published(&mut events), [3, 4, 5]);
+        tell(&[(3, 0, 0), (4, 0, 0), (5, 0, 0)]);
+        assert_eq!(published(&mut events), [3, 4, 5]);
+        tell(&[(3, 2, 0), (4, 2, 2), (5, 2, 2)]);
+        assert_eq!(published(&mut events), [3, 4, 5]);
         // The return comes while nothing can be published.
-        let back = [3, 4, 5, 6].map(|number| (number, 0, 0));
-        for (number, ..) in back {
-            let head = Head::new(number, hash(number, 0), hash(number - 1, 0));
-            pool.on_head(Block::new(head, []));
-        }
-        assert_eq!(compare(&mut follower, &pool), heads(&[3, 4, 5, 6]));
+        tell(&[3, 4, 5, 6].map(|number| (number, 0, 0)));
+        assert_eq!(published(&mut pool.subscribe_all()), [3, 4, 5, 6]);
     }
 
     #[test]
