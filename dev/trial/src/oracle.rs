@@ -11,8 +11,9 @@ use crate::world::Part;
 /// For the way to a builder on a busy machine.
 pub(crate) const GRACE_NS: u64 = 2_500_000_000;
 
-/// So long a node is waited for before another one is asked for a transaction: the fetcher's timeout for one.
-pub(crate) const ASKED_ELSEWHERE_NS: u64 = 2_000_000_000;
+/// So long a node that does not respond holds up what another one has too: a hash waits for a slot until the fetcher's
+/// timeout for a request frees one, and is then requested of that node itself.
+pub(crate) const ASKED_ELSEWHERE_NS: u64 = 4_000_000_000;
 
 /// A bundle for the next block that comes later before the next head may not reach the builders of a fleet in time.
 const NEXT_BLOCK_NS: u64 = 500_000_000;
