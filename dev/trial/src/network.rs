@@ -44,7 +44,7 @@ pub(crate) struct Tx {
     /// Since when no block contains it: since then, or since a reorg.
     since: u64,
     /// Which nodes are given it: all, or one.
-    only: Option<usize>,
+    pub(crate) only: Option<usize>,
     /// The block that contains it, or the one that took its place.
     pub(crate) mined: Option<(u64, u64)>,
     lingers: bool,

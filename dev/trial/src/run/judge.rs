@@ -80,6 +80,7 @@ impl Run<'_> {
             let recent = log.wishes.len().saturating_sub(3_000);
             log.wishes[recent..].iter().flat_map(Wish::versions).collect()
         };
+        let nodes: HashSet<_> = self.ways(at).into_iter().map(|(node, _)| node).collect();
         let seat = &mut self.seats[at];
         for (seen_at, seen, hash) in &report.seen {
             let Some(tx) = ledger.by_hash.get(hash).map(|at| &ledger.txs[*at]) else { continue };
@@ -87,8 +88,8 @@ impl Run<'_> {
                 continue;
             }
             let late = seen_at.saturating_sub(tx.at);
-            // What was announced before it came up is no measure of it.
-            if tx.at < seat.started {
+            // What was announced before it came up, or by a node that nobody reads until a reorg spread it, is no measure.
+            if tx.at < seat.started || tx.only.is_some_and(|node| !nodes.contains(&node)) {
                 continue;
             }
             self.worst = self.worst.max(late);
