@@ -52,7 +52,9 @@ pub(crate) struct Sent {
 impl Sent {
     /// Whether it was refused though the machine had time for it and knew a head: something of others has its place.
     pub(crate) fn is_displaced(&self) -> bool {
-        let is_busy = ["no_permit", "head_unknown"].iter().any(|word| self.answer.ends_with(word));
+        let is_busy = ["no_permit", "head_unknown", "shutting_down"]
+            .iter()
+            .any(|word| self.answer.ends_with(word));
         self.outcome == Outcome::Refused && !is_busy
     }
 }
