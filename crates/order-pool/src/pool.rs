@@ -449,13 +449,14 @@ impl PoolShared {
 
     /// Removes what has nonces that a block used.
     fn end_stale(&self, head: &Head, mut raised: VecDeque<NonceUpdate>) {
+        if raised.is_empty() {
+            return;
+        }
         while !raised.is_empty() {
             self.write(|core, _, effects| core.end_stale(head, &mut raised, PER_STEP, effects));
             thread::sleep(STEP_PAUSE);
-            if raised.is_empty() {
-                self.sweep_some();
-            }
         }
+        self.sweep_some();
     }
 
     fn in_turn(&self) -> MutexGuard<'_, ()> {

