@@ -17,7 +17,7 @@ use alloy_consensus::{SignableTransaction as _, TxEnvelope};
 use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
 use alloy_primitives::{Address, B256, Bytes};
 use mock_node::{
-    DEV_CHAIN_ID, Fault, MockNode, NodeConfig,
+    BadAnswer, DEV_CHAIN_ID, Fault, MockNode, NodeConfig,
     workload::{Mix, PreparedTx, Workload, WorkloadConfig},
 };
 use testkit::usage::now_ns;
@@ -72,8 +72,8 @@ struct Slot {
     /// Since when it holds what it holds, by its own list.
     held: HashMap<B256, u64>,
     up_since: u64,
-    /// Bad responses that it has been told to give since it came up.
-    bad_answers: u64,
+    /// Bad responses that it has been told to give since it came up, and those of them up to the last that has an effect.
+    bad_answers: [u64; 2],
     /// It has come back without its pool, so what it is sent may wait for a nonce.
     is_lossy: bool,
 }
@@ -121,7 +121,7 @@ impl Network {
                 lags_until: None,
                 held,
                 up_since: now_ns(),
-                bad_answers: 0,
+                bad_answers: [0; 2],
                 is_lossy: false,
             }));
         }
@@ -150,15 +150,19 @@ impl Network {
         let mut slot = lock(&self.shared.slots[node]);
         let Some(running) = &slot.node else { return };
         running.inject(fault);
-        if let Fault::Answers { count, .. } = fault {
-            slot.bad_answers += u64::from(count);
+        if let Fault::Answers { bad, count } = fault {
+            let [told, harmful] = &mut slot.bad_answers;
+            *told += u64::from(count);
+            if !matches!(bad, BadAnswer::OutOfOrder | BadAnswer::ByteByByte) {
+                *harmful = *told;
+            }
         }
     }
 
     /// Whether bad responses of a node are still to come: they wait for requests.
     pub(crate) fn owes_bad_answers(&self, node: usize) -> bool {
         let slot = lock(&self.shared.slots[node]);
-        slot.node.as_ref().is_some_and(|node| node.stats().bad_answers < slot.bad_answers)
+        slot.node.as_ref().is_some_and(|node| node.stats().bad_answers < slot.bad_answers[1])
     }
 
     pub(crate) fn flip_back(&self, depth: usize) {
@@ -195,7 +199,7 @@ impl Network {
         drop(ledger);
         let started = MockNode::start_beside(slot.config.clone(), &self.shared.reference, pending)?;
         slot.node = Some(started);
-        (slot.up_since, slot.bad_answers) = (now_ns(), 0);
+        (slot.up_since, slot.bad_answers) = (now_ns(), [0; 2]);
         slot.is_lossy |= !keeps_pool;
         slot.held.clear();
         Ok(())
