@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use mock_node::{Capacity, NodeConfig, Stats};
-use testkit::ingest::{Node, eventually, ingest, settled};
+use mock_node::{Capacity, Fault, NodeConfig, Stats, Target};
+use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
     ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, FetcherConfig, Limits,
@@ -71,6 +71,23 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
         busy.raw_found, busy.raw_busy, idle.raw_found
     );
     assert!(idle.raw_found >= 400, "{}", idle.raw_found);
+}
+
+/// Its requests held all slots until they timed out, and what the other one had waited for a slot.
+#[tokio::test]
+async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_on() {
+    let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
+    other.submit_all();
+    let both = [&silent, &other].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
+    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
+    // Longer than the test waits: nothing is freed by a time-out.
+    let never = 2 * PATIENCE;
+    let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    all_live(&fetcher).await;
+    silent.node.inject(Fault::GoDead(Target::Request));
+    silent.submit_all();
+    eventually("those of the other slots are in", || pool.len() >= 500 - 32).await;
 }
 
 /// With more announced than can be delivered, what is delivered is what was announced just now, not what has
