@@ -82,8 +82,10 @@ impl HashReader {
         None
     }
 
-    /// Leaves a hash in the buffer.
+    /// Leaves a hash in the buffer. A fetch that waits for a node that announced it before may ask this one now: it has the
+    /// slot for which the buffer waits.
     fn leave(&self, hash: B256, at: Instant, pairs: Option<Arc<Pairs>>) {
+        self.fetch.hashes.seen.add_source(&hash, self.source);
         self.backlog.hashes.push(Hash { hash, at, pairs }, 0);
         self.fetch.deferral.observe_backlog(self.source, || self.backlog.len());
     }

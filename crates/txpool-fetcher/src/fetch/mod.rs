@@ -76,6 +76,8 @@ struct FetchTask {
     losses: u32,
     /// Sources that have not been asked yet.
     untried: SourceSet,
+    /// Those that did not have it when they were asked, and had not announced it.
+    early: SourceSet,
 }
 
 /// A request in flight, as its connection keeps it.
@@ -108,6 +110,10 @@ impl SourceSet {
 
     fn or(self, other: Self) -> Self {
         Self(self.0 | other.0)
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self(self.0 & other.0)
     }
 
     fn remove(&mut self, source: usize) {
@@ -199,6 +205,9 @@ impl Fetch {
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
         if is_gone {
             task.untried.remove(source);
+            if !self.hashes.seen.sources(&task.ticket.arrival.hash).contains(source) {
+                task.early = task.early.or(SourceSet::of(source));
+            }
             if self.has_other_source(&task) {
                 self.spawn_retry(task, source, None);
                 return None;
@@ -212,7 +221,8 @@ impl Fetch {
         // What has ended connections before is not given as many.
         let is_alone = ticket.is_suspect;
         let losses = if is_alone { HARMFUL_LOSSES - 1 } else { 0 };
-        FetchTask { ticket, slot, retries: 0, is_alone, losses, untried }
+        let early = SourceSet::default();
+        FetchTask { ticket, slot, retries: 0, is_alone, losses, untried, early }
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.

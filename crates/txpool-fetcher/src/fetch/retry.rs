@@ -1,11 +1,14 @@
 //! Retries fetches without a usable response. Not the hot path, so each may spawn a task.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::FutureExt as _;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-use super::{Fetch, FetchRequest, FetchTask, Seen, limit::RequestPermit};
+use super::{Fetch, FetchRequest, FetchTask, Seen, SourceSet, limit::RequestPermit};
 use crate::{
     error::CallError,
     limits::FETCH_RETRIES,
@@ -20,6 +23,10 @@ pub(super) const HARMFUL_LOSSES: u32 = 3;
 /// How many requests are sent over connections of their own at once. The rest wait: after a node's
 /// restart, all that were in flight.
 pub(crate) const REQUESTED_ALONE: usize = 8;
+
+/// How soon a fetch that waits for a node looks whether another one has announced its transaction since: about as long as
+/// a transaction takes from one node of a place to another.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Steps of the delay that are skipped when the node is overloaded: with the default delays, three
 /// retries within 140 ms would only add to its load before the fetch fails.
@@ -80,6 +87,7 @@ impl Fetch {
             return self.submit_when_possible(task).await;
         }
         task.untried.remove(source);
+        self.ask_again(&mut task);
         if self.has_other_source(&task) {
             return self.submit_when_possible(task).await;
         }
@@ -94,11 +102,11 @@ impl Fetch {
         sleep(self.settings.limits.retry_backoff.random_delay(step)).await;
         task.retries += 1;
         if let Some(_parked) = self.deferral.park() {
-            let FetchTask { ticket, slot, retries, is_alone, losses, untried } = task;
+            let FetchTask { ticket, slot, retries, is_alone, losses, untried, early } = task;
             drop(slot);
             let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
             let slot = self.slots.acquire_deferrable(permit).await;
-            task = FetchTask { ticket, slot, retries, is_alone, losses, untried };
+            task = FetchTask { ticket, slot, retries, is_alone, losses, untried, early };
         }
         self.submit_when_possible(task).await;
     }
@@ -114,7 +122,7 @@ impl Fetch {
         // Never closed, so this is always a permit.
         let _one = if task.is_alone { self.alone.acquire().await.ok() } else { None };
         loop {
-            let (source, permit) = self.acquire_request(&task).await;
+            let (source, permit) = self.acquire_request(&mut task).await;
             if task.is_alone
                 && let Some(requests) = self.connections.of(source)
                 && let Requests::Node(set) = &*requests
@@ -152,24 +160,41 @@ impl Fetch {
         self.failed(request, error);
     }
 
+    /// A source that did not have it when it was asked, and has announced it since, is asked again: the one that announced
+    /// it first may be overloaded or silent.
+    fn ask_again(&self, task: &mut FetchTask) {
+        if task.early != SourceSet::default() {
+            let again = task.early.and(self.hashes.seen.sources(&task.ticket.arrival.hash));
+            task.untried = task.untried.or(again);
+            again.iter().for_each(|source| task.early.remove(source));
+        }
+    }
+
     /// Waits until one of the untried sources has a free permit, and prefers the first: an
     /// overloaded node must not delay a transaction that another one could return. If none is
     /// untried, all are eligible.
-    async fn acquire_request(&self, task: &FetchTask) -> (usize, RequestPermit) {
+    async fn acquire_request(&self, task: &mut FetchTask) -> (usize, RequestPermit) {
         let (first, deferrable) = (task.ticket.arrival.source, task.ticket.arrival.is_deferrable());
-        let untried: Vec<usize> = task.untried.iter_from(first).collect();
-        let up = self.connections.connected(&untried, first).await;
-        let free = up
-            .iter()
-            .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));
-        match free {
-            Some(free) => free,
-            None => {
-                let acquired = up.iter().map(|&source| {
-                    let acquired = Arc::clone(&self.limits[source]).acquire(deferrable);
-                    acquired.map(move |permit| (source, permit)).boxed()
-                });
-                futures::future::select_all(acquired).await.0
+        loop {
+            self.ask_again(task);
+            let untried: Vec<usize> = task.untried.iter_from(first).collect();
+            let up = self.connections.connected(&untried, first).await;
+            let free = up
+                .iter()
+                .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));
+            if let Some(free) = free {
+                return free;
+            }
+            let acquired = up.iter().map(|&source| {
+                let acquired = Arc::clone(&self.limits[source]).acquire(deferrable);
+                acquired.map(move |permit| (source, permit)).boxed()
+            });
+            let acquired = futures::future::select_all(acquired);
+            if task.early == SourceSet::default() {
+                return acquired.await.0;
+            }
+            if let Ok((free, ..)) = timeout(LOOK_AGAIN, acquired).await {
+                return free;
             }
         }
     }

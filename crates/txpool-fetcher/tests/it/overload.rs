@@ -73,21 +73,38 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
     assert!(idle.raw_found >= 400, "{}", idle.raw_found);
 }
 
-/// Its requests held all slots until they timed out, and what the other one had waited for a slot.
+/// Its requests held all slots until they timed out, and so did what the other one was asked for before it had it.
 #[tokio::test]
 async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_on() {
-    let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
-    other.submit_all();
-    let both = [&silent, &other].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
-    // Longer than the test waits: nothing is freed by a time-out.
-    let never = 2 * PATIENCE;
-    let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
-    let (fetcher, pool) = ingest_with(config, limits).await;
-    all_live(&fetcher).await;
-    silent.node.inject(Fault::GoDead(Target::Request));
-    silent.submit_all();
-    eventually("those of the other slots are in", || pool.len() >= 500 - 32).await;
+    for is_early in [false, true] {
+        let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
+        let both = [&silent, &other].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
+        let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
+        if !is_early {
+            other.submit_all();
+        }
+        // Longer than the test waits: nothing is freed by a time-out.
+        let never = 2 * PATIENCE;
+        let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
+        let (fetcher, pool) = ingest_with(config, limits).await;
+        all_live(&fetcher).await;
+        silent.node.inject(Fault::GoDead(Target::Request));
+        if is_early {
+            // By account, of which there are twenty: what the other one announces first waits for a slot.
+            let of = |node: &Node, is: fn(usize) -> bool| {
+                let txs = node.txs.iter().enumerate();
+                submit(node, txs.filter(|(number, _)| is(number % 20)).map(|(_, tx)| tx));
+            };
+            of(&silent, |account| account < 10);
+            eventually("all slots are taken", || fetcher.status()[0].backlog > 150).await;
+            assert!(pool.is_empty());
+            of(&other, |account| account >= 10);
+            of(&other, |account| account < 10);
+        } else {
+            silent.submit_all();
+        }
+        eventually("those of the other slots are in", || pool.len() >= 500 - 32).await;
+    }
 }
 
 /// With more announced than can be delivered, what is delivered is what was announced just now, not what has
