@@ -147,6 +147,7 @@ impl Fetcher {
                 config.fetch_slots,
                 settings.deferrable_slots(),
                 config.max_bytes_in_flight,
+                config.sources.len(),
                 metrics.in_flight_bytes.clone(),
             ),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),

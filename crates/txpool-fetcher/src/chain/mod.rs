@@ -180,9 +180,11 @@ impl Chain {
         let mut follower = lock(&self.follower);
         let step = follower.step(&mut lock(&self.fetch.hashes.blocks), branch, Instant::now());
         if let Step::Applied(Applied { blocks, unmined, .. }) = &step {
-            for hash in unmined {
-                // Pending again, or removed: the comparison that follows finds out.
-                self.fetch.hashes.seen.forget_mined(*hash);
+            // What is pending again and was delivered, the sink puts back; what was removed, the comparison that follows finds.
+            let was_announced = |hash: &B256| self.fetch.hashes.seen.forget_mined(*hash);
+            let undone: Vec<B256> = unmined.iter().copied().filter(was_announced).collect();
+            if !undone.is_empty() {
+                self.fetch.undone(source, undone);
             }
             blocks.iter().for_each(|read| self.tell(source, read));
         }

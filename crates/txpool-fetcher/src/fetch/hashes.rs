@@ -80,7 +80,7 @@ impl Hashes {
         let counts = &self.announcements[source];
         counts.announced.fetch_add(1, Relaxed);
         let known = if self.is_mined(&hash) {
-            self.seen.add_source(&hash, source);
+            self.seen.announced_mined(hash, source);
             Outcome::Mined
         } else {
             if let Some(entered) = self.seen.insert_announced(hash, source, at) {
@@ -92,6 +92,12 @@ impl Hashes {
         self.metrics.entered[Entry::Announced as usize].add(1);
         self.metrics.left[known as usize].add(1);
         None
+    }
+
+    /// Counts a hash that was announced while a block contained it, and is in none any more.
+    pub(super) fn enter_undone(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
+        let entered = self.seen.insert_announced(arrival.hash, arrival.source, arrival.at)?;
+        Some(self.ticket(arrival, entered))
     }
 
     /// Counts a hash that the comparison of this epoch found missing. `None` if another source or an
@@ -166,7 +172,7 @@ impl Ticket {
         // may be pending again after a reorg.
         match seen {
             Some(Seen::Delivered) if hashes.is_mined(&hash) => _ = hashes.seen.mined(hash),
-            Some(Seen::Mined) if !hashes.is_mined(&hash) => hashes.seen.forget_mined(hash),
+            Some(Seen::Mined) if !hashes.is_mined(&hash) => _ = hashes.seen.forget_mined(hash),
             _ => {}
         }
     }

@@ -44,6 +44,7 @@ use alloy_primitives::B256;
 
 use crate::{
     metrics::Metrics,
+    outcome::Entry,
     request::{RequestConnections, Requests},
     settings::Settings,
     tasks::Tasks,
@@ -85,6 +86,8 @@ pub(crate) struct FetchRequest {
     task: FetchTask,
     /// The source that is asked.
     source: usize,
+    /// It had not announced the transaction when it was asked.
+    is_early: bool,
     permit: RequestPermit,
 }
 
@@ -139,7 +142,7 @@ impl Fetch {
     /// Processes one announcement, and submits its request, without a wait;
     /// [`RequestConnections::flush`] sends it. False if it has to wait for a slot.
     pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
-        let slot = self.slots.try_acquire_live(self.deferral.track_live_fetch());
+        let slot = self.slots.try_acquire_live(arrival.source, self.deferral.track_live_fetch());
         if let Ok(slot) = slot {
             if let Some(ticket) = self.hashes.enter(arrival) {
                 self.submit(self.task(ticket, slot));
@@ -152,15 +155,16 @@ impl Fetch {
     /// The same, for a caller that carries the request out itself: `Some(None)` when there is nothing left to
     /// do, because the hash was known or has to wait at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
-        let slot = self.slots.try_acquire_live(self.deferral.track_live_fetch()).ok()?;
+        let source = arrival.source;
+        let slot = self.slots.try_acquire_live(source, self.deferral.track_live_fetch()).ok()?;
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
-        let (source, task) = (arrival.source, self.task(ticket, slot));
+        let task = self.task(ticket, slot);
         let permit = self.limits[source].try_acquire(false);
         let Some(permit) = permit.filter(|_| !task.is_alone) else {
             self.submit(task);
             return Some(None);
         };
-        Some(Some(FetchRequest { task, source, permit }))
+        Some(Some(self.request_of(task, source, permit)))
     }
 
     /// The same, and waits while all slots are taken; meanwhile later announcements stay in the
@@ -173,15 +177,32 @@ impl Fetch {
 
     /// The same for one that has entered.
     pub(crate) async fn request(self: &Arc<Self>, ticket: Ticket) {
-        let slot = match self.slots.try_acquire_live(self.deferral.track_live_fetch()) {
+        let source = ticket.arrival.source;
+        let slot = match self.slots.try_acquire_live(source, self.deferral.track_live_fetch()) {
             Ok(slot) => slot,
             Err(live) => {
                 // Requests that are submitted must not wait for those that are not.
                 self.connections.flush();
-                self.slots.acquire_live(live).await
+                self.slots.acquire_live(source, live).await
             }
         };
         self.submit(self.task(ticket, slot));
+    }
+
+    /// Requests what was announced while a block contained it, as announcements: a node that has told them before the head
+    /// that removes the block does not tell them again.
+    pub(crate) fn undone(self: &Arc<Self>, source: usize, hashes: Vec<B256>) {
+        let fetch = Arc::clone(self);
+        self.tasks.spawn(async move {
+            for hash in hashes {
+                let at = Instant::now();
+                let arrival = Arrival { hash, entry: Entry::Announced, source, at };
+                if let Some(ticket) = fetch.hashes.enter_undone(arrival) {
+                    fetch.request(ticket).await;
+                }
+            }
+            fetch.connections.flush();
+        });
     }
 
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
@@ -200,12 +221,12 @@ impl Fetch {
         sent: Instant,
         is_gone: bool,
     ) -> Option<(Ticket, Slot)> {
-        let FetchRequest { mut task, source, permit } = request;
+        let FetchRequest { mut task, source, is_early, permit } = request;
         permit.record(None);
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
         if is_gone {
             task.untried.remove(source);
-            if !self.hashes.seen.sources(&task.ticket.arrival.hash).contains(source) {
+            if is_early {
                 task.early = task.early.or(SourceSet::of(source));
             }
             if self.has_other_source(&task) {
@@ -223,6 +244,14 @@ impl Fetch {
         let losses = if is_alone { HARMFUL_LOSSES - 1 } else { 0 };
         let early = SourceSet::default();
         FetchTask { ticket, slot, retries: 0, is_alone, losses, untried, early }
+    }
+
+    fn request_of(&self, task: FetchTask, source: usize, permit: RequestPermit) -> FetchRequest {
+        let arrival = task.ticket.arrival;
+        // As of now: its announcement may come while its response is under way.
+        let has_announced = || self.hashes.seen.sources(&arrival.hash).contains(source);
+        let is_early = source != arrival.source && !has_announced();
+        FetchRequest { task, source, is_early, permit }
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
@@ -259,7 +288,7 @@ impl Fetch {
     ) -> Result<(), FetchTask> {
         let Some(requests) = self.connections.of(source) else { return Err(task) };
         let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.arrival.is_deferrable());
-        let request = FetchRequest { task, source, permit };
+        let request = self.request_of(task, source, permit);
         let submitted = match &*requests {
             Requests::Node(set) => set.least_busy(deferrable).submit(&hash, request),
             Requests::InProcess(queues) => queues.submit(request, deferrable),

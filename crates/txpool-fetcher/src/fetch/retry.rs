@@ -35,7 +35,7 @@ const OVERLOAD_STEPS: u32 = 3;
 impl Fetch {
     /// The request failed.
     pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
-        let FetchRequest { task, source, permit } = request;
+        let FetchRequest { task, source, permit, .. } = request;
         permit.record(Some(&error));
         self.spawn_retry(task, source, Some(error));
     }
@@ -127,7 +127,7 @@ impl Fetch {
                 && let Some(requests) = self.connections.of(source)
                 && let Requests::Node(set) = &*requests
             {
-                let request = FetchRequest { task, source, permit };
+                let request = self.request_of(task, source, permit);
                 return self.request_alone(&requests, set, request).await;
             }
             match self.submit_to(source, permit, task) {

@@ -143,6 +143,15 @@ impl SeenSet {
         self.shard(hash).add_source(hash, source);
     }
 
+    /// Records that a source announced a hash that is in a block.
+    pub(crate) fn announced_mined(&self, hash: B256, source: usize) {
+        let mut shard = self.shard(&hash);
+        match shard.get(&hash) {
+            Some(_) => shard.add_source(&hash, source),
+            None => self.insert_from(&mut shard, hash, Seen::Mined, SourceSet::of(source)),
+        }
+    }
+
     /// Inserts a hash that `source` announced at `at` as in flight, if it is not known, or had its
     /// outcome long enough ago. Otherwise only adds the source.
     pub(crate) fn insert_announced(
@@ -216,14 +225,17 @@ impl SeenSet {
         known.is_some()
     }
 
-    /// Records that a hash that was mined is in no canonical block any more.
-    pub(crate) fn forget_mined(&self, hash: B256) {
+    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was announced and never
+    /// delivered: nobody else brings it again.
+    pub(crate) fn forget_mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
-        match shard.get(&hash).map(|entry| entry.state) {
+        let state = shard.get(&hash).map(|entry| entry.state);
+        match state {
             Some(State::MinedDelivered) => self.insert(&mut shard, hash, Seen::Undone),
             Some(State::Is(Seen::Mined)) => shard.remove(&hash),
             _ => {}
         }
+        matches!(state, Some(State::Is(Seen::Mined)))
     }
 
     /// Begins an audit. Transactions delivered from now on are newer than the list to compare with.

@@ -19,6 +19,9 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
+    /// With several sources, three quarters of the slots for what each of them announces: what only one that does not respond
+    /// has leaves the rest to the others. Empty with one source.
+    of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
     budget_units: usize,
@@ -30,6 +33,7 @@ pub(crate) struct Slots {
 /// finds a free slot.
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
+    _of_source: Option<OwnedSemaphorePermit>,
     _work: Work,
     /// The reserved part of the byte budget: the estimate, or the size of the response once it is known.
     bytes: OwnedSemaphorePermit,
@@ -44,10 +48,19 @@ enum Work {
 }
 
 impl Slots {
-    pub(crate) fn new(slots: usize, deferrable: usize, max_bytes: usize, gauge: Gauge) -> Self {
+    pub(crate) fn new(
+        slots: usize,
+        deferrable: usize,
+        max_bytes: usize,
+        sources: usize,
+        gauge: Gauge,
+    ) -> Self {
         let budget_units = max_bytes / UNIT_BYTES;
+        let of_source = || Arc::new(Semaphore::new((3 * slots).div_ceil(4)));
+        let limited = if sources > 1 { sources } else { 0 };
         Self {
             all: Arc::new(Semaphore::new(slots)),
+            of_source: std::iter::repeat_with(of_source).take(limited).collect(),
             deferrable: Arc::new(Semaphore::new(deferrable)),
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
@@ -56,13 +69,17 @@ impl Slots {
         }
     }
 
-    /// Waits for a slot for a live announcement, first come, first served. `load` counts the fetch
-    /// as part of the load for as long as it holds the slot.
+    /// Waits for a slot for a live announcement of this source, first come, first served. `load` counts the
+    /// fetch as part of the load for as long as it holds the slot.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire_live(&self, load: Option<TrackedFetch>) -> Slot {
-        self.acquire(Work::Live { _load: load }).await
+    pub(crate) async fn acquire_live(&self, source: usize, load: Option<TrackedFetch>) -> Slot {
+        let of_source = match self.of_source.get(source) {
+            Some(share) => Some(acquire(share, 1).await),
+            None => None,
+        };
+        self.acquire(of_source, Work::Live { _load: load }).await
     }
 
     /// A slot, if one is free and no fetch waits for it.
@@ -71,11 +88,15 @@ impl Slots {
     /// Returns `load`, to wait with.
     pub(crate) fn try_acquire_live(
         &self,
+        source: usize,
         load: Option<TrackedFetch>,
     ) -> Result<Slot, Option<TrackedFetch>> {
+        let share = self.of_source.get(source);
+        let of_source = share.map(|share| Arc::clone(share).try_acquire_owned());
+        let Ok(of_source) = of_source.transpose() else { return Err(load) };
         let Ok(one) = Arc::clone(&self.all).try_acquire_owned() else { return Err(load) };
         match Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()) {
-            Ok(reserved) => Ok(self.slot(one, reserved, Work::Live { _load: load })),
+            Ok(reserved) => Ok(self.slot(one, of_source, reserved, Work::Live { _load: load })),
             Err(_) => Err(load),
         }
     }
@@ -83,20 +104,27 @@ impl Slots {
     /// Waits for one of the slots that deferrable work may hold. `permit` is released with the slot.
     pub(crate) async fn acquire_deferrable(&self, permit: DeferralPermit) -> Slot {
         let one = acquire(&self.deferrable, 1).await;
-        self.acquire(Work::Deferrable { _one: one, _permit: permit }).await
+        self.acquire(None, Work::Deferrable { _one: one, _permit: permit }).await
     }
 
-    async fn acquire(&self, work: Work) -> Slot {
+    async fn acquire(&self, of_source: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
         let one = acquire(&self.all, 1).await;
         // Always the slot before the bytes, so that two waiters cannot each hold what the other
         // needs.
         let reserved = acquire(&self.bytes, self.mean_units()).await;
-        self.slot(one, reserved, work)
+        self.slot(one, of_source, reserved, work)
     }
 
-    fn slot(&self, one: OwnedSemaphorePermit, bytes: OwnedSemaphorePermit, work: Work) -> Slot {
+    fn slot(
+        &self,
+        one: OwnedSemaphorePermit,
+        of_source: Option<OwnedSemaphorePermit>,
+        bytes: OwnedSemaphorePermit,
+        work: Work,
+    ) -> Slot {
         self.gauge.increment((bytes.num_permits() * UNIT_BYTES) as f64);
-        Slot { _one: one, _work: work, bytes, gauge: self.gauge.clone() }
+        let gauge = self.gauge.clone();
+        Slot { _one: one, _of_source: of_source, _work: work, bytes, gauge }
     }
 
     /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
@@ -147,7 +175,7 @@ mod tests {
     };
 
     fn slots(max_bytes: usize) -> Slots {
-        Slots::new(4, 1, max_bytes, Gauge::noop())
+        Slots::new(4, 1, max_bytes, 1, Gauge::noop())
     }
 
     #[tokio::test]
@@ -156,10 +184,10 @@ mod tests {
         let first = slots.acquire_deferrable(None).await;
         assert!(slots.acquire_deferrable(None).now_or_never().is_none());
         let live: Vec<_> =
-            (0..3).map(|_| slots.acquire_live(None).now_or_never().unwrap()).collect();
-        assert!(slots.acquire_live(None).now_or_never().is_none());
+            (0..3).map(|_| slots.acquire_live(0, None).now_or_never().unwrap()).collect();
+        assert!(slots.acquire_live(0, None).now_or_never().is_none());
         drop(first);
-        assert!(slots.acquire_live(None).now_or_never().is_some());
+        assert!(slots.acquire_live(0, None).now_or_never().is_some());
         drop(live);
     }
 
@@ -185,13 +213,13 @@ mod tests {
     #[tokio::test]
     async fn large_responses_hold_back_further_fetches_until_they_are_dropped() {
         let slots = slots(1 << 20);
-        let mut big = slots.acquire_live(None).await;
+        let mut big = slots.acquire_live(0, None).await;
         slots.set_response_bytes(&mut big, 1 << 20);
         // The byte budget is used up, though slots are free.
         assert!(slots.all.available_permits() > 0);
-        assert!(slots.acquire_live(None).now_or_never().is_none());
+        assert!(slots.acquire_live(0, None).now_or_never().is_none());
         drop(big);
-        assert!(slots.acquire_live(None).now_or_never().is_some());
+        assert!(slots.acquire_live(0, None).now_or_never().is_some());
     }
 
     #[tokio::test]
@@ -199,7 +227,7 @@ mod tests {
         let slots = slots(1 << 20);
         for _ in 0..100 {
             // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
-            let mut slot = tokio::task::unconstrained(slots.acquire_live(None))
+            let mut slot = tokio::task::unconstrained(slots.acquire_live(0, None))
                 .now_or_never()
                 .expect("free again each time");
             slots.set_response_bytes(&mut slot, 64 << 20);

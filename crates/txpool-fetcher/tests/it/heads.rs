@@ -17,7 +17,7 @@ use txpool_fetcher::{
 
 use super::{
     all_live,
-    fake::{CHAIN_ID, Fake, FakeBlock, block_hash, blocks},
+    fake::{CHAIN_ID, Fake, FakeBlock, Listing, block_hash, blocks},
     ingest_fast, ingest_with, settles_fast,
     sink::Figures,
     start_with,
@@ -119,6 +119,25 @@ async fn what_an_undone_block_had_and_the_node_does_not_list_is_found() {
     };
     let told = tokio::time::timeout(PATIENCE, vanished).await.expect("it is told");
     assert_eq!(told, Some(tx.hash));
+}
+
+/// Nothing but a comparison found it, and what a comparison finds is deferred.
+#[tokio::test]
+async fn what_was_announced_while_a_block_had_it_is_there_when_the_block_is_undone() {
+    let fake = Fake::start();
+    let (fetcher, pool) = at_first_head(fake.config()).await;
+    settled(&fetcher, "the start's list", |_| fake.count("txpool_content") >= 1).await;
+    fake.lock().listing = Listing::Silent;
+    let txs = txs(2);
+    fake.announce(&FakeBlock::new(2, 2, 1, &[&txs[0], &txs[1]]));
+    eventually("mined", || head_number(&pool) == Some(2)).await;
+    fake.announce_tx(&txs[0]);
+    settled(&fetcher, "announced late", |counts| counts.mined == 1).await;
+    fake.announce(&FakeBlock::new(2, 20, 1, &[]));
+    fake.announce(&FakeBlock::new(3, 30, 20, &[]));
+    eventually("pending", || pool.contains(&txs[0].hash)).await;
+    assert!(!pool.contains(&txs[1].hash), "nobody has announced it");
+    assert_eq!(fetcher.counts().balance(), 0);
 }
 
 #[tokio::test]

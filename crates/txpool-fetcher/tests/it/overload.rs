@@ -107,6 +107,24 @@ async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_
     }
 }
 
+/// Each waited for its node with a slot, until all were taken.
+#[tokio::test]
+async fn what_only_a_silent_node_has_leaves_slots_for_what_another_one_announces() {
+    let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
+    let both = [&silent, &other].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
+    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
+    let never = 2 * PATIENCE;
+    let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    all_live(&fetcher).await;
+    silent.node.inject(Fault::GoDead(Target::Request));
+    // By account, of which there are twenty.
+    submit(&silent, silent.txs.iter().enumerate().filter(|(n, _)| n % 20 < 10).map(|(_, tx)| tx));
+    eventually("its share is taken", || fetcher.status()[0].backlog > 150).await;
+    submit(&other, other.txs.iter().enumerate().filter(|(n, _)| n % 20 >= 10).map(|(_, tx)| tx));
+    eventually("those of the other one are in", || pool.len() == 250).await;
+}
+
 /// With more announced than can be delivered, what is delivered is what was announced just now, not what has
 /// waited the longest.
 #[tokio::test]
