@@ -88,6 +88,8 @@ pub struct NodeConfig {
     pub count: Option<u64>,
     /// When the paced load begins. Default at once.
     pub load_start: LoadStart,
+    /// The time of the genesis block, in seconds since the Unix epoch. Default: the start.
+    pub genesis_s: Option<u64>,
     /// Time between blocks; zero, the default, mines only by `MockNode::mine`.
     pub block_time: Duration,
     /// Gas of a block. Default [`DEFAULT_BLOCK_GAS_LIMIT`].
@@ -145,6 +147,7 @@ impl NodeConfig {
             tps: 0,
             count: None,
             load_start: LoadStart::default(),
+            genesis_s: None,
             block_time: Duration::ZERO,
             block_gas_limit: DEFAULT_BLOCK_GAS_LIMIT,
             block_max_txs: usize::MAX,

@@ -34,7 +34,7 @@ impl Core {
     pub(crate) fn new(config: &NodeConfig, now_s: u64) -> Self {
         Self {
             pool: Pool::default(),
-            chain: Chain::new(now_s, config.block_gas_limit),
+            chain: Chain::new(config.genesis_s.unwrap_or(now_s), config.block_gas_limit),
             pool_limit: config.pool_limit,
             block_gas_limit: config.block_gas_limit,
             block_max_txs: config.block_max_txs,
@@ -91,6 +91,13 @@ impl Core {
                 .extend(self.pool.set_chain_nonce(tx.sender, self.chain.nonce(&tx.sender)));
         }
         (block.clone(), Effects { heads: vec![block], announced_after, ..Effects::default() })
+    }
+
+    /// Puts empty blocks on top, each so many seconds after the one before.
+    pub(crate) fn mine_empty(&mut self, count: usize, after_s: u64) -> Effects {
+        let mut append =
+            || self.chain.append(Vec::new(), self.chain.head().header.timestamp + after_s);
+        Effects { heads: (0..count).map(|_| append()).collect(), ..Effects::default() }
     }
 
     /// Replaces the newest `depth` blocks by as many empty ones; what they held is pending again.

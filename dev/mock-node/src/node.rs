@@ -214,6 +214,19 @@ impl MockNode {
         self.shared.mine().summary()
     }
 
+    /// Mines empty blocks, each so many seconds after the one before by its timestamp. Two nodes with one genesis make the
+    /// same ones.
+    pub fn mine_empty(&self, count: usize, after_s: u64) {
+        let mut state = self.shared.lock();
+        let effects = state.core.mine_empty(count, after_s);
+        self.shared.publish(&state, effects);
+    }
+
+    /// Whether it says that it is syncing, when it is asked.
+    pub fn set_syncing(&self, is_syncing: bool) {
+        self.shared.is_syncing.store(is_syncing, Relaxed);
+    }
+
     /// Mines exactly these transactions of the pool, in this order.
     pub fn mine_only(&self, hashes: &[B256]) -> Result<Block, NodeError> {
         let mut state = self.shared.lock();

@@ -6,7 +6,7 @@ pub(crate) mod stats;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
@@ -65,6 +65,7 @@ pub(crate) struct Shared {
     objects: AtomicU64,
     /// Until when the node lists its pool.
     lists_until: Mutex<Option<Instant>>,
+    pub(crate) is_syncing: AtomicBool,
     pub(crate) signals: Signals,
     pub(crate) switches: Switches,
     /// What executes the blocks, if something does.
@@ -86,6 +87,7 @@ impl Shared {
             delays,
             objects: AtomicU64::new(0),
             lists_until: Mutex::new(None),
+            is_syncing: AtomicBool::new(false),
             signals: Signals::default(),
             switches: Switches::default(),
             executor,

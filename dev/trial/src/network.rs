@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use alloy_consensus::{SignableTransaction as _, TxEnvelope};
@@ -22,7 +22,7 @@ use mock_node::{
 };
 use testkit::usage::now_ns;
 
-use crate::world::World;
+use crate::world::{SLOT, World};
 
 /// One account of ten sends transactions that no block takes for so long: what was lost must still be pending when a
 /// comparison comes.
@@ -33,6 +33,11 @@ const UNDONE: Duration = Duration::from_secs(12);
 const BLOBS_PER_MILLE: u32 = 5;
 /// Of so many transactions one takes the place of an earlier one that lingers.
 const REPLACES: usize = 40;
+
+/// Empty blocks of before the run, a slot apart: more than what a fetcher and a pool remember of the chain.
+pub(crate) const OLD_BLOCKS: u64 = 80;
+/// Old blocks that a node imports at a time.
+const IMPORTED: usize = 4;
 
 /// A public transaction.
 #[derive(Debug)]
@@ -95,6 +100,10 @@ pub(crate) struct Network {
     load: Option<JoinHandle<()>>,
 }
 
+fn unix_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -104,14 +113,18 @@ impl Network {
         // Large blocks, so that the base fee does not rise.
         let reference = NodeConfig {
             block_gas_limit: 4_000_000_000,
+            genesis_s: Some(unix_s() - (OLD_BLOCKS + 1) * SLOT.as_secs()),
             ..NodeConfig::new(dir.join("reference.ipc"))
         };
+        let chain = reference.clone();
         let reference = MockNode::start(reference)?;
+        reference.mine_empty(OLD_BLOCKS as usize, SLOT.as_secs());
         let mut slots = Vec::new();
         for number in 0..world.nodes {
             let config = NodeConfig {
                 seed: world.seed + number as u64,
-                ..NodeConfig::new(dir.join(format!("node-{number}.ipc")))
+                ipc_path: dir.join(format!("node-{number}.ipc")),
+                ..chain.clone()
             };
             let node = Some(MockNode::start_beside(config.clone(), &reference, [])?);
             let held = HashMap::new();
@@ -199,10 +212,34 @@ impl Network {
         drop(ledger);
         let started = MockNode::start_beside(slot.config.clone(), &self.shared.reference, pending)?;
         slot.node = Some(started);
-        (slot.up_since, slot.bad_answers) = (now_ns(), [0; 2]);
-        slot.is_lossy |= !keeps_pool;
-        slot.held.clear();
+        slot.lags_until = None;
+        slot.is_up(keeps_pool);
         Ok(())
+    }
+
+    /// It has lost everything, and says that it is syncing, or not.
+    pub(crate) fn start_import(&self, node: usize, says: bool) -> Result<(), Box<dyn Error>> {
+        let mut slot = lock(&self.shared.slots[node]);
+        let started = MockNode::start(slot.config.clone())?;
+        started.set_syncing(says);
+        slot.node = Some(started);
+        slot.lags_until = Some(Instant::now() + Duration::from_hours(1));
+        slot.is_up(false);
+        Ok(())
+    }
+
+    /// The next few old blocks, or at last what the others have had since. Whether there are more.
+    pub(crate) fn import(&self, node: usize) -> bool {
+        let mut slot = lock(&self.shared.slots[node]);
+        let Some(importing) = &slot.node else { return false };
+        if importing.head().number < OLD_BLOCKS {
+            importing.mine_empty(IMPORTED, SLOT.as_secs());
+            return true;
+        }
+        importing.follow(&self.shared.reference);
+        importing.set_syncing(false);
+        slot.lags_until = None;
+        false
     }
 
     /// Mines what is old enough, and with it what builders had alone. Returns the block's number.
@@ -316,6 +353,14 @@ impl Network {
                 .map(|(hash, at)| (*hash, *at))
                 .collect(),
         )
+    }
+}
+
+impl Slot {
+    fn is_up(&mut self, keeps_pool: bool) {
+        (self.up_since, self.bad_answers) = (now_ns(), [0; 2]);
+        self.is_lossy |= !keeps_pool;
+        self.held.clear();
     }
 }
 

@@ -30,6 +30,7 @@ fn row(what: &What) -> usize {
         What::Kill { .. } | What::Replace { .. } | What::Stop { .. } => 3,
         What::Node(..)
         | What::RestartNode { .. }
+        | What::Import { .. }
         | What::Lag { .. }
         | What::Reorg { .. }
         | What::FlipBack { .. }

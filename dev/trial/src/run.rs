@@ -27,11 +27,11 @@ use testkit::{figures::histogram, process::Process, usage::now_ns};
 use crate::{
     member::{Config, Member, Mirror},
     net::Net,
-    network::Network,
+    network::{Network, OLD_BLOCKS},
     oracle::{GRACE_NS, Outcome, Trouble, Wrong, due},
     scenario::attacks,
     searchers::{Searchers, known_signers},
-    world::{Part, SLOT, What, World},
+    world::{IMPORT, Part, SLOT, What, World},
 };
 
 pub(crate) type Failure = Box<dyn Error>;
@@ -42,6 +42,10 @@ const MOST_REQUESTS: u64 = 6_000;
 const STARTED: Duration = Duration::from_secs(6);
 /// Blocks whose transactions must stay away, and after which an order is forgotten.
 const REMEMBERED: u64 = 30;
+/// A node that has lost everything is down for so long.
+const STOPPED: Duration = Duration::from_millis(500);
+/// Between its steps of an import, which are as many as fit into [`IMPORT`].
+const IMPORTED_EACH: Duration = Duration::from_millis(100);
 /// After it the use of memory is measured.
 const FILLED: Duration = Duration::from_mins(5);
 
@@ -118,6 +122,8 @@ struct Run<'a> {
 #[derive(Debug)]
 enum After {
     StartNode { node: usize, keeps_pool: bool },
+    StartImport { node: usize, says: bool },
+    Import(usize),
     StartMember(usize),
     Continue(usize),
     StartServer(usize),
@@ -170,7 +176,7 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
     }
     let machines = seats.iter().enumerate();
     let machines = machines.filter_map(|(at, seat)| Some((at, seat.net.as_ref()?.address)));
-    let searchers = Searchers::start(machines.collect(), world.seed, world.searchers_tps);
+    let searchers = Searchers::start(machines.collect(), OLD_BLOCKS, world);
     let run = Run {
         world,
         begin: Instant::now(),
@@ -181,7 +187,7 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
         troubles: Vec::new(),
         later: Vec::new(),
         attacks: Vec::new(),
-        head: 0,
+        head: OLD_BLOCKS,
         told: Vec::new(),
         checks: 0,
         late: [histogram(), histogram()],
@@ -263,13 +269,15 @@ impl Run<'_> {
             }
             What::Lag { node, time } => {
                 self.network.lag(node, now_at + time);
-                // At its end the node hears of all at once, also of reorgs that others had told.
-                let from = now + time.as_nanos() as u64;
-                let until = from + (SLOT * 3).as_nanos() as u64;
-                let members = self.world.members.iter().enumerate();
-                let readers = members.filter(|(_, plan)| plan.nodes.contains(&node));
-                let trouble = |(at, _)| Trouble { part: Part::Member(at), from, until };
-                self.troubles.extend(readers.map(trouble));
+                self.hears_all_at_once(node, time, now);
+            }
+            What::Import { node, says } => {
+                if self.network.with(node, |_| ()).is_none() {
+                    return Ok(());
+                }
+                self.network.stop_node(node);
+                self.later.push((now_at + STOPPED, After::StartImport { node, says }));
+                self.hears_all_at_once(node, STOPPED + IMPORT, now);
             }
             What::Reorg { depth } => {
                 let undone: HashSet<_> = self.network.reorg(depth).into_iter().collect();
@@ -355,6 +363,16 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// After so long the node hears of all that the others had told, also of reorgs.
+    fn hears_all_at_once(&mut self, node: usize, after: Duration, now: u64) {
+        let from = now + after.as_nanos() as u64;
+        let until = from + (SLOT * 3).as_nanos() as u64;
+        let members = self.world.members.iter().enumerate();
+        let readers = members.filter(|(_, plan)| plan.nodes.contains(&node));
+        let trouble = |(at, _)| Trouble { part: Part::Member(at), from, until };
+        self.troubles.extend(readers.map(trouble));
+    }
+
     fn net(&self, member: usize, act: impl FnOnce(&Net)) {
         if let Some(net) = &self.seats[member].net {
             act(net);
@@ -364,6 +382,16 @@ impl Run<'_> {
     fn end(&mut self, after: After) -> Result<(), Failure> {
         match after {
             After::StartNode { node, keeps_pool } => self.network.start_node(node, keeps_pool)?,
+            After::StartImport { node, says } => {
+                self.network.start_import(node, says)?;
+                self.later.push((Instant::now(), After::Import(node)));
+            }
+            After::Import(node) => {
+                if self.network.import(node) {
+                    self.later.push((Instant::now() + IMPORTED_EACH, After::Import(node)));
+                }
+                return Ok(());
+            }
             After::StartMember(at) => {
                 let seat = &mut self.seats[at];
                 let (member, address) = Member::start(&seat.config)?;

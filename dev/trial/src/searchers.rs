@@ -29,6 +29,7 @@ use tokio::time::{sleep, timeout};
 use crate::{
     oracle::Outcome,
     scenario::signed::{call, key, raw_and_hash, transfer},
+    world::World,
 };
 
 const SEARCHERS: u64 = 24;
@@ -118,12 +119,13 @@ fn address(searcher: u64) -> Ipv4Addr {
 }
 
 impl Searchers {
-    pub(crate) fn start(machines: Vec<(usize, SocketAddr)>, seed: u64, tps: f64) -> Arc<Self> {
+    pub(crate) fn start(machines: Vec<(usize, SocketAddr)>, head: u64, world: &World) -> Arc<Self> {
+        let World { seed, searchers_tps: tps, .. } = *world;
         let log = Log { wishes: Vec::new(), counts: BTreeMap::new(), took: histogram() };
         let all = Arc::new(Self {
             log: Mutex::new(log),
             machines,
-            head: AtomicU64::new(0),
+            head: head.into(),
             keys: AtomicU64::new(SENDERS),
             stop: AtomicBool::new(false),
         });

@@ -20,6 +20,8 @@ const DEAD: Duration = Duration::from_secs(20);
 const DIALLED: Duration = Duration::from_secs(9);
 /// After a bad response, the next comparison finds what came of it.
 pub(crate) const ANSWERED: Duration = DIALLED.saturating_add(AUDITED);
+/// For the old blocks.
+pub(crate) const IMPORT: Duration = Duration::from_secs(4);
 /// A run that is long enough for a look at memory.
 const LONG: Duration = Duration::from_mins(10);
 /// Between groups of six faults and attacks.
@@ -54,6 +56,11 @@ pub(crate) enum What {
     Lag {
         node: usize,
         time: Duration,
+    },
+    /// The node comes back without anything, and imports the chain from its beginning: it says that it is syncing, or not.
+    Import {
+        node: usize,
+        says: bool,
     },
     Reorg {
         depth: usize,
@@ -138,6 +145,7 @@ impl What {
                 },
             ),
             Self::RestartNode { node, down, .. } => (Part::Node(node), down + DIALLED),
+            Self::Import { node, .. } => (Part::Node(node), IMPORT + DEAD),
             Self::Lag { .. } | Self::ResetNet { .. } | Self::HalfClose { .. } => return None,
             Self::StallNet { .. } => return None,
             Self::Reorg { .. } => (Part::All, Duration::from_secs(5)),
@@ -329,6 +337,9 @@ impl World {
         if self.nodes > 1 {
             let node = rng.random_range(1..self.nodes);
             kinds.push(What::Lag { node, time: ms(rng, 3_000, 20_000) });
+            // Who reads it alone is told: the chain is what a single node tells.
+            let is_alone = self.members.iter().any(|member| member.nodes == [node]);
+            kinds.push(What::Import { node, says: rng.random::<bool>() || is_alone });
         }
         if self.has_fleet {
             kinds.extend(

@@ -78,6 +78,10 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
         }
         "eth_chainId" => json(&U64::from(shared.config.chain_id)),
         "web3_clientVersion" => json(&CLIENT_VERSION),
+        "eth_syncing" if shared.is_syncing.load(Relaxed) => {
+            let current = U64::from(shared.lock().core.chain.head().header.number);
+            json(&BTreeMap::from([("currentBlock", current)]))
+        }
         "eth_syncing" => json(&false),
         "txpool_status" => {
             let state = shared.lock();
