@@ -7,6 +7,7 @@ mod net;
 mod network;
 mod oracle;
 mod picture;
+mod real;
 mod run;
 mod scenario;
 mod searchers;
@@ -33,6 +34,10 @@ struct Args {
     /// Whether the world has a fleet on NATS servers; else the seed decides.
     #[arg(long)]
     fleet: Option<bool>,
+    /// With anvil and geth beside the mock nodes, each read by a builder of its own; needs them installed, see
+    /// scripts/real-nodes.sh.
+    #[arg(long)]
+    real: bool,
     /// Print what would strike when, and end.
     #[arg(long)]
     list: bool,
@@ -78,6 +83,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..100_000));
     let mut world =
         World::from_seed(seed, Duration::from_secs_f64(args.minutes * 60.0), args.fleet);
+    if args.real {
+        world = world.with_real();
+    }
     if args.list {
         println!("{world:#?}");
     }

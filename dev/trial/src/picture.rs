@@ -34,7 +34,8 @@ fn row(what: &What) -> usize {
         | What::Lag { .. }
         | What::Reorg { .. }
         | What::FlipBack { .. }
-        | What::Burst { .. } => 4,
+        | What::Burst { .. }
+        | What::Real(..) => 4,
     }
 }
 

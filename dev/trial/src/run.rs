@@ -29,6 +29,7 @@ use crate::{
     net::Net,
     network::{Network, OLD_BLOCKS},
     oracle::{GRACE_NS, Outcome, Trouble, Wrong, due},
+    real::RealNodes,
     scenario::attacks,
     searchers::{Searchers, known_signers},
     world::{IMPORT, Part, SLOT, What, World},
@@ -103,6 +104,7 @@ struct Run<'a> {
     searchers: Arc<Searchers>,
     seats: Vec<Seat>,
     cluster: Option<NatsCluster>,
+    real: Option<RealNodes>,
     troubles: Vec<Trouble>,
     /// What is done later: ends of what has struck.
     later: Vec<(Instant, After)>,
@@ -143,6 +145,7 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
     } else {
         None
     };
+    let real = world.has_real.then(|| RealNodes::start(dir.path(), world.seed)).transpose()?;
     let network = Network::start(dir.path(), world)?;
     let servers = cluster.as_ref().map_or_else(Vec::new, NatsCluster::urls);
     let mut seats = Vec::new();
@@ -184,6 +187,7 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
         searchers,
         seats,
         cluster,
+        real,
         troubles: Vec::new(),
         later: Vec::new(),
         attacks: Vec::new(),
@@ -223,9 +227,13 @@ impl Run<'_> {
                 for (_, after) in due {
                     self.end(after)?;
                 }
+                if let Some(real) = &mut self.real {
+                    real.end_faults()?;
+                }
                 thread::sleep(Duration::from_millis(10));
             }
             self.look()?;
+            self.look_at_real()?;
             let private = self.private_for_block();
             self.told.push((self.head + 1, now_ns()));
             self.head = self.network.mine(&private)?;
@@ -234,8 +242,17 @@ impl Run<'_> {
         }
         self.searchers.stop.store(true, Relaxed);
         self.measure();
-        self.summarize();
+        self.summarize()?;
         Ok(std::mem::take(&mut self.outcomes))
+    }
+
+    fn look_at_real(&mut self) -> Result<(), Failure> {
+        let Some(real) = &mut self.real else { return Ok(()) };
+        let (wrong, checks, text) = real.look(self.seats.len(), &mut self.troubles)?;
+        self.outcomes.violations.extend(wrong);
+        self.checks += checks;
+        self.say(&text);
+        Ok(())
     }
 
     /// The block contains a part of what searchers sent, as if a builder had won it.
@@ -340,6 +357,11 @@ impl Run<'_> {
                 let server = (0..3).find(|at| (Some(*at) == leads) == leader).unwrap_or(0);
                 cluster.server(server).kill9()?;
                 self.later.push((now_at + down, After::StartServer(server)));
+            }
+            What::Real(node, fault) => {
+                if let Some(real) = &mut self.real {
+                    real.strike(node, fault)?;
+                }
             }
             What::StallNet { member, time } => self.net(member, |net| net.stall(now_at + time)),
             What::ResetNet { member } => self.net(member, Net::reset),

@@ -19,7 +19,8 @@ pub(crate) fn shrink(
     violation: &Violation,
 ) -> io::Result<()> {
     let wanted = format!("{:?}", violation.wrong);
-    let all = World::from_seed(world.seed, world.lasts, fleet).timeline;
+    let all = World::from_seed(world.seed, world.lasts, fleet);
+    let all = if world.has_real { all.with_real() } else { all }.timeline;
     let present: Vec<_> = (0..all.len()).filter(|entry| !without.contains(entry)).collect();
     // What came after it is not its cause.
     let mut left: Vec<_> = present.into_iter().take(struck).collect();
@@ -31,6 +32,7 @@ pub(crate) fn shrink(
             again.args(["--quiet", "--seed", &world.seed.to_string()]);
             again.args(["--minutes", &minutes.to_string(), "--without", &without.join(",")]);
             again.args(fleet.iter().map(|fleet| format!("--fleet={fleet}")));
+            again.args(world.has_real.then_some("--real"));
             let output = again.stderr(Stdio::null()).output()?;
             if String::from_utf8_lossy(&output.stdout).contains(&wanted) {
                 return Ok(true);

@@ -2,6 +2,7 @@
 
 use std::{fmt, time::Duration};
 
+use devnet::RealNodeKind;
 use mock_node::{BadAnswer, Fault, Target};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -17,13 +18,17 @@ const AUDITED: Duration = Duration::from_secs(25);
 /// A connection that is silent is closed after ten seconds, is dialled again within one, and a comparison follows.
 const DEAD: Duration = Duration::from_secs(20);
 /// Dialled again with a back-off of at most a second, and compared. Deferrable work waits for at most five seconds.
-const DIALLED: Duration = Duration::from_secs(9);
+pub(crate) const DIALLED: Duration = Duration::from_secs(9);
+/// A real node that was killed answers so long after its start, on a busy machine.
+const STARTS: Duration = Duration::from_secs(5);
 /// After a bad response, the next comparison finds what came of it.
 pub(crate) const ANSWERED: Duration = DIALLED.saturating_add(AUDITED);
 /// For the old blocks.
 pub(crate) const IMPORT: Duration = Duration::from_secs(4);
 /// A run that is long enough for a look at memory.
 const LONG: Duration = Duration::from_mins(10);
+/// At the end nothing strikes.
+const QUIET: Duration = AUDITED.saturating_add(Duration::from_secs(10));
 /// Between groups of six faults and attacks.
 const BREATH: Duration = Duration::from_secs(13);
 /// After so long, a stream whose leader was killed has another one, and publishers have caught up.
@@ -40,6 +45,21 @@ pub(crate) struct MemberPlan {
     pub(crate) reads_fleet: bool,
     /// Its builder pauses again and again, behind a log that is too short for that.
     pub(crate) is_slow: bool,
+}
+
+/// With chains of their own ([`crate::real`]).
+pub(crate) const REAL_NODES: [(&str, RealNodeKind); 2] =
+    [("anvil", RealNodeKind::Anvil), ("geth", RealNodeKind::Geth)];
+
+/// What strikes a real node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RealFault {
+    /// SIGSTOP, then SIGCONT.
+    Stop(Duration),
+    /// SIGKILL; started again after a while, without its pool, and anvil without its chain.
+    Kill(Duration),
+    /// Of anvil alone: so many blocks are replaced by empty ones.
+    Reorg(usize),
 }
 
 /// Something that strikes.
@@ -109,6 +129,7 @@ pub(crate) enum What {
         time: Duration,
         addresses: usize,
     },
+    Real(usize, RealFault),
 }
 
 /// Whose promises a fault suspends.
@@ -118,6 +139,8 @@ pub(crate) enum Part {
     Node(usize),
     Member(usize),
     Fleet,
+    /// What the builder beside a real node hears of it.
+    Real(usize),
     All,
 }
 
@@ -162,6 +185,15 @@ impl What {
                 (Part::Member(member), time + Duration::from_secs(2))
             }
             Self::Attack { .. } => return None,
+            Self::Real(node, fault) => (
+                Part::Real(node),
+                match fault {
+                    RealFault::Stop(time) if time > Duration::from_secs(8) => time + DEAD,
+                    RealFault::Stop(time) => time + DIALLED,
+                    RealFault::Kill(down) => down + STARTS + DIALLED,
+                    RealFault::Reorg(_) => Duration::from_secs(5),
+                },
+            ),
         })
     }
 
@@ -180,7 +212,8 @@ impl What {
             | Self::KillServer { down: time, .. }
             | Self::StallNet { time, .. }
             | Self::Attack { time, .. }
-            | Self::Node(_, Fault::Stall { time, .. } | Fault::TableFull { time }) => time,
+            | Self::Node(_, Fault::Stall { time, .. } | Fault::TableFull { time })
+            | Self::Real(_, RealFault::Stop(time) | RealFault::Kill(time)) => time,
             _ => Duration::ZERO,
         }
     }
@@ -197,6 +230,7 @@ impl fmt::Display for What {
                     "attack on member {member}: {name}, {time:.1} s from {addresses} addresses"
                 )
             }
+            Self::Real(node, fault) => write!(f, "{}: {fault:?}", REAL_NODES[*node].0),
             other => write!(f, "{other:?}"),
         }
     }
@@ -210,6 +244,8 @@ pub(crate) struct World {
     pub(crate) nodes: usize,
     pub(crate) members: Vec<MemberPlan>,
     pub(crate) has_fleet: bool,
+    /// Anvil and geth, each read by a builder of its own.
+    pub(crate) has_real: bool,
     /// Announced a second.
     pub(crate) tps: u32,
     /// Messages of honest searchers a second.
@@ -251,6 +287,7 @@ impl World {
             nodes,
             members,
             has_fleet,
+            has_real: false,
             tps,
             searchers_tps: 30.0,
             timeline: Vec::new(),
@@ -259,11 +296,33 @@ impl World {
         world
     }
 
+    /// The same with real nodes, and with what strikes them in between.
+    pub(crate) fn with_real(mut self) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(!self.seed);
+        let end = self.lasts.saturating_sub(QUIET);
+        let mut at = Duration::from_secs(8);
+        while at < end {
+            let node = rng.random_range(0..REAL_NODES.len());
+            let time = Duration::from_millis(rng.random_range(500..=12_000));
+            let fault = match rng.random_range(0..3) {
+                0 => RealFault::Kill(time / 3),
+                1 if REAL_NODES[node].1 == RealNodeKind::Anvil => {
+                    RealFault::Reorg(rng.random_range(1..=3))
+                }
+                _ => RealFault::Stop(time),
+            };
+            self.timeline.push((at, What::Real(node, fault)));
+            at += Duration::from_millis(rng.random_range(8_000..=16_000));
+        }
+        self.timeline.sort_by_key(|(at, _)| *at);
+        self.has_real = true;
+        self
+    }
+
     /// As [`mock_node::FaultPlan`]: the kinds come in rounds of random order, and the end is quiet, so that what is late
     /// is found missing.
     fn draw_timeline(&mut self, rng: &mut ChaCha8Rng) {
-        let quiet = AUDITED + Duration::from_secs(10);
-        let end = self.lasts.saturating_sub(quiet);
+        let end = self.lasts.saturating_sub(QUIET);
         let mut at = Duration::from_secs(6);
         let mut round: Vec<What> = Vec::new();
         for number in 1.. {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
 
-use super::{FILLED, REMEMBERED, Run, Violation};
+use super::{FILLED, Failure, REMEMBERED, Run, Violation};
 use crate::{oracle, world::What};
 
 impl Run<'_> {
@@ -53,7 +53,7 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn summarize(&mut self) {
+    pub(super) fn summarize(&mut self) -> Result<(), Failure> {
         let mut tallies = Vec::new();
         for attack in self.attacks.drain(..) {
             match attack.join() {
@@ -97,5 +97,9 @@ impl Run<'_> {
             answers.p99 / 1e3,
             self.outcomes.struck.len() - attacks,
         );
+        if let Some(real) = &self.real {
+            self.outcomes.summary += &real.summary(self.outcomes.violations.is_empty())?;
+        }
+        Ok(())
     }
 }
