@@ -43,6 +43,8 @@ const MOST_REQUESTS: u64 = 6_000;
 const STARTED: Duration = Duration::from_secs(6);
 /// Blocks whose transactions must stay away, and after which an order is forgotten.
 const REMEMBERED: u64 = 30;
+/// The conductor, which hardly works, is never so late for want of a core alone.
+const STOOD_STILL: Duration = Duration::from_millis(300);
 /// A node that has lost everything is down for so long.
 const STOPPED: Duration = Duration::from_millis(500);
 /// Between its steps of an import, which are as many as fit into [`IMPORT`].
@@ -180,6 +182,7 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
     let machines = seats.iter().enumerate();
     let machines = machines.filter_map(|(at, seat)| Some((at, seat.net.as_ref()?.address)));
     let searchers = Searchers::start(machines.collect(), OLD_BLOCKS, world);
+    let troubles = seats.iter().enumerate().map(|(at, seat)| starts(at, seat.started)).collect();
     let run = Run {
         world,
         begin: Instant::now(),
@@ -188,7 +191,7 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
         seats,
         cluster,
         real,
-        troubles: Vec::new(),
+        troubles,
         later: Vec::new(),
         attacks: Vec::new(),
         head: OLD_BLOCKS,
@@ -230,7 +233,7 @@ impl Run<'_> {
                 if let Some(real) = &mut self.real {
                     real.end_faults()?;
                 }
-                thread::sleep(Duration::from_millis(10));
+                self.rest();
             }
             self.look()?;
             self.look_at_real()?;
@@ -253,6 +256,17 @@ impl Run<'_> {
         self.checks += checks;
         self.say(&text);
         Ok(())
+    }
+
+    /// Looks whether the machine stands still meanwhile, as a shared one does now and then: nobody can be in time then.
+    fn rest(&mut self) {
+        let from = now_ns();
+        thread::sleep(Duration::from_millis(10));
+        let stood = Duration::from_nanos(now_ns() - from);
+        if stood > STOOD_STILL {
+            self.say(&format!("the machine stood still for {:.1} s", stood.as_secs_f64()));
+            self.troubles.push(Trouble { part: Part::All, from, until: now_ns() });
+        }
     }
 
     /// The block contains a part of what searchers sent, as if a builder had won it.
@@ -422,8 +436,7 @@ impl Run<'_> {
                 if let Some(net) = &seat.net {
                     net.leads_to(address);
                 }
-                let until = seat.started + STARTED.as_nanos() as u64;
-                self.troubles.push(Trouble { part: Part::Member(at), from: seat.started, until });
+                self.troubles.push(starts(at, seat.started));
             }
             After::Continue(at) => {
                 let seat = &mut self.seats[at];
@@ -441,6 +454,11 @@ impl Run<'_> {
         self.say(&format!("{after:?}"));
         Ok(())
     }
+}
+
+fn starts(member: usize, from: u64) -> Trouble {
+    let until = from + STARTED.as_nanos() as u64;
+    Trouble { part: Part::Member(member), from, until }
 }
 
 fn pid(member: &Member) -> Pid {
