@@ -90,6 +90,15 @@ pub(crate) enum Wrong {
     Grown,
 }
 
+/// Something that is not as promised.
+#[derive(Clone, Debug)]
+pub(crate) struct Violation {
+    pub(crate) wrong: Wrong,
+    pub(crate) member: usize,
+    pub(crate) hash: B256,
+    pub(crate) text: String,
+}
+
 /// A transaction that a node holds, of which a builder must know.
 pub(crate) fn pending(due: u64, now: u64, is_there: bool) -> Option<Wrong> {
     (due <= now && !is_there).then_some(Wrong::Missing)

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    error::Error,
     io::{self, BufRead as _, BufReader, Write as _},
     os::unix::net::UnixStream,
     path::Path,
@@ -29,8 +30,7 @@ use testkit::usage::now_ns;
 
 use crate::{
     member::{Config, Member, Mirror, Seen},
-    oracle::{self, Trouble, Wrong, due, is_touched},
-    run::{Failure, Violation},
+    oracle::{self, Trouble, Violation, Wrong, due, is_touched},
     world::{DIALLED, Part, REAL_NODES, RealFault, SLOT},
 };
 
@@ -181,7 +181,7 @@ impl Drop for Seat {
 pub(crate) struct RealNodes(Vec<Seat>);
 
 impl RealNodes {
-    pub(crate) fn start(dir: &Path, seed: u64) -> Result<Self, Failure> {
+    pub(crate) fn start(dir: &Path, seed: u64) -> Result<Self, Box<dyn Error>> {
         let seats = (0..REAL_NODES.len()).map(|at| Seat::start(at, dir, seed));
         Ok(Self(seats.collect::<Result<_, _>>()?))
     }
@@ -223,7 +223,7 @@ impl RealNodes {
         &mut self,
         members: usize,
         troubles: &mut Vec<Trouble>,
-    ) -> Result<(Vec<Violation>, u64, String), Failure> {
+    ) -> Result<(Vec<Violation>, u64, String), Box<dyn Error>> {
         let (mut violations, mut checks, mut texts) = (Vec::new(), 0, Vec::new());
         for (at, seat) in self.0.iter_mut().enumerate() {
             let (part, name) = (Part::Real(at), seat.name);
@@ -256,7 +256,7 @@ impl RealNodes {
     }
 
     /// `must_run`: a node without a load would have been asked nothing.
-    pub(crate) fn summary(&self, must_run: bool) -> Result<String, Failure> {
+    pub(crate) fn summary(&self, must_run: bool) -> Result<String, Box<dyn Error>> {
         let of = |seat: &Seat| {
             let (name, checks, taken) = (seat.name, seat.checks, seat.load.accepted().len());
             if must_run && checks == 0 {
@@ -272,7 +272,7 @@ impl RealNodes {
 }
 
 impl Seat {
-    fn start(at: usize, dir: &Path, seed: u64) -> Result<Self, Failure> {
+    fn start(at: usize, dir: &Path, seed: u64) -> Result<Self, Box<dyn Error>> {
         let (name, kind) = REAL_NODES[at];
         let node = RealNode::start(kind, dir, BLOCK_TIME)?;
         let (member, _) = Member::start(&Config {

@@ -13,7 +13,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::B256;
 use devnet::{NatsCluster, NatsConfig};
 use hdrhistogram::Histogram;
 use mock_node::DEV_CHAIN_ID;
@@ -28,7 +27,7 @@ use crate::{
     member::{Config, Member, Mirror},
     net::Net,
     network::{Network, OLD_BLOCKS},
-    oracle::{GRACE_NS, Outcome, Trouble, Wrong, due},
+    oracle::{GRACE_NS, Outcome, Trouble, Violation, due},
     real::RealNodes,
     scenario::attacks,
     searchers::{Searchers, known_signers},
@@ -51,15 +50,6 @@ const STOPPED: Duration = Duration::from_millis(500);
 const IMPORTED_EACH: Duration = Duration::from_millis(100);
 /// After it the use of memory is measured.
 const FILLED: Duration = Duration::from_mins(5);
-
-/// Something that is not as promised.
-#[derive(Clone, Debug)]
-pub(crate) struct Violation {
-    pub(crate) wrong: Wrong,
-    pub(crate) member: usize,
-    pub(crate) hash: B256,
-    pub(crate) text: String,
-}
 
 /// What a head was like, for the picture.
 #[derive(Clone, Debug)]

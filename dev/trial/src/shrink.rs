@@ -5,7 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{run::Violation, world::World};
+use crate::{oracle::Violation, world::World};
 
 /// How often a shorter list is run before it counts as one that shows nothing.
 const TIMES: usize = 3;

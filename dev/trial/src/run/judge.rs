@@ -5,11 +5,12 @@ use std::collections::{BTreeSet, HashSet};
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
 
-use super::{Failure, Head, REMEMBERED, Run, State, Violation};
+use super::{Failure, Head, REMEMBERED, Run, State};
 use crate::{
     member::{Report, Seen},
     oracle::{
-        self, ASKED_ELSEWHERE_NS, GRACE_NS, Message, Outcome, Time, Trouble, Wrong, due, is_touched,
+        self, ASKED_ELSEWHERE_NS, GRACE_NS, Message, Outcome, Time, Trouble, Violation, Wrong, due,
+        is_touched,
     },
     searchers::{Sent, Wish},
     world::{ANSWERED, MemberPlan, Part, SLOT},

@@ -5,8 +5,11 @@ use std::{collections::BTreeMap, time::Duration};
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
 
-use super::{FILLED, Failure, REMEMBERED, Run, Violation};
-use crate::{oracle, world::What};
+use super::{FILLED, Failure, REMEMBERED, Run};
+use crate::{
+    oracle::{self, Violation},
+    world::What,
+};
 
 impl Run<'_> {
     /// What no rule asks about any more.
