@@ -33,12 +33,16 @@ impl Run<'_> {
             }
         }
         let mut reports = Vec::new();
+        let (asked, mut slow) = (now_ns(), Vec::new());
         for (at, seat) in self.seats.iter_mut().enumerate() {
             if let State::Up(member) = &mut seat.state {
                 let report = member.report().map_err(|error| format!("member {at}: {error}"))?;
                 reports.push((at, report));
+                let took = (now_ns() - asked) as f64 / 1e9;
+                slow.extend((took > 1.0).then(|| format!("member {at} told after {took:.1} s")));
             }
         }
+        slow.iter().for_each(|text| self.say(text));
         self.late[0].reset();
         for (at, report) in &reports {
             self.take(*at, report);
