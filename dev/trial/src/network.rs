@@ -182,6 +182,11 @@ impl Network {
         self.shared.flip.store(depth, Relaxed);
     }
 
+    /// So many blocks are left and come back before the next one.
+    pub(crate) fn flips(&self) -> usize {
+        self.shared.flip.load(Relaxed)
+    }
+
     pub(crate) fn burst(&self, count: usize) {
         self.shared.burst.fetch_add(count, Relaxed);
     }

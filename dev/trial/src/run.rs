@@ -228,6 +228,7 @@ impl Run<'_> {
             self.look()?;
             self.look_at_real()?;
             let private = self.private_for_block();
+            self.told_again(self.network.flips(), now_ns());
             self.told.push((self.head + 1, now_ns()));
             self.head = self.network.mine(&private)?;
             self.searchers.head.store(self.head, Relaxed);
@@ -301,6 +302,7 @@ impl Run<'_> {
                 self.hears_all_at_once(node, STOPPED + IMPORT, now);
             }
             What::Reorg { depth } => {
+                self.told_again(depth, now);
                 let undone: HashSet<_> = self.network.reorg(depth).into_iter().collect();
                 for wish in &mut self.searchers.log().wishes {
                     wish.is_void |= undone.contains(&wish.tx);
@@ -387,6 +389,13 @@ impl Run<'_> {
         self.say(&what.to_string());
         self.outcomes.struck.push((self.begin.elapsed(), what));
         Ok(())
+    }
+
+    /// The latest heads, which the builders leave and come to again.
+    fn told_again(&mut self, depth: usize, now: u64) {
+        for (_, at) in self.told.iter_mut().rev().take(depth) {
+            *at = now;
+        }
     }
 
     /// After so long the node hears of all that the others had told, also of reorgs.
