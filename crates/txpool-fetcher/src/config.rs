@@ -174,8 +174,8 @@ pub struct FetcherConfig {
     /// each blob. The commitments are compared with the versioned hashes in any case. For a node that is not
     /// trusted; a node verifies the proofs before it announces a transaction.
     pub verify_blob_proofs: bool,
-    /// Fetches in flight at once, 1 to 4096; with several sources at most half of them at one, and three quarters for
-    /// what one announced, so that one that does not respond leaves the rest to the others. At one node they are fewer while it is overloaded
+    /// Fetches in flight at once, 1 to 4096; with `n` sources at most one `n`-th of them at one, and `(2n - 1) / (2n (n - 1))`
+    /// for what one announced, so that those that do not respond leave some to one that does. At one node they are fewer while it is overloaded
     /// ([`SourceStatus::fetch_limit`](crate::SourceStatus)). More are for a node that responds slowly:
     /// slots ÷ response time is the most transactions/s.
     pub fetch_slots: usize,

@@ -109,6 +109,8 @@ pub(super) struct Applied {
     pub(super) blocks: Vec<ReadBlock>,
     /// Transactions that were mined before and are in no block that counts any more.
     pub(super) unmined: Vec<B256>,
+    /// Nothing is known of blocks between the chain and these: they may contain what was unmined.
+    pub(super) has_unread: bool,
     /// What it means for its source.
     pub(super) gap: Option<GapReason>,
 }
@@ -364,13 +366,14 @@ fn apply(
     }
     let is_gap = !(is_first || is_linked && blocks.is_empty());
     blocks.push(block);
-    let (mut is_reorg, mut unmined) = (false, Vec::new());
+    let (mut is_reorg, mut has_unread, mut unmined) = (false, false, Vec::new());
     for read in &blocks {
         let Pushed { relation, undone, forgotten, .. } = chain.push(read.block.clone());
         is_reorg |= !undone.is_empty();
         // Those of a block that is only too old stay mined.
-        let is_proven = !matches!(relation, Relation::Gap { .. });
-        let unproven = forgotten.into_iter().filter(|_| !is_proven);
+        let is_unproven = matches!(relation, Relation::Gap { .. });
+        has_unread |= is_unproven;
+        let unproven = forgotten.into_iter().filter(|_| is_unproven);
         unmined.extend(undone.into_iter().chain(unproven).flat_map(|block| block.mined.to_vec()));
     }
     unmined.retain(|hash| !chain.is_mined(hash));
@@ -384,7 +387,7 @@ fn apply(
         () if branch.is_unread || is_gap && !is_linked => Some(GapReason::UnreadBlock),
         () => None,
     };
-    Applied { blocks, unmined, gap }
+    Applied { blocks, unmined, has_unread, gap }
 }
 
 #[cfg(test)]

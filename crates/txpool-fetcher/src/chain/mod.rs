@@ -179,11 +179,11 @@ impl Chain {
     fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
         let mut follower = lock(&self.follower);
         let step = follower.step(&mut lock(&self.fetch.hashes.blocks), branch, Instant::now());
-        if let Step::Applied(Applied { blocks, unmined, .. }) = &step {
+        if let Step::Applied(Applied { blocks, unmined, has_unread, .. }) = &step {
             // What is pending again and was delivered, the sink puts back; what was removed, the comparison that follows finds.
             let was_announced = |hash: &B256| self.fetch.hashes.seen.forget_mined(*hash);
             let undone: Vec<B256> = unmined.iter().copied().filter(was_announced).collect();
-            if !undone.is_empty() {
+            if !undone.is_empty() && !has_unread {
                 self.fetch.undone(source, undone);
             }
             blocks.iter().for_each(|read| self.tell(source, read));

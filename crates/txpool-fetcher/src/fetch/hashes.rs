@@ -79,8 +79,7 @@ impl Hashes {
         let Arrival { hash, source, at, .. } = arrival;
         let counts = &self.announcements[source];
         counts.announced.fetch_add(1, Relaxed);
-        let known = if self.is_mined(&hash) {
-            self.seen.announced_mined(hash, source);
+        let known = if self.is_mined(&hash) && self.enter_mined(hash, source) {
             Outcome::Mined
         } else {
             if let Some(entered) = self.seen.insert_announced(hash, source, at) {
@@ -94,9 +93,20 @@ impl Hashes {
         None
     }
 
+    /// Remembers the announcement of a hash that is in a block. False if a reorg has removed the block since it was looked
+    /// up.
+    fn enter_mined(&self, hash: B256, source: usize) -> bool {
+        self.seen.announced_mined(hash, source);
+        let is_mined = self.is_mined(&hash);
+        if !is_mined {
+            self.seen.forget_mined(hash);
+        }
+        is_mined
+    }
+
     /// Counts a hash that was announced while a block contained it, and is in none any more.
     pub(super) fn enter_undone(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
-        let entered = self.seen.insert_announced(arrival.hash, arrival.source, arrival.at)?;
+        let entered = self.seen.insert_undone(arrival.hash)?;
         Some(self.ticket(arrival, entered))
     }
 
@@ -107,11 +117,11 @@ impl Hashes {
         Some(self.ticket(arrival, entered))
     }
 
-    fn ticket(self: &Arc<Self>, arrival: Arrival, Entered { is_suspect }: Entered) -> Ticket {
+    fn ticket(self: &Arc<Self>, arrival: Arrival, entered: Entered) -> Ticket {
         self.metrics.entered[arrival.entry as usize].add(1);
         self.unfinished.fetch_add(1, Relaxed);
         self.metrics.unfinished.increment(1.0);
-        Ticket { arrival, hashes: Arc::clone(self), is_suspect, has_left: false }
+        Ticket { arrival, hashes: Arc::clone(self), entered, has_left: false }
     }
 
     /// Whether a recent block contains the transaction.
@@ -154,8 +164,7 @@ impl Hashes {
 pub(crate) struct Ticket {
     pub(crate) arrival: Arrival,
     hashes: Arc<Hashes>,
-    /// The response to its request has ended connections before.
-    pub(super) is_suspect: bool,
+    pub(super) entered: Entered,
     has_left: bool,
 }
 
@@ -172,8 +181,11 @@ impl Ticket {
         // may be pending again after a reorg.
         match seen {
             Some(Seen::Delivered) if hashes.is_mined(&hash) => _ = hashes.seen.mined(hash),
-            Some(Seen::Mined) if !hashes.is_mined(&hash) => _ = hashes.seen.forget_mined(hash),
-            _ => {}
+            Some(Seen::Mined) => {}
+            _ => return,
+        }
+        if !hashes.is_mined(&hash) {
+            hashes.seen.forget_mined(hash);
         }
     }
 
@@ -251,6 +263,14 @@ mod tests {
                 prop_assert_eq!(hashes.counts().balance(), 0);
             }
         }
+    }
+
+    #[test]
+    fn a_hash_whose_block_is_undone_while_its_announcement_is_looked_up_is_fetched() {
+        let hashes = hashes(&CancellationToken::new());
+        let arrival = arrival(1, Entry::Announced);
+        assert!(!hashes.enter_mined(arrival.hash, 0), "no block has it");
+        assert!(hashes.enter(arrival).is_some());
     }
 
     #[test]

@@ -79,6 +79,8 @@ struct FetchTask {
     untried: SourceSet,
     /// Those that did not have it when they were asked, and had not announced it.
     early: SourceSet,
+    /// Those whose latest response was an error that may pass, or none.
+    unanswered: SourceSet,
 }
 
 /// A request in flight, as its connection keeps it.
@@ -224,12 +226,14 @@ impl Fetch {
         let FetchRequest { mut task, source, is_early, permit } = request;
         permit.record(None);
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
+        task.unanswered.remove(source);
         if is_gone {
             task.untried.remove(source);
             if is_early {
                 task.early = task.early.or(SourceSet::of(source));
             }
-            if self.has_other_source(&task) {
+            self.ask_again(&mut task);
+            if self.has_other_source(&task) || self.is_any_up(task.unanswered) {
                 self.spawn_retry(task, source, None);
                 return None;
             }
@@ -240,17 +244,17 @@ impl Fetch {
     fn task(&self, ticket: Ticket, slot: Slot) -> FetchTask {
         let untried = SourceSet::all(self.settings.config.sources.len());
         // What has ended connections before is not given as many.
-        let is_alone = ticket.is_suspect;
+        let is_alone = ticket.entered.is_suspect;
         let losses = if is_alone { HARMFUL_LOSSES - 1 } else { 0 };
-        let early = SourceSet::default();
-        FetchTask { ticket, slot, retries: 0, is_alone, losses, untried, early }
+        let (early, unanswered) = <_>::default();
+        FetchTask { ticket, slot, retries: 0, is_alone, losses, untried, early, unanswered }
     }
 
     fn request_of(&self, task: FetchTask, source: usize, permit: RequestPermit) -> FetchRequest {
-        let arrival = task.ticket.arrival;
+        let Ticket { arrival, entered, .. } = &task.ticket;
         // As of now: its announcement may come while its response is under way.
         let has_announced = || self.hashes.seen.sources(&arrival.hash).contains(source);
-        let is_early = source != arrival.source && !has_announced();
+        let is_early = (source != arrival.source || entered.is_undone) && !has_announced();
         FetchRequest { task, source, is_early, permit }
     }
 

@@ -86,27 +86,43 @@ impl Fetch {
             // Bounded by the pauses before connections are opened again.
             return self.submit_when_possible(task).await;
         }
-        task.untried.remove(source);
+        // Without an error it may be asked again at once.
+        if let Some(error) = &error {
+            task.untried.remove(source);
+            if error.is_retryable() {
+                task.unanswered = task.unanswered.or(SourceSet::of(source));
+            }
+        }
         self.ask_again(&mut task);
         if self.has_other_source(&task) {
             return self.submit_when_possible(task).await;
         }
-        // Without an error, the other source was disconnected meanwhile.
-        let Some(error) = error else { return task.ticket.finish(Outcome::Gone, None) };
-        if !error.is_retryable() || task.retries >= FETCH_RETRIES {
-            tracing::debug!(hash = %task.ticket.arrival.hash, %error, "fetch failed");
+        let unanswered = task.unanswered;
+        let may_pass =
+            error.as_ref().map_or_else(|| self.is_any_up(unanswered), CallError::is_retryable);
+        if !may_pass && error.is_none() {
+            // Nobody has it.
+            return task.ticket.finish(Outcome::Gone, None);
+        }
+        if !may_pass || task.retries >= FETCH_RETRIES {
+            tracing::debug!(hash = %task.ticket.arrival.hash, ?error, "fetch failed");
             return task.ticket.finish(Outcome::Failed, None);
         }
         let since = Instant::now();
-        let step = task.retries + if error.is_overload() { OVERLOAD_STEPS } else { 0 };
+        let is_overload = error.as_ref().is_some_and(CallError::is_overload);
+        let step = task.retries + if is_overload { OVERLOAD_STEPS } else { 0 };
         sleep(self.settings.limits.retry_backoff.random_delay(step)).await;
         task.retries += 1;
+        // The others have answered that they do not have it.
+        task.untried = unanswered;
         if let Some(_parked) = self.deferral.park() {
-            let FetchTask { ticket, slot, retries, is_alone, losses, untried, early } = task;
+            let FetchTask { ticket, slot, retries, is_alone, losses, untried, early, unanswered } =
+                task;
             drop(slot);
             let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
             let slot = self.slots.acquire_deferrable(permit).await;
-            task = FetchTask { ticket, slot, retries, is_alone, losses, untried, early };
+            task =
+                FetchTask { ticket, slot, retries, is_alone, losses, untried, early, unanswered };
         }
         self.submit_when_possible(task).await;
     }
@@ -116,6 +132,10 @@ impl Fetch {
         task.untried
             .iter_from(task.ticket.arrival.source)
             .any(|source| self.connections.is_up(source))
+    }
+
+    pub(super) fn is_any_up(&self, sources: SourceSet) -> bool {
+        sources.iter().any(|source| self.connections.is_up(source))
     }
 
     async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
@@ -162,7 +182,7 @@ impl Fetch {
 
     /// A source that did not have it when it was asked, and has announced it since, is asked again: the one that announced
     /// it first may be overloaded or silent.
-    fn ask_again(&self, task: &mut FetchTask) {
+    pub(super) fn ask_again(&self, task: &mut FetchTask) {
         if task.early != SourceSet::default() {
             let again = task.early.and(self.hashes.seen.sources(&task.ticket.arrival.hash));
             task.untried = task.untried.or(again);

@@ -56,14 +56,18 @@ impl Seen {
 pub(crate) struct Entered {
     /// The responses to its requests have ended connections before.
     pub(crate) is_suspect: bool,
+    /// No node has announced it since its block was undone.
+    pub(crate) is_undone: bool,
 }
 
 /// In one byte, so that an entry has 12.
 #[derive(Clone, Copy, Debug)]
 enum State {
     Is(Seen),
-    /// Mined, and the sink has it.
+    /// Mined, and the sink had it before.
     MinedDelivered,
+    /// The same, and it was announced since.
+    MinedAnnounced,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +87,7 @@ impl Entry {
     const fn seen(&self) -> Seen {
         match self.state {
             State::Is(seen) => seen,
-            State::MinedDelivered => Seen::Mined,
+            State::MinedDelivered | State::MinedAnnounced => Seen::Mined,
         }
     }
 
@@ -147,9 +151,13 @@ impl SeenSet {
     pub(crate) fn announced_mined(&self, hash: B256, source: usize) {
         let mut shard = self.shard(&hash);
         match shard.get(&hash) {
-            Some(_) => shard.add_source(&hash, source),
-            None => self.insert_from(&mut shard, hash, Seen::Mined, SourceSet::of(source)),
+            Some(entry) if matches!(entry.state, State::MinedDelivered) => {
+                shard.insert(hash, Entry { state: State::MinedAnnounced, ..entry });
+            }
+            Some(_) => {}
+            None => self.insert(&mut shard, hash, Seen::Mined),
         }
+        shard.add_source(&hash, source);
     }
 
     /// Inserts a hash that `source` announced at `at` as in flight, if it is not known, or had its
@@ -172,6 +180,18 @@ impl SeenSet {
                 Seen::Harmful => !entry.rests(self.secs(at)),
             })
         })
+    }
+
+    /// Inserts what was announced while a block contained it as in flight, unless another announcement has done so. Nobody
+    /// has announced it since.
+    pub(crate) fn insert_undone(&self, hash: B256) -> Option<Entered> {
+        let mut shard = self.shard(&hash);
+        if shard.get(&hash).is_some_and(|entry| entry.seen() != Seen::Undone) {
+            return None;
+        }
+        shard.remove(&hash);
+        self.insert(&mut shard, hash, Seen::InFlight);
+        Some(Entered { is_undone: true, ..Entered::default() })
     }
 
     /// Inserts a hash that the comparison of this epoch found missing as in flight, unless it is
@@ -201,7 +221,8 @@ impl SeenSet {
             return None;
         }
         self.insert_from(&mut shard, hash, Seen::InFlight, SourceSet::of(source));
-        Some(Entered { is_suspect: known.is_some_and(|entry| entry.harms > 0) })
+        let is_suspect = known.is_some_and(|entry| entry.harms > 0);
+        Some(Entered { is_suspect, ..Entered::default() })
     }
 
     /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced
@@ -225,17 +246,19 @@ impl SeenSet {
         known.is_some()
     }
 
-    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was announced and never
-    /// delivered: nobody else brings it again.
+    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was announced while it was
+    /// mined: nobody else brings it again.
     pub(crate) fn forget_mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
         let state = shard.get(&hash).map(|entry| entry.state);
         match state {
-            Some(State::MinedDelivered) => self.insert(&mut shard, hash, Seen::Undone),
+            Some(State::MinedDelivered | State::MinedAnnounced) => {
+                self.insert(&mut shard, hash, Seen::Undone);
+            }
             Some(State::Is(Seen::Mined)) => shard.remove(&hash),
             _ => {}
         }
-        matches!(state, Some(State::Is(Seen::Mined)))
+        matches!(state, Some(State::Is(Seen::Mined) | State::MinedAnnounced))
     }
 
     /// Begins an audit. Transactions delivered from now on are newer than the list to compare with.
@@ -278,7 +301,7 @@ impl SeenSet {
             _ => 0,
         };
         let was_delivered = known.is_some_and(|entry| match entry.state {
-            State::MinedDelivered | State::Is(Seen::Vanished) => true,
+            State::MinedDelivered | State::MinedAnnounced | State::Is(Seen::Vanished) => true,
             State::Is(seen) => seen.is_held(),
         });
         let state = match seen {
@@ -438,7 +461,11 @@ mod tests {
         harm();
         for (rests, over) in [(0, 1), (1, 2), (3, 4)] {
             assert_eq!(announced(after(rests)), None);
-            assert_eq!(announced(after(over)), Some(Entered { is_suspect: true }), "{over}");
+            assert_eq!(
+                announced(after(over)),
+                Some(Entered { is_suspect: true, is_undone: false }),
+                "{over}"
+            );
             harm();
         }
         for n in 0..1000 {

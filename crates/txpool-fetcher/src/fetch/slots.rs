@@ -19,8 +19,9 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// With several sources, three quarters of the slots for what each of them announces: what only one that does not respond
-    /// has leaves the rest to the others. Empty with one source.
+    /// With several sources, a share of the slots for what each of them announces: of two sources three quarters, and of more
+    /// so many that all but one leave half of an equal share. So what only those have that do not respond leaves the rest to
+    /// one that does. Empty with one source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
@@ -56,8 +57,10 @@ impl Slots {
         gauge: Gauge,
     ) -> Self {
         let budget_units = max_bytes / UNIT_BYTES;
-        let of_source = || Arc::new(Semaphore::new((3 * slots).div_ceil(4)));
         let limited = if sources > 1 { sources } else { 0 };
+        // (1 - 1 / 2n) / (n - 1) of them.
+        let share = || (slots * (2 * limited - 1)).div_ceil(2 * limited * (limited - 1));
+        let of_source = || Arc::new(Semaphore::new(share()));
         Self {
             all: Arc::new(Semaphore::new(slots)),
             of_source: std::iter::repeat_with(of_source).take(limited).collect(),

@@ -45,8 +45,10 @@ const HEADS_WITHOUT_HASHES: u32 = 2;
 /// Pause between two comparisons because of blocks that could not be read.
 const UNREAD_BLOCK_PAUSE: Duration = Duration::from_secs(30);
 
-/// Failed comparisons in a row after which the source counts as not audited.
+/// Failed comparisons in a row after which the source counts as not audited, and for how long they must have failed: a node
+/// that refuses connections for a moment answers within a millisecond.
 const MAX_COMPARE_FAILURES: u32 = 3;
+const COMPARE_FAILS: Duration = Duration::from_secs(10);
 
 /// How long a connection must have lived to reset the reconnect delay. A node that accepts
 /// connections and closes them is not dialed faster than one that refuses them.
@@ -152,8 +154,11 @@ pub(crate) struct Machine {
     reconnects: u64,
     comparing: Option<GapReason>,
     wanted: Option<GapReason>,
-    /// In a row; [`MAX_COMPARE_FAILURES`] once the node has said that it does not list its pool.
+    /// In a row.
     compare_failures: u32,
+    /// When the first of them was.
+    failing_since: Option<Instant>,
+    is_audited: bool,
     is_behind: bool,
     compare_at: Option<Instant>,
     /// When a comparison began because of a block that could not be read.
@@ -195,6 +200,8 @@ impl Machine {
             comparing: None,
             wanted: None,
             compare_failures: 0,
+            failing_since: None,
+            is_audited: true,
             is_behind: false,
             compare_at: None,
             unread_block_at: None,
@@ -224,7 +231,7 @@ impl Machine {
 
     /// Whether the node's pool can be compared, as far as is known.
     pub(crate) fn is_audited(&self) -> bool {
-        self.compare_failures < MAX_COMPARE_FAILURES
+        self.is_audited
     }
 
     pub(crate) fn gaps(&self) -> impl Iterator<Item = &Gap> {
@@ -284,7 +291,8 @@ impl Machine {
             }
             Event::Compared { recovered, unannounced } => {
                 let reason = self.comparing.take();
-                self.compare_failures = 0;
+                (self.compare_failures, self.failing_since) = (0, None);
+                self.is_audited = true;
                 if !self.may_compare() {
                     // A connection was lost during the comparison, or the node fell behind: it is
                     // repeated afterwards.
@@ -379,9 +387,11 @@ impl Machine {
     }
 
     fn compare_failed(&mut self, after: Duration, is_retryable: bool, now: Instant) {
-        let failures = if is_retryable { 1 } else { MAX_COMPARE_FAILURES };
-        self.compare_failures = self.compare_failures.saturating_add(failures);
-        if self.is_audited() {
+        self.compare_failures = self.compare_failures.saturating_add(1);
+        let lasted = now.saturating_duration_since(*self.failing_since.get_or_insert(now));
+        let may_pass = self.compare_failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
+        self.is_audited &= is_retryable && may_pass;
+        if self.is_audited {
             let backoff = self.backoff.delay(self.compare_failures - 1, self.rng.random());
             // A node that misses the time-out may still be building the list. A pause of the same
             // length keeps such requests from piling up in it.
@@ -755,6 +765,18 @@ mod tests {
                 failed 20  ->                | live | lagged
                 +40        ->
                 +30        -> compare audit",
+            ),
+            (
+                "a node that refuses connections for a while is compared as soon as it takes them",
+                "
+                gap lagged -> compare lagged
+                failed 0   ->
+                +1         -> compare lagged
+                failed 0   ->
+                +1         -> compare lagged
+                failed 0   ->
+                +2         -> compare lagged
+                compared   ->                | live |",
             ),
             (
                 "blocks that cannot be read are compared at once, and then twice a minute",

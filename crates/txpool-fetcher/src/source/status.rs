@@ -114,11 +114,8 @@ impl SourceShared {
         let metrics = name.metrics();
         // Until the first failure to list it.
         metrics.audited.set(1.0);
-        // One of several that does not respond holds at most half of the slots: the others have the rest.
-        let slots = match settings.config.sources.len() {
-            1 => settings.config.fetch_slots,
-            _ => settings.config.fetch_slots.div_ceil(2),
-        };
+        // One of several that does not respond holds an equal share of the slots: the others have the rest.
+        let slots = settings.config.fetch_slots.div_ceil(settings.config.sources.len());
         let has_objects = settings.config.announcements != Announcements::Hashes;
         let shared = Self {
             audit_requests,

@@ -28,6 +28,8 @@ pub(super) const CHAIN_ID: u64 = 1337;
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
     Raw(Bytes),
+    /// `null`, and just before it the announcement of the transaction, which the node has from then on.
+    NotYet(Bytes),
     /// More bytes than a value may have.
     Oversized,
     /// The connection is closed.
@@ -245,6 +247,13 @@ impl Fake {
                 let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
                 match state.replies.get(&hash).cloned() {
                     Some(Reply::Raw(raw)) => json!({ "result": raw }),
+                    Some(Reply::NotYet(raw)) => {
+                        state.replies.insert(hash, Reply::Raw(raw));
+                        state.notify("newPendingTransactions", &json!(hash));
+                        // For the announcement to be processed.
+                        thread::sleep(Duration::from_millis(50));
+                        json!({ "result": null })
+                    }
                     Some(Reply::Oversized) => {
                         json!({ "result": format!("0x{}", "00".repeat(2 << 20)) })
                     }

@@ -17,7 +17,7 @@ use txpool_fetcher::{
 
 use super::{
     all_live,
-    fake::{CHAIN_ID, Fake, FakeBlock, Listing, block_hash, blocks},
+    fake::{CHAIN_ID, Fake, FakeBlock, Listing, Reply, block_hash, blocks},
     ingest_fast, ingest_with, settles_fast,
     sink::Figures,
     start_with,
@@ -121,23 +121,85 @@ async fn what_an_undone_block_had_and_the_node_does_not_list_is_found() {
     assert_eq!(told, Some(tx.hash));
 }
 
-/// Nothing but a comparison found it, and what a comparison finds is deferred.
-#[tokio::test]
-async fn what_was_announced_while_a_block_had_it_is_there_when_the_block_is_undone() {
-    let fake = Fake::start();
-    let (fetcher, pool) = at_first_head(fake.config()).await;
-    settled(&fetcher, "the start's list", |_| fake.count("txpool_content") >= 1).await;
+/// From here on the pool is not listed.
+async fn unlisted(fake: &Fake, fetcher: &Fetcher) {
+    settled(fetcher, "the start's list", |_| fake.count("txpool_content") >= 1).await;
     fake.lock().listing = Listing::Silent;
-    let txs = txs(2);
-    fake.announce(&FakeBlock::new(2, 2, 1, &[&txs[0], &txs[1]]));
-    eventually("mined", || head_number(&pool) == Some(2)).await;
-    fake.announce_tx(&txs[0]);
-    settled(&fetcher, "announced late", |counts| counts.mined == 1).await;
+}
+
+/// Block 2 has them, and a reorg undoes it after the first of them was announced.
+async fn announced_while_mined(
+    fake: &Fake,
+    fetcher: &Fetcher,
+    pool: &OrderPool,
+    txs: &[PreparedTx],
+) {
+    fake.announce(&FakeBlock::new(2, 2, 1, &txs.iter().collect::<Vec<_>>()));
+    eventually("mined", || head_number(pool) == Some(2)).await;
+    fake.notify("newPendingTransactions", &txs[0].hash.to_string().into());
+    settled(fetcher, "announced late", |counts| counts.mined == 1).await;
     fake.announce(&FakeBlock::new(2, 20, 1, &[]));
     fake.announce(&FakeBlock::new(3, 30, 20, &[]));
-    eventually("pending", || pool.contains(&txs[0].hash)).await;
-    assert!(!pool.contains(&txs[1].hash), "nobody has announced it");
-    assert_eq!(fetcher.counts().balance(), 0);
+}
+
+/// Nothing but a comparison found it, and what a comparison finds is deferred. The node may not have it back yet when it is
+/// asked.
+#[tokio::test]
+async fn what_was_announced_while_a_block_had_it_is_there_when_the_block_is_undone() {
+    let txs = txs(2);
+    for reply in [Reply::Raw(txs[0].raw.clone()), Reply::NotYet(txs[0].raw.clone())] {
+        let fake = Fake::start();
+        let (fetcher, pool) = at_first_head(fake.config()).await;
+        unlisted(&fake, &fetcher).await;
+        fake.lock().replies.insert(txs[0].hash, reply);
+        announced_while_mined(&fake, &fetcher, &pool, &txs).await;
+        eventually("pending", || pool.contains(&txs[0].hash)).await;
+        assert!(!pool.contains(&txs[1].hash), "nobody has announced it");
+        assert_eq!(fetcher.counts().balance(), 0);
+    }
+}
+
+/// Its block is only forgotten, and still has it.
+#[tokio::test]
+async fn what_was_announced_while_a_block_had_it_stays_away_when_blocks_are_missed() {
+    let fake = Fake::start();
+    let (fetcher, pool) = at_first_head(fake.config()).await;
+    unlisted(&fake, &fetcher).await;
+    let tx = txs(1).remove(0);
+    fake.lock().replies.insert(tx.hash, Reply::Raw(tx.raw.clone()));
+    fake.announce(&FakeBlock::new(2, 2, 1, &[&tx]));
+    eventually("mined", || head_number(&pool) == Some(2)).await;
+    fake.notify("newPendingTransactions", &tx.hash.to_string().into());
+    settled(&fetcher, "announced late", |counts| counts.mined == 1).await;
+    let requested = fake.count("eth_getRawTransactionByHash");
+    fake.announce(&FakeBlock::new(60, 60, 59, &[]));
+    eventually("the head", || head_number(&pool) == Some(60)).await;
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(pool.is_empty());
+    assert_eq!(fake.count("eth_getRawTransactionByHash"), requested);
+}
+
+/// The pool had let it expire, so it had nothing to put back.
+#[tokio::test]
+async fn what_the_sink_no_longer_has_is_there_when_its_block_is_undone_after_it_was_announced_again()
+ {
+    let fake = Fake::start();
+    let pool = PoolConfig { tx_retention: Duration::from_millis(300), ..PoolConfig::default() };
+    let pool = OrderPool::new(pool).expect("a valid configuration");
+    let fetcher = start_with(fake.config(), settles_fast(), pool.clone()).await;
+    let txs = txs(1);
+    fake.pools(&pool, &txs).await;
+    unlisted(&fake, &fetcher).await;
+    eventually("expired", || {
+        pool.upkeep();
+        pool.is_empty()
+    })
+    .await;
+    let requested = fake.count("eth_getRawTransactionByHash");
+    announced_while_mined(&fake, &fetcher, &pool, &txs).await;
+    settled(&fetcher, "delivered again", |counts| counts.announced == 3 && counts.unfinished == 0)
+        .await;
+    assert_eq!(fake.count("eth_getRawTransactionByHash"), requested + 1);
 }
 
 #[tokio::test]

@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use mock_node::{Capacity, Fault, NodeConfig, Stats, Target};
+use mock_node::{BadAnswer, Capacity, Fault, NodeConfig, Stats, Target};
 use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
     ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, FetcherConfig, Limits,
 };
 
-use super::{all_live, ingest_with, recover, start_with, submit};
+use super::{
+    all_live,
+    fake::{Fake, Reply},
+    ingest_with, recover, start_with, submit,
+};
 
 /// 2000 requests a second.
 const SERVICE: Duration = Duration::from_millis(2);
@@ -109,20 +113,67 @@ async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_
 
 /// Each waited for its node with a slot, until all were taken.
 #[tokio::test]
-async fn what_only_a_silent_node_has_leaves_slots_for_what_another_one_announces() {
-    let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
-    let both = [&silent, &other].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
-    let never = 2 * PATIENCE;
-    let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
-    let (fetcher, pool) = ingest_with(config, limits).await;
+async fn what_only_silent_nodes_have_leaves_slots_for_what_another_one_announces() {
+    for silent in 1..=2 {
+        let nodes: Vec<_> = (0..=silent).map(|_| Node::start(500, |config| config)).collect();
+        let sources = nodes.iter().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
+        let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(sources) };
+        let never = 2 * PATIENCE;
+        let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
+        let (fetcher, pool) = ingest_with(config, limits).await;
+        all_live(&fetcher).await;
+        // By account, of which there are twenty.
+        let of = |node: &Node, part: usize| {
+            let txs = node.txs.iter().enumerate().filter(|(n, _)| n % 20 / 6 == part);
+            submit(node, txs.map(|(_, tx)| tx));
+        };
+        for (at, node) in nodes[..silent].iter().enumerate() {
+            node.node.inject(Fault::GoDead(Target::Request));
+            of(node, at);
+            eventually("its share is taken", || fetcher.status()[at].backlog > 80).await;
+        }
+        of(&nodes[silent], 2);
+        eventually("those of the other one are in", || pool.len() == 150).await;
+    }
+}
+
+/// Another one, which does not have it, had the last word.
+#[tokio::test]
+async fn a_node_that_fails_once_is_asked_again_for_what_others_do_not_have() {
+    for bad in [BadAnswer::Never, BadAnswer::Busy] {
+        let nodes = [0; 2].map(|_| Node::start(1, |config| config));
+        let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
+        let config = FetcherConfig {
+            backfill: Backfill::Off,
+            audit_interval: None,
+            ..FetcherConfig::new(sources)
+        };
+        let limits = Limits { fetch_timeout: Duration::from_millis(200), ..Limits::default() };
+        let (fetcher, pool) = ingest_with(config, limits).await;
+        all_live(&fetcher).await;
+        nodes[0].node.inject(Fault::Answers { bad, count: 1 });
+        nodes[0].submit_all();
+        eventually("it is in", || pool.len() == 1).await;
+        assert_eq!(fetcher.counts().gone, 0);
+    }
+}
+
+/// Its response was under way when it announced it.
+#[tokio::test]
+async fn a_node_that_announces_it_while_it_answers_null_is_asked_again() {
+    let (first, other) = (Fake::start(), Fake::start());
+    let sources = [&first, &other].map(|fake| Endpoint::Ipc(fake.path.clone()));
+    let config = FetcherConfig {
+        backfill: Backfill::Off,
+        audit_interval: None,
+        ..FetcherConfig::new(sources)
+    };
+    let (fetcher, pool) = ingest_with(config, Limits::default()).await;
     all_live(&fetcher).await;
-    silent.node.inject(Fault::GoDead(Target::Request));
-    // By account, of which there are twenty.
-    submit(&silent, silent.txs.iter().enumerate().filter(|(n, _)| n % 20 < 10).map(|(_, tx)| tx));
-    eventually("its share is taken", || fetcher.status()[0].backlog > 150).await;
-    submit(&other, other.txs.iter().enumerate().filter(|(n, _)| n % 20 >= 10).map(|(_, tx)| tx));
-    eventually("those of the other one are in", || pool.len() == 250).await;
+    let tx = Node::start(1, |config| config).txs[0].clone();
+    other.lock().replies.insert(tx.hash, Reply::NotYet(tx.raw.clone()));
+    first.notify("newPendingTransactions", &tx.hash.to_string().into());
+    eventually("it is in", || pool.contains(&tx.hash)).await;
 }
 
 /// With more announced than can be delivered, what is delivered is what was announced just now, not what has
