@@ -339,6 +339,8 @@ impl Core {
             self.check_terms(tx).is_ok()
                 && self.chain.taken(tx).is_none()
                 && self.find(tx.hash()).is_none()
+                // Its signer may have cancelled it while a block contained it.
+                && self.private_cancellations.of(tx).is_none()
         }) && self.pool_tx(order, effects).is_ok()
     }
 }

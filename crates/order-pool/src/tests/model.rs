@@ -87,7 +87,7 @@ enum Op {
     Insert { sender: u64, nonce: u64, max_fee: u128, max_tip: u128, holder: Option<u8> },
     // Of a private transaction, until so many blocks ahead.
     Private { sender: u64, nonce: u64, max_tip: u128, ahead: u64, holder: u8 },
-    // Of one of the pooled transactions.
+    // Of one of the transactions that are pooled or that a block took.
     CancelPrivate { which: usize, signer: u64 },
     // Many at once, so that logs wrap and caps are met.
     Burst { salt: u64 },
@@ -607,7 +607,10 @@ impl Model {
     }
 
     fn cancel_private(&mut self, id: OrderId, signer: Address) -> CancelPrivateOutcome {
-        let order = self.pooled.iter().find(|order| order.id == id).expect("it is pooled");
+        let Some(order) = self.pooled.iter().find(|order| order.id == id) else {
+            self.withdraw(id, signer);
+            return CancelPrivateOutcome::Unknown;
+        };
         if order.public {
             return CancelPrivateOutcome::Public;
         }
@@ -901,7 +904,8 @@ impl Model {
             };
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
             let is_here = self.is_mined(order.id.hash()) || self.is_pooled(order.id.hash());
-            if !stale && !is_here && self.is_possible(&order) {
+            let is_valid = self.is_possible(&order) && !self.is_withdrawn(&order);
+            if !stale && !is_here && is_valid {
                 self.admit(order);
             }
         }
@@ -1119,7 +1123,8 @@ impl Run {
                 self.insert_tx(spec, private_from(spec, terms).held_by(holder(by)));
             }
             Op::CancelPrivate { which, signer } => {
-                let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
+                let taken = self.model.blocks.iter().rev().flat_map(|block| &block.taken);
+                let txs = self.model.pooled.iter().chain(taken).filter(|order| order.tx.is_some());
                 let Some(id) = txs.map(|order| order.id).nth(which) else { return };
                 let expected = self.model.cancel_private(id, address(signer));
                 let at = Some(SystemTime::UNIX_EPOCH);

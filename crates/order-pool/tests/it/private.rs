@@ -161,6 +161,26 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
     assert_eq!(journal(&mut told).len(), 2);
 }
 
+/// It was put back without a look at the cancellations, and built into the next block.
+#[test]
+fn one_that_was_cancelled_while_a_block_contained_it_stays_out_when_the_block_is_undone() {
+    let (pool, clock) = pool(PoolConfig::default());
+    let [cancelled, kept] = [1, 2].map(|n| private(n, 20));
+    for tx in [&cancelled, &kept] {
+        assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Added);
+    }
+    pool.on_head(head(11, 0, 0, &[*cancelled.hash(), *kept.hash()]));
+    let outcome = pool.cancel_private(cancelled.hash(), address(7), Holder::Host, None);
+    assert_eq!(outcome, CancelPrivateOutcome::Unknown);
+    pool.on_head(head(11, 1, 0, &[]));
+    assert_eq!([&cancelled, &kept].map(|tx| pool.contains(tx.hash())), [false, true]);
+    // Nor does it come in when another machine publishes it, as long as the cancellation is known.
+    assert_eq!(variant(pool.insert_transaction(cancelled.clone())), "Superseded");
+    clock.advance(CANCELLATION_RETENTION);
+    upkeep(&pool);
+    assert_eq!(pool.insert_transaction(cancelled), InsertOutcome::Added);
+}
+
 #[test]
 fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
     let (pool, _) = pool(PoolConfig { max_external_txs: 1, ..PoolConfig::default() });
