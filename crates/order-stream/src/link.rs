@@ -5,7 +5,11 @@ use std::{collections::BTreeSet, time::Duration};
 
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError,
-    jetstream::{self, Context, ErrorCode, context::GetStreamErrorKind, stream},
+    jetstream::{
+        Context, ErrorCode,
+        context::{ContextBuilder, GetStreamErrorKind},
+        stream,
+    },
 };
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
@@ -30,6 +34,11 @@ const SUBSCRIPTION: usize = 1 << 14;
 
 /// Most time for a request about a stream: one without a leader may not be answered at all, and is asked again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Messages whose acknowledgements the client waits for at once. Above that it would wait before it sends, while nobody
+/// takes those that have come: so more than a publisher can have. It publishes a window of 4,096 again after a pause of an
+/// eighth of a second at least, and waits for five seconds: 164,000.
+const MAX_UNACKNOWLEDGED: usize = 1 << 20;
 
 /// What the server has said about the connection.
 #[derive(Clone, Debug, Default)]
@@ -75,8 +84,10 @@ impl Link {
             options = options.add_root_certificates(path.clone());
         }
         let client = options.connect(addresses).await.map_err(connect_error)?;
-        let mut context = jetstream::new(client.clone());
-        context.set_timeout(REQUEST_TIMEOUT);
+        let context = ContextBuilder::new()
+            .timeout(REQUEST_TIMEOUT)
+            .max_ack_inflight(MAX_UNACKNOWLEDGED)
+            .build(client.clone());
         Ok(Self { client, context, status })
     }
 

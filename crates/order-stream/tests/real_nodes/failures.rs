@@ -275,3 +275,28 @@ async fn a_server_that_is_not_there_is_reported_and_waited_for() {
     until_equal(&ingested, &built).await;
     finish_both(publisher, source).await;
 }
+
+/// The responses to the attempt before and to this one were more than the client waited for at once, and nobody took the
+/// former while it published: the publisher stood still for good.
+#[tokio::test]
+async fn a_whole_window_is_published_again_while_the_responses_to_it_are_still_waited_for() {
+    let stage = Stage::new().await;
+    // The stream gets nothing of the first window.
+    let mut published = 0;
+    let url = proxy::before(&stage.server, move |subject| {
+        published += usize::from(subject.starts_with("mempool."));
+        !subject.starts_with("mempool.") || published > 4_096
+    });
+    let ingested = pool();
+    let config = PublisherConfig::new(ServerConfig::new(url), CHAIN, "a");
+    let publisher = Publisher::start(&ingested, config).expect("a publisher");
+    until_live(&publisher).await;
+    let txs = transactions(24, 6_000, 0);
+    insert(&ingested, &txs[..100]);
+    // These time out first, and the others are on their way for two seconds more.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    insert(&ingested, &txs[100..]);
+    let stats = finish(publisher).await;
+    assert_eq!((stats.published, stats.stored, stats.connects), (6_000, 6_000, 1), "{stats:?}");
+    assert!(stats.republished >= 4_096, "{stats:?}");
+}

@@ -5,6 +5,7 @@
 mod cluster;
 mod failures;
 mod fleet;
+mod proxy;
 mod resets;
 mod rights;
 
