@@ -35,6 +35,10 @@ const SUBSCRIPTION: usize = 1 << 14;
 /// Most time for a request about a stream: one without a leader may not be answered at all, and is asked again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A connection over which the stream has not responded for this long is given up: its server may be cut off from its
+/// cluster.
+pub(crate) const SILENCE: Duration = Duration::from_secs(10);
+
 /// Messages whose acknowledgements the client waits for at once. Above that it would wait before it sends, while nobody
 /// takes those that have come: so more than a publisher can have. It publishes a window of 4,096 again after a pause of an
 /// eighth of a second at least, and waits for five seconds: 164,000.

@@ -11,15 +11,18 @@ use async_nats::jetstream::{
     consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
     stream::{ConsumerErrorKind, Info},
 };
-use futures::StreamExt as _;
+use futures::{
+    FutureExt as _, StreamExt as _,
+    future::{BoxFuture, OptionFuture},
+};
 use order_pool::OrderPool;
-use tokio::time::{Instant, interval, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
     config::{Flow, SourceConfig, check},
     deliver::Deliverer,
     error::StreamError,
-    link::Link,
+    link::{Link, SILENCE},
     metrics::{SourceCounters, SourceStats, label},
     position::{Extent, Place, Position, Step},
     running::{Running, Session, Shown, Stop},
@@ -50,8 +53,9 @@ const INACTIVE: Duration = Duration::from_secs(60);
 /// How long the deletion of an earlier consumer is waited for. One that a dead server held is deleted without a response.
 const DELETE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often the stream is compared with the one that it was.
+/// How often the stream is compared with the one that it was, and how soon again without a response.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
+const CHECK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Above as many messages that are not read, the source is [`State::Lagging`]: five seconds at 2,000/s.
 const LAG_MESSAGES: u64 = 10_000;
@@ -144,7 +148,10 @@ impl Reader {
             .heartbeat(HEARTBEAT)
             .messages();
         let mut messages = messages.await.map_err(|_| State::Unavailable)?;
-        let mut check = interval(CHECK_EVERY);
+        let (mut check, mut check_at) = (None, Instant::now());
+        // When the stream responded or brought a message. A server that is cut off from its cluster does neither, and may
+        // still say that the consumer is alive.
+        let mut responded_at = Instant::now();
         loop {
             // In turn: a stream that never ends may not keep the check away. Nothing is lost by a branch that is dropped.
             tokio::select! {
@@ -155,15 +162,37 @@ impl Reader {
                     })?;
                     pending = self.deliver(message)?;
                     self.show(self.shown.get(), pending);
+                    responded_at = Instant::now();
                 }
-                _ = check.tick() => {
-                    let found = link.stream(&self.stream).await?;
-                    if self.position.is_other(&self::extent(found.cached_info())) {
-                        return Err(State::CatchingUp);
-                    }
+                () = sleep_until(check_at), if check.is_none() => check = Some(self.ask(link)),
+                // Beside the messages, which come also while the stream does not respond.
+                Some(is_other) = OptionFuture::from(check.as_mut()) => {
+                    check = None;
+                    let now = Instant::now();
+                    check_at = match is_other {
+                        Ok(true) => return Err(State::CatchingUp),
+                        Ok(false) => {
+                            responded_at = now;
+                            now + CHECK_EVERY
+                        }
+                        Err(State::Unavailable) if now < responded_at + SILENCE => {
+                            now + CHECK_AGAIN
+                        }
+                        Err(state) => return Err(state),
+                    };
                 }
             }
         }
+    }
+
+    /// Asks whether the stream is another one than what has been read until now.
+    fn ask<'a>(&self, link: &'a Link) -> BoxFuture<'a, Result<bool, State>> {
+        let (stream, position) = (self.stream.clone(), self.position.clone());
+        let ask = async move {
+            let found = link.stream(&stream).await?;
+            Ok(position.is_other(&extent(found.cached_info())))
+        };
+        ask.boxed()
     }
 
     /// Processes a message, unless something is missing before it. Returns how many the stream holds behind it.

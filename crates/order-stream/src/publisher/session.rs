@@ -23,7 +23,7 @@ use super::Run;
 use crate::{
     follow::Item,
     identity::{Acknowledged, Found},
-    link::Link,
+    link::{Link, SILENCE},
     metrics::RefuseReason,
     response::Response,
     running::{self, Stop},
@@ -46,10 +46,6 @@ const CHECK_AGAIN: Duration = Duration::from_secs(1);
 /// The same, while the stream stores nothing and one message is tried: a leader that was elected without the others accepts
 /// messages and never acknowledges them.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// A connection over which the stream has not responded for this long is given up: its server may be cut off from its
-/// cluster.
-const SILENCE: Duration = Duration::from_secs(10);
 
 /// The response to a message, with its message id.
 type Responded = (Sent, String, Response);

@@ -1,5 +1,13 @@
 //! Servers, streams and messages that fail.
 
+use std::{
+    slice,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+};
+
 use alloy_primitives::hex;
 use async_nats::jetstream::{message::PublishMessage, stream::DiscardPolicy};
 use order_stream::{
@@ -299,4 +307,29 @@ async fn a_whole_window_is_published_again_while_the_responses_to_it_are_still_w
     let stats = finish(publisher).await;
     assert_eq!((stats.published, stats.stored, stats.connects), (6_000, 6_000, 1), "{stats:?}");
     assert!(stats.republished >= 4_096, "{stats:?}");
+}
+
+/// Nothing was delivered while the response was waited for, and without one the connection was given up.
+#[tokio::test]
+async fn a_source_reads_on_while_its_request_for_the_stream_has_no_response() {
+    let stage = Stage::new().await;
+    let requests = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&requests);
+    // The first one has: without it nothing is read.
+    let url = proxy::before(&stage.server, move |subject| {
+        !subject.starts_with("$JS.API.STREAM.INFO.") || counted.fetch_add(1, SeqCst) == 0
+    });
+    let built = pool();
+    let config = SourceConfig::new(ServerConfig::new(url), CHAIN, "one");
+    let source = Source::start(&built, config).expect("a source");
+    let mut took = Vec::new();
+    for (n, tx) in transactions(25, 3, 0).iter().enumerate() {
+        until("a request without a response", || requests.load(SeqCst) >= n + 2).await;
+        store(&stage, slice::from_ref(tx)).await;
+        took.push(until("it comes", || built.contains(tx.hash())).await);
+    }
+    // Two seconds each, until the request was given up; one may be late on a busy machine.
+    assert!(took.iter().min() < Some(&Duration::from_secs(1)), "{took:?}");
+    assert_eq!((source.state(), source.stats().connects), (State::Live, 1));
+    finish_source(source).await;
 }
