@@ -22,6 +22,9 @@ pub enum Event {
         /// Why it was removed.
         reason: RemoveReason,
     },
+    /// The node has announced a transaction that external callers had sent and that is in the pool. A replay has its
+    /// `Added` alone; [`Transaction::is_public`](crate::Transaction::is_public) tells.
+    BecamePublic(Arc<Order>),
     /// No bundle of this key with this nonce or a lower one is valid any more, including those that
     /// have not arrived yet. Published to every subscriber, after the removal of the key's pooled
     /// bundles.

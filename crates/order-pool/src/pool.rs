@@ -482,6 +482,7 @@ impl PoolShared {
                 publisher.remove(added, order.size_bytes());
                 publisher.event(Event::Removed { order, reason }, block);
             }
+            Effect::BecamePublic(order) => publisher.event(Event::BecamePublic(order), None),
             Effect::Cancelled(cancellation) => {
                 publisher.add(Event::Cancelled(cancellation), None);
             }

@@ -205,7 +205,9 @@ fn push<S: OrderSink>(sink: &mut S, event: &Event) -> bool {
         Event::Added(order) => sink.insert(order),
         Event::Removed { order, reason } => sink.remove(order, *reason),
         Event::Cancelled(cancellation) => sink.cancel(cancellation),
-        Event::CancelledPrivate(_) | Event::CancellationForgotten(_) => true,
+        Event::BecamePublic(_) | Event::CancelledPrivate(_) | Event::CancellationForgotten(_) => {
+            true
+        }
         Event::Head(head) => sink.head(head),
     }
 }

@@ -150,7 +150,7 @@ impl Follower {
     fn on_order(&mut self, event: &Event) -> Option<Item> {
         let is_private = self.is_private();
         match event {
-            Event::Added(order) => self.on_added(order),
+            Event::Added(order) | Event::BecamePublic(order) => self.on_added(order),
             Event::Removed { order, .. } => {
                 self.published.remove(&order.id());
                 None
@@ -480,6 +480,26 @@ mod tests {
         assert_eq!(compare(&mut follower, &pool).len(), 1);
         pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*tx.hash()]));
         assert_eq!(compare(&mut follower, &pool), ["head 1 1"]);
+    }
+
+    /// Only an addition was published, and it had been one of the private flow.
+    #[test]
+    fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_public_flow() {
+        let pool = pool();
+        let txs = txs(2);
+        let mut flows = [Flow::Public, Flow::Private]
+            .map(|flow| (Follower::new(flow, true), pool.subscribe_all()));
+        let mut published =
+            || flows.each_mut().map(|(follower, events)| follow(follower, &pool, events));
+        send(&pool, &txs[0]);
+        insert(&pool, &txs[1], Origin::Rpc);
+        let both: Vec<_> = txs.iter().map(|tx| format!("tx {}", tx.hash())).collect();
+        assert_eq!(published(), [vec![], both.clone()]);
+        // Twice, as by two nodes.
+        for tx in txs.iter().chain(&txs) {
+            insert(&pool, tx, Origin::Mempool);
+        }
+        assert_eq!(published(), [both, vec![]]);
     }
 
     #[test]

@@ -77,6 +77,7 @@ pub(crate) enum Effect {
         order: Arc<Order>,
         reason: RemoveReason,
     },
+    BecamePublic(Arc<Order>),
     Cancelled(Cancellation),
     CancelledPrivate(PrivateCancellation),
     CancellationForgotten(ReplacementKey),

@@ -78,7 +78,10 @@ impl Core {
     ) -> Result<(), RejectReason> {
         let Some(order) = self.order(seq).map(Arc::clone) else { return Ok(()) };
         let Order::Tx(tx) = &*order else { return Ok(()) };
-        tx.came_again(again.origin(), again.first_seen());
+        if tx.came_again(again.origin(), again.first_seen()) {
+            self.take_seq();
+            effects.push(Effect::BecamePublic(Arc::clone(&order)));
+        }
         if self.external.get(seq).is_none() {
             return Ok(());
         }

@@ -221,11 +221,14 @@ impl Transaction {
         [Some(self.origin), second].contains(&Some(Origin::Mempool))
     }
 
-    /// Records that it was inserted again. Only the first origin of the other kind is kept.
-    pub(crate) fn came_again(&self, origin: Origin, at: SystemTime) {
+    /// Records that it was inserted again. Only the first origin of the other kind is kept. Returns whether that made it
+    /// public.
+    pub(crate) fn came_again(&self, origin: Origin, at: SystemTime) -> bool {
+        let was_public = self.is_public();
         if origin.is_external() != self.origin.is_external() {
             self.second.get_or_init(|| (origin, at));
         }
+        self.is_public() != was_public
     }
 
     /// When this process first received it, on the wall clock.

@@ -461,7 +461,10 @@ impl Model {
     /// A pooled transaction came again.
     fn came_again(&mut self, again: &Pooled) -> &'static str {
         let at = self.pooled.iter().position(|order| order.id == again.id).expect("it is pooled");
-        self.pooled[at].public |= again.public;
+        if again.public && !self.pooled[at].public {
+            self.pooled[at].public = true;
+            self.log.push((format!("p{}", again.id), None));
+        }
         if !self.pooled[at].external {
             return "Known";
         }
@@ -1058,6 +1061,7 @@ fn line(event: Event) -> String {
     match event {
         Event::Added(order) => format!("+{}", order.id()),
         Event::Removed { order, reason } => format!("-{} {reason:?}", order.id()),
+        Event::BecamePublic(order) => format!("p{}", order.id()),
         Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
         Event::CancelledPrivate(x) => format!("w{} {}", OrderId::Tx(x.hash), x.signer),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
