@@ -1,11 +1,14 @@
 //! From a message to the pool.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use alloy_consensus::Transaction as _;
 use alloy_primitives::B256;
 use async_nats::{Message, header::NATS_MESSAGE_ID};
-use chain_view::Block;
+use chain_view::{Block, Head};
 use order_pool::{
     CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool, PrivateCancellation,
 };
@@ -15,6 +18,10 @@ use crate::{
     metrics::{Delivered, SourceCounters},
     wire::{Record, WireError},
 };
+
+/// How long a pool keeps its head while only lower blocks of another chain are told, five blocks of mainnet: a machine whose
+/// node is far behind tells them too, and the others tell the next block meanwhile. Then the chain has begun anew.
+const NEW_CHAIN_AFTER: Duration = Duration::from_secs(60);
 
 impl From<InsertOutcome> for Delivered {
     fn from(outcome: InsertOutcome) -> Self {
@@ -40,11 +47,13 @@ pub(crate) struct Deliverer {
     pub(crate) chain_id: u64,
     pub(crate) heads: bool,
     pub(crate) counters: Arc<SourceCounters>,
+    /// The pool's head, and when a head was delivered that found it there for the first time.
+    pub(crate) found: Option<(B256, SystemTime)>,
 }
 
 impl Deliverer {
     /// One message of the stream.
-    pub(crate) fn message(&self, message: &Message, now: SystemTime) {
+    pub(crate) fn message(&mut self, message: &Message, now: SystemTime) {
         let delivered = self.deliver(message, now).unwrap_or_else(|error| {
             tracing::warn!(%error, subject = %message.subject, "a malformed message");
             Delivered::Malformed
@@ -52,12 +61,13 @@ impl Deliverer {
         self.counters.delivered[delivered as usize].add(1);
     }
 
-    fn deliver(&self, message: &Message, now: SystemTime) -> Result<Delivered, WireError> {
+    fn deliver(&mut self, message: &Message, now: SystemTime) -> Result<Delivered, WireError> {
         let id = message_id(message).ok_or(WireError::NoId)?;
         match Record::decode(&id, &message.payload, now)? {
             Record::Order(order) => Ok(self.order(Arc::unwrap_or_clone(order))),
             Record::Head(record) => {
-                if !self.heads || self.flow != Flow::Public {
+                let is_taken = self.heads && self.flow == Flow::Public;
+                if !is_taken || self.is_behind(&record.head, now) {
                     return Ok(Delivered::Refused);
                 }
                 let relation = self.pool.on_head(Block::new(record.head, record.mined));
@@ -81,6 +91,20 @@ impl Deliverer {
                 })
             }
         }
+    }
+
+    /// Whether a head is not to be followed: one that is no higher than the pool's, while the pool knows neither it nor its
+    /// parent. The pool would undo all that is higher. The first block of a reorg has a parent that it knows.
+    fn is_behind(&mut self, head: &Head, now: SystemTime) -> bool {
+        let Some(latest) = self.pool.head() else { return false };
+        let found = self.found.filter(|(hash, _)| *hash == latest.hash);
+        let (_, since) = *self.found.insert(found.unwrap_or((latest.hash, now)));
+        let is_known = |hash| self.pool.block(hash).is_some();
+        head.number <= latest.number
+            && !is_known(&head.hash)
+            && !is_known(&head.parent_hash)
+            // A clock that was set back: not yet.
+            && now.duration_since(since).unwrap_or_default() < NEW_CHAIN_AFTER
     }
 
     /// Private orders come by the private stream alone.

@@ -90,7 +90,14 @@ impl Source {
             position: Position::default(),
             shown: shown.clone(),
             counters: Arc::clone(&counters),
-            deliverer: Deliverer { pool, flow, chain_id, heads, counters: of_deliverer },
+            deliverer: Deliverer {
+                pool,
+                flow,
+                chain_id,
+                heads,
+                counters: of_deliverer,
+                found: None,
+            },
         };
         let stats = move || counters.stats();
         Self::spawn("order-stream-source", server, name, shown, stats, reader)

@@ -41,6 +41,7 @@ fn deliverer(flow: Flow) -> Deliverer {
         chain_id: 1,
         heads: true,
         counters: Arc::new(SourceCounters::labelled(&[])),
+        found: None,
     }
 }
 
@@ -63,7 +64,7 @@ fn counts(deliverer: &Deliverer) -> [u64; 5] {
 
 #[test]
 fn a_transaction_is_pooled_once_whoever_publishes_it() {
-    let deliverer = deliverer(Flow::Public);
+    let mut deliverer = deliverer(Flow::Public);
     let tx = txs(1).remove(0);
     for machine in ["a", "b"] {
         deliverer.message(&message(machine, encode_transaction(&tx)), at(101));
@@ -87,7 +88,7 @@ fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
     let tx = PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()));
     let tx = Recovered::new_unchecked(tx, Address::ZERO);
     let tx = Transaction::new(tx, Origin::Mempool, at(100));
-    let deliverer = deliverer(Flow::Public);
+    let mut deliverer = deliverer(Flow::Public);
     for machine in ["a", "b", "c"] {
         deliverer.message(&message(machine, encode_transaction(&tx)), at(101));
     }
@@ -96,7 +97,7 @@ fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
 
 #[test]
 fn what_is_damaged_or_without_its_id_is_malformed() {
-    let deliverer = deliverer(Flow::Public);
+    let mut deliverer = deliverer(Flow::Public);
     let txs = txs(1);
     let sound = encode_transaction(&txs[0]);
     let other = Encoded { id: *txs[1].hash(), ..sound.clone() };
@@ -115,7 +116,7 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
     let tx = txs(1).remove(0);
     let private = Transaction::private(tx.recovered().clone(), terms, at(100));
     let key = ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO };
-    let public = deliverer(Flow::Public);
+    let mut public = deliverer(Flow::Public);
     let others = [
         encode_transaction(&private),
         encode(Record::Cancellation(Cancellation { key, nonce: None, holder: Holder::Host })),
@@ -129,8 +130,8 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
 
 #[test]
 fn bundles_cancellations_and_private_transactions_reach_the_pool() {
-    let deliverer = deliverer(Flow::Private);
-    let deliver = |messages: [Encoded; 2]| {
+    let mut deliverer = deliverer(Flow::Private);
+    let deliver = |deliverer: &mut Deliverer, messages: [Encoded; 2]| {
         for it in messages {
             deliverer.message(&message("a", it), at(101));
         }
@@ -152,16 +153,66 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool() {
     let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
     let bundle = encode(Record::Order(Arc::new(Order::Bundle(bundle))));
     let first = encode_transaction(&private);
-    assert_eq!(deliver([bundle.clone(), first.clone()]), (1, 1));
+    assert_eq!(deliver(&mut deliverer, [bundle.clone(), first.clone()]), (1, 1));
     let bundles = Record::Cancellation(Cancellation { key, nonce: Some(2), holder: Holder::Host });
     let private =
         PrivateCancellation { hash: *private.hash(), signer, at: at(100), holder: Holder::Host };
     let private = Record::CancelPrivate(private);
-    assert_eq!(deliver([bundles, private].map(encode)), (0, 0));
+    assert_eq!(deliver(&mut deliverer, [bundles, private].map(encode)), (0, 0));
     assert_eq!(counts(&deliverer), [4, 0, 0, 0, 0]);
     // What another machine published before both, and what comes late.
-    assert_eq!(deliver([bundle, first]), (0, 0));
+    assert_eq!(deliver(&mut deliverer, [bundle, first]), (0, 0));
     assert_eq!(counts(&deliverer), [4, 0, 2, 0, 0]);
+}
+
+fn head(number: u64, chain: u64) -> Encoded {
+    let hash = |number: u64| B256::left_padding_from(&(number << 8 | chain).to_be_bytes());
+    let head = Head::new(number, hash(number), hash(number - 1));
+    encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined: Vec::new() }))
+}
+
+/// A machine whose node came back after a quarter of an hour undid 64 blocks of every builder, which removed the bundles for
+/// its next ones as too far ahead.
+#[test]
+fn a_machine_whose_node_is_far_behind_undoes_nothing_however_long_it_is() {
+    let mut deliverer = deliverer(Flow::Public);
+    let pool = deliverer.pool.clone();
+    let mut tell = |encoded, seconds| deliverer.message(&message("a", encoded), at(seconds));
+    (1..=100).for_each(|number| tell(head(number, 0), 12 * number));
+    let parts = BundleParts { txs: txs(1), block: Some(121), ..BundleParts::default() };
+    let outcome = pool.insert_bundle(Bundle::new(parts).expect("a bundle"));
+    assert_eq!(outcome, InsertOutcome::Added);
+    for number in 101..=120 {
+        tell(head(number - 75, 0), 12 * number - 5);
+        tell(head(number, 0), 12 * number);
+        assert_eq!(pool.head().map(|head| head.number), Some(number));
+        assert_eq!(pool.stats().bundles, 1);
+    }
+    assert_eq!(counts(&deliverer), [120, 0, 0, 20, 0]);
+}
+
+#[test]
+fn a_reorg_is_followed_at_once_and_a_chain_that_begins_anew_when_no_other_is_told_for_a_minute() {
+    let mut deliverer = deliverer(Flow::Public);
+    let pool = deliverer.pool.clone();
+    let mut tell = |encoded, seconds| {
+        deliverer.message(&message("a", encoded), at(seconds));
+        pool.head().map(|head| (head.number, head.hash))
+    };
+    (1..=9).for_each(|number| _ = tell(head(number, 0), number));
+    let parent_hash = pool.head().expect("the ninth").parent_hash;
+    let other = (9, B256::repeat_byte(9));
+    let branch = Head::new(other.0, other.1, parent_hash);
+    let branch = HeadRecord { head: branch, previous: B256::ZERO, mined: Vec::new() };
+    assert_eq!(tell(encode(Record::Head(branch)), 10), Some(other));
+    for (number, seconds) in [(1, 20), (2, 40), (3, 79)] {
+        assert_eq!(tell(head(number, 1), seconds), Some(other), "after {number}");
+    }
+    for (number, seconds) in [(4, 80), (5, 81)] {
+        let told = tell(head(number, 1), seconds).map(|(number, _)| number);
+        assert_eq!(told, Some(number));
+    }
+    assert_eq!(counts(&deliverer), [12, 0, 0, 3, 0]);
 }
 
 #[test]
@@ -171,7 +222,7 @@ fn heads_are_applied_only_if_configured() {
     let head = HeadRecord { head, previous: B256::ZERO, mined: vec![*tx.hash()] };
     let head = encode(Record::Head(head));
     for heads in [true, false] {
-        let deliverer = Deliverer { heads, ..deliverer(Flow::Public) };
+        let mut deliverer = Deliverer { heads, ..deliverer(Flow::Public) };
         for encoded in [encode_transaction(&tx), head.clone(), head.clone()] {
             deliverer.message(&message("a", encoded), at(101));
         }
