@@ -174,10 +174,10 @@ pub struct FetcherConfig {
     /// each blob. The commitments are compared with the versioned hashes in any case. For a node that is not
     /// trusted; a node verifies the proofs before it announces a transaction.
     pub verify_blob_proofs: bool,
-    /// Fetches in flight at once, 1 to 4096; with `n` sources at most one `n`-th of them at one, and `(2n - 1) / (2n (n - 1))`
-    /// for what one announced, so that those that do not respond leave some to one that does. At one node they are fewer while it is overloaded
-    /// ([`SourceStatus::fetch_limit`](crate::SourceStatus)). More are for a node that responds slowly:
-    /// slots ÷ response time is the most transactions/s.
+    /// Fetches in flight at once, 1 to 4096. Of `n` sources, two or more, one has at most an `n`-th of them in flight, and
+    /// what one announced holds at most `(2n - 1) / (2n (n - 1))`, so that those that do not respond leave some to one
+    /// that does. At one node they are fewer while it is overloaded ([`SourceStatus::fetch_limit`](crate::SourceStatus)).
+    /// More are for a node that responds slowly: slots ÷ response time is the most transactions/s.
     pub fetch_slots: usize,
     /// Bytes of responses in flight before further fetches wait, at least 1 MiB. For a host that has to bound
     /// its memory.

@@ -216,7 +216,8 @@ impl Fetch {
     }
 
     /// The source has responded to a request that was sent at `sent`. Returns the hash with its
-    /// slot, unless the transaction `is_gone` and another source is asked for it.
+    /// slot, unless the transaction `is_gone` and a source is asked for it: another one, one that failed before, or one that
+    /// has announced it since.
     pub(crate) fn responded(
         self: &Arc<Self>,
         request: FetchRequest,

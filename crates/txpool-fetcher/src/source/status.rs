@@ -38,7 +38,7 @@ pub struct SourceStatus {
     pub announcements: Announcements,
     /// Whether the node's pool can be compared with ours, as far as is known. If not, the source is
     /// still live, but transactions that the node does not announce stay unknown. It is false if
-    /// the node has no `txpool_content`, or if listing its pool failed three times in a row; the
+    /// the node has no `txpool_content`, or if listing its pool failed three times in a row, over ten seconds or more; the
     /// next attempt is the next audit.
     pub audited: bool,
     /// How many connections were lost after they had worked.
@@ -62,8 +62,8 @@ pub struct SourceStatus {
     pub first_seen: u64,
     /// Announcements read from the socket that the announcement reader has not processed yet.
     pub backlog: u64,
-    /// The limit of requests in flight at this node: [`FetcherConfig::fetch_slots`], or less while
-    /// it is overloaded.
+    /// The limit of requests in flight at this node: its share of [`FetcherConfig::fetch_slots`], or
+    /// less while it is overloaded.
     ///
     /// [`FetcherConfig::fetch_slots`]: crate::FetcherConfig::fetch_slots
     pub fetch_limit: usize,
