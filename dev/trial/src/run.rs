@@ -374,9 +374,10 @@ impl Run<'_> {
             What::HalfClose { member } => self.net(member, Net::half_close),
             What::Attack { attack, member, time, addresses } => {
                 let Some(server) = self.seats[member].address else { return Ok(()) };
+                let (most_requests, head) = (MOST_REQUESTS, self.head);
                 self.attacks.push(thread::spawn(move || {
                     let mut attacker = Process::spawn(attacks::ROLE)?;
-                    let prepare = attacks::Request::Prepare(attack, MOST_REQUESTS);
+                    let prepare = attacks::Request::Prepare { attack, most_requests, head };
                     attacker.request::<attacks::Tally>(&prepare)?;
                     attacker.request(&attacks::Request::Run { server, lasts: time, addresses })
                 }));

@@ -218,8 +218,9 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let of_honest = honest::Plan { lasts: plan.lasts, slot, may_pay: !asks_node };
     let mut honest = Honest::spawn(builder.address, of_honest)?;
     let mut attacker = Process::spawn(attacks::ROLE)?;
+    let (attack, most_requests) = (case.attack, plan.most_requests);
     let ready: attacks::Tally =
-        attacker.request(&attacks::Request::Prepare(case.attack, plan.most_requests))?;
+        attacker.request(&attacks::Request::Prepare { attack, most_requests, head: 0 })?;
     assert_eq!(ready.sent, 0, "nothing is sent before it is told to");
 
     let idle = builder.look()?;

@@ -77,10 +77,11 @@ impl Run<'_> {
             .filter(|(name, _)| name.starts_with("refused") || *name == "no answer")
             .collect();
         let sent: u64 = tallies.iter().map(|tally| tally.sent).sum();
+        let taken: u64 = tallies.iter().map(|tally| tally.accepted).sum();
         self.outcomes.summary = format!(
             "seed {}, {:.1} minutes: {} transactions and {} searchers' messages in, {} nodes, {builders} builders{}, {} heads; {} checks, {} violations; \
              announced to builder p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s, worst beside a fault {:.1} s; answers p99 {:.1} ms; \
-             {} faults, {attacks} attacks with {sent} requests; slow builders missed {missed} events and began again; honest callers: {refused:?}",
+             {} faults, {attacks} attacks with {sent} requests, of which {taken} were accepted; slow builders missed {missed} events and began again; honest callers: {refused:?}",
             self.world.seed,
             self.begin.elapsed().as_secs_f64() / 60.0,
             self.network.ledger().txs.len(),

@@ -135,11 +135,12 @@ impl Attack {
         if fewer { 64 } else { connections }
     }
 
-    /// What it sends in turn.
-    fn requests(self, most: u64) -> Vec<Vec<u8>> {
+    /// What it sends in turn, when `head` is the latest block.
+    fn requests(self, most: u64, head: u64) -> Vec<Vec<u8>> {
+        let ahead = |blocks: u64| format!("{:#x}", head + blocks);
         let many = |count: u64| 0..count.min(most);
         let eve = key(FIRST_KEY);
-        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &super::signed::key(key))], "blockNumber": "0x40" }]);
+        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &super::signed::key(key))], "blockNumber": ahead(64) }]);
         match self {
             Self::None => Vec::new(),
             Self::UnfundedTransactions => {
@@ -162,7 +163,7 @@ impl Attack {
                 let tx = raw(transfer(0), &eve);
                 many(20_000)
                     .map(|number| {
-                        let bundle = json!([{ "txs": [tx], "blockNumber": "0x3f", "minTimestamp": number }]);
+                        let bundle = json!([{ "txs": [tx], "blockNumber": ahead(63), "minTimestamp": number }]);
                         call("eth_sendBundle", &bundle, Some(&eve))
                     })
                     .collect()
@@ -240,7 +241,7 @@ impl Attack {
                 let sent = |nonce| {
                     let (max_priority_fee_per_gas, input) = (50_000_000_000, input.clone().into());
                     let tx = TxEip1559 { max_priority_fee_per_gas, input, gas_limit: 1 << 20, ..transfer(1 + nonce) };
-                    let private = json!([{ "tx": raw(tx, &eve), "maxBlockNumber": "0x18" }]);
+                    let private = json!([{ "tx": raw(tx, &eve), "maxBlockNumber": ahead(24) }]);
                     call("eth_sendPrivateTransaction", &private, None)
                 };
                 many(count).map(sent).collect()
@@ -249,7 +250,7 @@ impl Attack {
                 let txs: Vec<_> = (0..16).map(|n| raw(transfer(0), &key(FIRST_KEY + n))).collect();
                 many(6_000)
                     .map(|number| {
-                        let block = ["0x4", "0x7", "0x18"][(number / 3 % 3) as usize];
+                        let block = ahead([4, 7, 24][(number / 3 % 3) as usize]);
                         let bundle = json!([{ "txs": txs, "blockNumber": block, "minTimestamp": number }]);
                         call("eth_sendBundle", &bundle, Some(&key(FIRST_KEY + 100 + number % 3)))
                     })
@@ -259,7 +260,7 @@ impl Attack {
                 .map(|number| {
                     let key = key(FIRST_KEY + number);
                     let txs = [0, 1, 2].map(|nonce| raw(transfer(nonce), &key));
-                    let bundle = json!([{ "txs": txs, "blockNumber": "0x20" }]);
+                    let bundle = json!([{ "txs": txs, "blockNumber": ahead(32) }]);
                     call("eth_sendBundle", &bundle, Some(&key))
                 })
                 .collect(),
@@ -279,8 +280,13 @@ impl Attack {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
-    /// Writes and signs what the attack sends, so many requests at most, which are sent again and again.
-    Prepare(Attack, u64),
+    /// Writes and signs what the attack sends, which is sent again and again.
+    Prepare {
+        attack: Attack,
+        most_requests: u64,
+        /// The latest block: what names its block is for one after it.
+        head: u64,
+    },
     Run {
         server: SocketAddr,
         lasts: Duration,
@@ -323,8 +329,8 @@ pub(crate) fn respond() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut prepared = (Attack::None, Vec::new(), QUICK);
     serve(|request| match request {
-        Request::Prepare(attack, most) => {
-            prepared = (attack, attack.requests(most), most);
+        Request::Prepare { attack, most_requests: most, head } => {
+            prepared = (attack, attack.requests(most, head), most);
             Ok(Tally::default())
         }
         Request::Run { server, lasts, addresses } => {
