@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release -p trial -- --seed 7 --minutes 2`
 
+mod attack;
 mod member;
 mod net;
 mod network;
@@ -12,6 +13,7 @@ mod run;
 mod scenario;
 mod searchers;
 mod shrink;
+mod signed;
 mod world;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};

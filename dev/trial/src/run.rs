@@ -24,12 +24,12 @@ use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name}
 use testkit::{figures::histogram, process::Process, usage::now_ns};
 
 use crate::{
+    attack,
     member::{Config, Member, Mirror},
     net::Net,
     network::{Network, OLD_BLOCKS},
     oracle::{GRACE_NS, Outcome, Trouble, Violation, due},
     real::RealNodes,
-    scenario::attacks,
     searchers::{Searchers, known_signers},
     world::{IMPORT, Part, SLOT, What, World},
 };
@@ -100,7 +100,7 @@ struct Run<'a> {
     troubles: Vec<Trouble>,
     /// What is done later: ends of what has struck.
     later: Vec<(Instant, After)>,
-    attacks: Vec<JoinHandle<std::io::Result<attacks::Tally>>>,
+    attacks: Vec<JoinHandle<std::io::Result<attack::Tally>>>,
     head: u64,
     /// The chain's heads, each with the time before it was told.
     told: Vec<(u64, u64)>,
@@ -376,10 +376,10 @@ impl Run<'_> {
                 let Some(server) = self.seats[member].address else { return Ok(()) };
                 let (most_requests, head) = (MOST_REQUESTS, self.head);
                 self.attacks.push(thread::spawn(move || {
-                    let mut attacker = Process::spawn(attacks::ROLE)?;
-                    let prepare = attacks::Request::Prepare { attack, most_requests, head };
-                    attacker.request::<attacks::Tally>(&prepare)?;
-                    attacker.request(&attacks::Request::Run { server, lasts: time, addresses })
+                    let mut attacker = Process::spawn(attack::ROLE)?;
+                    let prepare = attack::Request::Prepare { attack, most_requests, head };
+                    attacker.request::<attack::Tally>(&prepare)?;
+                    attacker.request(&attack::Request::Run { server, lasts: time, addresses })
                 }));
             }
         }

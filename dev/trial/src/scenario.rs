@@ -29,10 +29,8 @@
 //! `cargo run --release -p trial -- --scenarios` takes about ten minutes; with `--test` each attack runs for a moment.
 //! `--scenario NAME` chooses by name. The environment sets `ATTACK_BENCH_SECONDS` (8).
 
-pub(crate) mod attacks;
 mod builder;
 mod honest;
-pub(crate) mod signed;
 
 use std::{
     io,
@@ -50,7 +48,8 @@ use testkit::{
     process::{Process, run_as},
 };
 
-pub(crate) use self::attacks::Attack;
+use crate::attack::{self, Attack};
+
 use self::{
     builder::{Builder, Setup},
     honest::{Honest, Kind},
@@ -82,7 +81,7 @@ impl Plan {
             return Self {
                 lasts: Duration::from_millis(400),
                 preload: 500,
-                most_requests: attacks::QUICK,
+                most_requests: attack::QUICK,
             };
         }
         let seconds = number("ATTACK_BENCH_SECONDS", "8", 1..=600);
@@ -95,7 +94,7 @@ pub(crate) fn run_if_child() -> Option<ExitCode> {
     NodeProcess::run_if_child()
         .or_else(|| run_as(builder::ROLE, builder::respond))
         .or_else(|| run_as(honest::ROLE, honest::respond))
-        .or_else(|| run_as(attacks::ROLE, attacks::respond))
+        .or_else(|| run_as(attack::ROLE, attack::respond))
 }
 
 /// Runs those whose names contain one of the words, all without words.
@@ -193,7 +192,7 @@ impl Case {
 
 /// What came of one attack.
 struct Run {
-    attacker: attacks::Tally,
+    attacker: attack::Tally,
     honest: honest::Tally,
     /// Of the honest orders, by kind: refused, and gone after success.
     orders_lost: [(u64, u64); 3],
@@ -217,17 +216,17 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
     let slot = plan.lasts / HEADS;
     let of_honest = honest::Plan { lasts: plan.lasts, slot, may_pay: !asks_node };
     let mut honest = Honest::spawn(builder.address, of_honest)?;
-    let mut attacker = Process::spawn(attacks::ROLE)?;
+    let mut attacker = Process::spawn(attack::ROLE)?;
     let (attack, most_requests) = (case.attack, plan.most_requests);
-    let ready: attacks::Tally =
-        attacker.request(&attacks::Request::Prepare { attack, most_requests, head: 0 })?;
+    let ready: attack::Tally =
+        attacker.request(&attack::Request::Prepare { attack, most_requests, head: 0 })?;
     assert_eq!(ready.sent, 0, "nothing is sent before it is told to");
 
     let idle = builder.look()?;
     node.announce(What::Prepared, Pace::Steady(TPS))?;
     honest.begin()?;
     let (server, addresses) = (builder.address, case.addresses);
-    attacker.send(&attacks::Request::Run { server, lasts: plan.lasts, addresses })?;
+    attacker.send(&attack::Request::Run { server, lasts: plan.lasts, addresses })?;
     let bids = thread::scope(|scope| {
         let (over, is_over) = mpsc::channel::<()>();
         let heads = scope.spawn(|| tell_heads(&mut node, slot, is_over));
@@ -236,7 +235,7 @@ fn run(plan: &Plan, case: &Case) -> io::Result<Run> {
         heads.join().expect("no panic")?;
         bids
     })?;
-    let attacker: attacks::Tally = attacker.receive()?;
+    let attacker: attack::Tally = attacker.receive()?;
     let count = node.stop()?.count;
     expected.extend(&prepared[..count]);
     let report = builder.look()?;

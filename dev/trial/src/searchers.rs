@@ -28,7 +28,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::{
     oracle::Outcome,
-    scenario::signed::{call, key, raw_and_hash, transfer},
+    signed::{call, key, raw_and_hash, transfer},
     world::World,
 };
 

@@ -7,7 +7,7 @@ use mock_node::{BadAnswer, Fault, Target};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 
-use crate::scenario::Attack;
+use crate::attack::Attack;
 
 /// Between two heads. Short, so that many orders see their block.
 pub(crate) const SLOT: Duration = Duration::from_secs(3);

@@ -23,8 +23,8 @@ use testkit::{
 };
 use tokio::{task::LocalSet, time::sleep_until};
 
-use super::{
-    attacks,
+use crate::{
+    attack,
     signed::{call, key, raw, raw_and_hash, transfer},
 };
 
@@ -230,7 +230,7 @@ fn uuid(searcher: usize) -> String {
 /// Where a searcher connects from.
 fn address(searcher: usize) -> Ipv4Addr {
     match Kind::of(searcher) {
-        Kind::Beside => attacks::address(searcher),
+        Kind::Beside => attack::address(searcher),
         _ => Ipv4Addr::new(127, 0, 2, 1 + (searcher % ADDRESSES) as u8),
     }
 }

@@ -31,7 +31,7 @@ use tokio::{
     time::{sleep, sleep_until, timeout_at},
 };
 
-use super::signed::{call, key, post, raw, transfer};
+use crate::signed::{call, key, post, raw, transfer};
 
 pub(crate) const ROLE: &str = "__attacker";
 
@@ -140,7 +140,7 @@ impl Attack {
         let ahead = |blocks: u64| format!("{:#x}", head + blocks);
         let many = |count: u64| 0..count.min(most);
         let eve = key(FIRST_KEY);
-        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &super::signed::key(key))], "blockNumber": ahead(64) }]);
+        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &crate::signed::key(key))], "blockNumber": ahead(64) }]);
         match self {
             Self::None => Vec::new(),
             Self::UnfundedTransactions => {
