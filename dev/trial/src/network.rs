@@ -74,6 +74,8 @@ struct Slot {
     /// `None` while it is down.
     node: Option<MockNode>,
     lags_until: Option<Instant>,
+    /// When it was told what it had not heard of before.
+    follows_since: u64,
     /// Since when it holds what it holds, by its own list.
     held: HashMap<B256, u64>,
     up_since: u64,
@@ -132,6 +134,7 @@ impl Network {
                 config,
                 node,
                 lags_until: None,
+                follows_since: now_ns(),
                 held,
                 up_since: now_ns(),
                 bad_answers: [0; 2],
@@ -195,9 +198,10 @@ impl Network {
         lock(&self.shared.slots[node]).lags_until = Some(until);
     }
 
-    /// Whether a node has not heard of the latest block.
-    pub(crate) fn lags(&self, node: usize) -> bool {
-        lock(&self.shared.slots[node]).lags_until.is_some()
+    /// Since when a node has heard of each block at once; `None` while it lags.
+    pub(crate) fn follows_since(&self, node: usize) -> Option<u64> {
+        let slot = lock(&self.shared.slots[node]);
+        slot.lags_until.is_none().then_some(slot.follows_since)
     }
 
     pub(crate) fn stop_node(&self, node: usize) {
@@ -243,7 +247,7 @@ impl Network {
         }
         importing.follow(&self.shared.reference);
         importing.set_syncing(false);
-        slot.lags_until = None;
+        (slot.lags_until, slot.follows_since) = (None, now_ns());
         false
     }
 
@@ -318,7 +322,9 @@ impl Network {
             if slot.lags_until.is_some_and(|until| until > Instant::now()) {
                 continue;
             }
-            slot.lags_until = None;
+            if slot.lags_until.take().is_some() {
+                slot.follows_since = now_ns();
+            }
             if let Some(node) = &slot.node {
                 node.follow(&self.shared.reference);
             }

@@ -175,9 +175,12 @@ impl Run<'_> {
         let known_since = |block: u64| mirror.reached(block);
         // In a fleet the first machine tells the heads.
         let tellers = if plan.reads_fleet { &self.world.members[0].nodes } else { &plan.nodes };
-        if !tellers.iter().any(|node| self.network.lags(*node)) {
+        // A node that lagged tells at once what it had not heard of.
+        let follow: Option<Vec<_>> =
+            tellers.iter().map(|node| self.network.follows_since(*node)).collect();
+        if let Some(since) = follow.and_then(|since| since.into_iter().max()) {
             for (number, at) in self.told.iter().rev().take(3) {
-                let due = due((*at).max(seat.started), &own, &self.troubles);
+                let due = due((*at).max(seat.started).max(since), &own, &self.troubles);
                 checks += u64::from(due <= now);
                 if let Some(what) = oracle::head(due, now, known_since(*number).is_some()) {
                     wrong.insert((what, B256::ZERO));
