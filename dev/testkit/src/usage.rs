@@ -67,8 +67,20 @@ pub fn threads() -> BTreeMap<String, ThreadUse> {
 /// Resident memory of this process, in bytes. What was freed before hides what is taken afterwards, so a measurement
 /// of memory needs a process of its own.
 pub fn resident_bytes() -> usize {
+    status_bytes("VmRSS:")
+}
+
+/// The most resident memory of this process since the last call, in bytes.
+pub fn peak_resident_bytes() -> usize {
+    let peak = status_bytes("VmHWM:");
+    // From now on it is counted anew (proc(5)).
+    fs::write("/proc/self/clear_refs", "5").expect("a process may do it to itself");
+    peak
+}
+
+fn status_bytes(name: &str) -> usize {
     let status = fs::read_to_string("/proc/self/status").expect("this is Linux");
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has a line");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("it has a line");
     let kib = line.trim().strip_suffix(" kB").expect("in kB").trim().parse::<usize>();
     kib.expect("a number") << 10
 }

@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     io,
     net::{Ipv4Addr, SocketAddr},
+    ops::AddAssign,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -313,6 +314,20 @@ pub(crate) struct Tally {
     cut: u64,
     /// How long responses took: all of the burst, the refusals of the crowd.
     pub(crate) p99_ms: Option<f64>,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.bytes += other.bytes;
+        self.cpu += other.cpu;
+        self.accepted += other.accepted;
+        for (reason, count) in other.refused {
+            *self.refused.entry(reason).or_default() += count;
+        }
+        self.cut += other.cut;
+        self.p99_ms = self.p99_ms.or(other.p99_ms);
+    }
 }
 
 impl Tally {

@@ -67,7 +67,8 @@ struct Args {
 }
 
 fn main() -> ExitCode {
-    let ended = scenario::run_if_child().or_else(|| run_as(member::ROLE, member::respond));
+    let ended = run_as(member::ROLE, member::respond);
+    let ended = ended.or_else(|| run_as(attack::ROLE, attack::respond));
     ended.unwrap_or_else(|| match trial(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {
@@ -78,6 +79,7 @@ fn main() -> ExitCode {
 }
 
 fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
+    testkit::usage::allow_open_files(8_192)?;
     if args.scenarios || !args.scenario.is_empty() {
         scenario::run_all(&args.scenario, args.test)?;
         return Ok(ExitCode::SUCCESS);
@@ -104,10 +106,7 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
         number += 1;
         !args.without.contains(&(number - 1))
     });
-    testkit::usage::allow_open_files(8_192)?;
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    let outcomes = runtime.block_on(run::run(&world, args.quiet))?;
+    let outcomes = run::run(&world, args.quiet)?;
     for violation in outcomes.violations.iter().take(5) {
         println!(
             "VIOLATION, seed {seed}, member {}: {:?} {}\n{}",

@@ -14,6 +14,7 @@ use std::{
 use alloy_primitives::{Address, B256};
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, OrderRpcConfig, PoolConfig,
+    load_control::{GateConfig, Limit},
     order_pool::{Event, Order, Upkeep, UpkeepConfig},
     txpool_fetcher::{Announcements, Endpoint, StartPolicy},
 };
@@ -22,10 +23,10 @@ use order_stream::{Flow, Publisher, PublisherConfig, ServerConfig, Source, Sourc
 use serde::{Deserialize, Serialize};
 use testkit::{
     process::{Process, reply, serve},
-    usage::{allow_open_files, now_ns, resident_bytes},
+    usage::{allow_open_files, now_ns, peak_resident_bytes, resident_bytes},
 };
 
-use crate::world::AUDIT;
+use crate::world::{AUDIT, Setup};
 
 pub(crate) const ROLE: &str = "__member";
 
@@ -35,6 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Of what callers send, in orders. A holder has a thirty-second of it: more than honest searchers behind one address have at
 /// a time, and together it is less than an attacker sends.
 const CAP: usize = 4_000;
+/// Of each kind: so little that what memory becomes is not what attackers have sent last.
+const CAP_BYTES: usize = 8 << 20;
 
 /// For each part to stop.
 const STOPPED: Duration = Duration::from_secs(5);
@@ -52,6 +55,7 @@ pub(crate) struct Config {
     pub(crate) takes_objects: bool,
     pub(crate) is_slow: bool,
     pub(crate) has_heads: bool,
+    pub(crate) setup: Setup,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -87,6 +91,8 @@ pub(crate) struct Report {
     pub(crate) lagged: u64,
     pub(crate) failed: u64,
     pub(crate) resident_bytes: usize,
+    /// The most since the look before.
+    pub(crate) peak_bytes: usize,
     pub(crate) open_files: usize,
     pub(crate) threads: usize,
 }
@@ -165,13 +171,12 @@ pub(crate) fn respond() -> io::Result<()> {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn start(config: &Config) -> Result<Parts, Failure> {
-    let mut pool = PoolConfig {
-        tx_retention: Duration::from_mins(5),
-        max_external_txs: CAP,
-        max_bundles: CAP,
-        max_cancellations: CAP,
-        ..PoolConfig::default()
-    };
+    let mut pool = PoolConfig::default();
+    if config.setup == Setup::Small {
+        pool.tx_retention = Duration::from_mins(5);
+        (pool.max_external_txs, pool.max_bundles, pool.max_cancellations) = (CAP, CAP, CAP);
+        (pool.max_external_tx_bytes, pool.max_bundle_bytes) = (CAP_BYTES, CAP_BYTES);
+    }
     if config.is_slow {
         pool.log_events = 1_024;
     }
@@ -193,7 +198,11 @@ async fn start(config: &Config) -> Result<Parts, Failure> {
             chain_id: Some(DEV_CHAIN_ID),
             ..FetcherConfig::new(sources)
         };
-        let mut ingest = Ingest::start(IngestConfig::new(fetcher, pool)).await?;
+        let mut host = IngestConfig::new(fetcher, pool);
+        if config.setup == Setup::NoGate {
+            host.gate = GateConfig { requests: Limit::Unlimited, ..GateConfig::default() };
+        }
+        let mut ingest = Ingest::start(host).await?;
         if let Some(known) = &config.rpc {
             let known: HashSet<Address> = known.iter().copied().collect();
             ingest.start_rpc_with(OrderRpcConfig::new(DEV_CHAIN_ID), |host| {
@@ -310,6 +319,7 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
         (report.lagged, report.failed) = (counts.lagged, counts.failed);
     }
     report.resident_bytes = resident_bytes();
+    report.peak_bytes = peak_resident_bytes();
     let count = |path| fs::read_dir(path).map_or(0, Iterator::count);
     (report.open_files, report.threads) = (count("/proc/self/fd"), count("/proc/self/task"));
     report
@@ -327,6 +337,8 @@ pub(crate) struct Mirror {
     pub(crate) missed: u64,
     /// Transactions that came while they were there.
     pub(crate) twice: Vec<B256>,
+    /// The most resident memory since the first look.
+    pub(crate) peak_bytes: usize,
     /// Resident memory, open files and threads at each look.
     pub(crate) uses: Vec<(u64, [usize; 3])>,
 }
@@ -374,6 +386,9 @@ impl Mirror {
             if matches!(seen, Seen::Added | Seen::Removed(_)) && is_ours(hash) {
                 self.lives.entry(*hash).or_default().push((*at, seen.clone()));
             }
+        }
+        if !self.uses.is_empty() {
+            self.peak_bytes = self.peak_bytes.max(report.peak_bytes);
         }
         let uses = [report.resident_bytes, report.open_files, report.threads];
         self.uses.push((testkit::usage::now_ns(), uses));

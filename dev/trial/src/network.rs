@@ -93,6 +93,8 @@ struct Shared {
     reference: MockNode,
     /// So deep the chain leaves its branch at the next block, and comes back.
     flip: AtomicUsize,
+    /// Whether blocks contain what is public.
+    mines: bool,
     stop: AtomicBool,
     burst: AtomicUsize,
 }
@@ -146,12 +148,17 @@ impl Network {
             slots,
             reference,
             flip: AtomicUsize::new(0),
+            mines: world.mines,
             stop: AtomicBool::new(false),
-            burst: AtomicUsize::new(0),
+            burst: AtomicUsize::new(world.preload),
         });
         let (loading, tps, seed) = (Arc::clone(&shared), world.tps, world.seed);
         let load = Some(thread::spawn(move || loading.announce(tps, seed)));
-        Ok(Self { shared, load })
+        let network = Self { shared, load };
+        while network.ledger().txs.len() < world.preload {
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(network)
     }
 
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -279,7 +286,7 @@ impl Network {
             let place = tx.replaces.unwrap_or(at);
             let age = Duration::from_nanos(now - ledger.txs[place].at);
             let least = if tx.lingers { LINGERS } else { Duration::from_millis(400) };
-            let is_open = tx.mined.is_none() && tx.replaced_by.is_none();
+            let is_open = self.shared.mines && tx.mined.is_none() && tx.replaced_by.is_none();
             if is_open && age > least && !ledger.undone.contains_key(&tx.account) {
                 chosen.push((place, tx.hash));
             }
@@ -470,8 +477,8 @@ impl Shared {
         let drawn = (account + 1).wrapping_mul(seed as usize | 1) >> 3;
         let only = drawn.is_multiple_of(5).then_some(account % self.slots.len());
         let lingers = account % 10 == 7;
-        let now = now_ns();
         let mut ledger = lock(&self.ledger);
+        let now = now_ns();
         let at = ledger.txs.len();
         if let Some(replaced) = replaces {
             ledger.txs[replaced].replaced_by = Some(at);

@@ -31,7 +31,7 @@ use testkit::usage::now_ns;
 use crate::{
     member::{Config, Member, Mirror, Seen},
     oracle::{self, Trouble, Violation, Wrong, due, is_touched},
-    world::{DIALLED, Part, REAL_NODES, RealFault, SLOT},
+    world::{DIALLED, Part, REAL_NODES, RealFault, SLOT, Setup},
 };
 
 /// So long that most transactions are pending for longer than the grace.
@@ -284,6 +284,7 @@ impl Seat {
             takes_objects: (seed + at as u64).is_multiple_of(2),
             is_slow: false,
             has_heads: false,
+            setup: Setup::Small,
         })?;
         let load = Arc::new(Load::default());
         let (path, shared) = (node.ipc_path().to_owned(), Arc::clone(&load));

@@ -4,7 +4,7 @@ mod judge;
 mod summary;
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     error::Error,
     net::SocketAddr,
     path::PathBuf,
@@ -21,23 +21,25 @@ use nix::{
     unistd::Pid,
 };
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
-use testkit::{figures::histogram, process::Process, usage::now_ns};
+use testkit::{
+    figures::{Times, histogram},
+    process::Process,
+    usage::now_ns,
+};
 
 use crate::{
-    attack,
+    attack::{self, Attack},
     member::{Config, Member, Mirror},
     net::Net,
     network::{Network, OLD_BLOCKS},
     oracle::{GRACE_NS, Outcome, Trouble, Violation, due},
     real::RealNodes,
     searchers::{Searchers, known_signers},
-    world::{IMPORT, Part, SLOT, What, World},
+    world::{IMPORT, Part, SLOT, Setup, What, World},
 };
 
 pub(crate) type Failure = Box<dyn Error>;
 
-/// Different requests of an attacker: signing more would take the machine's time.
-const MOST_REQUESTS: u64 = 6_000;
 /// A member must come up within it.
 const STARTED: Duration = Duration::from_secs(6);
 /// Blocks whose transactions must stay away, and after which an order is forgotten.
@@ -68,6 +70,23 @@ pub(crate) struct Outcomes {
     pub(crate) heads: Vec<Head>,
     pub(crate) struck: Vec<(Duration, What)>,
     pub(crate) summary: String,
+    pub(crate) figures: Figures,
+}
+
+/// What a scenario's table tells.
+#[derive(Debug, Default)]
+pub(crate) struct Figures {
+    /// Of the attackers, together.
+    pub(crate) attack: attack::Tally,
+    /// Messages of honest searchers that were refused or not answered: of unknown signers, and of known ones.
+    pub(crate) refused: [u64; 2],
+    /// From when a message was due to its answer: of unknown signers, and of known ones.
+    pub(crate) answers: [Times; 2],
+    pub(crate) health: Times,
+    /// From the announcement to a builder.
+    pub(crate) live: Times,
+    /// Resident memory of the first member at the first look, and the most afterwards, in bytes.
+    pub(crate) memory: [usize; 2],
 }
 
 enum State {
@@ -100,10 +119,14 @@ struct Run<'a> {
     troubles: Vec<Trouble>,
     /// What is done later: ends of what has struck.
     later: Vec<(Instant, After)>,
+    /// One that has signed what it will send, if it is there from the beginning.
+    ready: Option<Process>,
     attacks: Vec<JoinHandle<std::io::Result<attack::Tally>>>,
     head: u64,
     /// The chain's heads, each with the time before it was told.
     told: Vec<(u64, u64)>,
+    /// When a head was told for the last time, if a reorg left it and came back or replaced it.
+    told_last: HashMap<u64, u64>,
     checks: u64,
     /// From the announcement to builders that are not slow: of this slot, and of what no fault touched.
     late: [Histogram<u64>; 2],
@@ -124,7 +147,13 @@ enum After {
 }
 
 /// Runs until the end, or until the head at which something is wrong.
-pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
+pub(crate) fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(start(world, is_quiet))
+}
+
+async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
     let dir = tempfile::tempdir()?;
     let cluster = if world.has_fleet {
         let cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default())
@@ -149,9 +178,10 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
             name: format!("member-{number}"),
             publishes_to: if plan.has_rpc { servers.clone() } else { Vec::new() },
             reads_from: if plan.reads_fleet { servers.clone() } else { Vec::new() },
-            takes_objects: number % 2 == 1,
+            takes_objects: number % 2 == 1 || world.setup != Setup::Small,
             is_slow: plan.is_slow,
             has_heads: number == 0,
+            setup: world.setup,
         };
         let (member, address) = Member::start(&config)?;
         let net = if plan.has_rpc { Some(Net::open().await?) } else { None };
@@ -171,6 +201,13 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
     }
     let machines = seats.iter().enumerate();
     let machines = machines.filter_map(|(at, seat)| Some((at, seat.net.as_ref()?.address)));
+    // Alone, it strikes at full strength from its first moment.
+    let ready = match world.timeline[..] {
+        [(_, What::Attack { attack, .. })] if world.setup != Setup::Small => {
+            Some(attacker(attack, world.most_requests, OLD_BLOCKS)?)
+        }
+        _ => None,
+    };
     let searchers = Searchers::start(machines.collect(), OLD_BLOCKS, world);
     let troubles = seats.iter().enumerate().map(|(at, seat)| starts(at, seat.started)).collect();
     let run = Run {
@@ -183,9 +220,11 @@ pub(crate) async fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failu
         real,
         troubles,
         later: Vec::new(),
+        ready,
         attacks: Vec::new(),
         head: OLD_BLOCKS,
         told: Vec::new(),
+        told_last: HashMap::new(),
         checks: 0,
         late: [histogram(), histogram()],
         worst: 0,
@@ -374,11 +413,9 @@ impl Run<'_> {
             What::HalfClose { member } => self.net(member, Net::half_close),
             What::Attack { attack, member, time, addresses } => {
                 let Some(server) = self.seats[member].address else { return Ok(()) };
-                let (most_requests, head) = (MOST_REQUESTS, self.head);
+                let (ready, most, head) = (self.ready.take(), self.world.most_requests, self.head);
                 self.attacks.push(thread::spawn(move || {
-                    let mut attacker = Process::spawn(attack::ROLE)?;
-                    let prepare = attack::Request::Prepare { attack, most_requests, head };
-                    attacker.request::<attack::Tally>(&prepare)?;
+                    let mut attacker = ready.map_or_else(|| attacker(attack, most, head), Ok)?;
                     attacker.request(&attack::Request::Run { server, lasts: time, addresses })
                 }));
             }
@@ -394,9 +431,8 @@ impl Run<'_> {
 
     /// The latest heads, which the builders leave and come to again.
     fn told_again(&mut self, depth: usize, now: u64) {
-        for (_, at) in self.told.iter_mut().rev().take(depth) {
-            *at = now;
-        }
+        let latest = self.told.iter().rev().take(depth);
+        self.told_last.extend(latest.map(|(number, _)| (*number, now)));
     }
 
     /// After so long the node hears of all that the others had told, also of reorgs.
@@ -454,6 +490,14 @@ impl Run<'_> {
         self.say(&format!("{after:?}"));
         Ok(())
     }
+}
+
+/// A process that has signed what it will send.
+fn attacker(attack: Attack, most_requests: u64, head: u64) -> std::io::Result<Process> {
+    let mut attacker = Process::spawn(attack::ROLE)?;
+    let prepare = attack::Request::Prepare { attack, most_requests, head };
+    attacker.request::<attack::Tally>(&prepare)?;
+    Ok(attacker)
 }
 
 fn starts(member: usize, from: u64) -> Trouble {

@@ -1,6 +1,6 @@
 //! Honest searchers: eight whom the hosts know, eight unknown at addresses of their own, eight behind one address. They send
-//! bundles and private transactions, replace with and without nonces, and cancel, each time at any machine. Their log is
-//! what the oracle knows of them.
+//! bundles and private transactions, replace with and without nonces, and cancel, each time at any machine; now and then a
+//! bundle that was cancelled comes again, as a request does that was long under way. Their log is what the oracle knows of them.
 
 use std::{
     collections::BTreeMap,
@@ -21,15 +21,15 @@ use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use testkit::{
     figures::histogram,
-    http::{Answer, Connection},
+    http::{self, Answer, Connection},
     usage::now_ns,
 };
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
     oracle::Outcome,
     signed::{call, key, raw_and_hash, transfer},
-    world::World,
+    world::{Setup, World},
 };
 
 const SEARCHERS: u64 = 24;
@@ -37,6 +37,8 @@ const SEARCHERS: u64 = 24;
 const SENDERS: u64 = 1 << 20;
 /// A request without an answer is given up.
 const PATIENCE: Duration = Duration::from_secs(4);
+/// How often the monitor of a scenario asks.
+const MONITOR: Duration = Duration::from_millis(20);
 
 /// A message, and how it ended.
 #[derive(Clone, Debug)]
@@ -48,6 +50,8 @@ pub(crate) struct Sent {
     /// Of the answer; far ahead as long as there is none.
     pub(crate) answered: u64,
     pub(crate) answer: String,
+    /// It repeats what a cancellation has ended.
+    pub(crate) is_late: bool,
 }
 
 impl Sent {
@@ -56,7 +60,7 @@ impl Sent {
         let is_busy = ["no_permit", "head_unknown", "shutting_down"]
             .iter()
             .any(|word| self.answer.ends_with(word));
-        self.outcome == Outcome::Refused && !is_busy
+        self.outcome == Outcome::Refused && !is_busy && !self.is_late
     }
 }
 
@@ -85,6 +89,34 @@ impl Wish {
     pub(crate) fn versions(&self) -> impl Iterator<Item = B256> {
         self.messages.iter().filter_map(|message| message.makes)
     }
+
+    /// Whether it is a bundle, and a cancellation was the last of its messages. A private transaction that is sent again is
+    /// one that is wanted again.
+    fn is_cancelled_bundle(&self) -> bool {
+        let [.., before, last] = &self.messages[..] else { return false };
+        let are_sure = [before, last].iter().all(|sent| sent.outcome == Outcome::Accepted);
+        are_sure && last.makes.is_none() && self.uuid.is_some()
+    }
+
+    /// That sends it with this transaction.
+    fn request(&self, raw: &str, nonce: Option<u64>, signer: &PrivateKeySigner) -> Vec<u8> {
+        let block = self.block.map(|block| format!("{block:#x}"));
+        if self.is_private {
+            let private = json!([{ "tx": raw, "maxBlockNumber": block }]);
+            return call("eth_sendPrivateTransaction", &private, Some(signer));
+        }
+        let mut bundle = json!({ "txs": [raw] });
+        if let Some(block) = block {
+            bundle["blockNumber"] = block.into();
+        }
+        if let Some(uuid) = &self.uuid {
+            bundle["replacementUuid"] = uuid.as_str().into();
+        }
+        if let Some(nonce) = nonce {
+            bundle["replacementNonce"] = nonce.into();
+        }
+        call("eth_sendBundle", &json!([bundle]), Some(signer))
+    }
 }
 
 #[derive(Debug)]
@@ -92,8 +124,12 @@ pub(crate) struct Log {
     pub(crate) wishes: Vec<Wish>,
     /// By what came of them: `new`, `replaced`, `cancelled` if accepted, and the reasons if not.
     pub(crate) counts: BTreeMap<String, u64>,
-    /// From when a request was due to its answer.
-    pub(crate) took: Histogram<u64>,
+    /// From when a request was due to its answer, if it was accepted; of unknown signers, and of known ones.
+    pub(crate) took: [Histogram<u64>; 2],
+    /// Refused or without an answer, of unknown signers and of known ones.
+    pub(crate) refused: [u64; 2],
+    /// Of the monitor's requests.
+    pub(crate) health: Histogram<u64>,
 }
 
 /// What all searchers share.
@@ -107,8 +143,12 @@ pub(crate) struct Searchers {
     pub(crate) stop: AtomicBool,
 }
 
+pub(crate) const fn is_known(searcher: u64) -> bool {
+    searcher.is_multiple_of(3)
+}
+
 pub(crate) fn known_signers() -> Vec<Address> {
-    (0..SEARCHERS).filter(|number| number % 3 == 0).map(|number| key(number).address()).collect()
+    (0..SEARCHERS).filter(|number| is_known(*number)).map(|number| key(number).address()).collect()
 }
 
 fn address(searcher: u64) -> Ipv4Addr {
@@ -121,7 +161,13 @@ fn address(searcher: u64) -> Ipv4Addr {
 impl Searchers {
     pub(crate) fn start(machines: Vec<(usize, SocketAddr)>, head: u64, world: &World) -> Arc<Self> {
         let World { seed, searchers_tps: tps, .. } = *world;
-        let log = Log { wishes: Vec::new(), counts: BTreeMap::new(), took: histogram() };
+        let log = Log {
+            wishes: Vec::new(),
+            counts: BTreeMap::new(),
+            took: [histogram(), histogram()],
+            refused: [0; 2],
+            health: histogram(),
+        };
         let all = Arc::new(Self {
             log: Mutex::new(log),
             machines,
@@ -129,6 +175,9 @@ impl Searchers {
             keys: AtomicU64::new(SENDERS),
             stop: AtomicBool::new(false),
         });
+        if world.setup != Setup::Small {
+            tokio::spawn(Arc::clone(&all).watch_health());
+        }
         for searcher in 0..SEARCHERS {
             let rng = ChaCha8Rng::seed_from_u64(seed ^ (searcher + 1).wrapping_mul(0x9e37_79b9));
             tokio::spawn(Arc::clone(&all).act(searcher, rng, SEARCHERS as f64 / tps));
@@ -143,27 +192,40 @@ impl Searchers {
     async fn act(self: Arc<Self>, searcher: u64, mut rng: ChaCha8Rng, between_s: f64) {
         let signer = key(searcher);
         let mut connections: BTreeMap<usize, Connection> = BTreeMap::new();
+        // A server that stands still is not asked less often.
+        let mut due = Instant::now();
         while !self.stop.load(Relaxed) {
-            sleep(Duration::from_secs_f64(between_s * rng.random_range(0.2..1.8))).await;
+            due += Duration::from_secs_f64(between_s * rng.random_range(0.2..1.8));
+            sleep_until(due).await;
             let Some((wish, kind, request)) = self.choose(searcher, &signer, &mut rng) else {
                 continue;
             };
             let (machine, address) = self.machines[rng.random_range(0..self.machines.len())];
-            let due = {
-                let now = now_ns();
-                let message = self.log().wishes[wish].messages.last_mut().map(|message| {
-                    (message.machine, message.sent) = (machine, now);
-                });
-                message.expect("it was chosen");
-                now
-            };
+            if let Some(message) = self.log().wishes[wish].messages.last_mut() {
+                (message.machine, message.sent) = (machine, now_ns());
+            }
             let answer =
                 timeout(PATIENCE, send(&mut connections, machine, searcher, address, &request))
                     .await;
             if !matches!(&answer, Ok(Ok(answer)) if !answer.closes) {
                 connections.remove(&machine);
             }
-            self.note(wish, kind, due, answer.ok().and_then(Result::ok));
+            self.note(wish, kind, due.elapsed(), answer.ok().and_then(Result::ok));
+        }
+    }
+
+    /// Asks the first machine how it is.
+    async fn watch_health(self: Arc<Self>) {
+        let request = http::request("/healthz", "", None);
+        let (mut due, mut connection) = (Instant::now(), BTreeMap::new());
+        while !self.stop.load(Relaxed) {
+            due += MONITOR;
+            sleep_until(due).await;
+            let answer = send(&mut connection, 0, 0, self.machines[0].1, &request).await;
+            if !answer.is_ok_and(|answer| answer.status == 200 && !answer.closes) {
+                connection.clear();
+            }
+            self.log().health.saturating_record(due.elapsed().as_nanos() as u64);
         }
     }
 
@@ -197,7 +259,23 @@ impl Searchers {
             sent: now_ns(),
             answered: u64::MAX,
             answer: String::new(),
+            is_late: false,
         };
+        if what < 4
+            && let Some(at) = (recent..log.wishes.len()).rfind(|at| {
+                let wish = &log.wishes[*at];
+                wish.searcher == searcher
+                    && wish.is_cancelled_bundle()
+                    && wish.block >= Some(head + 2)
+            })
+        {
+            let wish = &mut log.wishes[at];
+            let nonce = wish.is_numbered.then_some(wish.messages.len() as u64 - 1);
+            let makes = wish.messages[wish.messages.len() - 2].makes;
+            let request = wish.request(&hex::encode_prefixed(&wish.raw), nonce, signer);
+            wish.messages.push(Sent { is_late: true, ..new_message(makes) });
+            return Some((at, "late", request));
+        }
         if what >= 55 && !open.is_empty() {
             let at = open[rng.random_range(0..open.len())];
             let wish = &mut log.wishes[at];
@@ -205,12 +283,7 @@ impl Searchers {
             if what < 80 && wish.uuid.is_some() {
                 wish.messages.push(new_message(Some(keccak256(tx))));
                 (wish.raw, wish.tx) = (bytes, tx);
-                let bundle = bundle(&raw, wish, nonce);
-                return Some((
-                    at,
-                    "replaced",
-                    call("eth_sendBundle", &json!([bundle]), Some(signer)),
-                ));
+                return Some((at, "replaced", wish.request(&raw, nonce, signer)));
             }
             wish.messages.push(new_message(None));
             wish.is_closed = true;
@@ -242,14 +315,8 @@ impl Searchers {
             mined: None,
             is_void: false,
         };
-        let request = if is_private {
-            let max = format!("{:#x}", wish.block.expect("private ones have one"));
-            let private = json!([{ "tx": raw, "maxBlockNumber": max }]);
-            call("eth_sendPrivateTransaction", &private, Some(signer))
-        } else {
-            let nonce = (has_uuid && wish.is_numbered).then_some(1);
-            call("eth_sendBundle", &json!([bundle(&raw, &wish, nonce)]), Some(signer))
-        };
+        let nonce = (has_uuid && wish.is_numbered).then_some(1);
+        let request = wish.request(&raw, nonce, signer);
         log.wishes.push(wish);
         Some((at, "new", request))
     }
@@ -259,7 +326,7 @@ impl Searchers {
         raw_and_hash(TxEip1559 { value: U256::from(rng.random::<u32>()), ..transfer(0) }, &key)
     }
 
-    fn note(&self, wish: usize, kind: &str, due: u64, answer: Option<Answer>) {
+    fn note(&self, wish: usize, kind: &str, took: Duration, answer: Option<Answer>) {
         let now = now_ns();
         let mut log = self.log();
         let outcome = match &answer {
@@ -271,14 +338,18 @@ impl Searchers {
         };
         let count = match &answer {
             None => "no answer".to_owned(),
+            Some(_) if outcome == Outcome::Refused && kind == "late" => "late, refused".to_owned(),
             Some(answer) if outcome == Outcome::Refused => {
                 format!("refused: {}", answer.reason().unwrap_or(&answer.body))
             }
             _ => kind.to_owned(),
         };
         *log.counts.entry(count.clone()).or_default() += 1;
+        let known = usize::from(is_known(log.wishes[wish].searcher));
         if outcome == Outcome::Accepted {
-            log.took.saturating_record(now - due);
+            log.took[known].saturating_record(took.as_nanos() as u64);
+        } else if kind != "late" {
+            log.refused[known] += 1;
         }
         let wish = &mut log.wishes[wish];
         // What may still be on its way must not overtake a later message.
@@ -288,20 +359,6 @@ impl Searchers {
         let message = wish.messages.last_mut().expect("it was sent");
         (message.outcome, message.answered, message.answer) = (outcome, now, count);
     }
-}
-
-fn bundle(raw: &str, wish: &Wish, nonce: Option<u64>) -> serde_json::Value {
-    let mut bundle = json!({ "txs": [raw] });
-    if let Some(block) = wish.block {
-        bundle["blockNumber"] = format!("{block:#x}").into();
-    }
-    if let Some(uuid) = &wish.uuid {
-        bundle["replacementUuid"] = uuid.as_str().into();
-    }
-    if let Some(nonce) = nonce {
-        bundle["replacementNonce"] = nonce.into();
-    }
-    bundle
 }
 
 async fn send(

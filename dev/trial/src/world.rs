@@ -6,6 +6,7 @@ use devnet::RealNodeKind;
 use mock_node::{BadAnswer, Fault, Target};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
 
 use crate::attack::Attack;
 
@@ -45,6 +46,18 @@ pub(crate) struct MemberPlan {
     pub(crate) reads_fleet: bool,
     /// Its builder pauses again and again, behind a log that is too short for that.
     pub(crate) is_slow: bool,
+}
+
+/// How the machines are set up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Setup {
+    /// Pools so small that attackers fill them within a run.
+    Small,
+    /// The defaults.
+    Default,
+    /// Their gate lets everyone in, and callers wait for permits in one queue with internal work: what an operator gets who sets
+    /// `unlimited`.
+    NoGate,
 }
 
 /// With chains of their own ([`crate::real`]).
@@ -250,6 +263,15 @@ pub(crate) struct World {
     pub(crate) tps: u32,
     /// Messages of honest searchers a second.
     pub(crate) searchers_tps: f64,
+    pub(crate) setup: Setup,
+    /// Pending before the first member starts.
+    pub(crate) preload: usize,
+    /// Whether blocks contain what is public.
+    pub(crate) mines: bool,
+    /// Whether searchers whom the hosts do not know are promised anything.
+    pub(crate) promises_unknown: bool,
+    /// Different requests of an attacker.
+    pub(crate) most_requests: u64,
     /// What strikes when, in order. The number by which an entry is left out is its place here.
     pub(crate) timeline: Vec<(Duration, What)>,
 }
@@ -290,6 +312,12 @@ impl World {
             has_real: false,
             tps,
             searchers_tps: 30.0,
+            setup: Setup::Small,
+            preload: 0,
+            mines: true,
+            promises_unknown: true,
+            // Signing more would take the machine's time.
+            most_requests: 6_000,
             timeline: Vec::new(),
         };
         world.draw_timeline(&mut rng);

@@ -12,8 +12,8 @@ use crate::{
         self, ASKED_ELSEWHERE_NS, GRACE_NS, Message, Outcome, Time, Trouble, Violation, Wrong, due,
         is_touched,
     },
-    searchers::{Sent, Wish},
-    world::{ANSWERED, MemberPlan, Part, SLOT},
+    searchers::{Sent, Wish, is_known},
+    world::{ANSWERED, MemberPlan, Part, SLOT, Setup},
 };
 
 impl Run<'_> {
@@ -106,7 +106,10 @@ impl Run<'_> {
             way.extend([Part::Member(at), Part::Fleet]);
             // At a node that has lost its pool, a transaction may wait for a nonce.
             let is_slow = seat.config.is_slow || self.network.is_lossy();
-            if !is_slow && due(tx.at, &way, &self.troubles) == tx.at + GRACE_NS {
+            // Under one attack alone, all that was announced during it counts.
+            let is_alone = self.world.setup != Setup::Small;
+            let is_measured = is_alone || due(tx.at, &way, &self.troubles) == tx.at + GRACE_NS;
+            if !is_slow && is_measured {
                 self.late[1].saturating_record(late);
                 if seat.last_public > seat.started {
                     self.silence = self.silence.max(seen_at.saturating_sub(seat.last_public));
@@ -180,6 +183,7 @@ impl Run<'_> {
             tellers.iter().map(|node| self.network.follows_since(*node)).collect();
         if let Some(since) = follow.and_then(|since| since.into_iter().max()) {
             for (number, at) in self.told.iter().rev().take(3) {
+                let at = self.told_last.get(number).unwrap_or(at);
                 let due = due((*at).max(seat.started).max(since), &own, &self.troubles);
                 checks += u64::from(due <= now);
                 if let Some(what) = oracle::head(due, now, known_since(*number).is_some()) {
@@ -209,7 +213,9 @@ impl Run<'_> {
         drop(ledger);
         let log = self.searchers.log();
         let recent = log.wishes.len().saturating_sub(1_500);
-        for wish in log.wishes[recent..].iter().filter(|wish| !wish.is_void) {
+        let is_promised = |wish: &&Wish| self.world.promises_unknown || is_known(wish.searcher);
+        let wishes = log.wishes[recent..].iter().filter(|wish| !wish.is_void);
+        for wish in wishes.filter(is_promised) {
             if wish.messages.iter().any(|sent| sent.machine == at && sent.is_displaced()) {
                 wrong.insert((Wrong::Refused, wish.tx));
             }
@@ -293,7 +299,18 @@ impl Run<'_> {
                 due: due(answered.max(started), &way, &self.troubles),
             })
         };
-        wish.messages.iter().filter_map(of).collect()
+        let mut messages: Vec<Message> = Vec::new();
+        for sent in &wish.messages {
+            let Some(mut message) = of(sent) else { continue };
+            // It comes to nothing wherever the cancellation has come before.
+            let before = messages.last().filter(|before| before.makes.is_none());
+            if let Some(cancelled) = before.filter(|_| sent.is_late) {
+                let is_known = cancelled.outcome == Outcome::Accepted && cancelled.due <= sent.sent;
+                message.outcome = if is_known { Outcome::Refused } else { Outcome::InDoubt };
+            }
+            messages.push(message);
+        }
+        messages
     }
 
     /// An order's life as each part knows it.

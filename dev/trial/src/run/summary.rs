@@ -7,6 +7,7 @@ use testkit::{figures::Times, usage::now_ns};
 
 use super::{FILLED, Failure, REMEMBERED, Run};
 use crate::{
+    attack,
     oracle::{self, Violation},
     world::What,
 };
@@ -57,16 +58,23 @@ impl Run<'_> {
     }
 
     pub(super) fn summarize(&mut self) -> Result<(), Failure> {
-        let mut tallies = Vec::new();
+        let figures = &mut self.outcomes.figures;
         for attack in self.attacks.drain(..) {
             match attack.join() {
-                Ok(Ok(tally)) => tallies.push(tally),
+                Ok(Ok(tally)) => figures.attack += tally,
                 other => eprintln!("warning: an attacker ended early: {other:?}"),
             }
         }
         let log = self.searchers.log();
         let times = Times::from(&self.late[1]);
-        let answers = Times::from(&log.took);
+        let first = &self.seats[0].mirror;
+        let idle = first.uses.first().map_or(0, |(_, [bytes, ..])| *bytes);
+        figures.refused = log.refused;
+        figures.answers = [Times::from(&log.took[0]), Times::from(&log.took[1])];
+        figures.health = Times::from(&log.health);
+        figures.live = times;
+        figures.memory = [idle, first.peak_bytes.max(idle)];
+        let answers_p99 = figures.answers.map(|times| times.p99);
         let is_attack = |(_, what): &&(Duration, What)| what.is_attack();
         let attacks = self.outcomes.struck.iter().filter(is_attack).count();
         let builders = self.seats.len();
@@ -76,11 +84,10 @@ impl Run<'_> {
             .iter()
             .filter(|(name, _)| name.starts_with("refused") || *name == "no answer")
             .collect();
-        let sent: u64 = tallies.iter().map(|tally| tally.sent).sum();
-        let taken: u64 = tallies.iter().map(|tally| tally.accepted).sum();
+        let attack::Tally { sent, accepted: taken, .. } = self.outcomes.figures.attack;
         self.outcomes.summary = format!(
             "seed {}, {:.1} minutes: {} transactions and {} searchers' messages in, {} nodes, {builders} builders{}, {} heads; {} checks, {} violations; \
-             announced to builder p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s, worst beside a fault {:.1} s; answers p99 {:.1} ms; \
+             announced to builder p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s, worst beside a fault {:.1} s; answers p99 {:.1} ms, of known signers {:.1}; \
              {} faults, {attacks} attacks with {sent} requests, of which {taken} were accepted; slow builders missed {missed} events and began again; honest callers: {refused:?}",
             self.world.seed,
             self.begin.elapsed().as_secs_f64() / 60.0,
@@ -98,7 +105,8 @@ impl Run<'_> {
             times.p99 / 1e3,
             self.silence as f64 / 1e9,
             self.worst as f64 / 1e9,
-            answers.p99 / 1e3,
+            answers_p99[0] / 1e3,
+            answers_p99[1] / 1e3,
             self.outcomes.struck.len() - attacks,
         );
         if let Some(real) = &self.real {
