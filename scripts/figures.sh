@@ -165,27 +165,24 @@ def trial(where):
 
 def attack(where):
     names, rows = table(where, "attack")
-    bundle_p99 = names.index("p99 ms")
-    searchers, each, seconds = map(float, find(r"(\d+) searchers with (\d+) orders a second each; ([\d.]+) s", where))
-    # By default the node is not asked about senders, and the gate is limited.
-    # From 256 addresses only known signers are promised anything.
-    rows = [row for row in rows if not row[0].endswith((", node asked", ", gate unlimited", " from 256"))]
+    each, seconds = map(float, find(r"announced and ([\d.]+) messages of honest searchers a second, .*, ([\d.]+) s of each", where))
+    of = lambda row, name: float(row[names.index(name)])
+    # By default the gate is limited. From 256 addresses only known signers are promised anything.
+    rows = [row for row in rows if not row[0].endswith((", gate unlimited", " from 256"))]
     attacks = [row for row in rows if row[0] != "none" and not row[0].startswith(("honest burst", "crowd"))]
-    # Of two fifths each: known signers, and unknown ones at addresses of their own. Refused + gone after success.
-    kinds = [names.index(kind) for kind in ("known lost", "unknown lost")]
-    lost = sum(int(part) for row in attacks for kind in kinds for part in row[kind].split("+"))
-    worst = max(float(row[bundle_p99]) for row in attacks)
+    refused, wrong = (sum(of(row, name) for row in attacks for name in kinds)
+                      for kinds in (("known refused", "unknown refused"), ("violations",)))
+    p99 = lambda row: max(of(row, "p99 ms"), of(row, "known p99 ms"))
+    worst = max(map(p99, attacks))
     (burst,) = [row for row in rows if row[0].startswith("honest burst")]
-    sent, accepted = burst[names.index("sent")], burst[names.index("accepted")]
-    (p99,) = map(float, find(rf"{burst[0]}.*p99 ([\d.]+) ms", where))
+    (burst_p99,) = map(float, find(rf"{burst[0]}.*p99 ([\d.]+) ms", where))
+    said = f"{refused:.0f} of {number(each * seconds * len(attacks))} messages refused, {wrong:.0f} orders not as answered before a head, from one and eight addresses"
     return [
-        ["honest bundles lost under the attacks on the RPC port",
-         missed(f"{lost} of {number(0.8 * searchers * each * seconds * len(attacks))} from one and eight addresses, refused or gone after success", lost == 0), "0"],
-        ["p99 of honest bundles under the worst of them", missed(f"{worst:.0f} ms", worst <= 50), "50 ms"],
+        ["honest searchers under the attacks on the RPC port", missed(said, refused + wrong == 0), "0"],
+        ["p99 of their answers under the worst of them", missed(f"{worst:.0f} ms", worst <= 50), "50 ms"],
         ["512 honest bundles at once",
-         missed(f"{accepted} accepted, p99 {p99:.0f} ms", accepted == sent and p99 <= 250), "512, 250 ms"],
-        ["p99 of other bundles beside these 512",
-         missed(f"{float(burst[bundle_p99]):.0f} ms", float(burst[bundle_p99]) <= 50), "50 ms"],
+         missed(f"{of(burst, 'accepted'):.0f} accepted, p99 {burst_p99:.0f} ms", of(burst, "accepted") == of(burst, "sent") and burst_p99 <= 250), "512, 250 ms"],
+        ["p99 of other callers beside these 512", missed(f"{p99(burst):.0f} ms", p99(burst) <= 250), "250 ms"],
     ]
 
 
