@@ -36,8 +36,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Of what callers send, in orders. A holder has a thirty-second of it: more than honest searchers behind one address have at
 /// a time, and together it is less than an attacker sends.
 const CAP: usize = 4_000;
-/// Of each kind: so little that what memory becomes is not what attackers have sent last.
-const CAP_BYTES: usize = 8 << 20;
+/// Of orders that are gone: so few that what memory becomes is not what attackers have sent last.
+const LOG_BYTES: usize = 8 << 20;
 
 /// For each part to stop.
 const STOPPED: Duration = Duration::from_secs(5);
@@ -91,6 +91,8 @@ pub(crate) struct Report {
     pub(crate) lagged: u64,
     pub(crate) failed: u64,
     pub(crate) resident_bytes: usize,
+    /// Of the orders that the builder has.
+    pub(crate) held_bytes: usize,
     /// The most since the look before.
     pub(crate) peak_bytes: usize,
     pub(crate) open_files: usize,
@@ -125,8 +127,8 @@ impl Member {
 #[derive(Default)]
 struct View {
     seen: Vec<(u64, Seen, B256)>,
-    /// By order.
-    live: HashSet<B256>,
+    /// By order, its size in bytes.
+    live: HashMap<B256, usize>,
     is_current: bool,
     /// A look waits: no pause now.
     is_asked: bool,
@@ -175,7 +177,7 @@ async fn start(config: &Config) -> Result<Parts, Failure> {
     if config.setup == Setup::Small {
         pool.tx_retention = Duration::from_mins(5);
         (pool.max_external_txs, pool.max_bundles, pool.max_cancellations) = (CAP, CAP, CAP);
-        (pool.max_external_tx_bytes, pool.max_bundle_bytes) = (CAP_BYTES, CAP_BYTES);
+        pool.log_bytes = LOG_BYTES;
     }
     if config.is_slow {
         pool.log_events = 1_024;
@@ -279,7 +281,7 @@ impl View {
         };
         let (seen, hash) = match event {
             Event::Added(order) => {
-                self.live.insert(*order.id().hash());
+                self.live.insert(*order.id().hash(), order.size_bytes());
                 (Seen::Added, content(&order))
             }
             Event::Removed { order, reason } => {
@@ -305,6 +307,7 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
         report.is_current = view.is_current;
         if let (true, Some(pool)) = (view.is_current, &parts.pool) {
             report.sizes = Some((view.live.len(), pool.len()));
+            report.held_bytes = view.live.values().sum();
         }
         report.balance = fetcher.map_or(0, |fetcher| fetcher.counts().balance());
         let is_settled =
@@ -337,9 +340,9 @@ pub(crate) struct Mirror {
     pub(crate) missed: u64,
     /// Transactions that came while they were there.
     pub(crate) twice: Vec<B256>,
-    /// The most resident memory since the first look.
-    pub(crate) peak_bytes: usize,
-    /// Resident memory, open files and threads at each look.
+    /// Resident memory at the first look, and the most since, in bytes.
+    pub(crate) memory: [usize; 2],
+    /// Resident memory beside the orders that it has, open files and threads at each look.
     pub(crate) uses: Vec<(u64, [usize; 3])>,
 }
 
@@ -387,10 +390,13 @@ impl Mirror {
                 self.lives.entry(*hash).or_default().push((*at, seen.clone()));
             }
         }
-        if !self.uses.is_empty() {
-            self.peak_bytes = self.peak_bytes.max(report.peak_bytes);
-        }
-        let uses = [report.resident_bytes, report.open_files, report.threads];
+        let [idle, peak] = self.memory;
+        self.memory = match self.uses.is_empty() {
+            true => [report.resident_bytes; 2],
+            false => [idle, peak.max(report.peak_bytes)],
+        };
+        let beside = report.resident_bytes.saturating_sub(report.held_bytes);
+        let uses = [beside, report.open_files, report.threads];
         self.uses.push((testkit::usage::now_ns(), uses));
     }
 

@@ -45,7 +45,7 @@ impl Run<'_> {
             {
                 let mb = |bytes: &usize| bytes >> 20;
                 println!(
-                    "member {member}, after five minutes and at the end: {} and {} MiB, {files} and {files_now} files, {threads} and {threads_now} threads",
+                    "member {member}, after five minutes and at the end: {} and {} MiB beside its orders, {files} and {files_now} files, {threads} and {threads_now} threads",
                     mb(bytes),
                     mb(bytes_now)
                 );
@@ -67,13 +67,11 @@ impl Run<'_> {
         }
         let log = self.searchers.log();
         let times = Times::from(&self.late[1]);
-        let first = &self.seats[0].mirror;
-        let idle = first.uses.first().map_or(0, |(_, [bytes, ..])| *bytes);
         figures.refused = log.refused;
         figures.answers = [Times::from(&log.took[0]), Times::from(&log.took[1])];
         figures.health = Times::from(&log.health);
         figures.live = times;
-        figures.memory = [idle, first.peak_bytes.max(idle)];
+        figures.memory = self.seats[0].mirror.memory;
         let answers_p99 = figures.answers.map(|times| times.p99);
         let is_attack = |(_, what): &&(Duration, What)| what.is_attack();
         let attacks = self.outcomes.struck.iter().filter(is_attack).count();
