@@ -86,7 +86,8 @@ pub struct PoolConfig {
     /// Private ones are divided by holder as bundles are, and one holder has at most 16 of a sender.
     pub max_external_txs: usize,
     /// Most bytes of the raw ones, and of the private ones. Default
-    /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB.
+    /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB, and as with bundles 32 MiB for sixteen
+    /// callers.
     pub max_external_tx_bytes: usize,
     /// How long a transaction is kept; a private one is kept until its last block instead. Default
     /// [`DEFAULT_TX_RETENTION`]; above zero. Removals are counted by `order_pool_expired_total`.
@@ -106,7 +107,8 @@ pub struct PoolConfig {
     /// (`order_pool_rejected_total`).
     pub max_bundles: usize,
     /// Most bytes of bundles. Default [`DEFAULT_MAX_BUNDLE_BYTES`]; at least 1 MiB. They
-    /// are divided in the same way, but each holder may always have 1 MiB.
+    /// are divided in the same way, but each holder may always have 1 MiB: below 32 MiB fewer than
+    /// sixteen callers fill their half, and those of others are refused.
     pub max_bundle_bytes: usize,
     /// Most replacement keys remembered without a pooled bundle, for
     /// [`CANCELLATION_RETENTION`]. Default [`DEFAULT_MAX_CANCELLATIONS`]; at least 1. They
