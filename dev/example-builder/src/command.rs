@@ -31,7 +31,11 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-use crate::{builder::Builder, fill::Way, report::Summary};
+use crate::{
+    builder::Builder,
+    fill::{BOTH_WAYS, Way},
+    report::Summary,
+};
 
 /// How long a stop may take.
 const STOP_DEADLINE: Duration = Duration::from_secs(10);
@@ -145,7 +149,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         list,
         list_file: args.blocklist.clone(),
         slot: args.slot.unwrap_or(if args.ipc.is_some() { SLOT } else { MOCK_SLOT }),
-        ways: if args.compare { &Way::BOTH } else { &[Way::PostState] },
+        ways: if args.compare { &BOTH_WAYS } else { &[Way::PostState] },
         stop: Arc::clone(&stop),
     };
     let thread = thread::Builder::new().name("builder".into()).spawn(move || builder.run())?;

@@ -30,9 +30,7 @@ pub(crate) enum Way {
     PostState,
 }
 
-impl Way {
-    pub(crate) const BOTH: [Self; 2] = [Self::Inspector, Self::PostState];
-}
+pub(crate) const BOTH_WAYS: [Way; 2] = [Way::Inspector, Way::PostState];
 
 /// A built block, and the results of the orders that are not in it.
 #[derive(Clone, Debug, Default)]

@@ -26,7 +26,7 @@ use tokio::runtime::Runtime;
 use crate::{
     builder::prefetch,
     candidates::Candidates,
-    fill::{Built, Way, fill},
+    fill::{BOTH_WAYS, Built, Way, fill},
     run_with,
     state::{NextBlock, NodeState, Reads},
 };
@@ -122,7 +122,7 @@ fn both_ways_fill_the_same_block_and_no_listed_address_is_in_it() {
     let waited = fill(Way::PostState, &block, &guard, &candidates, &cold);
     assert!(waited.reads > 100, "{}", waited.reads);
     prefetch(&block, &mut state, &mut candidates, Instant::now() + PATIENCE);
-    let built = Way::BOTH.map(|way| fill(way, &block, &guard, &candidates, &state));
+    let built = BOTH_WAYS.map(|way| fill(way, &block, &guard, &candidates, &state));
     let [classic, ours] = &built;
     assert!(classic.is_like(ours) && waited.is_like(ours), "{built:?}");
     assert!(ours.txs.len() > 100 && ours.txs.iter().all(|(_, _, success)| *success));
@@ -177,7 +177,7 @@ fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
         let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
         pool.insert_bundle(bundle.resolve(None, 100, SystemTime::now()).expect("it resolves"));
         let candidates = candidates(&pool, &block);
-        for way in Way::BOTH {
+        for way in BOTH_WAYS {
             let built = fill(way, &block, &guard(), &candidates, &state);
             assert_eq!(hashes(&built), in_block, "{may_revert} {may_be_left_out} {way:?}");
             let blocked = usize::from(second.0 == to_listed.0);
@@ -194,24 +194,18 @@ fn a_command_that_does_not_end() {
     assert_eq!(run_with(command_line()), ExitCode::SUCCESS);
 }
 
-/// A list for a command on a node, in a folder that is deleted when dropped.
-fn list_file() -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let path = folder.path().join("list");
-    let lines: String = listed().iter().map(|address| format!("{address}\n")).collect();
-    std::fs::write(&path, lines).expect("a file");
-    let path = path.to_str().expect("text").to_owned();
-    (folder, path)
-}
-
 #[test]
 fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
     let block_time = Duration::from_millis(500);
     let node = Node::start(0, |node| NodeConfig { state: true, preload: 20, block_time, ..node });
-    let (_folder, list) = list_file();
+    let folder = tempfile::tempdir().expect("a folder");
+    let list = folder.path().join("list");
+    let lines: String = listed().iter().map(|address| format!("{address}\n")).collect();
+    std::fs::write(&list, lines).expect("a file");
+    let list = list.to_str().expect("text");
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let ipc = node.node.ipc_path().to_str().expect("text");
-        let args = ["--ipc", ipc, "--blocklist", &list, "--json", "--compare", "--slot", "500ms"]
+        let args = ["--ipc", ipc, "--blocklist", list, "--json", "--compare", "--slot", "500ms"]
             .map(Into::into);
         let is_block = |line: &str| line.starts_with("block ");
         let ended = end_by_signal("tests::a_command_that_does_not_end", args, is_block, signal)
