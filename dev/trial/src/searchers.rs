@@ -55,12 +55,13 @@ pub(crate) struct Sent {
 }
 
 impl Sent {
-    /// Whether it was refused though the machine had time for it and knew a head: something of others has its place.
+    /// Whether it was refused though the machine had time for it, knew a head, and was not so late that the block was over:
+    /// something of others has its place.
     pub(crate) fn is_displaced(&self) -> bool {
-        let is_busy = ["no_permit", "head_unknown", "shutting_down"]
+        let is_untimely = ["no_permit", "head_unknown", "shutting_down", "params"]
             .iter()
             .any(|word| self.answer.ends_with(word));
-        self.outcome == Outcome::Refused && !is_busy && !self.is_late
+        self.outcome == Outcome::Refused && !is_untimely && !self.is_late
     }
 }
 
