@@ -192,12 +192,14 @@ impl Core {
         true
     }
 
-    /// Removes a private transaction on request of its signer, and remembers the cancellation. One that
-    /// is sent `now` is later than what is pooled, whatever the clock says.
+    /// Removes a private transaction on request of its signer, and remembers the cancellation for what its `age` leaves of the
+    /// retention: those of a stream that is replayed would take the room of new ones. One that is sent `now` is later than
+    /// what is pooled, whatever the clock says.
     pub(crate) fn cancel_private(
         &mut self,
         mut cancellation: PrivateCancellation,
         is_sent_now: bool,
+        age: Duration,
         now: Duration,
         effects: &mut Vec<Effect>,
     ) -> CancelPrivateOutcome {
@@ -221,14 +223,17 @@ impl Core {
         if let Some(seq) = cancelled {
             self.remove_tx(seq, RemoveReason::Cancelled, effects);
         }
-        if self.private_cancellations.admits(&cancellation, cancelled.is_some()) {
+        let left = self.limits.cancellation_retention.saturating_sub(age);
+        if !left.is_zero() && self.private_cancellations.admits(&cancellation, cancelled.is_some())
+        {
             let seq = self.take_seq();
-            let forget_at = self.now.saturating_add(self.limits.cancellation_retention);
+            let forget_at = self.now.saturating_add(left);
             let (replaced, forgotten) =
                 self.private_cancellations.add(cancellation, seq, forget_at);
             effects.extend(replaced.map(Effect::CancellationEnded));
-            effects.extend(forgotten.map(Effect::PrivateCancellationForgotten));
             effects.push(Effect::CancelledPrivate(cancellation));
+            // It may be this one, if the others were cancelled later.
+            effects.extend(forgotten.map(Effect::PrivateCancellationForgotten));
         }
         if cancelled.is_some() {
             CancelPrivateOutcome::Cancelled

@@ -1131,7 +1131,8 @@ impl Run {
                 let txs = self.model.pooled.iter().chain(taken).filter(|order| order.tx.is_some());
                 let Some(id) = txs.map(|order| order.id).nth(which) else { return };
                 let expected = self.model.cancel_private(id, address(signer));
-                let at = Some(SystemTime::UNIX_EPOCH);
+                // Later than any of them was sent; the clock that ends it is the pool's.
+                let at = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33));
                 assert_eq!(
                     self.pool.cancel_private(id.hash(), address(signer), Holder::Host, at),
                     expected

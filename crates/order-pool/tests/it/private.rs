@@ -105,7 +105,7 @@ fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
 #[test]
 fn cancellations_of_fresh_keys_displace_nobody_elses_and_fill_nobodys_log() {
     let (pool, _) = pool(PoolConfig::default());
-    let sent_at = SystemTime::UNIX_EPOCH;
+    let sent_at = SystemTime::now();
     let cancel = |n: u64, signer, holder| {
         pool.cancel_private(
             &B256::left_padding_from(&n.to_be_bytes()),
@@ -130,7 +130,8 @@ fn cancellations_of_fresh_keys_displace_nobody_elses_and_fill_nobodys_log() {
 #[test]
 fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or_forgotten() {
     let (pool, clock) = pool(PoolConfig::default());
-    let at = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+    let now = SystemTime::now();
+    let at = |seconds| now + Duration::from_secs(seconds);
     let cancel = |n, seconds| {
         pool.cancel_private(nth(n).hash(), address(7), Holder::Host, Some(at(seconds)))
     };
@@ -159,6 +160,28 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
     assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS);
     assert_eq!(cancel(2, 200), CancelPrivateOutcome::Cancelled, "what is here");
     assert_eq!(journal(&mut told).len(), 2);
+}
+
+/// Those of the last 15 minutes, which a builder of a fleet reads when it starts, took the place of new ones for a minute: a
+/// transaction that came after its cancellation was there.
+#[test]
+fn a_cancellation_of_more_than_a_minute_ago_is_not_remembered() {
+    let (pool, clock) = pool(PoolConfig::default());
+    let now = SystemTime::now();
+    let cancel = |n, at| pool.cancel_private(nth(n).hash(), address(7), Holder::Host, Some(at));
+    let insert = |n, at| variant(pool.insert_transaction(sent(n, 7, at)));
+    let before = now - CANCELLATION_RETENTION;
+    (1_000..1_200).for_each(|n| _ = cancel(n, before));
+    assert_eq!(insert(1, before), "Added");
+    assert_eq!(cancel(1, before), CancelPrivateOutcome::Cancelled, "what is here");
+    assert_eq!(cancel(2, now), CancelPrivateOutcome::Unknown);
+    assert_eq!(insert(2, now), "Superseded");
+    let earlier = now - CANCELLATION_RETENTION + Duration::from_secs(30);
+    cancel(3, earlier);
+    assert_eq!(insert(3, earlier), "Superseded");
+    clock.advance(Duration::from_secs(30));
+    upkeep(&pool);
+    assert_eq!((insert(3, earlier).as_str(), insert(2, now)), ("Added", "Superseded".to_owned()));
 }
 
 /// It was put back without a look at the cancellations, and built into the next block.

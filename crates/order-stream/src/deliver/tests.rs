@@ -130,6 +130,9 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
 
 #[test]
 fn bundles_cancellations_and_private_transactions_reach_the_pool() {
+    // The pool forgets a cancellation by its own clock.
+    let begin = SystemTime::now();
+    let at = |seconds| begin + Duration::from_secs(seconds);
     let mut deliverer = deliverer(Flow::Private);
     let deliver = |deliverer: &mut Deliverer, messages: [Encoded; 2]| {
         for it in messages {
