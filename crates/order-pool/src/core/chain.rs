@@ -115,16 +115,24 @@ impl Chain {
     }
 
     /// Keeps a transaction that came after its block, if that is one of the newest [`LATE_BLOCKS`], so that undoing the block
-    /// brings it in: a builder of a fleet may be told that it is pending again before it is told of the reorg. Nobody tells
-    /// it a second time.
-    pub(crate) fn take_late(&mut self, order: Arc<Order>) {
-        let id = order.id();
-        let has_it = |block: &&Block| block.mined.contains(id.hash());
+    /// brings it in: a builder of a fleet may be told that it is pending again before it is told of the reorg, and of what
+    /// callers sent to another machine after its block. Nobody tells it a second time. One that is kept already becomes
+    /// public if this one is.
+    pub(crate) fn take_late(&mut self, tx: Transaction) {
+        let has_it = |block: &&Block| block.mined.contains(tx.hash());
         let block = self.recent.iter().rev().take(LATE_BLOCKS).find(has_it);
         let Some(head) = block.map(|block| block.head) else { return };
         let taken = self.taken.get(&(head.number, head.hash));
-        if !taken.is_some_and(|taken| taken.orders.iter().any(|other| other.id() == id)) {
-            self.take(&head, order);
+        let kept = taken.and_then(|taken| {
+            taken
+                .orders
+                .iter()
+                .filter_map(|order| order.as_tx())
+                .find(|kept| kept.hash() == tx.hash())
+        });
+        match kept {
+            Some(kept) => _ = kept.came_again(tx.origin(), tx.first_seen()),
+            None => self.take(&head, Arc::new(Order::Tx(tx))),
         }
     }
 

@@ -47,9 +47,7 @@ impl Core {
                 return Err(InsertOutcome::StaleNonce { nonce, next });
             }
             Some(_) => {
-                if tx.is_public() {
-                    self.chain.take_late(Arc::new(Order::Tx(tx)));
-                }
+                self.chain.take_late(tx);
                 return Err(InsertOutcome::Mined);
             }
         }

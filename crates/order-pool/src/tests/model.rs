@@ -567,8 +567,9 @@ impl Model {
         } else if self.is_mined(&id) {
             let block = self.blocks.iter_mut().rev().find(|block| block.mined.contains(&id));
             let taken = &mut block.expect("it is mined").taken;
-            if order.public && taken.iter().all(|other| other.id != order.id) {
-                taken.push(order);
+            match taken.iter_mut().find(|other| other.id == order.id) {
+                Some(kept) => kept.public |= order.public,
+                None => taken.push(order),
             }
             "Mined"
         } else if self.next_nonce(view.sender).is_some_and(|next| view.nonce < next) {

@@ -4,10 +4,11 @@ use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Block, Event, Head, InsertOutcome, OrderPool, OrderStatus, PoolConfig, Relation, Transaction,
+    Block, Event, Head, Holder, InsertOutcome, OrderPool, OrderStatus, Origin, PoolConfig,
+    PrivateTerms, Relation, Transaction,
 };
 
-use crate::common::{Spec, address, head, insert_all, nth, pool_with, tx};
+use crate::common::{Spec, address, head, insert_all, nth, pool_with, private_from, tx, tx_from};
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() })
@@ -95,6 +96,43 @@ fn a_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
     assert!(pool.is_empty());
     pool.on_head(head(2, 1, 0, &[]));
     assert_eq!((pool.contains(late.hash()), pool.len()), (true, 1));
+}
+
+/// What a searcher sent to another machine of a fleet: no node tells it when the block is undone.
+#[test]
+fn a_caller_s_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
+    let (pool, signer) = (pool(), Some(address(7)));
+    let spec = |sender| Spec { sender, ..Spec::default() };
+    let private =
+        |sender, max_block| private_from(spec(sender), PrivateTerms { signer, max_block });
+    let raw = tx_from(spec(1), Origin::Rpc);
+    let late = [raw, private(2, 5), private(3, 5), private(4, 2)];
+    let hashes = late.each_ref().map(|tx| *tx.hash());
+    pool.on_head(head(1, 0, 0, &[]));
+    pool.on_head(head(2, 0, 0, &hashes));
+    for tx in late {
+        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Mined);
+    }
+    pool.cancel_private(&hashes[2], address(7), Holder::Host, None);
+    pool.on_head(head(2, 1, 0, &[]));
+    let is_there = hashes.map(|hash| pool.contains(&hash));
+    assert_eq!(is_there, [true, true, false, false], "one is cancelled, one is over");
+    assert!(pool.get(&hashes[1]).is_some_and(|order| !order.as_tx().unwrap().is_public()));
+}
+
+/// The stream of a fleet may tell that a node announces it before it tells the reorg.
+#[test]
+fn a_private_transaction_that_is_announced_after_its_block_is_public_once_the_block_is_undone() {
+    let pool = pool();
+    let spec = Spec { sender: 1, ..Spec::default() };
+    let private = private_from(spec, PrivateTerms { signer: Some(address(7)), max_block: 2 });
+    pool.on_head(head(1, 0, 0, &[]));
+    assert_eq!(pool.insert_transaction(private.clone()), InsertOutcome::Added);
+    pool.on_head(head(2, 0, 0, &[*private.hash()]));
+    assert_eq!(pool.insert_transaction(tx(spec)), InsertOutcome::Mined);
+    pool.on_head(head(2, 1, 0, &[]));
+    let order = pool.get(private.hash()).expect("the node has it, whatever its last block was");
+    assert!(order.as_tx().unwrap().is_public());
 }
 
 /// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing
