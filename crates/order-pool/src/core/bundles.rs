@@ -192,7 +192,7 @@ impl Core {
     ) {
         let taken = self.bundles.bundle(seq).is_some_and(|bundle| self.taken(bundle).is_some());
         if taken && let Some(order) = self.end_bundle(seq, reason, effects) {
-            self.chain.take(head, order);
+            self.chain.take_ended(head, order);
         }
     }
 

@@ -23,6 +23,15 @@ struct TakenOrders {
     dropped: Vec<B256>,
 }
 
+/// The orders of one kind that recent blocks took, with a byte limit of their own.
+#[derive(Debug)]
+struct Kept {
+    /// By number and hash: the orders of the oldest block are dropped first.
+    of_blocks: BTreeMap<(u64, B256), TakenOrders>,
+    bytes: usize,
+    max_bytes: usize,
+}
+
 /// The result of pushing a block.
 #[derive(Debug)]
 pub(crate) struct Change {
@@ -37,19 +46,20 @@ pub(crate) struct Change {
 #[derive(Debug)]
 pub(crate) struct Chain {
     recent: RecentBlocks,
-    /// By number and hash: the orders of the oldest block are dropped first.
-    taken: BTreeMap<(u64, B256), TakenOrders>,
-    taken_bytes: usize,
-    max_taken_bytes: usize,
+    /// What the blocks contain.
+    mined: Kept,
+    /// What they made impossible: bundles, and transactions whose nonces they used. A quarter of the bytes: whoever has one
+    /// transaction mined can end as many of these as the pool holds, and they must not displace what others had mined.
+    ended: Kept,
 }
 
 impl Chain {
     pub(crate) fn new(max_blocks: usize, max_taken_bytes: usize) -> Self {
+        let ended = max_taken_bytes / 4;
         Self {
             recent: RecentBlocks::new(max_blocks),
-            taken: BTreeMap::new(),
-            taken_bytes: 0,
-            max_taken_bytes,
+            mined: Kept::new(max_taken_bytes - ended),
+            ended: Kept::new(ended),
         }
     }
 
@@ -79,24 +89,23 @@ impl Chain {
         let undone = pushed.undone.into_iter().map(|block| (block, true));
         let forgotten = pushed.forgotten.into_iter().map(|block| (block, false));
         for (block, is_undone) in undone.chain(forgotten) {
-            let taken = self.leave(&block);
             // What a gap forgot may be pending: it is admitted when it comes again.
-            if is_undone || matches!(pushed.relation, Relation::Gap { .. }) {
+            let is_free = is_undone || matches!(pushed.relation, Relation::Gap { .. });
+            if is_free {
                 change.free.extend(block.mined.iter());
-                change.free.extend(taken.dropped);
-                change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
             }
-            if is_undone {
-                change.untaken.extend(taken.orders);
+            for kept in [&mut self.mined, &mut self.ended] {
+                let taken = kept.leave(&block.head);
+                if is_free {
+                    change.free.extend(taken.dropped);
+                    change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
+                }
+                if is_undone {
+                    change.untaken.extend(taken.orders);
+                }
             }
         }
         change
-    }
-
-    fn leave(&mut self, block: &Block) -> TakenOrders {
-        let taken = self.taken.remove(&(block.head.number, block.head.hash)).unwrap_or_default();
-        self.taken_bytes -= taken.bytes;
-        taken
     }
 
     /// The head of the block with this hash, if it is one of those remembered.
@@ -122,7 +131,7 @@ impl Chain {
         let has_it = |block: &&Block| block.mined.contains(tx.hash());
         let block = self.recent.iter().rev().take(LATE_BLOCKS).find(has_it);
         let Some(head) = block.map(|block| block.head) else { return };
-        let taken = self.taken.get(&(head.number, head.hash));
+        let taken = self.mined.of_blocks.get(&(head.number, head.hash));
         let kept = taken.and_then(|taken| {
             taken
                 .orders
@@ -132,26 +141,47 @@ impl Chain {
         });
         match kept {
             Some(kept) => _ = kept.came_again(tx.origin(), tx.first_seen()),
-            None => self.take(&head, Arc::new(Order::Tx(tx))),
+            None => self.take_mined(&head, Arc::new(Order::Tx(tx))),
         }
     }
 
-    /// Records that a block took an order from the pool, so that undoing the block puts it back.
-    pub(crate) fn take(&mut self, by: &Head, order: Arc<Order>) {
-        let taken = self.taken.entry((by.number, by.hash)).or_default();
+    /// Records that a block contains an order of the pool, so that undoing the block puts it back.
+    pub(crate) fn take_mined(&mut self, by: &Head, order: Arc<Order>) {
+        self.mined.take(by, order);
+    }
+
+    /// The same of an order that the block made impossible.
+    pub(crate) fn take_ended(&mut self, by: &Head, order: Arc<Order>) {
+        self.ended.take(by, order);
+    }
+}
+
+impl Kept {
+    const fn new(max_bytes: usize) -> Self {
+        Self { of_blocks: BTreeMap::new(), bytes: 0, max_bytes }
+    }
+
+    fn leave(&mut self, head: &Head) -> TakenOrders {
+        let taken = self.of_blocks.remove(&(head.number, head.hash)).unwrap_or_default();
+        self.bytes -= taken.bytes;
+        taken
+    }
+
+    fn take(&mut self, by: &Head, order: Arc<Order>) {
+        let taken = self.of_blocks.entry((by.number, by.hash)).or_default();
         taken.bytes += order.size_bytes();
-        self.taken_bytes += order.size_bytes();
+        self.bytes += order.size_bytes();
         taken.orders.push_back(order);
         // No more of them than is needed: thousands at once would take milliseconds.
-        for oldest in self.taken.values_mut() {
-            while self.taken_bytes > self.max_taken_bytes
+        for oldest in self.of_blocks.values_mut() {
+            while self.bytes > self.max_bytes
                 && let Some(order) = oldest.orders.pop_front()
             {
                 oldest.bytes -= order.size_bytes();
-                self.taken_bytes -= order.size_bytes();
+                self.bytes -= order.size_bytes();
                 oldest.dropped.push(*order.id().hash());
             }
-            if self.taken_bytes <= self.max_taken_bytes {
+            if self.bytes <= self.max_bytes {
                 break;
             }
         }

@@ -25,7 +25,8 @@ const MIN_DEDUPE_WINDOW: usize = 1 << 20;
 const RECENT_BLOCKS: usize = 64;
 
 /// Most bytes of mined orders, held so that a reorg can put them back; the oldest are dropped first. A block of 21 blobs (the most a blob-parameter-only fork has set so far) takes
-/// 2.8 MB and its plain transactions about 0.5 MB, so this covers a reorg of more than 16 blocks;
+/// 2.8 MB and its plain transactions about 0.5 MB, and three quarters of this cover a reorg of 15 blocks; the last quarter
+/// is for what those blocks made impossible, bundles and transactions with used nonces;
 /// none deeper than 7 has happened since the merge.
 const MAX_UNMINE_BYTES: usize = 64 << 20;
 

@@ -220,7 +220,7 @@ impl Core {
                     let used = NonceUpdate::new(tx.sender(), tx.nonce().saturating_add(1));
                     raised.extend(self.chain.raise(&head.hash, used).then_some(used));
                 }
-                self.chain.take(head, order);
+                self.chain.take_mined(head, order);
             }
             self.seen.mined(hash);
             if self.bundles.next_with_tx(hash, 0).is_some() {
@@ -274,7 +274,7 @@ impl Core {
             };
             if let Some(seq) = self.senders.first_below(sender, next_nonce) {
                 if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
-                    self.chain.take(head, order);
+                    self.chain.take_ended(head, order);
                 }
                 continue;
             }

@@ -901,7 +901,11 @@ impl Model {
         let gone = || undone.iter().chain(&unproven);
         let mut free: Vec<B256> = gone().flat_map(|block| block.mined.clone()).collect();
         free.extend(gone().flat_map(|block| &block.taken).map(|order| *order.id.hash()));
-        for order in undone.into_iter().flat_map(|block| block.taken) {
+        let taken = undone.into_iter().flat_map(|mut block| {
+            block.taken.sort_by_key(|order| !block.mined.contains(order.id.hash()));
+            block.taken
+        });
+        for order in taken {
             let Some(view) = order.tx else {
                 self.put_back_bundle(order);
                 continue;

@@ -4,11 +4,14 @@ use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Block, Event, Head, Holder, InsertOutcome, OrderPool, OrderStatus, Origin, PoolConfig,
-    PrivateTerms, Relation, Transaction,
+    Block, BundleParts, Event, Head, Holder, InsertOutcome, OrderPool, OrderStatus, Origin,
+    PoolConfig, PrivateTerms, Relation, Transaction,
 };
 
-use crate::common::{Spec, address, head, insert_all, nth, pool_with, private_from, tx, tx_from};
+use crate::common::{
+    Spec, address, bundle, caller, head, insert_all, nth, pool_with, private_from, tx, tx_from,
+    upkeep,
+};
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() })
@@ -133,6 +136,26 @@ fn a_private_transaction_that_is_announced_after_its_block_is_public_once_the_bl
     pool.on_head(head(2, 1, 0, &[]));
     let order = pool.get(private.hash()).expect("the node has it, whatever its last block was");
     assert!(order.as_tx().unwrap().is_public());
+}
+
+/// Nine addresses send large bundles with one transaction, which one of them then has mined.
+#[test]
+fn a_transaction_comes_back_with_its_block_however_many_bundles_the_block_ended() {
+    let pool = pool();
+    let private = private_from(Spec::default(), PrivateTerms { signer: None, max_block: 5 });
+    pool.on_head(head(1, 0, 0, &[]));
+    assert_eq!(pool.insert_transaction(private.clone()), InsertOutcome::Added);
+    for n in 0..9 * 15 {
+        let large = Spec { sender: 2, salt: n, input_bytes: 512 << 10, ..Spec::default() };
+        let (txs, holder) = (vec![nth(1), tx(large)], caller(n / 15));
+        let parts = BundleParts { txs, block: Some(5), holder, ..BundleParts::default() };
+        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+    }
+    pool.on_head(head(2, 0, 0, &[*private.hash(), *nth(1).hash()]));
+    upkeep(&pool);
+    assert!(pool.is_empty());
+    pool.on_head(head(2, 1, 0, &[]));
+    assert!(pool.contains(private.hash()), "nobody else has it");
 }
 
 /// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing
