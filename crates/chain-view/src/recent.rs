@@ -111,7 +111,7 @@ pub const MAX_RECENT_HASHES: usize = 1 << 19;
 /// Each is the parent of the next.
 ///
 /// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500
-/// transactions of as many senders, at about 36 + 40 bytes in the tables and 32 in the block: 64
+/// transactions of as many senders, at about 40 + 40 bytes in the tables and 32 in the block: 64
 /// such blocks are some 11 MB.
 #[derive(Debug)]
 pub struct RecentBlocks {
@@ -119,8 +119,8 @@ pub struct RecentBlocks {
     blocks: VecDeque<Recent>,
     /// The sum over all blocks.
     hashes: usize,
-    /// How many blocks contain a hash: one on a real chain.
-    mined: B256HashMap<u32>,
+    /// How many blocks contain a hash, one on a real chain, and the lower half of the newest one's serial.
+    mined: B256HashMap<(u32, u32)>,
     /// The nonces that each block raised, by sender. They are added in any order of blocks, and
     /// removed with their block.
     nonces: AddressHashMap<Vec<Raised>>,
@@ -205,11 +205,12 @@ impl RecentBlocks {
             let Some(oldest) = self.blocks.pop_front() else { break };
             pushed.forgotten.push(self.leave(oldest));
         }
-        for hash in block.mined.iter() {
-            *self.mined.entry(*hash).or_default() += 1;
-        }
         let serial = self.next_serial;
         self.next_serial += 1;
+        for hash in block.mined.iter() {
+            let (times, newest) = self.mined.entry(*hash).or_default();
+            (*times, *newest) = (*times + 1, serial as u32);
+        }
         self.blocks.push_back(Recent { serial, block, raised: Vec::new() });
         pushed
     }
@@ -239,6 +240,14 @@ impl RecentBlocks {
         self.mined.contains_key(hash)
     }
 
+    /// The newest block that contains the transaction, without looking through the blocks' hashes.
+    #[must_use]
+    pub fn block_of(&self, hash: &B256) -> Option<&Block> {
+        let (_, newest) = self.mined.get(hash)?;
+        let recent = self.blocks.iter().rev().find(|recent| recent.serial as u32 == *newest);
+        recent.map(|recent| &recent.block)
+    }
+
     /// The lowest nonce the sender can still use, if one of the blocks raised it.
     #[must_use]
     pub fn next_nonce(&self, sender: &Address) -> Option<u64> {
@@ -260,8 +269,8 @@ impl RecentBlocks {
         self.hashes -= recent.block.mined.len();
         for hash in recent.block.mined.iter() {
             if let Entry::Occupied(mut times) = self.mined.entry(*hash) {
-                *times.get_mut() -= 1;
-                if *times.get() == 0 {
+                times.get_mut().0 -= 1;
+                if times.get().0 == 0 {
                     times.remove();
                 }
             }
