@@ -27,7 +27,7 @@ use crate::{
     connection::ChainId,
     error::{SnapshotError, SourceError, StartError},
     fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, Slots},
-    limits::Limits,
+    limits::{ANNOUNCEMENT_BUFFER, Limits},
     metrics::{Metrics, SinkMetrics},
     outcome::Counts,
     request::RequestConnections,
@@ -153,6 +153,7 @@ impl Fetcher {
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
             deferral: Arc::clone(&deferral),
             alone: Semaphore::new(REQUESTED_ALONE),
+            undone: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),
             tasks: Arc::clone(&tasks),
             metrics: Arc::clone(&metrics),
         });

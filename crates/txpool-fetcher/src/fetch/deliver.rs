@@ -7,7 +7,7 @@ use alloy_primitives::Bytes;
 use chain_view::PooledTransaction;
 use load_control::WorkPermit;
 
-use super::{Arrival, Fetch, Seen, Ticket};
+use super::{Arrival, Fetch, FetchTask, Seen, Slot, Ticket};
 use crate::{
     connection::ChainId,
     decode::{Malformed, RawTransaction, is_on_chain, read_hex, verify_blob_proofs},
@@ -35,15 +35,17 @@ impl<S: TransactionSink> Deliverer<S> {
         }
     }
 
-    /// Calls `about_to_wait` before it waits for a permit or for the sink.
+    /// Calls `about_to_wait` before it waits for a permit or for the sink. Returns the slot, unless another source is asked,
+    /// because the response of this one cannot be used: what that one announced meanwhile, it does not announce again.
     pub(super) fn decode_and_deliver(
         &self,
-        ticket: Ticket,
+        mut task: FetchTask,
+        source: usize,
         hex: Option<&str>,
         mut about_to_wait: impl FnMut(),
-    ) {
-        let Some(permit) = self.work_permit(&mut about_to_wait) else { return };
-        let hash = ticket.arrival.hash;
+    ) -> Option<Slot> {
+        let permit = self.work_permit(&mut about_to_wait)?;
+        let hash = task.ticket.arrival.hash;
         let mut read =
             hex.map_or(RawTransaction::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));
         if self.fetch.settings.config.verify_blob_proofs
@@ -53,12 +55,23 @@ impl<S: TransactionSink> Deliverer<S> {
             read = RawTransaction::Malformed(reason.into());
         }
         drop(permit);
+        let is_unusable = match &read {
+            RawTransaction::Malformed(_) => true,
+            // In a block that only this source may have.
+            RawTransaction::Mined => !self.fetch.hashes.is_mined(&hash),
+            RawTransaction::Gone | RawTransaction::Decoded(..) => false,
+        };
+        if is_unusable {
+            task = self.fetch.ask_other(task, source)?;
+        }
+        let FetchTask { ticket, slot, .. } = task;
         match read {
             RawTransaction::Gone => ticket.finish(Outcome::Gone, None),
             RawTransaction::Mined => ticket.finish(Outcome::Mined, Some(Seen::Mined)),
             RawTransaction::Malformed(reason) => ticket.malformed(&reason),
             RawTransaction::Decoded(tx, raw) => self.deliver(ticket, *tx, Some(raw), about_to_wait),
         }
+        Some(slot)
     }
 
     /// Delivers a transaction whose hash was verified to the sink, unless it is of another chain or

@@ -61,6 +61,8 @@ pub(crate) struct Fetch {
     pub(crate) deferral: Arc<Deferral>,
     /// How many requests are sent over connections of their own at once.
     pub(crate) alone: Semaphore,
+    /// Room for hashes of undone blocks that wait for slots.
+    pub(crate) undone: Arc<Semaphore>,
     pub(crate) tasks: Arc<Tasks>,
     pub(crate) metrics: Arc<Metrics>,
 }
@@ -192,10 +194,15 @@ impl Fetch {
     }
 
     /// Requests what was announced while a block contained it, as announcements: a node that has told them before the head
-    /// that removes the block does not tell them again.
-    pub(crate) fn undone(self: &Arc<Self>, source: usize, hashes: Vec<B256>) {
+    /// that removes the block does not tell them again. Those for which there is no room, as a leader that goes back and forth
+    /// may have more of them than there are slots for, are left to the comparison that a reorg begins.
+    pub(crate) fn undone(self: &Arc<Self>, source: usize, mut hashes: Vec<B256>) {
         let fetch = Arc::clone(self);
+        hashes.truncate(self.undone.available_permits());
+        let room = Arc::clone(&self.undone).try_acquire_many_owned(hashes.len() as u32);
+        let Ok(room) = room else { return };
         self.tasks.spawn(async move {
+            let _room = room;
             for hash in hashes {
                 let at = Instant::now();
                 let arrival = Arrival { hash, entry: Entry::Announced, source, at };
@@ -224,22 +231,37 @@ impl Fetch {
         sent: Instant,
         is_gone: bool,
     ) -> Option<(Ticket, Slot)> {
+        self.answered(request, sent, is_gone).map(|task| (task.ticket, task.slot))
+    }
+
+    fn answered(
+        self: &Arc<Self>,
+        request: FetchRequest,
+        sent: Instant,
+        is_gone: bool,
+    ) -> Option<FetchTask> {
         let FetchRequest { mut task, source, is_early, permit } = request;
         permit.record(None);
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
         task.unanswered.remove(source);
         if is_gone {
-            task.untried.remove(source);
             if is_early {
                 task.early = task.early.or(SourceSet::of(source));
             }
-            self.ask_again(&mut task);
-            if self.has_other_source(&task) || self.is_any_up(task.unanswered) {
-                self.spawn_retry(task, source, None);
-                return None;
-            }
+            return self.ask_other(task, source);
         }
-        Some((task.ticket, task.slot))
+        Some(task)
+    }
+
+    /// The response of this source is of no use: another one is asked, if there is one. Otherwise returns the task.
+    fn ask_other(self: &Arc<Self>, mut task: FetchTask, source: usize) -> Option<FetchTask> {
+        task.untried.remove(source);
+        self.ask_again(&mut task);
+        if self.has_other_source(&task) || self.is_any_up(task.unanswered) {
+            self.spawn_retry(task, source, None);
+            return None;
+        }
+        Some(task)
     }
 
     fn task(&self, ticket: Ticket, slot: Slot) -> FetchTask {

@@ -51,16 +51,18 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
             Ok(text) => text,
         };
         let is_gone = text.as_deref() == Some("0x");
-        let Some((ticket, mut slot)) = self.deliverer.fetch.responded(request, sent, is_gone)
-        else {
-            return;
-        };
+        let source = request.source;
+        let Some(mut task) = self.deliverer.fetch.answered(request, sent, is_gone) else { return };
         let bytes = text.as_ref().map_or(0, |text| text.len());
-        self.deliverer.fetch.slots.set_response_bytes(&mut slot, bytes);
+        self.deliverer.fetch.slots.set_response_bytes(&mut task.slot, bytes);
         let deliverer = &self.deliverer;
         let released = &mut self.released;
-        contain(|| deliverer.decode_and_deliver(ticket, text.as_deref(), || released.clear()));
-        self.released.push(slot);
+        let mut done = None;
+        contain(|| {
+            let text = text.as_deref();
+            done = deliverer.decode_and_deliver(task, source, text, || released.clear());
+        });
+        self.released.extend(done);
         if self.released.len() >= self.release_at {
             self.released.clear();
         }

@@ -12,11 +12,12 @@ use mock_node::workload::{Workload, WorkloadConfig};
 use serde_json::json;
 use testkit::ingest::{eventually, settled};
 use txpool_fetcher::{
-    AuditMode, Backfill, Delivery, FetchedTransaction, Fetcher, FetcherConfig, Limits, LossReason,
-    SnapshotError, SourceError, SourceState, TransactionSink,
+    AuditMode, Backfill, Delivery, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, Limits,
+    LossReason, SnapshotError, SourceError, SourceState, TransactionSink,
 };
 
 use super::{
+    all_live,
     fake::{CHAIN_ID, Fake, Listing, Reply, blocks},
     peer, start_with,
 };
@@ -104,6 +105,24 @@ async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_recon
         }
         assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (1, true));
     }
+}
+
+/// The honest node announces it while the other one is asked, and says it once: blob transactions are not even listed.
+#[tokio::test]
+async fn what_two_nodes_announced_is_there_although_the_first_responds_with_something_else() {
+    let ((hash, right), (_, wrong)) = (transaction(0), transaction(1));
+    let (liar, honest) = (node([(hash, wrong)]), node([(hash, right)]));
+    let sources = [&liar, &honest].map(|node| Endpoint::Ipc(node.path.clone()));
+    let fetcher = live(FetcherConfig { sources: sources.to_vec(), ..config(&liar) }).await;
+    all_live(&fetcher).await;
+    liar.lock().stands_still = true;
+    announce(&liar, hash);
+    eventually("the liar is asked", || fetcher.counts().unfinished == 1).await;
+    announce(&honest, hash);
+    eventually("announced by both", || fetcher.counts().known == 1).await;
+    liar.lock().stands_still = false;
+    let counts = settled(&fetcher, "an outcome", |counts| counts.known == 1).await;
+    assert_eq!((counts.pooled, counts.malformed), (1, 0));
 }
 
 /// The comparison waited for slots whose fetches waited for the node: ten minutes later it still did.
