@@ -52,6 +52,9 @@ impl Run<'_> {
         }
         let now_late = Times::from(&self.late[0]);
         let live: Vec<_> = self.seats.iter().map(|seat| seat.mirror.len()).collect();
+        let beside =
+            |seat: &super::Seat| seat.mirror.uses.last().map_or(0, |(_, uses)| uses[0] >> 20);
+        let beside: Vec<_> = self.seats.iter().map(beside).collect();
         let (orders_in, accepted) = (self.network.ledger().txs.len(), self.accepted());
         self.outcomes.heads.push(Head {
             at: self.begin.elapsed(),
@@ -61,7 +64,7 @@ impl Run<'_> {
             p99_ms: now_late.p99 / 1e3,
         });
         self.say(&format!(
-            "before head {}: {orders_in} transactions and {accepted} searchers' messages in; builders hold {live:?}; p50 {:.1} ms, p99 {:.1} ms; {} checks, {} violations",
+            "before head {}: {orders_in} transactions and {accepted} searchers' messages in; builders hold {live:?} and {beside:?} MiB beside them; p50 {:.1} ms, p99 {:.1} ms; {} checks, {} violations",
             self.head + 1,
             now_late.p50 / 1e3,
             now_late.p99 / 1e3,
