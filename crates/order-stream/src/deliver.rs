@@ -1,6 +1,7 @@
 //! From a message to the pool.
 
 use std::{
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -11,6 +12,7 @@ use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::{Block, Head};
 use order_pool::{
     CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool, PrivateCancellation,
+    Relation,
 };
 
 use crate::{
@@ -22,6 +24,9 @@ use crate::{
 /// How long a pool keeps its head while only lower blocks of another chain are told, five blocks of mainnet: a machine whose
 /// node is far behind tells them too, and the others tell the next block meanwhile. Then the chain has begun anew.
 const NEW_CHAIN_AFTER: Duration = Duration::from_secs(60);
+
+/// Heads that are remembered, whichever branch they are of: as many slots as a pool remembers, with two branches.
+const MAX_TOLD: usize = 128;
 
 impl From<InsertOutcome> for Delivered {
     fn from(outcome: InsertOutcome) -> Self {
@@ -47,6 +52,8 @@ pub(crate) struct Deliverer {
     pub(crate) chain_id: u64,
     pub(crate) heads: bool,
     pub(crate) counters: Arc<SourceCounters>,
+    /// The latest heads that were told, taken or not, the latest last. They share the hashes with the pool's blocks.
+    pub(crate) told: VecDeque<Block>,
     /// The pool's head, and when a head was delivered that found it there for the first time.
     pub(crate) found: Option<(B256, SystemTime)>,
 }
@@ -67,15 +74,8 @@ impl Deliverer {
             Record::Order(order) => Ok(self.order(Arc::unwrap_or_clone(order))),
             Record::Head(record) => {
                 let is_taken = self.heads && self.flow == Flow::Public;
-                if !is_taken || self.is_behind(&record.head, now) {
-                    return Ok(Delivered::Refused);
-                }
-                let relation = self.pool.on_head(Block::new(record.head, record.mined));
-                Ok(match relation {
-                    _ if relation.is_new() => Delivered::Pooled,
-                    order_pool::Relation::Repeat => Delivered::Known,
-                    _ => Delivered::Refused,
-                })
+                let block = Block::new(record.head, record.mined);
+                Ok(if is_taken { self.head(block, now) } else { Delivered::Refused })
             }
             _ if self.flow != Flow::Private => Ok(Delivered::Refused),
             Record::Cancellation(cancellation) => Ok(match self.pool.cancel_bundle(cancellation) {
@@ -91,6 +91,47 @@ impl Deliverer {
                 })
             }
         }
+    }
+
+    fn head(&mut self, block: Block, now: SystemTime) -> Delivered {
+        let branch = self.branch(&block);
+        let is_behind = self.is_behind(&block.head, now);
+        if !self.told.iter().any(|told| told.head.hash == block.head.hash) {
+            self.told.push_back(block);
+            if self.told.len() > MAX_TOLD {
+                self.told.pop_front();
+            }
+        }
+        let mut relation = None;
+        for block in branch.into_iter().rev().filter(|_| !is_behind) {
+            relation = Some(self.pool.on_head(block));
+        }
+        match relation {
+            Some(relation) if relation.is_new() => Delivered::Pooled,
+            Some(Relation::Repeat) => Delivered::Known,
+            _ => Delivered::Refused,
+        }
+    }
+
+    /// A block, and those before it that the pool does not have, the oldest last, if they were told and leave its chain. By the
+    /// block alone the pool would forget that chain, and then not know the first block of a reorg.
+    fn branch(&self, block: &Block) -> Vec<Block> {
+        let mut branch = vec![block.clone()];
+        let is_known = |hash: &B256| self.pool.block(hash).is_some();
+        while !is_known(&block.head.hash)
+            && let Some(&Block { head: Head { number, parent_hash, .. }, .. }) = branch.last()
+            && !is_known(&parent_hash)
+        {
+            let is_parent = |told: &&Block| told.head.hash == parent_hash;
+            match self.told.iter().find(is_parent).filter(|told| told.head.number < number) {
+                Some(parent) => branch.push(parent.clone()),
+                None => {
+                    branch.truncate(1);
+                    break;
+                }
+            }
+        }
+        branch
     }
 
     /// Whether a head is not to be followed: one that is no higher than the pool's, while the pool knows neither it nor its

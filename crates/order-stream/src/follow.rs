@@ -1,4 +1,23 @@
 //! Which of a pool's events are published. Pure.
+//!
+//! # Heads of several machines
+//!
+//! Sources without a node follow the latest head that the stream stores, whoever told it. So that they stand where the
+//! machines do as soon as these agree, also where the same blocks were told before, by this machine or another one:
+//!
+//! - A head that extends what its machine told last has the same message id on every machine, and is stored once. Any other
+//!   one, the first of a run or of a reorg, or one that comes back, has an id of its own, and is stored. A source has its
+//!   parent, and leaves the other branch.
+//! - The latest head of a machine stands in the stream behind all its others. If it is the duplicate of one that was stored
+//!   before them, it is published once more, with an id of its own.
+//! - A source remembers the heads of other branches, and takes them before a head above them ([`crate::deliver`]).
+//!
+//! Why that is enough: let a source stand on a block that one machine told last. If that machine left it for another branch,
+//! the first block of the branch was stored after it, and the source has gone there too. If it went on above it, its latest
+//! head was stored after it, and the source has taken that one.
+//!
+//! While the machines disagree, the source follows each branch in turn, as far as it is higher or its parent is known. A
+//! machine that started a block behind the others tells each head once more until it has caught up.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -79,6 +98,11 @@ pub(crate) struct Follower {
     chain: VecDeque<B256>,
     /// Heads that were published, the latest last. One that comes back is a message of its own.
     told: VecDeque<B256>,
+    /// The latest head with the number of its message, and its sequence number in the stream once that is known.
+    latest: (B256, Option<u64>),
+    place: Option<u64>,
+    /// The highest sequence number of a head since the latest one that could be no duplicate.
+    highest: u64,
 }
 
 impl Follower {
@@ -227,6 +251,32 @@ impl Follower {
         blocks.into_iter().rev().map(|block| self.head_item(block)).collect()
     }
 
+    /// The stream has an item under this number. Returns the latest head once more if that stands before another one.
+    pub(crate) fn acknowledged(
+        &mut self,
+        item: &Item,
+        sequence: u64,
+        pool: &OrderPool,
+    ) -> Option<Item> {
+        let Record::Head(HeadRecord { head, .. }) = &item.record else { return None };
+        self.highest = self.highest.max(sequence);
+        if (head.hash, item.number) == self.latest {
+            self.place = Some(sequence);
+        }
+        self.place.filter(|place| *place < self.highest)?;
+        // One that a reorg has undone is followed by another.
+        let Block { head, mined, .. } = pool.block(&self.latest.0)?;
+        Some(self.own_head(HeadRecord { head, previous: head.hash, mined: listed(&head, &mined) }))
+    }
+
+    /// A head that is no other's duplicate: all that is stored later stands behind it, also in a stream that was made anew.
+    fn own_head(&mut self, record: HeadRecord) -> Item {
+        let hash = record.head.hash;
+        let item = self.own(Record::Head(record));
+        (self.latest, self.place, self.highest) = ((hash, item.number), None, 0);
+        item
+    }
+
     fn head_item(&mut self, Block { head, mined, .. }: Block) -> Item {
         let previous = self.chain.back().copied().unwrap_or_default();
         // Of the blocks that it replaces one may come back.
@@ -235,22 +285,33 @@ impl Follower {
         if self.chain.len() > MAX_CHAIN {
             self.chain.pop_front();
         }
-        let (number, count) = (head.number, mined.len());
-        if count > MAX_MINED {
-            tracing::warn!(number, count, MAX_MINED, "a block is too large for one message");
+        let record = HeadRecord { head, previous, mined: listed(&head, &mined) };
+        let is_told = self.told.contains(&head.hash);
+        if !is_told {
+            self.told.push_back(head.hash);
+            if self.told.len() > 2 * MAX_CHAIN {
+                self.told.pop_front();
+            }
         }
-        let mined = mined[..count.min(MAX_MINED)].to_vec();
-        let record = Record::Head(HeadRecord { head, previous, mined });
-        if self.told.contains(&head.hash) {
-            return self.own(record);
+        if is_told || previous != head.parent_hash {
+            return self.own_head(record);
         }
-        self.told.push_back(head.hash);
-        if self.told.len() > 2 * MAX_CHAIN {
-            self.told.pop_front();
-        }
-        Item { record, number: None }
+        (self.latest, self.place) = ((head.hash, None), None);
+        Item { record: Record::Head(record), number: None }
     }
 }
+
+/// What a block contains, as far as it fits into a message.
+fn listed(head: &Head, mined: &[B256]) -> Vec<B256> {
+    let (number, count) = (head.number, mined.len());
+    if count > MAX_MINED {
+        tracing::warn!(number, count, MAX_MINED, "a block is too large for one message");
+    }
+    mined[..count.min(MAX_MINED)].to_vec()
+}
+
+#[cfg(test)]
+mod forks;
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,7 @@
 //! The thread that reads a stream and feeds a pool.
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -96,6 +97,7 @@ impl Source {
                 chain_id,
                 heads,
                 counters: of_deliverer,
+                told: VecDeque::new(),
                 found: None,
             },
         };

@@ -41,6 +41,7 @@ fn deliverer(flow: Flow) -> Deliverer {
         chain_id: 1,
         heads: true,
         counters: Arc::new(SourceCounters::labelled(&[])),
+        told: VecDeque::new(),
         found: None,
     }
 }

@@ -278,7 +278,10 @@ impl<'a> Session<'a> {
         let now = Instant::now();
         match response {
             Response::Stored { sequence, is_duplicate } => {
-                let Run { window, counters, identity, .. } = &mut *self.run;
+                let Run { window, counters, identity, follower, pool, .. } = &mut *self.run;
+                let item = window.get(sent);
+                let again = item.and_then(|item| follower.acknowledged(item, sequence, pool));
+                self.held.extend(again);
                 if window.settle(sent) {
                     counters.acknowledged[usize::from(is_duplicate)].add(1);
                 }

@@ -14,7 +14,8 @@ use super::{
 pub struct HeadRecord {
     /// The head.
     pub head: Head,
-    /// The head that the publisher had before, zero if it had none: the same block is another message after another one.
+    /// The head that the publisher had before, zero if it had none, the head itself if it is told once more: the same block is
+    /// another message after another one.
     /// The blocks above it that come back with it have a number of their own behind the message id.
     pub previous: B256,
     /// The transactions of its block, as far as the publisher knows them. The message id does not cover them, since a

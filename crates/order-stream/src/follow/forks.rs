@@ -1,0 +1,192 @@
+//! Several machines whose nodes disagree, one stream, and a source that has no node.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::SystemTime,
+};
+
+use async_nats::{HeaderMap, Message};
+use chain_view::{Block, Head};
+use order_pool::{OrderPool, PoolConfig, Subscription};
+use proptest::prelude::*;
+
+use super::{Flow, Follower, Item};
+use crate::{deliver::Deliverer, metrics::SourceCounters};
+
+/// A block by its number and its branch. Branch 0 is the trunk; the first block of branch `n` is block `100 + n`.
+type At = (u64, u64);
+
+fn parent((number, branch): At) -> At {
+    (number - 1, if number > 100 + branch { branch } else { 0 })
+}
+
+fn block(at: At) -> Block {
+    let hash = |(number, branch): At| {
+        alloy_primitives::B256::left_padding_from(&(number << 8 | branch).to_be_bytes())
+    };
+    Block::new(Head::new(at.0, hash(at), hash(parent(at))), [])
+}
+
+struct Machine {
+    pool: OrderPool,
+    events: Subscription,
+    follower: Follower,
+    name: String,
+    at: At,
+    /// What it has not published yet.
+    held: VecDeque<Item>,
+}
+
+struct Fleet {
+    machines: Vec<Machine>,
+    /// The message ids and their numbers.
+    stored: HashMap<String, u64>,
+    source: Deliverer,
+}
+
+fn pool() -> OrderPool {
+    OrderPool::new(PoolConfig::default()).expect("a pool")
+}
+
+impl Fleet {
+    /// All are at block 100.
+    fn new(machines: usize) -> Self {
+        let machine = |n: usize| {
+            let pool = pool();
+            let (events, follower) = (pool.subscribe_all(), Follower::new(Flow::Public, true));
+            Machine { pool, events, follower, name: n.to_string(), at: (99, 0), held: [].into() }
+        };
+        let source = Deliverer {
+            pool: pool(),
+            flow: Flow::Public,
+            chain_id: 1,
+            heads: true,
+            counters: Arc::new(SourceCounters::labelled(&[])),
+            told: VecDeque::new(),
+            found: None,
+        };
+        let machines: Vec<_> = (0..machines).map(machine).collect();
+        let mut fleet = Self { machines, stored: HashMap::new(), source };
+        (0..fleet.machines.len()).for_each(|n| fleet.tell(n, (100, 0)));
+        fleet
+    }
+
+    /// A machine's node goes to a block, by all that are new to it, unless it stands on a child of that block.
+    fn go(&mut self, n: usize, to: At) {
+        let machine = &mut self.machines[n];
+        let ancestors =
+            |at: At| std::iter::successors(Some(at), |at| (at.0 > 99).then(|| parent(*at)));
+        if ancestors(machine.at).any(|at| at == to) {
+            return;
+        }
+        let new: Vec<_> =
+            ancestors(to).take_while(|at| !ancestors(machine.at).any(|old| old == *at)).collect();
+        for at in new.into_iter().rev() {
+            machine.pool.on_head(block(at));
+            while let Some(event) = machine.events.try_next() {
+                let event = event.expect("no lag");
+                machine.held.extend(machine.follower.on(&event, &machine.pool));
+            }
+        }
+        machine.at = to;
+    }
+
+    /// A machine publishes one message. Returns whether it had any.
+    fn publish(&mut self, n: usize) -> bool {
+        let Machine { pool, follower, name, held, .. } = &mut self.machines[n];
+        let Some(item) = held.pop_front() else { return false };
+        let encoded = item.record.encode().expect("a message");
+        let mut id = alloy_primitives::hex::encode(encoded.id);
+        id.push_str(&item.suffix(name).unwrap_or_default());
+        let next = self.stored.len() as u64 + 1;
+        let sequence = *self.stored.entry(id.clone()).or_insert(next);
+        held.extend(follower.acknowledged(&item, sequence, pool));
+        if sequence == next {
+            let mut headers = HeaderMap::new();
+            headers.insert("Nats-Msg-Id", id);
+            let payload = encoded.payload;
+            let (subject, length) = ("mempool.1.head.a".into(), payload.len());
+            let headers = Some(headers);
+            let (reply, status, description) = (None, None, None);
+            let message = Message { subject, reply, payload, headers, status, description, length };
+            self.source.message(&message, SystemTime::UNIX_EPOCH);
+        }
+        true
+    }
+
+    /// The same, and the machine publishes it and all that it holds.
+    fn tell(&mut self, n: usize, to: At) {
+        self.go(n, to);
+        while self.publish(n) {}
+    }
+
+    fn head(&self) -> Option<Head> {
+        self.source.pool.head()
+    }
+}
+
+#[test]
+fn a_head_of_two_machines_on_one_chain_is_stored_once() {
+    let mut fleet = Fleet::new(2);
+    let before = fleet.stored.len();
+    for number in 101..=110 {
+        let first = usize::from(number % 2 == 0);
+        fleet.tell(first, (number, 0));
+        fleet.tell(1 - first, (number, 0));
+    }
+    // The second is three blocks behind for a while.
+    (111..=120).for_each(|number| fleet.tell(0, (number, 0)));
+    (111..=120).for_each(|number| fleet.tell(1, (number, 0)));
+    assert_eq!(fleet.stored.len(), before + 20);
+}
+
+/// The head of the branch was told before the machine that has left it came back: it was dropped as a duplicate, and the
+/// builder stood on the block before.
+#[test]
+fn a_machine_that_comes_to_a_branch_which_another_one_told_before_brings_the_builder_there() {
+    let mut fleet = Fleet::new(2);
+    fleet.tell(0, (102, 0));
+    fleet.tell(1, (101, 1));
+    fleet.tell(1, (102, 0));
+    assert_eq!(fleet.head(), Some(block((102, 0)).head));
+}
+
+/// The builder had forgotten the branching, so that it took the first block of the branch for an old one.
+#[test]
+fn a_builder_goes_back_to_a_branch_of_the_height_that_it_has() {
+    let mut fleet = Fleet::new(2);
+    fleet.tell(0, (101, 0));
+    fleet.tell(1, (101, 0));
+    for (n, to) in [(0, (102, 0)), (1, (102, 1)), (0, (103, 0)), (1, (103, 1)), (0, (103, 1))] {
+        fleet.tell(n, to);
+    }
+    assert_eq!(fleet.head(), Some(block((103, 1)).head));
+}
+
+proptest! {
+    #[test]
+    fn a_builder_stands_where_all_machines_do_as_soon_as_they_agree(
+        steps in prop::collection::vec((0..3_usize, 0..3_u64, 101..106_u64, any::<bool>()), 1..40),
+        last in (0..3_u64, 104..107_u64),
+        order in Just([0, 1, 2]).prop_shuffle(),
+    ) {
+        let mut fleet = Fleet::new(3);
+        let at = |branch, number: u64| (number, if number >= 100 + branch { branch } else { 0 });
+        let agreed = at(last.0, last.1);
+        for (n, branch, number, is_told) in steps {
+            // Nobody is above the block on which they agree.
+            let to = at(branch, number);
+            if branch != last.0 || number <= agreed.0 {
+                fleet.go(n, to);
+            }
+            if is_told {
+                fleet.publish(n);
+            }
+        }
+        for n in order {
+            fleet.tell(n, agreed);
+        }
+        prop_assert_eq!(fleet.head(), Some(block(agreed).head));
+    }
+}
