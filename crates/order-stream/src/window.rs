@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{follow::Item, running::CONNECTED_BACKOFF, state::State};
@@ -13,6 +13,13 @@ const MAX_MESSAGES: usize = 4_096;
 /// Most bytes of them, 40 transactions with six blobs. One message more may exceed it.
 const MAX_BYTES: usize = 32 << 20;
 
+/// How long the oldest message waits for its acknowledgement before it is published again: some hundred times what one takes
+/// within a region. A leader that steps down drops messages without a word, and the next one has the later ones meanwhile.
+const FIRST_PATIENCE: Duration = Duration::from_millis(500);
+
+/// The longest it waits: longer than for a failure, so that a server which is slow to the last gets nothing twice.
+const MAX_PATIENCE: Duration = Duration::from_secs(8);
+
 /// A message by its number, and how often it was published again: a response to an earlier time is not one to the last.
 pub(crate) type Sent = (u64, u32);
 
@@ -21,13 +28,20 @@ struct Slot {
     item: Item,
     size: usize,
     attempt: u32,
+    /// When its acknowledgement was first waited for, and when it was last published.
+    since: Instant,
+    published: Instant,
 }
 
 /// The messages that the stream may not have, in the order in which they were published first.
 ///
 /// A message stays until the stream has it, or will never have it. While the stream stores nothing, the
 /// oldest message alone is published, after pauses that grow; then all others, in their order.
-#[derive(Debug, Default)]
+///
+/// While it stores something, the oldest message is published again without waiting for a failure. A slow server gets no more
+/// to do by that: it is one message at a time, each waits twice as long as the one before it, and only a first copy that proves
+/// to be lost, or an acknowledgement that comes in time, takes that back.
+#[derive(Debug)]
 pub(crate) struct Window {
     slots: BTreeMap<u64, Slot>,
     /// The numbers of those that are to be published again.
@@ -35,6 +49,15 @@ pub(crate) struct Window {
     bytes: usize,
     next: u64,
     closed: Option<Closed>,
+    /// How long the oldest message waits before it is published again.
+    patience: Duration,
+}
+
+impl Default for Window {
+    fn default() -> Self {
+        let (slots, unsent) = (BTreeMap::new(), BTreeSet::new());
+        Self { slots, unsent, bytes: 0, next: 0, closed: None, patience: FIRST_PATIENCE }
+    }
 }
 
 /// While the stream stores nothing.
@@ -66,10 +89,10 @@ impl Window {
     }
 
     /// Takes a message that is published for the first time.
-    pub(crate) fn add(&mut self, item: Item, size: usize) -> Sent {
+    pub(crate) fn add(&mut self, item: Item, size: usize, now: Instant) -> Sent {
         let number = self.next;
         self.next += 1;
-        self.slots.insert(number, Slot { item, size, attempt: 0 });
+        self.slots.insert(number, Slot { item, size, attempt: 0, since: now, published: now });
         self.bytes += size;
         (number, 0)
     }
@@ -85,13 +108,47 @@ impl Window {
         let number = may_send.then(|| self.unsent.pop_first())??;
         let slot = self.slots.get_mut(&number)?;
         slot.attempt += 1;
+        (slot.since, slot.published) = (now, now);
         Some((number, slot.attempt))
     }
 
-    /// When [`Self::resend`] may return something without a response.
+    /// When the oldest message is published again without a response or a failure.
+    fn repeats_at(&self) -> Option<Instant> {
+        let is_open = self.closed.is_none() && self.unsent.is_empty();
+        let (_, oldest) = self.slots.first_key_value().filter(|_| is_open)?;
+        Some(oldest.published + self.patience)
+    }
+
+    /// The oldest message, if it is published again now, and how long its acknowledgement has been waited for. That goes on: a
+    /// stream that stores nothing is found no later.
+    pub(crate) fn repeat(&mut self, now: Instant) -> Option<(Sent, Duration)> {
+        self.repeats_at().filter(|at| *at <= now)?;
+        let mut oldest = self.slots.first_entry()?;
+        let number = *oldest.key();
+        let slot = oldest.get_mut();
+        slot.attempt += 1;
+        slot.published = now;
+        self.patience = (2 * self.patience).min(MAX_PATIENCE);
+        Some(((number, slot.attempt), now.saturating_duration_since(slot.since)))
+    }
+
+    /// When [`Self::resend`] or [`Self::repeat`] may return something without a response.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let is_idle = self.slots.len() == self.unsent.len() && !self.unsent.is_empty();
-        self.closed.as_ref().map(|closed| closed.until).filter(|_| is_idle)
+        let opens = self.closed.as_ref().map(|closed| closed.until).filter(|_| is_idle);
+        opens.or_else(|| self.repeats_at())
+    }
+
+    /// The stream has stored it for this attempt. Returns whether it was here.
+    pub(crate) fn stored(&mut self, sent: Sent, now: Instant) -> bool {
+        let (number, attempt) = sent;
+        if let Some(slot) = self.slots.get(&number) {
+            let is_in_time = now.saturating_duration_since(slot.since) < FIRST_PATIENCE;
+            if is_in_time || attempt > 0 {
+                self.patience = FIRST_PATIENCE;
+            }
+        }
+        self.settle(sent)
     }
 
     /// The stream has it, or will never have it. Returns whether it was here.
@@ -160,6 +217,8 @@ mod tests {
 
     const UNAVAILABLE: State = State::Unavailable;
 
+    const PATIENCE: Duration = Duration::from_secs(90);
+
     fn item(n: u8) -> Item {
         let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
         let holder = Holder::Host;
@@ -169,8 +228,9 @@ mod tests {
 
     fn window(count: u8) -> (Window, Vec<u64>, Instant) {
         let mut window = Window::default();
-        let numbers = (0..count).map(|n| window.add(item(n), 100).0).collect();
-        (window, numbers, Instant::now())
+        let now = Instant::now();
+        let numbers = (0..count).map(|n| window.add(item(n), 100, now).0).collect();
+        (window, numbers, now)
     }
 
     /// The numbers of what is published again now.
@@ -180,17 +240,17 @@ mod tests {
 
     #[test]
     fn a_message_leaves_once_and_frees_its_place() {
-        let (mut window, numbers, _) = window(1);
+        let (mut window, numbers, now) = window(1);
         assert!(
             window.settle((numbers[0], 0)) && !window.settle((numbers[0], 0)),
             "a late response"
         );
         assert_eq!((window.len(), window.bytes), (0, 0));
-        window.add(item(1), MAX_BYTES);
+        window.add(item(1), MAX_BYTES, now);
         assert!(!window.has_room(), "by bytes");
         let mut many = Window::default();
         for _ in 0..MAX_MESSAGES {
-            many.add(item(0), 1);
+            many.add(item(0), 1, now);
         }
         assert!(!many.has_room(), "by number");
         many.settle((7, 0));
@@ -206,6 +266,47 @@ mod tests {
         assert!(!window.has_room(), "the new ones follow");
         assert_eq!(resent(&mut window, now), [numbers[0], numbers[2]]);
         assert!(resent(&mut window, now).is_empty() && window.has_room());
+    }
+
+    #[test]
+    fn what_the_stream_lost_is_published_again_after_half_a_second_one_behind_the_other() {
+        let (mut window, numbers, begin) = window(4);
+        window.stored((numbers[1], 0), begin);
+        assert_eq!(window.next_wake(), Some(begin + FIRST_PATIENCE));
+        assert_eq!(window.repeat(begin + FIRST_PATIENCE / 2), None);
+        let mut now = begin + FIRST_PATIENCE;
+        for number in [numbers[0], numbers[2], numbers[3]] {
+            let (sent, waited) = window.repeat(now).expect("the oldest");
+            assert_eq!((sent, waited), ((number, 1), now - begin));
+            assert_eq!(window.repeat(now), None, "one at a time");
+            assert!(window.has_room(), "new ones do not wait for it");
+            now += Duration::from_millis(1);
+            assert!(window.stored(sent, now));
+        }
+        assert_eq!((window.repeat(now), window.next_wake()), (None, None));
+        // It is lost again: the failure counts from the first time.
+        let (number, _) = window.add(item(5), 100, now);
+        let (again, _) = window.repeat(now + FIRST_PATIENCE).expect("the oldest");
+        window.fail((number, 0), UNAVAILABLE, now, 1.0);
+        assert_eq!(window.trouble(), None, "its last attempt has no response");
+        window.fail(again, UNAVAILABLE, now, 1.0);
+        assert_eq!((window.trouble(), window.repeat(now + PATIENCE)), (Some(UNAVAILABLE), None));
+    }
+
+    /// 2,000 messages/s, each stored after two seconds.
+    #[test]
+    fn a_slow_stream_gets_a_few_messages_twice_and_not_its_load() {
+        let (mut window, begin) = (Window::default(), Instant::now());
+        let mut repeated = 0;
+        for n in 0..40_000_u64 {
+            let now = begin + Duration::from_micros(500 * n);
+            window.add(item(0), 1, now);
+            if let Some(done) = n.checked_sub(4_000) {
+                window.stored((done, 0), now);
+            }
+            repeated += u32::from(window.repeat(now).is_some());
+        }
+        assert!((1..5).contains(&repeated), "{repeated}");
     }
 
     #[test]

@@ -216,8 +216,14 @@ impl<'a> Session<'a> {
         while let Some(sent) = self.run.window.resend(Instant::now()) {
             if let Some(encoded) = self.run.window.get(sent).and_then(|it| it.record.encode()) {
                 self.run.counters.republished.add(1);
-                self.send(sent, encoded).await?;
+                self.send(sent, encoded, Duration::ZERO).await?;
             }
+        }
+        if let Some((sent, waited)) = self.run.window.repeat(Instant::now())
+            && let Some(encoded) = self.run.window.get(sent).and_then(|it| it.record.encode())
+        {
+            self.run.counters.republished.add(1);
+            self.send(sent, encoded, waited).await?;
         }
         while self.run.window.has_room()
             && let Some(item) = self.held.pop_front()
@@ -232,17 +238,19 @@ impl<'a> Session<'a> {
             let size = encoded.payload.len();
             counters.published.add(1);
             counters.bytes.increment(size as u64);
-            let sent = window.add(item, size);
-            self.send(sent, encoded).await?;
+            let sent = window.add(item, size, Instant::now());
+            self.send(sent, encoded, Duration::ZERO).await?;
         }
         Ok(())
     }
 
-    /// Sends a message of the window. Waits only while the connection's commands are full, and not beyond its loss.
-    async fn send(&mut self, sent: Sent, encoded: Encoded) -> Result<(), State> {
+    /// Sends a message of the window, whose acknowledgement has been waited for that long. Waits only while the connection's
+    /// commands are full, and not beyond its loss.
+    async fn send(&mut self, sent: Sent, encoded: Encoded, waited: Duration) -> Result<(), State> {
         let window = &self.run.window;
         let Some(item) = window.get(sent) else { return Ok(()) };
         let patience = if window.trouble().is_some() { TRIAL_TIMEOUT } else { ACK_TIMEOUT };
+        let patience = patience.saturating_sub(waited);
         let mut id = hex::encode(encoded.id);
         // Another message for the stream, and the same for who reads it.
         id.push_str(&item.suffix(&self.run.run_id).unwrap_or_default());
@@ -282,7 +290,9 @@ impl<'a> Session<'a> {
                 let item = window.get(sent);
                 let again = item.and_then(|item| follower.acknowledged(item, sequence, pool));
                 self.held.extend(again);
-                if window.settle(sent) {
+                let was_here =
+                    if is_duplicate { window.settle(sent) } else { window.stored(sent, now) };
+                if was_here {
                     counters.acknowledged[usize::from(is_duplicate)].add(1);
                 }
                 let stored_at = (!is_duplicate).then_some(now);

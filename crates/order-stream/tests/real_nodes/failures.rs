@@ -309,6 +309,32 @@ async fn a_whole_window_is_published_again_while_the_responses_to_it_are_still_w
     assert!(stats.republished >= 4_096, "{stats:?}");
 }
 
+/// What a leader drops while it steps down came to builders when its acknowledgement had been waited for in vain, five seconds
+/// later.
+#[tokio::test]
+async fn what_the_stream_has_lost_without_a_word_comes_half_a_second_later() {
+    let stage = Stage::new().await;
+    let mut published = 0;
+    // Of a hundred messages, ten in a row.
+    let url = proxy::before(&stage.server, move |subject| {
+        published += usize::from(subject.starts_with("mempool."));
+        !subject.starts_with("mempool.") || !(41..=50).contains(&published)
+    });
+    let (ingested, built) = (pool(), pool());
+    let source = stage.source(&built, "one");
+    let config = PublisherConfig::new(ServerConfig::new(url), CHAIN, "a");
+    let publisher = Publisher::start(&ingested, config).expect("a publisher");
+    until_live(&publisher).await;
+    insert(&ingested, &transactions(26, 100, 0));
+    let took = until_equal(&ingested, &built).await;
+    println!("equal after {took:?}");
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    let stats = finish(publisher).await;
+    assert_eq!((stats.published, stats.stored), (100, 100), "{stats:?}");
+    assert!(stats.republished < 20, "{stats:?}");
+    finish_source(source).await;
+}
+
 /// Nothing was delivered while the response was waited for, and without one the connection was given up.
 #[tokio::test]
 async fn a_source_reads_on_while_its_request_for_the_stream_has_no_response() {
