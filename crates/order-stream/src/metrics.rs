@@ -40,6 +40,8 @@ metric_set::metric_set! {
             "outcome": Delivered::ALL;
         count missed = "order_stream_missed_total", Count,
             "messages that the stream no longer had when they were to be read";
+        count cut = "order_stream_cut_total", Count,
+            "times that a stream was read from its start and had lost its oldest messages before their age, for space";
         count resets = "order_stream_stream_resets_total", Count, "streams that were found to have lost messages";
         level behind = "order_stream_behind", Count, "messages of the stream that are not read yet";
     }
@@ -164,6 +166,9 @@ pub struct SourceStats {
     /// Messages that the stream no longer had when they were to be read, by age, by size or because
     /// someone deleted them: `order_stream_missed_total`.
     pub missed: u64,
+    /// Times that a stream was read from its start, by a source that started or because it is another one, and had lost its
+    /// oldest messages before their age, for space. How many is not known: `order_stream_cut_total`.
+    pub cut: u64,
     /// Times that the stream was found to be another, or to have lost its end: `order_stream_stream_resets_total`.
     pub resets: u64,
     /// Connections that were opened: `order_stream_connects_total`.
@@ -184,6 +189,7 @@ impl SourceCounters {
             refused,
             malformed,
             missed: self.missed.get(),
+            cut: self.cut.get(),
             resets: self.resets.get(),
             connects: self.connects[0].get(),
             behind: self.behind.get(),

@@ -10,7 +10,7 @@ use std::{
 use async_nats::jetstream::{
     Message,
     consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
-    stream::{ConsumerErrorKind, Info},
+    stream::{ConsumerErrorKind, DiscardPolicy, Info},
 };
 use futures::{
     FutureExt as _, StreamExt as _,
@@ -137,18 +137,31 @@ impl Reader {
         if self.deliverer.flow == Flow::Private && self.position.start().is_none() {
             head_stands(&self.deliverer.pool).await;
         }
-        let extent = extent(link.stream(&self.stream).await?.cached_info());
-        match self.position.begin(&extent) {
+        let longest = link.client.max_payload().saturating_add(HEAD_BYTES);
+        let stream = link.stream(&self.stream).await?;
+        let info = stream.cached_info();
+        match self.position.begin(&extent(info)) {
             Some(missed) => self.counters.missed.add(missed),
             None => {
                 tracing::warn!(stream = self.stream, "another stream, or it has lost its end");
                 self.counters.resets.add(1);
             }
         }
+        if self.position.start().is_none()
+            && let Some(age) = is_cut(info, longest as u64, SystemTime::now())
+        {
+            let (stream, max_age) = (&self.stream, info.config.max_age);
+            tracing::warn!(
+                stream,
+                ?age,
+                ?max_age,
+                "for space the stream has lost all that is older"
+            );
+            self.counters.cut.add(1);
+        }
         let consumer = self.consumer(link).await?;
         let mut pending = consumer.cached_info().num_pending;
         self.show(State::CatchingUp, pending);
-        let longest = link.client.max_payload().saturating_add(HEAD_BYTES);
         let messages = consumer
             .stream()
             .max_messages_per_batch(PULL)
@@ -316,6 +329,20 @@ fn extent(info: &Info) -> Extent {
     }
 }
 
+/// How old the oldest message of a stream is, if those before it have left for space: it stands at its limit of bytes, but for
+/// a message of the longest kind, and stays there until the oldest has its age.
+fn is_cut(info: &Info, longest: u64, now: SystemTime) -> Option<Duration> {
+    let Info { state, config, .. } = info;
+    // Without a limit it is negative.
+    let limit = u64::try_from(config.max_bytes).ok()?;
+    let is_full = state.bytes > limit - longest.min(limit / 2);
+    let age = now.duration_since(state.first_timestamp.into()).unwrap_or_default();
+    // A clock that differs from the server's, and the server's own delay, may make a tenth.
+    let is_early = age < config.max_age.mul_f64(0.9);
+    let is_cut = config.discard == DiscardPolicy::Old && state.first_sequence > 1;
+    (is_cut && is_full && is_early).then_some(age)
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -357,6 +384,29 @@ mod tests {
         head_stands(&pool).await;
         assert_eq!(pool.head().map(|head| head.number), Some(9));
         heads.await.expect("no panic");
+    }
+
+    #[test]
+    fn a_stream_is_cut_if_messages_left_it_for_space_and_not_by_their_age() {
+        let found = |first_seq: u64, bytes: u64, max_bytes: i64, seconds: u64| {
+            let text = format!(
+                r#"{{ "created": "2026-01-02T03:04:05Z", "config": {{ "name": "MEMPOOL_1_PRIVATE",
+                    "subjects": [], "retention": "limits", "max_consumers": -1, "max_msgs": -1,
+                    "max_bytes": {max_bytes}, "max_age": 900000000000, "max_msgs_per_subject": -1,
+                    "max_msg_size": -1, "discard": "old", "storage": "file", "num_replicas": 1,
+                    "duplicate_window": 900000000000 }},
+                  "state": {{ "messages": 9, "bytes": {bytes}, "first_seq": {first_seq},
+                    "last_seq": 2000, "first_ts": "1970-01-01T00:01:00Z",
+                    "last_ts": "1970-01-01T00:01:00Z", "consumer_count": 0 }} }}"#
+            );
+            let info = serde_json::from_str(&text).expect("what a server sends");
+            is_cut(&info, 100, SystemTime::UNIX_EPOCH + Duration::from_secs(60 + seconds))
+        };
+        assert_eq!(found(1_000, 9_950, 10_000, 300), Some(Duration::from_secs(300)));
+        assert_eq!(found(1, 9_950, 10_000, 300), None, "it has all");
+        assert_eq!(found(1_000, 9_800, 10_000, 300), None, "there was room");
+        assert_eq!(found(1_000, 9_950, 10_000, 880), None, "by age");
+        assert_eq!(found(1_000, 9_950, -1, 300), None, "without a limit");
     }
 
     #[tokio::test]

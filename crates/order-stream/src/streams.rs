@@ -42,8 +42,9 @@ pub struct StreamConfig {
     /// [`DEFAULT_PRIVATE_MAX_AGE`].
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub max_age: Duration,
-    /// Most bytes; then the oldest messages leave, which a source that has not read them counts as missed. Set it for the
-    /// flow and the disk by the arithmetic of `docs/fleet.md`. Default [`DEFAULT_MAX_BYTES`].
+    /// Most bytes; then the oldest messages leave, which a source that has not read them counts as missed, and one that starts
+    /// later lacks: it counts that it is so ([`SourceStats::cut`](crate::SourceStats::cut)). Set it for the flow and the disk
+    /// by the arithmetic of `docs/fleet.md`. Default [`DEFAULT_MAX_BYTES`].
     pub max_bytes: u64,
 }
 

@@ -155,6 +155,25 @@ async fn what_was_deleted_is_missed_and_the_rest_is_not() {
     finish(publisher).await;
 }
 
+/// A builder that started later lacked them, and no counter said so.
+#[tokio::test]
+async fn a_builder_that_starts_later_says_that_messages_have_left_the_stream_for_space() {
+    let (stage, ingested, built) = Stage::with_pools().await;
+    let early = stage.source(&built, "early");
+    let publisher = stage.publisher(&ingested, "a");
+    insert(&ingested, &transactions(27, 100, 0));
+    until_equal(&ingested, &built).await;
+    let whole = stage.source(&pool(), "whole");
+    until("it reads", || whole.state() == State::Live).await;
+    let limited = StreamConfig { max_bytes: 16 << 10, ..stream(Flow::Public) };
+    ensure_stream(&stage.config(), &limited).await.expect("a smaller stream");
+    let late = stage.source(&pool(), "late");
+    until("it reads", || late.state() == State::Live).await;
+    let cut = [early, whole, late].map(|source| source.stats().cut);
+    assert_eq!(cut, [0, 0, 1]);
+    finish(publisher).await;
+}
+
 #[tokio::test]
 async fn a_stream_that_lost_everything_and_was_filled_again_is_read_from_its_start() {
     let mut stage = Stage::new().await;
