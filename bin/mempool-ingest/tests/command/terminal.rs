@@ -20,8 +20,8 @@ use crate::ipc;
 
 /// Enters the alternate screen.
 const ENTERS: &str = "\x1b[?1049h";
-/// Leaves it.
-const LEAVES: &str = "\x1b[?1049l";
+/// Leaves it, and shows the cursor again.
+const LEAVES: &str = "\x1b[?1049l\x1b[?25h";
 
 /// A command in a terminal of its own, whose other end is here. As in a session that is closed, it gets SIGHUP when that
 /// end is dropped. Killed when dropped.
