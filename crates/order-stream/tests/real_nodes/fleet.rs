@@ -97,6 +97,44 @@ async fn what_a_block_contains_leaves_a_builder_though_the_machine_of_its_head_n
     finish_source(source).await;
 }
 
+/// The way back was the duplicate of what the other machine had told before, and the builder stood on the block before.
+#[tokio::test]
+async fn a_machine_that_comes_back_to_the_branch_of_another_one_brings_the_builder_there() {
+    let (stage, first, built) = Stage::with_pools().await;
+    let second = pool();
+    let hash =
+        |number: u64, branch: u64| B256::left_padding_from(&(number << 8 | branch).to_be_bytes());
+    let tell = |pool: &OrderPool, number, branch| {
+        let head = Head::new(number, hash(number, branch), hash(number - 1, 0));
+        pool.on_head(Block::new(head, []));
+    };
+    let source = stage.source(&built, "one");
+    let a = stage.publisher(&first, "a");
+    let b = stage.publisher(&second, "b");
+    until_live(&a).await;
+    until_live(&b).await;
+    (100..103).for_each(|number| tell(&first, number, 0));
+    until("the head of the first", || built.head() == first.head()).await;
+    tell(&second, 100, 0);
+    tell(&second, 101, 1);
+    until("the head of the second", || built.head() == second.head()).await;
+    (101..103).for_each(|number| tell(&second, number, 0));
+    until("their head", || built.head() == first.head()).await;
+    // From then on each head is stored once.
+    let stored = || a.stats().stored + b.stats().stored;
+    until("all acknowledged", || a.stats().unfinished + b.stats().unfinished == 0).await;
+    let before = stored();
+    for number in 103..110 {
+        tell(&first, number, 0);
+        tell(&second, number, 0);
+    }
+    until("the last", || built.head() == first.head() && b.stats().unfinished == 0).await;
+    assert_eq!((stored(), built.head()), (before + 7, second.head()));
+    finish(a).await;
+    finish(b).await;
+    finish_source(source).await;
+}
+
 #[tokio::test]
 async fn a_builder_that_starts_late_or_again_reads_what_the_stream_holds() {
     let stage = Stage::new().await;
