@@ -3,8 +3,9 @@
 use std::{
     collections::VecDeque,
     convert::Infallible,
+    ops::RangeInclusive,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use async_nats::jetstream::{
@@ -64,8 +65,12 @@ const LAG_MESSAGES: u64 = 10_000;
 /// How long a pool's head must stand still before the stream of private orders is read from its start, how long one is
 /// waited for that has none, and how long altogether.
 const HEAD_STANDS: Duration = Duration::from_millis(300);
-const HEAD_EXPECTED: Duration = Duration::from_secs(2);
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+const HEAD_EXPECTED: Duration = Duration::from_secs(5);
+const HEAD_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How old a head is that stands although later ones are still to be read, in seconds: more than two slots of mainnet, and no
+/// more than a stream keeps by default, and a third. An older one is of a chain that stands.
+const OLD_HEAD_S: RangeInclusive<u64> = 30..=1_200;
 
 /// Feeds a pool from the stream of a flow: what it holds, then every new message, in its order. Dropping it stops it
 /// without waiting.
@@ -303,7 +308,14 @@ async fn head_stands(pool: &OrderPool) {
         if latest != head {
             (head, since) = (latest, Instant::now());
         }
-        let least = if head.is_some() { HEAD_STANDS } else { HEAD_EXPECTED };
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let age_s = head.map(|head| now.as_secs().saturating_sub(head.timestamp));
+        let least = match age_s {
+            None => HEAD_EXPECTED,
+            // A busy server or machine pauses within the heads.
+            Some(age_s) if OLD_HEAD_S.contains(&age_s) => HEAD_PATIENCE,
+            Some(_) => HEAD_STANDS,
+        };
         if since.elapsed() >= least {
             return;
         }
@@ -376,14 +388,25 @@ mod tests {
         let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
         let told = pool.clone();
         let heads = tokio::spawn(async move {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after it").as_secs();
             for number in 1..=9 {
-                sleep(HEAD_STANDS / 3).await;
-                told.on_head(Block::new(Head::new(number, hash(number), hash(number - 1)), []));
+                // The last heads of a stream that is read late, by a server that was busy meanwhile.
+                sleep(HEAD_STANDS * if number == 8 { 4 } else { 1 } / 3).await;
+                let mut head = Head::new(number, hash(number), hash(number - 1));
+                head.timestamp = now - (9 - number) * 60;
+                told.on_head(Block::new(head, []));
             }
         });
         head_stands(&pool).await;
         assert_eq!(pool.head().map(|head| head.number), Some(9));
         heads.await.expect("no panic");
+        // A chain that stands.
+        let began = tokio::time::Instant::now();
+        let mut head = Head::new(10, hash(10), hash(9));
+        head.timestamp = 1;
+        pool.on_head(Block::new(head, []));
+        head_stands(&pool).await;
+        assert!(began.elapsed() < HEAD_STANDS * 2);
     }
 
     #[test]
