@@ -128,7 +128,7 @@ fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
 #[test]
 fn a_terminal_that_can_do_nothing_is_shown_lines() {
     let node = Node::start(0, |node| node);
-    let mut terminal = Terminal::start("dumb", &["--ipc", ipc(&node), "--duration", "1s"]);
+    let mut terminal = Terminal::start("dumb", &["--ipc", ipc(&node), "--duration", "5s"]);
     terminal.wait_for(" chain=1337 head=");
     terminal.wait_for(" missing;");
     assert!(!terminal.shown.contains('\x1b'), "{}", terminal.shown);
