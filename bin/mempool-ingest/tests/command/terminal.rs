@@ -20,8 +20,10 @@ use crate::ipc;
 
 /// Enters the alternate screen.
 const ENTERS: &str = "\x1b[?1049h";
-/// Leaves it, and shows the cursor again.
-const LEAVES: &str = "\x1b[?1049l\x1b[?25h";
+/// Leaves it.
+const LEAVES: &str = "\x1b[?1049l";
+/// Shows the cursor again, which is the last thing.
+const SHOWS_CURSOR: &str = "\x1b[?25h";
 
 /// A command in a terminal of its own, whose other end is here. As in a session that is closed, it gets SIGHUP when that
 /// end is dropped. Killed when dropped.
@@ -119,16 +121,19 @@ fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
     terminal.wait_for("live");
     terminal.press("q");
     terminal.wait_for(LEAVES);
-    let drawn = terminal.shown.len();
+    terminal.wait_for(SHOWS_CURSOR);
     terminal.wait_for(" missing;");
-    assert!(!terminal.shown[drawn..].contains('\x1b'), "{}", &terminal.shown[drawn..]);
+    let (_, after) = terminal.shown.rsplit_once(SHOWS_CURSOR).expect("it is shown");
+    assert!(!after.contains('\x1b'), "{after}");
     assert_eq!(terminal.end(), Some(0));
 }
 
 #[test]
 fn a_terminal_that_can_do_nothing_is_shown_lines() {
     let node = Node::start(0, |node| node);
-    let mut terminal = Terminal::start("dumb", &["--ipc", ipc(&node), "--duration", "5s"]);
+    // The first line may come before the first head.
+    let args = ["--ipc", ipc(&node), "--duration", "3s", "--status-interval", "1s"];
+    let mut terminal = Terminal::start("dumb", &args);
     terminal.wait_for(" chain=1337 head=");
     terminal.wait_for(" missing;");
     assert!(!terminal.shown.contains('\x1b'), "{}", terminal.shown);
