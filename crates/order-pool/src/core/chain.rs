@@ -10,6 +10,11 @@ use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
 
 use crate::order::{Order, Transaction};
 
+/// Newest blocks whose late transactions are kept: one more than the deepest reorg since proof of stake had (seven, on the
+/// beacon chain on 25 May 2022). What they contain fits; an older one would be dropped at once, and noted as dropped each
+/// time that a caller sends it.
+const LATE_BLOCKS: u64 = 8;
+
 /// The orders that one block took.
 #[derive(Debug, Default)]
 struct TakenOrders {
@@ -120,12 +125,18 @@ impl Chain {
         self.recent.raise(block_hash, update).unwrap_or(false)
     }
 
-    /// Keeps a transaction that came after its block, so that undoing the block brings it in: a builder of a fleet may be told
-    /// that it is pending again before it is told of the reorg, and of what callers sent to another machine after its block.
+    /// Keeps a transaction that came after its block, one of the newest [`LATE_BLOCKS`], so that undoing the block brings it in:
+    /// a builder of a fleet may be told that it is pending again before it is told of the reorg, and of what callers sent to
+    /// another machine after its block.
     /// Nobody tells it a second time. One that is kept already becomes public if this one is. Any caller can send what is
     /// mined, so nothing is searched here.
     pub(crate) fn take_late(&mut self, tx: Transaction) {
-        let Some(head) = self.recent.block_of(tx.hash()).map(|block| block.head) else { return };
+        let newest = self.recent.head().map_or(0, |head| head.number);
+        let head = self.recent.block_of(tx.hash()).map(|block| block.head);
+        let Some(head) = head.filter(|head| head.number.saturating_add(LATE_BLOCKS) > newest)
+        else {
+            return;
+        };
         let taken = self.mined.of_blocks.get(&(head.number, head.hash));
         let kept = taken.and_then(|taken| taken.by_hash.get(tx.hash())?.as_tx());
         match kept {

@@ -101,6 +101,20 @@ fn a_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
     assert_eq!((pool.contains(late.hash()), pool.len()), (true, 1));
 }
 
+/// Of older ones the bytes would be full, and each time that a caller sends one it would be noted as dropped.
+#[test]
+fn a_transaction_that_came_late_is_kept_with_one_of_the_newest_eight_blocks_alone() {
+    for (latest, is_kept) in [(9, true), (10, false)] {
+        let (pool, late) = (pool(), nth(1));
+        pool.on_head(head(1, 0, 0, &[]));
+        pool.on_head(head(2, 0, 0, &[*late.hash()]));
+        (3..=latest).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+        assert_eq!(pool.insert_transaction(late.clone()), InsertOutcome::Mined);
+        pool.on_head(head(2, 1, 0, &[]));
+        assert_eq!(pool.contains(late.hash()), is_kept, "{latest}");
+    }
+}
+
 /// What a searcher sent to another machine of a fleet: no node tells it when the block is undone.
 #[test]
 fn a_caller_s_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
