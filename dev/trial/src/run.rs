@@ -168,6 +168,13 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
     };
     let real = world.has_real.then(|| RealNodes::start(dir.path(), world.seed)).transpose()?;
     let network = Network::start(dir.path(), world)?;
+    // Alone, it strikes at full strength from its first moment, and signs before anybody is measured.
+    let ready = match world.timeline[..] {
+        [(_, What::Attack { attack, .. })] if world.setup != Setup::Small => {
+            Some(attacker(attack, world.most_requests, OLD_BLOCKS)?)
+        }
+        _ => None,
+    };
     let servers = cluster.as_ref().map_or_else(Vec::new, NatsCluster::urls);
     let mut seats = Vec::new();
     for (number, plan) in world.members.iter().enumerate() {
@@ -201,13 +208,6 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
     }
     let machines = seats.iter().enumerate();
     let machines = machines.filter_map(|(at, seat)| Some((at, seat.net.as_ref()?.address)));
-    // Alone, it strikes at full strength from its first moment.
-    let ready = match world.timeline[..] {
-        [(_, What::Attack { attack, .. })] if world.setup != Setup::Small => {
-            Some(attacker(attack, world.most_requests, OLD_BLOCKS)?)
-        }
-        _ => None,
-    };
     let searchers = Searchers::start(machines.collect(), OLD_BLOCKS, world);
     let troubles = seats.iter().enumerate().map(|(at, seat)| starts(at, seat.started)).collect();
     let run = Run {
