@@ -28,6 +28,9 @@ const NEW_CHAIN_AFTER: Duration = Duration::from_secs(60);
 /// Heads that are remembered, whichever branch they are of: as many slots as a pool remembers, with two branches.
 const MAX_TOLD: usize = 128;
 
+/// Most blocks that are taken with a head, itself included, as a pool remembers.
+const MAX_BRANCH: usize = 64;
+
 impl From<InsertOutcome> for Delivered {
     fn from(outcome: InsertOutcome) -> Self {
         match outcome {
@@ -113,22 +116,21 @@ impl Deliverer {
         }
     }
 
-    /// A block, and those before it that the pool does not have, the oldest last, if they were told and leave its chain. By the
-    /// block alone the pool would forget that chain, and then not know the first block of a reorg.
+    /// A block, and those before it that the pool does not have, the oldest last, as far as they were told. By the block alone
+    /// the pool would forget the chain that it leaves, and then not know the first block of a reorg; and what it undid for
+    /// another branch would stay undone.
     fn branch(&self, block: &Block) -> Vec<Block> {
         let mut branch = vec![block.clone()];
         let is_known = |hash: &B256| self.pool.block(hash).is_some();
-        while !is_known(&block.head.hash)
+        while branch.len() < MAX_BRANCH
+            && !is_known(&block.head.hash)
             && let Some(&Block { head: Head { number, parent_hash, .. }, .. }) = branch.last()
             && !is_known(&parent_hash)
         {
             let is_parent = |told: &&Block| told.head.hash == parent_hash;
             match self.told.iter().find(is_parent).filter(|told| told.head.number < number) {
                 Some(parent) => branch.push(parent.clone()),
-                None => {
-                    branch.truncate(1);
-                    break;
-                }
+                None => break,
             }
         }
         branch

@@ -232,16 +232,16 @@ impl Follower {
 
     /// A head is published with all that its block contains: builders may hold what this pool never held. Before it come
     /// the blocks since the latest that builders have of its chain: those that the pool took while nothing could be
-    /// published.
+    /// published, and all of the last [`MAX_HEAD_AGE`] if the stream is new to this run.
     fn on_head(&mut self, head: &Head, block: impl Fn(&B256) -> Option<Block>) -> Vec<Item> {
         let is_latest = self.chain.back() == Some(&head.hash);
         if self.flow != Flow::Public || !self.with_heads || is_latest {
             return Vec::new();
         }
-        let first = block(&head.hash).unwrap_or_else(|| Block::new(*head, []));
+        // The pool tells a head when it has taken it wholly, and may have left it meanwhile: the one that it went to follows.
+        let Some(first) = block(&head.hash) else { return Vec::new() };
         let mut blocks = vec![first];
-        while !self.chain.is_empty()
-            && let Some(Block { head: Head { number, parent_hash, .. }, .. }) = blocks.last()
+        while let Some(Block { head: Head { number, parent_hash, .. }, .. }) = blocks.last()
             && self.place(parent_hash).is_none()
             && number.saturating_add(MAX_HEAD_AGE) > head.number
             && let Some(parent) = block(parent_hash)
@@ -416,6 +416,11 @@ mod tests {
         (3..6).for_each(mine);
         let published = compare(&mut follower, &pool);
         assert_eq!(published, [2, 3, 4, 5].map(|number| format!("head {number} 23800")));
+        // The stream is lost, and blocks come until it is made anew: builders are where it ended.
+        follower.forget_all();
+        (6..8).for_each(mine);
+        let published = compare(&mut follower, &pool);
+        assert_eq!(published, [1, 2, 3, 4, 5, 6, 7].map(|number| format!("head {number} 23800")));
     }
 
     /// What is below the branching is not published again: builders would take it for a chain of its own. What comes back is
@@ -457,6 +462,27 @@ mod tests {
         // The return comes while nothing can be published.
         tell(&[3, 4, 5, 6].map(|number| (number, 0, 0)));
         assert_eq!(published(&mut pool.subscribe_all()), [3, 4, 5, 6]);
+    }
+
+    /// Alone, without the blocks before it, it would be a gap for builders, and so would be the branch that the pool is on.
+    #[test]
+    fn a_head_that_the_pool_has_left_meanwhile_is_not_published() {
+        let pool = pool();
+        let mut follower = Follower::new(Flow::Public, true);
+        let hash = |number: u64, branch: u64| B256::from(U256::from(number << 8 | branch));
+        let head = |number, branch, of_parent| {
+            Head::new(number, hash(number, branch), hash(number - 1, of_parent))
+        };
+        let tell = |heads: &[Head]| {
+            heads.iter().for_each(|head| _ = pool.on_head(Block::new(*head, [])));
+        };
+        tell(&[1, 2, 3, 4].map(|number| head(number, 0, 0)));
+        assert_eq!(compare(&mut follower, &pool).len(), 4);
+        tell(&[head(3, 1, 0), head(4, 1, 1), head(3, 0, 0), head(4, 0, 0), head(5, 0, 0)]);
+        // A comparison that began before the flip back.
+        assert!(follower.on(&Event::Head(head(4, 1, 1).into()), &pool).is_empty());
+        let published = follow(&mut follower, &pool, &mut pool.subscribe_all());
+        assert_eq!(published, ["head 5 0".to_owned()]);
     }
 
     #[test]

@@ -170,9 +170,31 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool() {
 }
 
 fn head(number: u64, chain: u64) -> Encoded {
+    head_with(number, chain, Vec::new())
+}
+
+fn head_with(number: u64, chain: u64, mined: Vec<B256>) -> Encoded {
     let hash = |number: u64| B256::left_padding_from(&(number << 8 | chain).to_be_bytes());
     let head = Head::new(number, hash(number), hash(number - 1));
-    encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined: Vec::new() }))
+    encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined }))
+}
+
+/// A head that leads nowhere undoes a block, whose transactions are pending again. The next head of its chain brings it back.
+#[test]
+fn what_a_gap_undid_is_mined_again_with_the_next_block_of_its_chain() {
+    let mut deliverer = deliverer(Flow::Public);
+    let pool = deliverer.pool.clone();
+    let tx = txs(1).remove(0);
+    deliverer.message(&message("a", encode_transaction(&tx)), at(101));
+    let mut tell = |encoded| {
+        deliverer.message(&message("a", encoded), at(102));
+        pool.contains(tx.hash())
+    };
+    assert!((1..=4).all(|number| tell(head(number, 0))));
+    assert!(!tell(head_with(5, 0, vec![*tx.hash()])));
+    assert!(tell(head(6, 1)), "its parent could be another one than the fifth");
+    tell(head(6, 0));
+    assert!(!tell(head(7, 0)));
 }
 
 /// A machine whose node came back after a quarter of an hour undid 64 blocks of every builder, which removed the bundles for
