@@ -76,8 +76,9 @@ pub struct Limits {
     /// A connection is closed after this long without a response to a ping or any other message.
     /// geth can freeze for 3 to 8 s when another subscriber stalls, and then recovers. After a write
     /// to a connection has blocked for 10 s, it never writes to that connection again. So 10 s
-    /// distinguish the two. While the node lists its pool, it may be silent for `snapshot_timeout`
-    /// longer.
+    /// distinguish the two. While the node lists its pool, it may be silent for longer: for the same
+    /// time again, for four times as long as the list before took, and for `snapshot_timeout` if there
+    /// was none or it failed.
     pub ping_timeout: Duration,
     /// With full objects: how long after its hash an object may come before the transaction is
     /// requested. A fifth of it, while the objects of later hashes come.

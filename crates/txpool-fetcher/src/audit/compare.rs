@@ -244,7 +244,17 @@ impl Comparison {
             let PooledHashes { pending, queued } = listed?;
             return Ok(Content { pending, queued });
         }
-        let _listing = Share::of(&self.state.listings, 1);
+        let listings = &self.state.listings;
+        let _running = Share::of(&listings.running, 1);
+        let begin = Instant::now();
+        let listed = self.request_list().await;
+        let took = listed.as_ref().map_or(Duration::ZERO, |_| begin.elapsed());
+        listings.took_ns.store(took.as_nanos() as u64, Relaxed);
+        listed
+    }
+
+    async fn request_list(&self) -> Result<Content, SnapshotError> {
+        let settings = &self.fetch.settings;
         // Whoever has stopped waiting for the list ends its reading.
         let stop = self.fetch.tasks.stop.child_token();
         let _ends = stop.clone().drop_guard();

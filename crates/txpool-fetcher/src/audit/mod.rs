@@ -16,4 +16,7 @@ mod list;
 mod state;
 
 pub use self::compare::{AuditMode, AuditReport};
-pub(crate) use self::{compare::Comparison, state::AuditState};
+pub(crate) use self::{
+    compare::Comparison,
+    state::{AuditState, Listings},
+};

@@ -1,17 +1,14 @@
 //! From a node's response to a delivery, on the thread that read the response.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Instant,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use super::{Deliverer, FetchRequest, Slot};
 use crate::{
-    connection::Payload, error::CallError, request::Responses, sink::TransactionSink,
-    sync::contain, tasks::Alive,
+    audit::Listings, connection::Payload, error::CallError, request::Responses,
+    sink::TransactionSink, sync::contain, tasks::Alive,
 };
 
 /// Slots are released together, at the latest when this many are waiting: while announcements wait
@@ -25,13 +22,12 @@ pub(crate) struct ResponseReader<S: TransactionSink> {
     /// Slots of finished fetches.
     released: Vec<Slot>,
     release_at: usize,
-    /// How many lists of its pool the node makes.
-    listings: Arc<AtomicU64>,
+    listings: Arc<Listings>,
     _alive: Alive,
 }
 
 impl<S: TransactionSink> ResponseReader<S> {
-    pub(crate) fn new(deliverer: &Arc<Deliverer<S>>, listings: &Arc<AtomicU64>) -> Self {
+    pub(crate) fn new(deliverer: &Arc<Deliverer<S>>, listings: &Arc<Listings>) -> Self {
         let fetch = &deliverer.fetch;
         let slots = fetch.settings.config.fetch_slots;
         Self {
@@ -83,7 +79,7 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
         self.released.clear();
     }
 
-    fn is_listing(&self) -> bool {
-        self.listings.load(Relaxed) > 0
+    fn patience(&self) -> Duration {
+        self.listings.patience(&self.deliverer.fetch.settings.limits)
     }
 }

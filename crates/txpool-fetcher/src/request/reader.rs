@@ -42,9 +42,9 @@ pub(crate) trait Responses<T>: Send + 'static {
     /// Every response that was read has been processed; the thread is about to wait.
     fn on_idle(&mut self) {}
 
-    /// Whether the node lists its pool, and may be slow with everything.
-    fn is_listing(&self) -> bool {
-        false
+    /// How much longer than its limit the node may be silent, because it lists its pool.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
     }
 }
 
@@ -172,8 +172,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         }
         match self.pinged {
             Some(pinged) => {
-                let more = self.responses.is_listing().then_some(self.limits.snapshot_timeout);
-                if until >= pinged + self.limits.ping_timeout + more.unwrap_or_default() {
+                if until >= pinged + self.limits.ping_timeout + self.responses.patience() {
                     self.connection.end(LossReason::Unresponsive(until - pinged));
                 }
             }

@@ -28,7 +28,7 @@ pub(super) async fn ping(
     loop {
         sleep(limits.ping_interval).await;
         let pinged_at = *silent_since.get_or_insert_with(Instant::now);
-        let listing = audits.is_listing();
+        let patience = audits.listings.patience(limits);
         let response = connection.call("eth_blockNumber", (), limits.ping_timeout).await;
         if !matches!(response, Err(CallError::Timeout(_))) {
             silent_since = None;
@@ -47,12 +47,7 @@ pub(super) async fn ping(
                 silent_since = None
             }
             Err(CallError::Timeout(_)) => {
-                let mut limit = limits.ping_timeout;
-                // While it lists its pool, a node may be slow with everything: anvil answers no
-                // request for 12 s with 60,000 transactions.
-                if listing || audits.is_listing() {
-                    limit += limits.snapshot_timeout;
-                }
+                let limit = limits.ping_timeout + patience.max(audits.listings.patience(limits));
                 let silent = pinged_at.elapsed();
                 if silent >= limit {
                     connection.kill(LossReason::Unresponsive(silent));

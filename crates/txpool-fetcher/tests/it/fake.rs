@@ -128,6 +128,8 @@ pub(super) struct State {
     pub(super) replies: HashMap<B256, Reply>,
     first_busy: Option<Instant>,
     pub(super) listing: Listing,
+    /// It answers nothing any more.
+    pub(super) is_dead: bool,
     /// Every method that was requested, with its parameters.
     pub(super) requested: Vec<(String, Value)>,
     pub(super) connections: Vec<UnixStream>,
@@ -184,6 +186,9 @@ impl Fake {
     pub(super) fn answer(&self, writer: &UnixStream, request: &Value) -> Option<Value> {
         let mut state = self.lock();
         let (method, params) = (request["method"].as_str()?, &request["params"]);
+        if state.is_dead {
+            return None;
+        }
         state.requested.push((method.to_owned(), params.clone()));
         Some(match method {
             "eth_chainId" => {

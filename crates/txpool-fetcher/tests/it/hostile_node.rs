@@ -299,3 +299,26 @@ async fn a_node_whose_lists_time_out_is_live_after_three_and_audited_once_one_is
     node.lock().listing = Listing::All;
     eventually("an audit lists it", || fetcher.status()[0].audited).await;
 }
+
+/// It had the time of a list more, a minute, in which nothing was seen.
+#[tokio::test]
+async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_its_lists_allow() {
+    let node = node([]);
+    let millis = Duration::from_millis;
+    let limits = Limits { ping_interval: millis(50), ping_timeout: millis(300), ..limits() };
+    let fetcher = start_with(config(&node), limits, HostileSink).await;
+    // It is known how long a list takes.
+    super::recover(&fetcher).await;
+    let lists = node.count("txpool_content");
+    node.lock().listing = Listing::Silent;
+    let audit = async { _ = fetcher.audit(0, AuditMode::CompareOnly).await };
+    let given_up = async {
+        eventually("it lists", || node.count("txpool_content") > lists).await;
+        node.lock().is_dead = true;
+        eventually("both connections are lost", || fetcher.status()[0].reconnects >= 2).await;
+    };
+    tokio::select! {
+        () = audit => panic!("no list comes"),
+        () = given_up => {}
+    }
+}
