@@ -114,7 +114,7 @@ pub(crate) fn head(due: u64, now: u64, is_known: bool) -> Option<Wrong> {
     (due <= now && !is_known).then_some(Wrong::Behind)
 }
 
-/// Resident memory beside its orders, open files and threads at the looks of a process that ran for the whole run, which must
+/// Resident memory beside its orders and the hashes that it remembers, open files and threads at the looks of a process that ran for the whole run, which must
 /// not have grown by more than a tenth and 16 MB, or two files or threads, between the first third and the last, once the pool's and the fetcher's memory of
 /// hashes has filled. Of each third the looks with the least to do count: what attackers send comes and goes.
 pub(crate) fn grown(uses: &[[usize; 3]]) -> Option<Wrong> {

@@ -16,8 +16,9 @@ pub(crate) const SLOT: Duration = Duration::from_secs(3);
 pub(crate) const AUDIT: Duration = Duration::from_secs(20);
 /// After a comparison is due: its jitter, the time in which announcements settle, and the fetches.
 const AUDITED: Duration = Duration::from_secs(25);
-/// A connection that is silent is closed after ten seconds, is dialled again within one, and a comparison follows.
-const DEAD: Duration = Duration::from_secs(20);
+/// A connection that is silent is closed after ten seconds, or twenty while the node lists its pool, is dialled again within
+/// one, and a comparison follows.
+const DEAD: Duration = Duration::from_secs(30);
 /// Dialled again with a back-off of at most a second, and compared. Deferrable work waits for at most five seconds.
 pub(crate) const DIALLED: Duration = Duration::from_secs(9);
 /// A real node that was killed answers so long after its start, on a busy machine.

@@ -45,7 +45,7 @@ impl Run<'_> {
             {
                 let mb = |bytes: &usize| bytes >> 20;
                 println!(
-                    "member {member}, after five minutes and at the end: {} and {} MiB beside its orders, {files} and {files_now} files, {threads} and {threads_now} threads",
+                    "member {member}, after five minutes and at the end: {} and {} MiB beside its orders and the hashes that it remembers, {files} and {files_now} files, {threads} and {threads_now} threads",
                     mb(bytes),
                     mb(bytes_now)
                 );
