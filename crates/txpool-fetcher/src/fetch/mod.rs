@@ -68,9 +68,9 @@ pub(crate) struct Fetch {
 }
 
 /// A hash that is being fetched.
-struct FetchTask {
-    ticket: Ticket,
-    slot: Slot,
+pub(crate) struct FetchTask {
+    pub(crate) ticket: Ticket,
+    pub(crate) slot: Slot,
     /// Retries that were made.
     retries: u32,
     /// Its response may end the connection: it is requested over connections of its own.
@@ -225,16 +225,7 @@ impl Fetch {
     /// The source has responded to a request that was sent at `sent`. Returns the hash with its
     /// slot, unless the transaction `is_gone` and a source is asked for it: another one, one that failed before, or one that
     /// has announced it since.
-    pub(crate) fn responded(
-        self: &Arc<Self>,
-        request: FetchRequest,
-        sent: Instant,
-        is_gone: bool,
-    ) -> Option<(Ticket, Slot)> {
-        self.answered(request, sent, is_gone).map(|task| (task.ticket, task.slot))
-    }
-
-    fn answered(
+    pub(crate) fn answered(
         self: &Arc<Self>,
         request: FetchRequest,
         sent: Instant,

@@ -12,7 +12,7 @@ use crossbeam_channel::never;
 
 use crate::{
     decode::{Malformed, verify_blob_proofs},
-    fetch::{Deliverer, FetchRequest, Ticket},
+    fetch::{Deliverer, FetchRequest, FetchTask, Ticket},
     in_process_pool::InProcess,
     request::{PoolQueues, next_of},
     sink::TransactionSink,
@@ -70,8 +70,8 @@ impl<S: TransactionSink> Getter<S> {
         let (hash, requested_at) = (request.hash(), Instant::now());
         let found = self.pool.catch("get", |pool| pool.get(&hash));
         let is_gone = matches!(found, Ok(None));
-        let responded = fetch.responded(request, requested_at, is_gone);
-        let Some((ticket, mut slot)) = responded else { return };
+        let answered = fetch.answered(request, requested_at, is_gone);
+        let Some(FetchTask { ticket, mut slot, .. }) = answered else { return };
         match found {
             // It counts as failed.
             Err(_) => {}
