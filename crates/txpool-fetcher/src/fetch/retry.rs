@@ -116,13 +116,9 @@ impl Fetch {
         // The others have answered that they do not have it.
         task.untried = unanswered;
         if let Some(_parked) = self.deferral.park() {
-            let FetchTask { ticket, slot, retries, is_alone, losses, untried, early, unanswered } =
-                task;
-            drop(slot);
+            drop(task.slot);
             let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
-            let slot = self.slots.acquire_deferrable(permit).await;
-            task =
-                FetchTask { ticket, slot, retries, is_alone, losses, untried, early, unanswered };
+            task.slot = self.slots.acquire_deferrable(permit).await;
         }
         self.submit_when_possible(task).await;
     }
