@@ -140,12 +140,6 @@ impl InProcess {
         Self { name: name.into(), pool }
     }
 
-    /// The name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Calls the pool on a thread that may block.
     pub(crate) async fn call<T: Send + 'static>(
         &self,

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64},
     },
     time::Instant,
 };
@@ -27,7 +27,7 @@ pub(crate) struct Backlog {
     /// To the source.
     pub(crate) reports: mpsc::Sender<Report>,
     /// Announcements that were read; with full announcements those of hashes.
-    pub(super) read: AtomicU64,
+    pub(crate) read: AtomicU64,
     pub(super) has_object_thread: AtomicBool,
 }
 
@@ -61,11 +61,6 @@ impl Backlog {
     pub(crate) async fn report(&self, report: Report) {
         // A closed channel means that the source has ended, which makes the report irrelevant.
         let _ = self.reports.send(report).await;
-    }
-
-    /// How many announcements the source has delivered.
-    pub(crate) fn read(&self) -> u64 {
-        self.read.load(Relaxed)
     }
 
     /// Announcements read from the sockets and not yet processed.

@@ -39,7 +39,7 @@ pub(crate) struct Pairs {
     /// Notified when a hash begins to wait, and at the end of the objects.
     changed: Notify,
     /// Notified when the node turns out to announce hashes in place of objects.
-    refused: Notify,
+    pub(super) refused: Notify,
 }
 
 /// What became of a hash.
@@ -171,14 +171,6 @@ impl Pairs {
         self.refused.notify_one();
     }
 
-    pub(super) async fn refused(&self) {
-        self.refused.notified().await;
-    }
-
-    fn is_closed(&self) -> bool {
-        lock(&self.state).is_closed
-    }
-
     /// Requests the hashes whose objects are overdue, until no object comes any more.
     pub(super) async fn request_overdue(&self, fetch: &Arc<Fetch>) {
         loop {
@@ -188,7 +180,7 @@ impl Pairs {
             }
             match next {
                 Next::Request(ticket) => {
-                    if !self.is_closed() {
+                    if !lock(&self.state).is_closed {
                         fetch.metrics.objects_missed.add(1);
                     }
                     fetch.request(ticket).await;

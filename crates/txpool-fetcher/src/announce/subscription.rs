@@ -125,7 +125,7 @@ async fn until_one_ends(
     tokio::select! {
         // A refusal ends the connection for objects alone.
         biased;
-        () = pairs.refused() => {
+        () = pairs.refused.notified() => {
             tracing::warn!("the node announces hashes instead of objects: taking hashes");
             backlog.report(Report::NoObjects).await;
             objects.kill(LossReason::Closed);

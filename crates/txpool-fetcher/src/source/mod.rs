@@ -17,7 +17,7 @@ mod ping;
 mod status;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -182,7 +182,9 @@ impl<S: TransactionSink> Source<S> {
             is_lost: false,
         };
         source.serve_audits(audits);
-        source.process_waiting();
+        let (fetch, backlog) = (&source.parts.fetch, &source.shared.backlog);
+        let waiting = announce::process_waiting(Arc::clone(fetch), index, Arc::clone(backlog));
+        source.tasks.spawn(waiting);
         let mut ended = source.perform(actions);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -224,7 +226,7 @@ impl<S: TransactionSink> Source<S> {
 
     fn tick_machine(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = self.check_sync(now);
-        let read = self.shared.backlog.read();
+        let read = self.shared.backlog.read.load(Relaxed);
         actions.extend(self.machine.on(Event::Tick { read }, now));
         actions
     }
@@ -540,12 +542,6 @@ impl<S: TransactionSink> Source<S> {
                 let _ = reply.send(result);
             }
         });
-    }
-
-    /// Starts the task that processes the announcements that have to wait.
-    fn process_waiting(&mut self) {
-        let (fetch, backlog) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.backlog));
-        self.tasks.spawn(announce::process_waiting(fetch, self.index, backlog));
     }
 
     async fn end(mut self, gave_up: bool) {
