@@ -106,7 +106,7 @@ impl<T: Send + 'static> RequestSet<T> {
         loop {
             tokio::select! {
                 // The order is irrelevant: a request is in flight or is processed.
-                _ = connection.closed() => break,
+                _ = connection.ended.wait() => break,
                 _ = ticks.tick() => {
                     if connection.in_flight() == 0 {
                         return Ok(());
@@ -131,8 +131,8 @@ impl<T: Send + 'static, F: Fn(T, CallError)> Drop for HandsOn<'_, T, F> {
         let Requests::Node(set) = &**self.requests else { return };
         // Before all are ended.
         let suspects: Vec<bool> =
-            set.fetches.iter().map(|connection| connection.is_ended_by_peer()).collect();
-        set.end(&LossReason::Closed);
+            set.fetches.iter().map(|connection| connection.ended.is_by_peer()).collect();
+        set.end();
         for (connection, is_suspect) in set.fetches.iter().zip(suspects) {
             let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
             for request in connection.take_all() {

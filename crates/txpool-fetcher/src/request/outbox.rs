@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Write as _};
 
 use alloy_primitives::B256;
 
-use super::in_flight::PING_ID;
+use super::client::PING_ID;
 use crate::{config::MAX_FETCH_SLOTS, connection::BlockingSocket};
 
 /// Most bytes that wait for a node that does not read: two requests for each of the most fetch

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{client::RequestConnection, in_flight::PING_ID};
+use super::client::{PING_ID, RequestConnection};
 use crate::{
     connection::{Frames, Payload, Response},
     error::LossReason,
@@ -104,7 +104,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
     }
 
     fn read_once(&mut self, frames: &mut Frames, queue: &mut Queue) -> Result<(), LossReason> {
-        let socket = self.connection.socket();
+        let socket = &self.connection.socket;
         let waits = Instant::now();
         if !socket.wait_readable(self.grain)? {
             self.read_until(waits);
@@ -128,7 +128,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             queue.unread -= count as u64;
         } else {
             self.read_until(queue.at);
-            *queue = Queue { at: Instant::now(), unread: self.connection.socket().unread() };
+            *queue = Queue { at: Instant::now(), unread: self.connection.socket.unread() };
         }
         Ok(())
     }
@@ -145,7 +145,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             }
             None => tracing::debug!(bytes = value.len(), "no response to a request"),
         }
-        match self.connection.is_ended() {
+        match self.connection.ended.is_set() {
             true => Err(LossReason::Closed),
             false => Ok(()),
         }
