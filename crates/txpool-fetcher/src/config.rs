@@ -297,11 +297,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid() {
-        FetcherConfig::ipc("/tmp/node.ipc").validate().unwrap();
-    }
-
-    #[test]
     fn a_bad_field_is_named_with_its_value_and_limits() {
         let config = || FetcherConfig::ipc("/tmp/node.ipc");
         for interval in [Duration::MAX, Duration::ZERO] {

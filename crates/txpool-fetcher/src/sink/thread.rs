@@ -473,19 +473,4 @@ mod tests {
         queue.end();
         assert!(queue.next().is_none());
     }
-
-    #[tokio::test]
-    async fn a_comparison_follows_when_the_sink_has_caught_up() {
-        let queue = queue();
-        for number in 1..=EVENTS_WAITING as u64 + 1 {
-            queue.push_head(block(number));
-        }
-        let thread = {
-            let queue = Arc::clone(&queue);
-            thread::spawn(move || while queue.next().is_some() {})
-        };
-        queue.caught_up().await;
-        queue.end();
-        thread.join().expect("it does not panic");
-    }
 }
