@@ -65,17 +65,12 @@ pub struct FetcherEnd {
     pub reason: EndReason,
     /// The final counts.
     pub counts: Counts,
-    /// Whether everything has ended by the deadline. If not, threads whose call of the sink or of a
-    /// pool in this process has not returned keep running until it does.
+    /// Whether everything has ended by the deadline.
     pub ended: bool,
 }
 
-/// A running fetcher. Dropping it stops it without waiting.
-///
-/// It runs on threads of its own: one that reads the sockets and does no long work, and
-/// [`FetcherConfig::request_connections`] for each source that read responses, decode, recover
-/// senders and call the sink. So nothing is lost if the host's runtime is busy, or blocked for
-/// minutes.
+/// A running fetcher, on threads of its own: nothing is lost if the host's runtime is busy, or blocked
+/// for minutes. Dropping it stops it without waiting.
 pub struct Fetcher {
     hashes: Arc<Hashes>,
     deferral: Arc<Deferral>,
@@ -319,8 +314,8 @@ impl Fetcher {
     }
 
     /// Stops the fetcher and waits for at most `deadline`. Afterwards no thread or task of the
-    /// fetcher is left, except threads whose call of the sink has not returned; each ends when its
-    /// call returns. The transactions in those calls stay counted as unfinished, and chain events
+    /// fetcher is left, except threads whose call of the sink or of a pool in this process has not
+    /// returned; each ends when its call returns. The transactions in those calls stay counted as unfinished, and chain events
     /// that the sink has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
     ///
     /// # Cancel safety

@@ -1,6 +1,4 @@
-//! A pool in the same process as a source: a builder inside a node needs no socket.
-//!
-//! Nothing is encoded on the way; otherwise all is as with a node. `in_process` calls the pool.
+//! A pool in the same process as a source; `in_process` calls it.
 
 use std::{
     fmt,

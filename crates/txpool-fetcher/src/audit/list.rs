@@ -1,9 +1,8 @@
 //! Lists the hashes of a node's pool, from the answer to `txpool_content` as it streams in.
 //!
 //! The answer for 10,000 transactions is 10 MB of JSON; with blob sidecars (anvil) it can have any
-//! size. So it is read from a connection of its own, where it delays nothing else, and over IPC only
-//! the hashes and the string being read are held in memory. Over WebSocket it is one message, which
-//! is held as a whole and bounded by [`MAX_LISTING_BYTES`].
+//! size. Over IPC only the hashes and the string being read are held in memory; over WebSocket it is one
+//! message, which is held as a whole.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]

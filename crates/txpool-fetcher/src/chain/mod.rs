@@ -14,9 +14,7 @@
 //! sees one chain.
 //!
 //! For each new head, the block's hashes are requested first, which is a small response; then the
-//! full block in the background, for the nonces, because private transactions raise nonces too. A block that
-//! cannot be read in 7 attempts is counted, and the pools are compared. A block that the node does not have is
-//! given up as soon as a newer head of the node waits: a reorg has removed it.
+//! full block, for the nonces, because private transactions raise nonces too.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |

@@ -20,9 +20,8 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// With several sources, a share of the slots for what each of them announces: of two sources three quarters, and of more
-    /// so many that all but one leave half of an equal share. So what only those have that do not respond leaves the rest to
-    /// one that does. Empty with one source.
+    /// With several sources, a share of the slots for what each of them announces: see [`FetcherConfig::fetch_slots`]. Empty
+    /// with one source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
     bytes: Arc<Semaphore>,

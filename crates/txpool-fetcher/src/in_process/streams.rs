@@ -139,8 +139,7 @@ struct Announcements {
 }
 
 impl Announcements {
-    /// Reads to the end of the stream. Of the hashes at hand the threads `mempool-get` get all but the last: that
-    /// one is got here, so that no thread has to wake up for a single one.
+    /// Reads to the end of the stream. Of the hashes at hand the threads `mempool-get` get all but the last.
     async fn read<S: TransactionSink>(&self, getter: &Getter<S>) {
         let mut last: Option<(B256, Instant)> = None;
         loop {

@@ -1,9 +1,4 @@
-//! A connection that only requests transactions.
-//!
-//! Requests are submitted on the thread of the sockets, and a submit never waits: it formats the
-//! request into the outbox, and one call writes as much of the outbox as the socket has room for.
-//! The rest is written with the next request, or when the thread that reads the connection looks for late ones
-//! (`reader`): at most 100 ms after the node has made room.
+//! A connection that only requests transactions. Whoever submits a request never waits.
 
 use std::{
     io,
@@ -80,7 +75,8 @@ impl<T: Send + 'static> RequestConnection<T> {
         Ok(())
     }
 
-    /// Writes the formatted requests, as far as the socket has room now. Never waits.
+    /// Writes the formatted requests, as far as the socket has room now. The rest is written with the next request, or
+    /// when the thread that reads the connection looks for late ones: at most 100 ms after the node has made room.
     pub(crate) fn flush(&self) {
         lock(&self.outbox).send(&self.socket);
     }

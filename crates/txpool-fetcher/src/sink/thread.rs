@@ -1,9 +1,5 @@
-//! The thread that calls the sink with chain events and look-ups of hashes, and its queue.
-//!
-//! The sink is code of the host: it may block, panic or be slow. So it is never called on the
-//! thread of the sockets, and adding to the queue never waits. When 64 heads wait, the oldest is
-//! dropped with its nonce updates; the hashes that it mined are reported with the next head, so the
-//! sink ends with the latest head and without any mined transaction.
+//! The thread that calls the sink with chain events and look-ups of hashes, and its queue. Adding to it never waits: see
+//! [`TransactionSink`] for what is dropped.
 
 use std::{
     collections::VecDeque,

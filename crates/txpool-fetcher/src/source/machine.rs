@@ -9,12 +9,6 @@
 //! Hashes that are new in the second list and were not announced meanwhile prove that the
 //! subscription is dead; hashes of the first list prove nothing, since they may be older than the
 //! subscription.
-//!
-//! One comparison runs at a time. An event during it schedules another, with the most severe of the
-//! reasons, since the list in flight may predate the event.
-//!
-//! The machine opens no socket, starts no task and reads no clock: its parent module carries out the
-//! actions.
 
 use std::{
     collections::VecDeque,
@@ -408,8 +402,8 @@ impl Machine {
         self.set_next_audit(now);
     }
 
-    /// Starts a comparison. If one is running, another follows it, with the most severe of the
-    /// reasons that came meanwhile.
+    /// Starts a comparison. If one is running, whose list may predate the reason, another follows it,
+    /// with the most severe of the reasons that came meanwhile.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         if !self.backfill && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             self.compared(0, actions, now);

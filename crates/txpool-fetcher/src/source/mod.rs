@@ -2,10 +2,7 @@
 //! the machine's actions say, and feeds the resulting events back to it. Entry: [`Source::run`]; the
 //! machine is [`machine`].
 //!
-//! Subscription and request connections are pinged by a call with a time-out, and supervised
-//! separately, because either may fail alone. Only a complete message shows that a connection works;
-//! a few bytes do not. While the node lists its pool, the ping time-out is longer by the time that it
-//! has for the list.
+//! Subscription and request connections are supervised separately, because either may fail alone.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
