@@ -1,7 +1,6 @@
 //! The public handle: starts, reports on and stops the fetcher.
 
 use std::{
-    convert::Infallible,
     fmt, io,
     sync::Arc,
     time::{Duration, Instant},
@@ -10,11 +9,7 @@ use std::{
 use alloy_primitives::B256;
 use tokio::{
     runtime::{Builder, Runtime},
-    sync::{
-        Semaphore,
-        mpsc::{self, error::TrySendError},
-        oneshot, watch,
-    },
+    sync::{Semaphore, mpsc::error::TrySendError, oneshot, watch},
     task::JoinSet,
     time::sleep_until,
 };
@@ -126,14 +121,13 @@ impl Fetcher {
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(None);
         let io = io_runtime(config.sources.len())?;
-        let (alive, all_ended) = mpsc::channel(1);
         let changes = Changes::default();
         let share = |endpoint: &Endpoint| SourceShared::new(endpoint.clone(), &settings, &changes);
         let (sources, inboxes): (Vec<_>, Vec<_>) = config.sources.iter().map(share).unzip();
         let heads = sources.iter().map(|shared| Arc::clone(&shared.backlog.heads)).collect();
         let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
         let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), counts);
-        let tasks = Arc::new(Tasks::new(io.handle().clone(), alive, stop.clone()));
+        let tasks = Arc::new(Tasks::new(io.handle().clone(), stop.clone()));
         let fetch = Arc::new(Fetch {
             settings: Arc::clone(&settings),
             hashes: Arc::clone(&hashes),
@@ -175,7 +169,7 @@ impl Fetcher {
             let _ends_queue = ends_queue;
             let end = io.block_on(async {
                 let followers = chain::follow(&parts.chain, heads, wanted);
-                supervise(parts, running, followers, all_ended, deadline_rx).await
+                supervise(parts, running, followers, deadline_rx).await
             });
             // The `Fetcher` may have been dropped.
             let _ = ended_tx.send(Some(end));
@@ -425,12 +419,10 @@ async fn supervise<S: TransactionSink>(
     parts: Arc<Parts<S>>,
     running: Vec<(Arc<SourceShared>, Inbox)>,
     mut followers: JoinSet<()>,
-    mut all_ended: mpsc::Receiver<Infallible>,
     deadline: watch::Receiver<Option<Instant>>,
 ) -> (EndReason, bool) {
     let tasks = Arc::clone(&parts.fetch.tasks);
     let sink_closed = parts.deliverer.sink.closed.clone();
-    let sink_queue = Arc::clone(&parts.chain.sink);
     let mut sources = JoinSet::new();
     for (index, (source, inbox)) in running.into_iter().enumerate() {
         sources.spawn(Source::run(Arc::clone(&parts), index, source, inbox));
@@ -460,10 +452,8 @@ async fn supervise<S: TransactionSink>(
         followers.shutdown().await;
         tasks.ended().await;
         // Nothing applies heads any more.
-        sink_queue.drain();
-        // They have a sender too.
-        drop((parts, tasks));
-        let _ended = all_ended.recv().await;
+        parts.chain.sink.drain();
+        tasks.threads_ended().await;
     };
     tokio::select! {
         // A task that ended in time is no failure, however late this is polled.

@@ -144,7 +144,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
     use testkit::corpus::{damaged_seeds, seeds};
-    use tokio::{runtime::Handle, sync::mpsc};
+    use tokio::runtime::Handle;
     use tokio_tungstenite::tungstenite::Message;
     use tokio_util::sync::CancellationToken;
 
@@ -165,7 +165,7 @@ mod tests {
 
     fn wait() -> Wait {
         let stop = CancellationToken::new();
-        let tasks = Tasks::new(Handle::current(), mpsc::channel(1).0, stop.clone());
+        let tasks = Tasks::new(Handle::current(), stop.clone());
         Wait::new(Duration::from_secs(60), stop, &tasks.into())
     }
 

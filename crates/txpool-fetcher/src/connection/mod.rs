@@ -235,6 +235,7 @@ mod tests {
         path::Path,
     };
     use tokio::sync::mpsc::{self, UnboundedReceiver};
+    use tokio_util::task::TaskTracker;
 
     /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
     /// writes `notes`.
@@ -270,7 +271,7 @@ mod tests {
 
     async fn open(path: &Path) -> Connection {
         let endpoint = Endpoint::Ipc(path.into());
-        let thread = ("test", mpsc::channel(1).0);
+        let thread = ("test", TaskTracker::new().token());
         let dialed = dial(&endpoint, &Limits::default(), false, thread).await;
         let [connection] = dialed.expect("the node responds");
         connection

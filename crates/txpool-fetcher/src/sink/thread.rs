@@ -354,7 +354,12 @@ pub(crate) fn spawn<S: TransactionSink>(
     caller: Arc<SinkCaller<S>>,
     is_still_mined: impl Fn(&B256) -> bool + Send + 'static,
 ) -> io::Result<()> {
-    let body = move || caller.run(is_still_mined);
+    let alive = caller.tasks.alive();
+    let body = move || {
+        // Dropped last: a stop that has waited for it leaves no holder of the sink.
+        let (_alive, caller) = (alive, caller);
+        caller.run(is_still_mined);
+    };
     thread::Builder::new().name("mempool-sink".into()).spawn(body)?;
     Ok(())
 }
