@@ -22,22 +22,21 @@ use crate::{
 /// Opens all request connections of a source beside the one for calls; `responses` makes the reader
 /// of each.
 pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
-    settings: &Arc<Settings>,
+    settings: &Settings,
     endpoint: &Endpoint,
     calls: Connection,
     responses: impl Fn() -> R + Send + Sync + 'static,
 ) -> Result<RequestSet<T>, ConnectError> {
+    let (limits, endpoint) = (settings.limits.clone(), endpoint.clone());
+    let opener: Opener<T> = Box::new(move || {
+        let (limits, endpoint, responses) = (limits.clone(), endpoint.clone(), responses());
+        async move { open_one(&endpoint, &limits, responses).await }.boxed()
+    });
     let mut fetches = Vec::new();
     for _ in 0..settings.config.request_connections {
-        fetches.push(open_one(endpoint, &settings.limits, responses()).await?);
+        fetches.push(opener().await?);
     }
     let deferrable = settings.deferrable_connections();
-    let (settings, endpoint) = (Arc::clone(settings), endpoint.clone());
-    let opener: Opener<T> = Box::new(move || {
-        let (settings, endpoint, responses) =
-            (Arc::clone(&settings), endpoint.clone(), responses());
-        async move { open_one(&endpoint, &settings.limits, responses).await }.boxed()
-    });
     Ok(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener })
 }
 

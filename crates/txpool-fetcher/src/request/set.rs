@@ -40,10 +40,8 @@ pub(crate) struct RequestSet<T: Send + 'static> {
 }
 
 /// Opens connections like those of a set.
-pub(super) type Opener<T> = Box<dyn Fn() -> Opening<T> + Send + Sync>;
-
-/// A connection that is being opened.
-pub(super) type Opening<T> = BoxFuture<'static, Result<OpenConnection<T>, ConnectError>>;
+pub(super) type Opener<T> =
+    Box<dyn Fn() -> BoxFuture<'static, Result<OpenConnection<T>, ConnectError>> + Send + Sync>;
 
 impl<T: Send + 'static> RequestSet<T> {
     /// The connection with the fewest requests in flight. Of equal ones the first is taken: under a
