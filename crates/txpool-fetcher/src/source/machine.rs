@@ -148,10 +148,8 @@ pub(crate) struct Machine {
     reconnects: u64,
     comparing: Option<GapReason>,
     wanted: Option<GapReason>,
-    /// In a row.
-    compare_failures: u32,
-    /// When the first of them was.
-    failing_since: Option<Instant>,
+    /// Failed comparisons in a row, and when the first of them was.
+    failing: Option<(u32, Instant)>,
     is_audited: bool,
     is_behind: bool,
     compare_at: Option<Instant>,
@@ -193,8 +191,7 @@ impl Machine {
             reconnects: 0,
             comparing: None,
             wanted: None,
-            compare_failures: 0,
-            failing_since: None,
+            failing: None,
             is_audited: true,
             is_behind: false,
             compare_at: None,
@@ -285,7 +282,7 @@ impl Machine {
             }
             Event::Compared { recovered, unannounced } => {
                 let reason = self.comparing.take();
-                (self.compare_failures, self.failing_since) = (0, None);
+                self.failing = None;
                 self.is_audited = true;
                 if !self.may_compare() {
                     // A connection was lost during the comparison, or the node fell behind: it is
@@ -381,12 +378,14 @@ impl Machine {
     }
 
     fn compare_failed(&mut self, after: Duration, is_retryable: bool, now: Instant) {
-        self.compare_failures = self.compare_failures.saturating_add(1);
-        let lasted = now.saturating_duration_since(*self.failing_since.get_or_insert(now));
-        let may_pass = self.compare_failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
+        let (before, since) = self.failing.unwrap_or((0, now));
+        let failures = before.saturating_add(1);
+        self.failing = Some((failures, since));
+        let lasted = now.saturating_duration_since(since);
+        let may_pass = failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
         self.is_audited &= is_retryable && may_pass;
         if self.is_audited {
-            let backoff = self.backoff.delay(self.compare_failures - 1, self.rng.random());
+            let backoff = self.backoff.delay(before, self.rng.random());
             // A node that misses the time-out may still be building the list. A pause of the same
             // length keeps such requests from piling up in it.
             self.compare_at = Some(now + backoff.max(after));
