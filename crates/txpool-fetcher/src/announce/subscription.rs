@@ -103,34 +103,24 @@ pub(crate) async fn subscribe<S: TransactionSink>(
 }
 
 impl Subscribed {
-    /// Requests the hashes whose objects are overdue, until the connections end.
+    /// Requests the hashes whose objects are overdue, until one of the two connections ends, which ends the other
+    /// one; or, with [`Announcements::Auto`], until the node turns out to announce hashes in place of objects.
     pub(crate) async fn read(self, fetch: &Arc<Fetch>, backlog: &Backlog) {
-        let Self { connection, objects, pairs } = self;
+        let Self { connection: hashes, objects, pairs } = self;
         let (Some(objects), Some(pairs)) = (objects, pairs) else { return };
-        tokio::join!(
-            pairs.request_overdue(fetch),
-            until_one_ends(&connection, &objects, &pairs, backlog)
-        );
-    }
-}
-
-/// Waits until one of the two connections ends, which ends the other one; or, with
-/// [`Announcements::Auto`], until the node turns out to announce hashes in place of objects.
-async fn until_one_ends(
-    hashes: &Connection,
-    objects: &Connection,
-    pairs: &Pairs,
-    backlog: &Backlog,
-) {
-    tokio::select! {
-        // A refusal ends the connection for objects alone.
-        biased;
-        () = pairs.refused.notified() => {
-            tracing::warn!("the node announces hashes instead of objects: taking hashes");
-            backlog.report(Report::NoObjects).await;
-            objects.kill(LossReason::Closed);
-        }
-        reason = objects.closed() => hashes.kill(reason),
-        reason = hashes.closed() => objects.kill(reason),
+        let until_one_ends = async {
+            tokio::select! {
+                // A refusal ends the connection for objects alone.
+                biased;
+                () = pairs.refused.notified() => {
+                    tracing::warn!("the node announces hashes instead of objects: taking hashes");
+                    backlog.report(Report::NoObjects).await;
+                    objects.kill(LossReason::Closed);
+                }
+                reason = objects.closed() => hashes.kill(reason),
+                reason = hashes.closed() => objects.kill(reason),
+            }
+        };
+        tokio::join!(pairs.request_overdue(fetch), until_one_ends);
     }
 }

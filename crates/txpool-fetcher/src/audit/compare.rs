@@ -19,7 +19,7 @@ use crate::{
     answer::Wait,
     config::Backfill,
     error::SnapshotError,
-    fetch::{Arrival, Fetch, Seen},
+    fetch::{Arrival, Fetch, SHARDS, Seen},
     gap::{GapReason, MIN_SILENCE},
     in_process_pool::PooledHashes,
     metrics::{self, DeferrableWork},
@@ -340,7 +340,7 @@ impl Comparison {
             return 0;
         }
         let mut vanished = Vec::new();
-        for shard in 0..self.fetch.hashes.seen.shards() {
+        for shard in 0..SHARDS {
             let delivered = self.fetch.hashes.seen.delivered_before(shard, epoch);
             let has_left =
                 |hash: &B256| !listed.contains(hash) && !self.fetch.hashes.is_mined(hash);

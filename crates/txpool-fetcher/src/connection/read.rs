@@ -60,10 +60,6 @@ impl Reader {
         let _ = call.reply.send(response);
         Ok(())
     }
-
-    fn idle(&mut self) {
-        self.subscriptions.iter_mut().for_each(|(_, listener)| listener.on_idle());
-    }
 }
 
 /// Starts the thread that reads these connections until all have ended.
@@ -78,7 +74,9 @@ pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, alive: Alive) ->
             };
             let mut readable = readable.into_iter();
             sockets.retain_mut(|socket| !readable.next().unwrap_or(true) || socket.read());
-            sockets.iter_mut().for_each(|socket| socket.reader.idle());
+            for socket in &mut sockets {
+                socket.reader.subscriptions.iter_mut().for_each(|(_, listener)| listener.on_idle());
+            }
         }
     };
     thread::Builder::new().name(name.into()).spawn(body).map(drop)

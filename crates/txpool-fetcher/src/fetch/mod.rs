@@ -36,7 +36,7 @@ pub(crate) use self::{
     limit::NodeLimit,
     responses::ResponseReader,
     retry::REQUESTED_ALONE,
-    seen::Seen,
+    seen::{SHARDS, Seen},
     slots::{Slot, Slots},
 };
 use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};

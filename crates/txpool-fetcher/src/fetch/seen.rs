@@ -115,7 +115,7 @@ pub(crate) struct SeenSet {
     made: Instant,
 }
 
-const SHARDS: usize = 64;
+pub(crate) const SHARDS: usize = 64;
 
 impl SeenSet {
     pub(crate) fn new(capacity: usize) -> Self {
@@ -273,10 +273,6 @@ impl SeenSet {
             .filter(|(_, entry)| entry.seen().is_held() && entry.epoch < epoch)
             .map(|(hash, _)| *hash)
             .collect()
-    }
-
-    pub(crate) const fn shards(&self) -> usize {
-        SHARDS
     }
 
     fn shard(&self, hash: &B256) -> MutexGuard<'_, Shard> {
