@@ -9,7 +9,11 @@ use std::{
 use alloy_primitives::B256;
 use tokio::{
     runtime::{Builder, Runtime},
-    sync::{Semaphore, mpsc::error::TrySendError, oneshot, watch},
+    sync::{
+        Semaphore,
+        mpsc::{self, error::TrySendError},
+        oneshot, watch,
+    },
     task::JoinSet,
     time::sleep_until,
 };
@@ -140,7 +144,7 @@ impl Fetcher {
             tasks: Arc::clone(&tasks),
             metrics: Arc::clone(&metrics),
         });
-        let (nonces, wanted) = chain::nonce_queue();
+        let (nonces, wanted) = mpsc::channel(chain::BLOCKS_WAITING);
         let chain = Arc::new(Chain {
             follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
             fetch: Arc::clone(&fetch),

@@ -23,7 +23,6 @@
 
 mod follower;
 mod heads;
-mod nonces;
 mod wire;
 
 use std::{
@@ -38,8 +37,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use self::follower::{Applied, Branch, Step};
 pub(crate) use self::{
     follower::Follower,
-    heads::{head_of, latest, says_syncing},
-    nonces::Wanted,
+    heads::{BLOCKS_WAITING, Wanted, head_of, latest, says_syncing},
     wire::read_head,
 };
 use crate::{
@@ -208,11 +206,6 @@ impl Chain {
     }
 }
 
-/// A queue of blocks whose nonces must be read.
-pub(crate) fn nonce_queue() -> (mpsc::Sender<Wanted>, mpsc::Receiver<Wanted>) {
-    mpsc::channel(nonces::BLOCKS_WAITING)
-}
-
 /// Follows the heads of all sources, and reads nonces.
 pub(crate) fn follow(
     chain: &Arc<Chain>,
@@ -220,7 +213,7 @@ pub(crate) fn follow(
     nonces: mpsc::Receiver<Wanted>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    tasks.spawn(nonces::read(Arc::clone(chain), nonces));
+    tasks.spawn(heads::read_nonces(Arc::clone(chain), nonces));
     tasks.spawn(compare_after_dropped_events(Arc::clone(chain)));
     for (source, heads) in heads.into_iter().enumerate() {
         tasks.spawn(heads::follow(Arc::clone(chain), source, heads));

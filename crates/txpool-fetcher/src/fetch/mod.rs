@@ -19,7 +19,6 @@ mod deferral;
 mod deliver;
 mod hashes;
 mod limit;
-mod responses;
 mod retry;
 mod seen;
 mod slots;
@@ -31,10 +30,9 @@ use tokio::sync::Semaphore;
 pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
     deferral::{Deferral, DeferralPermit},
-    deliver::Deliverer,
+    deliver::{Deliverer, ResponseReader},
     hashes::{AnnouncementCounts, Arrival, Hashes, Ticket},
     limit::NodeLimit,
-    responses::ResponseReader,
     retry::REQUESTED_ALONE,
     seen::{SHARDS, Seen},
     slots::{Slot, Slots},
