@@ -71,10 +71,8 @@ pub(crate) struct FetchTask {
     pub(crate) slot: Slot,
     /// Retries that were made.
     retries: u32,
-    /// Its response may end the connection: it is requested over connections of its own.
-    is_alone: bool,
-    /// How many connections of its own were lost.
-    losses: u32,
+    /// Its response may end the connection: it is requested over connections of its own, of which so many were lost.
+    alone: Option<u32>,
     /// Sources that have not been asked yet.
     untried: SourceSet,
     /// Those that did not have it when they were asked, and had not announced it.
@@ -162,7 +160,7 @@ impl Fetch {
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
         let task = self.task(ticket, slot);
         let permit = self.limits[source].try_acquire(false);
-        let Some(permit) = permit.filter(|_| !task.is_alone) else {
+        let Some(permit) = permit.filter(|_| task.alone.is_none()) else {
             self.submit(task);
             return Some(None);
         };
@@ -256,10 +254,9 @@ impl Fetch {
     fn task(&self, ticket: Ticket, slot: Slot) -> FetchTask {
         let untried = SourceSet::all(self.settings.config.sources.len());
         // What has ended connections before is not given as many.
-        let is_alone = ticket.entered.is_suspect;
-        let losses = if is_alone { HARMFUL_LOSSES - 1 } else { 0 };
+        let alone = ticket.entered.is_suspect.then_some(HARMFUL_LOSSES - 1);
         let (early, unanswered) = <_>::default();
-        FetchTask { ticket, slot, retries: 0, is_alone, losses, untried, early, unanswered }
+        FetchTask { ticket, slot, retries: 0, alone, untried, early, unanswered }
     }
 
     fn request_of(&self, task: FetchTask, source: usize, permit: RequestPermit) -> FetchRequest {
@@ -279,7 +276,7 @@ impl Fetch {
 
     #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
     fn try_submit(&self, mut task: FetchTask) -> Result<(), FetchTask> {
-        if task.is_alone {
+        if task.alone.is_some() {
             return Err(task);
         }
         let arrival = task.ticket.arrival;

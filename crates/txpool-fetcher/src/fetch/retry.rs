@@ -69,18 +69,18 @@ impl Fetch {
         };
         self.metrics.retries[retry as usize].increment(1);
         if matches!(error, Some(CallError::Suspect)) {
-            if task.is_alone {
-                task.losses += 1;
+            if task.alone.is_some() {
                 // Another node's gateway may let it pass.
                 task.untried.remove(source);
             }
-            if task.losses >= HARMFUL_LOSSES {
+            let losses = task.alone.map_or(0, |losses| losses + 1);
+            task.alone = Some(losses);
+            if losses >= HARMFUL_LOSSES {
                 let hash = task.ticket.arrival.hash;
                 tracing::warn!(%hash, "the response to the request for this transaction ends connections");
                 self.metrics.harmful.increment(1);
                 return task.ticket.finish(Outcome::Refused, Some(Seen::Harmful));
             }
-            task.is_alone = true;
         }
         if matches!(retry, Retry::ConnectionLost) {
             // Bounded by the pauses before connections are opened again.
@@ -136,10 +136,10 @@ impl Fetch {
 
     async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
         // Never closed, so this is always a permit.
-        let _one = if task.is_alone { self.alone.acquire().await.ok() } else { None };
+        let _one = if task.alone.is_some() { self.alone.acquire().await.ok() } else { None };
         loop {
             let (source, permit) = self.acquire_request(&mut task).await;
-            if task.is_alone
+            if task.alone.is_some()
                 && let Some(requests) = self.connections.of(source)
                 && let Requests::Node(set) = &*requests
             {
@@ -162,13 +162,13 @@ impl Fetch {
         set: &RequestSet<FetchRequest>,
         request: FetchRequest,
     ) {
-        let (hash, source, losses) = (request.hash(), request.source, request.task.losses);
+        let (hash, source, alone) = (request.hash(), request.source, request.task.alone);
         let limits = &self.settings.limits;
         let requested = set.request_alone(limits.fetch_timeout, &hash, request).await;
         let Err((request, mut error)) = requested else { return };
         if matches!(error, CallError::Suspect) {
             // A node that goes away ends every connection, this one perhaps first.
-            sleep(limits.retry_backoff.random_delay(losses)).await;
+            sleep(limits.retry_backoff.random_delay(alone.unwrap_or_default())).await;
             if !self.connections.is_current(source, requests) {
                 error = CallError::ConnectionLost;
             }
