@@ -121,7 +121,7 @@ impl Fetcher {
         let start = config.start;
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::described());
-        let deferral = Arc::new(Deferral::new(&settings, metrics.deferred.clone())?);
+        let deferral = Arc::new(Deferral::new(&settings, &metrics)?);
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(None);
         let io = io_runtime(config.sources.len())?;

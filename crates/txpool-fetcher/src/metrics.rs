@@ -57,7 +57,7 @@ metric_set::metric_set! {
             "announcements lost by the fetcher's own buffer; a comparison fetches them";
         count objects_missed = "mempool_fetcher_objects_missed_total", Count,
             "announced hashes whose object had not come in time; they were requested";
-        counter deferred[3] = "mempool_fetcher_deferred_total", Count,
+        count deferred[3] = "mempool_fetcher_deferred_total", Count,
             "fetches and audits that waited because the load was high, by `work`",
             "work": DeferrableWork::ALL.map(DeferrableWork::as_str);
         counter retries[4] = "mempool_fetcher_retries_total", Count,
