@@ -118,10 +118,6 @@ impl Listener for HashReader {
 impl Drop for HashReader {
     fn drop(&mut self) {
         self.flush();
-        // Objects without their hashes are not read for long: both connections end together.
-        if let Some(pairs) = &self.pairs {
-            pairs.close();
-        }
     }
 }
 

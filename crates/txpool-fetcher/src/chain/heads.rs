@@ -41,14 +41,14 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
         wait(attempt).await;
         if let Some(pool) = chain.fetch.settings.in_process_pool(source) {
             match pool.call(&chain.fetch.tasks, "latest_block", |pool| pool.latest_block()).await {
-                Ok(block) => return Some(AnnouncedHead::requested(block?.into())),
+                Ok(block) => return Some(AnnouncedHead::with_block(block?.into(), true)),
                 Err(_) => continue,
             }
         }
         // Without a connection it was lost again; the next connection starts with this call.
         let connection = chain.fetch.connections.calls(source)?;
         match latest_block(&connection, chain.fetch.settings.limits.call_timeout).await {
-            Ok(block) => return Some(AnnouncedHead::requested(block.into())),
+            Ok(block) => return Some(AnnouncedHead::with_block(block.into(), true)),
             Err(unread) => reason = unread,
         }
     }

@@ -68,20 +68,14 @@ pub(crate) struct AnnouncedHead {
 }
 
 impl AnnouncedHead {
-    fn requested(block: ReadBlock) -> Self {
-        Self { head: block.block.head, block: Some(block), was_requested: true }
+    pub(crate) fn with_block(block: ReadBlock, was_requested: bool) -> Self {
+        Self { head: block.block.head, block: Some(block), was_requested }
     }
 }
 
 impl From<Head> for AnnouncedHead {
     fn from(head: Head) -> Self {
         Self { head, block: None, was_requested: false }
-    }
-}
-
-impl From<MinedBlock> for AnnouncedHead {
-    fn from(mined: MinedBlock) -> Self {
-        Self { was_requested: false, ..Self::requested(mined.into()) }
     }
 }
 

@@ -22,6 +22,7 @@ use tokio::{runtime::Handle, time::sleep};
 use super::threads::Getter;
 use crate::{
     announce::{Backlog, HashReader},
+    chain::AnnouncedHead,
     connection::{End, NodeInfo},
     error::{ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
@@ -219,7 +220,7 @@ impl Announcements {
 async fn read_blocks(mut blocks: BlockStream, backlog: &Backlog) {
     while let Some(mined) = blocks.next().await {
         backlog.report(Report::Head(mined.block.head)).await;
-        backlog.heads.push(mined.into(), 0);
+        backlog.heads.push(AnnouncedHead::with_block(mined.into(), false), 0);
         // The follower takes it before a burst of blocks displaces it.
         tokio::task::yield_now().await;
     }
