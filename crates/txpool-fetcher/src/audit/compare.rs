@@ -210,7 +210,6 @@ impl Comparison {
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
             report.recovered = self.recover(&missing, epoch).await;
-            self.state.recovered.fetch_add(report.recovered, Relaxed);
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
         let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();

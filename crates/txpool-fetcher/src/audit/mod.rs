@@ -31,8 +31,6 @@ const GROWTH: u32 = 4;
 pub(crate) struct AuditState {
     /// How many were started.
     pub(crate) audits: AtomicU64,
-    /// How many hashes they recovered.
-    pub(crate) recovered: AtomicU64,
     /// How many they still have to fetch.
     pub(crate) to_recover: AtomicU64,
     pub(crate) listings: Arc<Listings>,

@@ -319,8 +319,6 @@ impl<S: TransactionSink> Source<S> {
             }
             Message::Compared(Ok(report), _) => {
                 let AuditReport { recovered, unannounced, .. } = report;
-                lock(&self.shared.status).last_audit = Some(report);
-                self.shared.changed();
                 // A silent source is judged only after its latest announcements are counted.
                 let mut actions = self.tick_machine(now);
                 actions.extend(self.machine.on(Event::Compared { recovered, unannounced }, now));
@@ -380,9 +378,6 @@ impl<S: TransactionSink> Source<S> {
         let (before, audited_before) = {
             let mut status = lock(&self.shared.status);
             let before = std::mem::replace(&mut status.state, state);
-            if before != state {
-                status.since = SystemTime::now();
-            }
             status.reconnects = self.machine.reconnects();
             status.gaps.clear();
             status.gaps.extend(self.machine.gaps().copied());
