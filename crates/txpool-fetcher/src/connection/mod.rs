@@ -129,6 +129,23 @@ impl Drop for Connection {
     }
 }
 
+/// Where a source's announcements are read.
+pub(crate) struct Subscription {
+    pub(crate) node: NodeInfo,
+    pub(crate) ended: Arc<End>,
+    /// To a node: for hashes and heads, and that for objects, which ends with it.
+    pub(crate) connections: Vec<Arc<Connection>>,
+}
+
+impl Subscription {
+    pub(crate) fn kill(&self, reason: LossReason) {
+        match self.connections.first() {
+            Some(connection) => connection.kill(reason),
+            None => self.ended.set(reason),
+        }
+    }
+}
+
 /// What a connection shares with its reader.
 struct Shared {
     socket: BlockingSocket,

@@ -23,7 +23,7 @@ use super::threads::Getter;
 use crate::{
     announce::{Backlog, HashReader},
     chain::AnnouncedHead,
-    connection::{End, NodeInfo},
+    connection::{End, NodeInfo, Subscription},
     error::{ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
     gap::{GapReason, Report},
@@ -47,20 +47,13 @@ impl Drop for EndsOnDrop {
     }
 }
 
-/// A subscription that is up and not read yet.
-pub(crate) struct PoolSubscribed {
-    pub(crate) node: NodeInfo,
-    pub(crate) ended: Arc<End>,
-    announcements: AnnouncementStream,
-    blocks: BlockStream,
-}
-
-/// Subscribes to both streams.
+/// Subscribes to both streams. The future reads them until the subscription ends.
 pub(crate) async fn subscribe<S: TransactionSink>(
-    deliverer: &Deliverer<S>,
+    deliverer: &Arc<Deliverer<S>>,
     index: usize,
     pool: &InProcess,
-) -> Result<PoolSubscribed, ConnectError> {
+    backlog: &Arc<Backlog>,
+) -> Result<(Subscription, impl Future<Output = ()>), ConnectError> {
     let fetch = &deliverer.fetch;
     let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
@@ -68,19 +61,9 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let (chain_id, announcements, blocks) = subscribed.await?;
     deliverer.chain_id.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
-    Ok(PoolSubscribed { node, ended: End::new().into(), announcements, blocks })
-}
-
-impl PoolSubscribed {
-    /// Reads until the subscription ends.
-    pub(crate) async fn read<S: TransactionSink>(
-        self,
-        deliverer: &Arc<Deliverer<S>>,
-        (index, pool): (usize, &InProcess),
-        backlog: &Arc<Backlog>,
-    ) {
-        let Self { ended, announcements, blocks, .. } = self;
-        let fetch = &deliverer.fetch;
+    let ended = Arc::new(End::new());
+    let up = Subscription { node, ended: Arc::clone(&ended), connections: Vec::new() };
+    let read = async move {
         let _ends = EndsOnDrop(Arc::clone(&ended));
         let announcements = Arc::new(Announcements {
             unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
@@ -111,7 +94,8 @@ impl PoolSubscribed {
             reason = until_end("blocks", read_blocks(blocks, backlog)) => reason,
         };
         ended.set(reason);
-    }
+    };
+    Ok((up, read))
 }
 
 /// Why a stream that was read to its end has ended.

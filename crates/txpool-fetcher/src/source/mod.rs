@@ -36,7 +36,7 @@ use crate::{
     audit::{AuditMode, AuditReport, AuditState, Comparison},
     chain::{self, Chain, Follower},
     config::Announcements,
-    connection::{Connection, End, NodeInfo, dial},
+    connection::{Connection, Subscription, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
     gap::{GapReason, Report},
@@ -106,24 +106,6 @@ impl Sync {
 fn since_epoch() -> Duration {
     // A clock before 1970 makes every head young.
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
-}
-
-/// Where a source's announcements are read.
-#[derive(Clone)]
-struct Subscription {
-    node: NodeInfo,
-    ended: Arc<End>,
-    /// To a node: for hashes and heads, and that for objects, which ends with it.
-    connections: Vec<Arc<Connection>>,
-}
-
-impl Subscription {
-    fn kill(&self, reason: LossReason) {
-        match self.connections.first() {
-            Some(connection) => connection.kill(reason),
-            None => self.ended.set(reason),
-        }
-    }
 }
 
 /// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
@@ -426,23 +408,16 @@ impl<S: TransactionSink> Source<S> {
             let dialed = async {
                 match (role, fetch.settings.in_process_pool(index)) {
                     (Role::Subscription, Some(pool)) => {
-                        let subscribed = in_process::subscribe(deliverer, index, pool).await?;
-                        let (node, ended) =
-                            (subscribed.node.clone(), Arc::clone(&subscribed.ended));
-                        let up = Subscription { node, ended, connections: Vec::new() };
+                        let subscribed = in_process::subscribe(deliverer, index, pool, backlog);
+                        let (up, read) = subscribed.await?;
                         send(&messages, Message::SubscriptionUp(up)).await;
-                        subscribed.read(deliverer, (index, pool), backlog).await;
+                        read.await;
                     }
                     (Role::Subscription, None) => {
-                        let subscribed =
-                            announce::subscribe(deliverer, index, backlog, known).await?;
-                        let first = Arc::clone(&subscribed.connection);
-                        let (node, ended) = (first.node.clone(), Arc::clone(first.ended()));
-                        let connections =
-                            [first].into_iter().chain(subscribed.objects.clone()).collect();
-                        let up = Subscription { node, ended, connections };
+                        let subscribed = announce::subscribe(deliverer, index, backlog, known);
+                        let (up, read) = subscribed.await?;
                         send(&messages, Message::SubscriptionUp(up)).await;
-                        subscribed.read(fetch, backlog).await;
+                        read.await;
                     }
                     (Role::Request, Some(pool)) => {
                         let queues = in_process::start(deliverer, pool);
