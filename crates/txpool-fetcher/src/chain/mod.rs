@@ -219,7 +219,7 @@ pub(crate) fn follow(
 /// the node removed meanwhile, other than by a block, are then reported as vanished.
 async fn compare_after_dropped_events(chain: Arc<Chain>) {
     loop {
-        chain.sink.caught_up().await;
+        chain.sink.caught_up.notified().await;
         for source in 0..chain.reports.len() {
             chain.report(source, GapReason::MissedHeads).await;
         }

@@ -53,7 +53,8 @@ enum Job {
 pub(crate) struct SinkQueue {
     waiting: Mutex<Waiting>,
     ready: Condvar,
-    caught_up: Notify,
+    /// Notified when the sink has taken everything that waited, after events were dropped.
+    pub(crate) caught_up: Notify,
     metrics: SinkMetrics,
 }
 
@@ -135,11 +136,6 @@ impl SinkQueue {
         }
         all.resize(hashes.len(), Holding::Unknown);
         all
-    }
-
-    /// Waits until the sink has taken everything that waited, after events were dropped. Cancel safe.
-    pub(crate) async fn caught_up(&self) {
-        self.caught_up.notified().await;
     }
 
     /// Accepts no more. Waiting jobs are run, then the thread ends.
@@ -318,7 +314,13 @@ impl<S: TransactionSink> SinkCaller<S> {
             match job {
                 Job::Head { block, mut carried } => {
                     carried.retain(&is_still_mined);
-                    self.tell(head(block, carried));
+                    let block = if carried.is_empty() {
+                        block
+                    } else {
+                        carried.extend(block.mined.iter());
+                        Block::new(block.head, carried)
+                    };
+                    self.tell(ChainEvent::Head(block));
                 }
                 Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
                 Job::Vanished(hashes) => {
@@ -362,15 +364,6 @@ pub(crate) fn spawn<S: TransactionSink>(
     };
     thread::Builder::new().name("mempool-sink".into()).spawn(body)?;
     Ok(())
-}
-
-/// A head, with the hashes of the dropped blocks before it.
-fn head(block: Block, mut carried: Vec<B256>) -> ChainEvent {
-    if carried.is_empty() {
-        return ChainEvent::Head(block);
-    }
-    carried.extend(block.mined.iter());
-    ChainEvent::Head(Block::new(block.head, carried))
 }
 
 #[cfg(test)]

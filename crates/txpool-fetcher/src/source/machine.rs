@@ -290,8 +290,13 @@ impl Machine {
                     self.add_recovered(recovered);
                     return actions;
                 }
-                if reason == Some(GapReason::Silence) && self.state == SourceState::Live {
-                    self.judge_silence(unannounced, &mut actions, now);
+                let is_judged = reason == Some(GapReason::Silence)
+                    && self.state == SourceState::Live
+                    && self.activity.is_silent(now);
+                match is_judged.then_some(unannounced) {
+                    Some(0) => self.activity.load_has_ended(now),
+                    Some(_) => self.stale(LossReason::NoHashes { unannounced }, &mut actions),
+                    None => {}
                 }
                 self.compared(recovered, &mut actions, now);
             }
@@ -362,18 +367,6 @@ impl Machine {
             self.stale(LossReason::NotListed, actions);
         } else if self.comparing.is_none() && self.compare_at.is_none() {
             self.gap(GapReason::Silence, actions, now);
-        }
-    }
-
-    /// Treats a silent source as dead if the node has new transactions; else the load has ended.
-    fn judge_silence(&mut self, unannounced: u64, actions: &mut Vec<Action>, now: Instant) {
-        if !self.activity.is_silent(now) {
-            return;
-        }
-        if unannounced > 0 {
-            self.stale(LossReason::NoHashes { unannounced }, actions);
-        } else {
-            self.activity.load_has_ended(now);
         }
     }
 
