@@ -183,12 +183,6 @@ pub(crate) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 /// it are queued all the same, so that the sink gets them in the order of the heads.
 pub(crate) type Wanted = (usize, ReadBlock);
 
-/// The nonces of a block, or the block that is to be read for them.
-enum Nonces {
-    Known(Vec<NonceUpdate>),
-    In(Answer),
-}
-
 /// Reads full blocks for the nonces that they raised, one after another. Ends with the sources, or when the
 /// fetcher stops. A full block is slow on every node (170 to 660 ms for a large one), so neither the head itself
 /// nor anything else waits for it.
@@ -203,39 +197,30 @@ pub(super) async fn read_nonces(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wa
 }
 
 async fn read_nonces_of(
-    chain: &Arc<Chain>,
-    (source, ReadBlock { block, nonces }): Wanted,
+    chain: &Chain,
+    (source, ReadBlock { block, mut nonces }): Wanted,
 ) -> Result<(), Unread> {
     let Head { number, hash, .. } = block.head;
     let mut reason = Unread::Failed;
-    let mut known = nonces.map(Nonces::Known);
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
         if !is_needed(chain, number, &hash)? {
             return Ok(());
         }
-        let found = match known.take() {
+        let read = match nonces.take() {
             Some(known) => Ok(known),
             None => request_nonces(chain, source, attempt, hash).await,
         };
-        let shared = Arc::clone(chain);
-        let job = move || {
-            let updates = match found? {
-                Nonces::Known(updates) => updates,
-                Nonces::In(answer) => {
-                    let max_bytes = shared.fetch.settings.limits.max_frame_bytes as u64;
-                    wire::read_nonces(answer.take(max_bytes), hash)?
-                }
-            };
-            apply_nonces(&shared, hash, updates);
-            Ok(())
-        };
-        // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-        match chain.fetch.tasks.spawn_blocking(job).await {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(unread)) => reason = unread,
-            // A retry would panic again.
-            Err(_) => return Err(Unread::Failed),
+        match read {
+            Ok(updates) => {
+                let mut mined = lock(&chain.fetch.hashes.blocks);
+                // `None` when a reorg has removed the block meanwhile, which the sink will find too.
+                updates.iter().for_each(|update| _ = mined.raise(&hash, *update));
+                drop(mined);
+                chain.sink.push_nonces(BlockNonces::new(hash, updates));
+                return Ok(());
+            }
+            Err(unread) => reason = unread,
         }
     }
     Err(reason)
@@ -254,11 +239,16 @@ fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
     }
 }
 
-async fn request_nonces(chain: &Chain, source: usize, attempt: u32, hash: B256) -> Result<Nonces, Unread> {
+async fn request_nonces(
+    chain: &Chain,
+    source: usize,
+    attempt: u32,
+    hash: B256,
+) -> Result<Vec<NonceUpdate>, Unread> {
     let Fetch { settings, tasks, .. } = &*chain.fetch;
     let turn = turn(chain, source, attempt).await;
     if let Some(pool) = settings.in_process_pool(turn) {
-        return Ok(Nonces::Known(read_from_pool(chain, pool, hash).await?.nonces));
+        return Ok(read_from_pool(chain, pool, hash).await?.nonces);
     }
     let Settings { config, limits } = &**settings;
     let request = format!(
@@ -267,16 +257,8 @@ async fn request_nonces(chain: &Chain, source: usize, attempt: u32, hash: B256) 
     let wait = Wait::new(limits.call_timeout, tasks.stop.clone(), tasks);
     let max_bytes = limits.max_frame_bytes;
     let answer = Answer::request(&config.sources[turn], &request, max_bytes, wait).await;
-    answer.map(Nonces::In).map_err(|_| Unread::Failed)
-}
-
-fn apply_nonces(chain: &Chain, hash: B256, updates: Vec<NonceUpdate>) {
-    {
-        let mut mined = lock(&chain.fetch.hashes.blocks);
-        for update in &updates {
-            // `None` when a reorg has removed the block meanwhile, which the sink will find too.
-            let _ = mined.raise(&hash, *update);
-        }
-    }
-    chain.sink.push_nonces(BlockNonces::new(hash, updates));
+    let answer = answer.map_err(|_| Unread::Failed)?.take(max_bytes as u64);
+    // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
+    let read = tasks.spawn_blocking(move || wire::read_nonces(answer, hash)).await;
+    read.unwrap_or(Err(Unread::Failed))
 }
