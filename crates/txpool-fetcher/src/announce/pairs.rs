@@ -165,12 +165,6 @@ impl Pairs {
         self.changed.notify_one();
     }
 
-    /// The node announces hashes in place of objects.
-    pub(super) fn refuse(&self) {
-        self.close();
-        self.refused.notify_one();
-    }
-
     /// Requests the hashes whose objects are overdue, until no object comes any more.
     pub(super) async fn request_overdue(&self, fetch: &Arc<Fetch>) {
         loop {

@@ -270,7 +270,8 @@ impl Fetch {
     /// Submits the request to the first source that may be asked now; without one, a task waits.
     fn submit(self: &Arc<Self>, task: FetchTask) {
         if let Err(task) = self.try_submit(task) {
-            self.spawn_submit(task);
+            let fetch = Arc::clone(self);
+            self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
         }
     }
 

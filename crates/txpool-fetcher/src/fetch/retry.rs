@@ -52,11 +52,6 @@ impl Fetch {
         self.tasks.spawn(async move { fetch.retry(task, source, error).await });
     }
 
-    pub(super) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
-        let fetch = Arc::clone(self);
-        self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
-    }
-
     /// Requests the transaction again, from another source or after a delay, or ends the fetch. A
     /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
     /// count as load itself.
@@ -134,7 +129,7 @@ impl Fetch {
         sources.iter().any(|source| self.connections.is_up(source))
     }
 
-    async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
+    pub(super) async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
         // Never closed, so this is always a permit.
         let _one = if task.alone.is_some() { self.alone.acquire().await.ok() } else { None };
         loop {

@@ -81,8 +81,16 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         };
         let body = move || {
             let connection = Arc::clone(&reader.connection);
+            let mut frames = Frames::new(reader.limits.max_frame_bytes);
+            let mut queue = Queue { at: Instant::now(), unread: 0 };
             // Also after a panic: the requests in flight must learn of the end.
-            let read = catch_unwind(AssertUnwindSafe(|| reader.read_socket()));
+            let read = catch_unwind(AssertUnwindSafe(|| {
+                loop {
+                    if let Err(reason) = reader.read_once(&mut frames, &mut queue) {
+                        return reason;
+                    }
+                }
+            }));
             connection.end(read.unwrap_or(LossReason::Closed));
         };
         thread::Builder::new()
@@ -90,17 +98,6 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             .stack_size(STACK_BYTES)
             .spawn(body)
             .map(drop)
-    }
-
-    /// Reads until the connection ends.
-    fn read_socket(&mut self) -> LossReason {
-        let mut frames = Frames::new(self.limits.max_frame_bytes);
-        let mut queue = Queue { at: Instant::now(), unread: 0 };
-        loop {
-            if let Err(reason) = self.read_once(&mut frames, &mut queue) {
-                return reason;
-            }
-        }
     }
 
     fn read_once(&mut self, frames: &mut Frames, queue: &mut Queue) -> Result<(), LossReason> {
