@@ -13,7 +13,6 @@ use super::{
     pairs::{OnHash, Pairs},
 };
 use crate::{
-    buffer::Lost,
     connection::Listener,
     decode::announced_hash,
     fetch::{Arrival, Fetch, FetchRequest},
@@ -153,7 +152,7 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
                     Some(pairs) => pairs.on_waiting_hash(&fetch, arrival).await,
                 }
             }
-            Some(Err(Lost(count))) => {
+            Some(Err(count)) => {
                 fetch.metrics.lagged.add(count);
                 // A buffer that has overrun overruns again at nearly every read: it is logged once per second.
                 if logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {

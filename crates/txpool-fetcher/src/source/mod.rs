@@ -143,7 +143,7 @@ impl<S: TransactionSink> Source<S> {
         parts: Arc<Parts<S>>,
         index: usize,
         shared: Arc<SourceShared>,
-        Inbox { audits, mut reports }: Inbox,
+        Inbox { audits, mut reports, name: _name }: Inbox,
     ) {
         let (messages, mut inbox) = mpsc::channel(MESSAGES);
         let (machine, actions) =

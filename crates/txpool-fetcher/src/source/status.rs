@@ -68,10 +68,12 @@ pub(crate) const AUDITS_WAITING: usize = 4;
 /// What a source's announcements and heads report may wait for its shell, which reads it at once.
 const REPORTS_WAITING: usize = 256;
 
-/// Where a source receives from the other parts.
+/// Where a source receives from the other parts, and its name in the metrics.
 pub(crate) struct Inbox {
     pub(super) audits: mpsc::Receiver<AuditRequest>,
     pub(super) reports: mpsc::Receiver<Report>,
+    /// Until the source ends: the handle may outlive it.
+    pub(super) name: SourceName,
 }
 
 /// The state that a source shares with its handle.
@@ -84,8 +86,6 @@ pub(crate) struct SourceShared {
     pub(crate) announcement_counts: Arc<AnnouncementCounts>,
     pub(crate) limit: Arc<NodeLimit>,
     pub(super) metrics: SourceMetrics,
-    /// Until the source ends: the handle may outlive it.
-    name: Mutex<Option<SourceName>>,
     changes: Changes,
 }
 
@@ -132,10 +132,9 @@ impl SourceShared {
             audits: Arc::default(),
             announcement_counts: Arc::default(),
             metrics,
-            name: Mutex::new(Some(name)),
             changes: Arc::clone(changes),
         };
-        (Arc::new(shared), Inbox { audits, reports: reported })
+        (Arc::new(shared), Inbox { audits, reports: reported, name })
     }
 
     pub(crate) fn status(&self) -> SourceStatus {
@@ -167,7 +166,6 @@ impl SourceShared {
         self.metrics.state.set(f64::from(SourceState::Ended as u8));
         self.metrics.backlog.set(0.0);
         self.metrics.fetch_limit.set(0.0);
-        lock(&self.name).take();
     }
 
     /// Notifies those who wait that the status has changed.
