@@ -144,11 +144,7 @@ async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
 }
 
 /// Asks a pool in this process for a block.
-async fn read_from_pool(
-    chain: &Chain,
-    pool: &InProcess,
-    hash: B256,
-) -> Result<MinedBlock, Unread> {
+async fn read_from_pool(chain: &Chain, pool: &InProcess, hash: B256) -> Result<MinedBlock, Unread> {
     match pool.call(&chain.fetch.tasks, "block", move |pool| pool.block(&hash)).await {
         Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),
         Ok(Some(_)) => Err(Unread::Malformed),
