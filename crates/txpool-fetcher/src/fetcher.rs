@@ -129,8 +129,7 @@ impl Fetcher {
         let share = |endpoint: &Endpoint| SourceShared::new(endpoint.clone(), &settings, &changes);
         let (sources, inboxes): (Vec<_>, Vec<_>) = config.sources.iter().map(share).unzip();
         let heads = sources.iter().map(|shared| Arc::clone(&shared.backlog.heads)).collect();
-        let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
-        let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), counts);
+        let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), config.sources.len());
         let tasks = Arc::new(Tasks::new(io.handle().clone(), stop.clone()));
         let fetch = Arc::new(Fetch {
             settings: Arc::clone(&settings),
@@ -200,7 +199,8 @@ impl Fetcher {
     /// The status of each source, in the order of the configuration.
     #[must_use]
     pub fn status(&self) -> Vec<SourceStatus> {
-        self.sources.iter().map(|shared| shared.status()).collect()
+        let sources = self.sources.iter().zip(&self.hashes.announcements);
+        sources.map(|(shared, announcements)| shared.status(announcements)).collect()
     }
 
     /// Whether at least one source is [`SourceState::Live`].

@@ -257,7 +257,7 @@ mod tests {
     }
 
     fn known() -> Arc<Hashes> {
-        Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), [Arc::default()])
+        Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), 1)
     }
 
     fn arrival(tx: usize, at: Instant) -> Arrival {

@@ -52,7 +52,7 @@ pub(crate) struct Hashes {
     pub(crate) blocks: Mutex<RecentBlocks>,
     unfinished: AtomicU64,
     /// Of each source.
-    announcements: Box<[Arc<AnnouncementCounts>]>,
+    pub(crate) announcements: Box<[AnnouncementCounts]>,
     stop: CancellationToken,
     metrics: Arc<Metrics>,
 }
@@ -62,13 +62,13 @@ impl Hashes {
     pub(crate) fn new(
         stop: CancellationToken,
         metrics: Arc<Metrics>,
-        announcements: impl IntoIterator<Item = Arc<AnnouncementCounts>>,
+        sources: usize,
     ) -> Arc<Self> {
         Arc::new(Self {
             seen: SeenSet::new(SEEN_CAPACITY),
             blocks: RecentBlocks::new(RECENT_BLOCKS).into(),
             unfinished: AtomicU64::new(0),
-            announcements: announcements.into_iter().collect(),
+            announcements: (0..sources).map(|_| AnnouncementCounts::default()).collect(),
             stop,
             metrics,
         })
@@ -235,7 +235,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn hashes(stop: &CancellationToken) -> Arc<Hashes> {
-        Hashes::new(stop.clone(), Metrics::new().into(), [Arc::default()])
+        Hashes::new(stop.clone(), Metrics::new().into(), 1)
     }
 
     fn arrival(number: u64, entry: Entry) -> Arrival {

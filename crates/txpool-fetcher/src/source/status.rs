@@ -83,7 +83,6 @@ pub(crate) struct SourceShared {
     pub(super) status: Mutex<SourceStatus>,
     pub(crate) backlog: Arc<Backlog>,
     pub(crate) audits: Arc<AuditState>,
-    pub(crate) announcement_counts: Arc<AnnouncementCounts>,
     pub(crate) limit: Arc<NodeLimit>,
     pub(super) metrics: SourceMetrics,
     changes: Changes,
@@ -130,21 +129,20 @@ impl SourceShared {
             }),
             backlog: Backlog::new(settings.limits.announcement_buffer, has_objects, reports).into(),
             audits: Arc::default(),
-            announcement_counts: Arc::default(),
             metrics,
             changes: Arc::clone(changes),
         };
         (Arc::new(shared), Inbox { audits, reports: reported, name })
     }
 
-    pub(crate) fn status(&self) -> SourceStatus {
+    pub(crate) fn status(&self, announcements: &AnnouncementCounts) -> SourceStatus {
         SourceStatus {
             backlog: self.backlog.len(),
             fetch_limit: self.limit.limit(),
             audits: self.audits.audits.load(Relaxed),
             to_recover: self.audits.to_recover.load(Relaxed),
-            announced: self.announcement_counts.announced.load(Relaxed),
-            first_seen: self.announcement_counts.first_seen.load(Relaxed),
+            announced: announcements.announced.load(Relaxed),
+            first_seen: announcements.first_seen.load(Relaxed),
             ..lock(&self.status).clone()
         }
     }
