@@ -169,14 +169,11 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
         let Some(mut task) = self.deliverer.fetch.answered(request, sent, is_gone) else { return };
         let bytes = text.as_ref().map_or(0, |text| text.len());
         self.deliverer.fetch.slots.set_response_bytes(&mut task.slot, bytes);
-        let deliverer = &self.deliverer;
-        let released = &mut self.released;
-        let mut done = None;
-        contain(|| {
-            let text = text.as_deref();
-            done = deliverer.decode_and_deliver(task, source, text, || released.clear());
+        let (deliverer, released) = (&self.deliverer, &mut self.released);
+        let done = contain(|| {
+            deliverer.decode_and_deliver(task, source, text.as_deref(), || released.clear())
         });
-        self.released.extend(done);
+        self.released.extend(done.flatten());
         if self.released.len() >= self.release_at {
             self.released.clear();
         }
