@@ -268,28 +268,19 @@ impl Fetch {
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
-    fn submit(self: &Arc<Self>, task: FetchTask) {
-        if let Err(task) = self.try_submit(task) {
-            let fetch = Arc::clone(self);
-            self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
-        }
-    }
-
-    #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
-    fn try_submit(&self, mut task: FetchTask) -> Result<(), FetchTask> {
-        if task.alone.is_some() {
-            return Err(task);
-        }
+    fn submit(self: &Arc<Self>, mut task: FetchTask) {
         let arrival = task.ticket.arrival;
-        for source in task.untried.iter_from(arrival.source) {
+        let may_ask = if task.alone.is_some() { SourceSet::default() } else { task.untried };
+        for source in may_ask.iter_from(arrival.source) {
             if let Some(permit) = self.limits[source].try_acquire(arrival.is_deferrable()) {
                 match self.submit_to(source, permit, task) {
-                    Ok(()) => return Ok(()),
+                    Ok(()) => return,
                     Err(back) => task = back,
                 }
             }
         }
-        Err(task)
+        let fetch = Arc::clone(self);
+        self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
     }
 
     /// Submits the request to one source; returns it when that source has no connection.
