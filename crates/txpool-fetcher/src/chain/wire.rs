@@ -22,11 +22,8 @@ struct WireHead {
     timestamp: U64,
     gas_used: U64,
     gas_limit: U64,
-    #[serde(default)]
     base_fee_per_gas: Option<U256>,
-    #[serde(default)]
     blob_gas_used: Option<U64>,
-    #[serde(default)]
     excess_blob_gas: Option<U64>,
     #[serde(default)]
     miner: Address,

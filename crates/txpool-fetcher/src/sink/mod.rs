@@ -250,8 +250,7 @@ impl TransactionSink for mpsc::Sender<FetchedTransaction> {
 #[non_exhaustive]
 #[expect(
     clippy::large_enum_variant,
-    reason = "nearly all events are transactions: a box would cost \
-    an allocation for each"
+    reason = "nearly all events are transactions: a box would cost an allocation for each"
 )]
 pub enum SinkEvent {
     /// A transaction.
