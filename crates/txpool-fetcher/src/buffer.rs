@@ -97,7 +97,6 @@ impl<T> Buffer<T> {
         queue.items.len() as u64 + queue.lost + u64::from(queue.is_in_hand)
     }
 
-    /// How many bytes wait.
     pub(crate) fn bytes(&self) -> usize {
         lock(&self.queue).bytes
     }

@@ -89,7 +89,6 @@ impl HashReader {
         self.fetch.deferral.observe_backlog(self.source, || self.backlog.len());
     }
 
-    /// Sends what was submitted.
     pub(crate) fn flush(&mut self) {
         if std::mem::take(&mut self.submitted) > 0 {
             self.fetch.connections.flush();
@@ -166,7 +165,6 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
     }
 }
 
-/// The announcement of a hash.
 pub(super) fn parse_hash(json: &str) -> Option<B256> {
     let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
     const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)

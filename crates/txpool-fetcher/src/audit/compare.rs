@@ -92,7 +92,6 @@ impl AuditReport {
     pub const MISSING_SAMPLE: usize = 16;
 }
 
-/// One comparison.
 #[derive(Clone)]
 pub(crate) struct Comparison {
     pub(crate) fetch: Arc<Fetch>,

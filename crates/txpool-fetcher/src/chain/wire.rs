@@ -42,7 +42,6 @@ struct WireFullBlock {
     transactions: Vec<WireNonce>,
 }
 
-/// A response to a request.
 #[derive(Debug, Deserialize)]
 struct WireAnswer<T> {
     result: Option<T>,

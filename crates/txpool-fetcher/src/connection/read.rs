@@ -71,7 +71,6 @@ impl Drop for SocketReader {
     }
 }
 
-/// Takes one complete value.
 fn take(
     shared: &Shared,
     subscriptions: &mut Subscriptions,

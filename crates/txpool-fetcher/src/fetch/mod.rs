@@ -96,7 +96,6 @@ pub(crate) struct FetchRequest {
 pub(crate) struct SourceSet(u16);
 
 impl FetchRequest {
-    /// The hash of the transaction.
     pub(crate) fn hash(&self) -> B256 {
         self.task.ticket.arrival.hash
     }

@@ -48,7 +48,6 @@ pub(crate) trait Responses<T>: Send + 'static {
     }
 }
 
-/// What the thread knows.
 pub(super) struct Reader<T: Send + 'static, R> {
     connection: Arc<RequestConnection<T>>,
     responses: R,
@@ -130,7 +129,6 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         Ok(())
     }
 
-    /// Takes one complete value.
     fn take(&mut self, value: &[u8], read_at: Instant) -> Result<(), LossReason> {
         self.last_frame = read_at;
         match Response::read(value)? {

@@ -129,7 +129,6 @@ pub(crate) fn next_of<T>((live, deferrable): &PoolRequests<T>) -> Option<T> {
     }
 }
 
-/// The request connections of all sources.
 pub(crate) struct RequestConnections<T: Send + 'static> {
     sets: watch::Sender<Vec<Option<Arc<Requests<T>>>>>,
 }

@@ -121,7 +121,6 @@ pub(crate) struct Parts<S> {
     pub(crate) chain: Arc<Chain>,
 }
 
-/// One running source.
 pub(crate) struct Source<S> {
     parts: Arc<Parts<S>>,
     index: usize,
