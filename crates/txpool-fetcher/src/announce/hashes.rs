@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::B256;
 
 use super::{
-    backlog::{Backlog, Hash},
+    Backlog, Hash,
     pairs::{OnHash, Pairs},
 };
 use crate::{

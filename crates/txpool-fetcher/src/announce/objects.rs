@@ -12,7 +12,7 @@ use std::{
 
 use alloy_primitives::B256;
 
-use super::{backlog::Backlog, hashes::parse_hash, pairs::Pairs};
+use super::{Backlog, hashes::parse_hash, pairs::Pairs};
 use crate::{
     config::Announcements,
     connection::Listener,

@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::{B256, map::B256HashMap};
 use tokio::{sync::Notify, time::timeout};
 
-use super::backlog::Backlog;
+use super::Backlog;
 use crate::{
     fetch::{Arrival, Fetch, Hashes, Ticket},
     limits::Limits,

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use super::{
-    backlog::Backlog,
+    Backlog,
     hashes::HashReader,
     objects::{ObjectListener, ObjectReader},
     pairs::Pairs,

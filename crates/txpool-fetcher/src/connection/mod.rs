@@ -17,7 +17,6 @@
 //! | calls | callers and the reader | one entry of a map |
 
 mod chain_id;
-mod end;
 mod frame;
 mod open;
 mod read;
@@ -36,12 +35,14 @@ use std::{
 
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::{oneshot, watch},
+    time::timeout,
+};
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
-    end::End,
     frame::Frames,
     open::{closed_too_early, dial, open_socket},
     response::{Payload, Response, read_error},
@@ -126,6 +127,39 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.kill(LossReason::Closed);
+    }
+}
+
+/// Whether a connection has ended, and why. The first reason stands.
+pub(crate) struct End(watch::Sender<Option<LossReason>>);
+
+impl End {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(None))
+    }
+
+    /// Sets the reason, unless there is one already.
+    pub(crate) fn set(&self, reason: LossReason) {
+        self.0.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(reason);
+            is_first
+        });
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    pub(crate) fn is_by_peer(&self) -> bool {
+        self.0.borrow().as_ref().is_some_and(LossReason::is_by_peer)
+    }
+
+    /// Waits for the end, and returns the reason. Cancel safe.
+    pub(crate) async fn wait(&self) -> LossReason {
+        let mut ended = self.0.subscribe();
+        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or(LossReason::Closed)
     }
 }
 

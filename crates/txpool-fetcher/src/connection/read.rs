@@ -19,7 +19,9 @@ pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, alive: Alive) ->
         while !sockets.is_empty() {
             // A socket that is read alone needs no poll: only pings are written into it.
             let readable = match &*sockets {
-                [one, other] => BlockingSocket::wait_both([&one.shared.socket, &other.shared.socket]),
+                [one, other] => {
+                    BlockingSocket::wait_both([&one.shared.socket, &other.shared.socket])
+                }
                 _ => [true; 2],
             };
             let mut readable = readable.into_iter();

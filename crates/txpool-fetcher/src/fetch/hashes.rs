@@ -59,11 +59,7 @@ pub(crate) struct Hashes {
 
 impl Hashes {
     /// After `stop`, a hash that is dropped without an outcome stays unfinished.
-    pub(crate) fn new(
-        stop: CancellationToken,
-        metrics: Arc<Metrics>,
-        sources: usize,
-    ) -> Arc<Self> {
+    pub(crate) fn new(stop: CancellationToken, metrics: Arc<Metrics>, sources: usize) -> Arc<Self> {
         Arc::new(Self {
             seen: SeenSet::new(SEEN_CAPACITY),
             blocks: RecentBlocks::new(RECENT_BLOCKS).into(),

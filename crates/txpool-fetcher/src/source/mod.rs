@@ -188,7 +188,11 @@ impl<S: TransactionSink> Source<S> {
             ended = source.perform(actions);
             source.publish();
         }
-        source.end(ended).await;
+        source.parts.fetch.connections.set(index, None);
+        source.tasks.shutdown().await;
+        if !ended {
+            lock(&source.shared.status).last_error = None;
+        }
     }
 
     fn tick(&mut self) -> Vec<Action> {
@@ -508,14 +512,6 @@ impl<S: TransactionSink> Source<S> {
                 let _ = reply.send(result);
             }
         });
-    }
-
-    async fn end(mut self, gave_up: bool) {
-        self.parts.fetch.connections.set(self.index, None);
-        self.tasks.shutdown().await;
-        if !gave_up {
-            lock(&self.shared.status).last_error = None;
-        }
     }
 }
 
