@@ -48,7 +48,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     index: usize,
     backlog: &Arc<Backlog>,
     known: bool,
-) -> Result<(Subscription, impl Future<Output = ()>), ConnectError> {
+) -> Result<(Subscription, impl Future<Output = ()> + use<S>), ConnectError> {
     const HASHES: &str = "newPendingTransactions";
     let fetch = &deliverer.fetch;
     let limits = &fetch.settings.limits;
@@ -100,6 +100,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         ended: Arc::clone(hashes.ended()),
         connections: std::iter::once(&hashes).chain(objects).cloned().collect(),
     };
+    let (fetch, backlog) = (Arc::clone(fetch), Arc::clone(backlog));
     let read = async move {
         let Some((objects, pairs)) = full else { return };
         let until_one_ends = async {
@@ -115,7 +116,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
                 reason = hashes.closed() => objects.kill(reason),
             }
         };
-        tokio::join!(pairs.request_overdue(fetch), until_one_ends);
+        tokio::join!(pairs.request_overdue(&fetch), until_one_ends);
     };
     Ok((up, read))
 }

@@ -53,7 +53,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     index: usize,
     pool: &InProcess,
     backlog: &Arc<Backlog>,
-) -> Result<(Subscription, impl Future<Output = ()>), ConnectError> {
+) -> Result<(Subscription, impl Future<Output = ()> + use<S>), ConnectError> {
     let fetch = &deliverer.fetch;
     let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
@@ -63,17 +63,17 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let node = NodeInfo { client: pool.to_string(), chain_id };
     let ended = Arc::new(End::new());
     let up = Subscription { node, ended: Arc::clone(&ended), connections: Vec::new() };
+    let announcements = Arc::new(Announcements {
+        unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
+        busy: AtomicU64::new(0),
+        runtime: Handle::current(),
+        fetch: Arc::clone(fetch),
+        backlog: Arc::clone(backlog),
+    });
+    let (getter, alive) = (Getter::new(deliverer, pool), fetch.tasks.alive());
     let read = async move {
         let _ends = EndsOnDrop(Arc::clone(&ended));
-        let announcements = Arc::new(Announcements {
-            unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
-            busy: AtomicU64::new(0),
-            runtime: Handle::current(),
-            fetch: Arc::clone(fetch),
-            backlog: Arc::clone(backlog),
-        });
-        let (subscribed, getter) = (Arc::clone(&ended), Getter::new(deliverer, pool));
-        let (unread, alive) = (Arc::clone(&announcements), fetch.tasks.alive());
+        let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
         let thread = thread::Builder::new().name("mempool-announce".into());
         let spawned = thread.spawn(move || {
             // Dropped last: a stop that has waited for it leaves no holder of the pool.
@@ -91,7 +91,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
             // The order is irrelevant: the first branch that ends, ends all.
             reason = ended.wait() => reason,
             reason = until_end("announcements", announcements.read_while_held_up()) => reason,
-            reason = until_end("blocks", read_blocks(blocks, backlog)) => reason,
+            reason = until_end("blocks", read_blocks(blocks, &announcements.backlog)) => reason,
         };
         ended.set(reason);
     };

@@ -14,11 +14,13 @@ mod ping;
 mod status;
 
 use std::{
+    panic::resume_unwind,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime},
 };
 
 use chain_view::Head;
+use futures::{FutureExt as _, future::BoxFuture};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -53,9 +55,6 @@ const TICK: Duration = Duration::from_millis(100);
 /// blocks of 12 s: some in a row may have no proposer, and clocks differ by some seconds.
 const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 
-/// Capacity of the source's inbox. A sender waits while it is full, so nothing is lost.
-const MESSAGES: usize = 256;
-
 /// A request for a comparison, by a caller of [`Fetcher::audit`](crate::Fetcher::audit).
 pub(crate) struct AuditRequest {
     pub(crate) mode: AuditMode,
@@ -63,16 +62,13 @@ pub(crate) struct AuditRequest {
     pub(crate) reply: oneshot::Sender<Result<AuditReport, SnapshotError>>,
 }
 
+/// What became of a task of the source.
 enum Message {
-    SubscriptionUp(Subscription),
+    /// With what is to be read of it.
+    SubscriptionUp(Subscription, BoxFuture<'static, ()>),
     /// With what the node says of its chain.
     RequestsUp(Arc<Requests<FetchRequest>>, Sync),
     DialFailed(Role, ConnectError),
-    /// The node's answer to a ping of the connection for calls.
-    Pinged {
-        block: Option<u64>,
-        says_syncing: bool,
-    },
     Lost(Role, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
 }
@@ -108,12 +104,6 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
-async fn send(messages: &mpsc::Sender<Message>, message: Message) {
-    // A closed channel means that the source has ended, which makes the message irrelevant.
-    let _ = messages.send(message).await;
-}
-
 /// What all sources share.
 pub(crate) struct Parts<S> {
     pub(crate) fetch: Arc<Fetch>,
@@ -126,8 +116,7 @@ pub(crate) struct Source<S> {
     index: usize,
     shared: Arc<SourceShared>,
     machine: Machine,
-    messages: mpsc::Sender<Message>,
-    tasks: JoinSet<()>,
+    tasks: JoinSet<Option<Message>>,
     subscription: Option<Subscription>,
     sync: Sync,
     /// The error of a source on another chain is logged.
@@ -144,7 +133,6 @@ impl<S: TransactionSink> Source<S> {
         shared: Arc<SourceShared>,
         Inbox { audits, mut reports, name: _name }: Inbox,
     ) {
-        let (messages, mut inbox) = mpsc::channel(MESSAGES);
         let (machine, actions) =
             Machine::new(&parts.fetch.settings, rand::random(), Instant::now());
         let mut source = Self {
@@ -152,7 +140,6 @@ impl<S: TransactionSink> Source<S> {
             index,
             shared,
             machine,
-            messages,
             tasks: JoinSet::new(),
             subscription: None,
             sync: Sync::default(),
@@ -162,7 +149,7 @@ impl<S: TransactionSink> Source<S> {
         source.serve_audits(audits);
         let (fetch, backlog) = (&source.parts.fetch, &source.shared.backlog);
         let waiting = announce::process_waiting(Arc::clone(fetch), index, Arc::clone(backlog));
-        source.tasks.spawn(waiting);
+        source.spawn(waiting);
         let mut ended = source.perform(actions);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -173,15 +160,13 @@ impl<S: TransactionSink> Source<S> {
                 // there may be many; they wait in their channel.
                 biased;
                 () = stop.cancelled() => break,
-                Some(message) = inbox.recv() => source.on_message(message),
-                Some(joined) = source.tasks.join_next() => {
+                Some(joined) = source.tasks.join_next() => match joined {
+                    Ok(message) => message.map_or_else(Vec::new, |it| source.on_message(it)),
                     // The event that it was to report would never come, so the fetcher ends with
                     // this reason.
-                    if let Err(error) = joined && error.is_panic() {
-                        std::panic::resume_unwind(error.into_panic());
-                    }
-                    Vec::new()
-                }
+                    Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+                    Err(_) => Vec::new(),
+                },
                 _ = ticks.tick() => source.tick(),
                 Some(report) = reports.recv() => source.on_report(report),
             };
@@ -193,6 +178,11 @@ impl<S: TransactionSink> Source<S> {
         if !ended {
             lock(&source.shared.status).last_error = None;
         }
+    }
+
+    /// Starts a task with nothing to say at its end.
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task.map(|()| None));
     }
 
     fn tick(&mut self) -> Vec<Action> {
@@ -231,6 +221,11 @@ impl<S: TransactionSink> Source<S> {
                 Event::Head(head.number)
             }
             Report::Gap(reason) => Event::Gap(reason),
+            Report::Pinged { block, says_syncing } => {
+                self.sync.says_syncing = says_syncing;
+                let Some(number) = block else { return Vec::new() };
+                Event::SawBlock(number)
+            }
             Report::NoObjects => {
                 self.shared.announces(Announcements::Hashes);
                 return Vec::new();
@@ -242,7 +237,8 @@ impl<S: TransactionSink> Source<S> {
     fn on_message(&mut self, message: Message) -> Vec<Action> {
         let now = Instant::now();
         match message {
-            Message::SubscriptionUp(subscription) => {
+            Message::SubscriptionUp(subscription, read) => {
+                self.spawn(read);
                 let ended = Arc::clone(&subscription.ended);
                 self.watch_end(Role::Subscription, async move { ended.wait().await });
                 let connections = &subscription.connections;
@@ -284,10 +280,6 @@ impl<S: TransactionSink> Source<S> {
                 self.is_on_other_chain |= is_on_other_chain;
                 self.shared.fail(SourceError::Connect(error));
                 self.machine.on(Event::DialFailed(role), now)
-            }
-            Message::Pinged { block, says_syncing } => {
-                self.sync.says_syncing = says_syncing;
-                block.map_or_else(Vec::new, |number| self.machine.on(Event::SawBlock(number), now))
             }
             Message::Lost(role, reason) => {
                 if role == Role::Subscription {
@@ -331,7 +323,7 @@ impl<S: TransactionSink> Source<S> {
     fn request_head(&mut self) {
         let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
         let backlog = Arc::clone(&self.shared.backlog);
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
                 backlog.report(Report::Head(head.head)).await;
                 backlog.heads.push(head, 0);
@@ -401,61 +393,53 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
-        let (parts, shared) = (Arc::clone(&self.parts), Arc::clone(&self.shared));
-        let (index, messages) = (self.index, self.messages.clone());
+        let (parts, shared, index) =
+            (Arc::clone(&self.parts), Arc::clone(&self.shared), self.index);
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let backlog = &shared.backlog;
             let Parts { fetch, deliverer, .. } = &*parts;
+            let backlog = &shared.backlog;
             let dialed = async {
-                match (role, fetch.settings.in_process_pool(index)) {
+                Ok(match (role, fetch.settings.in_process_pool(index)) {
                     (Role::Subscription, Some(pool)) => {
                         let subscribed = in_process::subscribe(deliverer, index, pool, backlog);
                         let (up, read) = subscribed.await?;
-                        send(&messages, Message::SubscriptionUp(up)).await;
-                        read.await;
+                        Message::SubscriptionUp(up, read.boxed())
                     }
                     (Role::Subscription, None) => {
                         let subscribed = announce::subscribe(deliverer, index, backlog, known);
                         let (up, read) = subscribed.await?;
-                        send(&messages, Message::SubscriptionUp(up)).await;
-                        read.await;
+                        Message::SubscriptionUp(up, read.boxed())
                     }
                     (Role::Request, Some(pool)) => {
                         let queues = in_process::start(deliverer, pool);
                         let queues = queues.map_err(|error| ConnectError::io(pool, error))?;
-                        let requests = Requests::InProcess(queues).into();
-                        send(&messages, Message::RequestsUp(requests, Sync::default())).await;
+                        Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default())
                     }
                     (Role::Request, None) => {
-                        let (set, sync) =
-                            open_requests(&parts, &shared.audits, index, known).await?;
-                        let requests = Requests::Node(set).into();
-                        send(&messages, Message::RequestsUp(requests, sync)).await;
+                        let opened = open_requests(&parts, &shared.audits, index, known);
+                        let (set, sync) = opened.await?;
+                        Message::RequestsUp(Requests::Node(set).into(), sync)
                     }
-                }
-                Ok(())
+                })
             };
-            if let Err(error) = dialed.await {
-                send(&messages, Message::DialFailed(role, error)).await;
-            }
+            Some(dialed.await.unwrap_or_else(|error| Message::DialFailed(role, error)))
         });
     }
 
     /// Starts the task that waits for an end.
     fn watch_end(&mut self, role: Role, ended: impl Future<Output = LossReason> + Send + 'static) {
-        let messages = self.messages.clone();
-        self.tasks.spawn(async move { send(&messages, Message::Lost(role, ended.await)).await });
+        self.tasks.spawn(async move { Some(Message::Lost(role, ended.await)) });
     }
 
     fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
-        let (connection, audits) = (Arc::clone(connection), Arc::clone(&self.shared.audits));
-        let (fetch, messages) = (Arc::clone(&self.parts.fetch), self.messages.clone());
-        self.tasks.spawn(async move {
+        let (connection, shared) = (Arc::clone(connection), Arc::clone(&self.shared));
+        let fetch = Arc::clone(&self.parts.fetch);
+        self.spawn(async move {
             tokio::select! {
                 _ = connection.closed() => {}
-                () = ping(role, &connection, &fetch.settings.limits, &audits, &messages) => {}
+                () = ping(role, &connection, &fetch.settings.limits, &shared) => {}
             }
         });
     }
@@ -475,11 +459,10 @@ impl<S: TransactionSink> Source<S> {
 
     fn compare(&mut self, reason: GapReason) {
         let comparison = self.comparison(reason, AuditMode::Recover, reason == GapReason::Audit);
-        let messages = self.messages.clone();
         self.tasks.spawn(async move {
             let started = Instant::now();
             let result = comparison.run().await;
-            send(&messages, Message::Compared(result, started.elapsed())).await;
+            Some(Message::Compared(result, started.elapsed()))
         });
     }
 
@@ -487,7 +470,7 @@ impl<S: TransactionSink> Source<S> {
     /// each lists a whole pool.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let comparison = self.comparison(GapReason::Audit, AuditMode::Recover, false);
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             let (fetch, index) = (Arc::clone(&comparison.fetch), comparison.source);
             let limits = &fetch.settings.limits;
             while let Some(AuditRequest { mode, at, reply }) = audits.recv().await {

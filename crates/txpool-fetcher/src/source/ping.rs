@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use alloy_primitives::U64;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
-use super::{Message, machine::Role, send};
+use super::{SourceShared, machine::Role};
 use crate::{
-    audit::AuditState,
     chain::says_syncing,
     connection::Connection,
     error::{CallError, LossReason},
+    gap::Report,
     limits::Limits,
 };
 
@@ -20,8 +20,7 @@ pub(super) async fn ping(
     role: Role,
     connection: &Connection,
     limits: &Limits,
-    audits: &AuditState,
-    messages: &mpsc::Sender<Message>,
+    SourceShared { audits, backlog, .. }: &SourceShared,
 ) {
     // When the oldest ping without a response was sent.
     let mut silent_since = None;
@@ -44,7 +43,7 @@ pub(super) async fn ping(
             Ok(number) if role == Role::Request => {
                 let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
                 let says_syncing = says_syncing(connection, limits.ping_timeout).await;
-                send(messages, Message::Pinged { block, says_syncing }).await;
+                backlog.report(Report::Pinged { block, says_syncing }).await;
             }
             Err(CallError::ConnectionLost | CallError::Suspect) => return,
             // An error response also shows that the node is alive.
