@@ -413,8 +413,7 @@ impl<S: TransactionSink> Source<S> {
                         Message::SubscriptionUp(up, read.boxed())
                     }
                     (Role::Request, Some(pool)) => {
-                        let queues = in_process::start(deliverer, pool);
-                        let queues = queues.map_err(|error| ConnectError::io(pool, error))?;
+                        let queues = in_process::start(deliverer, pool)?;
                         Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default())
                     }
                     (Role::Request, None) => {
