@@ -18,6 +18,7 @@
 
 mod chain_id;
 mod frame;
+mod listings;
 mod open;
 mod read;
 mod response;
@@ -44,6 +45,7 @@ pub use self::open::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
     frame::Frames,
+    listings::Listings,
     open::{closed_too_early, dial, open_socket},
     response::{Payload, Response, read_error},
     socket::BlockingSocket,

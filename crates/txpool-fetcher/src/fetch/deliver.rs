@@ -12,8 +12,7 @@ use load_control::WorkPermit;
 
 use super::{Arrival, Fetch, FetchRequest, FetchTask, Seen, Slot, Ticket};
 use crate::{
-    audit::Listings,
-    connection::{ChainId, Payload},
+    connection::{ChainId, Listings, Payload},
     decode::{Malformed, RawTransaction, is_on_chain, read_hex, verify_blob_proofs},
     error::CallError,
     outcome::Outcome,

@@ -166,16 +166,16 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             self.pinged = None;
         }
         match self.pinged {
-            Some(pinged) => {
-                if until >= pinged + self.limits.ping_timeout + self.responses.patience() {
-                    self.connection.end(LossReason::Unresponsive(until - pinged));
-                }
+            Some(pinged)
+                if until >= pinged + self.limits.ping_timeout + self.responses.patience() =>
+            {
+                self.connection.end(LossReason::Unresponsive(until - pinged));
             }
             None if until >= self.last_frame + self.limits.ping_interval => {
                 self.pinged = Some(Instant::now());
                 self.connection.ping();
             }
-            None => {}
+            _ => {}
         }
     }
 }
