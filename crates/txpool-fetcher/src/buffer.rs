@@ -30,10 +30,6 @@ struct Queue<T> {
     is_closed: bool,
 }
 
-/// So many items were displaced before the next one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Lost(pub(crate) u64);
-
 impl<T> Buffer<T> {
     /// In the order of their arrival.
     pub(crate) fn new(slots: usize) -> Self {
@@ -63,12 +59,12 @@ impl<T> Buffer<T> {
         self.changed.notify_one();
     }
 
-    /// The next item, if there is one. The one before counts as processed.
-    pub(crate) fn try_next(&self) -> Option<Result<T, Lost>> {
+    /// The next item, if there is one, or how many were displaced before it. The one before counts as processed.
+    pub(crate) fn try_next(&self) -> Option<Result<T, u64>> {
         let mut queue = lock(&self.queue);
         queue.is_in_hand = false;
         if queue.lost > 0 {
-            return Some(Err(Lost(std::mem::take(&mut queue.lost))));
+            return Some(Err(std::mem::take(&mut queue.lost)));
         }
         let is_crowded = queue.items.len() > self.few;
         let item = queue.pop(is_crowded)?;
@@ -77,7 +73,7 @@ impl<T> Buffer<T> {
     }
 
     /// Waits for the next item; `None` when there will be none. The one before counts as processed. Cancel safe.
-    pub(crate) async fn next(&self) -> Option<Result<T, Lost>> {
+    pub(crate) async fn next(&self) -> Option<Result<T, u64>> {
         loop {
             if let Some(next) = self.try_next() {
                 return Some(next);
@@ -101,7 +97,6 @@ impl<T> Buffer<T> {
         queue.items.len() as u64 + queue.lost + u64::from(queue.is_in_hand)
     }
 
-    /// How many bytes wait.
     pub(crate) fn bytes(&self) -> usize {
         lock(&self.queue).bytes
     }
@@ -127,7 +122,7 @@ mod tests {
         let buffer = Buffer::new(4);
         (0..7).for_each(|item| buffer.push(item, 10));
         assert_eq!((buffer.len(), buffer.bytes()), (7, 40));
-        assert_eq!(buffer.try_next(), Some(Err(Lost(3))));
+        assert_eq!(buffer.try_next(), Some(Err(3)));
         assert_eq!(buffer.try_next(), Some(Ok(3)));
         assert_eq!((buffer.len(), buffer.bytes()), (4, 30), "one of them is being processed");
         let rest: Vec<_> = std::iter::from_fn(|| buffer.try_next()).collect();
@@ -139,7 +134,7 @@ mod tests {
     fn while_more_than_a_few_wait_the_newest_comes_first() {
         let buffer = Buffer::newest_first_above(2, 4);
         (0..6).for_each(|item| buffer.push(item, 10));
-        assert_eq!(buffer.try_next(), Some(Err(Lost(2))));
+        assert_eq!(buffer.try_next(), Some(Err(2)));
         let rest: Vec<_> = std::iter::from_fn(|| buffer.try_next()).collect();
         assert_eq!(rest, [Ok(5), Ok(4), Ok(2), Ok(3)]);
         assert_eq!((buffer.len(), buffer.bytes()), (0, 0));

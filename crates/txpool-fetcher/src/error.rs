@@ -9,7 +9,7 @@ pub enum ConfigError {
     /// A number is out of its bounds.
     #[error("`{field}` is {value}, it must be between {min} and {max}")]
     OutOfRange {
-        /// The field.
+        /// The field, with its unit if it is a time.
         field: &'static str,
         /// Its value.
         value: usize,
@@ -17,18 +17,6 @@ pub enum ConfigError {
         min: usize,
         /// The most it may be.
         max: usize,
-    },
-    /// A duration is out of its bounds.
-    #[error("`{field}` is {value:?}, it must be between {min:?} and {max:?}")]
-    DurationOutOfRange {
-        /// The field.
-        field: &'static str,
-        /// Its value.
-        value: Duration,
-        /// The least it may be.
-        min: Duration,
-        /// The most it may be.
-        max: Duration,
     },
     /// Two sources have the same endpoint.
     #[error("`sources` names {endpoint} twice")]

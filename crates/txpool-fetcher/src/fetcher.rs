@@ -1,7 +1,6 @@
 //! The public handle: starts, reports on and stops the fetcher.
 
 use std::{
-    convert::Infallible,
     fmt, io,
     sync::Arc,
     time::{Duration, Instant},
@@ -65,17 +64,12 @@ pub struct FetcherEnd {
     pub reason: EndReason,
     /// The final counts.
     pub counts: Counts,
-    /// Whether everything has ended by the deadline. If not, threads whose call of the sink or of a
-    /// pool in this process has not returned keep running until it does.
+    /// Whether everything has ended by the deadline.
     pub ended: bool,
 }
 
-/// A running fetcher. Dropping it stops it without waiting.
-///
-/// It runs on threads of its own: one that reads the sockets and does no long work, and
-/// [`FetcherConfig::request_connections`] for each source that read responses, decode, recover
-/// senders and call the sink. So nothing is lost if the host's runtime is busy, or blocked for
-/// minutes.
+/// A running fetcher, on threads of its own: nothing is lost if the host's runtime is busy, or blocked
+/// for minutes. Dropping it stops it without waiting.
 pub struct Fetcher {
     hashes: Arc<Hashes>,
     deferral: Arc<Deferral>,
@@ -127,29 +121,21 @@ impl Fetcher {
         let start = config.start;
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::described());
-        let deferral = Arc::new(Deferral::new(&settings, metrics.deferred.clone())?);
+        let deferral = Arc::new(Deferral::new(&settings, &metrics)?);
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(None);
         let io = io_runtime(config.sources.len())?;
-        let (alive, all_ended) = mpsc::channel(1);
         let changes = Changes::default();
         let share = |endpoint: &Endpoint| SourceShared::new(endpoint.clone(), &settings, &changes);
         let (sources, inboxes): (Vec<_>, Vec<_>) = config.sources.iter().map(share).unzip();
         let heads = sources.iter().map(|shared| Arc::clone(&shared.backlog.heads)).collect();
-        let counts = sources.iter().map(|shared| Arc::clone(&shared.announcement_counts));
-        let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), counts);
-        let tasks = Arc::new(Tasks::new(io.handle().clone(), alive, stop.clone()));
+        let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), config.sources.len());
+        let tasks = Arc::new(Tasks::new(io.handle().clone(), stop.clone()));
         let fetch = Arc::new(Fetch {
             settings: Arc::clone(&settings),
             hashes: Arc::clone(&hashes),
             connections: RequestConnections::new(config.sources.len()).into(),
-            slots: Slots::new(
-                config.fetch_slots,
-                settings.deferrable_slots(),
-                config.max_bytes_in_flight,
-                config.sources.len(),
-                metrics.in_flight_bytes.clone(),
-            ),
+            slots: Slots::new(&settings, metrics.in_flight_bytes.clone()),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
             deferral: Arc::clone(&deferral),
             alone: Semaphore::new(REQUESTED_ALONE),
@@ -157,7 +143,7 @@ impl Fetcher {
             tasks: Arc::clone(&tasks),
             metrics: Arc::clone(&metrics),
         });
-        let (nonces, wanted) = chain::nonce_queue();
+        let (nonces, wanted) = mpsc::channel(chain::BLOCKS_WAITING);
         let chain = Arc::new(Chain {
             follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
             fetch: Arc::clone(&fetch),
@@ -186,7 +172,7 @@ impl Fetcher {
             let _ends_queue = ends_queue;
             let end = io.block_on(async {
                 let followers = chain::follow(&parts.chain, heads, wanted);
-                supervise(parts, running, followers, all_ended, deadline_rx).await
+                supervise(parts, running, followers, deadline_rx).await
             });
             // The `Fetcher` may have been dropped.
             let _ = ended_tx.send(Some(end));
@@ -213,7 +199,8 @@ impl Fetcher {
     /// The status of each source, in the order of the configuration.
     #[must_use]
     pub fn status(&self) -> Vec<SourceStatus> {
-        self.sources.iter().map(|shared| shared.status()).collect()
+        let sources = self.sources.iter().zip(&self.hashes.announcements);
+        sources.map(|(shared, announcements)| shared.status(announcements)).collect()
     }
 
     /// Whether at least one source is [`SourceState::Live`].
@@ -325,8 +312,8 @@ impl Fetcher {
     }
 
     /// Stops the fetcher and waits for at most `deadline`. Afterwards no thread or task of the
-    /// fetcher is left, except threads whose call of the sink has not returned; each ends when its
-    /// call returns. The transactions in those calls stay counted as unfinished, and chain events
+    /// fetcher is left, except threads whose call of the sink or of a pool in this process has not
+    /// returned; each ends when its call returns. The transactions in those calls stay counted as unfinished, and chain events
     /// that the sink has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
     ///
     /// # Cancel safety
@@ -436,12 +423,10 @@ async fn supervise<S: TransactionSink>(
     parts: Arc<Parts<S>>,
     running: Vec<(Arc<SourceShared>, Inbox)>,
     mut followers: JoinSet<()>,
-    mut all_ended: mpsc::Receiver<Infallible>,
     deadline: watch::Receiver<Option<Instant>>,
 ) -> (EndReason, bool) {
     let tasks = Arc::clone(&parts.fetch.tasks);
     let sink_closed = parts.deliverer.sink.closed.clone();
-    let sink_queue = Arc::clone(&parts.chain.sink);
     let mut sources = JoinSet::new();
     for (index, (source, inbox)) in running.into_iter().enumerate() {
         sources.spawn(Source::run(Arc::clone(&parts), index, source, inbox));
@@ -471,10 +456,8 @@ async fn supervise<S: TransactionSink>(
         followers.shutdown().await;
         tasks.ended().await;
         // Nothing applies heads any more.
-        sink_queue.drain();
-        // They have a sender too.
-        drop((parts, tasks));
-        let _ended = all_ended.recv().await;
+        parts.chain.sink.drain();
+        tasks.threads_ended().await;
     };
     tokio::select! {
         // A task that ended in time is no failure, however late this is polled.

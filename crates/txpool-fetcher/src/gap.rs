@@ -49,7 +49,7 @@ pub struct Gap {
     pub recovered: u64,
 }
 
-/// What the readers of a source's announcements and heads report to the source.
+/// What the readers of a source's announcements and heads, and its pings, report to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     /// A head was announced.
@@ -58,4 +58,6 @@ pub(crate) enum Report {
     Gap(GapReason),
     /// The node announces hashes where it was asked for objects.
     NoObjects,
+    /// The node's answer to a ping of the connection for calls.
+    Pinged { block: Option<u64>, says_syncing: bool },
 }

@@ -1,6 +1,4 @@
-//! A pool in the same process as a source: a builder inside a node needs no socket.
-//!
-//! Nothing is encoded on the way; otherwise all is as with a node. `in_process` calls the pool.
+//! A pool in the same process as a source; `in_process` calls it.
 
 use std::{
     fmt,
@@ -138,12 +136,6 @@ impl InProcess {
     #[must_use]
     pub fn new(name: impl Into<Arc<str>>, pool: Arc<dyn InProcessPool>) -> Self {
         Self { name: name.into(), pool }
-    }
-
-    /// The name.
-    #[must_use]
-    pub fn name(&self) -> &str {
-        &self.name
     }
 
     /// Calls the pool on a thread that may block.

@@ -91,9 +91,8 @@ pub struct Limits {
     /// that tells each head keeps the lead.
     pub lead_timeout: Duration,
     /// The longest that backfill, audit and retry fetches wait for the load to fall, from when they
-    /// could first have run. Fetches that have waited that long run one at a time while the load
-    /// stays high. It is less than half of the 12 s between two blocks, so that a missed transaction
-    /// can still enter the next block.
+    /// could first have run. It is less than half of the 12 s between two blocks, so that a missed
+    /// transaction can still enter the next block.
     pub deferral_max_age: Duration,
 }
 

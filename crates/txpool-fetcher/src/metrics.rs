@@ -57,7 +57,7 @@ metric_set::metric_set! {
             "announcements lost by the fetcher's own buffer; a comparison fetches them";
         count objects_missed = "mempool_fetcher_objects_missed_total", Count,
             "announced hashes whose object had not come in time; they were requested";
-        counter deferred[3] = "mempool_fetcher_deferred_total", Count,
+        count deferred[3] = "mempool_fetcher_deferred_total", Count,
             "fetches and audits that waited because the load was high, by `work`",
             "work": DeferrableWork::ALL.map(DeferrableWork::as_str);
         counter retries[4] = "mempool_fetcher_retries_total", Count,
@@ -82,7 +82,6 @@ metric_set::metric_set! {
             "how long, at most, the hashes that an audit found missing had been missing";
     }
 
-    /// The sink's metrics.
     pub(crate) struct SinkMetrics {
         gauge waiting = "mempool_fetcher_sink_waiting", Count,
             "heads, nonce updates and requests that wait for the sink";
@@ -95,7 +94,6 @@ metric_set::metric_set! {
             "event": EVENTS;
     }
 
-    /// One source's metrics.
     pub(crate) struct SourceMetrics {
         gauge state = "mempool_fetcher_source_state", Count,
             "0 connecting, 1 backfilling, 2 live, 3 stale, 4 ended, 5 syncing; by `source`";
@@ -146,7 +144,6 @@ impl Metrics {
 /// another fetcher of this process has that endpoint too.
 pub(crate) struct SourceName(String);
 
-/// The names in use.
 static SOURCES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 impl SourceName {

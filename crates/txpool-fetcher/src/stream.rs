@@ -20,9 +20,7 @@ use crate::{
 /// without waiting. Heads and nonces are not part of it: for those, start a
 /// [`Fetcher`] into a channel of [`SinkEvent`](crate::SinkEvent)s.
 ///
-/// A reader that is slower than the announcements fills the buffer, then the fetch slots, then the
-/// announcement buffer, whose overrun is counted and followed by a comparison that fetches what was
-/// lost.
+/// A reader that is slower than the announcements is a slow sink: see [`TransactionSink`](crate::TransactionSink).
 #[derive(Debug)]
 pub struct TransactionStream {
     transactions: mpsc::Receiver<FetchedTransaction>,

@@ -21,11 +21,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Runs work on one transaction. If it panics, the transaction counts as failed, and the thread goes on.
-pub(crate) fn contain(work: impl FnOnce()) {
+pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Option<T> {
     // The unwinding drops the captured values; they are not used again.
-    if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        tracing::error!("a transaction could not be processed");
-    }
+    catch_unwind(AssertUnwindSafe(work))
+        .inspect_err(|_| tracing::error!("a transaction could not be processed"))
+        .ok()
 }
 
 /// Runs a future on this thread, which belongs to no runtime: the code that the future calls may

@@ -1,36 +1,37 @@
 //! What runs beside the sources, so that a stop can end it and wait for it.
 
 use std::{
-    convert::Infallible,
     future::poll_fn,
     pin::pin,
     task::{Context, Poll, Waker},
 };
 
-use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio::{runtime::Handle, task::JoinHandle};
+use tokio_util::{
+    sync::CancellationToken,
+    task::{TaskTracker, task_tracker::TaskTrackerToken},
+};
 
 use crate::sync::block_on;
 
-/// Nothing is ever sent: the receiver sees the end when the last holder has gone.
-pub(crate) type Alive = mpsc::Sender<Infallible>;
+/// Held by each thread that may call the sink, so that a stop can wait for it.
+pub(crate) type Alive = TaskTrackerToken;
 
 /// The runtime of the sockets, what was spawned on it for no single source, and the stop.
 pub(crate) struct Tasks {
     runtime: Handle,
     tracker: TaskTracker,
-    alive: Alive,
+    threads: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
 
 impl Tasks {
-    pub(crate) fn new(runtime: Handle, alive: Alive, stop: CancellationToken) -> Self {
-        Self { runtime, tracker: TaskTracker::new(), alive, stop }
+    pub(crate) fn new(runtime: Handle, stop: CancellationToken) -> Self {
+        Self { runtime, tracker: TaskTracker::new(), threads: TaskTracker::new(), stop }
     }
 
-    /// Held by each thread that may call the sink, so that a stop can wait for it.
     pub(crate) fn alive(&self) -> Alive {
-        self.alive.clone()
+        self.threads.token()
     }
 
     /// Spawns work that a stop drops, also from a thread outside of the runtime.
@@ -58,6 +59,12 @@ impl Tasks {
     pub(crate) async fn ended(&self) {
         self.tracker.close();
         self.tracker.wait().await;
+    }
+
+    /// Waits until no thread is alive.
+    pub(crate) async fn threads_ended(&self) {
+        self.threads.close();
+        self.threads.wait().await;
     }
 
     /// Runs a future that is usually ready at once. Otherwise it blocks this thread, after a call of

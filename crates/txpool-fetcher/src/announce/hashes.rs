@@ -9,11 +9,10 @@ use std::{
 use alloy_primitives::B256;
 
 use super::{
-    backlog::{Backlog, Hash},
+    Backlog, Hash,
     pairs::{OnHash, Pairs},
 };
 use crate::{
-    buffer::Lost,
     connection::Listener,
     decode::announced_hash,
     fetch::{Arrival, Fetch, FetchRequest},
@@ -90,7 +89,6 @@ impl HashReader {
         self.fetch.deferral.observe_backlog(self.source, || self.backlog.len());
     }
 
-    /// Sends what was submitted.
     pub(crate) fn flush(&mut self) {
         if std::mem::take(&mut self.submitted) > 0 {
             self.fetch.connections.flush();
@@ -118,10 +116,6 @@ impl Listener for HashReader {
 impl Drop for HashReader {
     fn drop(&mut self) {
         self.flush();
-        // Objects without their hashes are not read for long: both connections end together.
-        if let Some(pairs) = &self.pairs {
-            pairs.close();
-        }
     }
 }
 
@@ -157,7 +151,7 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
                     Some(pairs) => pairs.on_waiting_hash(&fetch, arrival).await,
                 }
             }
-            Some(Err(Lost(count))) => {
+            Some(Err(count)) => {
                 fetch.metrics.lagged.add(count);
                 // A buffer that has overrun overruns again at nearly every read: it is logged once per second.
                 if logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
@@ -171,7 +165,6 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
     }
 }
 
-/// The announcement of a hash.
 pub(super) fn parse_hash(json: &str) -> Option<B256> {
     let hex = json.strip_prefix("\"0x")?.strip_suffix('"')?;
     const_hex::decode_to_array::<_, 32>(hex).ok().map(B256::from)

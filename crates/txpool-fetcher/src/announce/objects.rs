@@ -12,7 +12,7 @@ use std::{
 
 use alloy_primitives::B256;
 
-use super::{backlog::Backlog, hashes::parse_hash, pairs::Pairs};
+use super::{Backlog, hashes::parse_hash, pairs::Pairs};
 use crate::{
     config::Announcements,
     connection::Listener,
@@ -69,7 +69,8 @@ impl Listener for ObjectListener {
     fn on_notification(&mut self, json: &str, read_at: Instant) {
         let hash = parse_hash(json);
         if self.may_be_hashes && hash.is_some() {
-            return self.pairs.refuse();
+            self.pairs.close();
+            return self.pairs.refused.notify_one();
         }
         self.may_be_hashes = false;
         let objects = &self.backlog.objects;

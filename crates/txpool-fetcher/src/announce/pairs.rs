@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::{B256, map::B256HashMap};
 use tokio::{sync::Notify, time::timeout};
 
-use super::backlog::Backlog;
+use super::Backlog;
 use crate::{
     fetch::{Arrival, Fetch, Hashes, Ticket},
     limits::Limits,
@@ -39,7 +39,7 @@ pub(crate) struct Pairs {
     /// Notified when a hash begins to wait, and at the end of the objects.
     changed: Notify,
     /// Notified when the node turns out to announce hashes in place of objects.
-    refused: Notify,
+    pub(super) refused: Notify,
 }
 
 /// What became of a hash.
@@ -165,20 +165,6 @@ impl Pairs {
         self.changed.notify_one();
     }
 
-    /// The node announces hashes in place of objects.
-    pub(super) fn refuse(&self) {
-        self.close();
-        self.refused.notify_one();
-    }
-
-    pub(super) async fn refused(&self) {
-        self.refused.notified().await;
-    }
-
-    fn is_closed(&self) -> bool {
-        lock(&self.state).is_closed
-    }
-
     /// Requests the hashes whose objects are overdue, until no object comes any more.
     pub(super) async fn request_overdue(&self, fetch: &Arc<Fetch>) {
         loop {
@@ -188,7 +174,7 @@ impl Pairs {
             }
             match next {
                 Next::Request(ticket) => {
-                    if !self.is_closed() {
+                    if !lock(&self.state).is_closed {
                         fetch.metrics.objects_missed.add(1);
                     }
                     fetch.request(ticket).await;
@@ -271,7 +257,7 @@ mod tests {
     }
 
     fn known() -> Arc<Hashes> {
-        Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), [Arc::default()])
+        Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), 1)
     }
 
     fn arrival(tx: usize, at: Instant) -> Arrival {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use super::{
-    backlog::Backlog,
+    Backlog,
     hashes::HashReader,
     objects::{ObjectListener, ObjectReader},
     pairs::Pairs,
@@ -11,7 +11,7 @@ use super::{
 use crate::{
     chain::read_head,
     config::Announcements,
-    connection::{Connection, Listener, dial},
+    connection::{Listener, Subscription, dial},
     error::{CallError, ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
     gap::Report,
@@ -21,15 +21,6 @@ use crate::{
 /// Longest head that is read; a longer one counts as malformed. anvil's heads carry the hashes of their
 /// transactions: 200 kB for 3,000.
 const MAX_HEAD_BYTES: usize = 1024 * 1024;
-
-/// A subscription that is up.
-pub(crate) struct Subscribed {
-    /// To hashes and heads.
-    pub(crate) connection: Arc<Connection>,
-    /// With full announcements.
-    pub(crate) objects: Option<Arc<Connection>>,
-    pairs: Option<Arc<Pairs>>,
-}
 
 /// Takes in the heads of a subscription.
 struct HeadListener {
@@ -49,13 +40,15 @@ impl Listener for HeadListener {
     }
 }
 
-/// Connects and subscribes. `known`: the source was up before.
+/// Connects and subscribes. `known`: the source was up before. The future requests the hashes whose objects are overdue,
+/// until one of the two connections ends, which ends the other one; or, with [`Announcements::Auto`], until the node
+/// turns out to announce hashes in place of objects.
 pub(crate) async fn subscribe<S: TransactionSink>(
     deliverer: &Arc<Deliverer<S>>,
     index: usize,
     backlog: &Arc<Backlog>,
     known: bool,
-) -> Result<Subscribed, ConnectError> {
+) -> Result<(Subscription, impl Future<Output = ()> + use<S>), ConnectError> {
     const HASHES: &str = "newPendingTransactions";
     let fetch = &deliverer.fetch;
     let limits = &fetch.settings.limits;
@@ -79,7 +72,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         answer: error.to_string(),
     };
     deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
-    let (mut objects, mut pairs) = (None, None);
+    let mut full = None;
     // Objects first: a hash without its object is then one that the node has dropped.
     if let Some(connection) = second {
         deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
@@ -88,49 +81,42 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         let paired = Pairs::new(backlog, limits);
         let listener = ObjectListener::new(fetch, backlog, &paired);
         match connection.subscribe((HASHES, true), listener, limit).await {
-            Ok(()) => (objects, pairs) = (Some(Arc::new(connection)), Some(paired)),
+            Ok(()) => full = Some((Arc::new(connection), paired)),
             Err(CallError::Rpc { code, message }) if announcements == Announcements::Auto => {
                 tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
             }
             Err(error) => return Err(refused(error)),
         }
     }
-    let reader = HashReader::new(fetch, index, backlog, pairs.as_ref());
+    let pairs = full.as_ref().map(|(_, pairs)| pairs);
+    let reader = HashReader::new(fetch, index, backlog, pairs);
     connection.subscribe((HASHES,), reader, limit).await.map_err(refused)?;
     let listener = HeadListener { fetch: Arc::clone(fetch), backlog: Arc::clone(backlog) };
     connection.subscribe(("newHeads",), listener, limit).await.map_err(refused)?;
-    Ok(Subscribed { connection: Arc::new(connection), objects, pairs })
-}
-
-impl Subscribed {
-    /// Requests the hashes whose objects are overdue, until the connections end.
-    pub(crate) async fn read(self, fetch: &Arc<Fetch>, backlog: &Backlog) {
-        let Self { connection, objects, pairs } = self;
-        let (Some(objects), Some(pairs)) = (objects, pairs) else { return };
-        tokio::join!(
-            pairs.request_overdue(fetch),
-            until_one_ends(&connection, &objects, &pairs, backlog)
-        );
-    }
-}
-
-/// Waits until one of the two connections ends, which ends the other one; or, with
-/// [`Announcements::Auto`], until the node turns out to announce hashes in place of objects.
-async fn until_one_ends(
-    hashes: &Connection,
-    objects: &Connection,
-    pairs: &Pairs,
-    backlog: &Backlog,
-) {
-    tokio::select! {
-        // A refusal ends the connection for objects alone.
-        biased;
-        () = pairs.refused() => {
-            tracing::warn!("the node announces hashes instead of objects: taking hashes");
-            backlog.report(Report::NoObjects).await;
-            objects.kill(LossReason::Closed);
-        }
-        reason = objects.closed() => hashes.kill(reason),
-        reason = hashes.closed() => objects.kill(reason),
-    }
+    let hashes = Arc::new(connection);
+    let objects = full.as_ref().map(|(objects, _)| objects);
+    let up = Subscription {
+        node: hashes.node.clone(),
+        ended: Arc::clone(hashes.ended()),
+        connections: std::iter::once(&hashes).chain(objects).cloned().collect(),
+    };
+    let (fetch, backlog) = (Arc::clone(fetch), Arc::clone(backlog));
+    let read = async move {
+        let Some((objects, pairs)) = full else { return };
+        let until_one_ends = async {
+            tokio::select! {
+                // A refusal ends the connection for objects alone.
+                biased;
+                () = pairs.refused.notified() => {
+                    tracing::warn!("the node announces hashes instead of objects: taking hashes");
+                    backlog.report(Report::NoObjects).await;
+                    objects.kill(LossReason::Closed);
+                }
+                reason = objects.closed() => hashes.kill(reason),
+                reason = hashes.closed() => objects.kill(reason),
+            }
+        };
+        tokio::join!(pairs.request_overdue(&fetch), until_one_ends);
+    };
+    Ok((up, read))
 }

@@ -11,15 +11,15 @@ use rand::seq::SliceRandom as _;
 use tokio::time::sleep;
 
 use super::{
+    AuditState,
     list::{self, Content},
-    state::AuditState,
 };
 use crate::{
     announce::Backlog,
     answer::Wait,
     config::Backfill,
     error::SnapshotError,
-    fetch::{Arrival, Fetch, Seen},
+    fetch::{Arrival, Fetch, SHARDS, Seen},
     gap::{GapReason, MIN_SILENCE},
     in_process_pool::PooledHashes,
     metrics::{self, DeferrableWork},
@@ -92,7 +92,6 @@ impl AuditReport {
     pub const MISSING_SAMPLE: usize = 16;
 }
 
-/// One comparison.
 #[derive(Clone)]
 pub(crate) struct Comparison {
     pub(crate) fetch: Arc<Fetch>,
@@ -114,7 +113,10 @@ impl Comparison {
             self.fetch.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
         }
         if self.deferrable || self.reason == GapReason::Lagged {
-            self.catch_up().await;
+            // To list the pool and to fetch what overran the buffer meanwhile would make the buffer
+            // overrun again.
+            let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
+            self.processed_but(few, MAX_CATCH_UP).await;
         }
         let result = self.compare().await;
         let endpoint = &self.fetch.settings.config.sources[self.source];
@@ -140,14 +142,7 @@ impl Comparison {
         result
     }
 
-    /// Waits until most announcements that were read from the socket are processed. To list the pool
-    /// and to fetch what overran the buffer meanwhile would make the buffer overrun again.
-    async fn catch_up(&self) {
-        let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
-        self.processed_but(few, MAX_CATCH_UP).await;
-    }
-
-    /// Waits until at most so `few` announcements wait.
+    /// Waits until at most so `few` announcements that were read from the socket wait.
     async fn processed_but(&self, few: u64, limit: Duration) {
         let deadline = Instant::now() + limit;
         while self.backlog.len() > few && Instant::now() < deadline {
@@ -174,7 +169,10 @@ impl Comparison {
         let epoch = fetch.hashes.seen.begin_epoch();
         let started = Instant::now();
         let content = self.list().await?;
-        self.settle().await;
+        // Until the announcements of the listed transactions can have been processed: those still on
+        // their way, then those that were read.
+        sleep(fetch.settings.limits.audit_settle).await;
+        self.processed_but(0, MAX_SETTLE).await;
         let mut report = AuditReport {
             listed: content.pending.len() as u64,
             unlistable: status.map_or(0, |n| n.saturating_sub(content.pending.len() as u64)),
@@ -211,7 +209,6 @@ impl Comparison {
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
             report.recovered = self.recover(&missing, epoch).await;
-            self.state.recovered.fetch_add(report.recovered, Relaxed);
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
         let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();
@@ -264,13 +261,6 @@ impl Comparison {
         // It can take seconds of CPU.
         let listed = self.fetch.tasks.spawn_blocking(|| list::read(answer)).await;
         listed.unwrap_or(Err(SnapshotError::ConnectionLost))
-    }
-
-    /// Waits until the announcements of the listed transactions can have been processed:
-    /// `audit_settle` for those still on their way, then for those that were read.
-    async fn settle(&self) {
-        sleep(self.fetch.settings.limits.audit_settle).await;
-        self.processed_but(0, MAX_SETTLE).await;
     }
 
     fn verdict(&self, hash: &B256) -> Verdict {
@@ -348,7 +338,7 @@ impl Comparison {
             return 0;
         }
         let mut vanished = Vec::new();
-        for shard in 0..self.fetch.hashes.seen.shards() {
+        for shard in 0..SHARDS {
             let delivered = self.fetch.hashes.seen.delivered_before(shard, epoch);
             let has_left =
                 |hash: &B256| !listed.contains(hash) && !self.fetch.hashes.is_mined(hash);

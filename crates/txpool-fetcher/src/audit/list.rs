@@ -1,9 +1,8 @@
 //! Lists the hashes of a node's pool, from the answer to `txpool_content` as it streams in.
 //!
 //! The answer for 10,000 transactions is 10 MB of JSON; with blob sidecars (anvil) it can have any
-//! size. So it is read from a connection of its own, where it delays nothing else, and over IPC only
-//! the hashes and the string being read are held in memory. Over WebSocket it is one message, which
-//! is held as a whole and bounded by [`MAX_LISTING_BYTES`].
+//! size. Over IPC only the hashes and the string being read are held in memory; over WebSocket it is one
+//! message, which is held as a whole.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -145,7 +144,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
     use testkit::corpus::{damaged_seeds, seeds};
-    use tokio::{runtime::Handle, sync::mpsc};
+    use tokio::runtime::Handle;
     use tokio_tungstenite::tungstenite::Message;
     use tokio_util::sync::CancellationToken;
 
@@ -166,7 +165,7 @@ mod tests {
 
     fn wait() -> Wait {
         let stop = CancellationToken::new();
-        let tasks = Tasks::new(Handle::current(), mpsc::channel(1).0, stop.clone());
+        let tasks = Tasks::new(Handle::current(), stop.clone());
         Wait::new(Duration::from_secs(60), stop, &tasks.into())
     }
 
@@ -288,11 +287,5 @@ mod tests {
         let error = result.unwrap_err();
         assert!(matches!(error, SnapshotError::Oversized(1024)), "{error}");
         assert!(!error.is_retryable());
-    }
-
-    #[test]
-    fn plain_text_is_not_a_pool() {
-        let error = scan(b"Too many connections. Please try again later.", 64).unwrap_err();
-        assert!(matches!(error, SnapshotError::NotAPool));
     }
 }

@@ -1,10 +1,7 @@
 //! Compares a node's pool with ours, and fetches what is missing. Entry: [`Comparison::run`].
 //!
-//! **Subscribe first, then list.** Transactions that the node accepts after the subscription are
-//! announced, those from before are listed, and the overlap is deduplicated. So start-up, reconnect,
-//! lag, reorg and audit share one mechanism: list the node's pending hashes, subtract ours, fetch the
-//! rest. Every comparison lists the pool instead of comparing counts: with one hash too many and one
-//! missing, the counts are equal.
+//! **Subscribe first, then list**, for start-up, reconnect, lag, reorg and audit alike. Every comparison
+//! lists the pool instead of comparing counts: with one hash too many and one missing, these are equal.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -13,10 +10,24 @@
 
 mod compare;
 mod list;
-mod state;
 
-pub use self::compare::{AuditMode, AuditReport};
-pub(crate) use self::{
-    compare::Comparison,
-    state::{AuditState, Listings},
+use std::{
+    sync::{Arc, Mutex, atomic::AtomicU64},
+    time::Instant,
 };
+
+pub(crate) use self::compare::Comparison;
+pub use self::compare::{AuditMode, AuditReport};
+use crate::connection::Listings;
+
+/// The comparisons of one source. All figures but the listings are for display.
+#[derive(Debug, Default)]
+pub(crate) struct AuditState {
+    /// How many were started.
+    pub(crate) audits: AtomicU64,
+    /// How many they still have to fetch.
+    pub(crate) to_recover: AtomicU64,
+    pub(crate) listings: Arc<Listings>,
+    /// When the latest full comparison began.
+    compared: Mutex<Option<Instant>>,
+}

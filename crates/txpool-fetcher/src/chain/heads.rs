@@ -1,29 +1,34 @@
-//! Reads the blocks that the [follower](super::follower) needs for the heads of a source.
+//! Reads blocks: those that the [follower](super::follower) needs for the heads of a source, and full ones for
+//! their nonces.
 
 use std::{
+    io::Read as _,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
-use chain_view::{Block, Head};
+use chain_view::{Block, BlockNonces, Head, NonceUpdate};
 use load_control::Backoff;
 use serde_json::value::RawValue;
-use tokio::time::sleep;
+use tokio::{sync::mpsc, time::sleep};
 
-use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, wire::read_block};
+use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, follower::MAX_ANCESTORS, wire};
 use crate::{
+    answer::{Answer, Wait},
     connection::Connection,
     error::CallError,
     fetch::Fetch,
+    gap::GapReason,
     in_process_pool::{InProcess, MinedBlock},
+    settings::Settings,
     sync::lock,
 };
 
 /// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
 /// the attempts last 0.6 to 1.3 s if the node answers at once, so that a block is not lost when the
 /// node is busy for some hundred milliseconds.
-pub(super) const BLOCK_TRIES: u32 = 7;
+const BLOCK_TRIES: u32 = 7;
 
 const RETRY_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(20), cap: Duration::from_millis(640) };
@@ -36,14 +41,14 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
         wait(attempt).await;
         if let Some(pool) = chain.fetch.settings.in_process_pool(source) {
             match pool.call(&chain.fetch.tasks, "latest_block", |pool| pool.latest_block()).await {
-                Ok(block) => return Some(AnnouncedHead::requested(block?.into())),
+                Ok(block) => return Some(AnnouncedHead::with_block(block?.into(), true)),
                 Err(_) => continue,
             }
         }
         // Without a connection it was lost again; the next connection starts with this call.
         let connection = chain.fetch.connections.calls(source)?;
         match latest_block(&connection, chain.fetch.settings.limits.call_timeout).await {
-            Ok(block) => return Some(AnnouncedHead::requested(block.into())),
+            Ok(block) => return Some(AnnouncedHead::with_block(block.into(), true)),
             Err(unread) => reason = unread,
         }
     }
@@ -127,23 +132,19 @@ async fn read(
 
 fn block_of(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread> {
     let response = response.map_err(|_| Unread::Failed)?;
-    read_block(response.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
+    wire::read_block(response.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
 }
 
 /// The source that is asked for a block: the one that told it first, then each of the others in turn. Waits
 /// until one is connected; it is in the place of one that is not.
-pub(super) async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
+async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
     let Fetch { settings, connections, .. } = &*chain.fetch;
     let turn = (source + attempt as usize) % settings.config.sources.len();
     connections.connected(&[turn], turn).await.first().copied().unwrap_or(turn)
 }
 
 /// Asks a pool in this process for a block.
-pub(super) async fn read_from_pool(
-    chain: &Chain,
-    pool: &InProcess,
-    hash: B256,
-) -> Result<MinedBlock, Unread> {
+async fn read_from_pool(chain: &Chain, pool: &InProcess, hash: B256) -> Result<MinedBlock, Unread> {
     match pool.call(&chain.fetch.tasks, "block", move |pool| pool.block(&hash)).await {
         Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),
         Ok(Some(_)) => Err(Unread::Malformed),
@@ -163,8 +164,97 @@ async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<ReadBlock
 }
 
 /// Waits before an attempt, except the first.
-pub(super) async fn wait(attempt: u32) {
+async fn wait(attempt: u32) {
     if let Some(retry) = attempt.checked_sub(1) {
         sleep(RETRY_BACKOFF.random_delay(retry)).await;
     }
+}
+
+/// Full blocks that may wait: as many as one gap can add, twice. A dev chain that mines for every
+/// transaction can be faster than we read. Then nonces are not read, which is counted and followed
+/// by a comparison; hashes always are.
+pub(crate) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
+
+/// A block whose nonces must be reported to the sink, and the source that told it. Nonces that came with
+/// it are queued all the same, so that the sink gets them in the order of the heads.
+pub(crate) type Wanted = (usize, ReadBlock);
+
+/// Reads full blocks for the nonces that they raised, one after another. Ends with the sources, or when the
+/// fetcher stops. A full block is slow on every node (170 to 660 ms for a large one), so neither the head itself
+/// nor anything else waits for it.
+pub(super) async fn read_nonces(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>) {
+    while let Some(wanted) = blocks.recv().await {
+        let (source, hash) = (wanted.0, wanted.1.block.head.hash);
+        if let Err(unread) = read_nonces_of(&chain, wanted).await {
+            unread.count("nonces", hash);
+            chain.report(source, GapReason::UnreadBlock).await;
+        }
+    }
+}
+
+async fn read_nonces_of(
+    chain: &Chain,
+    (source, ReadBlock { block, mut nonces }): Wanted,
+) -> Result<(), Unread> {
+    let Head { number, hash, .. } = block.head;
+    let mut reason = Unread::Failed;
+    for attempt in 0..BLOCK_TRIES {
+        wait(attempt).await;
+        if !is_needed(chain, number, &hash)? {
+            return Ok(());
+        }
+        let read = match nonces.take() {
+            Some(known) => Ok(known),
+            None => request_nonces(chain, source, attempt, hash).await,
+        };
+        match read {
+            Ok(updates) => {
+                let mut mined = lock(&chain.fetch.hashes.blocks);
+                // `None` when a reorg has removed the block meanwhile, which the sink will find too.
+                updates.iter().for_each(|update| _ = mined.raise(&hash, *update));
+                drop(mined);
+                chain.sink.push_nonces(BlockNonces::new(hash, updates));
+                return Ok(());
+            }
+            Err(unread) => reason = unread,
+        }
+    }
+    Err(reason)
+}
+
+/// Whether the nonces of a block are still needed: not once a reorg has removed it.
+///
+/// # Errors
+/// More blocks than are remembered came after it while it waited for its turn.
+fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
+    let mined = lock(&chain.fetch.hashes.blocks);
+    let is_recent = mined.iter().next().is_none_or(|oldest| oldest.head.number <= number);
+    match mined.block(hash) {
+        None if !is_recent => Err(Unread::QueueFull),
+        found => Ok(found.is_some()),
+    }
+}
+
+async fn request_nonces(
+    chain: &Chain,
+    source: usize,
+    attempt: u32,
+    hash: B256,
+) -> Result<Vec<NonceUpdate>, Unread> {
+    let Fetch { settings, tasks, .. } = &*chain.fetch;
+    let turn = turn(chain, source, attempt).await;
+    if let Some(pool) = settings.in_process_pool(turn) {
+        return Ok(read_from_pool(chain, pool, hash).await?.nonces);
+    }
+    let Settings { config, limits } = &**settings;
+    let request = format!(
+        r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
+    );
+    let wait = Wait::new(limits.call_timeout, tasks.stop.clone(), tasks);
+    let max_bytes = limits.max_frame_bytes;
+    let answer = Answer::request(&config.sources[turn], &request, max_bytes, wait).await;
+    let answer = answer.map_err(|_| Unread::Failed)?.take(max_bytes as u64);
+    // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
+    let read = tasks.spawn_blocking(move || wire::read_nonces(answer, hash)).await;
+    read.unwrap_or(Err(Unread::Failed))
 }

@@ -14,9 +14,7 @@
 //! sees one chain.
 //!
 //! For each new head, the block's hashes are requested first, which is a small response; then the
-//! full block in the background, for the nonces, because private transactions raise nonces too. A block that
-//! cannot be read in 7 attempts is counted, and the pools are compared. A block that the node does not have is
-//! given up as soon as a newer head of the node waits: a reorg has removed it.
+//! full block, for the nonces, because private transactions raise nonces too.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -25,7 +23,6 @@
 
 mod follower;
 mod heads;
-mod nonces;
 mod wire;
 
 use std::{
@@ -40,8 +37,7 @@ use tokio::{sync::mpsc, task::JoinSet};
 use self::follower::{Applied, Branch, Step};
 pub(crate) use self::{
     follower::Follower,
-    heads::{head_of, latest, says_syncing},
-    nonces::Wanted,
+    heads::{BLOCKS_WAITING, Wanted, head_of, latest, says_syncing},
     wire::read_head,
 };
 use crate::{
@@ -72,20 +68,14 @@ pub(crate) struct AnnouncedHead {
 }
 
 impl AnnouncedHead {
-    fn requested(block: ReadBlock) -> Self {
-        Self { head: block.block.head, block: Some(block), was_requested: true }
+    pub(crate) fn with_block(block: ReadBlock, was_requested: bool) -> Self {
+        Self { head: block.block.head, block: Some(block), was_requested }
     }
 }
 
 impl From<Head> for AnnouncedHead {
     fn from(head: Head) -> Self {
         Self { head, block: None, was_requested: false }
-    }
-}
-
-impl From<MinedBlock> for AnnouncedHead {
-    fn from(mined: MinedBlock) -> Self {
-        Self { was_requested: false, ..Self::requested(mined.into()) }
     }
 }
 
@@ -210,11 +200,6 @@ impl Chain {
     }
 }
 
-/// A queue of blocks whose nonces must be read.
-pub(crate) fn nonce_queue() -> (mpsc::Sender<Wanted>, mpsc::Receiver<Wanted>) {
-    mpsc::channel(nonces::BLOCKS_WAITING)
-}
-
 /// Follows the heads of all sources, and reads nonces.
 pub(crate) fn follow(
     chain: &Arc<Chain>,
@@ -222,7 +207,7 @@ pub(crate) fn follow(
     nonces: mpsc::Receiver<Wanted>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
-    tasks.spawn(nonces::read(Arc::clone(chain), nonces));
+    tasks.spawn(heads::read_nonces(Arc::clone(chain), nonces));
     tasks.spawn(compare_after_dropped_events(Arc::clone(chain)));
     for (source, heads) in heads.into_iter().enumerate() {
         tasks.spawn(heads::follow(Arc::clone(chain), source, heads));
@@ -234,7 +219,7 @@ pub(crate) fn follow(
 /// the node removed meanwhile, other than by a block, are then reported as vanished.
 async fn compare_after_dropped_events(chain: Arc<Chain>) {
     loop {
-        chain.sink.caught_up().await;
+        chain.sink.caught_up.notified().await;
         for source in 0..chain.reports.len() {
             chain.report(source, GapReason::MissedHeads).await;
         }

@@ -22,11 +22,8 @@ struct WireHead {
     timestamp: U64,
     gas_used: U64,
     gas_limit: U64,
-    #[serde(default)]
     base_fee_per_gas: Option<U256>,
-    #[serde(default)]
     blob_gas_used: Option<U64>,
-    #[serde(default)]
     excess_blob_gas: Option<U64>,
     #[serde(default)]
     miner: Address,
@@ -45,7 +42,6 @@ struct WireFullBlock {
     transactions: Vec<WireNonce>,
 }
 
-/// A response to a request.
 #[derive(Debug, Deserialize)]
 struct WireAnswer<T> {
     result: Option<T>,

@@ -23,9 +23,8 @@ impl ChainId {
         self.pinned.get().copied()
     }
 
-    /// Checks the chain of a source. If none was configured, the chain is that of the first listed
-    /// source that can be reached: a later one waits until those before it were reached, or have
-    /// failed once. So it does not depend on which node responds first.
+    /// Checks the chain of a source. If none was configured, a later source waits until those before it
+    /// were reached, or have failed once: the chain does not depend on which node responds first.
     pub(crate) async fn check(
         &self,
         source: usize,

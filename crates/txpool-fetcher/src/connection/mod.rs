@@ -17,8 +17,8 @@
 //! | calls | callers and the reader | one entry of a map |
 
 mod chain_id;
-mod end;
 mod frame;
+mod listings;
 mod open;
 mod read;
 mod response;
@@ -36,13 +36,16 @@ use std::{
 
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::{sync::oneshot, time::timeout};
+use tokio::{
+    sync::{oneshot, watch},
+    time::timeout,
+};
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
-    end::End,
     frame::Frames,
+    listings::Listings,
     open::{closed_too_early, dial, open_socket},
     response::{Payload, Response, read_error},
     socket::BlockingSocket,
@@ -126,6 +129,56 @@ impl Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         self.kill(LossReason::Closed);
+    }
+}
+
+/// Whether a connection has ended, and why. The first reason stands.
+pub(crate) struct End(watch::Sender<Option<LossReason>>);
+
+impl End {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(None))
+    }
+
+    /// Sets the reason, unless there is one already.
+    pub(crate) fn set(&self, reason: LossReason) {
+        self.0.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(reason);
+            is_first
+        });
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    pub(crate) fn is_by_peer(&self) -> bool {
+        self.0.borrow().as_ref().is_some_and(LossReason::is_by_peer)
+    }
+
+    /// Waits for the end, and returns the reason. Cancel safe.
+    pub(crate) async fn wait(&self) -> LossReason {
+        let mut ended = self.0.subscribe();
+        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or(LossReason::Closed)
+    }
+}
+
+/// Where a source's announcements are read.
+pub(crate) struct Subscription {
+    pub(crate) node: NodeInfo,
+    pub(crate) ended: Arc<End>,
+    /// To a node: for hashes and heads, and that for objects, which ends with it.
+    pub(crate) connections: Vec<Arc<Connection>>,
+}
+
+impl Subscription {
+    pub(crate) fn kill(&self, reason: LossReason) {
+        match self.connections.first() {
+            Some(connection) => connection.kill(reason),
+            None => self.ended.set(reason),
+        }
     }
 }
 
@@ -235,6 +288,7 @@ mod tests {
         path::Path,
     };
     use tokio::sync::mpsc::{self, UnboundedReceiver};
+    use tokio_util::task::TaskTracker;
 
     /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
     /// writes `notes`.
@@ -270,7 +324,7 @@ mod tests {
 
     async fn open(path: &Path) -> Connection {
         let endpoint = Endpoint::Ipc(path.into());
-        let thread = ("test", mpsc::channel(1).0);
+        let thread = ("test", TaskTracker::new().token());
         let dialed = dial(&endpoint, &Limits::default(), false, thread).await;
         let [connection] = dialed.expect("the node responds");
         connection

@@ -5,7 +5,7 @@
 
 use alloy_consensus::TxEip4844WithSidecar;
 use alloy_eips::{
-    eip4844::{env_settings::EnvKzgSettings, kzg_to_versioned_hash},
+    eip4844::env_settings::EnvKzgSettings,
     eip7594::{BlobTransactionSidecarVariant, CELLS_PER_EXT_BLOB},
 };
 use alloy_primitives::B256;
@@ -48,29 +48,27 @@ pub(crate) fn check_sidecar(
     tx: &TxEip4844WithSidecar<BlobTransactionSidecarVariant>,
 ) -> Result<(), SidecarError> {
     let hashes = &tx.tx.blob_versioned_hashes;
-    let (blobs, commitments, proofs, proofs_each) = match &tx.sidecar {
+    let (blobs, proofs, proofs_each) = match &tx.sidecar {
         BlobTransactionSidecarVariant::Eip4844(sidecar) => {
-            (sidecar.blobs.len(), &sidecar.commitments, sidecar.proofs.len(), 1)
+            (sidecar.blobs.len(), sidecar.proofs.len(), 1)
         }
         BlobTransactionSidecarVariant::Eip7594(sidecar) => {
-            let proofs = sidecar.cell_proofs.len();
-            (sidecar.blobs.len(), &sidecar.commitments, proofs, CELLS_PER_EXT_BLOB)
+            (sidecar.blobs.len(), sidecar.cell_proofs.len(), CELLS_PER_EXT_BLOB)
         }
     };
-    for (what, found, each) in [
-        ("blobs", blobs, 1),
-        ("commitments", commitments.len(), 1),
-        ("proofs", proofs, proofs_each),
-    ] {
+    let commitments = tx.sidecar.commitments().len();
+    let counts =
+        [("blobs", blobs, 1), ("commitments", commitments, 1), ("proofs", proofs, proofs_each)];
+    for (what, found, each) in counts {
         let expected = hashes.len().saturating_mul(each);
         if found != expected {
             return Err(SidecarError::Count { what, expected, found });
         }
     }
-    for (index, (expected, commitment)) in hashes.iter().zip(commitments).enumerate() {
-        let found = kzg_to_versioned_hash(commitment.as_slice());
-        if found != *expected {
-            return Err(SidecarError::OtherCommitment { index, expected: *expected, found });
+    let pairs = hashes.iter().copied().zip(tx.sidecar.versioned_hashes());
+    for (index, (expected, found)) in pairs.enumerate() {
+        if found != expected {
+            return Err(SidecarError::OtherCommitment { index, expected, found });
         }
     }
     Ok(())
@@ -95,7 +93,7 @@ pub(crate) mod tests {
     use alloy_consensus::{SignableTransaction as _, TxEip4844};
     use alloy_eips::{
         Encodable2718 as _,
-        eip4844::{Blob, BlobTransactionSidecar, Bytes48},
+        eip4844::{Blob, BlobTransactionSidecar, Bytes48, kzg_to_versioned_hash},
         eip7594::BlobTransactionSidecarEip7594,
     };
     use mock_node::workload::test_accounts;

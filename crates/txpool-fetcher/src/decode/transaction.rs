@@ -30,12 +30,9 @@ pub enum Malformed {
     /// Neither null nor a string of 0x and hex digits.
     #[error("the response is not hex")]
     NotHex,
-    /// Hex that does not decode as a transaction.
+    /// Hex that does not decode as a transaction, or not as one alone.
     #[error("the response is not a transaction: {0}")]
     NotATransaction(String),
-    /// There are more bytes after the transaction.
-    #[error("{0} bytes follow the transaction")]
-    TrailingBytes(usize),
     /// Another transaction than the requested one.
     #[error("the response is transaction {found}, the requested one is {requested}")]
     OtherTransaction {
@@ -83,13 +80,11 @@ pub(crate) fn read_hex(hex: &str, requested: B256) -> RawTransaction {
 /// hashes; KZG proofs are not verified, see `verify_blob_proofs` of [`FetcherConfig`](crate::FetcherConfig).
 #[must_use]
 pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
-    let mut rest = raw.as_ref();
-    let tx = match PooledTransaction::decode_2718(&mut rest) {
+    let tx = match PooledTransaction::decode_2718_exact(&raw) {
         Ok(tx) => tx,
         Err(error) => {
             // A blob transaction in its mined form does not decode, because it has no sidecar.
-            let mined = TxEnvelope::decode_2718_exact(raw.as_ref());
-            return match mined {
+            return match TxEnvelope::decode_2718_exact(&raw) {
                 Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == requested => RawTransaction::Mined,
                 Ok(other) if *other.hash() != requested => {
                     other_transaction(requested, *other.hash())
@@ -98,9 +93,6 @@ pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
             };
         }
     };
-    if !rest.is_empty() {
-        return RawTransaction::Malformed(Malformed::TrailingBytes(rest.len()));
-    }
     // The hash of a blob transaction is that of its form without sidecar; the envelope takes care
     // of that.
     if *tx.hash() != requested {

@@ -9,10 +9,15 @@ use std::{
 };
 
 use load_control::{LoadMonitor, QueueLoad};
-use metrics::Counter;
+use metric_set::Count;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{error::ConfigError, metrics::DeferrableWork, settings::Settings, sync::Share};
+use crate::{
+    error::ConfigError,
+    metrics::{DeferrableWork, Metrics},
+    settings::Settings,
+    sync::Share,
+};
 
 /// How much work was deferred because the load was high, see
 /// [`Fetcher::deferred`](crate::Fetcher::deferred).
@@ -41,9 +46,8 @@ pub(crate) struct Deferral {
     waiting: AtomicU64,
     /// Bounds the retries that may wait without a slot.
     parked: Arc<Semaphore>,
-    deferred: AtomicU64,
     aged: AtomicU64,
-    counters: [Counter; 3],
+    metrics: Arc<Metrics>,
 }
 
 struct Watched {
@@ -54,7 +58,7 @@ struct Watched {
 }
 
 impl Deferral {
-    pub(crate) fn new(settings: &Settings, counters: [Counter; 3]) -> Result<Self, ConfigError> {
+    pub(crate) fn new(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Self, ConfigError> {
         let config = &settings.config;
         let watched = match &config.monitor {
             Some(monitor) => Some(Watched {
@@ -79,9 +83,8 @@ impl Deferral {
             aged_one: Arc::new(Semaphore::new(1)),
             waiting: AtomicU64::new(0),
             parked: Arc::new(Semaphore::new(config.fetch_slots)),
-            deferred: AtomicU64::new(0),
             aged: AtomicU64::new(0),
-            counters,
+            metrics: Arc::clone(metrics),
         })
     }
 
@@ -111,8 +114,7 @@ impl Deferral {
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(&self, work: DeferrableWork, since: Instant) -> DeferralPermit {
         let watched = self.watched.as_ref().filter(|_| self.is_pressed())?;
-        self.deferred.fetch_add(1, Relaxed);
-        self.counters[work as usize].increment(1);
+        self.metrics.deferred[work as usize].add(1);
         let _waits = Share::of(&self.waiting, 1);
         // `None` if the clock cannot represent that time: then the work is never due.
         let due = since.checked_add(self.max_age);
@@ -143,7 +145,7 @@ impl Deferral {
 
     pub(crate) fn stats(&self) -> DeferredStats {
         DeferredStats {
-            deferred: self.deferred.load(Relaxed),
+            deferred: self.metrics.deferred.iter().map(Count::get).sum(),
             aged: self.aged.load(Relaxed),
             waiting: self.waiting.load(Relaxed),
         }
@@ -176,17 +178,8 @@ mod tests {
             FetcherConfig { monitor: Some(monitor.clone()), ..FetcherConfig::ipc("/tmp/node.ipc") };
         let limits =
             Limits { announcement_buffer: 16, deferral_max_age: max_age, ..Limits::default() };
-        let counters = std::array::from_fn(|_| Counter::noop());
-        (monitor, Deferral::new(&Settings { config, limits }, counters).unwrap())
-    }
-
-    #[tokio::test]
-    async fn without_load_nothing_waits_and_nothing_is_counted() {
-        let (_, deferral) = deferral(Duration::from_secs(60));
-        deferral.observe_backlog(0, || 11);
-        assert!(deferral.acquire(DeferrableWork::Audit, Instant::now()).now_or_never().is_some());
-        assert!(deferral.park().is_none());
-        assert_eq!(deferral.stats(), DeferredStats::default());
+        let metrics = Arc::new(Metrics::new());
+        (monitor, Deferral::new(&Settings { config, limits }, &metrics).unwrap())
     }
 
     #[tokio::test]
@@ -227,13 +220,5 @@ mod tests {
         assert_eq!(deferral.stats().waiting, 0);
         drop(live);
         assert!(!monitor.is_pressed());
-    }
-
-    #[tokio::test]
-    async fn no_more_retries_wait_without_a_slot_than_there_are_slots() {
-        let (_, deferral) = deferral(Duration::from_secs(3_600));
-        deferral.observe_backlog(0, || 16);
-        let parked: Vec<_> = std::iter::from_fn(|| deferral.park()).collect();
-        assert_eq!(parked.len(), 64);
     }
 }

@@ -135,7 +135,6 @@ impl NodeLimit {
         Self { used: Mutex::new(used), freed: Notify::new(), gauge }
     }
 
-    /// The limit of requests in flight.
     pub(crate) fn limit(&self) -> usize {
         lock(&self.used).aimd.limit()
     }

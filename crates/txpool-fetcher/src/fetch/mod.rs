@@ -9,7 +9,7 @@
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | seen, 64 shards | who reads announcements, request threads, heads, audits, `Fetcher::announcers` | one look-up; an audit reads one of the 64 shards |
+//! | seen, 64 shards | who reads announcements, request threads, heads, audits, `Fetcher::announcers` | one look-up; an audit reads one of the 64 shards, 50 us when full |
 //! | recent blocks (in [`Hashes`]) | who reads announcements and request threads to look up, heads and nonces to add | a look-up, or one block's hashes |
 //! | a node's limit | a fetch when it begins and at its response, `status()` | a few fields |
 //!
@@ -19,7 +19,6 @@ mod deferral;
 mod deliver;
 mod hashes;
 mod limit;
-mod responses;
 mod retry;
 mod seen;
 mod slots;
@@ -31,12 +30,11 @@ use tokio::sync::Semaphore;
 pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
     deferral::{Deferral, DeferralPermit},
-    deliver::Deliverer,
+    deliver::{Deliverer, ResponseReader},
     hashes::{AnnouncementCounts, Arrival, Hashes, Ticket},
     limit::NodeLimit,
-    responses::ResponseReader,
     retry::REQUESTED_ALONE,
-    seen::Seen,
+    seen::{SHARDS, Seen},
     slots::{Slot, Slots},
 };
 use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};
@@ -68,15 +66,13 @@ pub(crate) struct Fetch {
 }
 
 /// A hash that is being fetched.
-struct FetchTask {
-    ticket: Ticket,
-    slot: Slot,
+pub(crate) struct FetchTask {
+    pub(crate) ticket: Ticket,
+    pub(crate) slot: Slot,
     /// Retries that were made.
     retries: u32,
-    /// Its response may end the connection: it is requested over connections of its own.
-    is_alone: bool,
-    /// How many connections of its own were lost.
-    losses: u32,
+    /// Its response may end the connection: it is requested over connections of its own, of which so many were lost.
+    alone: Option<u32>,
     /// Sources that have not been asked yet.
     untried: SourceSet,
     /// Those that did not have it when they were asked, and had not announced it.
@@ -100,7 +96,6 @@ pub(crate) struct FetchRequest {
 pub(crate) struct SourceSet(u16);
 
 impl FetchRequest {
-    /// The hash of the transaction.
     pub(crate) fn hash(&self) -> B256 {
         self.task.ticket.arrival.hash
     }
@@ -164,7 +159,7 @@ impl Fetch {
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
         let task = self.task(ticket, slot);
         let permit = self.limits[source].try_acquire(false);
-        let Some(permit) = permit.filter(|_| !task.is_alone) else {
+        let Some(permit) = permit.filter(|_| task.alone.is_none()) else {
             self.submit(task);
             return Some(None);
         };
@@ -225,16 +220,7 @@ impl Fetch {
     /// The source has responded to a request that was sent at `sent`. Returns the hash with its
     /// slot, unless the transaction `is_gone` and a source is asked for it: another one, one that failed before, or one that
     /// has announced it since.
-    pub(crate) fn responded(
-        self: &Arc<Self>,
-        request: FetchRequest,
-        sent: Instant,
-        is_gone: bool,
-    ) -> Option<(Ticket, Slot)> {
-        self.answered(request, sent, is_gone).map(|task| (task.ticket, task.slot))
-    }
-
-    fn answered(
+    pub(crate) fn answered(
         self: &Arc<Self>,
         request: FetchRequest,
         sent: Instant,
@@ -267,10 +253,9 @@ impl Fetch {
     fn task(&self, ticket: Ticket, slot: Slot) -> FetchTask {
         let untried = SourceSet::all(self.settings.config.sources.len());
         // What has ended connections before is not given as many.
-        let is_alone = ticket.entered.is_suspect;
-        let losses = if is_alone { HARMFUL_LOSSES - 1 } else { 0 };
+        let alone = ticket.entered.is_suspect.then_some(HARMFUL_LOSSES - 1);
         let (early, unanswered) = <_>::default();
-        FetchTask { ticket, slot, retries: 0, is_alone, losses, untried, early, unanswered }
+        FetchTask { ticket, slot, retries: 0, alone, untried, early, unanswered }
     }
 
     fn request_of(&self, task: FetchTask, source: usize, permit: RequestPermit) -> FetchRequest {
@@ -282,27 +267,19 @@ impl Fetch {
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
-    fn submit(self: &Arc<Self>, task: FetchTask) {
-        if let Err(task) = self.try_submit(task) {
-            self.spawn_submit(task);
-        }
-    }
-
-    #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
-    fn try_submit(&self, mut task: FetchTask) -> Result<(), FetchTask> {
-        if task.is_alone {
-            return Err(task);
-        }
+    fn submit(self: &Arc<Self>, mut task: FetchTask) {
         let arrival = task.ticket.arrival;
-        for source in task.untried.iter_from(arrival.source) {
+        let may_ask = if task.alone.is_some() { SourceSet::default() } else { task.untried };
+        for source in may_ask.iter_from(arrival.source) {
             if let Some(permit) = self.limits[source].try_acquire(arrival.is_deferrable()) {
                 match self.submit_to(source, permit, task) {
-                    Ok(()) => return Ok(()),
+                    Ok(()) => return,
                     Err(back) => task = back,
                 }
             }
         }
-        Err(task)
+        let fetch = Arc::clone(self);
+        self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
     }
 
     /// Submits the request to one source; returns it when that source has no connection.

@@ -52,11 +52,6 @@ impl Fetch {
         self.tasks.spawn(async move { fetch.retry(task, source, error).await });
     }
 
-    pub(super) fn spawn_submit(self: &Arc<Self>, task: FetchTask) {
-        let fetch = Arc::clone(self);
-        self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
-    }
-
     /// Requests the transaction again, from another source or after a delay, or ends the fetch. A
     /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
     /// count as load itself.
@@ -69,18 +64,18 @@ impl Fetch {
         };
         self.metrics.retries[retry as usize].increment(1);
         if matches!(error, Some(CallError::Suspect)) {
-            if task.is_alone {
-                task.losses += 1;
+            if task.alone.is_some() {
                 // Another node's gateway may let it pass.
                 task.untried.remove(source);
             }
-            if task.losses >= HARMFUL_LOSSES {
+            let losses = task.alone.map_or(0, |losses| losses + 1);
+            task.alone = Some(losses);
+            if losses >= HARMFUL_LOSSES {
                 let hash = task.ticket.arrival.hash;
                 tracing::warn!(%hash, "the response to the request for this transaction ends connections");
                 self.metrics.harmful.increment(1);
                 return task.ticket.finish(Outcome::Refused, Some(Seen::Harmful));
             }
-            task.is_alone = true;
         }
         if matches!(retry, Retry::ConnectionLost) {
             // Bounded by the pauses before connections are opened again.
@@ -116,13 +111,9 @@ impl Fetch {
         // The others have answered that they do not have it.
         task.untried = unanswered;
         if let Some(_parked) = self.deferral.park() {
-            let FetchTask { ticket, slot, retries, is_alone, losses, untried, early, unanswered } =
-                task;
-            drop(slot);
+            drop(task.slot);
             let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
-            let slot = self.slots.acquire_deferrable(permit).await;
-            task =
-                FetchTask { ticket, slot, retries, is_alone, losses, untried, early, unanswered };
+            task.slot = self.slots.acquire_deferrable(permit).await;
         }
         self.submit_when_possible(task).await;
     }
@@ -138,12 +129,12 @@ impl Fetch {
         sources.iter().any(|source| self.connections.is_up(source))
     }
 
-    async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
+    pub(super) async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
         // Never closed, so this is always a permit.
-        let _one = if task.is_alone { self.alone.acquire().await.ok() } else { None };
+        let _one = if task.alone.is_some() { self.alone.acquire().await.ok() } else { None };
         loop {
             let (source, permit) = self.acquire_request(&mut task).await;
-            if task.is_alone
+            if task.alone.is_some()
                 && let Some(requests) = self.connections.of(source)
                 && let Requests::Node(set) = &*requests
             {
@@ -166,13 +157,13 @@ impl Fetch {
         set: &RequestSet<FetchRequest>,
         request: FetchRequest,
     ) {
-        let (hash, source, losses) = (request.hash(), request.source, request.task.losses);
+        let (hash, source, alone) = (request.hash(), request.source, request.task.alone);
         let limits = &self.settings.limits;
         let requested = set.request_alone(limits.fetch_timeout, &hash, request).await;
         let Err((request, mut error)) = requested else { return };
         if matches!(error, CallError::Suspect) {
             // A node that goes away ends every connection, this one perhaps first.
-            sleep(limits.retry_backoff.random_delay(losses)).await;
+            sleep(limits.retry_backoff.random_delay(alone.unwrap_or_default())).await;
             if !self.connections.is_current(source, requests) {
                 error = CallError::ConnectionLost;
             }

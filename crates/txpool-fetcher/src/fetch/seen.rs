@@ -109,16 +109,13 @@ const MAX_DOUBLINGS: u32 = 6;
 /// An attacker who floods the node with transactions makes us forget older hashes. Those are
 /// fetched again if they are announced again, and the sink then reports them as known: this costs
 /// work, and nothing is lost.
-///
-/// Each shard has a lock of its own, held for one look-up, or while an audit reads one shard (a
-/// 64th of the whole, 50 us when full). It is never held across an await, and never two at once.
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
     epoch: AtomicU32,
     made: Instant,
 }
 
-const SHARDS: usize = 64;
+pub(crate) const SHARDS: usize = 64;
 
 impl SeenSet {
     pub(crate) fn new(capacity: usize) -> Self {
@@ -276,10 +273,6 @@ impl SeenSet {
             .filter(|(_, entry)| entry.seen().is_held() && entry.epoch < epoch)
             .map(|(hash, _)| *hash)
             .collect()
-    }
-
-    pub(crate) const fn shards(&self) -> usize {
-        SHARDS
     }
 
     fn shard(&self, hash: &B256) -> MutexGuard<'_, Shard> {

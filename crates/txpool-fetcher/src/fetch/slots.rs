@@ -9,6 +9,7 @@ use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::deferral::{DeferralPermit, TrackedFetch};
+use crate::{config::FetcherConfig, settings::Settings};
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
@@ -19,9 +20,8 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// With several sources, a share of the slots for what each of them announces: of two sources three quarters, and of more
-    /// so many that all but one leave half of an equal share. So what only those have that do not respond leaves the rest to
-    /// one that does. Empty with one source.
+    /// With several sources, a share of the slots for what each of them announces: see [`FetcherConfig::fetch_slots`]. Empty
+    /// with one source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
     bytes: Arc<Semaphore>,
@@ -49,22 +49,18 @@ enum Work {
 }
 
 impl Slots {
-    pub(crate) fn new(
-        slots: usize,
-        deferrable: usize,
-        max_bytes: usize,
-        sources: usize,
-        gauge: Gauge,
-    ) -> Self {
-        let budget_units = max_bytes / UNIT_BYTES;
-        let limited = if sources > 1 { sources } else { 0 };
+    pub(crate) fn new(settings: &Settings, gauge: Gauge) -> Self {
+        let FetcherConfig { fetch_slots: slots, sources, max_bytes_in_flight, .. } =
+            &settings.config;
+        let budget_units = max_bytes_in_flight / UNIT_BYTES;
+        let limited = if sources.len() > 1 { sources.len() } else { 0 };
         // (1 - 1 / 2n) / (n - 1) of them.
         let share = || (slots * (2 * limited - 1)).div_ceil(2 * limited * (limited - 1));
         let of_source = || Arc::new(Semaphore::new(share()));
         Self {
-            all: Arc::new(Semaphore::new(slots)),
+            all: Arc::new(Semaphore::new(*slots)),
             of_source: std::iter::repeat_with(of_source).take(limited).collect(),
-            deferrable: Arc::new(Semaphore::new(deferrable)),
+            deferrable: Arc::new(Semaphore::new(settings.deferrable_slots())),
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
             mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
@@ -171,19 +167,26 @@ async fn acquire(semaphore: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Limits;
     use futures::FutureExt;
     use std::{
         pin::pin,
         task::{Context, Wake},
     };
 
-    fn slots(max_bytes: usize) -> Slots {
-        Slots::new(4, 1, max_bytes, 1, Gauge::noop())
+    /// Four, of which deferrable work may hold one.
+    fn slots() -> Slots {
+        let config = FetcherConfig {
+            fetch_slots: 4,
+            max_bytes_in_flight: 1 << 20,
+            ..FetcherConfig::ipc("/node.ipc")
+        };
+        Slots::new(&Settings { config, limits: Limits::default() }, Gauge::noop())
     }
 
     #[tokio::test]
     async fn deferrable_work_holds_its_share_and_no_more() {
-        let slots = slots(1 << 20);
+        let slots = slots();
         let first = slots.acquire_deferrable(None).await;
         assert!(slots.acquire_deferrable(None).now_or_never().is_none());
         let live: Vec<_> =
@@ -202,7 +205,7 @@ mod tests {
                 self.1.store(self.0.available_permits(), Relaxed);
             }
         }
-        let slots = slots(1 << 20);
+        let slots = slots();
         let turn = Arc::new(Semaphore::new(1));
         let slot = slots.acquire_deferrable(Arc::clone(&turn).acquire_owned().await.ok()).await;
         let free = Arc::new(Woken(Arc::clone(&slots.deferrable), AtomicUsize::new(0)));
@@ -215,7 +218,7 @@ mod tests {
 
     #[tokio::test]
     async fn large_responses_hold_back_further_fetches_until_they_are_dropped() {
-        let slots = slots(1 << 20);
+        let slots = slots();
         let mut big = slots.acquire_live(0, None).await;
         slots.set_response_bytes(&mut big, 1 << 20);
         // The byte budget is used up, though slots are free.
@@ -227,7 +230,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_response_larger_than_the_budget_does_not_block_for_ever() {
-        let slots = slots(1 << 20);
+        let slots = slots();
         for _ in 0..100 {
             // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
             let mut slot = tokio::task::unconstrained(slots.acquire_live(0, None))

@@ -6,11 +6,10 @@
 //! - Its two streams stand for the subscription connection of a node; the end or the panic of either counts
 //!   as a lost connection. A thread `mempool-announce` reads the announcements.
 //! - That thread also gets and delivers the last of the hashes at hand: with one transaction at a time no other
-//!   thread has to wake up, which costs more than everything else. While one transaction holds it up for
-//!   100 ms, `mempool-io` reads in its place.
+//!   thread has to wake up, which costs more than everything else.
 //! - The other requests go to one of two queues, live and deferrable, which the threads `mempool-get` read.
-//! - A function call cannot be abandoned, so it has no time-out, and there are no pings: a stream
-//!   that stays open and silent is found by the audit and by the rule for stale sources.
+//! - There are no time-outs and no pings: a stream that stays open and silent is found by the audit and
+//!   by the rule for stale sources.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |

@@ -22,7 +22,8 @@ use tokio::{runtime::Handle, time::sleep};
 use super::threads::Getter;
 use crate::{
     announce::{Backlog, HashReader},
-    connection::{End, NodeInfo},
+    chain::AnnouncedHead,
+    connection::{End, NodeInfo, Subscription},
     error::{ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
     gap::{GapReason, Report},
@@ -46,20 +47,13 @@ impl Drop for EndsOnDrop {
     }
 }
 
-/// A subscription that is up and not read yet.
-pub(crate) struct PoolSubscribed {
-    pub(crate) node: NodeInfo,
-    pub(crate) ended: Arc<End>,
-    announcements: AnnouncementStream,
-    blocks: BlockStream,
-}
-
-/// Subscribes to both streams.
+/// Subscribes to both streams. The future reads them until the subscription ends.
 pub(crate) async fn subscribe<S: TransactionSink>(
-    deliverer: &Deliverer<S>,
+    deliverer: &Arc<Deliverer<S>>,
     index: usize,
     pool: &InProcess,
-) -> Result<PoolSubscribed, ConnectError> {
+    backlog: &Arc<Backlog>,
+) -> Result<(Subscription, impl Future<Output = ()> + use<S>), ConnectError> {
     let fetch = &deliverer.fetch;
     let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
@@ -67,29 +61,19 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let (chain_id, announcements, blocks) = subscribed.await?;
     deliverer.chain_id.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
-    Ok(PoolSubscribed { node, ended: End::new().into(), announcements, blocks })
-}
-
-impl PoolSubscribed {
-    /// Reads until the subscription ends.
-    pub(crate) async fn read<S: TransactionSink>(
-        self,
-        deliverer: &Arc<Deliverer<S>>,
-        (index, pool): (usize, &InProcess),
-        backlog: &Arc<Backlog>,
-    ) {
-        let Self { ended, announcements, blocks, .. } = self;
-        let fetch = &deliverer.fetch;
+    let ended = Arc::new(End::new());
+    let up = Subscription { node, ended: Arc::clone(&ended), connections: Vec::new() };
+    let announcements = Arc::new(Announcements {
+        unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
+        busy: AtomicU64::new(0),
+        runtime: Handle::current(),
+        fetch: Arc::clone(fetch),
+        backlog: Arc::clone(backlog),
+    });
+    let (getter, alive) = (Getter::new(deliverer, pool), fetch.tasks.alive());
+    let read = async move {
         let _ends = EndsOnDrop(Arc::clone(&ended));
-        let announcements = Arc::new(Announcements {
-            unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
-            busy: AtomicU64::new(0),
-            runtime: Handle::current(),
-            fetch: Arc::clone(fetch),
-            backlog: Arc::clone(backlog),
-        });
-        let (subscribed, getter) = (Arc::clone(&ended), Getter::new(deliverer, pool));
-        let (unread, alive) = (Arc::clone(&announcements), fetch.tasks.alive());
+        let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
         let thread = thread::Builder::new().name("mempool-announce".into());
         let spawned = thread.spawn(move || {
             // Dropped last: a stop that has waited for it leaves no holder of the pool.
@@ -107,10 +91,11 @@ impl PoolSubscribed {
             // The order is irrelevant: the first branch that ends, ends all.
             reason = ended.wait() => reason,
             reason = until_end("announcements", announcements.read_while_held_up()) => reason,
-            reason = until_end("blocks", read_blocks(blocks, backlog)) => reason,
+            reason = until_end("blocks", read_blocks(blocks, &announcements.backlog)) => reason,
         };
         ended.set(reason);
-    }
+    };
+    Ok((up, read))
 }
 
 /// Why a stream that was read to its end has ended.
@@ -139,8 +124,7 @@ struct Announcements {
 }
 
 impl Announcements {
-    /// Reads to the end of the stream. Of the hashes at hand the threads `mempool-get` get all but the last: that
-    /// one is got here, so that no thread has to wake up for a single one.
+    /// Reads to the end of the stream. Of the hashes at hand the threads `mempool-get` get all but the last.
     async fn read<S: TransactionSink>(&self, getter: &Getter<S>) {
         let mut last: Option<(B256, Instant)> = None;
         loop {
@@ -220,7 +204,7 @@ impl Announcements {
 async fn read_blocks(mut blocks: BlockStream, backlog: &Backlog) {
     while let Some(mined) = blocks.next().await {
         backlog.report(Report::Head(mined.block.head)).await;
-        backlog.heads.push(mined.into(), 0);
+        backlog.heads.push(AnnouncedHead::with_block(mined.into(), false), 0);
         // The follower takes it before a burst of blocks displaces it.
         tokio::task::yield_now().await;
     }

@@ -3,7 +3,7 @@
 //! `get` may read a sidecar from the disk, and the sink may block, so neither runs on the thread
 //! that reads the sockets.
 
-use std::{io, sync::Arc, thread, time::Instant};
+use std::{sync::Arc, thread, time::Instant};
 
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::Encodable2718 as _;
@@ -12,7 +12,8 @@ use crossbeam_channel::never;
 
 use crate::{
     decode::{Malformed, verify_blob_proofs},
-    fetch::{Deliverer, FetchRequest, Ticket},
+    error::ConnectError,
+    fetch::{Deliverer, FetchRequest, FetchTask, Ticket},
     in_process_pool::InProcess,
     request::{PoolQueues, next_of},
     sink::TransactionSink,
@@ -26,7 +27,7 @@ use crate::{
 pub(crate) fn start<S: TransactionSink>(
     deliverer: &Arc<Deliverer<S>>,
     pool: &InProcess,
-) -> io::Result<PoolQueues<FetchRequest>> {
+) -> Result<PoolQueues<FetchRequest>, ConnectError> {
     let fetch = &deliverer.fetch;
     let config = &fetch.settings.config;
     // Every submitted request holds a slot, so neither queue is ever full.
@@ -45,7 +46,8 @@ pub(crate) fn start<S: TransactionSink>(
                 getter.get(request);
             }
         };
-        thread::Builder::new().name("mempool-get".into()).spawn(run)?;
+        let spawned = thread::Builder::new().name("mempool-get".into()).spawn(run);
+        spawned.map_err(|error| ConnectError::io(pool, error))?;
     }
     Ok(queues)
 }
@@ -70,8 +72,8 @@ impl<S: TransactionSink> Getter<S> {
         let (hash, requested_at) = (request.hash(), Instant::now());
         let found = self.pool.catch("get", |pool| pool.get(&hash));
         let is_gone = matches!(found, Ok(None));
-        let responded = fetch.responded(request, requested_at, is_gone);
-        let Some((ticket, mut slot)) = responded else { return };
+        let answered = fetch.answered(request, requested_at, is_gone);
+        let Some(FetchTask { ticket, mut slot, .. }) = answered else { return };
         match found {
             // It counts as failed.
             Err(_) => {}

@@ -1,9 +1,4 @@
-//! A connection that only requests transactions.
-//!
-//! Requests are submitted on the thread of the sockets, and a submit never waits: it formats the
-//! request into the outbox, and one call writes as much of the outbox as the socket has room for.
-//! The rest is written with the next request, or when the thread that reads the connection looks for late ones
-//! (`reader`): at most 100 ms after the node has made room.
+//! A connection that only requests transactions. Whoever submits a request never waits.
 
 use std::{
     io,
@@ -14,11 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, map::HashMap};
 use tokio::{sync::Notify, time::sleep};
 
 use super::{
-    in_flight::{InFlight, PING_ID},
     outbox::Outbox,
     reader::{Reader, Responses},
 };
@@ -29,17 +23,20 @@ use crate::{
     sync::lock,
 };
 
+/// The id of pings, which are in no [`InFlight`]. Every other id is used once, so a late response finds nothing.
+pub(super) const PING_ID: u64 = 0;
+
 /// A connection with its requests in flight. `T` is kept with each request.
 pub(crate) struct RequestConnection<T> {
     requests: Mutex<InFlight<T>>,
     /// Their number, with that of the response that is being processed, so that connections can be compared without
     /// their locks.
     in_flight: AtomicUsize,
-    socket: BlockingSocket,
+    pub(super) socket: BlockingSocket,
     outbox: Mutex<Outbox>,
     /// Notified of each response to a ping.
     ponged: Notify,
-    ended: End,
+    pub(super) ended: End,
 }
 
 impl<T: Send + 'static> RequestConnection<T> {
@@ -78,7 +75,8 @@ impl<T: Send + 'static> RequestConnection<T> {
         Ok(())
     }
 
-    /// Writes the formatted requests, as far as the socket has room now. Never waits.
+    /// Writes the formatted requests, as far as the socket has room now. The rest is written with the next request, or
+    /// when the thread that reads the connection looks for late ones: at most 100 ms after the node has made room.
     pub(crate) fn flush(&self) {
         lock(&self.outbox).send(&self.socket);
     }
@@ -112,33 +110,15 @@ impl<T: Send + 'static> RequestConnection<T> {
             // A response that has come counts.
             biased;
             () = self.ponged.notified() => Ok(()),
-            reason = self.closed() => Err(Some(reason)),
+            reason = self.ended.wait() => Err(Some(reason)),
             () = sleep(limit) => Err(None),
         }
-    }
-
-    pub(super) fn socket(&self) -> &BlockingSocket {
-        &self.socket
     }
 
     /// Ends the connection; the first reason stands. Its thread wakes up and ends.
     pub(crate) fn end(&self, reason: LossReason) {
         self.ended.set(reason);
         self.socket.end();
-    }
-
-    pub(crate) fn is_ended(&self) -> bool {
-        self.ended.is_set()
-    }
-
-    /// Whether the peer has ended it.
-    pub(crate) fn is_ended_by_peer(&self) -> bool {
-        self.ended.is_by_peer()
-    }
-
-    /// Waits for the end. Cancel safe.
-    pub(crate) async fn closed(&self) -> LossReason {
-        self.ended.wait().await
     }
 
     /// Removes all requests, the oldest first; no more are accepted.
@@ -160,5 +140,75 @@ impl<T: Send + 'static> RequestConnection<T> {
         handle(found);
         self.in_flight.fetch_sub(1, Relaxed);
         true
+    }
+}
+
+/// The requests by id, which ascend, with the time at which each was sent. Each holds a fetch slot, which
+/// bounds their number.
+struct InFlight<T> {
+    requests: HashMap<u64, (T, Instant)>,
+    last_id: u64,
+    is_closed: bool,
+}
+
+impl<T> InFlight<T> {
+    fn new() -> Self {
+        Self { requests: HashMap::default(), last_id: PING_ID, is_closed: false }
+    }
+
+    /// Inserts a request that is sent now, and returns its id; returns the request when the connection has
+    /// ended.
+    fn insert(&mut self, request: T) -> Result<u64, T> {
+        if self.is_closed {
+            return Err(request);
+        }
+        self.last_id = self.last_id.wrapping_add(1);
+        self.requests.insert(self.last_id, (request, Instant::now()));
+        Ok(self.last_id)
+    }
+
+    /// Removes and returns the request with this id. Any number is allowed.
+    fn remove(&mut self, id: u64) -> Option<(T, Instant)> {
+        self.requests.remove(&id)
+    }
+
+    /// Removes the requests that were sent `timeout` before `until` or earlier, the oldest first.
+    fn take_expired(&mut self, timeout: Duration, until: Instant) -> Vec<T> {
+        let Some(due) = until.checked_sub(timeout) else { return Vec::new() };
+        let expired = self.requests.iter().filter(|(_, (_, sent))| *sent <= due);
+        let mut ids: Vec<u64> = expired.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids.into_iter().filter_map(|id| self.remove(id)).map(|(request, _)| request).collect()
+    }
+
+    /// Removes all requests, the oldest first, and accepts no more.
+    fn close(&mut self) -> Vec<T> {
+        self.is_closed = true;
+        self.take_expired(Duration::ZERO, Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_request_leaves_once_by_its_id_or_its_age_and_none_enters_after_the_end() {
+        let mut in_flight = InFlight::new();
+        let ids: Vec<u64> = (0..10).map(|n| in_flight.insert(n).expect("open")).collect();
+        assert!(!ids.contains(&PING_ID) && ids.is_sorted());
+        assert_eq!(in_flight.remove(ids[3]).map(|(n, _)| n), Some(3));
+        for id in [ids[3], PING_ID, u64::MAX] {
+            assert!(in_flight.remove(id).is_none());
+        }
+        let minute = Duration::from_secs(60);
+        let sent = in_flight.requests[&ids[4]].1;
+        assert!(in_flight.take_expired(minute, sent).is_empty());
+        let expired = in_flight.take_expired(minute, sent + minute);
+        assert_eq!(expired[..4], [0, 1, 2, 4]);
+        let again = in_flight.insert(10).expect("open");
+        assert!(!ids.contains(&again), "an id is never used twice");
+        assert_eq!(expired.len() + in_flight.close().len(), 10);
+        assert!(matches!(in_flight.insert(0), Err(0)));
     }
 }

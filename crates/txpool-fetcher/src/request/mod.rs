@@ -27,10 +27,8 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod client;
-mod in_flight;
 mod open;
 mod outbox;
-mod pool_queues;
 mod reader;
 mod set;
 
@@ -39,7 +37,6 @@ mod tests;
 
 pub(crate) use self::{
     open::open,
-    pool_queues::{PoolQueues, next_of},
     reader::Responses,
-    set::{RequestConnections, RequestSet, Requests},
+    set::{PoolQueues, RequestConnections, RequestSet, Requests, next_of},
 };

@@ -22,22 +22,21 @@ use crate::{
 /// Opens all request connections of a source beside the one for calls; `responses` makes the reader
 /// of each.
 pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
-    settings: &Arc<Settings>,
+    settings: &Settings,
     endpoint: &Endpoint,
     calls: Connection,
     responses: impl Fn() -> R + Send + Sync + 'static,
 ) -> Result<RequestSet<T>, ConnectError> {
+    let (limits, endpoint) = (settings.limits.clone(), endpoint.clone());
+    let opener: Opener<T> = Box::new(move || {
+        let (limits, endpoint, responses) = (limits.clone(), endpoint.clone(), responses());
+        async move { open_one(&endpoint, &limits, responses).await }.boxed()
+    });
     let mut fetches = Vec::new();
     for _ in 0..settings.config.request_connections {
-        fetches.push(open_one(endpoint, &settings.limits, responses()).await?);
+        fetches.push(opener().await?);
     }
     let deferrable = settings.deferrable_connections();
-    let (settings, endpoint) = (Arc::clone(settings), endpoint.clone());
-    let opener: Opener<T> = Box::new(move || {
-        let (settings, endpoint, responses) =
-            (Arc::clone(&settings), endpoint.clone(), responses());
-        async move { open_one(&endpoint, &settings.limits, responses).await }.boxed()
-    });
     Ok(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener })
 }
 
@@ -106,7 +105,7 @@ impl<T: Send + 'static> RequestSet<T> {
         loop {
             tokio::select! {
                 // The order is irrelevant: a request is in flight or is processed.
-                _ = connection.closed() => break,
+                _ = connection.ended.wait() => break,
                 _ = ticks.tick() => {
                     if connection.in_flight() == 0 {
                         return Ok(());
@@ -131,8 +130,8 @@ impl<T: Send + 'static, F: Fn(T, CallError)> Drop for HandsOn<'_, T, F> {
         let Requests::Node(set) = &**self.requests else { return };
         // Before all are ended.
         let suspects: Vec<bool> =
-            set.fetches.iter().map(|connection| connection.is_ended_by_peer()).collect();
-        set.end(&LossReason::Closed);
+            set.fetches.iter().map(|connection| connection.ended.is_by_peer()).collect();
+        set.end();
         for (connection, is_suspect) in set.fetches.iter().zip(suspects) {
             let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
             for request in connection.take_all() {

@@ -11,7 +11,7 @@ use std::io::{ErrorKind, Write as _};
 
 use alloy_primitives::B256;
 
-use super::in_flight::PING_ID;
+use super::client::PING_ID;
 use crate::{config::MAX_FETCH_SLOTS, connection::BlockingSocket};
 
 /// Most bytes that wait for a node that does not read: two requests for each of the most fetch
@@ -27,13 +27,27 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
-    /// Appends the request for a transaction. False when there is no room.
+    /// Appends the request for a transaction,
+    /// `{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x…"],"id":…}`. False when there is no room.
+    /// Nodes need no separator between two requests.
     pub(super) fn push(&mut self, id: u64, hash: &B256) -> bool {
-        self.append(|bytes| write_request(bytes, id, hash))
+        self.append(|bytes| {
+            bytes.extend_from_slice(
+                br#"{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x"#,
+            );
+            let hex = bytes.len();
+            bytes.resize(hex + 64, 0);
+            const_hex::encode_to_slice(hash, &mut bytes[hex..]).expect("32 bytes are 64 digits");
+            write!(bytes, r#""],"id":{}}}"#, id).expect("a vector takes every write");
+        })
     }
 
     pub(super) fn push_ping(&mut self) -> bool {
-        self.append(write_ping)
+        let (id, method) = (PING_ID, "eth_blockNumber");
+        self.append(|bytes| {
+            write!(bytes, r#"{{"jsonrpc":"2.0","method":"{method}","params":[],"id":{id}}}"#)
+                .expect("a vector takes every write");
+        })
     }
 
     fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> bool {
@@ -71,24 +85,6 @@ impl Outbox {
             self.sent = 0;
         }
     }
-}
-
-/// `{"jsonrpc":"2.0","id":…,"method":"eth_getRawTransactionByHash","params":["0x…"]}`. Nodes need
-/// no separator between two requests.
-pub(super) fn write_request(bytes: &mut Vec<u8>, id: u64, hash: &B256) {
-    bytes.extend_from_slice(
-        br#"{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x"#,
-    );
-    let hex = bytes.len();
-    bytes.resize(hex + 64, 0);
-    const_hex::encode_to_slice(hash, &mut bytes[hex..]).expect("32 bytes are 64 digits");
-    write!(bytes, r#""],"id":{}}}"#, id).expect("a vector takes every write");
-}
-
-pub(super) fn write_ping(bytes: &mut Vec<u8>) {
-    let id = PING_ID;
-    write!(bytes, r#"{{"jsonrpc":"2.0","method":"eth_blockNumber","params":[],"id":{id}}}"#)
-        .expect("a vector takes every write");
 }
 
 #[cfg(test)]

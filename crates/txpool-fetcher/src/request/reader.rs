@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{client::RequestConnection, in_flight::PING_ID};
+use super::client::{PING_ID, RequestConnection};
 use crate::{
     connection::{Frames, Payload, Response},
     error::LossReason,
@@ -48,7 +48,6 @@ pub(crate) trait Responses<T>: Send + 'static {
     }
 }
 
-/// What the thread knows.
 pub(super) struct Reader<T: Send + 'static, R> {
     connection: Arc<RequestConnection<T>>,
     responses: R,
@@ -81,8 +80,16 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         };
         let body = move || {
             let connection = Arc::clone(&reader.connection);
+            let mut frames = Frames::new(reader.limits.max_frame_bytes);
+            let mut queue = Queue { at: Instant::now(), unread: 0 };
             // Also after a panic: the requests in flight must learn of the end.
-            let read = catch_unwind(AssertUnwindSafe(|| reader.read_socket()));
+            let read = catch_unwind(AssertUnwindSafe(|| {
+                loop {
+                    if let Err(reason) = reader.read_once(&mut frames, &mut queue) {
+                        return reason;
+                    }
+                }
+            }));
             connection.end(read.unwrap_or(LossReason::Closed));
         };
         thread::Builder::new()
@@ -92,19 +99,8 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             .map(drop)
     }
 
-    /// Reads until the connection ends.
-    fn read_socket(&mut self) -> LossReason {
-        let mut frames = Frames::new(self.limits.max_frame_bytes);
-        let mut queue = Queue { at: Instant::now(), unread: 0 };
-        loop {
-            if let Err(reason) = self.read_once(&mut frames, &mut queue) {
-                return reason;
-            }
-        }
-    }
-
     fn read_once(&mut self, frames: &mut Frames, queue: &mut Queue) -> Result<(), LossReason> {
-        let socket = self.connection.socket();
+        let socket = &self.connection.socket;
         let waits = Instant::now();
         if !socket.wait_readable(self.grain)? {
             self.read_until(waits);
@@ -128,12 +124,11 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             queue.unread -= count as u64;
         } else {
             self.read_until(queue.at);
-            *queue = Queue { at: Instant::now(), unread: self.connection.socket().unread() };
+            *queue = Queue { at: Instant::now(), unread: self.connection.socket.unread() };
         }
         Ok(())
     }
 
-    /// Takes one complete value.
     fn take(&mut self, value: &[u8], read_at: Instant) -> Result<(), LossReason> {
         self.last_frame = read_at;
         match Response::read(value)? {
@@ -145,7 +140,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             }
             None => tracing::debug!(bytes = value.len(), "no response to a request"),
         }
-        match self.connection.is_ended() {
+        match self.connection.ended.is_set() {
             true => Err(LossReason::Closed),
             false => Ok(()),
         }
@@ -171,16 +166,16 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             self.pinged = None;
         }
         match self.pinged {
-            Some(pinged) => {
-                if until >= pinged + self.limits.ping_timeout + self.responses.patience() {
-                    self.connection.end(LossReason::Unresponsive(until - pinged));
-                }
+            Some(pinged)
+                if until >= pinged + self.limits.ping_timeout + self.responses.patience() =>
+            {
+                self.connection.end(LossReason::Unresponsive(until - pinged));
             }
             None if until >= self.last_frame + self.limits.ping_interval => {
                 self.pinged = Some(Instant::now());
                 self.connection.ping();
             }
-            None => {}
+            _ => {}
         }
     }
 }

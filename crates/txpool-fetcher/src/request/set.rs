@@ -9,10 +9,11 @@
 
 use std::{ops::Deref, sync::Arc, time::Duration};
 
+use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 use futures::future::BoxFuture;
 use tokio::{sync::watch, time::timeout};
 
-use super::{client::RequestConnection, pool_queues::PoolQueues};
+use super::client::RequestConnection;
 use crate::{
     connection::Connection,
     error::{ConnectError, LossReason},
@@ -39,10 +40,8 @@ pub(crate) struct RequestSet<T: Send + 'static> {
 }
 
 /// Opens connections like those of a set.
-pub(super) type Opener<T> = Box<dyn Fn() -> Opening<T> + Send + Sync>;
-
-/// A connection that is being opened.
-pub(super) type Opening<T> = BoxFuture<'static, Result<OpenConnection<T>, ConnectError>>;
+pub(super) type Opener<T> =
+    Box<dyn Fn() -> BoxFuture<'static, Result<OpenConnection<T>, ConnectError>> + Send + Sync>;
 
 impl<T: Send + 'static> RequestSet<T> {
     /// The connection with the fewest requests in flight. Of equal ones the first is taken: under a
@@ -61,17 +60,17 @@ impl<T: Send + 'static> RequestSet<T> {
         }
     }
 
-    /// Closes all of them, for a reason on our side.
-    pub(crate) fn end(&self, reason: &LossReason) {
-        self.calls.kill(reason.clone());
+    /// Closes all of them.
+    pub(crate) fn end(&self) {
+        self.calls.kill(LossReason::Closed);
         for connection in &self.fetches {
-            connection.end(reason.clone());
+            connection.end(LossReason::Closed);
         }
     }
 
     /// Waits until one of them has ended, and returns the reason. Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
-        let fetches = self.fetches.iter().map(|connection| Box::pin(connection.closed()));
+        let fetches = self.fetches.iter().map(|connection| Box::pin(connection.ended.wait()));
         tokio::select! {
             reason = self.calls.closed() => reason,
             (reason, ..) = futures::future::select_all(fetches) => reason,
@@ -97,7 +96,39 @@ impl<T: Send + 'static> Drop for OpenConnection<T> {
     }
 }
 
-/// The request connections of all sources.
+/// Takes the requests. The threads that read them end when it is dropped.
+pub(crate) struct PoolQueues<T> {
+    live: Sender<T>,
+    deferrable: Sender<T>,
+}
+
+/// What one thread reads: live requests, and deferrable ones.
+pub(crate) type PoolRequests<T> = (Receiver<T>, Receiver<T>);
+
+impl<T> PoolQueues<T> {
+    /// Two queues of this many requests each.
+    pub(crate) fn new(capacity: usize) -> (Self, PoolRequests<T>) {
+        let (live, live_requests) = bounded(capacity);
+        let (deferrable, deferrable_requests) = bounded(capacity);
+        (Self { live, deferrable }, (live_requests, deferrable_requests))
+    }
+
+    /// Returned when the threads have ended.
+    pub(crate) fn submit(&self, request: T, deferrable: bool) -> Result<(), T> {
+        let requests = if deferrable { &self.deferrable } else { &self.live };
+        requests.try_send(request).map_err(TrySendError::into_inner)
+    }
+}
+
+/// Waits for the next request, live ones first. `None` at the end: deferrable requests that still wait are then
+/// dropped.
+pub(crate) fn next_of<T>((live, deferrable): &PoolRequests<T>) -> Option<T> {
+    select_biased! {
+        recv(live) -> request => request.ok(),
+        recv(deferrable) -> request => request.ok(),
+    }
+}
+
 pub(crate) struct RequestConnections<T: Send + 'static> {
     sets: watch::Sender<Vec<Option<Arc<Requests<T>>>>>,
 }

@@ -14,7 +14,10 @@ use std::{
 use alloy_primitives::B256;
 use serde_json::Value;
 
-use super::{Responses, client::RequestConnection, in_flight::PING_ID};
+use super::{
+    Responses,
+    client::{PING_ID, RequestConnection},
+};
 use crate::{
     connection::{BlockingSocket, Payload},
     error::LossReason,
@@ -239,13 +242,13 @@ async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
     first.ask(7);
     first.node.write_all(b"Too many connections. Please try again later.").unwrap();
     assert!(
-        matches!(first.connection.closed().await, LossReason::Garbage(text) if text.starts_with("Too many"))
+        matches!(first.connection.ended.wait().await, LossReason::Garbage(text) if text.starts_with("Too many"))
     );
     assert_eq!(first.connection.take_all(), [7]);
     assert!(first.connection.submit(&B256::ZERO, 8).is_err(), "nothing comes in behind it");
     let second = stage(u64::MAX, &patient());
     second.node.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(second.connection.closed().await, LossReason::Closed);
+    assert_eq!(second.connection.ended.wait().await, LossReason::Closed);
 }
 
 #[tokio::test]
@@ -260,7 +263,7 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
     let (connection, mut node) = open(Panics, &patient());
     connection.submit(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":1,"result":null}}"#).unwrap();
-    assert_eq!(connection.closed().await, LossReason::Closed);
+    assert_eq!(connection.ended.wait().await, LossReason::Closed);
 }
 
 #[tokio::test]
@@ -295,6 +298,6 @@ async fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() 
         write!(stage.node, r#"{{"id":{id},"result":"0x1"}}"#).unwrap();
     }
     assert_eq!(asked.count(), 1, "after one more it is given up");
-    assert!(matches!(stage.connection.closed().await, LossReason::Unresponsive(_)));
+    assert!(matches!(stage.connection.ended.wait().await, LossReason::Unresponsive(_)));
     assert!(stage.seen.try_recv().is_err(), "a ping is no request");
 }

@@ -90,8 +90,7 @@ pub enum Delivery {
     /// sink's.
     Refused(&'static str),
     /// The sink has no room for it now; the reason as above. Comparisons offer it again while the
-    /// node has it: a few of the postponed ones first, and more as long as the sink takes most of
-    /// them.
+    /// node has it, see [`AuditReport::offered_again`](crate::AuditReport::offered_again).
     Postponed(&'static str),
     /// The receiver is gone: the fetcher ends with [`EndReason::SinkClosed`](crate::EndReason).
     Closed,
@@ -109,7 +108,7 @@ pub enum Holding {
     /// while ago.
     Removed,
     /// The sink held it and removed it for lack of room or by age. Comparisons offer it again like
-    /// [postponed](Delivery::Postponed) ones: a few at first, and more while the sink takes them.
+    /// [postponed](Delivery::Postponed) ones.
     MayReturn,
     /// The sink never held it.
     Missing,
@@ -200,8 +199,7 @@ impl ChainEvent {
 /// The futures are polled on threads without a runtime: a sink may block in them (`blocking_send`,
 /// a lock), and must not use tokio's timers or sockets.
 pub trait TransactionSink: Send + Sync + 'static {
-    /// Takes one transaction. May wait: a fetch slot is held meanwhile, so a slow sink slows the
-    /// requests, never the subscription.
+    /// Takes one transaction. May wait.
     ///
     /// The same transaction is delivered again when its node announces it more than 60 s after its
     /// outcome, or when a comparison finds that the sink does not hold it.
@@ -252,8 +250,7 @@ impl TransactionSink for mpsc::Sender<FetchedTransaction> {
 #[non_exhaustive]
 #[expect(
     clippy::large_enum_variant,
-    reason = "nearly all events are transactions: a box would cost \
-    an allocation for each"
+    reason = "nearly all events are transactions: a box would cost an allocation for each"
 )]
 pub enum SinkEvent {
     /// A transaction.

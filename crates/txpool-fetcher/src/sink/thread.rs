@@ -1,9 +1,5 @@
-//! The thread that calls the sink with chain events and look-ups of hashes, and its queue.
-//!
-//! The sink is code of the host: it may block, panic or be slow. So it is never called on the
-//! thread of the sockets, and adding to the queue never waits. When 64 heads wait, the oldest is
-//! dropped with its nonce updates; the hashes that it mined are reported with the next head, so the
-//! sink ends with the latest head and without any mined transaction.
+//! The thread that calls the sink with chain events and look-ups of hashes, and its queue. Adding to it never waits: see
+//! [`TransactionSink`] for what is dropped.
 
 use std::{
     collections::VecDeque,
@@ -57,7 +53,8 @@ enum Job {
 pub(crate) struct SinkQueue {
     waiting: Mutex<Waiting>,
     ready: Condvar,
-    caught_up: Notify,
+    /// Notified when the sink has taken everything that waited, after events were dropped.
+    pub(crate) caught_up: Notify,
     metrics: SinkMetrics,
 }
 
@@ -139,11 +136,6 @@ impl SinkQueue {
         }
         all.resize(hashes.len(), Holding::Unknown);
         all
-    }
-
-    /// Waits until the sink has taken everything that waited, after events were dropped. Cancel safe.
-    pub(crate) async fn caught_up(&self) {
-        self.caught_up.notified().await;
     }
 
     /// Accepts no more. Waiting jobs are run, then the thread ends.
@@ -322,7 +314,13 @@ impl<S: TransactionSink> SinkCaller<S> {
             match job {
                 Job::Head { block, mut carried } => {
                     carried.retain(&is_still_mined);
-                    self.tell(head(block, carried));
+                    let block = if carried.is_empty() {
+                        block
+                    } else {
+                        carried.extend(block.mined.iter());
+                        Block::new(block.head, carried)
+                    };
+                    self.tell(ChainEvent::Head(block));
                 }
                 Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
                 Job::Vanished(hashes) => {
@@ -358,18 +356,14 @@ pub(crate) fn spawn<S: TransactionSink>(
     caller: Arc<SinkCaller<S>>,
     is_still_mined: impl Fn(&B256) -> bool + Send + 'static,
 ) -> io::Result<()> {
-    let body = move || caller.run(is_still_mined);
+    let alive = caller.tasks.alive();
+    let body = move || {
+        // Dropped last: a stop that has waited for it leaves no holder of the sink.
+        let (_alive, caller) = (alive, caller);
+        caller.run(is_still_mined);
+    };
     thread::Builder::new().name("mempool-sink".into()).spawn(body)?;
     Ok(())
-}
-
-/// A head, with the hashes of the dropped blocks before it.
-fn head(block: Block, mut carried: Vec<B256>) -> ChainEvent {
-    if carried.is_empty() {
-        return ChainEvent::Head(block);
-    }
-    carried.extend(block.mined.iter());
-    ChainEvent::Head(Block::new(block.head, carried))
 }
 
 #[cfg(test)]
@@ -472,20 +466,5 @@ mod tests {
         queue.push_head(block(1));
         queue.end();
         assert!(queue.next().is_none());
-    }
-
-    #[tokio::test]
-    async fn a_comparison_follows_when_the_sink_has_caught_up() {
-        let queue = queue();
-        for number in 1..=EVENTS_WAITING as u64 + 1 {
-            queue.push_head(block(number));
-        }
-        let thread = {
-            let queue = Arc::clone(&queue);
-            thread::spawn(move || while queue.next().is_some() {})
-        };
-        queue.caught_up().await;
-        queue.end();
-        thread.join().expect("it does not panic");
     }
 }

@@ -9,12 +9,6 @@
 //! Hashes that are new in the second list and were not announced meanwhile prove that the
 //! subscription is dead; hashes of the first list prove nothing, since they may be older than the
 //! subscription.
-//!
-//! One comparison runs at a time. An event during it schedules another, with the most severe of the
-//! reasons, since the list in flight may predate the event.
-//!
-//! The machine opens no socket, starts no task and reads no clock: its parent module carries out the
-//! actions.
 
 use std::{
     collections::VecDeque,
@@ -154,10 +148,8 @@ pub(crate) struct Machine {
     reconnects: u64,
     comparing: Option<GapReason>,
     wanted: Option<GapReason>,
-    /// In a row.
-    compare_failures: u32,
-    /// When the first of them was.
-    failing_since: Option<Instant>,
+    /// Failed comparisons in a row, and when the first of them was.
+    failing: Option<(u32, Instant)>,
     is_audited: bool,
     is_behind: bool,
     compare_at: Option<Instant>,
@@ -199,8 +191,7 @@ impl Machine {
             reconnects: 0,
             comparing: None,
             wanted: None,
-            compare_failures: 0,
-            failing_since: None,
+            failing: None,
             is_audited: true,
             is_behind: false,
             compare_at: None,
@@ -291,7 +282,7 @@ impl Machine {
             }
             Event::Compared { recovered, unannounced } => {
                 let reason = self.comparing.take();
-                (self.compare_failures, self.failing_since) = (0, None);
+                self.failing = None;
                 self.is_audited = true;
                 if !self.may_compare() {
                     // A connection was lost during the comparison, or the node fell behind: it is
@@ -299,8 +290,13 @@ impl Machine {
                     self.add_recovered(recovered);
                     return actions;
                 }
-                if reason == Some(GapReason::Silence) && self.state == SourceState::Live {
-                    self.judge_silence(unannounced, &mut actions, now);
+                let is_judged = reason == Some(GapReason::Silence)
+                    && self.state == SourceState::Live
+                    && self.activity.is_silent(now);
+                match is_judged.then_some(unannounced) {
+                    Some(0) => self.activity.load_has_ended(now),
+                    Some(_) => self.stale(LossReason::NoHashes { unannounced }, &mut actions),
+                    None => {}
                 }
                 self.compared(recovered, &mut actions, now);
             }
@@ -374,25 +370,15 @@ impl Machine {
         }
     }
 
-    /// Treats a silent source as dead if the node has new transactions; else the load has ended.
-    fn judge_silence(&mut self, unannounced: u64, actions: &mut Vec<Action>, now: Instant) {
-        if !self.activity.is_silent(now) {
-            return;
-        }
-        if unannounced > 0 {
-            self.stale(LossReason::NoHashes { unannounced }, actions);
-        } else {
-            self.activity.load_has_ended(now);
-        }
-    }
-
     fn compare_failed(&mut self, after: Duration, is_retryable: bool, now: Instant) {
-        self.compare_failures = self.compare_failures.saturating_add(1);
-        let lasted = now.saturating_duration_since(*self.failing_since.get_or_insert(now));
-        let may_pass = self.compare_failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
+        let (before, since) = self.failing.unwrap_or((0, now));
+        let failures = before.saturating_add(1);
+        self.failing = Some((failures, since));
+        let lasted = now.saturating_duration_since(since);
+        let may_pass = failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
         self.is_audited &= is_retryable && may_pass;
         if self.is_audited {
-            let backoff = self.backoff.delay(self.compare_failures - 1, self.rng.random());
+            let backoff = self.backoff.delay(before, self.rng.random());
             // A node that misses the time-out may still be building the list. A pause of the same
             // length keeps such requests from piling up in it.
             self.compare_at = Some(now + backoff.max(after));
@@ -408,8 +394,8 @@ impl Machine {
         self.set_next_audit(now);
     }
 
-    /// Starts a comparison. If one is running, another follows it, with the most severe of the
-    /// reasons that came meanwhile.
+    /// Starts a comparison. If one is running, whose list may predate the reason, another follows it,
+    /// with the most severe of the reasons that came meanwhile.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         if !self.backfill && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             self.compared(0, actions, now);

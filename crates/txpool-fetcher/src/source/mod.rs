@@ -2,10 +2,7 @@
 //! the machine's actions say, and feeds the resulting events back to it. Entry: [`Source::run`]; the
 //! machine is [`machine`].
 //!
-//! Subscription and request connections are pinged by a call with a time-out, and supervised
-//! separately, because either may fail alone. Only a complete message shows that a connection works;
-//! a few bytes do not. While the node lists its pool, the ping time-out is longer by the time that it
-//! has for the list.
+//! Subscription and request connections are supervised separately, because either may fail alone.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -17,11 +14,13 @@ mod ping;
 mod status;
 
 use std::{
-    sync::Arc,
+    panic::resume_unwind,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant, SystemTime},
 };
 
 use chain_view::Head;
+use futures::{FutureExt as _, future::BoxFuture};
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -39,7 +38,7 @@ use crate::{
     audit::{AuditMode, AuditReport, AuditState, Comparison},
     chain::{self, Chain, Follower},
     config::Announcements,
-    connection::{Connection, End, NodeInfo, dial},
+    connection::{Connection, Subscription, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
     gap::{GapReason, Report},
@@ -56,9 +55,6 @@ const TICK: Duration = Duration::from_millis(100);
 /// blocks of 12 s: some in a row may have no proposer, and clocks differ by some seconds.
 const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 
-/// Capacity of the source's inbox. A sender waits while it is full, so nothing is lost.
-const MESSAGES: usize = 256;
-
 /// A request for a comparison, by a caller of [`Fetcher::audit`](crate::Fetcher::audit).
 pub(crate) struct AuditRequest {
     pub(crate) mode: AuditMode,
@@ -66,16 +62,13 @@ pub(crate) struct AuditRequest {
     pub(crate) reply: oneshot::Sender<Result<AuditReport, SnapshotError>>,
 }
 
+/// What became of a task of the source.
 enum Message {
-    SubscriptionUp(Subscription),
+    /// With what is to be read of it.
+    SubscriptionUp(Subscription, BoxFuture<'static, ()>),
     /// With what the node says of its chain.
     RequestsUp(Arc<Requests<FetchRequest>>, Sync),
     DialFailed(Role, ConnectError),
-    /// The node's answer to a ping of the connection for calls.
-    Pinged {
-        block: Option<u64>,
-        says_syncing: bool,
-    },
     Lost(Role, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
 }
@@ -111,30 +104,6 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// Where a source's announcements are read.
-#[derive(Clone)]
-struct Subscription {
-    node: NodeInfo,
-    ended: Arc<End>,
-    /// To a node: for hashes and heads, and that for objects, which ends with it.
-    connections: Vec<Arc<Connection>>,
-}
-
-impl Subscription {
-    fn kill(&self, reason: LossReason) {
-        match self.connections.first() {
-            Some(connection) => connection.kill(reason),
-            None => self.ended.set(reason),
-        }
-    }
-}
-
-/// Sends a message to the source. Cannot deadlock: the source never waits for a task that sends.
-async fn send(messages: &mpsc::Sender<Message>, message: Message) {
-    // A closed channel means that the source has ended, which makes the message irrelevant.
-    let _ = messages.send(message).await;
-}
-
 /// What all sources share.
 pub(crate) struct Parts<S> {
     pub(crate) fetch: Arc<Fetch>,
@@ -142,14 +111,12 @@ pub(crate) struct Parts<S> {
     pub(crate) chain: Arc<Chain>,
 }
 
-/// One running source.
 pub(crate) struct Source<S> {
     parts: Arc<Parts<S>>,
     index: usize,
     shared: Arc<SourceShared>,
     machine: Machine,
-    messages: mpsc::Sender<Message>,
-    tasks: JoinSet<()>,
+    tasks: JoinSet<Option<Message>>,
     subscription: Option<Subscription>,
     sync: Sync,
     /// The error of a source on another chain is logged.
@@ -164,9 +131,8 @@ impl<S: TransactionSink> Source<S> {
         parts: Arc<Parts<S>>,
         index: usize,
         shared: Arc<SourceShared>,
-        Inbox { audits, mut reports }: Inbox,
+        Inbox { audits, mut reports, name: _name }: Inbox,
     ) {
-        let (messages, mut inbox) = mpsc::channel(MESSAGES);
         let (machine, actions) =
             Machine::new(&parts.fetch.settings, rand::random(), Instant::now());
         let mut source = Self {
@@ -174,7 +140,6 @@ impl<S: TransactionSink> Source<S> {
             index,
             shared,
             machine,
-            messages,
             tasks: JoinSet::new(),
             subscription: None,
             sync: Sync::default(),
@@ -182,7 +147,9 @@ impl<S: TransactionSink> Source<S> {
             is_lost: false,
         };
         source.serve_audits(audits);
-        source.process_waiting();
+        let (fetch, backlog) = (&source.parts.fetch, &source.shared.backlog);
+        let waiting = announce::process_waiting(Arc::clone(fetch), index, Arc::clone(backlog));
+        source.spawn(waiting);
         let mut ended = source.perform(actions);
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -193,22 +160,29 @@ impl<S: TransactionSink> Source<S> {
                 // there may be many; they wait in their channel.
                 biased;
                 () = stop.cancelled() => break,
-                Some(message) = inbox.recv() => source.on_message(message),
-                Some(joined) = source.tasks.join_next() => {
+                Some(joined) = source.tasks.join_next() => match joined {
+                    Ok(message) => message.map_or_else(Vec::new, |it| source.on_message(it)),
                     // The event that it was to report would never come, so the fetcher ends with
                     // this reason.
-                    if let Err(error) = joined && error.is_panic() {
-                        std::panic::resume_unwind(error.into_panic());
-                    }
-                    Vec::new()
-                }
+                    Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+                    Err(_) => Vec::new(),
+                },
                 _ = ticks.tick() => source.tick(),
                 Some(report) = reports.recv() => source.on_report(report),
             };
             ended = source.perform(actions);
             source.publish();
         }
-        source.end(ended).await;
+        source.parts.fetch.connections.set(index, None);
+        source.tasks.shutdown().await;
+        if !ended {
+            lock(&source.shared.status).last_error = None;
+        }
+    }
+
+    /// Starts a task with nothing to say at its end.
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.spawn(task.map(|()| None));
     }
 
     fn tick(&mut self) -> Vec<Action> {
@@ -224,7 +198,7 @@ impl<S: TransactionSink> Source<S> {
 
     fn tick_machine(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = self.check_sync(now);
-        let read = self.shared.backlog.read();
+        let read = self.shared.backlog.read.load(Relaxed);
         actions.extend(self.machine.on(Event::Tick { read }, now));
         actions
     }
@@ -247,6 +221,11 @@ impl<S: TransactionSink> Source<S> {
                 Event::Head(head.number)
             }
             Report::Gap(reason) => Event::Gap(reason),
+            Report::Pinged { block, says_syncing } => {
+                self.sync.says_syncing = says_syncing;
+                let Some(number) = block else { return Vec::new() };
+                Event::SawBlock(number)
+            }
             Report::NoObjects => {
                 self.shared.announces(Announcements::Hashes);
                 return Vec::new();
@@ -258,7 +237,8 @@ impl<S: TransactionSink> Source<S> {
     fn on_message(&mut self, message: Message) -> Vec<Action> {
         let now = Instant::now();
         match message {
-            Message::SubscriptionUp(subscription) => {
+            Message::SubscriptionUp(subscription, read) => {
+                self.spawn(read);
                 let ended = Arc::clone(&subscription.ended);
                 self.watch_end(Role::Subscription, async move { ended.wait().await });
                 let connections = &subscription.connections;
@@ -301,10 +281,6 @@ impl<S: TransactionSink> Source<S> {
                 self.shared.fail(SourceError::Connect(error));
                 self.machine.on(Event::DialFailed(role), now)
             }
-            Message::Pinged { block, says_syncing } => {
-                self.sync.says_syncing = says_syncing;
-                block.map_or_else(Vec::new, |number| self.machine.on(Event::SawBlock(number), now))
-            }
             Message::Lost(role, reason) => {
                 if role == Role::Subscription {
                     self.subscription = None;
@@ -320,8 +296,6 @@ impl<S: TransactionSink> Source<S> {
             }
             Message::Compared(Ok(report), _) => {
                 let AuditReport { recovered, unannounced, .. } = report;
-                lock(&self.shared.status).last_audit = Some(report);
-                self.shared.changed();
                 // A silent source is judged only after its latest announcements are counted.
                 let mut actions = self.tick_machine(now);
                 actions.extend(self.machine.on(Event::Compared { recovered, unannounced }, now));
@@ -349,7 +323,7 @@ impl<S: TransactionSink> Source<S> {
     fn request_head(&mut self) {
         let (chain, index) = (Arc::clone(&self.parts.chain), self.index);
         let backlog = Arc::clone(&self.shared.backlog);
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
                 backlog.report(Report::Head(head.head)).await;
                 backlog.heads.push(head, 0);
@@ -381,9 +355,6 @@ impl<S: TransactionSink> Source<S> {
         let (before, audited_before) = {
             let mut status = lock(&self.shared.status);
             let before = std::mem::replace(&mut status.state, state);
-            if before != state {
-                status.since = SystemTime::now();
-            }
             status.reconnects = self.machine.reconnects();
             status.gaps.clear();
             status.gaps.extend(self.machine.gaps().copied());
@@ -422,68 +393,52 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
-        let (parts, shared) = (Arc::clone(&self.parts), Arc::clone(&self.shared));
-        let (index, messages) = (self.index, self.messages.clone());
+        let (parts, shared, index) =
+            (Arc::clone(&self.parts), Arc::clone(&self.shared), self.index);
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let backlog = &shared.backlog;
             let Parts { fetch, deliverer, .. } = &*parts;
+            let backlog = &shared.backlog;
             let dialed = async {
-                match (role, fetch.settings.in_process_pool(index)) {
+                Ok(match (role, fetch.settings.in_process_pool(index)) {
                     (Role::Subscription, Some(pool)) => {
-                        let subscribed = in_process::subscribe(deliverer, index, pool).await?;
-                        let (node, ended) =
-                            (subscribed.node.clone(), Arc::clone(&subscribed.ended));
-                        let up = Subscription { node, ended, connections: Vec::new() };
-                        send(&messages, Message::SubscriptionUp(up)).await;
-                        subscribed.read(deliverer, (index, pool), backlog).await;
+                        let subscribed = in_process::subscribe(deliverer, index, pool, backlog);
+                        let (up, read) = subscribed.await?;
+                        Message::SubscriptionUp(up, read.boxed())
                     }
                     (Role::Subscription, None) => {
-                        let subscribed =
-                            announce::subscribe(deliverer, index, backlog, known).await?;
-                        let first = Arc::clone(&subscribed.connection);
-                        let (node, ended) = (first.node.clone(), Arc::clone(first.ended()));
-                        let connections =
-                            [first].into_iter().chain(subscribed.objects.clone()).collect();
-                        let up = Subscription { node, ended, connections };
-                        send(&messages, Message::SubscriptionUp(up)).await;
-                        subscribed.read(fetch, backlog).await;
+                        let subscribed = announce::subscribe(deliverer, index, backlog, known);
+                        let (up, read) = subscribed.await?;
+                        Message::SubscriptionUp(up, read.boxed())
                     }
                     (Role::Request, Some(pool)) => {
-                        let queues = in_process::start(deliverer, pool);
-                        let queues = queues.map_err(|error| ConnectError::io(pool, error))?;
-                        let requests = Requests::InProcess(queues).into();
-                        send(&messages, Message::RequestsUp(requests, Sync::default())).await;
+                        let queues = in_process::start(deliverer, pool)?;
+                        Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default())
                     }
                     (Role::Request, None) => {
-                        let (set, sync) =
-                            open_requests(&parts, &shared.audits, index, known).await?;
-                        let requests = Requests::Node(set).into();
-                        send(&messages, Message::RequestsUp(requests, sync)).await;
+                        let opened = open_requests(&parts, &shared.audits, index, known);
+                        let (set, sync) = opened.await?;
+                        Message::RequestsUp(Requests::Node(set).into(), sync)
                     }
-                }
-                Ok(())
+                })
             };
-            if let Err(error) = dialed.await {
-                send(&messages, Message::DialFailed(role, error)).await;
-            }
+            Some(dialed.await.unwrap_or_else(|error| Message::DialFailed(role, error)))
         });
     }
 
     /// Starts the task that waits for an end.
     fn watch_end(&mut self, role: Role, ended: impl Future<Output = LossReason> + Send + 'static) {
-        let messages = self.messages.clone();
-        self.tasks.spawn(async move { send(&messages, Message::Lost(role, ended.await)).await });
+        self.tasks.spawn(async move { Some(Message::Lost(role, ended.await)) });
     }
 
     fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
-        let (connection, audits) = (Arc::clone(connection), Arc::clone(&self.shared.audits));
-        let (fetch, messages) = (Arc::clone(&self.parts.fetch), self.messages.clone());
-        self.tasks.spawn(async move {
+        let (connection, shared) = (Arc::clone(connection), Arc::clone(&self.shared));
+        let fetch = Arc::clone(&self.parts.fetch);
+        self.spawn(async move {
             tokio::select! {
                 _ = connection.closed() => {}
-                () = ping(role, &connection, &fetch.settings.limits, &audits, &messages) => {}
+                () = ping(role, &connection, &fetch.settings.limits, &shared) => {}
             }
         });
     }
@@ -503,11 +458,10 @@ impl<S: TransactionSink> Source<S> {
 
     fn compare(&mut self, reason: GapReason) {
         let comparison = self.comparison(reason, AuditMode::Recover, reason == GapReason::Audit);
-        let messages = self.messages.clone();
         self.tasks.spawn(async move {
             let started = Instant::now();
             let result = comparison.run().await;
-            send(&messages, Message::Compared(result, started.elapsed())).await;
+            Some(Message::Compared(result, started.elapsed()))
         });
     }
 
@@ -515,7 +469,7 @@ impl<S: TransactionSink> Source<S> {
     /// each lists a whole pool.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let comparison = self.comparison(GapReason::Audit, AuditMode::Recover, false);
-        self.tasks.spawn(async move {
+        self.spawn(async move {
             let (fetch, index) = (Arc::clone(&comparison.fetch), comparison.source);
             let limits = &fetch.settings.limits;
             while let Some(AuditRequest { mode, at, reply }) = audits.recv().await {
@@ -540,20 +494,6 @@ impl<S: TransactionSink> Source<S> {
                 let _ = reply.send(result);
             }
         });
-    }
-
-    /// Starts the task that processes the announcements that have to wait.
-    fn process_waiting(&mut self) {
-        let (fetch, backlog) = (Arc::clone(&self.parts.fetch), Arc::clone(&self.shared.backlog));
-        self.tasks.spawn(announce::process_waiting(fetch, self.index, backlog));
-    }
-
-    async fn end(mut self, gave_up: bool) {
-        self.parts.fetch.connections.set(self.index, None);
-        self.tasks.shutdown().await;
-        if !gave_up {
-            lock(&self.shared.status).last_error = None;
-        }
     }
 }
 

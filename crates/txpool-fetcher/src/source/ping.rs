@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use alloy_primitives::U64;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::time::sleep;
 
-use super::{Message, machine::Role, send};
+use super::{SourceShared, machine::Role};
 use crate::{
-    audit::AuditState,
     chain::says_syncing,
     connection::Connection,
     error::{CallError, LossReason},
+    gap::Report,
     limits::Limits,
 };
 
@@ -20,8 +20,7 @@ pub(super) async fn ping(
     role: Role,
     connection: &Connection,
     limits: &Limits,
-    audits: &AuditState,
-    messages: &mpsc::Sender<Message>,
+    SourceShared { audits, backlog, .. }: &SourceShared,
 ) {
     // When the oldest ping without a response was sent.
     let mut silent_since = None;
@@ -30,30 +29,25 @@ pub(super) async fn ping(
         let pinged_at = *silent_since.get_or_insert_with(Instant::now);
         let patience = audits.listings.patience(limits);
         let response = connection.call("eth_blockNumber", (), limits.ping_timeout).await;
-        if !matches!(response, Err(CallError::Timeout(_))) {
-            silent_since = None;
+        // A node that is busy sending us other data is alive.
+        if matches!(response, Err(CallError::Timeout(_))) && connection.last_frame() < pinged_at {
+            let limit = limits.ping_timeout + patience.max(audits.listings.patience(limits));
+            let silent = pinged_at.elapsed();
+            if silent >= limit {
+                return connection.kill(LossReason::Unresponsive(silent));
+            }
+            continue;
         }
+        silent_since = None;
         match response {
             Ok(number) if role == Role::Request => {
                 let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
                 let says_syncing = says_syncing(connection, limits.ping_timeout).await;
-                send(messages, Message::Pinged { block, says_syncing }).await;
+                backlog.report(Report::Pinged { block, says_syncing }).await;
             }
-            // An error response also shows that the node is alive.
-            Ok(_) | Err(CallError::Rpc { .. }) => {}
             Err(CallError::ConnectionLost | CallError::Suspect) => return,
-            // A node that is busy sending us other data is alive.
-            Err(CallError::Timeout(_)) if connection.last_frame() >= pinged_at => {
-                silent_since = None
-            }
-            Err(CallError::Timeout(_)) => {
-                let limit = limits.ping_timeout + patience.max(audits.listings.patience(limits));
-                let silent = pinged_at.elapsed();
-                if silent >= limit {
-                    connection.kill(LossReason::Unresponsive(silent));
-                    return;
-                }
-            }
+            // An error response also shows that the node is alive.
+            _ => {}
         }
     }
 }

@@ -1,16 +1,13 @@
 //! The status of a source, and the state that it shares with its handle and its comparisons.
 
-use std::{
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
-    time::SystemTime,
-};
+use std::sync::{Arc, Mutex, atomic::Ordering::Relaxed};
 
 use tokio::sync::{mpsc, watch};
 
 use super::{AuditRequest, machine::SourceState};
 use crate::{
     announce::Backlog,
-    audit::{AuditReport, AuditState},
+    audit::AuditState,
     config::{Announcements, Endpoint},
     connection::NodeInfo,
     error::SourceError,
@@ -29,8 +26,6 @@ pub struct SourceStatus {
     pub endpoint: Endpoint,
     /// What it is doing.
     pub state: SourceState,
-    /// When it entered this state.
-    pub since: SystemTime,
     /// The client version and chain id of the node, once it was reached.
     pub node: Option<NodeInfo>,
     /// What the node announces: [`Hashes`](Announcements::Hashes), or [`Full`](Announcements::Full)
@@ -49,13 +44,9 @@ pub struct SourceStatus {
     pub gaps: Vec<Gap>,
     /// How many comparisons with the node's pool were started, for any reason.
     pub audits: u64,
-    /// How many hashes these comparisons recovered.
-    pub recovered: u64,
     /// Hashes that running comparisons found missing and have not fetched yet: the rest of a
     /// backfill. Those of the last few fetch slots may still be in flight when it is 0.
     pub to_recover: u64,
-    /// The result of the latest comparison.
-    pub last_audit: Option<AuditReport>,
     /// How many hashes the node announced.
     pub announced: u64,
     /// How many of these no other source had announced before.
@@ -77,10 +68,12 @@ pub(crate) const AUDITS_WAITING: usize = 4;
 /// What a source's announcements and heads report may wait for its shell, which reads it at once.
 const REPORTS_WAITING: usize = 256;
 
-/// Where a source receives from the other parts.
+/// Where a source receives from the other parts, and its name in the metrics.
 pub(crate) struct Inbox {
     pub(super) audits: mpsc::Receiver<AuditRequest>,
     pub(super) reports: mpsc::Receiver<Report>,
+    /// Until the source ends: the handle may outlive it.
+    pub(super) name: SourceName,
 }
 
 /// The state that a source shares with its handle.
@@ -90,15 +83,12 @@ pub(crate) struct SourceShared {
     pub(super) status: Mutex<SourceStatus>,
     pub(crate) backlog: Arc<Backlog>,
     pub(crate) audits: Arc<AuditState>,
-    pub(crate) announcement_counts: Arc<AnnouncementCounts>,
     pub(crate) limit: Arc<NodeLimit>,
     pub(super) metrics: SourceMetrics,
-    /// Until the source ends: the handle may outlive it.
-    name: Mutex<Option<SourceName>>,
     changes: Changes,
 }
 
-/// Notified of each change of a source's state, whether it is audited, its latest error or comparison.
+/// Notified of each change of a source's state, whether it is audited, or its latest error.
 pub(crate) type Changes = Arc<watch::Sender<()>>;
 
 impl SourceShared {
@@ -123,7 +113,6 @@ impl SourceShared {
             status: Mutex::new(SourceStatus {
                 endpoint,
                 state: SourceState::Connecting,
-                since: SystemTime::now(),
                 node: None,
                 announcements: settings.config.announcements,
                 audited: true,
@@ -131,9 +120,7 @@ impl SourceShared {
                 last_error: None,
                 gaps: Vec::new(),
                 audits: 0,
-                recovered: 0,
                 to_recover: 0,
-                last_audit: None,
                 announced: 0,
                 first_seen: 0,
                 backlog: 0,
@@ -142,23 +129,20 @@ impl SourceShared {
             }),
             backlog: Backlog::new(settings.limits.announcement_buffer, has_objects, reports).into(),
             audits: Arc::default(),
-            announcement_counts: Arc::default(),
             metrics,
-            name: Mutex::new(Some(name)),
             changes: Arc::clone(changes),
         };
-        (Arc::new(shared), Inbox { audits, reports: reported })
+        (Arc::new(shared), Inbox { audits, reports: reported, name })
     }
 
-    pub(crate) fn status(&self) -> SourceStatus {
+    pub(crate) fn status(&self, announcements: &AnnouncementCounts) -> SourceStatus {
         SourceStatus {
             backlog: self.backlog.len(),
             fetch_limit: self.limit.limit(),
             audits: self.audits.audits.load(Relaxed),
-            recovered: self.audits.recovered.load(Relaxed),
             to_recover: self.audits.to_recover.load(Relaxed),
-            announced: self.announcement_counts.announced.load(Relaxed),
-            first_seen: self.announcement_counts.first_seen.load(Relaxed),
+            announced: announcements.announced.load(Relaxed),
+            first_seen: announcements.first_seen.load(Relaxed),
             ..lock(&self.status).clone()
         }
     }
@@ -175,16 +159,11 @@ impl SourceShared {
 
     /// The source has ended: it is not live any more, and its gauges are those of no work.
     pub(super) fn end(&self) {
-        {
-            let mut status = lock(&self.status);
-            status.state = SourceState::Ended;
-            status.since = SystemTime::now();
-        }
+        lock(&self.status).state = SourceState::Ended;
         self.changed();
         self.metrics.state.set(f64::from(SourceState::Ended as u8));
         self.metrics.backlog.set(0.0);
         self.metrics.fetch_limit.set(0.0);
-        lock(&self.name).take();
     }
 
     /// Notifies those who wait that the status has changed.

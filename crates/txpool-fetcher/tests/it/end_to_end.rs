@@ -1,6 +1,6 @@
 //! The fetcher and the pool against the mock node, over a real socket.
 
-use std::{collections::BTreeSet, sync::Arc, thread, time::Duration};
+use std::{collections::BTreeSet, pin::pin, sync::Arc, thread, time::Duration};
 
 use alloy_eips::Encodable2718 as _;
 use mock_node::{
@@ -146,23 +146,6 @@ async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
 }
 
 #[tokio::test]
-async fn a_private_transaction_in_a_block_makes_its_public_rival_stale() {
-    let node = Node::start(40, |config| config);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    let public = &node.txs[0];
-    node.node.submit(public.raw.clone()).unwrap();
-    settled(&fetcher, "1 pooled", |counts| counts.pooled == 1).await;
-    // Another transaction of the same sender and nonce, which was never announced.
-    let private = workload(&node, 99, 40)
-        .into_iter()
-        .find(|tx| tx.sender == public.sender && tx.nonce == public.nonce && tx.hash != public.hash)
-        .expect("another seed makes another transaction");
-    node.node.mine_private([private.raw]).unwrap();
-    eventually("the rival has left the pool", || pool.is_empty()).await;
-    assert!(!pool.contains(&public.hash));
-}
-
-#[tokio::test]
 async fn a_reorg_puts_back_what_it_unmined() {
     let node = Node::start(30, |config| config);
     let (fetcher, pool) = ingest(node.fetcher()).await;
@@ -291,26 +274,27 @@ async fn two_request_connections_share_the_requests() {
 }
 
 #[tokio::test]
-async fn a_node_that_starts_late_is_waited_for_when_told_so() {
+async fn a_node_that_starts_late_is_waited_for_when_told_so_and_who_waits_hears_of_it() {
     let (_folder, path) = testkit::ingest::socket();
     let config = FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::ipc(&path) };
     let pool = order_pool::OrderPool::new(order_pool::PoolConfig::default()).unwrap();
     let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
     eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
     assert_eq!(fetcher.status()[0].state, SourceState::Connecting);
-    let node = mock_node::MockNode::start(mock_node::NodeConfig {
-        accounts: 20,
-        preload: 25,
-        ..mock_node::NodeConfig::new(&path)
-    })
-    .unwrap();
-    eventually("live", || fetcher.is_live()).await;
+    let _node = {
+        let mut live = pin!(fetcher.wait_live());
+        assert!(futures::poll!(live.as_mut()).is_pending());
+        let config = NodeConfig { accounts: 20, preload: 25, ..NodeConfig::new(&path) };
+        let node = mock_node::MockNode::start(config).unwrap();
+        timeout(PATIENCE, live).await.expect("in time").expect("live");
+        node
+    };
     assert_eq!(pool.len(), 25);
-    drop(node);
-    eventually("the loss is seen", || !fetcher.is_live()).await;
+    let is_ready = fetcher.readiness();
+    assert!(is_ready());
     let end = fetcher.shutdown(Duration::from_secs(5)).await;
-    assert_eq!(end.reason, EndReason::Stopped);
-    assert_eq!(end.counts.balance(), 0);
+    assert_eq!((end.reason, end.counts.balance()), (EndReason::Stopped, 0));
+    assert!(!is_ready());
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled
 use tokio::sync::mpsc;
 use txpool_fetcher::{
     Announcements, Backfill, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
-    SourceState,
+    LossReason, SourceError, SourceState,
 };
 
 use super::{compare, ingest_with, settles_fast, start_with};
@@ -267,6 +267,8 @@ async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
         let status = &fetcher.status()[0];
         assert_eq!(status.announcements, Announcements::Full, "{lost:?}");
         assert!(status.gaps.iter().any(|gap| gap.reason == GapReason::Reconnect), "{lost:?}");
+        let error = status.last_error.as_deref();
+        assert!(matches!(error, Some(SourceError::Lost(LossReason::Closed))), "{error:?}");
         eventually("one connection each", || node.node.stats().connections_open >= 4).await;
         assert_eq!(pool.len(), 30, "{lost:?}");
     }

@@ -23,11 +23,12 @@ use super::{
     start_with,
 };
 
-/// The same, once the head is known.
-async fn at_first_head(config: FetcherConfig) -> (Fetcher, OrderPool) {
-    let (fetcher, pool) = ingest_fast(config).await;
+/// A node, and a fetcher that knows its head.
+async fn at_first_head() -> (Fake, Fetcher, OrderPool) {
+    let fake = Fake::start();
+    let (fetcher, pool) = ingest_fast(fake.config()).await;
     eventually("the first head", || head_number(&pool) == Some(1)).await;
-    (fetcher, pool)
+    (fake, fetcher, pool)
 }
 
 fn config_of(fakes: &[&Fake]) -> FetcherConfig {
@@ -71,8 +72,7 @@ fn seen(events: &mut Subscription) -> (Vec<u64>, usize) {
 
 #[tokio::test]
 async fn the_head_is_known_right_after_the_start_and_after_a_reconnect_with_the_next_base_fee() {
-    let fake = Fake::start();
-    let (fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, fetcher, pool) = at_first_head().await;
     // Made while nobody listens.
     fake.restart(&blocks(1..=3).collect::<Vec<_>>());
     eventually("the head of now", || head_number(&pool) == Some(3)).await;
@@ -84,8 +84,7 @@ async fn the_head_is_known_right_after_the_start_and_after_a_reconnect_with_the_
 
 #[tokio::test]
 async fn the_nonces_of_every_missed_block_count() {
-    let fake = Fake::start();
-    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, _fetcher, pool) = at_first_head().await;
     let txs = txs(3);
     fake.pools(&pool, &txs).await;
     // The second and the third block are never announced; each has a rival of what is pooled.
@@ -148,8 +147,7 @@ async fn announced_while_mined(
 async fn what_was_announced_while_a_block_had_it_is_there_when_the_block_is_undone() {
     let txs = txs(2);
     for reply in [Reply::Raw(txs[0].raw.clone()), Reply::NotYet(txs[0].raw.clone())] {
-        let fake = Fake::start();
-        let (fetcher, pool) = at_first_head(fake.config()).await;
+        let (fake, fetcher, pool) = at_first_head().await;
         unlisted(&fake, &fetcher).await;
         fake.lock().replies.insert(txs[0].hash, reply);
         announced_while_mined(&fake, &fetcher, &pool, &txs).await;
@@ -162,8 +160,7 @@ async fn what_was_announced_while_a_block_had_it_is_there_when_the_block_is_undo
 /// Its block is only forgotten, and still has it.
 #[tokio::test]
 async fn what_was_announced_while_a_block_had_it_stays_away_when_blocks_are_missed() {
-    let fake = Fake::start();
-    let (fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, fetcher, pool) = at_first_head().await;
     unlisted(&fake, &fetcher).await;
     let tx = txs(1).remove(0);
     fake.lock().replies.insert(tx.hash, Reply::Raw(tx.raw.clone()));
@@ -204,8 +201,7 @@ async fn what_the_sink_no_longer_has_is_there_when_its_block_is_undone_after_it_
 
 #[tokio::test]
 async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
-    let fake = Fake::start();
-    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, _fetcher, pool) = at_first_head().await;
     let txs = txs(2);
     fake.pools(&pool, &txs).await;
     let block = FakeBlock::new(2, 2, 1, &[&txs[0]]).with_rival_of(&txs[1]);
@@ -220,8 +216,7 @@ async fn a_node_that_is_busy_for_a_while_does_not_make_a_block_empty() {
 #[tokio::test]
 async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
     for full in [false, true] {
-        let fake = Fake::start();
-        let (fetcher, pool) = at_first_head(fake.config()).await;
+        let (fake, fetcher, pool) = at_first_head().await;
         let block = FakeBlock::new(2, 2, 1, &[]);
         fake.lock().busy.insert((block.hash, full), u32::MAX);
         fake.announce(&block);
@@ -239,8 +234,9 @@ async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
 #[tokio::test]
 async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     let fake = Fake::start();
-    let (fetcher, pool) =
-        at_first_head(FetcherConfig { backfill: Backfill::Off, ..fake.config() }).await;
+    let config = FetcherConfig { backfill: Backfill::Off, ..fake.config() };
+    let (fetcher, pool) = ingest_fast(config).await;
+    eventually("the first head", || head_number(&pool) == Some(1)).await;
     let txs = txs(3);
     fake.pools(&pool, &txs[2..]).await;
     let block = txs.iter().fold(FakeBlock::new(2, 2, 1, &[]), FakeBlock::with_rival_of);
@@ -408,8 +404,7 @@ async fn a_high_number_whether_first_or_repeated_keeps_no_honest_head_from_the_s
 /// Each head was related to the chain before the one before it was applied.
 #[tokio::test]
 async fn a_quick_flip_back_to_a_known_branch_is_followed() {
-    let fake = Fake::start();
-    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, _fetcher, pool) = at_first_head().await;
     let txs = txs(1);
     fake.pools(&pool, &txs).await;
     let block = |number| match number {
@@ -432,8 +427,7 @@ async fn a_quick_flip_back_to_a_known_branch_is_followed() {
 /// The blocks below the unreadable one counted for 64 further blocks.
 #[tokio::test]
 async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
-    let fake = Fake::start();
-    let (fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, fetcher, pool) = at_first_head().await;
     let txs = txs(2);
     fake.pools(&pool, &txs).await;
     fake.announce(&FakeBlock::new(2, 2, 1, &[]));
@@ -453,8 +447,7 @@ async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
 
 #[tokio::test]
 async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
-    let fake = Fake::start();
-    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, _fetcher, pool) = at_first_head().await;
     let gone = FakeBlock::new(2, 22, 1, &[]);
     let next = FakeBlock::new(2, 2, 1, &[]);
     fake.add(&next);
@@ -533,8 +526,7 @@ async fn a_head_above_a_mebibyte_is_not_kept_and_its_block_is_read_before_the_ne
     let recorder = DebuggingRecorder::new();
     let figures = Figures::of(&recorder);
     let _installed = metrics::set_default_local_recorder(&recorder);
-    let fake = Fake::start();
-    let (_fetcher, pool) = at_first_head(fake.config()).await;
+    let (fake, _fetcher, pool) = at_first_head().await;
     let mut events = pool.subscribe_all();
     let long = |number, bytes| {
         let block = FakeBlock::new(number, number, number - 1, &[]);

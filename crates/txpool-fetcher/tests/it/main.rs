@@ -9,7 +9,6 @@ mod faults;
 mod full;
 mod heads;
 mod hostile_node;
-mod import;
 mod in_process;
 mod overload;
 mod peer;

@@ -19,7 +19,7 @@ use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, PATIENCE, eventually, settled};
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
-    Announcements, AuditMode, AuditReport, ChainEvent, Counts, Delivery, EndReason,
+    Announcements, AuditMode, AuditReport, Backfill, ChainEvent, Counts, Delivery, EndReason,
     FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, Head, Holding, Limits, SinkEvent,
     SnapshotError, StartPolicy, TransactionSink,
 };
@@ -676,9 +676,9 @@ async fn audits_run_one_after_another_with_a_sample_of_hashes_and_callers_beyond
     let node = Node::start(100, |config| config);
     node.submit_all();
     let limits = Limits { audit_settle: Duration::from_millis(300), ..Limits::default() };
-    let (fetcher, _pool) = ingest_with(node.fetcher(), limits).await;
-    settled(&fetcher, "100 pooled", |counts| counts.pooled == 100).await;
-    let report = fetcher.status().remove(0).last_audit.expect("the start-up's");
+    let config = FetcherConfig { backfill: Backfill::Off, ..node.fetcher() };
+    let (fetcher, _pool) = ingest_with(config, limits).await;
+    let report = recover(&fetcher).await;
     assert_eq!((report.missing, report.recovered), (100, 100));
     assert_eq!(report.missing_sample.len(), AuditReport::MISSING_SAMPLE);
     let sent = |hash| node.txs.iter().any(|tx| tx.hash == hash);

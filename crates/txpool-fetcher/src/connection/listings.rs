@@ -1,11 +1,8 @@
-//! What the comparisons of one source count and share.
+//! How long a node may be silent while it lists its pool.
 
 use std::{
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
 };
 
 use crate::limits::Limits;
@@ -13,28 +10,14 @@ use crate::limits::Limits;
 /// How many times as long as the list before one may take: the pool may have grown meanwhile.
 const GROWTH: u32 = 4;
 
-/// The comparisons of one source. All figures but the listings are for display.
-#[derive(Debug, Default)]
-pub(crate) struct AuditState {
-    /// How many were started.
-    pub(crate) audits: AtomicU64,
-    /// How many hashes they recovered.
-    pub(crate) recovered: AtomicU64,
-    /// How many they still have to fetch.
-    pub(crate) to_recover: AtomicU64,
-    pub(crate) listings: Arc<Listings>,
-    /// When the latest full comparison began.
-    pub(super) compared: Mutex<Option<Instant>>,
-}
-
 /// The listings of a node's pool.
 #[derive(Debug, Default)]
 pub(crate) struct Listings {
     /// In progress: for the source's own comparison, and for those that a caller of
     /// [`Fetcher::audit`](crate::Fetcher::audit) requested.
-    pub(super) running: AtomicU64,
+    pub(crate) running: AtomicU64,
     /// How long the latest one took in nanoseconds; 0 before the first, and after one that failed.
-    pub(super) took_ns: AtomicU64,
+    pub(crate) took_ns: AtomicU64,
 }
 
 impl Listings {
