@@ -462,6 +462,8 @@ impl PoolShared {
         self.sweep_some();
     }
 
+            Effect::BecamePublic(order) => publisher.event(Event::BecamePublic(order)),
+            Effect::Cancelled(cancellation) => publisher.add(Event::Cancelled(cancellation)),
     fn in_turn(&self) -> MutexGuard<'_, ()> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -475,31 +477,23 @@ impl PoolShared {
     /// Writes the event of an effect.
     fn apply(&self, publisher: &mut Publisher, effect: Effect) {
         match effect {
-            Effect::Added(order) => {
-                let block = order.block();
-                publisher.add(Event::Added(order), block);
-            }
+            Effect::Added(order) => publisher.add(Event::Added(order)),
             Effect::Removed { added, order, reason } => {
                 self.tables.counters.removed(reason);
-                let block = order.block();
                 publisher.remove(added, order.size_bytes());
-                publisher.event(Event::Removed { order, reason }, block);
-            }
-            Effect::BecamePublic(order) => publisher.event(Event::BecamePublic(order), None),
-            Effect::Cancelled(cancellation) => {
-                publisher.add(Event::Cancelled(cancellation), None);
+                publisher.event(Event::Removed { order, reason });
             }
             Effect::CancelledPrivate(cancellation) => {
-                publisher.add(Event::CancelledPrivate(cancellation), None);
+                publisher.add(Event::CancelledPrivate(cancellation));
             }
             Effect::CancellationForgotten(key) => {
                 self.tables.counters.keys_forgotten.add(1);
-                publisher.event(Event::CancellationForgotten(key), None);
+                publisher.event(Event::CancellationForgotten(key));
             }
             Effect::Head(head) => {
                 let head = Arc::new(head);
                 self.tables.heads.publish(publisher.next_seq(), Arc::clone(&head));
-                publisher.event(Event::Head(head), None);
+                publisher.event(Event::Head(head));
             }
             Effect::CancellationEnded(added) => publisher.remove(added, 0),
             Effect::PrivateCancellationForgotten(added) => {
