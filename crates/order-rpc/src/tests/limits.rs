@@ -194,6 +194,9 @@ async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {
     let _held = begin([127, 0, 0, 1], server.addr, (1 << 20, &most), &[]).await;
     until("the body is held", || server.held()[3] >= 1_000_000).await;
     assert_eq!(refusal(&server, 1 << 20).await, refused(429, "caller_buffered_bytes"));
+    assert_eq!(server.counted.reason("caller_buffered_bytes"), 1);
+    let other = connect_from([127, 0, 0, 2], server.addr).await;
+    assert_eq!(send_on(other, transaction().as_bytes(), &[]).await.status, 200);
 }
 
 /// A request that no quota could ever pay for was told to come back.
