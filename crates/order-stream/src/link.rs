@@ -261,14 +261,4 @@ mod tests {
         note(&sender, Event::Disconnected);
         assert_eq!(status.borrow().lost, Some(DisconnectReason::ServerStopping));
     }
-
-    #[test]
-    fn denied_subjects_are_kept() {
-        let (sender, status) = watch::channel(LinkStatus::default());
-        for subject in ["a.b", "c", "a.b"] {
-            let text = format!("Permissions Violation for Publish to \"{subject}\"");
-            note(&sender, Event::ServerError(ServerError::Other(text)));
-        }
-        assert!(status.borrow().denied.iter().eq(["a.b", "c"]));
-    }
 }
