@@ -102,33 +102,6 @@ async fn idle_connections_and_heads_that_never_end_are_closed() {
 }
 
 #[tokio::test]
-async fn a_signer_beyond_its_quota_is_told_when_to_come_back_and_others_are_served() {
-    let server = with_quota(4);
-    let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
-    let cancel = json!([{ "uuid": UUID }]);
-    // Until it is refused: it is served once more for every two seconds that go by.
-    let mut served = 0;
-    let refusal = loop {
-        let answer = signed_call(server.addr, &greedy, "eth_cancelBundle", cancel.clone()).await;
-        if answer.status != 200 {
-            break answer;
-        }
-        served += 1;
-    };
-    assert!(served >= 2, "{served}");
-    assert_eq!(server.counted.reason("quota"), 1);
-    assert_eq!(refusal.error(), refused(429, "quota"));
-    // A cancellation and the signature of its request.
-    assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 2_000);
-    let body = request("eth_cancelBundle", cancel);
-    assert_eq!(send_signed(server.addr, &modest, &body).await.status, 200);
-    // A forged claim to be someone spends nothing of theirs.
-    let header = claimed_by(&signature(&greedy, body.as_bytes()), &modest);
-    let forged = send(server.addr, body.as_bytes(), &[("x-flashbots-signature", &header)]).await;
-    assert_eq!(forged.status, 401);
-}
-
-#[tokio::test]
 async fn callers_who_hang_up_leak_nothing() {
     let (server, _queue) = start_pressed(64, |_| {});
     for _ in 0..10 {

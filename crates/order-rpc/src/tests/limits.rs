@@ -233,7 +233,8 @@ fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
     }
 }
 
-/// A bundle costs what its transactions cost, and a refused request costs its signer nothing.
+/// A bundle costs what its transactions cost, and a refused request costs its signer nothing. Others have quotas of their
+/// own.
 #[tokio::test]
 async fn a_quota_is_spent_by_work_and_not_by_requests() {
     let server = with_quota(1_000);
@@ -251,8 +252,19 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
     for _ in 0..9 {
         assert_eq!(send(100).await.status, 200);
     }
-    assert_eq!(send(100).await.error(), refused(429, "quota"));
+    let refusal = send(100).await;
+    assert_eq!(refusal.error(), refused(429, "quota"));
+    assert_eq!(server.counted.reason("quota"), 1);
+    // Ten are missing, and one comes back each second.
+    assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 10_000);
     assert_eq!(send(10).await.status, 200, "there is still some left");
+    // A forged claim to be someone spends nothing of theirs.
+    let modest = PrivateKeySigner::random();
+    let body = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    let header = claimed_by(&signature(&signer, body.as_bytes()), &modest);
+    let forged = [("x-flashbots-signature", &*header)];
+    assert_eq!(common::send(server.addr, body.as_bytes(), &forged).await.status, 401);
+    assert_eq!(send_signed(server.addr, &modest, &body).await.status, 200);
 }
 
 /// Whatever a batch holds, as much of it is done as the quota pays for. All of it together could never pass.
