@@ -48,6 +48,8 @@ const RETENTION: u64 = 50;
 const EXPIRED_PAUSE: u64 = 30;
 const LOG_EVENTS: usize = 64;
 const MAX_AHEAD: u64 = 3;
+/// What private transactions pay at most, and some of the others.
+const PRIVATE_FEE: u128 = 19;
 /// The bundle that has no transactions, if it has a key.
 const EMPTY: u64 = 6;
 /// How many more blocks a private transaction is kept that has become public.
@@ -91,6 +93,8 @@ enum Op {
     Private { sender: u64, nonce: u64, max_tip: u128, ahead: u64, holder: u8 },
     // Of one of the transactions that are pooled or that a block took.
     CancelPrivate { which: usize, signer: u64 },
+    // One of what is pooled once more, without a holder by the node, with a block as a private transaction.
+    Again { which: usize, holder: Option<u8>, ahead: Option<u64> },
     // Many at once, so that logs wrap and caps are met.
     Burst { salt: u64 },
     // The signer is that of one without a key.
@@ -114,17 +118,21 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let key = || (0_usize..6, prop::option::weighted(0.8, 0_u64..8));
     let (ahead, signer) = (prop::option::of(0_u64..6), prop::option::of(2_u64..5));
+    // Few, so that the same one comes again.
+    let fee = prop::sample::select(vec![3_u128, 11, PRIVATE_FEE]);
     prop_oneof![
-        12 => (0_u64..5, 0_u64..4, 0_u128..20, 0_u128..20, prop::option::weighted(0.4, 0_u8..4))
+        12 => (0_u64..5, 0_u64..4, fee, 0_u128..8, prop::option::weighted(0.4, 0_u8..4))
             .prop_map(|(sender, nonce, max_fee, max_tip, holder)| {
                 Op::Insert { sender, nonce, max_fee, max_tip, holder }
             }),
-        6 => (0_u64..5, 0_u64..4, 0_u128..20, 0_u64..6, 0_u8..4)
+        6 => (0_u64..5, 0_u64..4, 0_u128..8, 0_u64..6, 0_u8..4)
             .prop_map(|(sender, nonce, max_tip, ahead, holder)| {
                 Op::Private { sender, nonce, max_tip, ahead, holder }
             }),
         2 => (0_usize..20, 0_u64..2)
             .prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),
+        6 => (0_usize..20, prop::option::weighted(0.9, 0_u8..4), prop::option::of(0_u64..6))
+            .prop_map(|(which, holder, ahead)| Op::Again { which, holder, ahead }),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
         6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0_u8..4)
             .prop_map(|(n, ahead, key, signer, holder)| {
@@ -1078,12 +1086,17 @@ impl Run {
             Some(by) => tx_from(spec, Origin::Rpc).held_by(holder(by)),
             None => tx_from(spec, Origin::Mempool),
         };
-        self.insert_tx(spec, tx);
+        self.insert_tx(spec.sender, tx);
     }
 
-    fn insert_tx(&mut self, spec: Spec, tx: Transaction) {
-        let expected = self.model.insert(view(&tx, spec.sender));
+    fn insert_tx(&mut self, sender: u64, tx: Transaction) {
+        let expected = self.model.insert(view(&tx, sender));
         assert_eq!(variant(self.pool.insert_transaction(tx)), expected);
+    }
+
+    fn terms(&self, sender: u64, ahead: u64) -> PrivateTerms {
+        let max_block = self.model.head_number().unwrap_or(9) + ahead;
+        PrivateTerms { signer: Some(address(sender % 2)), max_block }
     }
 
     /// Some of the pooled transactions, chosen by the bits of `mask`.
@@ -1117,10 +1130,28 @@ impl Run {
             }
             Op::Private { sender, nonce, max_tip, ahead, holder: by } => {
                 // Some of them are those that others hand in too.
-                let spec = Spec { sender, nonce, max_fee: 19, max_tip, ..Spec::default() };
-                let max_block = self.model.head_number().unwrap_or(9) + ahead;
-                let terms = PrivateTerms { signer: Some(address(sender % 2)), max_block };
-                self.insert_tx(spec, private_from(spec, terms).held_by(holder(by)));
+                let spec = Spec { sender, nonce, max_fee: PRIVATE_FEE, max_tip, ..Spec::default() };
+                let terms = self.terms(sender, ahead);
+                self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+            }
+            Op::Again { which, holder: by, ahead } => {
+                let Some(pooled) = self.model.pooled.get(which).cloned() else { return };
+                let order = self.pool.get(&pooled.id).expect("what the model holds");
+                let holder = holder(by.unwrap_or(0));
+                if let (Some(tx), Some(view)) = (order.as_tx(), pooled.tx) {
+                    let (tx, at) = (tx.recovered().clone(), tx.first_seen());
+                    let tx = match (by, ahead) {
+                        (None, _) => Transaction::new(tx, Origin::Mempool, at),
+                        (_, None) => Transaction::new(tx, Origin::Rpc, at),
+                        (_, Some(ahead)) => {
+                            Transaction::private(tx, self.terms(view.sender, ahead), at)
+                        }
+                    };
+                    self.insert_tx(view.sender, tx.held_by(holder));
+                } else if let Some(bundle) = order.as_bundle() {
+                    let parts = BundleParts { holder, ..bundle.parts().clone() };
+                    self.insert_bundle(parts, pooled.key, pooled.contents);
+                }
             }
             Op::CancelPrivate { which, signer } => {
                 let taken = self.model.blocks.iter().rev().flat_map(|block| &block.taken);
@@ -1268,9 +1299,17 @@ impl Run {
             first_seen: Some(SystemTime::UNIX_EPOCH),
             ..Default::default()
         };
-        let nonce = parts.replacement_nonce;
+        self.insert_bundle(parts, with.map(|(n, _)| n), contents);
+    }
+
+    fn insert_bundle(
+        &mut self,
+        parts: BundleParts,
+        key: Option<usize>,
+        contents: Vec<(B256, u64, bool)>,
+    ) {
+        let BundleParts { block, signer, holder, replacement_nonce: nonce, .. } = parts;
         let bundle = Bundle::new(parts).expect("a valid bundle");
-        let key = with.map(|(n, _)| n);
         let content = *bundle.id();
         let order = Pooled { block, key, signer, contents, content, holder, ..Pooled::default() };
         let settled = self.settled_id(&order, nonce);
