@@ -113,6 +113,26 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
     }
 }
 
+/// Without a signature, or with one that a stranger has seen, it is the same bundle.
+#[test]
+fn a_bundle_that_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
+    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
+    pool.on_head(head(10, 0, 0, &[]));
+    let send = |n, block, by| {
+        let (txs, holder) = (vec![nth(n)], caller(by));
+        let parts = BundleParts { txs, block: Some(block), holder, ..Default::default() };
+        pool.insert_bundle(bundle(parts))
+    };
+    for n in 0..10 {
+        assert_eq!(send(n, 12, 1), InsertOutcome::Added);
+        assert_eq!(send(n, 12, 2), InsertOutcome::Known);
+    }
+    assert!((10..20).all(|n| send(n, 11, 1) == InsertOutcome::Added));
+    assert_eq!(pool.len(), 20, "the stranger has 10, and its other ten are another's too");
+    assert!((20..30).all(|n| send(n, 11, 2) == InsertOutcome::Added));
+    assert_eq!((pool.len(), pool.stats().evicted), (20, 10), "now nobody holds the first ten");
+}
+
 /// A cancellation removes all of them in one hold of the lock.
 #[test]
 fn a_key_has_no_more_blocks_than_may_be_ahead_while_no_head_is_known() {
