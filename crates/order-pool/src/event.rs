@@ -36,11 +36,11 @@ pub enum Event {
     /// The cancellation of this key is no longer remembered: a bundle that arrives now is accepted.
     CancellationForgotten(ReplacementKey),
     /// The chain has a new head. A subscriber that sees head N has seen the removal of N's
-    /// transactions, the orders that a reorg put back, and the removal of up to 256 bundles that are
+    /// transactions, the orders that a reorg put back, and the removal of up to 64 bundles that are
     /// over: those for N, and those that cannot do without what N contains. If there are more, the
     /// others are removed after it, so a bundle's block decides. Of private transactions that are over,
-    /// 256 are removed before it, and the others at once after it. Orders that N's nonces make stale
-    /// are removed later, when the nonces are known.
+    /// 256 are removed before it, and the others at once after it, as are the transactions whose nonces
+    /// the mined orders used. What N's other nonces make stale is removed when these are known.
     ///
     /// A replay begins with the current head, before the orders; without it if the pool knows no
     /// head yet.

@@ -59,21 +59,6 @@ fn in_steps<T>(items: &[T], mut step: impl FnMut(&[T])) {
 
 /// A pool of orders. Cloning gives another handle to the same pool.
 ///
-/// ```
-/// use alloy_primitives::{Address, B256};
-/// use order_pool::{
-///     Block, CancelOutcome, Cancellation, Head, Holder, OrderPool, PoolConfig, ReplacementKey,
-/// };
-///
-/// let pool = OrderPool::new(PoolConfig { max_txs: 50_000, ..PoolConfig::default() })?;
-/// pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), []));
-/// let key = ReplacementKey { uuid: Default::default(), signer: Address::ZERO };
-/// let cancellation = Cancellation { key, nonce: None, holder: Holder::Host };
-/// assert_eq!(pool.cancel_bundle(cancellation), CancelOutcome::Cancelled { removed: 0 });
-/// assert_eq!(pool.head().map(|head| head.number), Some(1));
-/// # Ok::<(), order_pool::ConfigError>(())
-/// ```
-///
 /// All methods can be called from any thread at any time. Those that change the pool share one lock
 /// for a few microseconds; those that read take none, unless their documentation says so.
 #[derive(Clone, Debug)]
@@ -249,17 +234,13 @@ impl OrderPool {
     }
 
     /// Applies a new head: the mined orders are removed, orders that it un-mined (if it replaces
-    /// known blocks) are put back, and then subscribers get [`Event::Head`]. After it the transactions are removed whose
-    /// nonces those mined orders have used. A block that the pool
-    /// knows already changes nothing, nor does one that cannot follow its parent: the returned
-    /// [`Relation`] says so.
+    /// known blocks) are put back, and then subscribers get [`Event::Head`], which says what is removed
+    /// before it and what after. A block that the pool knows already changes nothing, nor does one that
+    /// cannot follow its parent: the returned [`Relation`] says so.
     ///
-    /// It is done in short steps, and other changes come in between. If more than 64
-    /// bundles are over (their block has passed, or a transaction that they may not omit is mined),
-    /// the others are removed after the head by [`Self::upkeep`] and by inserts; from the head on,
-    /// [`Self::get`] and [`Self::contains`] do not find one whose block has passed. Of private
-    /// transactions whose last block it is, those beyond the first 256 are removed after the head too,
-    /// before this returns.
+    /// It is done in short steps, and other changes come in between. Bundles that are left after it are
+    /// removed by [`Self::upkeep`] and by inserts; from the head on, [`Self::get`] and [`Self::contains`]
+    /// do not find one whose block has passed.
     pub fn on_head(&self, block: Block) -> Relation {
         let shared = self.shared();
         let _in_turn = shared.in_turn();
@@ -475,31 +456,25 @@ impl PoolShared {
     /// Writes the event of an effect.
     fn apply(&self, publisher: &mut Publisher, effect: Effect) {
         match effect {
-            Effect::Added(order) => {
-                let block = order.block();
-                publisher.add(Event::Added(order), block);
-            }
+            Effect::Added(order) => publisher.add(Event::Added(order)),
             Effect::Removed { added, order, reason } => {
                 self.tables.counters.removed(reason);
-                let block = order.block();
                 publisher.remove(added, order.size_bytes());
-                publisher.event(Event::Removed { order, reason }, block);
+                publisher.event(Event::Removed { order, reason });
             }
-            Effect::BecamePublic(order) => publisher.event(Event::BecamePublic(order), None),
-            Effect::Cancelled(cancellation) => {
-                publisher.add(Event::Cancelled(cancellation), None);
-            }
+            Effect::BecamePublic(order) => publisher.event(Event::BecamePublic(order)),
+            Effect::Cancelled(cancellation) => publisher.add(Event::Cancelled(cancellation)),
             Effect::CancelledPrivate(cancellation) => {
-                publisher.add(Event::CancelledPrivate(cancellation), None);
+                publisher.add(Event::CancelledPrivate(cancellation));
             }
             Effect::CancellationForgotten(key) => {
                 self.tables.counters.keys_forgotten.add(1);
-                publisher.event(Event::CancellationForgotten(key), None);
+                publisher.event(Event::CancellationForgotten(key));
             }
             Effect::Head(head) => {
                 let head = Arc::new(head);
                 self.tables.heads.publish(publisher.next_seq(), Arc::clone(&head));
-                publisher.event(Event::Head(head), None);
+                publisher.event(Event::Head(head));
             }
             Effect::CancellationEnded(added) => publisher.remove(added, 0),
             Effect::PrivateCancellationForgotten(added) => {

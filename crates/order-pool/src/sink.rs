@@ -5,10 +5,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        Arc, Condvar, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -103,7 +100,6 @@ pub struct SinkGuard {
 
 #[derive(Debug, Default)]
 struct State {
-    stop: AtomicBool,
     end: Mutex<Option<SinkEndReason>>,
     ended: Condvar,
 }
@@ -116,22 +112,17 @@ impl SinkGuard {
 
     /// Unsubscribes and waits until the sink has returned and was dropped, for at most `deadline`.
     pub fn shutdown(self, deadline: Duration) -> SinkEnd {
-        self.unsubscribe();
+        self.ender.end();
         let end = self.state.end.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.state.ended.wait_timeout_while(end, deadline, |end| end.is_none());
         let end = *waited.unwrap_or_else(PoisonError::into_inner).0;
         SinkEnd { reason: end.unwrap_or(SinkEndReason::Unsubscribed), ended: end.is_some() }
     }
-
-    fn unsubscribe(&self) {
-        self.state.stop.store(true, SeqCst);
-        self.ender.end();
-    }
 }
 
 impl Drop for SinkGuard {
     fn drop(&mut self) {
-        self.unsubscribe();
+        self.ender.end();
     }
 }
 
@@ -145,7 +136,7 @@ impl Subscription {
         let guard = SinkGuard { state: Arc::clone(&state), ender: self.ender() };
         let run = move || {
             // After a panic the sink is dropped, and it holds no state of ours.
-            let run = AssertUnwindSafe(|| push_all(sink, self, &state.stop));
+            let run = AssertUnwindSafe(|| push_all(sink, self));
             let end = catch_unwind(run).unwrap_or(SinkEndReason::Panicked);
             *state.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
             state.ended.notify_all();
@@ -157,13 +148,9 @@ impl Subscription {
 
 /// One event at a time, and not in place: a sink that blocks inside a call keeps the one order it
 /// was called with, not the pool's tables.
-fn push_all<S: OrderSink>(
-    mut sink: S,
-    mut reader: Subscription,
-    stop: &AtomicBool,
-) -> SinkEndReason {
+fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription) -> SinkEndReason {
     loop {
-        if stop.load(SeqCst) {
+        if reader.is_ended() {
             return SinkEndReason::Unsubscribed;
         }
         if !sink.is_alive() {
@@ -184,7 +171,7 @@ fn push_all<S: OrderSink>(
                 }
                 Err(lagged) => return SinkEndReason::Lagged(lagged),
             };
-            if stop.load(SeqCst) {
+            if reader.is_ended() {
                 return SinkEndReason::Unsubscribed;
             }
             if !wants_more {

@@ -118,17 +118,6 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_went_back_and_grew_again_is_known_by_the_message_in_the_place_of_the_last() {
-        let (mut identity, now) = (Identity::default(), Instant::now());
-        identity.acknowledged(message(20, true, now));
-        let other =
-            |id: &str| Found { in_its_place: Some(id.into()), ..found(&identity, 1, 1, 40) };
-        let (same, different) = (other("20"), other("x"));
-        assert!(!identity.is_reset(&same, now));
-        assert!(identity.is_reset(&different, now));
-    }
-
-    #[test]
     fn a_stream_that_was_purged_is_told_from_one_whose_messages_have_left_by_age_or_size() {
         let now = Instant::now();
         let is_reset = |change: &dyn Fn(&mut Found), is_new, later| {

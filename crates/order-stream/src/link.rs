@@ -35,6 +35,10 @@ const SUBSCRIPTION: usize = 1 << 14;
 /// Most time for a request about a stream: one without a leader may not be answered at all, and is asked again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How often the stream is compared with the one that it was, and how soon again without a response.
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(5);
+pub(crate) const CHECK_AGAIN: Duration = Duration::from_secs(1);
+
 /// A connection over which the stream has not responded for this long is given up: its server may be cut off from its
 /// cluster.
 pub(crate) const SILENCE: Duration = Duration::from_secs(10);
@@ -87,7 +91,8 @@ impl Link {
         if let Some(path) = &config.root_certificates {
             options = options.add_root_certificates(path.clone());
         }
-        let client = options.connect(addresses).await.map_err(connect_error)?;
+        let refused = |error| StreamError::Connect { source: Box::new(error) };
+        let client = options.connect(addresses).await.map_err(refused)?;
         let context = ContextBuilder::new()
             .timeout(REQUEST_TIMEOUT)
             .max_ack_inflight(MAX_UNACKNOWLEDGED)
@@ -197,10 +202,6 @@ async fn with_auth(auth: &Auth, first: &ServerAddr) -> Result<ConnectOptions, St
     })
 }
 
-fn connect_error(error: async_nats::ConnectError) -> StreamError {
-    StreamError::Connect { source: Box::new(error) }
-}
-
 /// The state after a connection could not be opened.
 pub(crate) fn state_of(error: &StreamError) -> State {
     use ConnectErrorKind as Kind;
@@ -260,15 +261,5 @@ mod tests {
         note(&sender, Event::LameDuckMode);
         note(&sender, Event::Disconnected);
         assert_eq!(status.borrow().lost, Some(DisconnectReason::ServerStopping));
-    }
-
-    #[test]
-    fn denied_subjects_are_kept() {
-        let (sender, status) = watch::channel(LinkStatus::default());
-        for subject in ["a.b", "c", "a.b"] {
-            let text = format!("Permissions Violation for Publish to \"{subject}\"");
-            note(&sender, Event::ServerError(ServerError::Other(text)));
-        }
-        assert!(status.borrow().denied.iter().eq(["a.b", "c"]));
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     config::{Flow, SourceConfig, check},
     deliver::Deliverer,
     error::StreamError,
-    link::{Link, SILENCE},
+    link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
     metrics::{SourceCounters, SourceStats, label},
     position::{Extent, Place, Position, Step},
     running::{Running, Session, Shown, Stop},
@@ -54,10 +54,6 @@ const INACTIVE: Duration = Duration::from_secs(60);
 
 /// How long the deletion of an earlier consumer is waited for. One that a dead server held is deleted without a response.
 const DELETE_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// How often the stream is compared with the one that it was, and how soon again without a response.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
-const CHECK_AGAIN: Duration = Duration::from_secs(1);
 
 /// Above as many messages that are not read, the source is [`State::Lagging`]: five seconds at 2,000/s.
 const LAG_MESSAGES: u64 = 10_000;

@@ -9,7 +9,7 @@ use super::{
     Core, Effect, Ended, EndedTx,
     claims::{Claim, Counted, Kind},
     costs::cost_of,
-    keys::{KeyState, Slot, cancellation},
+    keys::{KeyState, Slot},
 };
 use crate::{
     error::RejectReason,
@@ -313,19 +313,9 @@ impl Core {
                 return Err(RejectReason::TooMany { field, value, limit });
             }
         }
-        let head = self.chain.head().map(|head| head.number);
-        let block = match (head, bundle.block()) {
-            (None, block) => block,
-            (Some(head), None) => Some(head.saturating_add(1)),
-            (Some(head), Some(value)) if value <= head => {
-                return Err(RejectReason::BlockPassed { value, limit: head.saturating_add(1) });
-            }
-            (Some(head), Some(value)) if value - head > limits.max_blocks_ahead => {
-                let limit = head.saturating_add(limits.max_blocks_ahead);
-                return Err(RejectReason::BlockTooFar { value, limit });
-            }
-            (Some(_), Some(block)) => Some(block),
-        };
+        let next = || self.chain.head().map(|head| head.number.saturating_add(1));
+        let block = bundle.block().or_else(next);
+        block.map_or(Ok(()), |block| self.check_last_block(block))?;
         match self.taken(bundle) {
             None => Ok(block),
             Some((index, taken)) => {
@@ -407,7 +397,8 @@ impl Core {
                 effects.push(Effect::CancellationEnded(added));
             }
             let seq = self.take_seq();
-            effects.push(Effect::Cancelled(cancellation(key, &all)));
+            let nonce = all.nonce.filter(|_| !all.is_final);
+            effects.push(Effect::Cancelled(Cancellation { key, nonce, holder: all.holder }));
             all.published = Some(seq);
         }
         self.keys.set((key, None), all, self.now);

@@ -11,11 +11,7 @@ use super::{
     limits::{Caps, Limits},
     shares::{MAX_EVICTED_TXS, New, Shares},
 };
-use crate::{
-    error::RejectReason,
-    holder::Holder,
-    order::{Funds, Order},
-};
+use crate::{error::RejectReason, holder::Holder};
 
 /// Most bundles that one insert may evict: a share that is full of bytes has 13 kB for each, so these make
 /// room for one of six blobs. With the most transactions, 60 us each.
@@ -57,7 +53,7 @@ pub(super) struct Claims {
     /// bundles in the same way.
     shares: [Shares<Option<Address>, Place>; 5],
     orders: BTreeMap<u64, (Counted, Vec<Claim>)>,
-    costs: Costs,
+    pub(super) costs: Costs,
     /// Those that have left and are still claimed: thousands of addresses may have sent the same one.
     left: Vec<u64>,
 }
@@ -119,12 +115,6 @@ impl Claims {
                 self.left.pop();
             }
         }
-    }
-
-    /// Whether the sender of an order can pay for it and for its others of the same holder: what
-    /// strangers send of a sender leaves it as much as before.
-    pub(super) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
-        self.costs.check(order, funds)
     }
 
     /// Which claims must end so that a claim on a pooled order fits; none if it is there.

@@ -9,11 +9,7 @@ use std::{
 use alloy_primitives::Address;
 
 use super::{limits::Division, shares::Shares};
-use crate::{
-    event::InsertOutcome,
-    holder::Holder,
-    order::{Cancellation, ReplacementKey},
-};
+use crate::{event::InsertOutcome, holder::Holder, order::ReplacementKey};
 
 /// How many cancellations of unknown keys are published for each caller of whom only the address is
 /// known, and for each other signer, counted from the first one for the retention of cancellations.
@@ -232,10 +228,4 @@ impl Keys {
 /// Against whom the published cancellations of unknown keys are counted.
 fn publisher(holder: &Holder, signer: Address) -> Holder {
     if holder.is_known() { Holder::Signer(signer) } else { *holder }
-}
-
-/// The cancellation as published.
-pub(crate) const fn cancellation(key: ReplacementKey, state: &KeyState) -> Cancellation {
-    let nonce = if state.is_final { None } else { state.nonce };
-    Cancellation { key, nonce, holder: state.holder }
 }

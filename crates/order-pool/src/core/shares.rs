@@ -100,27 +100,6 @@ pub(crate) struct New<S, I> {
     pub(crate) max_evicted: usize,
 }
 
-/// Why there is no room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full {
-    /// The holder, if it is at a cap of its own.
-    pub(crate) holder: Option<Holder>,
-    /// What is there, without the new item.
-    pub(crate) size: Size,
-    pub(crate) caps: Caps,
-}
-
-impl From<Full> for RejectReason {
-    fn from(full: Full) -> Self {
-        let Full { holder, size: Size { count, bytes }, caps } = full;
-        let (limit, limit_bytes) = (caps.count, caps.bytes);
-        match holder {
-            Some(holder) => Self::HolderFull { holder, count, limit, bytes, limit_bytes },
-            None => Self::Full { count, limit, bytes, limit_bytes },
-        }
-    }
-}
-
 impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
     pub(crate) fn insert(&mut self, holder: Holder, signer: S, item: I, bytes: usize) {
         self.size.add(bytes);
@@ -219,7 +198,7 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         caps: Caps,
         bytes_of: impl Fn(&I) -> usize,
         may_go: impl Fn(&I) -> bool,
-    ) -> Result<Vec<(Holder, I)>, Full> {
+    ) -> Result<Vec<(Holder, I)>, RejectReason> {
         let [of_own, of_all] = replaced.map_or([0; 2], |(_, claims, _)| claims);
         let with = |mut size: Size, claims: usize| {
             size.add(new.bytes);
@@ -241,8 +220,9 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         if let Some(by) = room.own.exceeds(&own_caps)
             && !room.evict(new.holder, by, is_over_own, &bytes_of, &may_go)
         {
-            let (holder, size) = (Some(new.holder), self.of(&new.holder));
-            return Err(Full { holder, size, caps: own_caps });
+            let (holder, Size { count, bytes }) = (new.holder, self.of(&new.holder));
+            let Caps { count: limit, bytes: limit_bytes } = own_caps;
+            return Err(RejectReason::HolderFull { holder, count, limit, bytes, limit_bytes });
         }
         let is_over = |room: &Room<'_, S, I>| room.all.exceeds(&caps).is_some();
         if let Some(by) = room.all.exceeds(&caps) {
@@ -253,7 +233,9 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
             let larger = largest.filter(|(size, _)| *size > room.own.by(by));
             let holder = larger.map_or(new.holder, |(_, holder)| *holder);
             if !room.evict(holder, by, is_over, &bytes_of, &may_go) {
-                return Err(Full { holder: None, size: self.size, caps });
+                let (Size { count, bytes }, limit, limit_bytes) =
+                    (self.size, caps.count, caps.bytes);
+                return Err(RejectReason::Full { count, limit, bytes, limit_bytes });
             }
         }
         Ok(room.victims)

@@ -159,7 +159,8 @@ impl Core {
         terms.map_or(Ok(()), |terms| self.check_last_block(terms.max_block))
     }
 
-    fn check_last_block(&self, value: u64) -> Result<(), RejectReason> {
+    /// Whether the only block of a bundle, or the last one of a private transaction, is ahead, and not too far.
+    pub(super) fn check_last_block(&self, value: u64) -> Result<(), RejectReason> {
         let Some(head) = self.chain.head().map(|head| head.number) else { return Ok(()) };
         if value <= head {
             return Err(RejectReason::BlockPassed { value, limit: head.saturating_add(1) });
@@ -276,7 +277,7 @@ impl Core {
             _ => Until::Time(self.now.saturating_add(self.limits.options.tx_retention)),
         };
         self.index.insert(tx.hash(), seq);
-        self.senders.insert(tx.sender(), tx.nonce(), seq);
+        self.senders.insert((tx.sender(), tx.nonce(), seq));
         effects.push(Effect::Added(Arc::clone(&order)));
         let signer = tx.private_terms().and_then(|terms| terms.signer);
         let entry = TxEntry { order: Arc::clone(&order), fees, until, signer };
@@ -308,7 +309,7 @@ impl Core {
         }
         let tx = order.as_tx()?;
         self.index.remove(tx.hash(), seq);
-        self.senders.remove(tx.sender(), tx.nonce(), seq);
+        self.senders.remove(&(tx.sender(), tx.nonce(), seq));
         match reason {
             // A private one may be sent again, by its sender or by the node.
             RemoveReason::Evicted

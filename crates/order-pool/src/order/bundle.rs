@@ -99,7 +99,6 @@ pub struct Bundle {
     content: B256,
     /// Hash of all fields as the pool accepted them: with the block and the nonce that it assigned.
     id: B256,
-    sent_block: Option<u64>,
     first_seen: SystemTime,
     size_bytes: usize,
 }
@@ -126,8 +125,7 @@ impl Bundle {
         let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
         let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
         let first_seen = parts.first_seen.unwrap_or_else(SystemTime::now);
-        let sent_block = parts.block;
-        Ok(Self { parts, hash, content, id: content, sent_block, first_seen, size_bytes })
+        Ok(Self { parts, hash, content, id: content, first_seen, size_bytes })
     }
 
     /// keccak256 of the concatenated transaction hashes: the result of `eth_sendBundle`. Not
@@ -159,11 +157,6 @@ impl Bundle {
     /// The only block it may go into. Once pooled it is `None` only if the pool knew no head.
     pub const fn block(&self) -> Option<u64> {
         self.parts.block
-    }
-
-    /// The block as it was sent; `None` if the sender left it open.
-    pub const fn sent_block(&self) -> Option<u64> {
-        self.sent_block
     }
 
     /// Whether the bundle is valid without this transaction, which may revert or be omitted.

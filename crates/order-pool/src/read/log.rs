@@ -90,7 +90,7 @@ impl LogWriter {
     }
 
     /// Writes the next event. Readers see it once the head is published.
-    pub(super) fn push(&mut self, slot: Slot, removed_bytes: usize) {
+    pub(super) fn push(&mut self, event: Event) {
         let full = self.segments.back().is_none_or(|open| {
             self.head - open.segment.base >= SEGMENT_EVENTS as u64
                 || self.open_bytes >= SEGMENT_BYTES
@@ -103,13 +103,18 @@ impl LogWriter {
             self.changed = true;
         }
         if let Some(Held { segment: open, order_bytes }) = self.segments.back_mut() {
-            if let Event::Added(order) | Event::Removed { order, .. } = &slot.event {
+            let mut block = None;
+            if let Event::Added(order) | Event::Removed { order, .. } = &event {
+                block = order.block();
                 *order_bytes += order.size_bytes();
             }
+            if let Event::Removed { order, .. } = &event {
+                self.open_bytes += order.size_bytes();
+            }
+            let slot = Slot { event, block };
             let unwritten = open.slots[(self.head - open.base) as usize].set(slot).is_ok();
             debug_assert!(unwritten, "event {} was written twice", self.head);
         }
-        self.open_bytes += removed_bytes;
         self.head += 1;
     }
 

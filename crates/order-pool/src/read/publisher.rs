@@ -6,7 +6,7 @@ use super::{
     Tables,
     garbage::{Garbage, Piece},
     live::{LiveTable, LiveWriter},
-    log::{LogTable, LogWriter, Slot},
+    log::{LogTable, LogWriter},
 };
 use crate::event::Event;
 
@@ -58,20 +58,16 @@ impl Publisher {
         self.live.removed_bytes()
     }
 
-    /// Writes an event that concerns one block only, or all.
-    pub(crate) fn event(&mut self, event: Event, block: Option<u64>) {
-        let removed_bytes = match &event {
-            Event::Removed { order, .. } => order.size_bytes(),
-            _ => 0,
-        };
-        self.log.push(Slot { event, block }, removed_bytes);
+    /// Writes an event.
+    pub(crate) fn event(&mut self, event: Event) {
+        self.log.push(event);
         self.unpublished += 1;
     }
 
     /// As [`Self::event`], and replays show it until it is removed.
-    pub(crate) fn add(&mut self, event: Event, block: Option<u64>) {
+    pub(crate) fn add(&mut self, event: Event) {
         self.live.add(self.next_seq(), event.clone());
-        self.event(event, block);
+        self.event(event);
     }
 
     /// Replays from the next event on no longer show what was added at `added`.

@@ -197,6 +197,11 @@ impl Subscription {
         }
     }
 
+    /// Whether its [`Ender`] has ended it.
+    pub(crate) fn is_ended(&self) -> bool {
+        self.waiter.is_ended()
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.tables.wakers.is_closed()
     }

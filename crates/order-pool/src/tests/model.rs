@@ -8,7 +8,7 @@ use std::{
 
 use alloy_primitives::{Address, B256, keccak256};
 use order_pool::{
-    Block, Bundle, BundleParts, CancelPrivateOutcome, Clock, Event, Head, Holder, OrderId,
+    Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Clock, Event, Head, Holder,
     OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms, Relation, ReplacementKey,
     Subscription, Transaction,
 };
@@ -48,6 +48,10 @@ const RETENTION: u64 = 50;
 const EXPIRED_PAUSE: u64 = 30;
 const LOG_EVENTS: usize = 64;
 const MAX_AHEAD: u64 = 3;
+/// What private transactions pay at most, and some of the others.
+const PRIVATE_FEE: u128 = 19;
+/// The bundle that has no transactions, if it has a key.
+const EMPTY: u64 = 6;
 /// How many more blocks a private transaction is kept that has become public.
 const PUBLIC_BLOCKS: u64 = 5;
 
@@ -89,6 +93,8 @@ enum Op {
     Private { sender: u64, nonce: u64, max_tip: u128, ahead: u64, holder: u8 },
     // Of one of the transactions that are pooled or that a block took.
     CancelPrivate { which: usize, signer: u64 },
+    // One of what is pooled once more, without a holder by the node, with a block as a private transaction.
+    Again { which: usize, holder: Option<u8>, ahead: Option<u64> },
     // Many at once, so that logs wrap and caps are met.
     Burst { salt: u64 },
     // The signer is that of one without a key.
@@ -112,19 +118,23 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let key = || (0_usize..6, prop::option::weighted(0.8, 0_u64..8));
     let (ahead, signer) = (prop::option::of(0_u64..6), prop::option::of(2_u64..5));
+    // Few, so that the same one comes again.
+    let fee = prop::sample::select(vec![3_u128, 11, PRIVATE_FEE]);
     prop_oneof![
-        12 => (0_u64..5, 0_u64..4, 0_u128..20, 0_u128..20, prop::option::weighted(0.4, 0_u8..4))
+        12 => (0_u64..5, 0_u64..4, fee, 0_u128..8, prop::option::weighted(0.4, 0_u8..4))
             .prop_map(|(sender, nonce, max_fee, max_tip, holder)| {
                 Op::Insert { sender, nonce, max_fee, max_tip, holder }
             }),
-        6 => (0_u64..5, 0_u64..4, 0_u128..20, 0_u64..6, 0_u8..4)
+        6 => (0_u64..5, 0_u64..4, 0_u128..8, 0_u64..6, 0_u8..4)
             .prop_map(|(sender, nonce, max_tip, ahead, holder)| {
                 Op::Private { sender, nonce, max_tip, ahead, holder }
             }),
         2 => (0_usize..20, 0_u64..2)
             .prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),
+        6 => (0_usize..20, prop::option::weighted(0.9, 0_u8..4), prop::option::of(0_u64..6))
+            .prop_map(|(which, holder, ahead)| Op::Again { which, holder, ahead }),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
-        6 => (0_u64..6, ahead, prop::option::of(key()), signer, 0_u8..4)
+        6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0_u8..4)
             .prop_map(|(n, ahead, key, signer, holder)| {
                 Op::Bundle { n, ahead, key, signer, holder }
             }),
@@ -133,7 +143,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
         2 => (1_usize..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),
         1 => (1_u64..3).prop_map(|skip| Op::Gap { skip }),
-        3 => (0_usize..3, 0_u64..11, 0_u64..5)
+        3 => (0_usize..3, 0_u64..17, 0_u64..5)
             .prop_map(|(back, sender, next)| Op::Nonces { back, sender, next }),
         3 => (1_u64..20).prop_map(|seconds| Op::Pass { seconds }),
         3 => Just(Op::Upkeep),
@@ -145,10 +155,10 @@ fn op() -> impl Strategy<Value = Op> {
 }
 
 /// An order as the model sees it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 struct Pooled {
     seq: usize,
-    id: OrderId,
+    id: B256,
     block: Option<u64>,
     deadline: u64,
     tx: Option<TxView>,
@@ -177,30 +187,6 @@ struct Pooled {
 }
 
 impl Pooled {
-    /// Without anything that only some orders have.
-    fn new(id: OrderId, content: B256, holder: Holder) -> Self {
-        Self {
-            seq: 0,
-            id,
-            block: None,
-            deadline: 0,
-            tx: None,
-            external: false,
-            tip: None,
-            public: false,
-            terms: None,
-            until: None,
-            key: None,
-            holder,
-            holders: Vec::new(),
-            signer: None,
-            canceller: None,
-            nonce: None,
-            contents: Vec::new(),
-            content,
-        }
-    }
-
     /// Where it stands among those of its signer, or of its sender: the last goes first.
     fn place(&self) -> Place {
         match self.tip {
@@ -279,7 +265,7 @@ struct Model {
 
 impl Model {
     fn is_pooled(&self, id: &B256) -> bool {
-        self.pooled.iter().any(|order| order.id.hash() == id)
+        self.pooled.iter().any(|order| order.id == *id)
     }
 
     /// Among the last accepted, unless forgotten since.
@@ -315,7 +301,7 @@ impl Model {
         self.pooled.push(order);
     }
 
-    fn remove(&mut self, id: OrderId, reason: &str) -> Pooled {
+    fn remove(&mut self, id: B256, reason: &str) -> Pooled {
         let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
         let order = self.pooled.remove(at);
         self.log.push((format!("-{id} {reason}"), order.block));
@@ -340,18 +326,18 @@ impl Model {
     }
 
     /// Removes what may come again from a time on.
-    fn release(&mut self, id: OrderId, reason: &str, offered_at: u64) {
+    fn release(&mut self, id: B256, reason: &str, offered_at: u64) {
         self.remove(id, reason);
-        self.may_return.insert(*id.hash(), offered_at);
+        self.may_return.insert(id, offered_at);
     }
 
     /// Which order of an external caller must go for another one; `Err` if the other must.
     fn victim(
         &self,
         new: &Pooled,
-        replaced: Option<OrderId>,
+        replaced: Option<B256>,
         caps: [usize; 3],
-    ) -> Result<Option<(OrderId, Holder)>, ()> {
+    ) -> Result<Option<(B256, Holder)>, ()> {
         let class = new.class(new.claim());
         let is_counted = |order: &&Pooled| order.tx.is_none() || order.external;
         let all: Vec<(&Pooled, Holder)> = self
@@ -379,7 +365,7 @@ impl Model {
             return Ok(None);
         };
         let is_own = victim == new.holder;
-        let at = if self.is_pooled(new.id.hash()) { new.seq } else { usize::MAX };
+        let at = if self.is_pooled(&new.id) { new.seq } else { usize::MAX };
         let new_place = (new.place().0, at);
         let mut signers: Vec<(usize, Place, Option<Address>)> = Vec::new();
         for order in of(victim) {
@@ -412,7 +398,7 @@ impl Model {
     }
 
     /// Ends a claim; returns whether nobody holds the order any more.
-    fn lose(&mut self, id: OrderId, claim: (Holder, bool)) -> bool {
+    fn lose(&mut self, id: B256, claim: (Holder, bool)) -> bool {
         let order = self.pooled.iter_mut().find(|order| order.id == id).expect("it is pooled");
         order.holders.retain(|held| *held != claim);
         order.holders.is_empty()
@@ -433,7 +419,7 @@ impl Model {
         admitted
     }
 
-    fn external_victim(&self, order: &Pooled) -> Result<Option<(OrderId, Holder)>, ()> {
+    fn external_victim(&self, order: &Pooled) -> Result<Option<(B256, Holder)>, ()> {
         let is_alike = |other: &&Pooled| {
             let is_held = other.holders.contains(&(order.holder, true));
             other.external && is_held && other.signer == order.signer
@@ -450,7 +436,7 @@ impl Model {
         victim.is_ok()
     }
 
-    fn evict_external(&mut self, victim: Option<(OrderId, Holder)>, is_private: bool) {
+    fn evict_external(&mut self, victim: Option<(B256, Holder)>, is_private: bool) {
         if let Some((victim, holder)) = victim
             && self.lose(victim, (holder, is_private))
         {
@@ -501,7 +487,7 @@ impl Model {
     }
 
     /// A pooled bundle came again.
-    fn hold_bundle(&mut self, id: OrderId, holder: Holder) -> &'static str {
+    fn hold_bundle(&mut self, id: B256, holder: Holder) -> &'static str {
         let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
         if self.pooled[at].holders.contains(&(holder, false)) {
             return "Known";
@@ -513,7 +499,7 @@ impl Model {
         "Known"
     }
 
-    fn evict_bundle(&mut self, victim: Option<(OrderId, Holder)>) {
+    fn evict_bundle(&mut self, victim: Option<(B256, Holder)>) {
         if let Some((victim, holder)) = victim
             && self.lose(victim, (holder, false))
         {
@@ -540,10 +526,10 @@ impl Model {
     }
 
     /// Removes a bundle, and leaves its key without one.
-    fn end_bundle(&mut self, id: OrderId, reason: &str) -> Pooled {
+    fn end_bundle(&mut self, id: B256, reason: &str) -> Pooled {
         let order = self.remove(id, reason);
         if matches!(reason, "Evicted" | "BlockTooFar") {
-            self.may_return.insert(*id.hash(), 0);
+            self.may_return.insert(id, 0);
         }
         if let Some(slot) = Self::slot_of(&order) {
             self.idle(slot);
@@ -553,7 +539,7 @@ impl Model {
     }
 
     /// The pooled bundles that `is` says so of, as accepted.
-    fn bundles(&self, is: impl Fn(&Pooled) -> bool) -> Vec<OrderId> {
+    fn bundles(&self, is: impl Fn(&Pooled) -> bool) -> Vec<B256> {
         let found = self.pooled.iter().filter(|order| order.tx.is_none() && is(order));
         let mut found: Vec<_> = found.map(|order| (order.seq, order.id)).collect();
         found.sort();
@@ -561,7 +547,7 @@ impl Model {
     }
 
     fn insert(&mut self, order: Pooled) -> &'static str {
-        let (id, view) = (*order.id.hash(), order.tx.expect("a transaction"));
+        let (id, view) = (order.id, order.tx.expect("a transaction"));
         if self.is_pooled(&id) {
             self.came_again(&order)
         } else if self.is_mined(&id) {
@@ -600,17 +586,17 @@ impl Model {
     /// All transactions arrive and are cancelled at the same time.
     fn is_withdrawn(&self, order: &Pooled) -> bool {
         let signer = order.terms.filter(|_| !order.public).and_then(|terms| terms.signer);
-        signer.is_some_and(|signer| self.withdrawn.contains_key(&(signer, *order.id.hash())))
+        signer.is_some_and(|signer| self.withdrawn.contains_key(&(signer, order.id)))
     }
 
-    fn withdraw(&mut self, id: OrderId, signer: Address) {
-        if let Entry::Vacant(entry) = self.withdrawn.entry((signer, *id.hash())) {
+    fn withdraw(&mut self, id: B256, signer: Address) {
+        if let Entry::Vacant(entry) = self.withdrawn.entry((signer, id)) {
             entry.insert((self.now, self.log.len()));
             self.log.push((format!("w{id} {signer}"), None));
         }
     }
 
-    fn cancel_private(&mut self, id: OrderId, signer: Address) -> CancelPrivateOutcome {
+    fn cancel_private(&mut self, id: B256, signer: Address) -> CancelPrivateOutcome {
         let Some(order) = self.pooled.iter().find(|order| order.id == id) else {
             self.withdraw(id, signer);
             return CancelPrivateOutcome::Unknown;
@@ -674,7 +660,7 @@ impl Model {
     }
 
     /// The pooled bundle of a key for a block.
-    fn of_slot(&self, slot: KeySlot) -> Option<OrderId> {
+    fn of_slot(&self, slot: KeySlot) -> Option<B256> {
         let mut pooled = self.pooled.iter();
         pooled.find(|order| Self::slot_of(order) == Some(slot)).map(|order| order.id)
     }
@@ -714,6 +700,14 @@ impl Model {
         self.idle((key, None));
         self.forget_excess(holder);
         "Cancelled"
+    }
+
+    /// A bundle without transactions cancels those up to its nonce, or else up to the highest.
+    fn cancel_by_bundle(&mut self, key: usize, nonce: Option<u64>, by: Holder) -> &'static str {
+        let slots = self.keys.range((key, None)..=(key, Some(u64::MAX)));
+        let highest = slots.map(|(_, state)| state.nonce).max().flatten();
+        let nonce = nonce.unwrap_or(highest.map_or(0, |highest| highest + 1));
+        self.cancel(key, Some(nonce), by)
     }
 
     fn idle_keys(&self) -> Vec<(u64, ReplacementKey, KeySlot)> {
@@ -776,7 +770,7 @@ impl Model {
         &mut self,
         mut order: Pooled,
         nonce: Option<u64>,
-        settled: OrderId,
+        settled: B256,
     ) -> &'static str {
         let content = order.content;
         let block = self.settled_block(&order).unwrap_or(0);
@@ -785,6 +779,9 @@ impl Model {
         let is_same = |other: &Pooled| Some(other.id) == old && other.content == content;
         if let Some(same) = self.pooled.iter().find(|other| is_same(other)) {
             return self.hold_bundle(same.id, order.holder);
+        }
+        if let Some(key) = order.key.filter(|_| order.contents.is_empty()) {
+            return self.cancel_by_bundle(key, nonce, order.holder);
         }
         let nonce = match order.key.map(|key| self.place(key, block, nonce)).transpose() {
             Ok(nonce) => nonce,
@@ -803,7 +800,7 @@ impl Model {
         order.block = self.settled_block(&order);
         order.id = settled;
         order.nonce = nonce;
-        let id = *settled.hash();
+        let id = settled;
         if self.is_pooled(&id) {
             return self.hold_bundle(settled, order.holder);
         }
@@ -843,7 +840,7 @@ impl Model {
             && is_latest
             && has_room
             && !self.bundle_is_taken(&order)
-            && !self.is_pooled(order.id.hash())
+            && !self.is_pooled(&order.id)
         {
             if let Some(slot) = slot {
                 self.fill(slot, &order);
@@ -871,7 +868,7 @@ impl Model {
         let mut raised = Vec::new();
         for hash in hashes.iter() {
             if self.is_pooled(hash) {
-                let order = self.remove(OrderId::Tx(*hash), "Mined");
+                let order = self.remove(*hash, "Mined");
                 raised.extend(
                     order
                         .tx
@@ -900,9 +897,9 @@ impl Model {
         self.pass_private(number);
         let gone = || undone.iter().chain(&unproven);
         let mut free: Vec<B256> = gone().flat_map(|block| block.mined.clone()).collect();
-        free.extend(gone().flat_map(|block| &block.taken).map(|order| *order.id.hash()));
+        free.extend(gone().flat_map(|block| &block.taken).map(|order| order.id));
         let taken = undone.into_iter().flat_map(|mut block| {
-            block.taken.sort_by_key(|order| !block.mined.contains(order.id.hash()));
+            block.taken.sort_by_key(|order| !block.mined.contains(&order.id));
             block.taken
         });
         for order in taken {
@@ -911,7 +908,7 @@ impl Model {
                 continue;
             };
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
-            let is_here = self.is_mined(order.id.hash()) || self.is_pooled(order.id.hash());
+            let is_here = self.is_mined(&order.id) || self.is_pooled(&order.id);
             let is_valid = self.is_possible(&order) && !self.is_withdrawn(&order);
             if !stale && !is_here && is_valid {
                 self.admit(order);
@@ -1054,7 +1051,9 @@ fn view(tx: &Transaction, sender: u64) -> Pooled {
         public: tx.is_public(),
         terms: tx.private_terms().copied(),
         signer: Some(tx.sender()),
-        ..Pooled::new(OrderId::Tx(*tx.hash()), *tx.hash(), tx.holder())
+        id: *tx.hash(),
+        holder: tx.holder(),
+        ..Pooled::default()
     }
 }
 
@@ -1064,11 +1063,11 @@ fn head_line(head: &Head) -> String {
 
 fn line(event: Event) -> String {
     match event {
-        Event::Added(order) => format!("+{}", order.id()),
-        Event::Removed { order, reason } => format!("-{} {reason:?}", order.id()),
-        Event::BecamePublic(order) => format!("p{}", order.id()),
+        Event::Added(order) => format!("+{}", order.id().hash()),
+        Event::Removed { order, reason } => format!("-{} {reason:?}", order.id().hash()),
+        Event::BecamePublic(order) => format!("p{}", order.id().hash()),
         Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
-        Event::CancelledPrivate(x) => format!("w{} {}", OrderId::Tx(x.hash), x.signer),
+        Event::CancelledPrivate(x) => format!("w{} {}", x.hash, x.signer),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
         Event::Head(head) => head_line(&head),
     }
@@ -1087,19 +1086,24 @@ impl Run {
             Some(by) => tx_from(spec, Origin::Rpc).held_by(holder(by)),
             None => tx_from(spec, Origin::Mempool),
         };
-        self.insert_tx(spec, tx);
+        self.insert_tx(spec.sender, tx);
     }
 
-    fn insert_tx(&mut self, spec: Spec, tx: Transaction) {
-        let expected = self.model.insert(view(&tx, spec.sender));
+    fn insert_tx(&mut self, sender: u64, tx: Transaction) {
+        let expected = self.model.insert(view(&tx, sender));
         assert_eq!(variant(self.pool.insert_transaction(tx)), expected);
+    }
+
+    fn terms(&self, sender: u64, ahead: u64) -> PrivateTerms {
+        let max_block = self.model.head_number().unwrap_or(9) + ahead;
+        PrivateTerms { signer: Some(address(sender % 2)), max_block }
     }
 
     /// Some of the pooled transactions, chosen by the bits of `mask`.
     fn pooled_txs(&self, mask: u8) -> Vec<B256> {
         let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
         let chosen = txs.enumerate().filter(|(n, _)| mask >> (n % 3) & 1 == 1);
-        chosen.map(|(_, order)| *order.id.hash()).collect()
+        chosen.map(|(_, order)| order.id).collect()
     }
 
     fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u64>) -> Block {
@@ -1126,10 +1130,28 @@ impl Run {
             }
             Op::Private { sender, nonce, max_tip, ahead, holder: by } => {
                 // Some of them are those that others hand in too.
-                let spec = Spec { sender, nonce, max_fee: 19, max_tip, ..Spec::default() };
-                let max_block = self.model.head_number().unwrap_or(9) + ahead;
-                let terms = PrivateTerms { signer: Some(address(sender % 2)), max_block };
-                self.insert_tx(spec, private_from(spec, terms).held_by(holder(by)));
+                let spec = Spec { sender, nonce, max_fee: PRIVATE_FEE, max_tip, ..Spec::default() };
+                let terms = self.terms(sender, ahead);
+                self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+            }
+            Op::Again { which, holder: by, ahead } => {
+                let Some(pooled) = self.model.pooled.get(which).cloned() else { return };
+                let order = self.pool.get(&pooled.id).expect("what the model holds");
+                let holder = holder(by.unwrap_or(0));
+                if let (Some(tx), Some(view)) = (order.as_tx(), pooled.tx) {
+                    let (tx, at) = (tx.recovered().clone(), tx.first_seen());
+                    let tx = match (by, ahead) {
+                        (None, _) => Transaction::new(tx, Origin::Mempool, at),
+                        (_, None) => Transaction::new(tx, Origin::Rpc, at),
+                        (_, Some(ahead)) => {
+                            Transaction::private(tx, self.terms(view.sender, ahead), at)
+                        }
+                    };
+                    self.insert_tx(view.sender, tx.held_by(holder));
+                } else if let Some(bundle) = order.as_bundle() {
+                    let parts = BundleParts { holder, ..bundle.parts().clone() };
+                    self.insert_bundle(parts, pooled.key, pooled.contents);
+                }
             }
             Op::CancelPrivate { which, signer } => {
                 let taken = self.model.blocks.iter().rev().flat_map(|block| &block.taken);
@@ -1139,7 +1161,7 @@ impl Run {
                 // Later than any of them was sent; the clock that ends it is the pool's.
                 let at = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33));
                 assert_eq!(
-                    self.pool.cancel_private(id.hash(), address(signer), Holder::Host, at),
+                    self.pool.cancel_private(&id, address(signer), Holder::Host, at),
                     expected
                 );
             }
@@ -1152,12 +1174,19 @@ impl Run {
                 self.bundle(n, ahead, key, signer, holder(by));
             }
             Op::Cancel { key: (n, nonce), holder: by } => {
+                let before = self.model.pooled.len();
                 let expected = self.model.cancel(n, nonce, holder(by));
                 let cancelled = self.pool.cancel_bundle(cancellation(key(n), nonce, holder(by)));
                 assert_eq!(variant(cancelled), expected);
+                if let CancelOutcome::Cancelled { removed } = cancelled {
+                    assert_eq!(removed, before - self.model.pooled.len());
+                }
             }
             Op::Head { mined, unknown, base_fee } => {
                 let mut mined = self.pooled_txs(mined);
+                // What has left, too.
+                let mut left = self.model.may_return.keys().filter(|id| !self.model.is_pooled(id));
+                mined.extend(left.nth(unknown as usize));
                 // What bundles contain, or what nobody has sent.
                 mined.push(match unknown {
                     0..6 => *nth(100 + unknown).hash(),
@@ -1187,7 +1216,11 @@ impl Run {
             }
             Op::Nonces { back, sender, next } => {
                 // A sender of transactions, or of what bundles contain.
-                let sender = if sender < 5 { sender } else { 95 + sender };
+                let sender = match sender {
+                    0..5 => sender,
+                    5..11 => 95 + sender,
+                    _ => 189 + sender,
+                };
                 let at = self.model.blocks.len().checked_sub(1 + back);
                 let block = at.map_or(B256::ZERO, |at| self.model.blocks[at].head.hash);
                 self.model.on_nonces(&block, sender, next);
@@ -1247,9 +1280,12 @@ impl Run {
         let key_of = with.map(|(n, _)| key(n));
         let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
         // Every other bundle may do without its second transaction.
-        let mut txs = vec![nth(100 + n)];
-        txs.extend((n % 2 == 1).then(|| nth(200 + n)));
-        let dropping: Vec<B256> = txs[1..].iter().map(|tx| *tx.hash()).collect();
+        let mut txs = Vec::new();
+        if n != EMPTY || with.is_none() {
+            txs.push(nth(100 + n));
+            txs.extend((n % 2 == 1).then(|| nth(200 + n)));
+        }
+        let dropping: Vec<B256> = txs.iter().skip(1).map(|tx| *tx.hash()).collect();
         let contents = txs.iter().zip([100 + n, 200 + n]);
         let contents = contents.map(|(tx, sender)| (*tx.hash(), sender, sender >= 200)).collect();
         let parts = BundleParts {
@@ -1263,11 +1299,19 @@ impl Run {
             first_seen: Some(SystemTime::UNIX_EPOCH),
             ..Default::default()
         };
-        let nonce = parts.replacement_nonce;
+        self.insert_bundle(parts, with.map(|(n, _)| n), contents);
+    }
+
+    fn insert_bundle(
+        &mut self,
+        parts: BundleParts,
+        key: Option<usize>,
+        contents: Vec<(B256, u64, bool)>,
+    ) {
+        let BundleParts { block, signer, holder, replacement_nonce: nonce, .. } = parts;
         let bundle = Bundle::new(parts).expect("a valid bundle");
-        let key = with.map(|(n, _)| n);
-        let order = Pooled::new(OrderId::Bundle(B256::ZERO), *bundle.id(), holder);
-        let order = Pooled { block, key, signer, contents, ..order };
+        let content = *bundle.id();
+        let order = Pooled { block, key, signer, contents, content, holder, ..Pooled::default() };
         let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
         assert_eq!(variant(self.pool.insert_bundle(bundle)), expected);
@@ -1275,7 +1319,7 @@ impl Run {
 
     /// The id by its definition: a hash over what was sent, then the block and the nonce that it
     /// got, each with its presence.
-    fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> OrderId {
+    fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> B256 {
         let block = self.model.settled_block(order);
         let place = |key| self.model.place(key, block.unwrap_or(0), nonce).ok();
         let nonce = order.key.and_then(place);
@@ -1284,7 +1328,7 @@ impl Run {
             preimage.push(u8::from(number.is_some()));
             preimage.extend(number.unwrap_or(0).to_be_bytes());
         }
-        OrderId::Bundle(keccak256(preimage))
+        keccak256(preimage)
     }
 
     fn check(&self) {
@@ -1292,9 +1336,9 @@ impl Run {
         assert_eq!(pool.len(), model.pooled.len());
         let mut bytes = 0;
         for order in &model.pooled {
-            let found = pool.get(order.id.hash()).expect("what the model holds");
-            assert_eq!((found.id(), found.block()), (order.id, order.block));
-            assert_eq!(pool.status(order.id.hash()), OrderStatus::Pooled);
+            let found = pool.get(&order.id).expect("what the model holds");
+            assert_eq!((found.as_tx().is_some(), found.block()), (order.tx.is_some(), order.block));
+            assert_eq!(pool.status(&order.id), OrderStatus::Pooled);
             bytes += found.size_bytes();
         }
         assert_eq!(pool.bytes(), bytes);

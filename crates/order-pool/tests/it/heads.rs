@@ -68,37 +68,39 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
 }
 
-/// A builder of a fleet is told hashes and no nonces: what it holds itself says which nonce a block used.
-#[test]
-fn what_a_mined_transaction_took_the_place_of_goes_without_a_word_of_nonces() {
-    let pool = pool();
-    let at = |nonce, tip| tx(Spec { sender: 1, nonce, max_tip: tip, ..Spec::default() });
-    let [replaced, mined, next] = [at(0, 1), at(0, 2), at(1, 1)];
-    for tx in [&replaced, &mined, &next] {
-        assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Added);
-    }
-    pool.on_head(head(1, 0, 0, &[*mined.hash()]));
-    let is_there = |tx: &Transaction| pool.contains(tx.hash());
-    assert_eq!([&replaced, &mined, &next].map(is_there), [false, false, true]);
-    assert!(!matches!(pool.insert_transaction(at(0, 3)), InsertOutcome::Added));
-    // Another block at its height without it: both may be mined again.
-    pool.on_head(head(1, 1, 0, &[]));
-    assert_eq!([&replaced, &mined, &next].map(is_there), [true, true, true]);
-}
-
-/// The stream of a fleet may tell that it is pending again before it tells the reorg.
+/// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another
+/// machine no node tells it.
 #[test]
 fn a_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
-    let pool = pool();
-    let late = nth(1);
+    let (pool, signer) = (pool(), Some(address(7)));
+    let spec = |sender| Spec { sender, ..Spec::default() };
+    let private =
+        |sender, max_block| private_from(spec(sender), PrivateTerms { signer, max_block });
+    let late = [
+        nth(1),
+        tx_from(spec(2), Origin::Rpc),
+        private(3, 5),
+        private(4, 5),
+        private(5, 2),
+        // Another copy came before the block.
+        nth(6),
+    ];
+    let hashes = late.each_ref().map(|tx| *tx.hash());
     pool.on_head(head(1, 0, 0, &[]));
-    pool.on_head(head(2, 0, 0, &[*late.hash()]));
-    for _ in 0..2 {
-        assert_eq!(pool.insert_transaction(late.clone()), InsertOutcome::Mined);
+    assert_eq!(pool.insert_transaction(private(6, 2)), InsertOutcome::Added);
+    pool.on_head(head(2, 0, 0, &hashes));
+    for tx in late.iter().chain(&late) {
+        assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Mined);
     }
     assert!(pool.is_empty());
+    pool.cancel_private(&hashes[3], address(7), Holder::Host, None);
     pool.on_head(head(2, 1, 0, &[]));
-    assert_eq!((pool.contains(late.hash()), pool.len()), (true, 1));
+    let is_public =
+        |hash| pool.get(&hash).map(|order| order.as_tx().is_some_and(Transaction::is_public));
+    let [public, private] = [Some(true), Some(false)];
+    let expected = [public, private, private, None, None, public];
+    assert_eq!(hashes.map(is_public), expected, "one is cancelled, one is over");
+    assert_eq!(pool.len(), 4);
 }
 
 /// Of older ones the bytes would be full, and each time that a caller sends one it would be noted as dropped.
@@ -113,43 +115,6 @@ fn a_transaction_that_came_late_is_kept_with_one_of_the_newest_eight_blocks_alon
         pool.on_head(head(2, 1, 0, &[]));
         assert_eq!(pool.contains(late.hash()), is_kept, "{latest}");
     }
-}
-
-/// What a searcher sent to another machine of a fleet: no node tells it when the block is undone.
-#[test]
-fn a_caller_s_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
-    let (pool, signer) = (pool(), Some(address(7)));
-    let spec = |sender| Spec { sender, ..Spec::default() };
-    let private =
-        |sender, max_block| private_from(spec(sender), PrivateTerms { signer, max_block });
-    let raw = tx_from(spec(1), Origin::Rpc);
-    let late = [raw, private(2, 5), private(3, 5), private(4, 2)];
-    let hashes = late.each_ref().map(|tx| *tx.hash());
-    pool.on_head(head(1, 0, 0, &[]));
-    pool.on_head(head(2, 0, 0, &hashes));
-    for tx in late {
-        assert_eq!(pool.insert_transaction(tx), InsertOutcome::Mined);
-    }
-    pool.cancel_private(&hashes[2], address(7), Holder::Host, None);
-    pool.on_head(head(2, 1, 0, &[]));
-    let is_there = hashes.map(|hash| pool.contains(&hash));
-    assert_eq!(is_there, [true, true, false, false], "one is cancelled, one is over");
-    assert!(pool.get(&hashes[1]).is_some_and(|order| !order.as_tx().unwrap().is_public()));
-}
-
-/// The stream of a fleet may tell that a node announces it before it tells the reorg.
-#[test]
-fn a_private_transaction_that_is_announced_after_its_block_is_public_once_the_block_is_undone() {
-    let pool = pool();
-    let spec = Spec { sender: 1, ..Spec::default() };
-    let private = private_from(spec, PrivateTerms { signer: Some(address(7)), max_block: 2 });
-    pool.on_head(head(1, 0, 0, &[]));
-    assert_eq!(pool.insert_transaction(private.clone()), InsertOutcome::Added);
-    pool.on_head(head(2, 0, 0, &[*private.hash()]));
-    assert_eq!(pool.insert_transaction(tx(spec)), InsertOutcome::Mined);
-    pool.on_head(head(2, 1, 0, &[]));
-    let order = pool.get(private.hash()).expect("the node has it, whatever its last block was");
-    assert!(order.as_tx().unwrap().is_public());
 }
 
 /// Nine addresses send large bundles with one transaction, which one of them then has mined.

@@ -1,13 +1,13 @@
-//! Private transactions: kept until a block, cancelled by their sender alone, never taken for public ones.
+//! Private transactions: cancelled by their sender alone, within the shares of their holders and the funds of their senders.
 
 use std::time::{Duration, SystemTime};
 
 use alloy_primitives::{B256, U256};
 
 use order_pool::{
-    BundleParts, CANCELLATION_RETENTION, CancelPrivateOutcome, Clock, DEFAULT_TX_RETENTION, Funds,
-    Holder, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order, OrderPool, OrderStatus, Origin,
-    PoolConfig, PrivateTerms, RejectReason,
+    BundleParts, CANCELLATION_RETENTION, CancelPrivateOutcome, Clock, Funds, Holder, InsertOutcome,
+    MAX_UNKNOWN_CANCELLATIONS, Order, OrderPool, Origin, PoolConfig, PrivateTerms, RejectReason,
+    Transaction,
 };
 
 use crate::common::{
@@ -21,84 +21,10 @@ fn pool(config: PoolConfig) -> (OrderPool, Clock) {
     (pool, clock)
 }
 
-/// Private until this block, by signer 7.
-fn private(sender: u64, max_block: u64) -> order_pool::Transaction {
-    let terms = PrivateTerms { signer: Some(address(7)), max_block };
-    private_from(Spec { sender, ..Spec::default() }, terms)
-}
-
-/// The same, sent by a signer at a time.
-fn sent(sender: u64, signer: u64, at: SystemTime) -> order_pool::Transaction {
+/// A private transaction, sent by a signer at a time.
+fn sent(sender: u64, signer: u64, at: SystemTime) -> Transaction {
     let terms = PrivateTerms { signer: Some(address(signer)), max_block: 20 };
-    order_pool::Transaction::private(private(sender, 20).recovered().clone(), terms, at)
-}
-
-#[test]
-fn a_private_transaction_is_kept_until_its_block_and_not_for_the_retention() {
-    let (pool, clock) = pool(PoolConfig::default());
-    let mut subscription = pool.subscribe_all();
-    assert_eq!(pool.insert_transaction(private(1, 12)), InsertOutcome::Added);
-    pool.insert_transaction(nth(2));
-    let order = pool.get(nth(1).hash()).expect("it is pooled");
-    let order = order.as_tx().expect("a transaction");
-    assert_eq!((order.origin(), order.is_public()), (Origin::Private, false));
-    let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
-    assert_eq!(order.private_terms(), Some(&terms));
-    journal(&mut subscription);
-    clock.advance(DEFAULT_TX_RETENTION);
-    upkeep(&pool);
-    let [one, two] = [1, 2].map(|n| *nth(n).hash());
-    assert_eq!(journal(&mut subscription), [format!("-tx {two} Expired")]);
-    pool.on_head(head(11, 0, 0, &[]));
-    assert!(pool.contains(&one));
-    pool.on_head(head(12, 0, 0, &[]));
-    assert_eq!(journal(&mut subscription), [format!("-tx {one} BlockPassed")]);
-    // Its sender may now try the public way, or once more this one.
-    assert_eq!(pool.status(&one), OrderStatus::MayReturn);
-    assert_eq!(pool.insert_transaction(private(1, 13)), InsertOutcome::Added);
-    let passed = RejectReason::BlockPassed { value: 12, limit: 13 };
-    assert_eq!(pool.insert_transaction(private(3, 12)), InsertOutcome::Rejected(passed));
-    let too_far = RejectReason::BlockTooFar { value: 1 << 60, limit: 76 };
-    assert_eq!(pool.insert_transaction(private(3, 1 << 60)), InsertOutcome::Rejected(too_far));
-}
-
-fn tx_of_caller(n: u64) -> order_pool::Transaction {
-    tx_from(Spec { sender: n, ..Spec::default() }, Origin::Rpc)
-}
-
-#[test]
-fn only_who_sent_it_cancels_it_and_only_while_it_is_private() {
-    let (pool, _) = pool(PoolConfig::default());
-    let mut subscription = pool.subscribe_all();
-    let unsigned = PrivateTerms { signer: None, max_block: 20 };
-    pool.insert_transaction(private(1, 20));
-    pool.insert_transaction(private(2, 20));
-    pool.insert_transaction(private_from(Spec { sender: 3, ..Spec::default() }, unsigned));
-    pool.insert_transaction(tx_of_caller(4));
-    pool.insert_transaction(nth(2));
-    journal(&mut subscription);
-    let cancel =
-        |n, signer| pool.cancel_private(nth(n).hash(), address(signer), Holder::Host, None);
-    assert_eq!(cancel(2, 7), CancelPrivateOutcome::Public);
-    for (n, signer, why) in
-        [(1, 8, "of another"), (3, 7, "of nobody"), (4, 7, "not private"), (5, 7, "not here")]
-    {
-        assert_eq!(cancel(n, signer), CancelPrivateOutcome::Unknown, "{why}");
-    }
-    let told = |n| format!("x{}", nth(n).hash());
-    let others = [told(1), told(3), told(4), told(5)];
-    assert_eq!(journal(&mut subscription), others, "another pool may have them");
-    assert_eq!(cancel(1, 7), CancelPrivateOutcome::Cancelled);
-    let removed = format!("-tx {} Cancelled", nth(1).hash());
-    assert_eq!(journal(&mut subscription), [removed, told(1)]);
-    assert_eq!(cancel(1, 7), CancelPrivateOutcome::Unknown, "no more");
-    journal(&mut subscription);
-    assert_eq!((pool.stats().cancellations, pool.stats().cancelled), (1, 1));
-    assert_eq!(
-        pool.insert_transaction(sent(1, 7, SystemTime::now())),
-        InsertOutcome::Added,
-        "sent again"
-    );
+    Transaction::private(nth(sender).recovered().clone(), terms, at)
 }
 
 /// Keys are free: by signer they filled everybody's log, and what others had cancelled was forgotten.
@@ -184,44 +110,6 @@ fn a_cancellation_of_more_than_a_minute_ago_is_not_remembered() {
     assert_eq!((insert(3, earlier).as_str(), insert(2, now)), ("Added", "Superseded".to_owned()));
 }
 
-/// It was put back without a look at the cancellations, and built into the next block.
-#[test]
-fn one_that_was_cancelled_while_a_block_contained_it_stays_out_when_the_block_is_undone() {
-    let (pool, clock) = pool(PoolConfig::default());
-    let [cancelled, kept] = [1, 2].map(|n| private(n, 20));
-    for tx in [&cancelled, &kept] {
-        assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Added);
-    }
-    pool.on_head(head(11, 0, 0, &[*cancelled.hash(), *kept.hash()]));
-    let outcome = pool.cancel_private(cancelled.hash(), address(7), Holder::Host, None);
-    assert_eq!(outcome, CancelPrivateOutcome::Unknown);
-    pool.on_head(head(11, 1, 0, &[]));
-    assert_eq!([&cancelled, &kept].map(|tx| pool.contains(tx.hash())), [false, true]);
-    // Nor does it come in when another machine publishes it, as long as the cancellation is known.
-    assert_eq!(variant(pool.insert_transaction(cancelled.clone())), "Superseded");
-    clock.advance(CANCELLATION_RETENTION);
-    upkeep(&pool);
-    assert_eq!(pool.insert_transaction(cancelled), InsertOutcome::Added);
-}
-
-#[test]
-fn what_the_host_vouches_for_is_ranked_with_what_the_node_announced() {
-    let (pool, _) = pool(PoolConfig { max_external_txs: 1, ..PoolConfig::default() });
-    let of = |sender, max_tip| {
-        let spec = Spec { sender, max_fee: 1_000, max_tip, ..Spec::default() };
-        tx_from(spec, Origin::Rpc)
-    };
-    let vouched = of(1, 1).vouched_for();
-    assert_eq!(pool.insert_transaction(vouched.clone()), InsertOutcome::Added);
-    assert_eq!(pool.insert_transaction(of(2, 500)), InsertOutcome::Added);
-    assert_eq!(pool.insert_transaction(of(3, 600)), InsertOutcome::Added);
-    assert!(pool.contains(vouched.hash()) && !pool.contains(of(2, 500).hash()));
-    assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 1));
-    let order = pool.get(vouched.hash()).expect("it is pooled");
-    let order = order.as_tx().expect("a transaction");
-    assert!(!order.is_public() && order.origin() == Origin::Rpc, "it is not taken for public");
-}
-
 /// One key with nonces 1 to 18,000, or 1,617 transactions of 40 KB, removed everybody's.
 #[test]
 fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
@@ -255,64 +143,29 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
 /// pooled.
 #[test]
 fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
-    let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
-    let stranger = caller(9);
-    for is_first_raw in [false, true] {
-        for is_known in [false, true] {
-            let (pool, _) = pool(PoolConfig { max_external_txs: 6_000, ..PoolConfig::default() });
-            let spec = |n| Spec { sender: 50_000 + n, ..Spec::default() };
-            let raw = |spec| tx_from(spec, Origin::Rpc).held_by(stranger);
-            let theirs = PrivateTerms { signer: Some(address(8)), max_block: 12 };
-            let private = |spec| private_from(spec, theirs).held_by(stranger);
-            let owner = |n: u64| match is_known {
-                true => Holder::Signer(address(n % 4)),
-                false => caller(n % 4),
-            };
-            // As many as one caller may have.
-            for n in 0..187 {
-                let first = if is_first_raw { raw(spec(n)) } else { private(spec(n)) };
-                assert_eq!(pool.insert_transaction(first), InsertOutcome::Added);
-                let own = private_from(spec(n), terms).held_by(owner(n));
-                assert_eq!(pool.insert_transaction(own), InsertOutcome::Known);
-            }
-            for n in 0..10_000 {
-                let spec = Spec { sender: n, max_fee: 2_000, max_tip: 1_000, ..Spec::default() };
-                pool.insert_transaction(if is_first_raw { raw(spec) } else { private(spec) });
-            }
-            // Nor does it leave by a cancellation of who sent it first.
-            let hash = |n| *private_from(spec(n), terms).hash();
-            let cancelled = pool.cancel_private(&hash(0), address(8), Holder::Host, None);
-            assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
-            pool.on_head(head(11, 0, 0, &[]));
-            let missing = (0..187).filter(|n| !pool.contains(&hash(*n))).count();
-            assert_eq!(missing, 0, "first raw: {is_first_raw}, known: {is_known}");
-            (12..17).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-            let left = (0..187).filter(|n| pool.contains(&hash(*n))).count();
-            assert_eq!(left, 0, "their last block is over");
+    let by = |signer| PrivateTerms { signer: Some(address(signer)), max_block: 12 };
+    for is_raw in [false, true] {
+        // A caller may hold two private ones.
+        let (pool, _) = pool(PoolConfig { max_external_txs: 64, ..PoolConfig::default() });
+        let send = |spec| {
+            let tx = if is_raw { tx_from(spec, Origin::Rpc) } else { private_from(spec, by(8)) };
+            pool.insert_transaction(tx.held_by(caller(9)))
+        };
+        for sender in [1, 2] {
+            let spec = Spec { sender, ..Spec::default() };
+            assert_eq!(send(spec), InsertOutcome::Added);
+            let own = private_from(spec, by(7)).held_by(caller(1));
+            assert_eq!(pool.insert_transaction(own), InsertOutcome::Known);
         }
-    }
-}
-
-/// It was answered with success and still removed at the first block.
-#[test]
-fn one_that_is_sent_again_is_kept_as_long_as_the_latest_message_says() {
-    let (pool, _) = pool(PoolConfig::default());
-    pool.insert_transaction(private(1, 11));
-    pool.insert_transaction(private(2, 11));
-    pool.insert_transaction(private(3, 12));
-    assert_eq!(pool.insert_transaction(private(1, 14)), InsertOutcome::Known);
-    assert_eq!(pool.insert_transaction(tx_of_caller(2)), InsertOutcome::Known, "raw");
-    assert_eq!(pool.insert_transaction(private(3, 11)), InsertOutcome::Known, "not shorter");
-    let kept = |n| pool.contains(nth(n).hash());
-    for (number, expected) in [
-        (11, [true, true, true]),
-        (12, [true, true, false]),
-        (13, [true, true, false]),
-        (14, [false, true, false]),
-        (15, [false, false, false]),
-    ] {
-        pool.on_head(head(number, 0, 0, &[]));
-        assert_eq!([1, 2, 3].map(kept), expected, "after block {number}");
+        for sender in 10..200 {
+            send(Spec { sender, max_fee: 2_000, max_tip: 1_000, ..Spec::default() });
+        }
+        // Nor does it leave by a cancellation of who sent it first.
+        let cancelled = pool.cancel_private(nth(1).hash(), address(8), Holder::Host, None);
+        assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
+        assert!([1, 2].iter().all(|n| pool.contains(nth(*n).hash())), "first raw: {is_raw}");
+        let held = if is_raw { 64 } else { 2 };
+        assert_eq!(pool.stats().external_txs, held + 2, "the stranger has its share beside them");
     }
 }
 
@@ -403,24 +256,6 @@ fn what_a_stranger_sends_of_a_sender_uses_up_nothing_of_its_balance() {
     assert_eq!(pool.insert(of(1, own), Some(&funds)), InsertOutcome::Added);
     let outcome = pool.insert(of(2, own), Some(&funds));
     assert!(matches!(outcome, InsertOutcome::Rejected(RejectReason::InsufficientFunds { .. })));
-}
-
-/// The answer was a success, so its time begins anew.
-#[test]
-fn a_raw_one_that_is_sent_again_is_kept_as_long_as_a_new_one() {
-    let (pool, clock) = pool(PoolConfig::default());
-    let (id, raw) = (*tx_of_caller(1).hash(), || tx_of_caller(1));
-    assert_eq!(pool.insert_transaction(raw()), InsertOutcome::Added);
-    clock.advance(DEFAULT_TX_RETENTION - Duration::from_secs(1));
-    assert_eq!(pool.insert_transaction(raw()), InsertOutcome::Known);
-    clock.advance(Duration::from_secs(2));
-    upkeep(&pool);
-    assert!(pool.contains(&id));
-    for number in 11..16 {
-        assert!(pool.contains(&id), "{number}");
-        pool.on_head(head(number, 0, 0, &[]));
-    }
-    assert!(!pool.contains(&id));
 }
 
 #[test]

@@ -72,34 +72,25 @@ fn wait_end(guard: &SinkGuard) -> SinkEndReason {
 }
 
 #[test]
-fn a_sink_gets_what_is_there_and_what_comes() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    let (good, calls) = sink(|_| true);
-    let guard = pool.subscribe(1).push_into(good).expect("a thread");
-    let next = || calls.recv_timeout(LONG).expect("a call");
-    assert_eq!(next(), format!("+tx {}", nth(1).hash()));
-    pool.insert_transaction(nth(2));
-    assert_eq!(next(), format!("+tx {}", nth(2).hash()));
-    pool.on_head(head(1, 0, 0, &[*nth(2).hash()]));
-    assert_eq!(next(), format!("-tx {}", nth(2).hash()));
-    let end = guard.shutdown(LONG);
-    assert_eq!((end.reason, end.ended), (SinkEndReason::Unsubscribed, true));
-    assert_eq!(pool.stats().subscribers, 0);
-}
-
-#[test]
-fn a_push_sink_is_told_heads_in_the_same_order() {
+fn a_sink_gets_what_is_there_and_what_comes_of_all_blocks_in_its_order() {
     let pool = pool();
     pool.insert_transaction(nth(1));
     pool.on_head(head(1, 0, 0, &[]));
     let (good, calls) = sink(|_| true);
-    let guard = pool.subscribe(2).push_into(good).expect("a thread");
-    pool.on_head(head(2, 0, 0, &[*nth(1).hash()]));
+    let guard = pool.subscribe_all().push_into(good).expect("a thread");
+    let next = || calls.recv_timeout(LONG).expect("a call");
     let hash = *nth(1).hash();
-    let expected = ["head 1".into(), format!("+tx {hash}"), format!("-tx {hash}"), "head 2".into()];
-    assert_eq!([(); 4].map(|()| calls.recv_timeout(LONG).expect("a call")), expected);
-    assert!(guard.shutdown(LONG).ended);
+    assert_eq!([next(), next()], ["head 1".to_owned(), format!("+tx {hash}")]);
+    for block in [3, 4] {
+        let parts = BundleParts { txs: vec![nth(block)], block: Some(block), ..Default::default() };
+        pool.insert_bundle(bundle(parts));
+        assert!(next().starts_with("+bundle"));
+    }
+    pool.on_head(head(2, 0, 0, &[hash]));
+    assert_eq!([next(), next()], [format!("-tx {hash}"), "head 2".to_owned()]);
+    let end = guard.shutdown(LONG);
+    assert_eq!((end.reason, end.ended), (SinkEndReason::Unsubscribed, true));
+    assert_eq!(pool.stats().subscribers, 0);
 }
 
 #[test]
@@ -200,20 +191,4 @@ fn a_sink_that_lagged_may_start_anew() {
     assert_eq!(calls.iter().take(1_000).filter(|call| call.starts_with('+')).count(), 1_000);
     drop(pool);
     assert_eq!(wait_end(&guard), SinkEndReason::PoolClosed);
-}
-
-#[test]
-fn one_sink_is_told_of_the_orders_of_all_blocks_from_one_thread() {
-    let pool = pool();
-    pool.on_head(head(1, 0, 0, &[]));
-    let (good, calls) = sink(|_| true);
-    let guard = pool.subscribe_all().push_into(good).expect("a thread");
-    for block in [2, 3, 4] {
-        let parts = BundleParts { txs: vec![nth(block)], block: Some(block), ..Default::default() };
-        pool.insert_bundle(bundle(parts));
-    }
-    assert_eq!(calls.recv_timeout(LONG).as_deref(), Ok("head 1"));
-    assert!((0..3).all(|_| calls.recv_timeout(LONG).is_ok_and(|call| call.starts_with("+bundle"))));
-    let end = guard.shutdown(LONG);
-    assert_eq!((end.reason, end.ended), (SinkEndReason::Unsubscribed, true));
 }

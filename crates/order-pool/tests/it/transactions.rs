@@ -1,74 +1,13 @@
 //! Transactions from the insert to the end of their life.
 
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
-use order_pool::{
-    DEFAULT_TX_RETENTION, EXPIRED_PAUSE_RETENTIONS, Event, InsertOutcome, OrderPool, OrderStatus,
-    Origin, PoolConfig, RejectReason, Transaction,
-};
+use order_pool::{Event, InsertOutcome, OrderPool, Origin, PoolConfig, RejectReason, Transaction};
 
-use crate::common::{
-    Spec, address, head, insert_all, nth, pool_by_hand, pool_with, tx, tx_from, upkeep,
-};
-
-const EXPIRED_PAUSE: Duration =
-    Duration::from_secs(DEFAULT_TX_RETENTION.as_secs() * EXPIRED_PAUSE_RETENTIONS as u64);
+use crate::common::{Spec, head, insert_all, nth, pool_with, tx, tx_from, upkeep};
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig::default())
-}
-
-/// It used to be known for hours, as long as the dedupe window remembered it: whoever sent it again was
-/// told that it was there, and no audit offered it.
-#[test]
-fn an_expired_transaction_comes_back_when_it_is_sent_again_and_audits_offer_it_after_a_pause() {
-    let (pool, clock) = pool_by_hand(PoolConfig::default());
-    let hash = *nth(1).hash();
-    assert_eq!(pool.status(&hash), OrderStatus::Unknown);
-    pool.insert_transaction(nth(1));
-    assert_eq!(pool.status(&hash), OrderStatus::Pooled);
-    clock.advance(DEFAULT_TX_RETENTION);
-    upkeep(&pool);
-    assert_eq!((pool.len(), pool.stats().expired), (0, 1));
-    // An audit each minute does not bring it back each minute.
-    assert_eq!(pool.status(&hash), OrderStatus::Removed);
-    clock.advance(EXPIRED_PAUSE - Duration::from_nanos(1));
-    upkeep(&pool);
-    assert_eq!(pool.status(&hash), OrderStatus::Removed);
-    clock.advance(Duration::from_nanos(1));
-    upkeep(&pool);
-    assert_eq!(pool.status(&hash), OrderStatus::MayReturn);
-    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
-    clock.advance(DEFAULT_TX_RETENTION);
-    upkeep(&pool);
-    // Its sender need not wait for the pause.
-    assert_eq!(pool.status(&hash), OrderStatus::Removed);
-    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Added);
-    assert_eq!(pool.insert_transaction(nth(1)), InsertOutcome::Known);
-}
-
-#[test]
-fn what_a_block_mined_or_made_stale_does_not_come_back_whatever_it_was_before() {
-    let (pool, clock) = pool_by_hand(PoolConfig { max_txs: 1, ..PoolConfig::default() });
-    for (n, tip) in [(1, 1), (2, 2)] {
-        pool.insert_transaction(tx(Spec { sender: n, max_tip: tip, ..Default::default() }));
-    }
-    let evicted = tx(Spec { sender: 1, ..Default::default() });
-    assert_eq!(pool.status(evicted.hash()), OrderStatus::MayReturn);
-    pool.on_head(head(1, 0, 0, &[*evicted.hash()]));
-    let block = head(2, 0, 0, &[]);
-    pool.on_head(block.clone());
-    pool.on_nonces(block.head.hash, [(address(2), 1)]);
-    for number in 3..=66 {
-        pool.on_head(head(number, 0, 0, &[]));
-    }
-    clock.advance(EXPIRED_PAUSE * 2);
-    upkeep(&pool);
-    // The blocks are forgotten: it is the dedupe window that knows.
-    for tx in [evicted, tx(Spec { sender: 2, max_tip: 2, ..Default::default() })] {
-        assert_eq!(pool.status(tx.hash()), OrderStatus::Removed);
-        assert_eq!(pool.insert_transaction(tx), InsertOutcome::AlreadyRemoved);
-    }
 }
 
 #[tokio::test]
@@ -154,9 +93,9 @@ fn a_gas_limit_or_a_tip_above_the_fee_cap_moves_nobody_up() {
 }
 
 #[test]
-fn a_private_transaction_that_becomes_public_has_both_origins_and_moves_to_what_is_public() {
-    let pool = pool_with(PoolConfig { max_external_txs: 1, max_txs: 1, ..PoolConfig::default() });
-    let spec = Spec { sender: 1, max_tip: 5, ..Spec::default() };
+fn a_private_transaction_that_becomes_public_has_both_origins() {
+    let pool = pool();
+    let spec = Spec { sender: 1, ..Spec::default() };
     assert_eq!(pool.insert_transaction(tx_from(spec, Origin::Private)), InsertOutcome::Added);
     let order = pool.get(tx(spec).hash()).expect("it is pooled");
     let order = order.as_tx().expect("a transaction");
@@ -167,19 +106,6 @@ fn a_private_transaction_that_becomes_public_has_both_origins_and_moves_to_what_
     assert_eq!(pool.insert_transaction(tx(spec)), InsertOutcome::Known);
     let public = Some((Origin::Mempool, SystemTime::UNIX_EPOCH));
     assert_eq!((order.origin(), order.second_origin()), (Origin::Private, public));
-    assert_eq!((pool.stats().txs, pool.stats().external_txs), (1, 0));
-    // Its place among the external ones is free, and among the public ones it is ranked.
-    let other = Spec { sender: 2, max_tip: 1, ..Spec::default() };
-    assert_eq!(pool.insert_transaction(external(other)), InsertOutcome::Added);
-    let better = Spec { sender: 3, max_tip: 6, ..Spec::default() };
-    assert_eq!(pool.insert_transaction(tx(better)), InsertOutcome::Added);
-    assert!(!pool.contains(tx(spec).hash()), "it was the worst-paying of the public ones");
-    // What pays too little to be there stays with the external ones.
-    assert_eq!(pool.insert_transaction(tx(other)), InsertOutcome::Known);
-    assert_eq!((pool.stats().txs, pool.stats().external_txs), (2, 1));
-    // A public one that an external caller sends is where it was.
-    assert_eq!(pool.insert_transaction(external(better)), InsertOutcome::Known);
-    assert_eq!((pool.stats().external_txs, pool.len()), (1, 2));
 }
 
 /// Seven minutes at 1,000/s left 200 MB of removed orders behind in a process whose pool held 13.

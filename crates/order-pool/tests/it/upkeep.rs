@@ -51,18 +51,6 @@ fn what_was_kept_long_enough_goes_in_steps_without_anyone_asking() {
 }
 
 #[test]
-fn after_its_shutdown_no_step_is_done() {
-    let (pool, _) = pool();
-    let upkeep = start(&pool, Duration::ZERO);
-    wait_for("steps", || pool.stats().upkeep_steps > 1);
-    // That it has ended says that its thread is gone, so nothing can be done after it.
-    assert!(is_ended_by(upkeep.shutdown(LONG), UpkeepEndReason::Shutdown));
-    let steps = pool.stats().upkeep_steps;
-    pool.insert_transaction(nth(1));
-    assert_eq!(pool.stats().upkeep_steps, steps);
-}
-
-#[test]
 fn a_shutdown_does_not_wait_for_the_interval_or_the_pause() {
     let (pool, clock) = pool();
     insert_all(&pool, 0..1_000);

@@ -170,6 +170,35 @@ fn a_refund_is_below_all_of_it_and_has_rbuilders_defaults() {
 }
 
 #[test]
+fn what_is_wrong_is_said_with_the_field_and_both_numbers() {
+    for (fields, error) in [
+        (json!({ "txs": [] }), "txs is empty: at least 1"),
+        (json!({ "txs": vec!["0x00"; 101] }), "txs has 101 entries, the most is 100"),
+        (json!({ "replacementNonce": 3 }), "replacementNonce is 3 but there is no replacementUuid"),
+        (json!({ "refundPercent": 100 }), "refundPercent is 100, the most is 99"),
+        (json!({ "refundPercent": 300 }), "refundPercent is 300, the most is 99"),
+        (
+            json!({ "refundTxHashes": vec![B256::ZERO; 2] }),
+            "refundTxHashes has 2 entries, the most is 1",
+        ),
+        (
+            json!({ "droppingTxHashes": vec![B256::ZERO; 101] }),
+            "droppingTxHashes has 101 entries, the most is 100",
+        ),
+        (
+            json!({ "minTimestamp": 9, "maxTimestamp": "0x8" }),
+            "minTimestamp is 9, above maxTimestamp 8",
+        ),
+    ] {
+        let found = resolve(&bundle(fields)).expect_err(error);
+        assert!(found.starts_with(error), "{found}");
+    }
+    let undecodable = RawBundle { txs: vec![vec![2, 0xff].into()], ..RawBundle::default() };
+    let error = undecodable.resolve(None, 1, SystemTime::UNIX_EPOCH).expect_err("no transaction");
+    assert!(error.to_string().starts_with("txs[0] does not decode"), "{error}");
+}
+
+#[test]
 fn any_other_field_is_refused_by_its_name() {
     for (field, value) in [
         ("surprise", json!(1)),
@@ -209,6 +238,15 @@ fn what_is_written_is_read_again() {
         "signingAddress": address(3), "bundleHash": B256::ZERO });
     let raw: RawBundle = serde_json::from_value(full.clone()).expect("it reads");
     assert_eq!(serde_json::to_value(&raw).expect("it writes"), full);
+    let resolved = resolve(&full).expect("a bundle");
+    let parts = resolved.parts();
+    assert_eq!(
+        (parts.block, parts.min_timestamp, parts.max_timestamp),
+        (Some(5), Some(1), Some(2))
+    );
+    assert_eq!((parts.replacement_nonce, parts.refund_tx_hashes.len()), (Some(7), 1));
+    let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes];
+    assert_eq!(lists.map(|list| list.as_slice()), [[B256::ZERO]; 2]);
 }
 
 /// Of a bundle that differs in what is refunded or to whom, one is not taken for the other.

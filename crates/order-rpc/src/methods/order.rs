@@ -298,11 +298,7 @@ pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
         BundleError::NotInVersion { field } => (Reason::Params, (*field).to_owned()),
         BundleError::RefundPercent { .. } => (Reason::Params, "refundPercent".to_owned()),
         BundleError::TooMany { field, .. } => (Reason::Params, (*field).to_owned()),
-        BundleError::Undecodable { index, .. } => (Reason::Undecodable, format!("txs[{index}]")),
-        BundleError::Signature { index, .. } => {
-            (Reason::TransactionSignature, format!("txs[{index}]"))
-        }
-        BundleError::Sidecar { index, .. } => (Reason::Sidecar, format!("txs[{index}]")),
+        // Those of transactions: they are decoded and verified here.
         _ => (Reason::Params, FIRST.to_owned()),
     };
     ErrorResponse::field(reason, &field, error.to_string())

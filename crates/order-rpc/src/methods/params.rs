@@ -273,19 +273,4 @@ mod tests {
             assert!(error.contains(&entries), "{error}");
         }
     }
-
-    #[test]
-    fn a_name_or_a_value_of_any_length_is_cut() {
-        let long = "x".repeat(1 << 20);
-        for params in [format!(r#"[{{"{long}":1}}]"#), format!(r#"[{{"txs":"{long}"}}]"#)] {
-            assert!(error(&params).json("1").len() < 1_000);
-        }
-    }
-
-    proptest::proptest! {
-        #[test]
-        fn any_text_reads_or_has_a_field(params: Vec<u8>) {
-            let _ = one::<RawBundle>(&params, "");
-        }
-    }
 }

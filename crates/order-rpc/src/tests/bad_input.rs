@@ -104,18 +104,13 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
     let many: Vec<_> = (0..101).map(|_| &tx).collect();
     let cases: Vec<(Value, &str)> = vec![
         (json!({}), "txs"),
-        (json!({ "txs": [] }), "txs"),
-        (json!({ "txs": 5 }), "txs"),
         (json!({ "txs": many }), "txs"),
         (json!({ "txs": [tx, "0x02"] }), "txs[1]"),
         (json!({ "txs": [tx, wrong_chain] }), "txs[1]"),
-        (json!({ "txs": [tx], "blockNumber": "five" }), "blockNumber"),
         (json!({ "txs": [tx], "surprise": 1 }), "surprise"),
         (json!({ "txs": [tx], "minTimestamp": "0x2", "maxTimestamp": "0x1" }), "minTimestamp"),
         (json!({ "txs": [tx], "refundPercent": "0x65" }), "refundPercent"),
         (json!({ "txs": [tx], "refundTxHashes": [B256::ZERO, B256::ZERO] }), "refundTxHashes"),
-        (json!({ "txs": [tx], "revertingTxHashes": ["0x1"] }), "revertingTxHashes"),
-        (json!({ "txs": [tx], "replacementUuid": "no" }), "replacementUuid"),
         (json!({ "txs": [tx], "replacementNonce": "0x1" }), "replacementNonce"),
         (json!({ "txs": [tx], "replacementUuid": UUID }), "replacementUuid"),
     ];
@@ -159,25 +154,17 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
     let server = start(OrderRpcConfig { max_body_bytes: 100_000, ..config() });
     let call = transaction();
     let batch = |count: usize| format!("[{}]", vec![call.as_str(); count].join(","));
-    let tiny = format!("[{}]", vec!["1"; 10_000].join(","));
-    let no_id = call.replace("\"id\":1,", "");
-    let long_id = call.replace("\"id\":1,", &format!("\"id\":\"{}\",", "x".repeat(129)));
     let no_method = call.replace("eth_send", "eth_sent");
     let deep = call
         .replace("[\"", &("[".repeat(10_000) + "\""))
         .replace("\"]", &("\"".to_owned() + &"]".repeat(10_000)));
     type Expected = (u16, i64, &'static str);
-    let cases: [(&[u8], Expected); 13] = [
+    let cases: [(&[u8], Expected); 8] = [
         (b"", (400, -32700, "not_json")),
-        (b"hello", (400, -32700, "not_json")),
-        (b"{\"jsonrpc\":", (400, -32700, "not_json")),
         (b"\xff\xfe{}", (400, -32700, "not_json")),
         (b"[]", (400, -32600, "batch_length")),
-        (tiny.as_bytes(), (400, -32600, "batch_length")),
         (&batch(101).into_bytes()[..], (400, -32600, "batch_length")),
         (b"{}", (400, -32600, "envelope")),
-        (no_id.as_bytes(), (400, -32600, "envelope")),
-        (long_id.as_bytes(), (400, -32600, "envelope")),
         (no_method.as_bytes(), (200, -32601, "method")),
         (deep.as_bytes(), (200, -32602, "params")),
         (&[b' '; 100_001], (413, -32600, "body_too_large")),

@@ -194,6 +194,9 @@ async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {
     let _held = begin([127, 0, 0, 1], server.addr, (1 << 20, &most), &[]).await;
     until("the body is held", || server.held()[3] >= 1_000_000).await;
     assert_eq!(refusal(&server, 1 << 20).await, refused(429, "caller_buffered_bytes"));
+    assert_eq!(server.counted.reason("caller_buffered_bytes"), 1);
+    let other = connect_from([127, 0, 0, 2], server.addr).await;
+    assert_eq!(send_on(other, transaction().as_bytes(), &[]).await.status, 200);
 }
 
 /// A request that no quota could ever pay for was told to come back.
@@ -230,7 +233,8 @@ fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
     }
 }
 
-/// A bundle costs what its transactions cost, and a refused request costs its signer nothing.
+/// A bundle costs what its transactions cost, and a refused request costs its signer nothing. Others have quotas of their
+/// own.
 #[tokio::test]
 async fn a_quota_is_spent_by_work_and_not_by_requests() {
     let server = with_quota(1_000);
@@ -248,8 +252,19 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
     for _ in 0..9 {
         assert_eq!(send(100).await.status, 200);
     }
-    assert_eq!(send(100).await.error(), refused(429, "quota"));
+    let refusal = send(100).await;
+    assert_eq!(refusal.error(), refused(429, "quota"));
+    assert_eq!(server.counted.reason("quota"), 1);
+    // Ten are missing, and one comes back each second.
+    assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 10_000);
     assert_eq!(send(10).await.status, 200, "there is still some left");
+    // A forged claim to be someone spends nothing of theirs.
+    let modest = PrivateKeySigner::random();
+    let body = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    let header = claimed_by(&signature(&signer, body.as_bytes()), &modest);
+    let forged = [("x-flashbots-signature", &*header)];
+    assert_eq!(common::send(server.addr, body.as_bytes(), &forged).await.status, 401);
+    assert_eq!(send_signed(server.addr, &modest, &body).await.status, 200);
 }
 
 /// Whatever a batch holds, as much of it is done as the quota pays for. All of it together could never pass.

@@ -129,46 +129,6 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
     assert_eq!(counts(&public), [0, 0, 0, 3, 0]);
 }
 
-#[test]
-fn bundles_cancellations_and_private_transactions_reach_the_pool() {
-    // The pool forgets a cancellation by its own clock.
-    let begin = SystemTime::now();
-    let at = |seconds| begin + Duration::from_secs(seconds);
-    let mut deliverer = deliverer(Flow::Private);
-    let deliver = |deliverer: &mut Deliverer, messages: [Encoded; 2]| {
-        for it in messages {
-            deliverer.message(&message("a", it), at(101));
-        }
-        let stats = deliverer.pool.stats();
-        (stats.bundles, stats.external_txs)
-    };
-    let (txs, signer) = (txs(1), Address::repeat_byte(1));
-    let parts = BundleParts {
-        txs: vec![txs[0].clone()],
-        block: Some(5),
-        uuid: Some(uuid::Uuid::from_u128(7)),
-        replacement_nonce: Some(1),
-        signer: Some(signer),
-        ..BundleParts::default()
-    };
-    let bundle = Bundle::new(parts).expect("a bundle");
-    let key = bundle.key().expect("a key");
-    let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
-    let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
-    let bundle = encode(Record::Order(Arc::new(Order::Bundle(bundle))));
-    let first = encode_transaction(&private);
-    assert_eq!(deliver(&mut deliverer, [bundle.clone(), first.clone()]), (1, 1));
-    let bundles = Record::Cancellation(Cancellation { key, nonce: Some(2), holder: Holder::Host });
-    let private =
-        PrivateCancellation { hash: *private.hash(), signer, at: at(100), holder: Holder::Host };
-    let private = Record::CancelPrivate(private);
-    assert_eq!(deliver(&mut deliverer, [bundles, private].map(encode)), (0, 0));
-    assert_eq!(counts(&deliverer), [4, 0, 0, 0, 0]);
-    // What another machine published before both, and what comes late.
-    assert_eq!(deliver(&mut deliverer, [bundle, first]), (0, 0));
-    assert_eq!(counts(&deliverer), [4, 0, 2, 0, 0]);
-}
-
 fn head(number: u64, chain: u64) -> Encoded {
     head_with(number, chain, Vec::new())
 }

@@ -23,7 +23,7 @@ use super::Run;
 use crate::{
     follow::Item,
     identity::{Acknowledged, Found},
-    link::{Link, SILENCE},
+    link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
     metrics::RefuseReason,
     response::Response,
     running::{self, Stop},
@@ -36,16 +36,12 @@ use crate::{
 /// leader within some seconds.
 const ACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Before a message that another machine was publishing at the same moment is published again.
-const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
-
-/// How often the stream is compared with the one that has acknowledged messages, and how soon again without a response.
-const CHECK_EVERY: Duration = Duration::from_secs(5);
-const CHECK_AGAIN: Duration = Duration::from_secs(1);
-
 /// The same, while the stream stores nothing and one message is tried: a leader that was elected without the others accepts
 /// messages and never acknowledges them.
 const TRIAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Before a message that another machine was publishing at the same moment is published again.
+const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
 
 /// The response to a message, with its message id.
 type Responded = (Sent, String, Response);

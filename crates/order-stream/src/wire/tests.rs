@@ -15,8 +15,8 @@ use alloy_primitives::Signature;
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use order_pool::{
-    Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateCancellation, PrivateTerms,
-    ReplacementKey, Transaction,
+    Bundle, BundleParts, Holder, Origin, PrivateCancellation, PrivateTerms, ReplacementKey,
+    Transaction,
 };
 use proptest::{collection::vec, option, prelude::*};
 use testkit::corpus::damaged;
@@ -245,43 +245,6 @@ fn a_first_seen_time_of_a_clock_that_is_ahead_becomes_now() {
             other => panic!("{other:?}"),
         };
         assert_eq!([at(u64::MAX), at(7)].map(first_seen), [tx.first_seen(), at(7)]);
-    }
-}
-
-#[test]
-fn a_pooled_bundle_has_the_same_fields_in_the_pool_that_it_reaches() {
-    let pool = || OrderPool::new(PoolConfig::default()).expect("a pool");
-    let (first, second) = (pool(), pool());
-    let parts = BundleParts {
-        txs: envelopes(2).into_iter().map(pooled).collect(),
-        block: Some(9),
-        uuid: Some(uuid::Uuid::from_u128(1)),
-        signer: Some(Address::repeat_byte(2)),
-        ..Default::default()
-    };
-    first.insert_bundle(Bundle::new(parts).expect("a bundle"));
-    let in_pool = |pool: &OrderPool| pool.subscribe_all().find_map_order();
-    let sent = encode(&Record::Order(in_pool(&first)));
-    let Order::Bundle(read) = order_round_trip(&sent) else { panic!("another kind") };
-    second.insert_bundle(read);
-    assert_eq!(encode(&Record::Order(in_pool(&second))).id, sent.id);
-    let nonce = |pool| in_pool(pool).as_bundle().and_then(Bundle::nonce);
-    assert_eq!(nonce(&second), nonce(&first));
-}
-
-/// The first order of a replay.
-trait FindOrder {
-    fn find_map_order(self) -> Arc<Order>;
-}
-
-impl FindOrder for order_pool::Subscription {
-    fn find_map_order(mut self) -> Arc<Order> {
-        std::iter::from_fn(|| self.try_next())
-            .find_map(|event| match event {
-                Ok(order_pool::Event::Added(order)) => Some(order),
-                _ => None,
-            })
-            .expect("an order")
     }
 }
 

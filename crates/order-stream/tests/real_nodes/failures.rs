@@ -17,18 +17,14 @@ use order_stream::{
 
 use super::*;
 
-/// Stores messages as a machine does that is not there.
-async fn store_encoded(stage: &Stage, messages: impl IntoIterator<Item = Encoded>) {
+/// Stores transactions as a machine does that is not there.
+async fn store(stage: &Stage, txs: &[Transaction]) {
     let context = stage.client().await;
-    for Encoded { id, payload } in messages {
+    for Encoded { id, payload } in txs.iter().map(encode_transaction) {
         let message = PublishMessage::build().message_id(hex::encode(id)).payload(payload);
         let sent = context.send_publish("mempool.1.tx.other", message).await;
         sent.expect("sent").await.expect("stored");
     }
-}
-
-async fn store(stage: &Stage, txs: &[Transaction]) {
-    store_encoded(stage, txs.iter().map(encode_transaction)).await;
 }
 
 #[tokio::test]
@@ -40,7 +36,8 @@ async fn a_server_that_is_killed_and_started_again_loses_nothing() {
     until_equal(&ingested, &built).await;
     insert(&ingested, &txs[300..600]);
     stage.server.kill9().expect("a dead server");
-    until("both know", || is_lost(publisher.state()) && is_lost(source.state())).await;
+    let unreachable = State::Disconnected { reason: DisconnectReason::Unreachable };
+    until_both(unreachable, &publisher, &source).await;
     insert(&ingested, &txs[600..]);
     stage.server.restart().expect("a server");
     let took = until_equal(&ingested, &built).await;
@@ -196,38 +193,6 @@ async fn a_stream_that_lost_everything_and_was_filled_again_is_read_from_its_sta
 }
 
 #[tokio::test]
-async fn a_damaged_message_does_not_reach_the_pool_and_the_next_one_does() {
-    let stage = Stage::new().await;
-    let built = pool();
-    let source = stage.source(&built, "one");
-    let txs = transactions(17, 2, 0);
-    let other = Encoded { id: B256::repeat_byte(7), ..encode_transaction(&txs[1]) };
-    store_encoded(&stage, [other, encode_transaction(&txs[0])]).await;
-    until("two messages", || source.stats().received == 2).await;
-    assert_eq!(hashes(&built), [*txs[0].hash()].into());
-    let stats = source.shutdown(PATIENCE).await.stats;
-    assert_eq!((stats.received, stats.pooled, stats.malformed), (2, 1, 1));
-}
-
-#[tokio::test]
-async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() {
-    let (stage, ingested, built) = Stage::with_pools().await;
-    let (publisher, source) = stage.both(&ingested, &built);
-    until_both(State::Live, &publisher, &source).await;
-    stage.server.sigstop().expect("a stopped server");
-    insert(&ingested, &transactions(18, 50, 0));
-    until("all published", || publisher.stats().published == 50).await;
-    let began = Instant::now();
-    let limit = Duration::from_millis(300);
-    let stats = publisher.shutdown(limit).await.stats;
-    source.shutdown(limit).await;
-    let took = began.elapsed();
-    stage.server.sigcont().expect("a server");
-    assert!(took < Duration::from_secs(3), "{took:?}");
-    assert_eq!((stats.published, stats.stored, stats.unfinished), (50, 0, 50));
-}
-
-#[tokio::test]
 async fn a_shutdown_waits_for_a_server_that_comes_back_and_publishes_everything() {
     let (mut stage, ingested, built) = Stage::with_pools().await;
     let publisher = stage.publisher(&ingested, "a");
@@ -244,11 +209,10 @@ async fn a_shutdown_waits_for_a_server_that_comes_back_and_publishes_everything(
 }
 
 #[tokio::test]
-async fn a_shutdown_lasts_no_longer_than_its_limit_while_the_window_is_full() {
-    let stage = Stage::new().await;
-    let ingested = pool();
-    let publisher = stage.publisher(&ingested, "a");
-    until_live(&publisher).await;
+async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() {
+    let (stage, ingested, built) = Stage::with_pools().await;
+    let (publisher, source) = stage.both(&ingested, &built);
+    until_both(State::Live, &publisher, &source).await;
     stage.server.sigstop().expect("a stopped server");
     // Far more than the client and the sockets buffer.
     insert(&ingested, &transactions(21, 600, 1_000));
@@ -262,7 +226,9 @@ async fn a_shutdown_lasts_no_longer_than_its_limit_while_the_window_is_full() {
     })
     .await;
     let began = Instant::now();
-    let end = publisher.shutdown(Duration::from_millis(300)).await;
+    let limit = Duration::from_millis(300);
+    let end = publisher.shutdown(limit).await;
+    source.shutdown(limit).await;
     let stats = end.stats;
     let took = began.elapsed();
     stage.server.sigcont().expect("a server");
@@ -287,20 +253,6 @@ async fn a_server_that_hung_is_not_taken_for_a_new_stream_though_answers_come_ou
     let stats = finish(publisher).await;
     assert_eq!((stats.published, stats.resets), (10_000, 0), "{stats:?}");
     assert_eq!((stats.connects, stats.refused_total()), (1, 0), "{stats:?}");
-}
-
-#[tokio::test]
-async fn a_server_that_is_not_there_is_reported_and_waited_for() {
-    let mut stage = Stage::new().await;
-    stage.server.kill9().expect("a dead server");
-    let (ingested, built) = (pool(), pool());
-    insert(&ingested, &transactions(19, 10, 0));
-    let (publisher, source) = stage.both(&ingested, &built);
-    let unreachable = State::Disconnected { reason: DisconnectReason::Unreachable };
-    until_both(unreachable, &publisher, &source).await;
-    stage.server.restart().expect("a server");
-    until_equal(&ingested, &built).await;
-    finish_both(publisher, source).await;
 }
 
 /// The responses to the attempt before and to this one were more than the client waited for at once, and nobody took the

@@ -102,20 +102,3 @@ async fn a_cancellation_after_a_restart_is_stored_though_there_was_one_before_it
     }
     finish_source(source).await;
 }
-
-#[tokio::test]
-async fn a_missing_stream_of_one_flow_does_not_stop_the_other() {
-    let stage = Stage::without_streams(&NatsConfig::default());
-    ensure_stream(&stage.config(), &stream(Flow::Public)).await.expect("a stream");
-    let (ingested, built) = (pool(), pool());
-    let public = stage.publisher(&ingested, "a");
-    let private = stage.publisher_of(&ingested, Flow::Private, "a");
-    let source = stage.source(&built, "one");
-    until("one is missing", || private.state() == State::StreamMissing).await;
-    insert(&ingested, &transactions(65, 100, 0));
-    until_equal(&ingested, &built).await;
-    until_live(&public).await;
-    assert_eq!(finish(public).await.stored, 100);
-    finish_source(source).await;
-    private.shutdown(Duration::ZERO).await;
-}

@@ -2,17 +2,24 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    ops::RangeInclusive,
     sync::Arc,
     time::SystemTime,
 };
 
 use async_nats::{HeaderMap, Message};
 use chain_view::{Block, Head};
-use order_pool::{OrderPool, PoolConfig, Subscription};
+use order_pool::{OrderPool, Subscription};
 use proptest::prelude::*;
 
-use super::{Flow, Follower, Item};
-use crate::{deliver::Deliverer, metrics::SourceCounters};
+use super::pool;
+use crate::{
+    config::Flow,
+    deliver::Deliverer,
+    follow::{Follower, Item},
+    metrics::SourceCounters,
+    wire::Record,
+};
 
 /// A block by its number and its branch. Branch 0 is the trunk; the first block of branch `n` is block `100 + n`.
 type At = (u64, u64);
@@ -38,15 +45,20 @@ struct Machine {
     held: VecDeque<Item>,
 }
 
+impl Machine {
+    fn follow(&mut self) {
+        while let Some(event) = self.events.try_next() {
+            let event = event.expect("no lag");
+            self.held.extend(self.follower.on(&event, &self.pool));
+        }
+    }
+}
+
 struct Fleet {
     machines: Vec<Machine>,
     /// The message ids and their numbers.
     stored: HashMap<String, u64>,
     source: Deliverer,
-}
-
-fn pool() -> OrderPool {
-    OrderPool::new(PoolConfig::default()).expect("a pool")
 }
 
 impl Fleet {
@@ -84,10 +96,7 @@ impl Fleet {
             ancestors(to).take_while(|at| !ancestors(machine.at).any(|old| old == *at)).collect();
         for at in new.into_iter().rev() {
             machine.pool.on_head(block(at));
-            while let Some(event) = machine.events.try_next() {
-                let event = event.expect("no lag");
-                machine.held.extend(machine.follower.on(&event, &machine.pool));
-            }
+            machine.follow();
         }
         machine.at = to;
     }
@@ -139,6 +148,39 @@ fn a_head_of_two_machines_on_one_chain_is_stored_once() {
     (111..=120).for_each(|number| fleet.tell(0, (number, 0)));
     (111..=120).for_each(|number| fleet.tell(1, (number, 0)));
     assert_eq!(fleet.stored.len(), before + 20);
+}
+
+/// What is below the branching is not published again: builders would take it for a chain of its own. What comes back is
+/// no duplicate of what the stream has stored.
+#[test]
+fn a_reorg_publishes_the_blocks_of_the_new_branch_alone_and_a_flip_back_those_of_the_old_one() {
+    let mut fleet = Fleet::new(1);
+    let check = |fleet: &mut Fleet, expected: RangeInclusive<u64>| {
+        let before = fleet.stored.len();
+        let number = |item: &Item| match &item.record {
+            Record::Head(record) => record.head.number,
+            other => panic!("{other:?}"),
+        };
+        assert!(fleet.machines[0].held.iter().map(number).eq(expected.clone()), "{expected:?}");
+        while fleet.publish(0) {}
+        assert_eq!(fleet.stored.len(), before + expected.count(), "a duplicate");
+    };
+    for (to, expected) in [
+        ((104, 0), 101..=104),
+        ((104, 4), 104..=104),
+        ((105, 3), 103..=105),
+        ((105, 0), 103..=105),
+        ((105, 3), 103..=105),
+    ] {
+        fleet.go(0, to);
+        check(&mut fleet, expected);
+    }
+    // The return comes while nothing can be published.
+    let machine = &mut fleet.machines[0];
+    (103..=106).for_each(|number| _ = machine.pool.on_head(block((number, 0))));
+    machine.events = machine.pool.subscribe_all();
+    machine.follow();
+    check(&mut fleet, 103..=106);
 }
 
 /// The head of the branch was told before the machine that has left it came back: it was dropped as a duplicate, and the

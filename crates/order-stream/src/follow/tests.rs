@@ -1,0 +1,210 @@
+mod forks;
+
+use alloy_consensus::transaction::Recovered;
+use alloy_primitives::Address;
+use chain_view::{Block, PooledTransaction};
+use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
+use order_pool::{Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription};
+use std::time::SystemTime;
+
+use super::*;
+
+fn txs(count: usize) -> Vec<Recovered<PooledTransaction>> {
+    let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
+    load.prepare(count).iter().map(PreparedTx::recovered).collect()
+}
+
+fn pool() -> OrderPool {
+    OrderPool::new(PoolConfig::default()).expect("a pool")
+}
+
+fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
+    pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
+}
+
+const SIGNER: Address = Address::repeat_byte(1);
+
+/// Inserts a private transaction, which its signer may cancel.
+fn send(pool: &OrderPool, tx: &Recovered<PooledTransaction>) {
+    let terms = PrivateTerms { signer: Some(SIGNER), max_block: 100 };
+    pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
+}
+
+fn text(Item { record, .. }: &Item) -> String {
+    match record {
+        Record::Order(order) => order.id().to_string(),
+        Record::Head(HeadRecord { head, mined, .. }) => {
+            format!("head {} {}", head.number, mined.len())
+        }
+        Record::CancelPrivate(cancellation) => format!("cancel {}", cancellation.hash),
+        Record::Cancellation(cancellation) => format!("{cancellation:?}"),
+    }
+}
+
+/// What a comparison publishes, in short.
+fn compare(follower: &mut Follower, pool: &OrderPool) -> Vec<String> {
+    follower.begin_comparison();
+    let mut published = follow(follower, pool, &mut pool.subscribe_all());
+    published.extend(follower.end_comparison().iter().map(text));
+    published
+}
+
+/// Everything that is published for the events of now.
+fn follow(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<String> {
+    let events = std::iter::from_fn(|| events.try_next());
+    let items = events.flat_map(|event| follower.on(&event.expect("no lag"), pool));
+    items.map(|item| text(&item)).collect()
+}
+
+#[test]
+fn a_comparison_publishes_what_is_missing_and_nothing_twice() {
+    let pool = pool();
+    let txs = txs(3);
+    let mut follower = Follower::new(Flow::Public, true);
+    insert(&pool, &txs[0], Origin::Mempool);
+    assert_eq!(compare(&mut follower, &pool), [format!("tx {}", txs[0].hash())]);
+    insert(&pool, &txs[1], Origin::Mempool);
+    pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*txs[0].hash()]));
+    let published = compare(&mut follower, &pool);
+    assert_eq!(published, ["head 1 1".to_owned(), format!("tx {}", txs[1].hash())]);
+    assert_eq!(follower.published.len(), 1, "the mined one is forgotten");
+    assert!(compare(&mut follower, &pool).is_empty());
+    follower.forget_all();
+    assert_eq!(compare(&mut follower, &pool).len(), 2);
+}
+
+#[test]
+fn a_head_names_all_that_its_block_contains_and_the_heads_of_an_outage_follow() {
+    let pool = pool();
+    let txs = txs(2);
+    insert(&pool, &txs[0], Origin::Mempool);
+    let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
+    // Half a gigagas of plain transfers.
+    let others = (100..23_898).map(hash);
+    let mine = |number: u64| {
+        let head = Head::new(number, hash(number), hash(number - 1));
+        // The pool has never held the second.
+        let mined = txs.iter().map(|tx| *tx.hash()).chain(others.clone());
+        pool.on_head(Block::new(head, mined.collect::<Vec<_>>()));
+    };
+    let mut follower = Follower::new(Flow::Public, true);
+    mine(1);
+    assert_eq!(compare(&mut follower, &pool), ["head 1 23800"]);
+    mine(2);
+    let mut events = pool.subscribe_all();
+    let item = events.try_next().expect("the head").expect("no lag");
+    // It is not sent before the connection is lost.
+    follower.on(&item, &pool).iter().rev().for_each(|item| follower.forget(item));
+    (3..6).for_each(mine);
+    let published = compare(&mut follower, &pool);
+    assert_eq!(published, [2, 3, 4, 5].map(|number| format!("head {number} 23800")));
+    // The stream is lost, and blocks come until it is made anew: builders are where it ended.
+    follower.forget_all();
+    (6..8).for_each(mine);
+    let published = compare(&mut follower, &pool);
+    assert_eq!(published, [1, 2, 3, 4, 5, 6, 7].map(|number| format!("head {number} 23800")));
+}
+
+/// Alone, without the blocks before it, it would be a gap for builders, and so would be the branch that the pool is on.
+#[test]
+fn a_head_that_the_pool_has_left_meanwhile_is_not_published() {
+    let pool = pool();
+    let mut follower = Follower::new(Flow::Public, true);
+    let mut events = pool.subscribe_all();
+    let hash =
+        |number: u64, branch: u64| B256::left_padding_from(&(number << 8 | branch).to_be_bytes());
+    let head = |number, branch, of_parent| {
+        Head::new(number, hash(number, branch), hash(number - 1, of_parent))
+    };
+    let tell = |heads: &[Head]| {
+        heads.iter().for_each(|head| _ = pool.on_head(Block::new(*head, [])));
+    };
+    tell(&[1, 2, 3, 4].map(|number| head(number, 0, 0)));
+    assert_eq!(follow(&mut follower, &pool, &mut events).len(), 4);
+    tell(&[head(3, 1, 0), head(4, 1, 1), head(3, 0, 0), head(4, 0, 0), head(5, 0, 0)]);
+    // A comparison that began before the flip back.
+    assert!(follower.on(&Event::Head(head(4, 1, 1).into()), &pool).is_empty());
+    let published = follow(&mut follower, &pool, &mut pool.subscribe_all());
+    assert_eq!(published, ["head 5 0".to_owned()]);
+}
+
+#[test]
+fn a_private_transaction_that_left_unseen_is_cancelled_until_that_is_published() {
+    let (before, after) = (pool(), pool());
+    let txs = txs(3);
+    txs.iter().for_each(|tx| send(&before, tx));
+    let [sent, cancelled] = ["tx", "cancel"]
+        .map(|what| txs.iter().map(|tx| format!("{what} {}", tx.hash())).collect::<Vec<_>>());
+    let mut follower = Follower::new(Flow::Private, true);
+    assert_eq!(compare(&mut follower, &before), sent);
+    // One is still there, and one has become public: it has not left.
+    send(&after, &txs[2]);
+    insert(&after, &txs[1], Origin::Mempool);
+    follower.begin_comparison();
+    assert!(follow(&mut follower, &after, &mut after.subscribe_all()).is_empty());
+    let items = follower.end_comparison();
+    assert_eq!(items.iter().map(text).collect::<Vec<_>>(), cancelled[..1]);
+    let Record::CancelPrivate(cancellation) = items[0].record else { panic!("{items:?}") };
+    let first = before.get(txs[0].hash()).expect("the first copy");
+    let first = first.as_tx().expect("a transaction").first_seen();
+    assert_eq!(cancellation.at, first, "what is sent again later is not cancelled");
+    // The connection is lost before it is published.
+    follower.forget(&items[0]);
+    assert_eq!(compare(&mut follower, &after), cancelled[..1]);
+    assert!(compare(&mut follower, &after).is_empty());
+    follower.forget(&items[0]);
+    send(&after, &txs[0]);
+    assert_eq!(compare(&mut follower, &after), sent[..1], "it was sent again");
+    // The stream was made anew, and the connection is lost before the order is published again.
+    follower.forget_all();
+    follower.begin_comparison();
+    let event = after.subscribe_all().try_next().expect("an event").expect("no lag");
+    let items = follower.on(&event, &after);
+    follower.forget(items.first().expect("it is published again"));
+    assert_eq!(compare(&mut follower, &pool()).len(), 3, "builders have them from before");
+}
+
+#[test]
+fn what_a_stream_has_lost_is_published_again_and_cancellations_too() {
+    let pool = pool();
+    let txs = txs(2);
+    txs.iter().for_each(|tx| send(&pool, tx));
+    let mut follower = Follower::new(Flow::Private, true);
+    assert_eq!(compare(&mut follower, &pool).len(), 2);
+    pool.cancel_private(txs[0].hash(), SIGNER, Holder::Host, None);
+    follower.forget_all();
+    let expected = [format!("tx {}", txs[1].hash()), format!("cancel {}", txs[0].hash())];
+    assert_eq!(compare(&mut follower, &pool), expected);
+}
+
+#[test]
+fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
+    let pool = pool();
+    let tx = &txs(1)[0];
+    send(&pool, tx);
+    insert(&pool, tx, Origin::Mempool);
+    let mut follower = Follower::new(Flow::Public, true);
+    assert_eq!(compare(&mut follower, &pool).len(), 1);
+    pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*tx.hash()]));
+    assert_eq!(compare(&mut follower, &pool), ["head 1 1"]);
+}
+
+/// Only an addition was published, and it had been one of the private flow.
+#[test]
+fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_public_flow() {
+    let pool = pool();
+    let txs = txs(2);
+    let mut flows =
+        [Flow::Public, Flow::Private].map(|flow| (Follower::new(flow, true), pool.subscribe_all()));
+    let mut published =
+        || flows.each_mut().map(|(follower, events)| follow(follower, &pool, events));
+    send(&pool, &txs[0]);
+    insert(&pool, &txs[1], Origin::Rpc);
+    let both: Vec<_> = txs.iter().map(|tx| format!("tx {}", tx.hash())).collect();
+    assert_eq!(published(), [vec![], both.clone()]);
+    // Twice, as by two nodes.
+    for tx in txs.iter().chain(&txs) {
+        insert(&pool, tx, Origin::Mempool);
+    }
+    assert_eq!(published(), [both, vec![]]);
+}
