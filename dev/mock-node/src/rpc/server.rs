@@ -19,7 +19,7 @@ use tokio::{
     task,
 };
 
-use super::{Handled, Reply, handle};
+use super::{Reply, handle, is_heavy};
 use crate::{
     config::MAX_REQUEST_BYTES,
     faults::switches::Restart,
@@ -208,20 +208,13 @@ impl Connection {
         if frame.trim_ascii().is_empty() {
             return;
         }
-        match handle(&self.shared, frame, false) {
-            Handled::Now(reply) => self.answer(reply),
-            Handled::Heavy => {
-                let (connection, frame) = (self.clone(), frame.to_vec());
-                // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
-                // answer, as with a node whose handler died.
-                task::spawn_blocking(move || {
-                    let handled = handle(&connection.shared, &frame, true);
-                    if let Handled::Now(reply) = handled {
-                        connection.answer(reply);
-                    }
-                });
-            }
+        if !is_heavy(frame) {
+            return self.answer(handle(&self.shared, frame));
         }
+        let (connection, frame) = (self.clone(), frame.to_vec());
+        // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
+        // answer, as with a node whose handler died.
+        task::spawn_blocking(move || connection.answer(handle(&connection.shared, &frame)));
     }
 
     fn answer(&self, reply: Option<Reply>) {
