@@ -22,7 +22,6 @@ use tokio::{
 use super::{Reply, handle, is_heavy};
 use crate::{
     config::MAX_REQUEST_BYTES,
-    faults::switches::Restart,
     outbox::{Freeze, Next, Outbox},
     shared::{Shared, Subscription, Topic, unix_s},
 };
@@ -78,11 +77,11 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 async fn restarted(
     shared: &Shared,
     listener: UnixListener,
-    restart: Restart,
+    (down, leaves_file): (Duration, bool),
 ) -> io::Result<UnixListener> {
     drop(listener);
     let path = &shared.config.ipc_path;
-    if !restart.leaves_file {
+    if !leaves_file {
         fs::remove_file(path)?;
     }
     {
@@ -94,7 +93,7 @@ async fn restarted(
         let (_, effects) = state.core.mine(unix_s());
         shared.publish(&state, effects);
     }
-    tokio::time::sleep(restart.down).await;
+    tokio::time::sleep(down).await;
     shared.counters.restarts.fetch_add(1, Relaxed);
     UnixListener::from_std(listen(path)?)
 }
