@@ -1,5 +1,5 @@
 //! What a backfill may not do to live announcements: 1000 announcements a second while 108,000 hashes flood, with the
-//! policy off and on. What callers from outside may not do is shown by the bench `attack`.
+//! policy off and on. What callers from outside may not do is shown by the scenarios of the trial.
 //!
 //! **The clock.** Live latency is from the announcement read from the socket to the order in the
 //! pool, by a stopwatch around the pool. The node is a process of its own (this program again), so that
