@@ -1,4 +1,4 @@
-//! What keeping listed addresses out of a block costs, per kind of transaction and for a mix.
+//! What keeping listed addresses out of a block costs, for a mix of transactions.
 //!
 //! Three ways to execute the same block, each with a per-block read cache over the same state:
 //! - *bare*: no check at all;
@@ -6,7 +6,7 @@
 //! - *classic*: an `AccessListInspector` under each transaction on one EVM, then its addresses, the
 //!   sender and the recipient against the list: the check that builders ran, without its other costs.
 //!
-//! A round executes a block of each kind in each way, in an order that rotates; a ratio is the median
+//! A round executes a block in each way, in an order that rotates; a ratio is the median
 //! over the rounds of the ratio within a round, with the least and the most. Building the EVM and the cache is
 //! outside the timed part. Every block's gas, logs and statuses are
 //! asserted to be the same in all ways, and so is which transactions are refused when a contract
@@ -38,10 +38,10 @@ use testkit::{
     figures::{Spread, Table, median},
 };
 
-use crate::world::{Kind, Node};
+use crate::world::{Node, TXS, block};
 
 const COINBASE: Address = Address::repeat_byte(0xfe);
-const ROUNDS: usize = 240;
+const ROUNDS: usize = 720;
 const TIME_LIMIT: Duration = Duration::from_secs(200);
 
 type Cached<'n> = CacheDB<&'n Node>;
@@ -135,14 +135,14 @@ fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration,
 
 /// The check by itself: pre-check and state check of a block's transactions, whose states were
 /// collected beforehand and are out of the nearest cache.
-fn check_alone(node: &Node, guard: &BlockGuard, kind: Kind) -> Duration {
+fn check_alone(node: &Node, guard: &BlockGuard) -> Duration {
     let mut evm = context(CacheDB::new(node)).build_mainnet();
     let execute = |tx: TxEnv| {
         let state = evm.transact(tx.clone()).expect("valid").state;
         evm.commit(state.clone());
         (tx, state)
     };
-    let states: Vec<(TxEnv, EvmState)> = kind.block().into_iter().map(execute).collect();
+    let states: Vec<(TxEnv, EvmState)> = block().into_iter().map(execute).collect();
     let start = Instant::now();
     for (tx, state) in &states {
         black_box(guard.precheck(tx)).expect("not listed");
@@ -159,7 +159,6 @@ fn guard(addresses: impl IntoIterator<Item = Address>) -> BlockGuard {
 
 /// One line of the table.
 struct Row {
-    kind: Kind,
     listed: u64,
     read_us: u128,
     /// Per round, the time of each way in the order of [`WAYS`].
@@ -180,11 +179,11 @@ impl Row {
     }
 
     fn micros_per_tx(&self, way: Way) -> f64 {
-        median(self.times(way)) * 1e6 / self.kind.txs() as f64
+        median(self.times(way)) * 1e6 / TXS as f64
     }
 
     fn check_alone_ns(&self) -> f64 {
-        median(self.check_alone.iter().map(Duration::as_secs_f64)) * 1e9 / self.kind.txs() as f64
+        median(self.check_alone.iter().map(Duration::as_secs_f64)) * 1e9 / TXS as f64
     }
 }
 
@@ -195,29 +194,24 @@ fn measure(rounds: usize) -> Vec<Row> {
     let mut rows = Vec::new();
     for node in &nodes {
         for (listed, guard) in &guards {
-            for kind in Kind::ALL {
-                let (listed, read_us) = (*listed, node.read_time.as_micros());
-                let (rounds, check_alone) = (Vec::new(), Vec::new());
-                let row = Row { kind, listed, read_us, rounds, check_alone, work: None };
-                rows.push((node, guard, row));
-            }
+            let (listed, read_us) = (*listed, node.read_time.as_micros());
+            let (rounds, check_alone) = (Vec::new(), Vec::new());
+            let row = Row { listed, read_us, rounds, check_alone, work: None };
+            rows.push((node, guard, row));
         }
     }
     let start = Instant::now();
     for round in 0..rounds {
         for (node, guard, row) in &mut rows {
-            // The mix is what the promise is about: more rounds for it.
-            for repeat in 0..if row.kind == Kind::Mix { 3 } else { 1 } {
-                let mut times = [Duration::ZERO; WAYS.len()];
-                for turn in 0..WAYS.len() {
-                    let index = (turn + round + repeat) % WAYS.len();
-                    let (time, work) = run(WAYS[index], node, guard, row.kind.block());
-                    times[index] = time;
-                    assert_eq!(*row.work.get_or_insert(work), work, "{:?}", WAYS[index]);
-                }
-                row.rounds.push(times);
+            let mut times = [Duration::ZERO; WAYS.len()];
+            for turn in 0..WAYS.len() {
+                let index = (turn + round) % WAYS.len();
+                let (time, work) = run(WAYS[index], node, guard, block());
+                times[index] = time;
+                assert_eq!(*row.work.get_or_insert(work), work, "{:?}", WAYS[index]);
             }
-            row.check_alone.push(check_alone(node, guard, row.kind));
+            row.rounds.push(times);
+            row.check_alone.push(check_alone(node, guard));
         }
         if start.elapsed() > TIME_LIMIT {
             println!("stopped after {} rounds: {TIME_LIMIT:?} are over", round + 1);
@@ -231,25 +225,21 @@ fn measure(rounds: usize) -> Vec<Row> {
 fn assert_the_ways_refuse_alike() {
     let node = Node::new(Duration::ZERO);
     let guard = guard([world::reached_by_swaps_alone()]);
-    for kind in [Kind::Swap, Kind::Mix] {
-        // A refused transaction leaves its sender's nonce, so each sender sends one.
-        let block = || kind.block().into_iter().filter(|tx| tx.nonce == 0).collect::<Vec<_>>();
-        let [post, classic] =
-            [Way::Post, Way::Classic].map(|way| run(way, &node, &guard, block()).1);
-        assert_eq!(post, classic, "{kind:?}");
-        assert!(post.refused > 0, "{kind:?}");
-    }
+    // A refused transaction leaves its sender's nonce, so each sender sends one.
+    let of_each = || block().into_iter().filter(|tx| tx.nonce == 0).collect();
+    let [post, classic] = [Way::Post, Way::Classic].map(|way| run(way, &node, &guard, of_each()).1);
+    assert_eq!(post, classic);
+    assert!(post.refused > 0);
 }
 
 fn print(rows: &[Row]) {
     let mut table = Table::new(
-        "kind | listed | read us | bare us/tx | post us/tx | classic us/tx | check ns/tx | \
+        "listed | read us | bare us/tx | post us/tx | classic us/tx | check ns/tx | \
          post / bare | classic / post",
     );
     for row in rows {
         let micros = |way| format!("{:.2}", row.micros_per_tx(way));
         table.row([
-            format!("{:?}", row.kind).to_lowercase(),
             row.listed.to_string(),
             row.read_us.to_string(),
             micros(Way::Bare),
@@ -262,7 +252,7 @@ fn print(rows: &[Row]) {
     }
     print!("\n{table}");
     println!();
-    for row in rows.iter().filter(|row| row.kind == Kind::Mix) {
+    for row in rows {
         let work = row.work.expect("there was a round");
         println!(
             "mix, {} listed, {} us per cold read: the check takes {:.2} % of the execution by itself \
@@ -286,7 +276,7 @@ fn main() {
     let rows = measure(if Args::read().is_test() { 2 } else { ROUNDS });
     for row in &rows {
         let work = row.work.expect("there was a round");
-        assert_eq!((work.succeeded, work.refused), (row.kind.txs() as usize, 0), "{:?}", row.kind);
+        assert_eq!((work.succeeded, work.refused), (TXS as usize, 0));
     }
     print(&rows);
 }

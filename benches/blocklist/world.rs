@@ -17,6 +17,8 @@ use revm::{
 };
 
 const COMPUTE: Address = Address::repeat_byte(0xa5);
+/// The transactions of a block.
+pub(crate) const TXS: u64 = 200;
 const SENDERS: usize = 60;
 const RECIPIENTS: u64 = 500;
 const COMPUTE_ROUNDS: u64 = 120;
@@ -79,69 +81,37 @@ impl DatabaseRef for Node {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Transfer,
-    Token,
-    Swap,
-    Compute,
-    /// 35 % transfers, 40 % tokens, 20 % swaps, 5 % compute: our guess at a block's public part.
-    Mix,
+/// The same block every time: 35 % transfers, 40 % tokens, 20 % swaps, 5 % compute, our guess at a block's public part. So
+/// short that most are not interrupted: a few milliseconds.
+pub(crate) fn block() -> Vec<TxEnv> {
+    (0..TXS).map(transaction).collect()
 }
 
-impl Kind {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Transfer, Self::Token, Self::Swap, Self::Compute, Self::Mix];
-
-    /// Blocks short enough that most are not interrupted: a few milliseconds.
-    pub(crate) const fn txs(self) -> u64 {
-        match self {
-            Self::Transfer | Self::Token | Self::Mix => 200,
-            Self::Swap => 100,
-            Self::Compute => 40,
+fn transaction(n: u64) -> TxEnv {
+    let (from, to) = (n as usize % SENDERS, recipient(n * 7 % RECIPIENTS));
+    let word = |value: u64| U256::from(value).to_be_bytes::<32>();
+    // Every twentieth of each, spread over the block.
+    let (to, value, data) = match n * 7 % 20 {
+        0..7 => (to, 1, Bytes::new()),
+        7..15 => (tokens()[0], 0, contracts::transfer_input(to, 1 + n)),
+        15..19 => {
+            let input = [&SWAP_SELECTOR[..], &word(0), &word(1_000_000 + n)].concat();
+            (routers()[0], 0, input.into())
         }
-    }
-
-    /// The same block every time.
-    pub(crate) fn block(self) -> Vec<TxEnv> {
-        (0..self.txs()).map(|n| self.transaction(n)).collect()
-    }
-
-    fn transaction(self, n: u64) -> TxEnv {
-        let (from, to) = (n as usize % SENDERS, recipient(n * 7 % RECIPIENTS));
-        let word = |value: u64| U256::from(value).to_be_bytes::<32>();
-        let (to, value, data) = match self {
-            Self::Transfer => (to, 1, Bytes::new()),
-            Self::Token => (tokens()[0], 0, contracts::transfer_input(to, 1 + n)),
-            Self::Swap => {
-                let input = [&SWAP_SELECTOR[..], &word(0), &word(1_000_000 + n)].concat();
-                (routers()[0], 0, input.into())
-            }
-            Self::Compute => (COMPUTE, 0, word(COMPUTE_ROUNDS).into()),
-            Self::Mix => {
-                // Every twentieth of each, spread over the block.
-                let kind = match n * 7 % 20 {
-                    0..7 => Self::Transfer,
-                    7..15 => Self::Token,
-                    15..19 => Self::Swap,
-                    _ => Self::Compute,
-                };
-                return kind.transaction(n);
-            }
-        };
-        TxEnv::builder()
-            .caller(SENDER[from])
-            .kind(TxKind::Call(to))
-            .value(U256::from(value))
-            .data(data)
-            .nonce(n / SENDERS as u64)
-            .gas_limit(1_000_000)
-            .gas_price(20)
-            .build_fill()
-    }
+        _ => (COMPUTE, 0, word(COMPUTE_ROUNDS).into()),
+    };
+    TxEnv::builder()
+        .caller(SENDER[from])
+        .kind(TxKind::Call(to))
+        .value(U256::from(value))
+        .data(data)
+        .nonce(n / SENDERS as u64)
+        .gas_limit(1_000_000)
+        .gas_price(20)
+        .build_fill()
 }
 
-/// An account that the token and swap kinds reach without naming it.
+/// An account that swaps reach without naming it.
 pub(crate) fn reached_by_swaps_alone() -> Address {
     pool_of(0)
 }

@@ -2,17 +2,18 @@
 
 use std::{io, time::Duration};
 
-use devnet::{NatsConfig, NatsServer};
+use devnet::NatsServer;
+use tempfile::TempDir;
 use testkit::{
     figures::{Goal, Rounds, Spread, Table},
-    node::{NodeProcess, Pace, What},
+    node::NodeProcess,
     usage::cpu_of,
 };
 
 use crate::{
     Size,
     member::{Feed, Member},
-    servers::reset_streams,
+    servers::{reset_streams, start},
 };
 
 /// Longest wait for the last order of a run.
@@ -66,22 +67,23 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
 
 fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Figures> {
     let count = (f64::from(tps) * seconds) as usize;
-    let folder = tempfile::tempdir()?;
     let mut node = NodeProcess::spawn()?;
-    node.start(|config| mock_node::NodeConfig { pool_limit: 2 * count, ..config })?;
-    node.prepare(count)?;
+    node.start(|config| mock_node::NodeConfig {
+        pool_limit: 2 * count,
+        signed_ahead: count,
+        ..config
+    })?;
     let mut tier = None;
     let mut members = Vec::new();
     if is_fleet {
-        let server =
-            NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
+        let (folder, server) = start()?;
         let servers = vec![server.url()];
         reset_streams(&servers)?;
         for number in 1..=builders {
             members.push(Member::builder(&servers, number)?);
         }
         let ingest = Member::start(Feed::Node(node.path()), &servers)?;
-        tier = Some((ingest, server));
+        tier = Some((ingest, server, folder));
     } else {
         for _ in 0..builders {
             members.push(Member::start(Feed::Node(node.path()), &[])?);
@@ -92,24 +94,24 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
     for member in &mut members {
         builders_before += member.wait("live", LAST, |look| look.is_live)?.cpu;
     }
-    if let Some((ingest, _)) = &mut tier {
+    if let Some((ingest, ..)) = &mut tier {
         tier_before = ingest.wait("live", LAST, |look| look.is_live)?.cpu;
     }
-    let server_cpu = |tier: &Option<(Member, NatsServer)>| {
-        let pid = tier.as_ref().and_then(|(_, server)| server.pid());
+    let server_cpu = |tier: &Option<(Member, NatsServer, TempDir)>| {
+        let pid = tier.as_ref().and_then(|(_, server, _)| server.pid());
         pid.map_or(Duration::ZERO, cpu_of)
     };
     tier_before += server_cpu(&tier);
-    node.announce(What::Prepared, Pace::Steady(tps))?;
+    node.announce(count, Some(tps))?;
     node.finish()?;
     let mut cpu_builders = Duration::ZERO;
     for member in &mut members {
         cpu_builders += member.wait("the last order", LAST, |look| look.seen >= count)?.cpu;
     }
     let announced = node.stop()?;
-    assert_eq!(announced.count, count, "all were announced");
+    assert_eq!(announced.txs.len(), count, "all were announced");
     let mut cpu_tier = server_cpu(&tier);
-    if let Some((ingest, _)) = &mut tier {
+    if let Some((ingest, ..)) = &mut tier {
         cpu_tier += ingest.look()?.cpu;
     }
     for member in members {

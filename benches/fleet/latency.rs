@@ -2,13 +2,12 @@
 
 use std::{collections::HashMap, io, thread, time::Duration};
 
-use devnet::{NatsConfig, NatsServer};
 use testkit::figures::{Goal, Rounds, Table, Times, histogram};
 
 use crate::{
     Size,
     member::{Feed, Member},
-    servers::reset_streams,
+    servers::{reset_streams, start},
 };
 
 /// Longest wait for the last order of a run.
@@ -26,9 +25,7 @@ enum Way {
 
 pub(crate) fn run(size: &Size) -> io::Result<()> {
     println!("\n== From the publisher to every builder, one server, one replica ==");
-    let folder = tempfile::tempdir()?;
-    let server =
-        NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
+    let (_folder, server) = start()?;
     let servers = [server.url()];
     let mut table = Table::new(" | builders | p50, us | p99, us | p99 to bare");
     let mut goals = Vec::new();
@@ -69,11 +66,11 @@ fn one(way: Way, servers: &[String], tps: u32, builders: usize, seconds: f64) ->
         }
         Way::Bare => &[],
     };
-    let start = |number| match way {
+    let member = |number| match way {
         Way::Stream => Member::builder(servers, number),
         Way::Bare => Member::start(Feed::Bare { servers: servers.to_vec() }, &[]),
     };
-    let mut all = (1..=builders).map(start).collect::<io::Result<Vec<_>>>()?;
+    let mut all = (1..=builders).map(member).collect::<io::Result<Vec<_>>>()?;
     let mut publisher = Member::start(Feed::Own, publish)?;
     publisher.sign(count)?;
     for member in all.iter_mut().chain([&mut publisher]) {

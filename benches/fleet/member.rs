@@ -10,17 +10,17 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_consensus::transaction::SignerRecoverable as _;
-use alloy_eips::eip2718::Decodable2718 as _;
 use alloy_primitives::B256;
 use async_nats::{Client, HeaderMap};
 use futures::StreamExt as _;
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     order_pool::{Event, Origin, Transaction},
-    txpool_fetcher::PooledTransaction,
 };
-use mock_node::DEV_CHAIN_ID;
+use mock_node::{
+    DEV_CHAIN_ID,
+    workload::{PreparedTx, Workload, WorkloadConfig},
+};
 use order_stream::{
     Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State,
     wire::{Encoded, encode_transaction},
@@ -28,7 +28,6 @@ use order_stream::{
 use serde::{Deserialize, Serialize};
 use testkit::{
     process::{Process, reply, run_as, serve},
-    sign::{LIVE, Signer},
     usage::{now_ns, process_cpu},
 };
 use tokio::runtime::Runtime;
@@ -278,16 +277,6 @@ async fn subscribe(servers: &[String], seen: Seen) -> io::Result<Client> {
     Ok(client)
 }
 
-/// What was signed, as a pool has it.
-fn sign(signer: &mut Signer, count: usize) -> Vec<Transaction> {
-    let pooled = |raw: &[u8]| {
-        let tx = PooledTransaction::decode_2718_exact(raw).expect("it was signed here");
-        let tx = tx.try_into_recovered().expect("it was signed here");
-        Transaction::new(tx, Origin::Mempool, SystemTime::now())
-    };
-    signer.sign(count).iter().map(|tx| pooled(&tx.raw)).collect()
-}
-
 /// Hands each over when it is due, whatever happened to those before.
 fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256) -> Log {
     let start = Instant::now();
@@ -307,7 +296,7 @@ fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256
 /// Runs as a member.
 fn respond() -> io::Result<()> {
     let runtime = Runtime::new()?;
-    let mut signer = Signer::new(LIVE);
+    let mut load = Workload::new(WorkloadConfig::new(7, DEV_CHAIN_ID));
     let mut signed = Vec::new();
     let mut parts = None;
     let none = || io::Error::other("not started");
@@ -317,7 +306,10 @@ fn respond() -> io::Result<()> {
             reply(())
         }
         Request::Sign(count) => {
-            signed = sign(&mut signer, count);
+            let pooled = |tx: &PreparedTx| {
+                Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now())
+            };
+            signed = load.prepare(count).iter().map(pooled).collect();
             reply(())
         }
         Request::Insert(tps) => {

@@ -2,10 +2,10 @@
 
 use std::{io, time::Duration};
 
-use devnet::NatsServer;
+use devnet::{NatsConfig, NatsServer};
 use mock_node::DEV_CHAIN_ID;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
-use serde_json::Value;
+use tempfile::TempDir;
 
 /// What nothing of a bench outlives.
 const MAX_AGE: Duration = Duration::from_secs(3600);
@@ -13,6 +13,13 @@ const MAX_AGE: Duration = Duration::from_secs(3600);
 /// The stream of all transactions.
 fn stream() -> String {
     stream_name(Flow::Public, DEV_CHAIN_ID)
+}
+
+/// One server, with its store in a folder that lives as long.
+pub(crate) fn start() -> io::Result<(TempDir, NatsServer)> {
+    let folder = tempfile::tempdir()?;
+    let server = NatsServer::start(folder.path(), &NatsConfig::default())?;
+    Ok((folder, server))
 }
 
 /// Makes the stream, empty.
@@ -33,14 +40,12 @@ pub(crate) fn reset_streams(servers: &[String]) -> io::Result<()> {
 }
 
 /// How many messages the stream holds, and their bytes on the disk of one server.
-pub(crate) fn stored(server: &NatsServer) -> io::Result<(u64, u64)> {
-    let page = server.monitor("/jsz?accounts=true&streams=true").map_err(io::Error::other)?;
-    let accounts = page["account_details"].as_array().into_iter().flatten();
-    let mut streams = accounts.filter_map(|account| account["stream_detail"].as_array()).flatten();
-    let found = streams.find(|detail| detail["name"] == stream().as_str());
-    let state = |name: &str| found.and_then(|detail| detail["state"][name].as_u64());
-    match (state("messages"), state("bytes")) {
-        (Some(messages), Some(bytes)) => Ok((messages, bytes)),
-        _ => Err(io::Error::other(format!("no stream in {}", Value::to_string(&page)))),
-    }
+pub(crate) fn stored(servers: &[String]) -> io::Result<(u64, u64)> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let client = async_nats::connect(servers).await.map_err(io::Error::other)?;
+        let stream = async_nats::jetstream::new(client).get_stream(stream()).await;
+        let stream = stream.map_err(io::Error::other)?;
+        Ok((stream.cached_info().state.messages, stream.cached_info().state.bytes))
+    })
 }

@@ -5,13 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use devnet::{NatsConfig, NatsServer};
 use testkit::figures::{Goal, Spread};
 
 use crate::{
     Size,
     member::{Feed, Look, Member},
-    servers::{reset_streams, stored},
+    servers::{reset_streams, start, stored},
 };
 
 /// Longest wait for the last acknowledgement.
@@ -20,9 +19,7 @@ const LAST: Duration = Duration::from_secs(120);
 pub(crate) fn run(size: &Size) -> io::Result<()> {
     let count = size.burst;
     println!("\n== One publisher, one server, one replica: {count} transactions at once ==");
-    let folder = tempfile::tempdir()?;
-    let server =
-        NatsServer::start(folder.path(), &NatsConfig::default()).map_err(io::Error::other)?;
+    let (_folder, server) = start()?;
     let servers = vec![server.url()];
     let mut rates = Vec::new();
     let mut bytes_each = 0;
@@ -37,7 +34,7 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
         publisher.wait("the last acknowledgement", LAST, all)?;
         rates.push(count as f64 / begin.elapsed().as_secs_f64());
         publisher.finish()?;
-        let (messages, bytes) = stored(&server)?;
+        let (messages, bytes) = stored(&servers)?;
         assert_eq!(messages, count as u64, "nothing is lost, nothing is stored twice");
         bytes_each = bytes / messages;
     }

@@ -1,5 +1,5 @@
 //! What a backfill may not do to live announcements: 1000 announcements a second while 108,000 hashes flood, with the
-//! policy off and on. What callers from outside may not do is shown by the bench `attack`.
+//! policy off and on. What callers from outside may not do is shown by the scenarios of the trial.
 //!
 //! **The clock.** Live latency is from the announcement read from the socket to the order in the
 //! pool, by a stopwatch around the pool. The node is a process of its own (this program again), so that
@@ -19,13 +19,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::B256;
 use mempool_ingest::txpool_fetcher::Backfill;
 use mock_node::NodeConfig;
 use testkit::{
     bench::{Args, number},
     figures::{Goal, Rounds, Table, Times},
-    node::{NodeProcess, Pace, What},
+    node::NodeProcess,
 };
 
 use crate::stage::Parts;
@@ -59,17 +58,13 @@ fn bench(is_test: bool) {
         if is_test { (500, 1) } else { (108_000, number("LOAD_BENCH_ROUNDS", "3", 1..=100)) };
     let host = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let host = host.expect("a runtime");
-    // What a run announced is mined at its end, so that the node is signed full only once.
     let mut node = NodeProcess::spawn().expect("the node's process starts");
-    let preloaded = node.start(|config| NodeConfig { preload: flood, ..config });
-    let preloaded = preloaded.expect("the node starts");
-    assert_eq!(preloaded.len(), flood);
     let mut rows = CONTENDERS.map(|(name, ..)| Rounds::new(name));
     for round in 0..rounds {
         for turn in 0..CONTENDERS.len() {
             let number = (turn + round) % CONTENDERS.len();
             let (_, policy, floods) = CONTENDERS[number];
-            let run = run(&mut node, &preloaded, policy, floods, is_test);
+            let run = run(&mut node, policy, if floods { flood } else { 0 }, is_test);
             rows[number].runs.push(host.block_on(run));
         }
     }
@@ -106,20 +101,19 @@ fn bench(is_test: bool) {
     println!("  every run: all {flood} and all live ones are in the pool, once each");
 }
 
-async fn run(
-    node: &mut NodeProcess,
-    preloaded: &[B256],
-    policy: bool,
-    floods: bool,
-    is_test: bool,
-) -> Figures {
+async fn run(node: &mut NodeProcess, policy: bool, flood: usize, is_test: bool) -> Figures {
+    let floods = flood > 0;
     // More seconds of live announcements than a flood lasts; so long lasts the reference without one.
     let (signed_s, calm) =
         if is_test { (6, Duration::from_millis(100)) } else { (25, Duration::from_secs(3)) };
-    let signed = node.prepare(TPS as usize * signed_s).expect("the node signs");
+    let signed = TPS as usize * signed_s;
+    let preloaded =
+        node.start(|config| NodeConfig { preload: flood, signed_ahead: signed, ..config });
+    let preloaded = preloaded.expect("the node starts");
+    assert_eq!(preloaded.len(), flood);
     let backfill = if floods { Backfill::Pending } else { Backfill::Off };
     let parts = Parts::start(node.path(), policy, backfill).await;
-    node.announce(What::Prepared, Pace::Steady(TPS)).expect("the node announces");
+    node.announce(signed, Some(TPS)).expect("the node announces");
     // The listing before is the same for all, and the node's business.
     let has_begun = |parts: &Parts| {
         let counts = parts.fetcher.counts();
@@ -134,12 +128,12 @@ async fn run(
     let announced = node.stop().expect("the node stops");
     if let (Some(short), false) = (announced.short, is_test) {
         // What is printed as live latency is then of a part of the flood.
-        let (count, short) = (announced.count, short.as_secs_f64());
+        let (count, short) = (announced.txs.len(), short.as_secs_f64());
         println!("warning: all {count} announcements were made {short:.1} s before the load ended");
     }
-    let preloaded = if floods { preloaded } else { &[] };
-    parts.check(&[preloaded, &signed[..announced.count]]).await;
-    assert_eq!(parts.fetcher.counts().backfilled, preloaded.len() as u64, "all of them");
+    let live: Vec<_> = announced.txs.iter().map(|(hash, _)| *hash).collect();
+    parts.check(&[preloaded, live].concat()).await;
+    assert_eq!(parts.fetcher.counts().backfilled, flood as u64, "all of them");
     let live = parts.sink.times(begin, end);
     let lasted = (end - begin).max(Duration::from_millis(1)).as_secs_f64();
     let figures = Figures {
@@ -150,6 +144,5 @@ async fn run(
         late: announced.late,
     };
     parts.stop().await;
-    node.reset().expect("the node mines what it announced");
     figures
 }

@@ -6,21 +6,20 @@
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
-use alloy_primitives::{B256, keccak256};
 use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString,
     Unit,
 };
 use order_pool::{
-    Block, Bundle, BundleParts, Cancellation, Clock, DEFAULT_MAX_EXTERNAL_TXS, DEFAULT_MAX_TXS,
-    Head, Holder, InsertOutcome, OrderPool, PoolConfig, ReplacementKey, Transaction,
+    Bundle, BundleParts, Cancellation, Clock, DEFAULT_MAX_EXTERNAL_TXS, DEFAULT_MAX_TXS, Holder,
+    OrderPool, PoolConfig, ReplacementKey, Transaction,
 };
 use testkit::{
     figures::{Goal, Spread},
     usage::thread_cpu,
 };
 
-use crate::load::{external, rising, sender};
+use crate::load::{bundle, caller, external, head, name, of_bundles, rising, sender};
 
 /// The goal.
 const LONGEST_MS: f64 = 5.0;
@@ -87,46 +86,9 @@ fn pool() -> (OrderPool, Clock) {
     (pool, clock)
 }
 
-fn name(number: u64) -> B256 {
-    keccak256(number.to_be_bytes())
-}
-
-/// A head at this number, on the one before it.
-fn head(number: u64, mined: Vec<B256>) -> Block {
-    Block::new(Head::new(number, name(number), name(number - 1)), mined)
-}
-
-fn caller(n: u64) -> Holder {
-    Holder::caller([10, 0, 0, n as u8].into())
-}
-
-/// For a block, of this many transactions or of given ones, by a signer of its own with a uuid.
-fn bundle(n: u64, block: u64, txs: Vec<Transaction>, holder: Holder) -> Bundle {
-    let parts = BundleParts {
-        txs,
-        block: Some(block),
-        uuid: Some(Default::default()),
-        signer: Some(sender(n)),
-        holder,
-        ..BundleParts::default()
-    };
-    Bundle::new(parts).expect("a valid bundle")
-}
-
 /// The transactions of the `n`th bundle.
 fn txs(n: u64, count: u64) -> Vec<Transaction> {
     (0..count).map(|i| external(1 << 40 | n << 8 | i, 0, 0)).collect()
-}
-
-/// A pool at block 1 with so many bundles for the next three, half of them the host's: the most that may be there.
-fn of_bundles(count: u64, txs: impl Fn(u64) -> Vec<Transaction>) -> OrderPool {
-    let (pool, _) = pool();
-    for n in 0..count {
-        let holder = if n % 2 == 0 { Holder::Host } else { caller(n / 2 % 16) };
-        let outcome = pool.insert_bundle(bundle(n, 2 + n % 3, txs(n), holder));
-        assert_eq!(outcome, InsertOutcome::Added);
-    }
-    pool
 }
 
 fn run_upkeep(pool: &OrderPool) {
@@ -145,7 +107,7 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let another = bundle(1 << 30, 2, txs(1 << 30, 100), Holder::Host);
     for count in [1, 16] {
         let (all, shared) = (part(20_000), txs(0, count));
-        let pool = of_bundles(all, |_| shared.clone());
+        let pool = of_bundles(pool().0, all, |_| shared.clone());
         let mined = shared.iter().map(|tx| *tx.hash()).collect();
         let ends = longest(|| {
             pool.on_head(head(2, mined));
@@ -155,7 +117,7 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
         row(format!("a head that ends {all} bundles around {count}"), ends);
     }
     let all = part(2_000);
-    let pool = of_bundles(all, |n| txs(n, 100));
+    let pool = of_bundles(pool().0, all, |n| txs(n, 100));
     // Its insert removes some of those whose block has passed, and evicts others.
     pool.on_head(head(2, Vec::new()));
     let took = longest(|| _ = pool.insert_bundle(another.clone()));

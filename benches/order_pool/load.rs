@@ -10,7 +10,10 @@ use std::{
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256};
 use hdrhistogram::Histogram;
-use order_pool::{Event, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction};
+use order_pool::{
+    Block, Bundle, BundleParts, Event, Head, Holder, InsertOutcome, OrderPool, Origin, PoolConfig,
+    Transaction,
+};
 
 use crate::rival::{MutexPool, RivalEvent};
 
@@ -77,6 +80,46 @@ fn made(tx: TxEip1559, n: u64, hash: B256, origin: Origin) -> Transaction {
     let signed = Signed::new_unchecked(inner, signature, hash);
     let tx = Recovered::new_unchecked(EthereumTxEnvelope::Eip1559(signed), sender(n));
     Transaction::new(tx, origin, SystemTime::UNIX_EPOCH)
+}
+
+pub(crate) fn name(number: u64) -> B256 {
+    keccak256(number.to_be_bytes())
+}
+
+/// A head at this number, on the one before it.
+pub(crate) fn head(number: u64, mined: Vec<B256>) -> Block {
+    Block::new(Head::new(number, name(number), name(number - 1)), mined)
+}
+
+pub(crate) fn caller(n: u64) -> Holder {
+    Holder::caller([10, 0, 0, n as u8].into())
+}
+
+/// For a block, of this many transactions or of given ones, by a signer of its own with a uuid.
+pub(crate) fn bundle(n: u64, block: u64, txs: Vec<Transaction>, holder: Holder) -> Bundle {
+    let parts = BundleParts {
+        txs,
+        block: Some(block),
+        uuid: Some(Default::default()),
+        signer: Some(sender(n)),
+        holder,
+        ..BundleParts::default()
+    };
+    Bundle::new(parts).expect("a valid bundle")
+}
+
+/// Gives a pool at block 1 so many bundles for the next three, half of them the host's: the most that may be there.
+pub(crate) fn of_bundles(
+    pool: OrderPool,
+    count: u64,
+    txs: impl Fn(u64) -> Vec<Transaction>,
+) -> OrderPool {
+    for n in 0..count {
+        let holder = if n % 2 == 0 { Holder::Host } else { caller(n / 2 % 16) };
+        let outcome = pool.insert_bundle(bundle(n, 2 + n % 3, txs(n), holder));
+        assert_eq!(outcome, InsertOutcome::Added);
+    }
+    pool
 }
 
 pub(crate) fn filled(count: u64) -> OrderPool {

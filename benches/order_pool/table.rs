@@ -6,15 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, keccak256};
+use alloy_primitives::B256;
 use hdrhistogram::Histogram;
-use order_pool::{
-    Block, Bundle, BundleParts, Head, Holder, InsertOutcome, OrderPool, Upkeep, UpkeepConfig,
-};
+use order_pool::{InsertOutcome, OrderPool, Upkeep, UpkeepConfig};
 use testkit::figures::{Goal, Spread, median, quantile_us};
 
 use crate::load::{
-    Scale, beside, burn, filled, filled_rival, nth, paced, replay, replay_rival, sender,
+    Scale, beside, burn, filled, filled_rival, head, name, nth, of_bundles, paced, replay,
+    replay_rival, sender,
 };
 
 /// Prints a row; returns its p99 in microseconds.
@@ -122,14 +121,12 @@ pub(crate) fn heads(scale: &Scale) -> Goal {
             }
             let mined: Vec<B256> = (first..first + 50).map(|n| *nth(n).hash()).collect();
             let nonces: HashMap<_, _> = (first..first + 100).map(|n| (sender(n), 1)).collect();
-            let name = |n: u64| keccak256((n << 1 | 1).to_be_bytes());
-            let head = Head::new(round + 1, name(round + 1), name(round));
-            let block = Block::new(head, mined.clone());
+            let block = head(round + 1, mined.clone());
             let list: Vec<_> = nonces.iter().map(|(sender, next)| (*sender, *next)).collect();
             let before = pool.len();
             let began = Instant::now();
             pool.on_head(block);
-            pool.on_nonces(head.hash, list);
+            pool.on_nonces(name(round + 1), list);
             times.push(began.elapsed().as_nanos() as f64 / 1e3);
             let began = Instant::now();
             let removed = rival.on_head(&mined, &nonces);
@@ -155,32 +152,16 @@ pub(crate) fn shared(scale: &Scale) -> Goal {
     for _ in 0..scale.rounds {
         for (bundles, times) in [(0, &mut calm), (count, &mut beside)] {
             let pool = filled(1);
-            let name = |n: u64| keccak256((n << 1 | 1).to_be_bytes());
-            pool.on_head(Block::new(Head::new(1, name(1), name(0)), []));
+            pool.on_head(head(1, Vec::new()));
             let txs: Vec<_> = (1 << 48..(1 << 48) + 16).map(nth).collect();
-            for n in 0..bundles {
-                let holder = match n % 2 {
-                    0 => Holder::Host,
-                    _ => Holder::caller([10, 0, 0, (n / 2 % 16) as u8].into()),
-                };
-                let parts = BundleParts {
-                    txs: txs.clone(),
-                    block: Some(2 + n % 3),
-                    min_timestamp: Some(n),
-                    signer: Some(sender(n)),
-                    holder,
-                    ..BundleParts::default()
-                };
-                let bundle = Bundle::new(parts).expect("a valid bundle");
-                assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
-            }
+            let pool = of_bundles(pool, bundles, |_| txs.clone());
             let mined: Vec<B256> = txs.iter().map(|tx| *tx.hash()).collect();
             let upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false);
             let inserted = thread::scope(|scope| {
                 let ending = scope.spawn(|| {
                     thread::sleep(scale.window / 4);
                     let began = Instant::now();
-                    pool.on_head(Block::new(Head::new(2, name(2), name(1)), mined));
+                    pool.on_head(head(2, mined));
                     began.elapsed()
                 });
                 let inserted = paced(scale.window, 1 << 32, into_pool(&pool));

@@ -2,55 +2,35 @@
 
 use std::os::unix::net::UnixListener;
 
-use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::PooledTransaction};
-use alloy_eips::eip2718::Encodable2718 as _;
-use alloy_primitives::{Address, B256, Signature, TxKind, U256, hex};
-use alloy_signer::SignerSync as _;
-use alloy_signer_local::PrivateKeySigner;
+use alloy_consensus::TxEip1559;
+use alloy_primitives::{B256, Bytes, TxKind, U256, hex};
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderRpcConfig, PoolConfig,
     txpool_fetcher::Endpoint,
 };
-use mock_node::{DEV_CHAIN_ID, NodeConfig, workload::test_accounts};
+use mock_node::{
+    DEV_CHAIN_ID, NodeConfig,
+    workload::{Account, test_accounts},
+};
 use serde_json::{Value, json};
-use testkit::ingest::{Node, PATIENCE, eventually, socket};
+use testkit::{
+    ingest::{Node, PATIENCE, eventually, socket},
+    sign::signed,
+};
 
 use super::rpc::{DEADLINE, address, call, post};
 
 /// Accounts of the node's own load; the one after them is funded too.
 const LOAD_ACCOUNTS: usize = 20;
 
-fn signed(
-    sign: impl FnOnce(B256) -> Signature,
-    edit: impl FnOnce(&mut TxEip1559),
-) -> (B256, Vec<u8>) {
-    let mut tx = TxEip1559 {
-        chain_id: DEV_CHAIN_ID,
-        gas_limit: 21_000,
-        max_fee_per_gas: 100_000_000_000,
-        max_priority_fee_per_gas: 1_000_000_000,
-        to: TxKind::Call(Address::repeat_byte(1)),
-        ..TxEip1559::default()
-    };
-    edit(&mut tx);
-    let signature = sign(tx.signature_hash());
-    let tx = PooledTransaction::from(tx.into_signed(signature));
-    (*tx.tx_hash(), tx.encoded_2718())
-}
-
 /// By an account that the node has funded.
-fn funded(edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
-    let account = test_accounts(LOAD_ACCOUNTS + 1).pop().expect("it was asked for");
-    signed(|hash| account.sign_hash(hash), edit)
+fn funded(edit: impl FnOnce(&mut TxEip1559)) -> (B256, Bytes) {
+    signed(&test_accounts(LOAD_ACCOUNTS + 1).pop().expect("it was asked for"), edit)
 }
 
 /// What the funded account has, in wei.
 fn million_ether() -> U256 {
     U256::from(1_000_000) * U256::from(10).pow(U256::from(18))
-}
-
-pub(crate) fn by(signer: &PrivateKeySigner, edit: impl FnOnce(&mut TxEip1559)) -> (B256, Vec<u8>) {
-    signed(|hash| signer.sign_hash_sync(&hash).expect("a key signs"), edit)
 }
 
 /// With an RPC server that asks the node. It has as much time as the test.
@@ -61,6 +41,14 @@ async fn start(fetcher: FetcherConfig, admission: NodeAdmissionConfig) -> Ingest
     let ingest = Ingest::start(config).await.expect("all parts start");
     eventually("the source is live", || ingest.fetcher().is_live()).await;
     ingest
+}
+
+/// It asks a node that executes its blocks, whose head it knows.
+async fn asking() -> (Node, Ingest) {
+    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
+    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
+    knows_head(&ingest, &node).await;
+    (node, ingest)
 }
 
 async fn knows_head(ingest: &Ingest, node: &Node) {
@@ -92,12 +80,10 @@ async fn end(ingest: Ingest) {
 
 #[tokio::test]
 async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
-    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
-    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
-    knows_head(&ingest, &node).await;
+    let (node, ingest) = asking().await;
     let next = node.node.head().number + 1;
-    let poor = PrivateKeySigner::random();
-    let (hash, theirs) = by(&poor, |_| {});
+    let poor = Account::from_entropy(7, 0);
+    let (hash, theirs) = signed(&poor, |_| {});
     let (_, ours) = funded(|_| {});
     let sent = send(&ingest, &theirs).await;
     assert!(is_refused(&sent, "insufficient funds"), "{sent}");
@@ -117,9 +103,9 @@ async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
 
     // Once a block has funded it, it can pay.
     let (_, funding) = funded(|tx| {
-        (tx.to, tx.value) = (TxKind::Call(poor.address()), U256::from(10).pow(U256::from(18)));
+        (tx.to, tx.value) = (TxKind::Call(poor.address), U256::from(10).pow(U256::from(18)));
     });
-    node.node.mine_private([funding.into()]).expect("a block");
+    node.node.mine_private([funding]).expect("a block");
     knows_head(&ingest, &node).await;
     let sent = send(&ingest, &theirs).await;
     assert_eq!(sent["result"], json!(hash), "{sent}");
@@ -130,7 +116,7 @@ async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
 async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
     let node = Node::start(0, |config| NodeConfig { state: true, ..config });
     // The pool does not know the nonces of blocks before the head at its start.
-    node.node.mine_private([funded(|_| {}).1.into()]).expect("a block");
+    node.node.mine_private([funded(|_| {}).1]).expect("a block");
     node.node.mine();
     let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
     knows_head(&ingest, &node).await;
@@ -150,9 +136,7 @@ async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
 
 #[tokio::test]
 async fn a_sender_pays_for_all_its_pooled_orders_and_its_nonces_are_not_far_ahead() {
-    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
-    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
-    knows_head(&ingest, &node).await;
+    let (node, ingest) = asking().await;
     let next = node.node.head().number + 1;
     let share = |parts: u64| million_ether() / U256::from(parts);
     let costing = |nonce, wei: U256, tip| {
@@ -188,9 +172,7 @@ async fn a_sender_pays_for_all_its_pooled_orders_and_its_nonces_are_not_far_ahea
 /// They are decided on together, before any of them is pooled.
 #[tokio::test]
 async fn the_orders_of_one_batch_are_paid_for_together() {
-    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
-    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
-    knows_head(&ingest, &node).await;
+    let (_node, ingest) = asking().await;
     let third = million_ether() / U256::from(3);
     let one = |nonce| {
         let (_, raw) = funded(|tx| (tx.nonce, tx.value) = (nonce, third));
@@ -214,9 +196,7 @@ async fn the_orders_of_one_batch_are_paid_for_together() {
 
 #[tokio::test]
 async fn an_account_is_asked_for_once_in_a_head() {
-    let node = Node::start(0, |config| NodeConfig { state: true, ..config });
-    let ingest = start(node.fetcher(), NodeAdmissionConfig::default()).await;
-    knows_head(&ingest, &node).await;
+    let (node, ingest) = asking().await;
     let asked = || node.node.stats().methods["eth_getBalance"];
     for nonce in 0..5 {
         let sent = send(&ingest, &funded(|tx| tx.nonce = nonce).1).await;
@@ -248,8 +228,8 @@ async fn while_the_node_does_not_say_orders_are_pooled_or_refused_as_configured(
             ..NodeAdmissionConfig::default()
         };
         let ingest = start(node.fetcher(), admission).await;
-        for _ in 0..2 {
-            let (hash, raw) = by(&PrivateKeySigner::random(), |_| {});
+        for number in 0..2 {
+            let (hash, raw) = signed(&Account::from_entropy(7, number), |_| {});
             let sent = send(&ingest, &raw).await;
             if fails_open {
                 assert_eq!(sent["result"], json!(hash), "{sent} by {endpoint:?}");

@@ -5,23 +5,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, hex, keccak256};
-use alloy_signer::SignerSync as _;
-use alloy_signer_local::PrivateKeySigner;
+use alloy_primitives::{B256, eip191_hash_message, hex, keccak256};
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, IngestError, OrderRpcConfig, PoolConfig,
     order_pool::{Event, Order, OrderId, Origin, RemoveReason, Subscription},
     txpool_fetcher::{EndReason, StartPolicy},
 };
-use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig};
+use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig, workload::Account};
 use serde_json::{Value, json};
 use testkit::{
     http::{Answer, Connection, request},
     ingest::{Node, PATIENCE, eventually, socket},
+    sign::signed,
 };
 use tokio::net::TcpStream;
-
-use super::admission::by;
 
 const UUID: &str = "7f1c8a52-3c1e-4d0b-9b1e-0f4a1de5a001";
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
@@ -44,15 +41,14 @@ async fn http(to: SocketAddr, path: &str, headers: &str, body: Option<&str>) -> 
 
 pub(crate) async fn call(
     to: SocketAddr,
-    signer: Option<&PrivateKeySigner>,
+    signer: Option<&Account>,
     method: &str,
     params: Value,
 ) -> Value {
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
     let headers = signer.map_or(String::new(), |signer| {
-        let signature = signer.sign_message_sync(keccak256(&body).to_string().as_bytes());
-        let signature = signature.expect("a key signs");
-        format!("x-flashbots-signature: {}:{signature}\r\n", signer.address())
+        let signature = signer.sign_hash(eip191_hash_message(keccak256(&body).to_string()));
+        format!("x-flashbots-signature: {}:{signature}\r\n", signer.address)
     });
     post(to, &headers, &body).await
 }
@@ -66,9 +62,9 @@ async fn readiness(of: SocketAddr) -> u16 {
     http(of, "/readyz", "", None).await.status
 }
 
-/// A transaction of a fresh account: its hash and its bytes.
-fn transaction() -> (B256, String) {
-    let (hash, raw) = by(&PrivateKeySigner::random(), |_| {});
+/// A transaction of an account of this number: its hash and its bytes.
+fn transaction(account: u64) -> (B256, String) {
+    let (hash, raw) = signed(&Account::from_entropy(7, account), |_| {});
     (hash, hex::encode_prefixed(raw))
 }
 
@@ -112,24 +108,24 @@ async fn a_subscriber_sees_what_searchers_send_beside_what_the_node_announces() 
     let announced = announced.as_tx().expect("a transaction");
     assert_eq!((announced.hash(), announced.origin()), (&node.txs[0].hash, Origin::Mempool));
 
-    let (hash, raw) = transaction();
+    let (hash, raw) = transaction(0);
     let sent = call(to, None, "eth_sendRawTransaction", json!([raw])).await;
     assert_eq!(sent["result"], json!(hash), "{sent}");
     let order = added(&mut orders);
     let tx = order.as_tx().expect("a transaction");
     assert_eq!((tx.hash(), tx.origin()), (&hash, Origin::Rpc));
 
-    let searcher = PrivateKeySigner::random();
+    let searcher = Account::from_entropy(8, 0);
     let block = node.node.head().number + 2;
     let bundle = |nonce: u64| {
-        json!([{ "txs": [transaction().1], "blockNumber": format!("{block:#x}"),
+        json!([{ "txs": [transaction(nonce).1], "blockNumber": format!("{block:#x}"),
             "replacementUuid": UUID, "replacementNonce": nonce }])
     };
     let sent = call(to, Some(&searcher), "eth_sendBundle", bundle(1)).await;
     assert!(sent["result"]["bundleHash"].is_string(), "{sent}");
     let first = added(&mut orders);
     let key = first.as_bundle().expect("a bundle").key().expect("a replacement key");
-    assert_eq!(key.signer, searcher.address());
+    assert_eq!(key.signer, searcher.address);
 
     let sent = call(to, Some(&searcher), "eth_sendBundle", bundle(2)).await;
     assert!(sent["result"]["bundleHash"].is_string(), "{sent}");
@@ -158,7 +154,7 @@ async fn the_rpc_server_is_ready_when_the_source_is_live_and_not_before() {
     let to = address(&ingest);
     assert_eq!(readiness(to).await, 503);
     // Not ready is not closed: an order is taken, and waits in the pool for the node.
-    let sent = call(to, None, "eth_sendRawTransaction", json!([transaction().1])).await;
+    let sent = call(to, None, "eth_sendRawTransaction", json!([transaction(0).1])).await;
     assert!(sent["result"].is_string(), "{sent}");
     let second = ingest.start_rpc(OrderRpcConfig::new(DEV_CHAIN_ID));
     assert!(matches!(second, Err(IngestError::SecondRpc { address }) if address == to));

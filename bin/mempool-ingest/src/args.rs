@@ -66,9 +66,6 @@ pub struct Args {
     /// The form of the log and of the plain lines on stderr [default: text]
     #[arg(long, value_name = "FORM", value_enum, help_heading = OUTPUT)]
     log_format: Option<Format>,
-    /// Write memory, open files and latency to this CSV file every 10 s
-    #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
-    pub(crate) samples: Option<PathBuf>,
     /// Write the hash of each order to this file, in the pool's order
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub(crate) hashes: Option<PathBuf>,

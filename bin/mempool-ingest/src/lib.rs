@@ -17,7 +17,6 @@ mod picture;
 mod publishing;
 #[cfg(feature = "record")]
 mod recording;
-mod samples;
 mod say;
 mod signals;
 mod status;
@@ -45,7 +44,6 @@ pub use crate::options::DEFAULT_CONFIG;
 use crate::{
     log::Log,
     options::Options,
-    samples::Samples,
     say::{say, say_error, say_warning},
     signals::Signals,
     status::Published,
@@ -184,7 +182,7 @@ impl Running {
         #[cfg(any(feature = "record", feature = "fleet"))]
         let by = Instant::now() + STOP;
         let report = final_audit(args, &self.ingest).await;
-        let mut summary = Summary::of(&self.ingest, &self.watcher, report.as_ref());
+        let mut summary = Summary::of(&self.ingest, &self.watcher.seen(), report.as_ref());
         // What is published and recorded is read from it after the ingestion has ended.
         let kept = self.ingest.pool().clone();
         let end = self.ingest.shutdown(INGESTION).await;
@@ -215,15 +213,6 @@ impl Running {
     }
 }
 
-/// Why the command stops.
-enum Stop {
-    Signal,
-    /// The end of the time, of the replay or of the ingestion, or a key.
-    Other,
-    /// The output or a file cannot be written any more.
-    Failed(Failure),
-}
-
 async fn run_until_end(
     args: &Args,
     options: &Options,
@@ -247,11 +236,11 @@ async fn run_until_end(
     let start = Instant::now();
     let live = View::is_to_be_live(args.plain);
     let mut view = View::start(live, &running, log, options.status_interval);
-    let stop = until_stop(args, &running, &mut view, &mut signals).await;
+    let is_signalled = until_stop(args, &running, &mut view, &mut signals).await;
     // Restores the terminal: the rest of the output is lines.
     drop(view);
     say!("stopping");
-    let second = tokio::spawn(signals.end_at_second(matches!(stop, Stop::Signal), END));
+    let second = tokio::spawn(signals.end_at_second(is_signalled, END));
     let (elapsed, cpu) = (start.elapsed(), usage::cpu() - cpu_before);
     let (mut summary, end) = running.end(args).await;
     let pooled = Some(summary.pooled()).filter(|pooled| *pooled > 0);
@@ -264,47 +253,36 @@ async fn run_until_end(
         let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&summary)?);
     }
     second.abort();
-    match (stop, end) {
-        (Stop::Failed(error), _) => Err(error),
-        (_, EndReason::Stopped) => Ok(ExitCode::SUCCESS),
-        _ => Ok(ExitCode::FAILURE),
-    }
+    Ok(match end {
+        EndReason::Stopped => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
 }
 
-/// Runs the display until something ends the command: whatever it is, what runs is then stopped in order.
+/// Runs the display until something ends the command: whatever it is, what runs is then stopped in order. Returns whether
+/// it was a signal.
 async fn until_stop(
     args: &Args,
     running: &Running,
     view: &mut View,
     signals: &mut Signals,
-) -> Stop {
-    let samples =
-        args.samples.as_ref().map(|path| Samples::create(path, running.watcher.latency()));
-    let mut samples = match samples.transpose() {
-        Ok(samples) => samples,
-        Err(error) => return Stop::Failed(error.into()),
-    };
+) -> bool {
     let mut refresh = tokio::time::interval(REFRESH);
     let deadline = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX));
     tokio::pin!(deadline);
     loop {
         // The order is irrelevant: no branch holds an item.
         tokio::select! {
-            () = &mut deadline => return Stop::Other,
-            _ = signals.next() => return Stop::Signal,
+            () = &mut deadline => return false,
+            _ = signals.next() => return true,
             // A terminal that fails is gone.
-            _ = view.end_wanted() => return Stop::Other,
-            _ = running.ingest.fetcher().ended() => return Stop::Other,
+            _ = view.end_wanted() => return false,
+            _ = running.ingest.fetcher().ended() => return false,
             // The first at once.
             _ = refresh.tick() => {
                 // Nobody reads the lines: a pipeline ends with its last part.
                 if running.is_over() || view.refresh(running).is_err() {
-                    return Stop::Other;
-                }
-                if let Some(samples) = &mut samples
-                    && let Err(error) = samples.take(&running.ingest, running.watcher.latency())
-                {
-                    return Stop::Failed(error.into());
+                    return false;
                 }
             }
         }

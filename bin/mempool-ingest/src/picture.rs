@@ -105,7 +105,8 @@ impl Painter {
     /// Must be called about once a second.
     pub(crate) fn paint(&mut self, running: &Running) -> Picture {
         let Running { ingest, watcher, .. } = running;
-        let latency = watcher.latency();
+        let seen = watcher.seen();
+        let latency = seen.latency.clone();
         let (mut counts, status) = (ingest.fetcher().counts(), ingest.fetcher().status());
         counts.pooled += running.replayed();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
@@ -145,11 +146,11 @@ impl Painter {
             latency_in_all,
             pool: ingest.pool().stats(),
             max_txs: PoolConfig::default().max_txs as u64,
-            content: watcher.content(),
+            content: seen.content,
             load: ingest.monitor().state(),
             deferred: ingest.fetcher().deferred(),
             gate: ingest.gate().stats(),
-            rpc: RpcCounts::of(ingest, watcher),
+            rpc: RpcCounts::of(ingest, &seen),
             events: Vec::new(),
         }
     }

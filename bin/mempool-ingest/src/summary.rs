@@ -8,7 +8,7 @@ use mempool_ingest::{
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::{say::say, watcher::Watcher};
+use crate::{say::say, watcher::Seen};
 
 /// The output of `--json`. Times are in the unit of their name.
 #[derive(Debug, Default, Serialize)]
@@ -86,27 +86,27 @@ pub(crate) struct RpcCounts {
 
 impl RpcCounts {
     #[cfg(feature = "rpc")]
-    pub(crate) fn of(ingest: &Ingest, watcher: &Watcher) -> Option<Self> {
+    pub(crate) fn of(ingest: &Ingest, seen: &Seen) -> Option<Self> {
         let gate = ingest.gate().stats();
         Some(Self {
             deferred: ingest.rpc()?.deferral_stats().deferred,
             requests: gate.requests_admitted,
             requests_refused: gate.requests_refused,
             work_refused: gate.work_refused,
-            orders: watcher.orders(),
-            cancelled: watcher.cancelled(),
+            orders: seen.orders,
+            cancelled: seen.cancelled,
         })
     }
 
     #[cfg(not(feature = "rpc"))]
-    pub(crate) fn of(_: &Ingest, _: &Watcher) -> Option<Self> {
+    pub(crate) fn of(_: &Ingest, _: &Seen) -> Option<Self> {
         None
     }
 }
 
 impl Summary {
     /// At the end of the ingestion; what is known only after its shutdown is left at its default.
-    pub(crate) fn of(ingest: &Ingest, watcher: &Watcher, audit: Option<&AuditReport>) -> Self {
+    pub(crate) fn of(ingest: &Ingest, seen: &Seen, audit: Option<&AuditReport>) -> Self {
         let (fetcher, stats) = (ingest.fetcher(), ingest.pool().stats());
         let (status, counts) = (fetcher.status(), fetcher.counts());
         Self {
@@ -122,10 +122,8 @@ impl Summary {
             expired: stats.expired,
             evicted: stats.evicted,
             deferred: fetcher.deferred().deferred,
-            rpc: RpcCounts::of(ingest, watcher),
-            latency_us: Some(watcher.latency())
-                .filter(|all| !all.is_empty())
-                .map(|all| Latency::of(&all)),
+            rpc: RpcCounts::of(ingest, seen),
+            latency_us: Some(&seen.latency).filter(|all| !all.is_empty()).map(Latency::of),
             ..Self::default()
         }
     }
@@ -165,6 +163,7 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::watcher::Watcher;
     use mempool_ingest::{
         FetcherConfig, IngestConfig, PoolConfig,
         txpool_fetcher::{AuditReport, StartPolicy},
@@ -180,7 +179,7 @@ mod tests {
         let ingest = Ingest::start(config).await.expect("it waits for the node");
         let watcher = Watcher::start(ingest.pool(), None).expect("a thread");
         let of = |audit: Option<&AuditReport>| {
-            let summary = Summary::of(&ingest, &watcher, audit);
+            let summary = Summary::of(&ingest, &watcher.seen(), audit);
             let summary = serde_json::to_value(summary).expect("plain values");
             ["missing", "removed", "unlistable"].map(|name| summary[name].clone())
         };

@@ -10,19 +10,10 @@ pub(crate) fn cpu() -> Duration {
     time.try_into().expect("it does not begin below zero")
 }
 
-/// Resident memory; 0 where there is no `/proc`.
-pub(crate) fn resident_bytes() -> u64 {
-    status("VmRSS:")
-}
-
-/// The most that was ever resident; 0 where there is no `/proc`.
+/// The most memory that was ever resident; 0 where there is no `/proc`.
 pub(crate) fn max_resident_bytes() -> u64 {
-    status("VmHWM:")
-}
-
-fn status(field: &str) -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let value = status.lines().find_map(|line| line.strip_prefix(field));
+    let value = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = value.and_then(|value| value.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
 }

@@ -53,7 +53,7 @@ impl View {
         });
         let default = if stderr().is_terminal() { IN_TERMINAL } else { ELSEWHERE };
         let interval = interval.unwrap_or(default);
-        let painter = Painter::new(running.watcher.latency());
+        let painter = Painter::new(running.watcher.seen().latency);
         Self { painter, live, interval, at: None }
     }
 

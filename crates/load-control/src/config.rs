@@ -203,32 +203,21 @@ impl GateConfig {
     }
 
     /// # Errors
-    /// Names the field that is out of bounds; [`ConfigError::NoReserve`] and
-    /// [`ConfigError::NoExternalPermit`] if no permit is left for internal work or for external
-    /// callers.
+    /// Names the field that is out of bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Limit::Number(number) = self.requests {
             bounded("requests", number as u64, 1, MAX_REQUESTS as u64)?;
         }
-        bounded("work_permits", self.work_permits as u64, 1, MAX_WORK_PERMITS as u64)?;
+        let (work, reserved) = (self.work_permits as u64, self.reserved_permits as u64);
+        let is_limited = self.requests != Limit::Unlimited;
+        bounded("work_permits", work, 1 + u64::from(is_limited), MAX_WORK_PERMITS as u64)?;
         for (field, wait) in
             [("permit_wait (ms)", self.permit_wait), ("burst_wait (ms)", self.burst_wait)]
         {
             bounded(field, millis(wait), 0, millis(MAX_PERMIT_WAIT))?;
         }
-        if self.requests == Limit::Unlimited {
-            return Ok(());
-        }
-        if self.reserved_permits == 0 {
-            return Err(ConfigError::NoReserve { work_permits: self.work_permits });
-        }
-        if self.reserved_permits >= self.work_permits {
-            return Err(ConfigError::NoExternalPermit {
-                work_permits: self.work_permits,
-                reserved_permits: self.reserved_permits,
-            });
-        }
-        Ok(())
+        // One permit at least for internal work, and one for external callers.
+        if is_limited { bounded("reserved_permits", reserved, 1, work - 1) } else { Ok(()) }
     }
 }
 
@@ -331,14 +320,14 @@ mod tests {
     #[test]
     fn a_gate_whose_permits_cannot_be_shared_out_does_not_start() {
         let base = GateConfig::for_cores(2);
-        let none = GateConfig { reserved_permits: 0, ..base }.validate();
-        assert_eq!(none, Err(ConfigError::NoReserve { work_permits: 4 }));
-        for (work_permits, reserved_permits) in [(4, 4), (4, 5), (1, 1)] {
-            let all = GateConfig { work_permits, reserved_permits, ..base }.validate();
-            assert_eq!(all, Err(ConfigError::NoExternalPermit { work_permits, reserved_permits }));
+        for reserved_permits in [0, 4, 5] {
+            let said = GateConfig { reserved_permits, ..base }.validate().unwrap_err().to_string();
+            let expected =
+                format!("reserved_permits is {reserved_permits}, must be between 1 and 3");
+            assert_eq!(said, expected);
         }
         for config in [
-            GateConfig { work_permits: 0, ..base },
+            GateConfig { work_permits: 1, ..base },
             GateConfig { requests: Limit::Number(0), ..base },
             GateConfig { permit_wait: Duration::MAX, ..base },
             GateConfig { burst_wait: Duration::MAX, ..base },

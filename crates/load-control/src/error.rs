@@ -46,19 +46,4 @@ pub enum ConfigError {
         /// The limit.
         limit: usize,
     },
-    /// Without a reserve, external callers could hold every work permit.
-    #[error("reserved_permits is 0 of {work_permits} work permits, must be at least 1")]
-    NoReserve {
-        /// Work permits in all.
-        work_permits: usize,
-    },
-    /// The reserve leaves no permit to external callers: each of them would be refused.
-    #[error("reserved_permits is {reserved_permits} of {work_permits} work permits, must leave at least 1 to
-         external callers")]
-    NoExternalPermit {
-        /// Work permits in all.
-        work_permits: usize,
-        /// Work permits reserved for internal work.
-        reserved_permits: usize,
-    },
 }

@@ -40,16 +40,10 @@ use crate::{
 /// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same
 /// gate.
 ///
-/// An external request passes two gates. [`enter`](Self::enter), before its body is read, bounds
-/// the requests in flight and returns at once. [`acquire_external`](Self::acquire_external), before
-/// its CPU-heavy work, waits for at most [`GateConfig::burst_wait`], and in an overload for at most
-/// [`GateConfig::permit_wait`]: requests come in bursts, and a burst that is processed within that
-/// time causes no refusal. Internal work (mempool, heads) only calls
-/// [`acquire_internal`](Self::acquire_internal), which waits for a work permit, first come first
-/// served, and is never refused. Some work permits are reserved for internal work, so it does not
-/// wait for external callers as long as one of these is free.
-///
-/// Every permit is released when dropped; the gate has no thread of its own.
+/// An external request passes two gates: [`enter`](Self::enter), before its body is read, and
+/// [`acquire_external`](Self::acquire_external), before its CPU-heavy work. Internal work (mempool,
+/// heads) only calls [`acquire_internal`](Self::acquire_internal). Every permit is released when
+/// dropped; the gate has no thread of its own.
 ///
 /// Under [`Limit::Unlimited`](crate::Limit::Unlimited) there is no admission control: `enter`
 /// always succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits
@@ -112,8 +106,7 @@ impl Gate {
     /// Makes a gate.
     ///
     /// # Errors
-    /// If the configuration is out of bounds, or leaves no permit for
-    /// internal work or for external callers: see [`GateConfig::validate`].
+    /// As [`GateConfig::validate`].
     pub fn new(config: GateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let limit = config.requests.resolve(cores());

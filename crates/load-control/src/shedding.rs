@@ -26,18 +26,17 @@ pub(crate) struct Shedding {
     episode: Mutex<Option<Episode>>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Episode {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Episode {
     first: Instant,
     last: Instant,
     refused: u64,
 }
 
-/// The summary of an episode, for its log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct EpisodeSummary {
-    pub(crate) refused: u64,
-    pub(crate) lasted: Duration,
+impl Episode {
+    fn lasted(&self) -> Duration {
+        self.last.saturating_duration_since(self.first)
+    }
 }
 
 impl Shedding {
@@ -64,7 +63,7 @@ impl Shedding {
     }
 
     /// Ends the episode if its last refusal was [`Self::quiet`] ago. Must be called regularly.
-    pub(crate) fn end_if_quiet(&self, now: Instant) -> Option<EpisodeSummary> {
+    pub(crate) fn end_if_quiet(&self, now: Instant) -> Option<Episode> {
         if !self.open.load(Relaxed) {
             return None;
         }
@@ -73,17 +72,13 @@ impl Shedding {
             episode.take_if(|episode| now.saturating_duration_since(episode.last) >= self.quiet)?;
         self.open.store(false, Relaxed);
         drop(episode);
-        let summary = EpisodeSummary {
-            refused: over.refused,
-            lasted: over.last.saturating_duration_since(over.first),
-        };
         tracing::info!(
             gate = self.gate.as_str(),
-            refused = summary.refused,
-            lasted_ms = summary.lasted.as_millis() as u64,
+            refused = over.refused,
+            lasted_ms = over.lasted().as_millis() as u64,
             "shedding has ended"
         );
-        Some(summary)
+        Some(over)
     }
 
     /// Whether an episode has lasted for [`Self::sustained`], from its first refusal to its last. A
@@ -94,9 +89,7 @@ impl Shedding {
             return false;
         }
         let episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
-        episode.is_some_and(|episode| {
-            episode.last.saturating_duration_since(episode.first) >= self.sustained
-        })
+        episode.is_some_and(|episode| episode.lasted() >= self.sustained)
     }
 }
 
@@ -116,7 +109,7 @@ mod tests {
         assert_eq!(begun, [true, false, false, false]);
         // 2.1 s of refusals; the first of them alone were none of it.
         assert!(shedding.is_sustained(at(3_099)));
-        let ended = EpisodeSummary { refused: 4, lasted: Duration::from_millis(2_100) };
+        let ended = Episode { first: at(0), last: at(2_100), refused: 4 };
         assert_eq!(shedding.end_if_quiet(at(3_099)), None);
         assert_eq!(shedding.end_if_quiet(at(3_100)), Some(ended));
         assert_eq!(shedding.end_if_quiet(at(3_200)), None);

@@ -121,12 +121,7 @@ impl WorkPermits {
     /// Waits for one of the external permits first: while external callers hold all that they may,
     /// it does not stand before internal work in the queue for all permits.
     ///
-    /// `joined` is called when it stands in the queue, or was turned away. At most
-    /// [`MAX_PERMIT_WAITERS`] wait. When the queue is full, the last waiter of a lower
-    /// priority is removed, or, if there is none, this caller is refused.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped while it waits, it leaves the queue.
+    /// `joined` is called when it stands in the queue, or was turned away.
     pub(crate) async fn acquire_external(
         &self,
         priority: Priority,
@@ -163,10 +158,6 @@ impl WorkPermits {
 
     /// Runs work on a thread for blocking work of the current runtime: under the given permit, or
     /// under an external one, for which it waits as in [`Self::acquire_external`].
-    ///
-    /// # Cancel safety
-    /// If the future is dropped while it waits, it leaves the queue. Work that has begun continues
-    /// to its end under its permit.
     pub(crate) async fn run_external<T: Send + 'static>(
         &self,
         permit: Option<WorkPermit>,

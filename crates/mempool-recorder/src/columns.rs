@@ -148,26 +148,29 @@ impl<W: Write + Send> Group<'_, '_, W> {
             let selector = row.envelope().input().get(..4);
             selector.map_or_else(String::new, alloy_primitives::hex::encode_prefixed)
         })?;
-        self.column(|steps, column| sources(steps, how.announcers, column))?;
+        self.column(|rows, column| sources(rows, how.announcers, column))?;
         self.inclusions(|_, inclusion| inclusion.block as i64)?;
         self.inclusions(|_, inclusion| millis(inclusion))?;
         self.inclusions(|row, inclusion| millis(inclusion) - unix_millis(row.first_seen()))?;
-        self.column(|steps, column| raw_txs(steps, how.blobs, column))?;
+        self.column(|rows, column| raw_txs(rows, how, column))?;
         self.writer.close()?;
         Ok(())
     }
 
-    /// Writes the next column, which `fill` encodes.
+    /// Writes the next column, which `encode` does for a few rows at a time.
     fn column<T: DataType>(
         &mut self,
-        fill: impl FnOnce(Steps<'_>, &mut ColumnWriterImpl<'_, T>) -> Result<()>,
+        mut encode: impl FnMut(&[Row<'_>], &mut ColumnWriterImpl<'_, T>) -> Result<usize>,
     ) -> Result<()> {
         let mut chunk = TrackedWrite::new(Vec::new());
         let pages = Box::new(GzipPages::new(&mut chunk, self.pause));
         let descriptor = self.schema.column(self.next);
         self.next += 1;
         let mut column = ColumnWriterImpl::new(descriptor, Arc::clone(&self.properties), pages);
-        fill(Steps { rows: self.rows, pause: self.pause }, &mut column)?;
+        for rows in self.rows.chunks(STEP_ROWS) {
+            encode(rows, &mut column)?;
+            (self.pause)();
+        }
         let mut closed = column.close()?;
         let gzip = Compression::GZIP(GzipLevel::default());
         closed.metadata = closed.metadata.into_builder().set_compression(gzip).build()?;
@@ -175,99 +178,75 @@ impl<W: Write + Send> Group<'_, '_, W> {
     }
 
     fn numbers(&mut self, value: impl Fn(&Transaction) -> i64) -> Result<()> {
-        self.column::<Int64Type>(|steps, column| {
-            steps.encode(|rows| {
-                let values: Vec<_> = rows.iter().map(|(row, _)| value(row)).collect();
-                column.write_batch(&values, None, None)
-            })
+        self.column::<Int64Type>(|rows, column| {
+            let values: Vec<_> = rows.iter().map(|(row, _)| value(row)).collect();
+            column.write_batch(&values, None, None)
         })
     }
 
     fn texts(&mut self, value: impl Fn(&Transaction) -> String) -> Result<()> {
-        self.column::<ByteArrayType>(|steps, column| {
-            steps.encode(|rows| {
-                let text = |(row, _): &Row<'_>| ByteArray::from(value(row).into_bytes());
-                let values: Vec<_> = rows.iter().map(text).collect();
-                column.write_batch(&values, None, None)
-            })
+        self.column::<ByteArrayType>(|rows, column| {
+            let text = |(row, _): &Row<'_>| ByteArray::from(value(row).into_bytes());
+            let values: Vec<_> = rows.iter().map(text).collect();
+            column.write_batch(&values, None, None)
         })
     }
 
     fn inclusions(&mut self, value: impl Fn(&Transaction, Inclusion) -> i64) -> Result<()> {
-        self.column::<Int64Type>(|steps, column| {
-            steps.encode(|rows| {
-                let of_row =
-                    |(row, inclusion): &Row<'_>| inclusion.map(|inclusion| value(row, inclusion));
-                let values: Vec<_> = rows.iter().filter_map(of_row).collect();
-                let definitions: Vec<_> =
-                    rows.iter().map(|(_, inclusion)| i16::from(inclusion.is_some())).collect();
-                column.write_batch(&values, Some(&definitions), None)
-            })
+        self.column::<Int64Type>(|rows, column| {
+            let of_row =
+                |(row, inclusion): &Row<'_>| inclusion.map(|inclusion| value(row, inclusion));
+            let values: Vec<_> = rows.iter().filter_map(of_row).collect();
+            let definitions: Vec<_> =
+                rows.iter().map(|(_, inclusion)| i16::from(inclusion.is_some())).collect();
+            column.write_batch(&values, Some(&definitions), None)
         })
-    }
-}
-
-/// The rows, to be encoded a few at a time.
-struct Steps<'a> {
-    rows: &'a [Row<'a>],
-    pause: Pause<'a>,
-}
-
-impl Steps<'_> {
-    fn encode(self, mut encode: impl FnMut(&[Row<'_>]) -> Result<usize>) -> Result<()> {
-        for rows in self.rows.chunks(STEP_ROWS) {
-            encode(rows)?;
-            (self.pause)();
-        }
-        Ok(())
     }
 }
 
 /// The nodes and the external callers that a transaction came from until now.
 fn sources(
-    steps: Steps<'_>,
+    rows: &[Row<'_>],
     announcers: &Announcers,
     column: &mut ColumnWriterImpl<'_, ByteArrayType>,
-) -> Result<()> {
-    steps.encode(|rows| {
-        let (mut values, mut repetitions) = (Vec::new(), Vec::new());
-        for (row, _) in rows {
-            let second = row.second_origin().map(|(origin, _)| origin);
-            for origin in std::iter::once(row.origin()).chain(second) {
-                let nodes = match origin {
-                    Origin::Mempool => announcers(row.hash()),
-                    _ => Vec::new(),
-                };
-                if nodes.is_empty() {
-                    values.push(ByteArray::from(source(origin)));
-                }
-                values.extend(nodes.iter().map(|name| ByteArray::from(name.as_str())));
+) -> Result<usize> {
+    let (mut values, mut repetitions) = (Vec::new(), Vec::new());
+    for (row, _) in rows {
+        let second = row.second_origin().map(|(origin, _)| origin);
+        for origin in std::iter::once(row.origin()).chain(second) {
+            let nodes = match origin {
+                Origin::Mempool => announcers(row.hash()),
+                _ => Vec::new(),
+            };
+            if nodes.is_empty() {
+                values.push(ByteArray::from(source(origin)));
             }
-            repetitions.push(0);
-            repetitions.resize(values.len(), 1);
+            values.extend(nodes.iter().map(|name| ByteArray::from(name.as_str())));
         }
-        let definitions = vec![1; values.len()];
-        column.write_batch(&values, Some(&definitions), Some(&repetitions))
-    })
+        repetitions.push(0);
+        repetitions.resize(values.len(), 1);
+    }
+    let definitions = vec![1; values.len()];
+    column.write_batch(&values, Some(&definitions), Some(&repetitions))
 }
 
-/// A row may have any number of bytes, so these steps have no fixed number of rows.
+/// A row may have any number of bytes, so there are pauses between them too.
 fn raw_txs(
-    steps: Steps<'_>,
-    blobs: bool,
+    rows: &[Row<'_>],
+    how: Encoding<'_>,
     column: &mut ColumnWriterImpl<'_, ByteArrayType>,
-) -> Result<()> {
+) -> Result<usize> {
     let mut bytes = 0;
-    for (row, _) in steps.rows {
-        let raw = ByteArray::from(encoded(row, blobs));
+    for (row, _) in rows {
+        let raw = ByteArray::from(encoded(row, how.blobs));
         bytes += raw.len();
         column.write_batch(&[raw], None, None)?;
         if bytes >= STEP_BYTES {
             bytes = 0;
-            (steps.pause)();
+            (how.pause)();
         }
     }
-    Ok(())
+    Ok(rows.len())
 }
 
 fn source(origin: Origin) -> &'static str {

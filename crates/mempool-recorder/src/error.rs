@@ -55,35 +55,16 @@ pub enum ReplayError {
         /// Why it is not one.
         reason: String,
     },
-    /// The file lacks a required column.
-    #[error("{path} has no column {column}")]
-    MissingColumn {
-        /// The file.
-        path: PathBuf,
-        /// The column.
-        column: &'static str,
-    },
-    /// A required column is compressed in a way that is not read: gzip and nothing are.
-    #[error("column {column} of {path} is compressed with {codec}, must be GZIP or UNCOMPRESSED")]
-    Codec {
+    /// A required column is missing, has another type, or is compressed in a way that is not read:
+    /// gzip and nothing are.
+    #[error("column {column} of {path} {reason}")]
+    Column {
         /// The file.
         path: PathBuf,
         /// The column.
         column: String,
-        /// The codec's name.
-        codec: String,
-    },
-    /// A required column has the wrong type.
-    #[error("column {column} of {path} is {found}, expected {expected}")]
-    ColumnType {
-        /// The file.
-        path: PathBuf,
-        /// The column.
-        column: &'static str,
-        /// Its type.
-        found: String,
-        /// The required type.
-        expected: &'static str,
+        /// What it is, and what was expected.
+        reason: String,
     },
     /// The thread cannot be started.
     #[error("cannot start the thread that replays: {0}")]

@@ -1,8 +1,5 @@
-//! A Parquet file from outside, read in bounded pieces.
-//!
-//! The parser trusts the sizes that a file claims, and its gzip codec has no limit on its output.
-//! So the footer is checked before it is parsed, and pages are read as if they were not compressed
-//! and decompressed here. A panic of the parser is caught and counted as unreadable.
+//! A Parquet file from outside, read in bounded pieces: why is at [`crate::recorder`]. Pages are read as if they were not
+//! compressed, and decompressed here.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]

@@ -1,8 +1,5 @@
-//! Compresses the pages of a column in short steps.
-//!
-//! The codec of `parquet` compresses a page in one go: with blobs some 15 ms, for which a thread that
-//! handles transactions may wait for the core, whatever the niceness of this one, because the kernel
-//! lets a running thread finish its slice. Between two steps the caller can offer the core to those that wait.
+//! Compresses the pages of a column in short steps, between which the caller can offer the core to those that wait: see
+//! [`crate::recorder`].
 
 use std::io::{self, Write};
 

@@ -201,9 +201,11 @@ impl OpenFile {
             for column in used.iter().flatten().filter_map(|index| group.columns().get(*index)) {
                 if !is_read(column.compression()) {
                     let codec = column.compression().to_string();
-                    let codec = codec.split('(').next().unwrap_or_default().to_owned();
+                    let codec = codec.split('(').next().unwrap_or_default();
                     let column = column.column_path().string();
-                    return Err(ReplayError::Codec { path, column, codec });
+                    let reason =
+                        format!("is compressed with {codec}, must be GZIP or UNCOMPRESSED");
+                    return Err(ReplayError::Column { path, column, reason });
                 }
             }
         }
@@ -246,25 +248,24 @@ impl Columns {
         schema: &SchemaDescriptor,
         config: RecordingConfig,
     ) -> Result<Self, ReplayError> {
-        let find = |column: &'static str, expected: Type, text: &'static str| {
+        let find = |column: &str, expected: Type| {
+            let wrong = |reason| {
+                let (path, column) = (path.to_owned(), column.to_owned());
+                ReplayError::Column { path, column, reason }
+            };
             let mut all = schema.columns().iter();
-            let index = all
-                .position(|found| found.path().string() == column)
-                .ok_or_else(|| ReplayError::MissingColumn { path: path.to_owned(), column })?;
+            let index = all.position(|found| found.path().string() == column);
+            let index = index.ok_or_else(|| wrong("is missing".into()))?;
             let found = schema.column(index);
             let is_plain = found.max_rep_level() == 0 && found.max_def_level() <= 1;
             if found.physical_type() == expected && is_plain {
                 return Ok(index);
             }
-            Err(ReplayError::ColumnType {
-                path: path.to_owned(),
-                column,
-                found: format!("{} {}", found.physical_type(), found.converted_type()),
-                expected: text,
-            })
+            let (physical, converted) = (found.physical_type(), found.converted_type());
+            Err(wrong(format!("is {physical} {converted}, expected {expected}")))
         };
-        let bytes = |column| find(column, Type::BYTE_ARRAY, "BYTE_ARRAY");
-        let timestamp = find(TIMESTAMP, Type::INT64, "INT64")?;
+        let bytes = |column| find(column, Type::BYTE_ARRAY);
+        let timestamp = find(TIMESTAMP, Type::INT64)?;
         let column = schema.column(timestamp);
         let unit: Unit = match (column.logical_type_ref(), column.converted_type()) {
             (Some(LogicalType::Timestamp(timestamp)), _) => match timestamp.unit {

@@ -63,20 +63,3 @@ pub(super) fn genesis(accounts: usize, gas_limit: u64) -> Value {
         "alloc": alloc,
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_account_is_funded_and_the_four_system_contracts_have_code() {
-        let genesis = genesis(30, 60_000_000);
-        let alloc = genesis["alloc"].as_object().expect("an object");
-        assert_eq!(alloc.len(), 34);
-        let funded = alloc.values().filter(|account| account["balance"] == BALANCE).count();
-        let coded = alloc.values().filter(|account| account["code"].is_string()).count();
-        assert_eq!((funded, coded), (30, 4));
-        assert_eq!(genesis["config"]["osakaTime"], 0);
-        assert_eq!(genesis["config"]["blobSchedule"]["osaka"]["max"], 9);
-    }
-}

@@ -95,28 +95,14 @@ async fn prepare(args: &Args, node: &DynProvider) -> Result<Vec<PreparedTx>, Box
     Ok(Workload::new(config).prepare(count))
 }
 
-/// How many were accepted, and the others by their reason.
-#[derive(Default)]
-struct Answers {
-    accepted: u64,
-    refused: BTreeMap<String, u64>,
-    /// The connection broke, or nothing came for [`SETTLE`].
-    unanswered: u64,
-}
-
-impl Answers {
-    fn add(&mut self, answer: Result<(), Option<String>>) {
-        match answer {
-            Ok(()) => self.accepted += 1,
-            Err(Some(reason)) => *self.refused.entry(reason).or_default() += 1,
-            Err(None) => self.unanswered += 1,
-        }
-    }
-}
+/// Outcomes of a send beside the reasons of refusals. Unanswered is one whose connection broke, or for which nothing came
+/// for [`SETTLE`].
+const ACCEPTED: &str = "accepted";
+const UNANSWERED: &str = "unanswered";
 
 async fn send(tps: u32, node: &DynProvider, txs: Vec<PreparedTx>) -> Value {
     let permits = Arc::new(Semaphore::new(MAX_IN_FLIGHT));
-    let (mut sends, mut answers) = (JoinSet::new(), Answers::default());
+    let (mut sends, mut outcomes) = (JoinSet::new(), BTreeMap::<String, u64>::new());
     let (begin, mut sent, mut late) = (Instant::now(), 0_u64, 0_u64);
     for tx in txs {
         let due = begin + Duration::from_secs_f64(sent as f64 / f64::from(tps));
@@ -127,26 +113,34 @@ async fn send(tps: u32, node: &DynProvider, txs: Vec<PreparedTx>) -> Value {
         sends.spawn(async move {
             let _until_answered = permit;
             let sending = timeout(SETTLE, node.send_raw_transaction(&tx.raw));
-            let sent = sending.await.map_err(|_| None)?.map(drop);
-            sent.map_err(|error| error.as_error_resp().map(|refused| reason(&refused.message)))
+            match sending.await {
+                Ok(Ok(_)) => ACCEPTED.to_owned(),
+                Ok(Err(error)) => {
+                    let refused = error.as_error_resp();
+                    refused.map_or(UNANSWERED.to_owned(), |refused| reason(&refused.message))
+                }
+                Err(_) => UNANSWERED.to_owned(),
+            }
         });
         sent += 1;
-        while let Some(answer) = sends.try_join_next() {
-            answers.add(answer.expect("sending does not panic"));
+        while let Some(outcome) = sends.try_join_next() {
+            *outcomes.entry(outcome.expect("sending does not panic")).or_default() += 1;
         }
-        if answers.unanswered > 0 {
+        if outcomes.contains_key(UNANSWERED) {
             break;
         }
     }
     let seconds = begin.elapsed().as_secs_f64();
-    while let Some(answer) = sends.join_next().await {
-        answers.add(answer.expect("sending does not panic"));
+    while let Some(outcome) = sends.join_next().await {
+        *outcomes.entry(outcome.expect("sending does not panic")).or_default() += 1;
     }
+    let [accepted, unanswered] =
+        [ACCEPTED, UNANSWERED].map(|outcome| outcomes.remove(outcome).unwrap_or_default());
     json!({
         "sent": sent,
-        "accepted": answers.accepted,
-        "refused_by_reason": answers.refused,
-        "unanswered": answers.unanswered,
+        "accepted": accepted,
+        "refused_by_reason": outcomes,
+        "unanswered": unanswered,
         "late": late,
         "elapsed_s": seconds,
         "tps": sent as f64 / seconds,

@@ -6,15 +6,14 @@ use std::{
     net::{Ipv4Addr, TcpStream},
     ops::{Deref, DerefMut},
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use serde_json::Value;
 
 use crate::{
     ports::Port,
-    process::{LOOK, Process, START_TIMEOUT, cannot, find_binary, path_text, silent, strings},
+    process::{Process, START_TIMEOUT, cannot, find_binary, path_text, strings},
 };
 
 const BINARY: &str = "nats-server";
@@ -145,12 +144,6 @@ impl NatsServer {
         let is_ready = || get(port, JETSTREAM_RUNS).is_ok() && has_leader();
         self.process.wait(START_TIMEOUT, &url, is_ready)
     }
-
-    /// A page of the monitoring port, such as `/varz` or `/jsz?streams=true`.
-    pub fn monitor(&self, path: &str) -> io::Result<Value> {
-        let read = page(self.monitoring.number(), path);
-        read.map_err(cannot(format!("read {path} of {}", self.name)))
-    }
 }
 
 /// Servers with routes to each other, among which JetStream replicates; killed when dropped.
@@ -175,13 +168,15 @@ impl NatsCluster {
         for server in &mut cluster.servers {
             server.wait_ready()?;
         }
-        // Before that, streams cannot be placed on all of them.
-        cluster.wait("all servers in the cluster", START_TIMEOUT, |cluster| {
-            let meta = cluster.servers[cluster.leader()?].monitor("/jsz").ok()?;
-            let replicas = meta["meta_cluster"]["replicas"].as_array()?;
-            let current = replicas.iter().filter(|replica| replica["current"] == true);
-            (current.count() + 1 == count).then_some(())
-        })?;
+        // Before that, streams cannot be placed on all of them. The leader's page has the others.
+        let ports: Vec<_> = cluster.servers.iter().map(|it| it.monitoring.number()).collect();
+        let current = |port: &u16| {
+            let jsz = page(*port, "/jsz").unwrap_or_default();
+            let replicas = jsz["meta_cluster"]["replicas"].as_array().into_iter().flatten();
+            replicas.filter(|replica| replica["current"] == true).count()
+        };
+        let is_whole = || ports.iter().any(|port| current(port) + 1 == count);
+        cluster.servers[0].process.wait(START_TIMEOUT, "a server of the cluster", is_whole)?;
         Ok(cluster)
     }
 
@@ -200,51 +195,19 @@ impl NatsCluster {
         self.servers.iter().map(NatsServer::url).collect()
     }
 
-    /// Which server leads JetStream in this cluster, as far as the running servers know.
-    pub fn leader(&self) -> Option<usize> {
-        let meta = |server: &NatsServer| server.monitor("/jsz").ok();
-        self.named_leader(|server| meta(server)?["meta_cluster"]["leader"].as_str().map(Into::into))
-    }
-
     /// Which server leads a stream, as far as the running servers know.
     pub fn stream_leader(&self, stream: &str) -> Option<usize> {
-        self.named_leader(|server| {
-            let page = server.monitor("/jsz?accounts=true&streams=true").ok()?;
+        let leader = |server: &NatsServer| {
+            let page = page(server.monitoring.number(), "/jsz?accounts=true&streams=true").ok()?;
             let accounts = page["account_details"].as_array()?;
             let mut streams =
                 accounts.iter().filter_map(|a| a["stream_detail"].as_array()).flatten();
             let found = streams.find(|detail| detail["name"] == stream)?;
-            found["cluster"]["leader"].as_str().map(Into::into)
-        })
-    }
-
-    fn named_leader(&self, name: impl Fn(&NatsServer) -> Option<String>) -> Option<usize> {
-        let running = self.servers.iter().filter(|server| server.pid().is_some());
-        let names: Vec<_> = running.filter_map(name).collect();
-        let is_leader =
-            |server: &NatsServer| server.pid().is_some() && names.contains(&server.name);
-        self.servers.iter().position(is_leader)
-    }
-
-    /// Waits until `is_there`. `what` names in the error what is not.
-    fn wait<T>(
-        &self,
-        what: &str,
-        timeout: Duration,
-        is_there: impl Fn(&Self) -> Option<T>,
-    ) -> io::Result<T> {
-        let begin = Instant::now();
-        loop {
-            if let Some(found) = is_there(self) {
-                return Ok(found);
-            }
-            if begin.elapsed() > timeout {
-                let running = self.servers.iter().find(|server| server.pid().is_some());
-                let log = running.map_or(Path::new(""), |server| server.log_path());
-                return Err(silent(what, timeout, log));
-            }
-            thread::sleep(LOOK);
-        }
+            found["cluster"]["leader"].as_str().map(str::to_owned)
+        };
+        let running = |server: &&NatsServer| server.pid().is_some();
+        let names: Vec<_> = self.servers.iter().filter(running).filter_map(leader).collect();
+        self.servers.iter().position(|it| it.pid().is_some() && names.contains(&it.name))
     }
 }
 

@@ -43,16 +43,3 @@ impl Port {
         self.number
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reserved_port_is_free_and_given_once() {
-        let (first, second) = (Port::reserve().unwrap(), Port::reserve().unwrap());
-        assert_ne!(first.number(), second.number());
-        assert!(UdpSocket::bind((Ipv4Addr::LOCALHOST, first.number())).is_err());
-        TcpListener::bind((Ipv4Addr::LOCALHOST, first.number())).unwrap();
-    }
-}

@@ -23,7 +23,7 @@ const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
 pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Between two looks at a socket that does not answer yet: another process gives no sign to wait for.
-pub(crate) const LOOK: Duration = Duration::from_millis(20);
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A command, and its process while it runs; killed when dropped.
 #[derive(Debug)]
@@ -44,10 +44,6 @@ impl Process {
         log: PathBuf,
     ) -> io::Result<Self> {
         Ok(Self { name, binary: find_binary(name)?, args, envs, log, child: None })
-    }
-
-    pub(crate) fn log_path(&self) -> &Path {
-        &self.log
     }
 
     /// Its id, if it runs.
@@ -104,7 +100,10 @@ impl Process {
                 return Err(exited(self.name, status, &self.log));
             }
             if begin.elapsed() > timeout {
-                return Err(silent(at, timeout, &self.log));
+                let tail = tail(&self.log);
+                return Err(io::Error::other(format!(
+                    "no answer on {at} after {timeout:?}; {tail}"
+                )));
             }
             thread::sleep(LOOK);
         }
@@ -158,11 +157,6 @@ pub(crate) fn cannot(what: impl Display) -> impl FnOnce(io::Error) -> io::Error 
 /// A process, or a command of its, ended badly.
 pub(crate) fn exited(what: &str, status: ExitStatus, log: &Path) -> io::Error {
     io::Error::other(format!("{what} ended with {status}; {}", tail(log)))
-}
-
-/// It runs and does not answer.
-pub(crate) fn silent(at: &str, waited: Duration, log: &Path) -> io::Error {
-    io::Error::other(format!("no answer on {at} after {waited:?}; {}", tail(log)))
 }
 
 /// The end of a log, which may lie in a folder that is deleted with the test that failed.

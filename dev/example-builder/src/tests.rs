@@ -6,9 +6,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_consensus::{SignableTransaction as _, TxEip1559};
-use alloy_eips::Encodable2718 as _;
-use alloy_primitives::{Address, B256, Bytes, TxKind};
+use alloy_primitives::{Address, B256, Bytes};
 use alloy_provider::{IpcConnect, Provider as _, ProviderBuilder};
 use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
 use mempool_ingest::{Fetcher, OrderPool, PoolConfig, order_pool::RawBundle};
@@ -18,8 +16,9 @@ use mock_node::{
 };
 use mock_state::contracts::transfer_input;
 use testkit::{
-    command::{Running, Signal, command_line, end_by_signal},
+    command::{Running, Signal, command_line},
     ingest::{Node, PATIENCE, eventually, ingest},
+    sign::signed,
 };
 use tokio::runtime::Runtime;
 
@@ -32,6 +31,7 @@ use crate::{
 };
 
 const FEE_RECIPIENT: Address = Address::repeat_byte(0xfe);
+const CHILD: &str = "tests::a_command_that_does_not_end";
 
 /// A node with a state, and a pool that it feeds.
 struct World {
@@ -85,27 +85,15 @@ fn guard() -> BlockGuard {
     BlockGuard::new(Arc::new(list.expect("a good list")), FEE_RECIPIENT).expect("not listed")
 }
 
-fn sign(account: &Account, nonce: u64, tip_gwei: u128, to: TxKind, input: Bytes) -> (B256, Bytes) {
-    let tx = TxEip1559 {
-        chain_id: DEV_CHAIN_ID,
-        nonce,
-        gas_limit: 100_000,
-        max_fee_per_gas: 200_000_000_000,
-        max_priority_fee_per_gas: tip_gwei * 1_000_000_000,
-        to,
-        input,
-        ..TxEip1559::default()
-    };
-    let signature = account.sign_hash(tx.signature_hash());
-    let signed = tx.into_signed(signature);
-    (*signed.hash(), signed.encoded_2718().into())
-}
-
 /// A transfer of a token, which fails with more than 10^24 of them.
 fn transfer(account: &Account, nonce: u64, tip_gwei: u128, fails: bool) -> (B256, Bytes) {
     let mut input = transfer_input(Address::repeat_byte(0x77), 5).to_vec();
     input[36..60].fill(if fails { 0x11 } else { 0 });
-    sign(account, nonce, tip_gwei, tokens()[0].into(), input.into())
+    signed(account, |tx| {
+        (tx.nonce, tx.gas_limit) = (nonce, 100_000);
+        tx.max_priority_fee_per_gas = tip_gwei * 1_000_000_000;
+        (tx.to, tx.input) = (tokens()[0].into(), input.into());
+    })
 }
 
 fn hashes(built: &Built) -> Vec<B256> {
@@ -157,7 +145,9 @@ fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
     let world = World::new(0);
     let accounts = test_accounts(22).split_off(20);
     let [valid, fails] = [0, 1].map(|at| transfer(&accounts[at], 0, 7, at == 1));
-    let to_listed = sign(&accounts[1], 0, 7, listed()[3].into(), Bytes::new());
+    let to_listed = signed(&accounts[1], |tx| {
+        (tx.to, tx.max_priority_fee_per_gas) = (listed()[3].into(), 7_000_000_000);
+    });
     let (block, state) = world.block();
     // Who may revert, who may be left out, and what is in the block.
     let both = vec![valid.0, fails.0];
@@ -207,9 +197,9 @@ fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
         let ipc = node.node.ipc_path().to_str().expect("text");
         let args = ["--ipc", ipc, "--blocklist", list, "--json", "--compare", "--slot", "500ms"]
             .map(Into::into);
-        let is_block = |line: &str| line.starts_with("block ");
-        let ended = end_by_signal("tests::a_command_that_does_not_end", args, is_block, signal)
-            .expect("this binary runs");
+        let mut running = Running::start(CHILD, args).expect("this binary runs");
+        running.line(|line| line.starts_with("block ").then_some(())).expect("a block");
+        let ended = running.end(Some(signal)).expect("it ends");
         assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
         let summary = ended.json().expect("the summary");
         assert!(summary["blocks"].as_u64() >= Some(1), "{signal}: {summary}");
@@ -221,7 +211,7 @@ fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
 #[test]
 fn without_a_blocklist_nothing_is_built_on_a_real_node() {
     let args = ["--ipc", "/none.ipc"].map(str::to_owned);
-    let ended = Running::start("tests::a_command_that_does_not_end", args)
+    let ended = Running::start(CHILD, args)
         .and_then(|running| running.end(None))
         .expect("this binary runs");
     assert_ne!(ended.status.code(), Some(0), "{ended:?}");

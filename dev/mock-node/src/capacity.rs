@@ -67,21 +67,3 @@ impl Line {
         start - now
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const MS: Duration = Duration::from_millis(1);
-
-    #[test]
-    fn what_comes_waits_its_turn_and_beyond_the_line_is_refused() {
-        let line = Line::new(Capacity { at_once: 2, service: MS, may_wait: 2 });
-        let now = Instant::now() + MS;
-        let waits: Vec<_> = (0..4).map(|_| line.request(now).unwrap()).collect();
-        assert_eq!(waits, [MS, MS, 2 * MS, 2 * MS]);
-        assert_eq!(line.request(now), Err(Busy));
-        assert_eq!(line.block(now), 2 * MS, "a block waits behind the requests");
-        assert_eq!(line.request(now + 3 * MS), Ok(MS), "the other one is free");
-    }
-}

@@ -236,13 +236,6 @@ mod tests {
     use std::{collections::HashSet, mem::discriminant};
 
     #[test]
-    fn a_seed_replays_its_plan_and_another_gives_another() {
-        let plan = |seed| FaultPlan::from_seed(seed, Duration::from_secs(10));
-        assert_eq!(plan(7), plan(7));
-        assert_ne!(plan(7), plan(8));
-    }
-
-    #[test]
     fn a_minute_holds_every_kind_and_ends_quietly() {
         let minute = Duration::from_secs(60);
         for seed in 0..50 {

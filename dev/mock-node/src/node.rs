@@ -22,7 +22,7 @@ use crate::{
     error::{NodeError, TxRefused},
     faults::Fault,
     lock, rpc,
-    shared::{Shared, stats::Stats, unix_s},
+    shared::{Shared, Topic, stats::Stats, unix_s},
     state::NewState,
     tx::SignedTx,
 };
@@ -74,8 +74,7 @@ impl MockNode {
         shared.lock().core.chain = other.shared.lock().core.chain.clone();
         for raw in pending {
             // What was mined meanwhile is refused.
-            let tx = SignedTx::from_raw(&raw, shared.config.chain_id);
-            _ = tx.and_then(|tx| shared.submit(Arc::new(tx)));
+            _ = shared.submit_raw(&raw);
         }
         Self::listen(shared, supply)
     }
@@ -156,11 +155,7 @@ impl MockNode {
     /// Sends a transaction, as `eth_sendRawTransaction` does: announced when it is pending, silent while it waits
     /// for a nonce.
     pub fn submit(&self, raw: Bytes) -> Result<B256, TxRefused> {
-        let config = &self.shared.config;
-        let tx = SignedTx::from_raw(&raw, config.chain_id)?;
-        let hash = tx.hash;
-        self.shared.submit(Arc::new(tx))?;
-        Ok(hash)
+        self.shared.submit_raw(&raw)
     }
 
     /// Announces `count` transactions of the node's own load at once, the ones the pace would have taken next.
@@ -200,7 +195,7 @@ impl MockNode {
 
     /// Tells subscribers to full transactions this JSON, whatever it says.
     pub fn announce_object(&self, json: &str) {
-        self.shared.announce_object(&self.shared.lock(), json.as_bytes());
+        self.shared.notify(&self.shared.lock(), Topic::Objects, json.as_bytes());
     }
 
     /// Tells a hash that the node does not hold, as if the transaction had been replaced or evicted at once.

@@ -30,9 +30,6 @@ use params::Params;
 pub(crate) use server::{listen, run as serve};
 use spoil::{OVERTAKEN_BY, SINGLE_BYTES, spoil};
 
-/// Calls in one batch from which on it is answered beside the connection's other requests.
-const HEAVY_BATCH: usize = 64;
-
 #[derive(Debug, Deserialize)]
 struct Request<'a> {
     #[serde(borrow)]
@@ -57,60 +54,43 @@ struct Reply {
     delay: Duration,
 }
 
-/// How a request is to be treated.
-#[derive(Debug)]
-enum Handled {
-    /// Answered; `None` when no answer is due.
-    Now(Option<Reply>),
-    /// Not answered yet: it takes long and belongs on another thread, with `may_block`.
-    Heavy,
+/// Whether a request takes long, and is answered beside the connection's other ones: a batch, a list of the pool, a block.
+fn is_heavy(frame: &[u8]) -> bool {
+    let begin = &frame[..frame.len().min(128)];
+    let names = |method: &[u8]| begin.windows(method.len()).any(|text| text == method);
+    begin.trim_ascii().starts_with(b"[") || names(b"txpool_content") || names(b"eth_getBlockBy")
 }
 
-/// Answers one object or batch.
-fn handle(shared: &Shared, frame: &[u8], may_block: bool) -> Handled {
+/// Answers one object or batch; `None` when no answer is due.
+fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     let frame = frame.trim_ascii();
     if frame.first() != Some(&b'[') {
         return match serde_json::from_slice::<Request<'_>>(frame) {
-            Ok(request) if !may_block && is_heavy(&request) => Handled::Heavy,
-            Ok(request) => Handled::Now(answer(shared, &request)),
-            Err(error) => Handled::Now(Some(malformed(frame, &error))),
+            Ok(request) => answer(shared, &request),
+            Err(error) => Some(malformed(frame, &error)),
         };
     }
     let Ok(calls) = serde_json::from_slice::<Vec<&RawValue>>(frame) else {
-        return Handled::Now(Some(error_reply(RpcError::PARSE, "Parse error")));
+        return Some(error_reply(RpcError::PARSE, "Parse error"));
     };
     if calls.is_empty() {
-        return Handled::Now(Some(error_reply(RpcError::INVALID_REQUEST, "Invalid request")));
-    }
-    let requests: Vec<_> =
-        calls.iter().map(|call| serde_json::from_str::<Request<'_>>(call.get())).collect();
-    let heavy = requests.len() >= HEAVY_BATCH || requests.iter().flatten().any(is_heavy);
-    if heavy && !may_block {
-        return Handled::Heavy;
+        return Some(error_reply(RpcError::INVALID_REQUEST, "Invalid request"));
     }
     let mut all = Reply::default();
-    for (call, request) in calls.iter().zip(requests) {
-        let one = match request {
+    for call in calls {
+        let one = match serde_json::from_str::<Request<'_>>(call.get()) {
             Ok(request) => answer(shared, &request),
             Err(error) => Some(malformed(call.get().as_bytes(), &error)),
         };
         let Some(mut one) = one else { continue };
-        let separator = if all.message.is_empty() { b'[' } else { b',' };
-        all.message.push(separator);
+        all.message.push(if all.message.is_empty() { b'[' } else { b',' });
         all.message.append(&mut one.message);
         all.begin.append(&mut one.begin);
         all.raws += one.raws;
         all.delay = all.delay.max(one.delay);
     }
-    if all.message.is_empty() {
-        return Handled::Now(None);
-    }
     all.message.push(b']');
-    Handled::Now(Some(all))
-}
-
-fn is_heavy(request: &Request<'_>) -> bool {
-    matches!(&*request.method, "txpool_content" | "eth_getBlockByHash" | "eth_getBlockByNumber")
+    (all.message.len() > 1).then_some(all)
 }
 
 fn malformed(frame: &[u8], error: &serde_json::Error) -> Reply {

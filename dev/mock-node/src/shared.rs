@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use alloy_primitives::{B256, keccak256};
+use alloy_primitives::{B256, Bytes, keccak256};
 
 use crate::{
     capacity::Line,
@@ -129,6 +129,14 @@ impl Shared {
         Ok(())
     }
 
+    /// As a client sends it.
+    pub(crate) fn submit_raw(&self, raw: &Bytes) -> Result<B256, TxRefused> {
+        let tx = SignedTx::from_raw(raw, self.config.chain_id)?;
+        let hash = tx.hash;
+        self.submit(Arc::new(tx))?;
+        Ok(hash)
+    }
+
     /// Mines what is pending, up to the block's limits.
     pub(crate) fn mine(&self) -> Arc<FullBlock> {
         let mut state = self.lock();
@@ -176,7 +184,7 @@ impl Shared {
         if self.drops_object() {
             self.counters.objects_dropped.fetch_add(1, Relaxed);
         } else {
-            self.announce_object(state, tx.pending_object());
+            self.notify(state, Topic::Objects, tx.pending_object());
         }
     }
 
@@ -193,11 +201,6 @@ impl Shared {
         is_drawn || self.switches.drop_objects.take()
     }
 
-    /// Tells an object, whatever it says.
-    pub(crate) fn announce_object(&self, state: &State, object: &[u8]) {
-        self.notify(state, Topic::Objects, object);
-    }
-
     /// Tells the hash alone.
     pub(crate) fn announce_hash(&self, state: &State, hash: B256) {
         let mut quoted = [b'"'; 68];
@@ -206,7 +209,7 @@ impl Shared {
         self.notify(state, Topic::Hashes, &quoted);
     }
 
-    fn notify(&self, state: &State, topic: Topic, result: &[u8]) {
+    pub(crate) fn notify(&self, state: &State, topic: Topic, result: &[u8]) {
         for subscription in state.subscriptions.iter().filter(|sub| sub.topic == topic) {
             let (id, begin) = (
                 subscription.id.as_bytes(),

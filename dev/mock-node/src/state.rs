@@ -5,7 +5,7 @@ use std::fmt;
 
 use alloy_consensus::Header;
 use alloy_primitives::{Address, B256, Bytes, U256};
-use serde::Serialize;
+use serde_json::Value;
 
 use crate::{chain::FullBlock, config::NodeConfig};
 
@@ -39,24 +39,13 @@ pub enum StateRequest {
     Slot(Address, U256),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(untagged)]
-pub enum StateValue {
-    /// A balance or a nonce.
-    Quantity(U256),
-    /// Empty if there is none.
-    Code(Bytes),
-    /// All 32 bytes are written.
-    Word(B256),
-}
-
 /// Executes blocks, and knows the state after each recent one.
 pub trait Execute: fmt::Debug + Send + Sync {
     /// Executes a block of the chain. One that does not stand on the newest one undoes those it replaces.
     fn push(&self, block: ExecutableBlock);
 
-    /// The value at a block; `None` when that block's state is not kept.
-    fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue>;
+    /// The value at a block, as it is answered; `None` when that block's state is not kept.
+    fn value(&self, block: &B256, request: StateRequest) -> Option<Value>;
 }
 
 /// Makes the state at a genesis block with this hash.

@@ -20,7 +20,7 @@ use alloy_eips::{
 use alloy_primitives::{Address, B256, U256};
 use mock_node::{
     HISTORY_BLOCKS, MockNode, NodeConfig, NodeError,
-    state::{ExecutableBlock, Execute, StateRequest, StateValue},
+    state::{ExecutableBlock, Execute, StateRequest},
 };
 use revm::{
     Context, DatabaseRef as _, ExecuteCommitEvm, MainBuilder, MainContext,
@@ -28,6 +28,7 @@ use revm::{
     database::AccountState,
     primitives::hardfork::SpecId,
 };
+use serde_json::{Value, json};
 
 pub use crate::world::{World, genesis, pool_of};
 
@@ -73,28 +74,28 @@ impl Execute for Keeper {
         }
     }
 
-    fn value(&self, block: &B256, request: StateRequest) -> Option<StateValue> {
+    fn value(&self, block: &B256, request: StateRequest) -> Option<Value> {
         let history = self.history();
         let state = history.iter().rfind(|(hash, _)| hash == block);
         state.map(|(_, state)| look_up(state, request))
     }
 }
 
-fn look_up(state: &World, request: StateRequest) -> StateValue {
+fn look_up(state: &World, request: StateRequest) -> Value {
     let account = |address| {
         let Ok(info) = state.basic_ref(address);
         info.unwrap_or_default()
     };
     match request {
-        StateRequest::Balance(address) => StateValue::Quantity(account(address).balance),
-        StateRequest::Nonce(address) => StateValue::Quantity(U256::from(account(address).nonce)),
+        StateRequest::Balance(address) => json!(account(address).balance),
+        StateRequest::Nonce(address) => json!(U256::from(account(address).nonce)),
         StateRequest::Code(address) => {
             let Ok(code) = state.code_by_hash_ref(account(address).code_hash);
-            StateValue::Code(code.original_bytes())
+            json!(code.original_bytes())
         }
         StateRequest::Slot(address, index) => {
             let Ok(word) = state.storage_ref(address, index);
-            StateValue::Word(word.into())
+            json!(B256::from(word))
         }
     }
 }

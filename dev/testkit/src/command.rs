@@ -133,16 +133,3 @@ impl Drop for Running {
         let _ = (self.process.kill(), self.process.wait());
     }
 }
-
-/// Runs the ignored test `child` in a process of its own with these arguments, sends `signal` once it has written a
-/// line to stderr that `is_ready` accepts, and waits for its end.
-pub fn end_by_signal(
-    child: &str,
-    args: impl IntoIterator<Item = String>,
-    is_ready: impl Fn(&str) -> bool,
-    signal: Signal,
-) -> io::Result<Ended> {
-    let mut running = Running::start(child, args)?;
-    running.line(|line| is_ready(line).then_some(()))?;
-    running.end(Some(signal))
-}

@@ -197,13 +197,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_median_lies_in_the_middle() {
-        assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
-        assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
-        assert!(median([]).is_nan());
-    }
-
-    #[test]
     fn a_goal_says_whether_it_is_reached_and_by_all_rounds() {
         let spread = Spread::of([0.5, 1.0, 2.0]);
         let text = |limit| Goal::at_most("p99", spread, limit, " ms").to_string();
@@ -211,13 +204,5 @@ mod tests {
         assert!(text(1.5).ends_with("reached, within noise"));
         assert!(text(0.7).ends_with("MISSED, within noise"));
         assert!(Goal::at_least("rate", spread, 2.5, "").to_string().ends_with("MISSED"));
-    }
-
-    #[test]
-    fn a_table_aligns_figures_on_the_right() {
-        let mut table = Table::new("load | us");
-        table.row(["none".into(), "5".into()]);
-        table.row(["heavy".into(), "1200".into()]);
-        assert_eq!(table.to_string(), "load     us\nnone      5\nheavy  1200\n");
     }
 }

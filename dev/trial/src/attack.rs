@@ -15,7 +15,7 @@ use alloy_primitives::hex;
 use hdrhistogram::Histogram;
 use mock_node::{
     DEV_CHAIN_ID,
-    workload::{Mix, Workload, WorkloadConfig},
+    workload::{Mix, Workload, WorkloadConfig, test_accounts},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -23,7 +23,7 @@ use testkit::{
     figures::{Times, histogram},
     http::{self, Answer, Connection},
     process::serve,
-    sign::{EXTERNAL, Signer},
+    sign::signed,
     usage::{allow_open_files, process_cpu},
 };
 use tokio::{
@@ -266,9 +266,16 @@ impl Attack {
                 })
                 .collect(),
             Self::Crowd => {
-                let txs = Signer::new(EXTERNAL).sign(40_000.min(most as usize * 10));
-                let sent = |raw| call("eth_sendRawTransaction", &json!([hex::encode_prefixed(raw)]), None);
-                txs.iter().map(|tx| sent(&tx.raw)).collect()
+                let accounts = test_accounts(3_000).split_off(2_000);
+                let sent = |number: usize| {
+                    let (_, raw) = signed(&accounts[number % accounts.len()], |tx| {
+                        tx.nonce = (number / accounts.len()) as u64;
+                        tx.max_priority_fee_per_gas += number as u128;
+                        (tx.gas_limit, tx.input) = (60_000, vec![0x11; 68].into());
+                    });
+                    call("eth_sendRawTransaction", &json!([raw]), None)
+                };
+                (0..40_000.min(most as usize * 10)).map(sent).collect()
             }
         }
     }

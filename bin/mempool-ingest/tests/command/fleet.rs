@@ -9,13 +9,14 @@ use std::{
 };
 
 use devnet::{NatsConfig, NatsServer};
+use mock_node::workload::test_accounts;
 use order_stream::{Flow, ServerConfig, State, StreamConfig, ensure_stream};
 use serde_json::{Value, json};
 use testkit::{
     command::{Ended, Running, Signal, command_line},
     http,
     ingest::{Node, PATIENCE},
-    sign::Signer,
+    sign::signed,
 };
 
 use crate::{finish, ipc, wait_for};
@@ -23,7 +24,7 @@ use crate::{finish, ipc, wait_for};
 const BUILDER: &str = "fleet::a_builder_that_does_not_end";
 const ANY_PORT: &str = "127.0.0.1:0";
 
-/// Private transactions: of accounts that the node's own load does not use.
+/// Private transactions: of an account that the node's own load does not use.
 const PRIVATE: usize = 3;
 
 #[test]
@@ -136,11 +137,12 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     let flows = ["--publish", &url, "--publish-private", &url, "--replicas", "1"];
     let mut ingest = ingest(&node, &[&flows, ["--rpc", ANY_PORT].as_slice()].concat());
     let rpc = address(&mut ingest, "orders by JSON-RPC at http://");
-    let accounts = node.node.config().accounts;
-    for tx in Signer::new(accounts..accounts + PRIVATE).sign(PRIVATE) {
-        let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendRawTransaction", "params": [tx.raw] });
+    let account = test_accounts(node.node.config().accounts + 1).pop().expect("the last");
+    for nonce in 0..PRIVATE as u64 {
+        let (hash, raw) = signed(&account, |tx| tx.nonce = nonce);
+        let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendRawTransaction", "params": [raw] });
         let response = request(rpc, "/", Some(&call.to_string()));
-        assert!(response.contains(&tx.hash.to_string()), "{response}");
+        assert!(response.contains(&hash.to_string()), "{response}");
     }
     for (flow, least) in [("private", PRIVATE), ("public", 50)] {
         let pooled = format!(r#"order_stream_delivered_total{{flow="{flow}",outcome="pooled"}}"#);

@@ -74,7 +74,8 @@ const ACCOUNTS: [(&str, Put); 4] = [
     ("no account", |_| {}),
 ];
 
-fn each_case(mut test: impl FnMut(&str, SpecId, World, TxEnv)) -> usize {
+#[test]
+fn the_keys_are_the_accounts_read_and_a_listed_one_is_blocked_and_nothing_is_written() {
     let mut cases = 0;
     for spec in forks() {
         for (reach, writes, code) in reaches() {
@@ -94,47 +95,36 @@ fn each_case(mut test: impl FnMut(&str, SpecId, World, TxEnv)) -> usize {
                         (tx.kind, tx.data, tx.value) =
                             (TxKind::Create, code.bytes(), U256::from(5));
                     }
-                    test(&format!("{spec} {reach} in {frame} of {account}"), spec, world, tx);
+                    judge(&format!("{spec} {reach} in {frame} of {account}"), spec, world, tx);
                     cases += 1;
                 }
             }
         }
     }
-    cases
-}
-
-#[test]
-fn the_keys_are_the_accounts_read_and_the_same_under_an_inspector() {
-    let cases = each_case(|name, spec, world, tx| {
-        let mut plain = evm(world.clone(), spec);
-        let bare = plain.transact(tx.clone()).expect("valid");
-        let read = plain.world();
-        assert_eq!(keys(&bare.state), read.accounts, "{name}");
-        assert!(read.storage_owners.is_subset(&read.accounts), "{name}");
-        assert!(bare.state.contains_key(&VICTIM), "{name}");
-        assert!(bare.state.contains_key(&COINBASE), "{name}");
-
-        let mut inspecting = evm_with(world, spec, COINBASE, CountInspector::new());
-        assert_eq!(bare, inspecting.inspect_tx(tx).expect("valid"), "{name}");
-    });
     // Ten opcodes, eleven frames, but the two writing ones not in a static frame; four accounts.
     assert_eq!(cases, forks().count() * (10 * 11 - 2) * 4);
 }
 
-#[test]
-fn a_listed_address_is_blocked_however_it_is_reached_and_nothing_is_written() {
-    each_case(|name, spec, world, tx| {
-        let mut evm = evm(world, spec);
-        let refused = guard(&[VICTIM]).execute(&mut evm, tx.clone()).expect_err(name);
-        let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
-        assert_eq!(refused, ExecuteError::Blocked(expected), "{name}");
-        assert_eq!(evm.world().commits, 0, "{name}");
-        assert_eq!(one_line(&guard(&[VICTIM]), &mut evm, tx.clone()), Err(expected), "{name}");
-        assert_eq!(evm.world().commits, 0, "{name}");
+fn judge(name: &str, spec: SpecId, world: World, tx: TxEnv) {
+    let mut plain = evm(world.clone(), spec);
+    let bare = plain.transact(tx.clone()).expect("valid");
+    let read = plain.world();
+    assert_eq!(keys(&bare.state), read.accounts, "{name}");
+    assert!(read.storage_owners.is_subset(&read.accounts), "{name}");
+    assert!(bare.state.contains_key(&VICTIM), "{name}");
+    assert!(bare.state.contains_key(&COINBASE), "{name}");
 
-        // The same EVM, with the same transaction, and a list that does not name the address.
-        let checked = guard(&[UNRELATED]).execute(&mut evm, tx).expect(name);
-        checked.commit();
-        assert_eq!(evm.world().commits, 1, "{name}");
-    });
+    let mut inspecting = evm_with(world.clone(), spec, COINBASE, CountInspector::new());
+    assert_eq!(bare, inspecting.inspect_tx(tx.clone()).expect("valid"), "{name}");
+
+    let mut evm = evm(world, spec);
+    let refused = guard(&[VICTIM]).execute(&mut evm, tx.clone()).expect_err(name);
+    let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
+    assert_eq!(refused, ExecuteError::Blocked(expected), "{name}");
+    assert_eq!(one_line(&guard(&[VICTIM]), &mut evm, tx.clone()), Err(expected), "{name}");
+    assert_eq!(evm.world().commits, 0, "{name}");
+
+    // The same EVM, with the same transaction, and a list that does not name the address.
+    guard(&[UNRELATED]).execute(&mut evm, tx).expect(name).commit();
+    assert_eq!(evm.world().commits, 1, "{name}");
 }

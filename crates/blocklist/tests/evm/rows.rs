@@ -8,7 +8,6 @@ use revm::{
     bytecode::opcode,
     context::{
         TxEnv,
-        result::{EVMError, InvalidTransaction},
         transaction::{AccessList, AccessListItem},
     },
     context_interface::{
@@ -276,22 +275,6 @@ fn a_delegation_set_and_run_in_one_transaction_and_one_run_later_count() {
 }
 
 #[test]
-fn a_blob_transaction_is_judged_like_any_other() {
-    for spec in since(SpecId::CANCUN) {
-        let mut hash = B256::repeat_byte(3);
-        hash[0] = 1;
-        let mut tx = tx(ROUTER);
-        tx.tx_type = 3;
-        tx.gas_priority_fee = Some(1);
-        tx.max_fee_per_blob_gas = 10;
-        tx.blob_hashes = vec![hash];
-        let world = with_router(Asm::new().call(opcode::CALL, VICTIM, 1));
-        assert_touched("blob", spec, &world, &tx, VICTIM);
-        assert_not_loaded("blob", spec, &world, &tx, OTHER);
-    }
-}
-
-#[test]
 fn the_coinbase_is_in_every_state_and_is_judged_once_per_block() {
     for spec in forks() {
         for gas_price in [BASE_FEE.into(), 20] {
@@ -316,23 +299,6 @@ fn the_coinbase_is_in_every_state_and_is_judged_once_per_block() {
             let guard = guard_for(&[VICTIM], coinbase);
             guard.execute(&mut evm, tx(OTHER)).expect("not listed").commit();
         }
-    }
-}
-
-#[test]
-fn an_invalid_transaction_is_no_execution_and_leaves_nothing_behind() {
-    for spec in forks() {
-        let mut evm = evm(reader(), spec);
-        let guard = guard(&[OTHER]);
-        let invalid = TxEnv { nonce: 9, ..tx(VICTIM) };
-        let refused = guard.execute(&mut evm, invalid).expect_err("nonce too high");
-        let reason = InvalidTransaction::NonceTooHigh { tx: 9, state: 0 };
-        assert_eq!(refused, ExecuteError::Evm(EVMError::Transaction(reason)));
-        assert_eq!(evm.world().commits, 0);
-        // The sender was loaded to find that out; the next transaction's keys are its own.
-        evm.ctx.journaled_state.database.forget_reads();
-        let checked = guard.execute(&mut evm, tx(ROUTER)).expect("valid");
-        assert_eq!(keys(checked.state()), [SENDER, ROUTER, VICTIM, COINBASE].into());
     }
 }
 

@@ -9,59 +9,6 @@ fn monitor() -> (LoadMonitor, QueueLoad) {
     (monitor, queue)
 }
 
-/// Brings the queue into a state by the shortest way.
-fn bring_to(queue: &QueueLoad, state: LoadState) {
-    queue.observe(0);
-    queue.observe([0, 75, 90][state as usize]);
-    assert_eq!(queue.state(), state);
-}
-
-#[test]
-fn the_transition_table_holds_row_by_row() {
-    let (monitor, queue) = monitor();
-    let rows = [
-        (Normal, 0, Normal),
-        (Normal, 74, Normal),
-        (Normal, 75, Elevated),
-        (Normal, 89, Elevated),
-        (Normal, 90, Critical),
-        (Normal, 100, Critical),
-        (Elevated, 90, Critical),
-        (Elevated, 89, Elevated),
-        (Elevated, 75, Elevated),
-        (Elevated, 74, Elevated),
-        (Elevated, 50, Elevated),
-        (Elevated, 49, Normal),
-        (Elevated, 0, Normal),
-        (Critical, 100, Critical),
-        (Critical, 89, Critical),
-        (Critical, 70, Critical),
-        (Critical, 69, Elevated),
-        (Critical, 50, Elevated),
-        (Critical, 49, Normal),
-        // Beyond its capacity, as a broadcast buffer can be.
-        (Normal, usize::MAX, Critical),
-    ];
-    for (from, depth, to) in rows {
-        bring_to(&queue, from);
-        let before =
-            LoadState::ALL.map(|from| LoadState::ALL.map(|to| monitor.transitions(from, to)));
-        queue.observe(depth);
-        assert_eq!(monitor.state(), to, "{from:?} at {depth}");
-        assert_eq!(monitor.is_pressed(), to != Normal);
-        for a in LoadState::ALL {
-            for b in LoadState::ALL {
-                let counted = monitor.transitions(a, b) - before[a as usize][b as usize];
-                assert_eq!(
-                    counted,
-                    u64::from((a, b) == (from, to) && from != to),
-                    "{a:?} to {b:?}"
-                );
-            }
-        }
-    }
-}
-
 /// Up item by item, and down again.
 fn ramp(from: usize, to: usize) -> impl Iterator<Item = usize> + Clone {
     (from..=to).chain((from..to).rev())
@@ -202,18 +149,24 @@ fn naive(state: LoadState, depth: usize, capacity: usize) -> LoadState {
 
 proptest! {
     #[test]
-    fn the_state_is_what_the_table_says_for_any_queue(
+    fn the_state_and_its_changes_are_what_the_table_says_for_any_queue(
         capacity in 1..300_usize,
-        depths in prop::collection::vec(0..400_usize, 0..100),
+        // Also beyond its capacity, as a broadcast buffer can be.
+        depths in prop::collection::vec(prop_oneof![20 => 0..400_usize, 1 => Just(usize::MAX)], 0..100),
     ) {
         let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
         let queue = monitor.watch("any", capacity).unwrap();
-        let mut expected = Normal;
+        let (mut expected, mut changes) = (Normal, [[0; 3]; 3]);
         for depth in depths {
-            expected = naive(expected, depth, capacity);
+            let next = naive(expected, depth, capacity);
+            changes[expected as usize][next as usize] += u64::from(next != expected);
+            expected = next;
             queue.observe(depth);
             prop_assert_eq!(monitor.state(), expected, "{} of {}", depth, capacity);
+            prop_assert_eq!(monitor.is_pressed(), expected != Normal);
         }
+        let counted = LoadState::ALL.map(|from| LoadState::ALL.map(|to| monitor.transitions(from, to)));
+        prop_assert_eq!(counted, changes);
     }
 }
 

@@ -21,14 +21,6 @@ pub(crate) struct Report {
     pub(crate) accepted: u64,
 }
 
-/// A time of the acceptance, or a share of it: `MEMPOOL_INGEST_TIME_PERCENT=10` makes a minute six
-/// seconds, to try things out.
-pub(crate) fn seconds(seconds: u64) -> Duration {
-    let percent = std::env::var("MEMPOOL_INGEST_TIME_PERCENT")
-        .map_or(100, |percent| percent.parse::<u32>().expect("a whole number"));
-    Duration::from_secs(seconds) * percent / 100
-}
-
 impl Load {
     pub(crate) fn start(ipc: &Path, tps: u32, duration: Duration) -> Self {
         let child = Command::new(env!("CARGO_BIN_EXE_devnet"))

@@ -7,9 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_consensus::{SignableTransaction as _, TxEip1559};
-use alloy_eips::Encodable2718 as _;
-use alloy_primitives::{B256, Bytes, TxKind, U64, U256};
+use alloy_primitives::{B256, Bytes, U64};
 use alloy_provider::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
 use devnet::{RealNode, RealNodeKind};
 use mempool_ingest::{
@@ -25,10 +23,11 @@ use serde_json::value::RawValue;
 use tempfile::TempDir;
 use testkit::{
     ingest::{arrived_whole, eventually, settled},
+    sign::signed,
     usage::{cpu_of, resident_bytes},
 };
 
-use crate::load::{Load, seconds};
+use crate::load::Load;
 
 const BOTH: [RealNodeKind; 2] = [RealNodeKind::Anvil, RealNodeKind::Geth];
 
@@ -111,22 +110,14 @@ async fn start(
     (fetcher, pool)
 }
 
-/// A transfer that pays `gwei` of tip.
+/// One that pays `gwei` of tip.
 fn transfer(account: &Account, nonce: u64, gwei: u128) -> (B256, Bytes) {
-    let tx = TxEip1559 {
-        chain_id: 1337,
-        nonce,
-        gas_limit: 21_000,
+    signed(account, |tx| {
+        tx.nonce = nonce;
         // Grows with the tip: a replacement has to raise both by a tenth.
-        max_fee_per_gas: gwei * 50_000_000_000,
-        max_priority_fee_per_gas: gwei * 1_000_000_000,
-        to: TxKind::Call(account.address),
-        value: U256::from(1),
-        ..Default::default()
-    };
-    let signature = account.sign_hash(tx.signature_hash());
-    let signed = tx.into_signed(signature);
-    (*signed.hash(), signed.encoded_2718().into())
+        tx.max_fee_per_gas = gwei * 50_000_000_000;
+        tx.max_priority_fee_per_gas = gwei * 1_000_000_000;
+    })
 }
 
 #[tokio::test]
@@ -232,7 +223,7 @@ under_load! {
 
 async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announcements) {
     let setup = Setup::in_mode(kind, Duration::from_secs(12), announcements).await;
-    let load = Load::start(setup.node.ipc_path(), tps, seconds(30)).finish();
+    let load = Load::start(setup.node.ipc_path(), tps, Duration::from_secs(30)).finish();
     let what = format!("{announcements:?}, {tps} TPS");
     let counts = setup.complete(&what).await;
     assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
@@ -291,7 +282,7 @@ async fn costs(kind: RealNodeKind) {
         }
         let pid = node.pid().unwrap();
         let before = cpu_of(pid);
-        let load = Load::start(node.ipc_path(), 2_000, seconds(20)).finish();
+        let load = Load::start(node.ipc_path(), 2_000, Duration::from_secs(20)).finish();
         let mut missed = 0;
         if let Some(fetcher) = fetcher {
             let all = load.accepted * 99 / 100;
@@ -349,7 +340,7 @@ async fn a_node_that_is_killed_and_restarted_is_caught_up_with() {
         let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
         let mut resident = Vec::new();
         for _ in 0..4 {
-            kill_and_restart(&mut setup, seconds(5)).await;
+            kill_and_restart(&mut setup, Duration::from_secs(5)).await;
             resident.push(resident_bytes());
         }
         println!("{kind:?}: resident after each cycle: {resident:?}");
@@ -365,7 +356,7 @@ async fn a_node_that_is_gone_for_200_seconds_is_caught_up_with() {
     // time is spent waiting.
     let one = async |kind| {
         let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
-        kill_and_restart(&mut setup, seconds(200)).await;
+        kill_and_restart(&mut setup, Duration::from_secs(200)).await;
     };
     tokio::join!(one(RealNodeKind::Anvil), one(RealNodeKind::Geth));
 }
@@ -377,7 +368,7 @@ async fn a_node_that_is_stopped_for_20_seconds_is_caught_up_with() {
         let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(600));
         load.wait_started(&setup.fetcher);
         setup.node.sigstop().unwrap();
-        tokio::time::sleep(seconds(20)).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
         setup.node.sigcont().unwrap();
         setup.client().await.get_chain_id().await.unwrap();
         live_again(&setup.fetcher, &format!("{kind:?}: stopped for 20 s")).await;

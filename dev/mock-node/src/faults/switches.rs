@@ -23,14 +23,9 @@ pub(crate) struct Switches {
     pub(crate) duplicate: Countdown,
     answers: Mutex<VecDeque<(BadAnswer, u32)>>,
     table_full_until: Mutex<Option<Instant>>,
-    restart: Mutex<Option<Restart>>,
+    /// For how long it is down, and whether it leaves its file.
+    restart: Mutex<Option<(Duration, bool)>>,
     restart_asked: Notify,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Restart {
-    pub(crate) down: Duration,
-    pub(crate) leaves_file: bool,
 }
 
 impl Switches {
@@ -56,13 +51,13 @@ impl Switches {
     }
 
     /// The last one asked for wins when several are asked for before the server sees the first.
-    pub(crate) fn ask_restart(&self, restart: Restart) {
-        *lock(&self.restart) = Some(restart);
+    pub(crate) fn ask_restart(&self, down: Duration, leaves_file: bool) {
+        *lock(&self.restart) = Some((down, leaves_file));
         self.restart_asked.notify_one();
     }
 
     /// Cancel safe: what was asked for stays until it is returned.
-    pub(crate) async fn restart(&self) -> Restart {
+    pub(crate) async fn restart(&self) -> (Duration, bool) {
         loop {
             if let Some(restart) = lock(&self.restart).take() {
                 return restart;

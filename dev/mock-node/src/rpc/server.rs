@@ -19,10 +19,9 @@ use tokio::{
     task,
 };
 
-use super::{Handled, Reply, handle};
+use super::{Reply, handle, is_heavy};
 use crate::{
     config::MAX_REQUEST_BYTES,
-    faults::switches::Restart,
     outbox::{Freeze, Next, Outbox},
     shared::{Shared, Subscription, Topic, unix_s},
 };
@@ -78,11 +77,11 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 async fn restarted(
     shared: &Shared,
     listener: UnixListener,
-    restart: Restart,
+    (down, leaves_file): (Duration, bool),
 ) -> io::Result<UnixListener> {
     drop(listener);
     let path = &shared.config.ipc_path;
-    if !restart.leaves_file {
+    if !leaves_file {
         fs::remove_file(path)?;
     }
     {
@@ -94,7 +93,7 @@ async fn restarted(
         let (_, effects) = state.core.mine(unix_s());
         shared.publish(&state, effects);
     }
-    tokio::time::sleep(restart.down).await;
+    tokio::time::sleep(down).await;
     shared.counters.restarts.fetch_add(1, Relaxed);
     UnixListener::from_std(listen(path)?)
 }
@@ -208,20 +207,13 @@ impl Connection {
         if frame.trim_ascii().is_empty() {
             return;
         }
-        match handle(&self.shared, frame, false) {
-            Handled::Now(reply) => self.answer(reply),
-            Handled::Heavy => {
-                let (connection, frame) = (self.clone(), frame.to_vec());
-                // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
-                // answer, as with a node whose handler died.
-                task::spawn_blocking(move || {
-                    let handled = handle(&connection.shared, &frame, true);
-                    if let Handled::Now(reply) = handled {
-                        connection.answer(reply);
-                    }
-                });
-            }
+        if !is_heavy(frame) {
+            return self.answer(handle(&self.shared, frame));
         }
+        let (connection, frame) = (self.clone(), frame.to_vec());
+        // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
+        // answer, as with a node whose handler died.
+        task::spawn_blocking(move || connection.answer(handle(&connection.shared, &frame)));
     }
 
     fn answer(&self, reply: Option<Reply>) {

@@ -19,7 +19,7 @@ pub struct Account {
 
 impl Account {
     /// The account of a key of our own making, for a seed and a number.
-    pub(crate) fn from_entropy(seed: u64, number: u64) -> Self {
+    pub fn from_entropy(seed: u64, number: u64) -> Self {
         let mut digest = keccak256([seed.to_be_bytes(), number.to_be_bytes()].concat());
         loop {
             match SecretKey::from_byte_array(&digest.0) {

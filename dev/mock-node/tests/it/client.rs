@@ -1,7 +1,6 @@
 //! A client that shows every line and hides nothing: blocking, so that a test reads like a transcript.
 
 use std::{
-    collections::VecDeque,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     os::unix::net::UnixStream,
     path::Path,
@@ -47,7 +46,6 @@ pub(crate) struct Client {
     stream: UnixStream,
     reader: BufReader<UnixStream>,
     next_id: u64,
-    notifications: VecDeque<Value>,
 }
 
 impl Client {
@@ -55,7 +53,7 @@ impl Client {
         let stream = UnixStream::connect(path).expect("the node listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("a timeout");
         let reader = BufReader::new(stream.try_clone().expect("a second handle"));
-        Self { stream, reader, next_id: 1, notifications: VecDeque::new() }
+        Self { stream, reader, next_id: 1 }
     }
 
     pub(crate) fn to(node: &MockNode) -> Self {
@@ -116,21 +114,15 @@ impl Client {
         serde_json::from_str(&line).expect("a line is JSON")
     }
 
-    /// The whole answer to one call; notifications that come first are kept.
+    /// The whole answer to one call.
     pub(crate) fn call(&mut self, method: &str, params: Value) -> Value {
         let id = self.next_id;
         self.next_id += 1;
         let request = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
         self.write(request.to_string().as_bytes());
-        loop {
-            let value = self.value();
-            if value.get("method").is_some() {
-                self.notifications.push_back(value);
-                continue;
-            }
-            assert_eq!(value["id"], json!(id));
-            return value;
-        }
+        let value = self.value();
+        assert_eq!(value["id"], json!(id));
+        value
     }
 
     pub(crate) fn result(&mut self, method: &str, params: Value) -> Value {
@@ -139,19 +131,14 @@ impl Client {
         answer["result"].clone()
     }
 
-    pub(crate) fn subscribe(&mut self, params: Value) -> String {
-        self.result("eth_subscribe", params).as_str().expect("an id").to_owned()
+    pub(crate) fn subscribe(&mut self, params: Value) {
+        self.result("eth_subscribe", params);
     }
 
-    /// The next notification: subscription and result.
-    pub(crate) fn notification(&mut self) -> (String, Value) {
-        let value = self.notifications.pop_front().unwrap_or_else(|| self.value());
-        assert_eq!(value["method"], "eth_subscription", "{value}");
-        let id = value["params"]["subscription"].as_str().expect("an id").to_owned();
-        (id, value["params"]["result"].clone())
-    }
-
+    /// The hash that the next notification tells.
     pub(crate) fn announced(&mut self) -> B256 {
-        serde_json::from_value(self.notification().1).expect("a hash")
+        let value = self.value();
+        assert_eq!(value["method"], "eth_subscription", "{value}");
+        serde_json::from_value(value["params"]["result"].clone()).expect("a hash")
     }
 }

@@ -4,5 +4,4 @@ mod client;
 mod faults;
 mod framing;
 mod load;
-mod methods;
 mod state;

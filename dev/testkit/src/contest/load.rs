@@ -4,13 +4,11 @@ use std::time::Duration;
 
 use mock_node::{FullObjects, NodeConfig};
 
-use crate::node::Pace;
-
 /// All transactions of all runs come from this seed, so each run's are the first of the same list.
 const SEED: u64 = 7;
 
 /// What the node of one run is, and how it announces.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     /// How long the node takes to answer a request for a transaction.
     pub latency: Duration,
@@ -43,13 +41,6 @@ impl Load {
             render_ahead: true,
             signed_ahead: self.count,
             ..config
-        }
-    }
-
-    pub(crate) const fn pace(&self) -> Pace {
-        match self.tps {
-            Some(tps) => Pace::Steady(tps),
-            None => Pace::AtOnce,
         }
     }
 }

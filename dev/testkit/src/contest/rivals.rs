@@ -28,24 +28,9 @@ const PERMITS: usize = 64;
 /// Its broadcast slots between the connection and its loop.
 const BUFFER: usize = 16_384;
 
-/// A rival at work. Ends, connections included, when dropped.
-#[derive(Debug)]
-pub(super) struct Rival {
-    runtime: Option<Runtime>,
-}
-
-impl Drop for Rival {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.runtime.take() {
-            // Not waited for: what is under way then is lost by definition.
-            runtime.shutdown_background();
-        }
-    }
-}
-
 /// One connection, one fetch at a time in the loop that reads the notifications, alloy's default
-/// buffer of 16. Returns when subscribed.
-pub(super) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
+/// buffer of 16. Returns when subscribed; its runtime is the rival at work.
+pub(super) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
     let runtime = runtime(threads)?;
     let (provider, mut hashes) = runtime.block_on(async {
         let provider = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
@@ -59,7 +44,7 @@ pub(super) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
             }
         }
     });
-    Ok(Rival { runtime: Some(runtime) })
+    Ok(runtime)
 }
 
 /// A second connection for requests, a task for each hash, 64 permits, a buffer of 16,384. Returns
@@ -67,7 +52,7 @@ pub(super) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
 ///
 /// The permit is taken inside the task, so that the loop only reads and spawns: no announcement
 /// waits for a fetch, which loses the least. What bounds the number of tasks is nothing.
-pub(super) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Rival, Error> {
+pub(super) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
     let runtime = runtime(threads)?;
     let (subscription, requests, mut hashes) = runtime.block_on(async {
         let subscription =
@@ -92,7 +77,7 @@ pub(super) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
             });
         }
     });
-    Ok(Rival { runtime: Some(runtime) })
+    Ok(runtime)
 }
 
 fn runtime(threads: usize) -> std::io::Result<Runtime> {

@@ -17,19 +17,16 @@ use mempool_ingest::{
     txpool_fetcher::{Announcements, Counts, EndReason},
 };
 use mock_node::{
-    FullObjects, NodeConfig,
+    NodeConfig,
     workload::{Address, PreparedTx, TxKind, Workload},
 };
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Runtime;
 
-use super::{
-    load::Load,
-    rivals::{self, Rival},
-};
+use super::{load::Load, rivals};
 use crate::{
     figures::{Times, histogram},
-    node::{Announced, NodeProcess, What},
+    node::{Announced, NodeProcess},
     usage::{self, ThreadUse, now_ns, process_cpu, resident_bytes},
 };
 
@@ -89,7 +86,7 @@ impl Contender {
 }
 
 /// What a run came to.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     /// How many the node announced.
     pub announced: usize,
@@ -140,6 +137,29 @@ impl Run {
     pub fn pooled_per_s(&self) -> f64 {
         self.pooled as f64 / self.wall.as_secs_f64().max(1e-9)
     }
+
+    /// Adds what follows from when each was announced and seen.
+    fn summarize(&mut self, announced: &Announced, seen: &[(B256, u64)]) {
+        let sent: HashMap<_, _> = announced.txs.iter().copied().collect();
+        let (mut latency, mut live) = (histogram(), histogram());
+        let first = announced.txs.first().map_or(0, |(_, at)| *at);
+        let end = announced.txs.last().map_or(0, |(_, at)| *at);
+        for (hash, at) in seen {
+            let late = at.saturating_sub(sent[hash]);
+            latency.saturating_record(late);
+            if *at <= end {
+                live.saturating_record(late);
+            }
+        }
+        let span = (end.saturating_sub(first) as f64 / 1e9).max(1e-9);
+        let last = seen.iter().map(|(_, at)| *at).max().unwrap_or(first);
+        (self.announced, self.pooled) = (announced.txs.len(), seen.len());
+        self.announced_per_s = self.announced.saturating_sub(1) as f64 / span;
+        (self.latency, self.live) = (Times::from(&latency), Times::from(&live));
+        self.live_per_s = live.len() as f64 / span;
+        self.wall = Duration::from_nanos(last.saturating_sub(first));
+        (self.node_cpu, self.late) = (announced.cpu, announced.late);
+    }
 }
 
 /// What is known of an announced transaction.
@@ -172,9 +192,7 @@ impl Stage {
     /// Starts the node's process and signs here too what it will announce, at most `count`, so many
     /// of a thousand with blobs.
     pub fn new(count: usize, blobs_per_mille: u32) -> std::io::Result<Self> {
-        let full_objects = FullObjects::Announced;
-        let load =
-            Load { latency: Duration::ZERO, count, tps: None, blobs_per_mille, full_objects };
+        let load = Load { count, blobs_per_mille, ..Load::default() };
         let mut workload = Workload::new(load.configure(NodeConfig::new("")).workload());
         let samples = workload.prepare(count.min(SIGNED_TOGETHER));
         let known = |tx: &PreparedTx| Expected { hash: tx.hash, sender: tx.sender, kind: tx.kind };
@@ -200,45 +218,63 @@ impl Stage {
     /// Runs one contender against a fresh node.
     pub fn run(&mut self, contender: Contender, load: Load) -> Run {
         self.node.start(|config| load.configure(config)).expect("the node starts");
-        let path = self.node.path();
-        let fetcher = FetcherConfig::ipc(&path);
+        let fetcher = FetcherConfig::ipc(self.node.path());
         // Its own thread for the sockets, and its request threads.
         let threads = fetcher.request_connections + 1;
-        let (pool, running) = match (contender, contender.announcements()) {
-            (_, Some(announcements)) => {
-                let fetcher = FetcherConfig { announcements, ..fetcher };
-                let ingest = self
-                    .host
-                    .block_on(Ingest::start(IngestConfig::new(fetcher, self.pool.clone())))
-                    .expect("ours starts");
-                (ingest.pool().clone(), Running::Ours(Box::new(ingest)))
-            }
-            (rival, None) => {
-                let pool = OrderPool::new(self.pool.clone()).expect("valid");
-                let start = match rival {
-                    Contender::Sequential => rivals::sequential,
-                    _ => rivals::concurrent,
-                };
-                let rival = start(path, pool.clone(), threads).expect("the rival starts");
-                (pool, Running::Rival(rival))
-            }
+        let ours = contender.announcements().map(|announcements| {
+            let fetcher = FetcherConfig { announcements, ..fetcher };
+            let start = Ingest::start(IngestConfig::new(fetcher, self.pool.clone()));
+            self.host.block_on(start).expect("ours starts")
+        });
+        let pool = match &ours {
+            Some(ingest) => ingest.pool().clone(),
+            None => OrderPool::new(self.pool.clone()).expect("valid"),
         };
-        running.wait_until_ready();
+        let rival = ours.is_none().then(|| {
+            let is_sequential = contender == Contender::Sequential;
+            let start = if is_sequential { rivals::sequential } else { rivals::concurrent };
+            start(self.node.path(), pool.clone(), threads).expect("the rival starts")
+        });
+        // A rival is ready when it has subscribed, ours when its backfill of an empty pool is done too.
+        let deadline = Instant::now() + START_STOP;
+        while let Some(ingest) = ours.as_ref().filter(|ingest| !ingest.fetcher().is_live()) {
+            assert!(Instant::now() < deadline, "not live: {:?}", ingest.fetcher().status());
+            thread::sleep(POLL);
+        }
         let subscriber = Subscriber::start(&pool, load.count);
 
-        let (before, resident) = ((process_cpu(), usage::threads()), resident_bytes());
-        let what = What::OwnLoad(load.count);
-        self.node.announce(what, load.pace()).expect("the node announces");
+        let (cpu, threads, resident) = (process_cpu(), usage::threads(), resident_bytes());
+        self.node.announce(load.count, load.tps).expect("the node announces");
         self.node.finish().expect("the node has announced");
-        subscriber.wait(load.count, running.patience());
-        let used = Used::since(&before);
-        let grown_bytes = resident_bytes().saturating_sub(resident);
+        subscriber.wait(load.count, if ours.is_some() { OURS_QUIET } else { RIVAL_QUIET });
+        let mut run = Run {
+            cpu: process_cpu() - cpu,
+            threads: usage::threads(),
+            grown_bytes: resident_bytes().saturating_sub(resident),
+            ..Run::default()
+        };
+        for (name, used) in &mut run.threads {
+            let before = threads.get(name).copied().unwrap_or_default();
+            // Less, if one of several threads of that name has ended.
+            used.cpu = used.cpu.saturating_sub(before.cpu);
+            used.waits = used.waits.saturating_sub(before.waits);
+        }
 
         let announced = self.node.stop().expect("the node stops");
         let seen = subscriber.stop();
-        let counts = running.stop(&self.host);
-        self.check(contender, &announced, &seen, &pool, counts);
-        summarize(&announced, &seen, used, counts, grown_bytes)
+        let counts = ours.map(|ingest| {
+            let end = self.host.block_on(ingest.shutdown(START_STOP));
+            assert_eq!(end.reason, EndReason::Stopped);
+            end.counts
+        });
+        if let Some(rival) = rival {
+            // Not waited for: what is under way then is lost by definition.
+            rival.shutdown_background();
+        }
+        self.check(&announced, &seen, &pool, counts);
+        run.lagged = counts.map_or(0, |counts| counts.lagged);
+        run.summarize(&announced, &seen);
+        run
     }
 
     /// Equal work: the announced transactions are those of the list, whoever subscribes; what was
@@ -246,15 +282,14 @@ impl Stage {
     /// for what overran its buffer and was counted.
     fn check(
         &self,
-        contender: Contender,
         announced: &Announced,
         seen: &[(B256, u64)],
         pool: &OrderPool,
         counts: Option<Counts>,
     ) {
-        let expected = &self.expected[..announced.own.len()];
+        let expected = &self.expected[..announced.txs.len()];
         let mut missing: HashMap<_, _> = expected.iter().map(|tx| (tx.hash, tx)).collect();
-        for ((hash, _), tx) in announced.own.iter().zip(expected) {
+        for ((hash, _), tx) in announced.txs.iter().zip(expected) {
             assert_eq!(*hash, tx.hash, "the node announced another transaction");
         }
         for (hash, _) in seen {
@@ -270,108 +305,11 @@ impl Stage {
             assert_eq!(pooled.blob_count(), blobs, "blobs of {hash}");
             assert_eq!(pooled.sidecar().is_some(), blobs > 0, "sidecar of {hash}");
         }
-        if contender.is_ours() {
-            let (counts, lost) = (counts.expect("ours counts"), missing.len() as u64);
+        if let Some(counts) = counts {
+            let lost = missing.len() as u64;
             assert!(lost <= counts.lagged, "ours lost {lost} and does not know it: {counts:?}");
             let outcomes = (counts.balance(), counts.unfinished);
             assert_eq!(outcomes, (0, 0), "a hash without an outcome: {counts:?}");
-        }
-    }
-}
-
-/// What this process used in a run.
-#[derive(Debug)]
-struct Used {
-    cpu: Duration,
-    threads: BTreeMap<String, ThreadUse>,
-}
-
-impl Used {
-    fn since((cpu, earlier): &(Duration, BTreeMap<String, ThreadUse>)) -> Self {
-        let mut threads = usage::threads();
-        for (name, used) in &mut threads {
-            let before = earlier.get(name).copied().unwrap_or_default();
-            // Less, if one of several threads of that name has ended.
-            used.cpu = used.cpu.saturating_sub(before.cpu);
-            used.waits = used.waits.saturating_sub(before.waits);
-        }
-        Self { cpu: process_cpu() - *cpu, threads }
-    }
-}
-
-fn summarize(
-    announced: &Announced,
-    seen: &[(B256, u64)],
-    used: Used,
-    counts: Option<Counts>,
-    grown_bytes: usize,
-) -> Run {
-    let sent: HashMap<_, _> = announced.own.iter().copied().collect();
-    let (mut latency, mut live) = (histogram(), histogram());
-    let end = announced.own.last().map_or(0, |(_, at)| *at);
-    for (hash, at) in seen {
-        let late = at.saturating_sub(sent[hash]);
-        latency.saturating_record(late);
-        if *at <= end {
-            live.saturating_record(late);
-        }
-    }
-    let span = match announced.own.as_slice() {
-        [(_, first), .., (_, last)] => last.saturating_sub(*first) as f64 / 1e9,
-        _ => 0.0,
-    };
-    let first = announced.own.first().map_or(0, |(_, at)| *at);
-    let last = seen.iter().map(|(_, at)| *at).max().unwrap_or(first);
-    Run {
-        announced: announced.own.len(),
-        announced_per_s: announced.own.len().saturating_sub(1) as f64 / span.max(1e-9),
-        pooled: seen.len(),
-        latency: Times::from(&latency),
-        live: Times::from(&live),
-        live_per_s: live.len() as f64 / span.max(1e-9),
-        wall: Duration::from_nanos(last.saturating_sub(first)),
-        cpu: used.cpu,
-        threads: used.threads,
-        node_cpu: announced.cpu,
-        late: announced.late,
-        lagged: counts.map_or(0, |counts| counts.lagged),
-        grown_bytes,
-    }
-}
-
-#[derive(Debug)]
-enum Running {
-    Ours(Box<Ingest>),
-    Rival(#[expect(dead_code, reason = "held for its drop")] Rival),
-}
-
-impl Running {
-    /// Rivals are ready when subscribed, ours when its backfill of an empty pool is done too.
-    fn wait_until_ready(&self) {
-        if let Self::Ours(ingest) = self {
-            let deadline = Instant::now() + START_STOP;
-            while !ingest.fetcher().is_live() {
-                assert!(Instant::now() < deadline, "not live: {:?}", ingest.fetcher().status());
-                thread::sleep(POLL);
-            }
-        }
-    }
-
-    const fn patience(&self) -> Duration {
-        match self {
-            Self::Ours(_) => OURS_QUIET,
-            Self::Rival(_) => RIVAL_QUIET,
-        }
-    }
-
-    fn stop(self, host: &Runtime) -> Option<Counts> {
-        match self {
-            Self::Ours(ingest) => {
-                let end = host.block_on(ingest.shutdown(START_STOP));
-                assert_eq!(end.reason, EndReason::Stopped);
-                Some(end.counts)
-            }
-            Self::Rival(_) => None,
         }
     }
 }
