@@ -3,10 +3,12 @@
 //! Full objects at 2,000/s, of which the node drops none, a fifth at random, some runs of 2,000, and all; and hashes,
 //! for comparison. Every run asserts that all was pooled.
 
+use std::time::Duration;
+
 use mock_node::FullObjects;
 use testkit::{
-    contest::{Contender, Load, Run, Stage},
-    figures::{Rounds, Table},
+    contest::{Contender, Load, Stage},
+    figures::Rounds,
 };
 
 use crate::{BLOBS_PER_MILLE, Plan};
@@ -16,11 +18,11 @@ const TPS: u32 = 2_000;
 pub(crate) fn bench(plan: &Plan) {
     let count = (f64::from(TPS) * plan.seconds).round() as usize;
     let load = |full_objects| Load {
+        latency: Duration::ZERO,
         count,
         tps: Some(TPS),
         blobs_per_mille: BLOBS_PER_MILLE,
         full_objects,
-        ..Load::default()
     };
     let dropped = |per_mille, run| load(FullObjects::Dropped { per_mille, run });
     let cases = [
@@ -44,16 +46,17 @@ pub(crate) fn bench(plan: &Plan) {
         "\n{TPS}/s, full objects by what the node drops of them; medians of {} rounds",
         plan.rounds
     );
-    let mut table = Table::new("dropped | p50 us | p99 us | max us | CPU us each");
+    println!(
+        "{:<22} {:>9} {:>9} {:>9} {:>12}",
+        "dropped", "p50 us", "p99 us", "max us", "CPU us each"
+    );
     for (name, rounds) in rows {
-        let whole = |value: fn(&Run) -> f64| format!("{:.0}", rounds.median(value));
-        table.row([
-            name.to_owned(),
-            whole(|run| run.latency.p50),
-            whole(|run| run.latency.p99),
-            whole(|run| run.latency.max),
-            whole(Run::cpu_us),
-        ]);
+        let [p50, p99, max, cpu] = [
+            rounds.median(|run| run.latency.p50),
+            rounds.median(|run| run.latency.p99),
+            rounds.median(|run| run.latency.max),
+            rounds.median(|run| run.cpu_us()),
+        ];
+        println!("{name:<22} {p50:>9.0} {p99:>9.0} {max:>9.0} {cpu:>12.0}");
     }
-    print!("{table}");
 }

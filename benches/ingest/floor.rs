@@ -2,7 +2,10 @@
 
 use std::{hint::black_box, thread, time::Duration};
 
-use mock_node::workload::PreparedTx;
+use alloy_primitives::hex;
+use criterion::{BenchmarkId, Criterion, Throughput};
+use mempool_ingest::txpool_fetcher::{RawTransaction, read_response};
+use mock_node::workload::{PreparedTx, TxKind};
 use testkit::{contest::decode, usage::thread_cpu};
 
 /// Thread CPU time of one pass of decode and recover over `txs`, per transaction.
@@ -23,4 +26,35 @@ pub(crate) fn pass_on_all_cores(txs: &[PreparedTx]) -> Duration {
         threads.into_iter().map(|thread| thread.join().expect("signed by us")).sum::<Duration>()
     });
     passes / u32::try_from(cores).expect("a few")
+}
+
+/// The floor, and the whole of what ours does with an answer, for each size of transaction.
+pub(crate) fn bench(criterion: &mut Criterion, txs: &[PreparedTx]) {
+    let mut group = criterion.benchmark_group("floor");
+    // Tens of thousands of iterations each; the rest of the bench's minutes are for the runs.
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_millis(1500));
+    let one = |name, wanted: &[TxKind]| (name, txs.iter().find(|tx| wanted.contains(&tx.kind)));
+    let kinds = [
+        one("transfer", &[TxKind::Transfer]),
+        one("swap", &[TxKind::Swap]),
+        one("one blob", &[TxKind::Blob]),
+    ];
+    for (name, tx) in kinds {
+        // A short list (a test's) may have no blobs.
+        let Some(tx) = tx else { continue };
+        let json = format!("\"{}\"", hex::encode_prefixed(&tx.raw));
+        assert!(
+            matches!(read_response(&json, tx.hash), RawTransaction::Decoded(read, _) if read.signer() == tx.sender),
+            "equal work: the same sender both ways"
+        );
+        assert_eq!(decode(&tx.raw).expect("signed by us").signer(), tx.sender);
+        group.throughput(Throughput::Elements(1));
+        group.bench_function(BenchmarkId::new("decode and recover", name), |bencher| {
+            bencher.iter(|| decode(black_box(&tx.raw)));
+        });
+        group.bench_function(BenchmarkId::new("read_response", name), |bencher| {
+            bencher.iter(|| read_response(black_box(&json), tx.hash));
+        });
+    }
+    group.finish();
 }

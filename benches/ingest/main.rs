@@ -2,6 +2,7 @@
 //! ways in which builders fetch today. What is compared, how it is timed and what is asserted is said at
 //! [`testkit::contest`].
 //!
+//! - criterion's groups `floor` and `burst`: what nobody can save, and a burst of 8,000;
 //! - `paced`: the table of all contenders at paced rates and in the burst, and where the CPU time goes;
 //! - `scale`: how far each contender goes, with its memory, see [`scale`];
 //! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`];
@@ -13,11 +14,13 @@
 //! many at once as there are cores.
 //!
 //! **The burst** is announced at once. It fits the buffers of ours and of the plain concurrent
-//! rival, so that it measures speed, not overflow.
+//! rival, so that it measures speed, not overflow. Which side was the limit is said from which
+//! side's cores were busy.
 //!
 //! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
-//! path runs once. `scripts/chart.py` draws the table of `scale`. Of `paced` and of `scale` the environment sets
-//! `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and `INGEST_BENCH_RATES`.
+//! path runs once. A word is criterion's filter too. `scripts/chart.py` draws the table of `scale`. Of `paced` and of
+//! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and
+//! `INGEST_BENCH_RATES`.
 
 mod backfill;
 mod drops;
@@ -27,7 +30,8 @@ mod table;
 
 use std::{process::ExitCode, time::Duration};
 
-use mock_node::workload::PreparedTx;
+use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
+use mock_node::{FullObjects, workload::PreparedTx};
 use testkit::{
     bench::{Args, number, numbers},
     contest::{Contender, Load, Stage},
@@ -81,8 +85,8 @@ impl Plan {
                     Some(tps) => ((f64::from(tps) * self.seconds).round() as usize).min(MOST),
                     None => self.burst,
                 };
-                let blobs_per_mille = BLOBS_PER_MILLE;
-                Load { latency, count, tps, blobs_per_mille, ..Load::default() }
+                let full_objects = FullObjects::Announced;
+                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE, full_objects }
             })
         });
         all.collect()
@@ -95,32 +99,79 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::read();
-    if args.has("--list") {
-        return ExitCode::SUCCESS;
+    let mut criterion = Criterion::default().configure_from_args();
+    let is_other = |word: &String| ["scale", "backfill", "drops"].contains(&word.as_str());
+    if !args.words.iter().any(is_other) {
+        let plan = match args.is_test() {
+            true => Plan::test(vec![500]),
+            false => Plan::new(RATES, "3.5"),
+        };
+        let most = plan.loads().iter().map(|load| load.count).max().expect("there are loads");
+        let mut stage = Stage::new(most, BLOBS_PER_MILLE).expect("the node's process starts");
+        floor::bench(&mut criterion, stage.samples());
+        burst(&mut criterion, &mut stage, &plan);
+        if !args.has("--list") && args.choose("paced") {
+            compare(&mut stage, &plan);
+        }
     }
-    let plan = |test_rates: &[u32], rates, seconds| match args.is_test() {
-        true => Plan::test(test_rates.to_vec()),
-        false => Plan::new(rates, seconds),
-    };
-    if args.choose("paced") {
-        compare(&plan(&[500], RATES, "3.5"));
+    criterion.final_summary();
+    if !args.has("--list") && args.choose("scale") {
+        scale::bench(&match args.is_test() {
+            true => Plan::test(vec![500, 2000]),
+            false => Plan::new(scale::RATES, "3"),
+        });
     }
-    if args.choose("scale") {
-        scale::bench(&plan(&[500, 2000], scale::RATES, "3"));
-    }
-    if args.choose("backfill") {
+    if !args.has("--list") && args.choose("backfill") {
         backfill::bench(args.is_test());
     }
-    if args.choose("drops") {
-        drops::bench(&plan(&[], RATES, "5"));
+    if !args.has("--list") && args.choose("drops") {
+        drops::bench(&match args.is_test() {
+            true => Plan::test(vec![]),
+            false => Plan::new(RATES, "5"),
+        });
     }
     ExitCode::SUCCESS
 }
 
+/// The burst for criterion's report: only those who lose nothing, or the times are of unequal work.
+fn burst(criterion: &mut Criterion, stage: &mut Stage, plan: &Plan) {
+    let mut group = criterion.benchmark_group("burst");
+    // A sample is one run, with a node and a pool of its own; more would not be better known.
+    group
+        .sample_size(10)
+        .sampling_mode(SamplingMode::Flat)
+        .warm_up_time(Duration::from_millis(1))
+        .measurement_time(Duration::from_millis(1));
+    // With slower answers the table has it: here it would show 64 / answer time.
+    let load = Load {
+        latency: Duration::ZERO,
+        count: plan.burst,
+        tps: None,
+        blobs_per_mille: BLOBS_PER_MILLE,
+        full_objects: FullObjects::Announced,
+    };
+    group.throughput(Throughput::Elements(load.count as u64));
+    for contender in [Contender::Concurrent, Contender::Hashes, Contender::Full] {
+        let id = BenchmarkId::new(contender.name(), load.answer());
+        group.bench_function(id, |bencher| {
+            bencher.iter_custom(|iterations| {
+                (0..iterations)
+                    .map(|_| {
+                        let run = stage.run(contender, load);
+                        if run.lost() > 0 {
+                            eprintln!("{}: lost {}", contender.name(), run.lost());
+                        }
+                        run.wall
+                    })
+                    .sum()
+            });
+        });
+    }
+    group.finish();
+}
+
 /// The table: rounds of all loads, contenders taking turns at going first.
-fn compare(plan: &Plan) {
-    let most = plan.loads().iter().map(|load| load.count).max().expect("there are loads");
-    let mut stage = Stage::new(most, BLOBS_PER_MILLE).expect("the node's process starts");
+fn compare(stage: &mut Stage, plan: &Plan) {
     let mut rows = rows(plan.loads());
     let mut floors = Vec::new();
     for round in 0..plan.rounds {

@@ -1,6 +1,6 @@
 //! Medians over the rounds, printed.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use testkit::{
     contest::{Contender, Load, Run},
@@ -19,6 +19,30 @@ pub(crate) fn lost_share(row: &Row) -> f64 {
 
 fn announced(row: &Row) -> usize {
     row.runs.iter().map(|run| run.announced).sum()
+}
+
+/// Which side a burst was limited by, from the cores that each kept busy while it ran.
+fn limit(row: &Row) -> String {
+    let share = |time: fn(&Run) -> Duration| {
+        row.median(|run| time(run).as_secs_f64() / run.wall.as_secs_f64().max(1e-9))
+    };
+    let (ours, node) = (share(|run| run.cpu), share(|run| run.node_cpu));
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    let (contender, load) = row.contender;
+    let in_flight = if contender == Contender::Sequential { 1.0 } else { 64.0 };
+    let by_latency = in_flight / load.latency.as_secs_f64().max(1e-9);
+    let verdict = if lost_share(row) > 0.01 {
+        "its buffer: it lost announcements"
+    } else if row.median(Run::pooled_per_s) > 0.7 * by_latency {
+        "fetches in flight / answer time"
+    } else if node > 0.85 {
+        "the node: its one server thread is busy"
+    } else if ours + node > 0.85 * cores {
+        "the machine: its cores are busy"
+    } else {
+        "the contender, or other load on the machine"
+    };
+    format!("{verdict} (cores: contender {ours:.2}, node {node:.2}, of {cores:.0})")
 }
 
 fn name(load: Load) -> String {
@@ -71,6 +95,16 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
     println!("late: announced by the node more than 5 ms after they were due; many mean that the");
     println!("machine was too busy for its figures to be compared with another run's.");
     println!("A latency is of what was pooled: what was lost has none.");
+    for row in rows.iter().filter(|row| row.contender.1.tps.is_none()) {
+        let (contender, load) = row.contender;
+        println!(
+            "limit of {} at {}, {}: {}",
+            name(load),
+            load.answer(),
+            contender.name(),
+            limit(row)
+        );
+    }
     for row in rows.iter().filter(|row| row.contender.0.is_ours()) {
         let lagged: u64 = row.runs.iter().map(|run| run.lagged).sum();
         if lagged > 0 {
