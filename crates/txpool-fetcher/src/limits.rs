@@ -32,6 +32,10 @@ pub(crate) const SEEN_CAPACITY: usize = 524_288;
 /// a stall up to some blocks later; 64 blocks are 13 minutes.
 pub(crate) const RECENT_BLOCKS: usize = 64;
 
+/// How old the head of a node may be, by the wall clock, before the node can count as syncing. Five
+/// blocks of 12 s: some in a row may have no proposer, and clocks differ by some seconds.
+pub(crate) const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
+
 /// Sizes and times that no operator turns.
 ///
 /// It is public only with the feature `test-limits`: tests of this workspace start a fetcher with

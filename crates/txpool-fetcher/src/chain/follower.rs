@@ -15,6 +15,9 @@
 //! - at once, if the leader's first head could not be linked: a number alone proves nothing. Of a later
 //!   head that could not be linked, the number does not count until another head is.
 //!
+//! With several sources, the first head of all counts with the blocks of the minute before it: another
+//! source may be that late, and lists what they contain.
+//!
 //! A head that is told again shows no progress. A head of another source that is not linked does not
 //! count, unless no other source may lead. A head at or below what is remembered is not looked into,
 //! unless its source leads and has gone back: a node that lags or imports old blocks is no reorg and
@@ -40,7 +43,10 @@ use alloy_primitives::B256;
 use chain_view::{Block, Head, Pushed, RecentBlocks, Relation};
 
 use super::{AnnouncedHead, ReadBlock, Unread};
-use crate::{gap::GapReason, limits::RECENT_BLOCKS};
+use crate::{
+    gap::GapReason,
+    limits::{MAX_HEAD_AGE, RECENT_BLOCKS},
+};
 
 /// How many missed heads are fetched, newest to oldest, before the rest is skipped: as many as are
 /// remembered. Also how far above the latest head a head may be whose ancestors cannot be fetched.
@@ -271,11 +277,16 @@ impl Follower {
         let is_proven = !branch.ancestors.is_empty() || oldest.number == 0;
         let (Some(latest), Some(first)) = (chain.head(), chain.iter().next()) else {
             // The first head of all. With several sources its parent is proof that its number is no
-            // invention.
-            return match self.told.len() == 1 || is_proven {
-                true => Link::Linked,
-                false if branch.is_cut => Link::Unlinked,
-                false => Link::Needs(oldest.parent_hash),
+            // invention; and one that lags lists what blocks before this head contain.
+            let age = branch.head.timestamp.saturating_sub(oldest.timestamp);
+            let is_deep = oldest.number == 0
+                || age >= MAX_HEAD_AGE.as_secs()
+                || branch.ancestors.len() == MAX_ANCESTORS;
+            return match () {
+                () if self.told.len() == 1 || is_deep && is_proven => Link::Linked,
+                () if !branch.is_cut => Link::Needs(oldest.parent_hash),
+                () if is_proven => Link::Linked,
+                () => Link::Unlinked,
             };
         };
         match chain.relate(oldest) {
@@ -360,10 +371,6 @@ fn apply(
 ) -> Applied {
     let is_first = chain.head().is_none();
     let mut blocks: Vec<_> = std::mem::take(&mut branch.ancestors).into();
-    if is_first {
-        // They were its proof; nothing of them was announced.
-        blocks.clear();
-    }
     let is_gap = !(is_first || is_linked && blocks.is_empty());
     blocks.push(block);
     let (mut is_reorg, mut has_unread, mut unmined) = (false, false, Vec::new());

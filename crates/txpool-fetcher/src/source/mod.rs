@@ -42,7 +42,9 @@ use crate::{
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
     gap::{GapReason, Report},
-    in_process, metrics,
+    in_process,
+    limits::MAX_HEAD_AGE,
+    metrics,
     request::{self, RequestSet, Requests},
     sink::TransactionSink,
     sync::lock,
@@ -50,10 +52,6 @@ use crate::{
 
 /// How often the machine gets a tick: the resolution of its timers.
 const TICK: Duration = Duration::from_millis(100);
-
-/// How old the head of a node may be, by the wall clock, before the node can count as syncing. Five
-/// blocks of 12 s: some in a row may have no proposer, and clocks differ by some seconds.
-const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 
 /// A request for a comparison, by a caller of [`Fetcher::audit`](crate::Fetcher::audit).
 pub(crate) struct AuditRequest {

@@ -82,6 +82,34 @@ async fn the_head_is_known_right_after_the_start_and_after_a_reconnect_with_the_
     assert_eq!(head.next_base_fee_wei, Some(875_000_000));
 }
 
+/// It stayed until a comparison, or for its retention.
+#[tokio::test]
+async fn what_a_node_that_lags_lists_and_a_block_before_the_first_head_contains_is_not_pooled() {
+    let (first, behind) = (Fake::start(), Fake::start());
+    let txs = txs(3);
+    let now = FakeBlock::new(9, 9, 8, &[]).recent().time;
+    // Blocks of 12 s: the fourth is 60 s older than the head.
+    for number in 2..=9 {
+        let mut block = FakeBlock::new(number, number, number - 1, &[]);
+        block.time = now - 12 * (9 - number);
+        match number {
+            5 => block.txs = vec![(txs[0].hash, txs[0].sender, txs[0].nonce)],
+            6 => block = block.with_rival_of(&txs[1]),
+            _ => {}
+        }
+        first.announce(&block);
+        if number <= 4 {
+            behind.announce(&block);
+        }
+    }
+    behind.lock().pending = txs.clone();
+    let (fetcher, pool) = first_leads(&first, &behind, settles_fast()).await;
+    settled(&fetcher, "what it lists", |counts| counts.unfinished == 0 && counts.pooled >= 1).await;
+    eventually("the last alone", || pool.len() == 1 && pool.contains(&txs[2].hash)).await;
+    assert_eq!(first.requests_for(4, false), 1, "the oldest that may be missing");
+    assert_eq!(first.requests_for(3, false), 0, "no node that old is compared");
+}
+
 #[tokio::test]
 async fn the_nonces_of_every_missed_block_count() {
     let (fake, _fetcher, pool) = at_first_head().await;
