@@ -39,10 +39,14 @@ const CAP: usize = 4_000;
 /// Of orders that are gone: so few that what memory becomes is not what attackers have sent last.
 const LOG_BYTES: usize = 8 << 20;
 
-/// Hashes that the fetcher remembers at most, and what each takes at most: an entry of 48 bytes in a table that is half full,
-/// and the pool's 24. These runs take three quarters of an hour to fill the first.
+/// Hashes that the fetcher remembers at most, and what each takes at most: an entry of 48 bytes in a table that is half full.
+/// These runs take three quarters of an hour to fill it.
 const MOST_REMEMBERED: u64 = 1 << 19;
-const REMEMBERED_BYTES: usize = 120;
+const REMEMBERED_BYTES: usize = 96;
+
+/// The same of orders that the pool has accepted.
+const MOST_ACCEPTED: usize = 1 << 20;
+const ACCEPTED_BYTES: usize = 24;
 
 /// For each part to stop.
 const STOPPED: Duration = Duration::from_secs(5);
@@ -132,6 +136,8 @@ impl Member {
 #[derive(Default)]
 struct View {
     seen: Vec<(u64, Seen, B256)>,
+    /// Orders that came.
+    accepted: usize,
     /// By order, its size in bytes.
     live: HashMap<B256, usize>,
     is_current: bool,
@@ -286,6 +292,7 @@ impl View {
         };
         let (seen, hash) = match event {
             Event::Added(order) => {
+                self.accepted += 1;
                 self.live.insert(*order.id().hash(), order.size_bytes());
                 (Seen::Added, content(&order))
             }
@@ -312,7 +319,8 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
         report.is_current = view.is_current;
         if let (true, Some(pool)) = (view.is_current, &parts.pool) {
             report.sizes = Some((view.live.len(), pool.len()));
-            report.held_bytes = view.live.values().sum();
+            report.held_bytes = view.live.values().sum::<usize>()
+                + view.accepted.min(MOST_ACCEPTED) * ACCEPTED_BYTES;
         }
         report.balance = fetcher.map_or(0, |fetcher| fetcher.counts().balance());
         let is_settled =
