@@ -82,10 +82,20 @@ impl Run<'_> {
             .iter()
             .filter(|(name, _)| name.starts_with("refused") || *name == "no answer")
             .collect();
+        // A run in which faults touched every way measured none.
+        let measured = match times.count {
+            0 => String::new(),
+            _ => format!(
+                " p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s",
+                times.p50 / 1e3,
+                times.p99 / 1e3,
+                self.silence as f64 / 1e9
+            ),
+        };
         let attack::Tally { sent, accepted: taken, .. } = self.outcomes.figures.attack;
         self.outcomes.summary = format!(
             "seed {}, {:.1} minutes: {} transactions and {} searchers' messages in, {} nodes, {builders} builders{}, {} heads; {} checks, {} violations; \
-             announced to builder p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s, worst beside a fault {:.1} s; answers p99 {:.1} ms, of known signers {:.1}; \
+             announced to builder{measured}, worst beside a fault {:.1} s; answers p99 {:.1} ms, of known signers {:.1}; \
              {} faults, {attacks} attacks with {sent} requests, of which {taken} were accepted; slow builders missed {missed} events and began again; honest callers: {refused:?}",
             self.world.seed,
             self.begin.elapsed().as_secs_f64() / 60.0,
@@ -99,9 +109,6 @@ impl Run<'_> {
             self.head,
             self.checks,
             self.outcomes.violations.len(),
-            times.p50 / 1e3,
-            times.p99 / 1e3,
-            self.silence as f64 / 1e9,
             self.worst as f64 / 1e9,
             answers_p99[0] / 1e3,
             answers_p99[1] / 1e3,
