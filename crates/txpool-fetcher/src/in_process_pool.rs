@@ -56,7 +56,8 @@ pub trait InProcessPool: Send + Sync + 'static {
     /// is none yet.
     fn latest_block(&self) -> Option<MinedBlock>;
 
-    /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver. `None`
+    /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver, or with several
+    /// sources one of the minute before the first head, which may be missing. Otherwise `None`
     /// counts as a block that could not be read (`mempool_fetcher_unread_blocks_total`), and a
     /// comparison follows.
     fn block(&self, hash: &B256) -> Option<MinedBlock>;

@@ -33,7 +33,8 @@ pub(crate) const SEEN_CAPACITY: usize = 524_288;
 pub(crate) const RECENT_BLOCKS: usize = 64;
 
 /// How old the head of a node may be, by the wall clock, before the node can count as syncing. Five
-/// blocks of 12 s: some in a row may have no proposer, and clocks differ by some seconds.
+/// blocks of 12 s: some in a row may have no proposer, and clocks differ by some seconds. What blocks of so long
+/// before the first head contain, a node may still list.
 pub(crate) const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 
 /// Sizes and times that no operator turns.

@@ -16,7 +16,8 @@
 //!   head that could not be linked, the number does not count until another head is.
 //!
 //! With several sources, the first head of all counts with the blocks of the minute before it: another
-//! source may be that late, and lists what they contain.
+//! source may be that late, and lists what they contain. They are not told as heads: what they mined is
+//! told with the first head, and again with a reorg that undoes it.
 //!
 //! A head that is told again shows no progress. A head of another source that is not linked does not
 //! count, unless no other source may lead. A head at or below what is remembered is not looked into,
@@ -56,11 +57,17 @@ pub(super) const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 /// be no progress.
 const HEADS_TO_LEAD: u32 = 2;
 
+/// How long the first head waits for blocks before it, once one of them has proven it: five blocks take ten
+/// round trips of 200 ms.
+const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A head on its way into the chain, with what was read for it.
 #[derive(Debug)]
 pub(super) struct Branch {
     source: usize,
     head: Head,
+    /// When it was told.
+    since: Instant,
     /// The head's block, once it is read.
     block: Option<ReadBlock>,
     /// Blocks before it, oldest first, each the parent of the next.
@@ -93,6 +100,11 @@ impl Branch {
         self.head.hash
     }
 
+    /// Whether blocks before it were read.
+    pub(super) fn is_proven(&self) -> bool {
+        !self.ancestors.is_empty()
+    }
+
     fn oldest(&self) -> &Head {
         self.ancestors.front().map_or(&self.head, |read| &read.block.head)
     }
@@ -113,6 +125,10 @@ pub(super) enum Step {
 pub(super) struct Applied {
     /// Oldest first, the head last; none if the chain has them already.
     pub(super) blocks: Vec<ReadBlock>,
+    /// Blocks before the first head of all, newest first. The sink is not told of them.
+    pub(super) untold: Vec<ReadBlock>,
+    /// What blocks contain of which the sink is not told, if it does not know that yet or any more.
+    pub(super) mined_before: Vec<B256>,
     /// Transactions that were mined before and are in no block that counts any more.
     pub(super) unmined: Vec<B256>,
     /// Nothing is known of blocks between the chain and these: they may contain what was unmined.
@@ -146,13 +162,15 @@ pub(crate) struct Follower {
     /// The leader's head could not be linked, and nobody else has told it: what was known of it before
     /// ends at this number, 0 if nothing was.
     doubtful_above: Option<u64>,
+    /// The number of the last block before the first head that still counts.
+    last_untold: Option<u64>,
     lead_timeout: Duration,
 }
 
 impl Follower {
     pub(crate) fn new(sources: usize, lead_timeout: Duration) -> Self {
         let told = std::iter::repeat_with(Told::default).take(sources).collect();
-        Self { told, leader: None, doubtful_above: None, lead_timeout }
+        Self { told, leader: None, doubtful_above: None, last_untold: None, lead_timeout }
     }
 
     /// Whether the heads of a source count: it is connected and not syncing.
@@ -201,6 +219,7 @@ impl Follower {
         Some(Branch {
             source,
             head,
+            since: now,
             block,
             ancestors,
             was_requested,
@@ -239,7 +258,7 @@ impl Follower {
         let link = match relation {
             Relation::Repeat => Link::Repeat,
             Relation::Inconsistent => Link::No(Some(Unread::Inconsistent)),
-            _ => self.link(chain, branch, leads),
+            _ => self.link(chain, branch, leads, now),
         };
         let is_linked = match link {
             Link::Needs(hash) => return Step::Read(hash),
@@ -265,23 +284,24 @@ impl Follower {
         if leads {
             self.lead(source, &head);
         }
-        let mut applied = apply(chain, branch, block, is_linked);
+        let mut applied = self.apply(chain, branch, block, is_linked);
         applied.gap = applied.gap.or(unknown);
         Step::Applied(applied)
     }
 
     /// Whether the branch counts, and is linked to the chain. `leads`: its source leads, or takes
     /// the lead with it.
-    fn link(&self, chain: &RecentBlocks, branch: &Branch, leads: bool) -> Link {
+    fn link(&self, chain: &RecentBlocks, branch: &Branch, leads: bool, now: Instant) -> Link {
         let (oldest, number) = (branch.oldest(), branch.head.number);
-        let is_proven = !branch.ancestors.is_empty() || oldest.number == 0;
+        let is_proven = branch.is_proven() || oldest.number == 0;
         let (Some(latest), Some(first)) = (chain.head(), chain.iter().next()) else {
             // The first head of all. With several sources its parent is proof that its number is no
             // invention; and one that lags lists what blocks before this head contain.
             let age = branch.head.timestamp.saturating_sub(oldest.timestamp);
             let is_deep = oldest.number == 0
                 || age >= MAX_HEAD_AGE.as_secs()
-                || branch.ancestors.len() == MAX_ANCESTORS;
+                || branch.ancestors.len() == MAX_ANCESTORS
+                || now.saturating_duration_since(branch.since) >= FIRST_HEAD_TIMEOUT;
             return match () {
                 () if self.told.len() == 1 || is_deep && is_proven => Link::Linked,
                 () if !branch.is_cut => Link::Needs(oldest.parent_hash),
@@ -340,6 +360,51 @@ impl Follower {
             }
     }
 
+    fn apply(
+        &mut self,
+        chain: &mut RecentBlocks,
+        branch: &mut Branch,
+        block: ReadBlock,
+        is_linked: bool,
+    ) -> Applied {
+        let is_first = chain.head().is_none();
+        let mut blocks: Vec<_> = std::mem::take(&mut branch.ancestors).into();
+        let is_gap = !(is_first || is_linked && blocks.is_empty());
+        blocks.push(block);
+        let (mut is_reorg, mut has_unread, mut unmined) = (false, false, Vec::new());
+        for read in &blocks {
+            let Pushed { relation, undone, forgotten, .. } = chain.push(read.block.clone());
+            is_reorg |= !undone.is_empty();
+            // Those of a block that is only too old stay mined.
+            let is_unproven = matches!(relation, Relation::Gap { .. });
+            has_unread |= is_unproven;
+            let unproven = forgotten.into_iter().filter(|_| is_unproven);
+            unmined
+                .extend(undone.into_iter().chain(unproven).flat_map(|block| block.mined.to_vec()));
+        }
+        unmined.retain(|hash| !chain.is_mined(hash));
+        let mut untold = Vec::new();
+        if is_first {
+            untold = blocks.drain(..blocks.len() - 1).rev().collect();
+        }
+        let below = blocks[0].block.head.number.checked_sub(1);
+        self.last_untold = if is_first { below } else { self.last_untold.min(below) };
+        let is_untold = |block: &&Block| Some(block.head.number) <= self.last_untold;
+        let before = chain.iter().filter(is_untold).filter(|_| is_first || is_reorg);
+        let mined_before = before.flat_map(|block| block.mined.to_vec()).collect();
+        let gap = match () {
+            () if is_reorg => Some(GapReason::Reorg),
+            // The comparison that follows a connect covers the heads that were missed until then, but
+            // not what counted as mined while it ran.
+            () if is_gap && !(branch.was_requested && unmined.is_empty()) => {
+                Some(GapReason::MissedHeads)
+            }
+            () if branch.is_unread || is_gap && !is_linked => Some(GapReason::UnreadBlock),
+            () => None,
+        };
+        Applied { blocks, untold, mined_before, unmined, has_unread, gap }
+    }
+
     fn lead(&mut self, source: usize, head: &Head) {
         let is_new = !self.is_leader(source);
         self.leader = Some(Leader { source, number: head.number });
@@ -361,40 +426,6 @@ enum Link {
     Unlinked,
     /// It does not count.
     No(Option<Unread>),
-}
-
-fn apply(
-    chain: &mut RecentBlocks,
-    branch: &mut Branch,
-    block: ReadBlock,
-    is_linked: bool,
-) -> Applied {
-    let is_first = chain.head().is_none();
-    let mut blocks: Vec<_> = std::mem::take(&mut branch.ancestors).into();
-    let is_gap = !(is_first || is_linked && blocks.is_empty());
-    blocks.push(block);
-    let (mut is_reorg, mut has_unread, mut unmined) = (false, false, Vec::new());
-    for read in &blocks {
-        let Pushed { relation, undone, forgotten, .. } = chain.push(read.block.clone());
-        is_reorg |= !undone.is_empty();
-        // Those of a block that is only too old stay mined.
-        let is_unproven = matches!(relation, Relation::Gap { .. });
-        has_unread |= is_unproven;
-        let unproven = forgotten.into_iter().filter(|_| is_unproven);
-        unmined.extend(undone.into_iter().chain(unproven).flat_map(|block| block.mined.to_vec()));
-    }
-    unmined.retain(|hash| !chain.is_mined(hash));
-    let gap = match () {
-        () if is_reorg => Some(GapReason::Reorg),
-        // The comparison that follows a connect covers the heads that were missed until then, but
-        // not what counted as mined while it ran.
-        () if is_gap && !(branch.was_requested && unmined.is_empty()) => {
-            Some(GapReason::MissedHeads)
-        }
-        () if branch.is_unread || is_gap && !is_linked => Some(GapReason::UnreadBlock),
-        () => None,
-    };
-    Applied { blocks, unmined, has_unread, gap }
 }
 
 #[cfg(test)]

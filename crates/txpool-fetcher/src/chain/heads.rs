@@ -88,8 +88,13 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
         let Some(mut branch) = told else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
             let read = read(&chain, source, hash, &heads, &mut newer).await;
-            // The block was reorged out, and a newer head waits, which finds what is missing.
-            let Some(read) = read else { break };
+            let read = match read {
+                Some(read) => read,
+                // A newer first head would be read down to the same block, and blocks may come faster.
+                None if branch.is_proven() && chain.is_empty() => Err(Unread::Missing),
+                // The block was reorged out, and a newer head waits, which finds what is missing.
+                None => break,
+            };
             branch.read(hash, read);
         }
     }
@@ -175,16 +180,23 @@ async fn wait(attempt: u32) {
 /// by a comparison; hashes always are.
 pub(crate) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 
-/// A block whose nonces must be reported to the sink, and the source that told it. Nonces that came with
-/// it are queued all the same, so that the sink gets them in the order of the heads.
-pub(crate) type Wanted = (usize, ReadBlock);
+/// A block whose nonces must be reported to the sink. Nonces that came with it are queued all the same, so
+/// that the sink gets them in the order of the heads.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    /// That told it.
+    pub(super) source: usize,
+    pub(super) read: ReadBlock,
+    /// The head with which the sink was told what it mined.
+    pub(super) told_as: B256,
+}
 
 /// Reads full blocks for the nonces that they raised, one after another. Ends with the sources, or when the
 /// fetcher stops. A full block is slow on every node (170 to 660 ms for a large one), so neither the head itself
 /// nor anything else waits for it.
 pub(super) async fn read_nonces(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>) {
     while let Some(wanted) = blocks.recv().await {
-        let (source, hash) = (wanted.0, wanted.1.block.head.hash);
+        let (source, hash) = (wanted.source, wanted.read.block.head.hash);
         if let Err(unread) = read_nonces_of(&chain, wanted).await {
             unread.count("nonces", hash);
             chain.report(source, GapReason::UnreadBlock).await;
@@ -194,7 +206,7 @@ pub(super) async fn read_nonces(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wa
 
 async fn read_nonces_of(
     chain: &Chain,
-    (source, ReadBlock { block, mut nonces }): Wanted,
+    Wanted { source, read: ReadBlock { block, mut nonces }, told_as }: Wanted,
 ) -> Result<(), Unread> {
     let Head { number, hash, .. } = block.head;
     let mut reason = Unread::Failed;
@@ -213,7 +225,7 @@ async fn read_nonces_of(
                 // `None` when a reorg has removed the block meanwhile, which the sink will find too.
                 updates.iter().for_each(|update| _ = mined.raise(&hash, *update));
                 drop(mined);
-                chain.sink.push_nonces(BlockNonces::new(hash, updates));
+                chain.sink.push_nonces(BlockNonces::new(told_as, updates));
                 return Ok(());
             }
             Err(unread) => reason = unread,

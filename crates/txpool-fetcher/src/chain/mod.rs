@@ -148,6 +148,10 @@ impl Chain {
         let _ = self.reports[source].send(Report::Gap(gap)).await;
     }
 
+    fn is_empty(&self) -> bool {
+        lock(&self.fetch.hashes.blocks).head().is_none()
+    }
+
     /// The next step of a branch. Returns a block that must be read before the one after it.
     async fn step(&self, source: usize, branch: &mut Branch) -> Option<B256> {
         let gap = match self.step_now(source, branch) {
@@ -169,31 +173,43 @@ impl Chain {
     fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
         let mut follower = lock(&self.follower);
         let step = follower.step(&mut lock(&self.fetch.hashes.blocks), branch, Instant::now());
-        if let Step::Applied(Applied { blocks, unmined, has_unread, .. }) = &step {
+        if let Step::Applied(Applied {
+            blocks, untold, mined_before, unmined, has_unread, ..
+        }) = &step
+        {
             // What is pending again and was delivered, the sink puts back; what was removed, the comparison that follows finds.
             let was_announced = |hash: &B256| self.fetch.hashes.seen.forget_mined(*hash);
             let undone: Vec<B256> = unmined.iter().copied().filter(was_announced).collect();
             if !undone.is_empty() && !has_unread {
                 self.fetch.undone(source, undone);
             }
-            blocks.iter().for_each(|read| self.tell(source, read));
+            let mined = blocks.iter().flat_map(|read| read.block.mined.iter());
+            for hash in mined_before.iter().chain(mined) {
+                self.fetch.hashes.seen.mined(*hash);
+            }
+            let mut before = mined_before.clone();
+            for ReadBlock { block, .. } in blocks {
+                self.sink.push_head(block.clone(), std::mem::take(&mut before));
+            }
+            // Every block's nonces count, also those of blocks that were missed; the sink knows those of
+            // what it is not told as the first head's.
+            let told = blocks.iter().map(|read| (read, read.block.head.hash));
+            let first = blocks.first().map(|read| read.block.head.hash);
+            let untold = untold.iter().zip(first.into_iter().cycle());
+            for (read, told_as) in told.chain(untold) {
+                self.want_nonces(Wanted { source, read: read.clone(), told_as });
+            }
         }
         step
     }
 
-    /// Passes on a block that is part of the chain now.
-    fn tell(&self, source: usize, read: &ReadBlock) {
-        let ReadBlock { block, nonces } = read;
-        for hash in block.mined.iter() {
-            self.fetch.hashes.seen.mined(*hash);
-        }
-        self.sink.push_head(block.clone());
-        // Every block's nonces count, also those of blocks that were missed. Those that came with the
-        // block cost nothing.
-        if (self.reads_nonces || nonces.is_some())
-            && self.nonces.try_send((source, read.clone())).is_err()
+    /// Those that came with the block cost nothing.
+    fn want_nonces(&self, wanted: Wanted) {
+        let (source, hash) = (wanted.source, wanted.read.block.head.hash);
+        if (self.reads_nonces || wanted.read.nonces.is_some())
+            && self.nonces.try_send(wanted).is_err()
         {
-            Unread::QueueFull.count("nonces", block.head.hash);
+            Unread::QueueFull.count("nonces", hash);
             // If the inbox is full, the shell is about to read it: it never waits for a sender.
             let _ = self.reports[source].try_send(Report::Gap(GapReason::UnreadBlock));
         }

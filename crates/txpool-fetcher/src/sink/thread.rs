@@ -40,7 +40,7 @@ const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 enum Job {
     Head {
         block: Block,
-        /// The hashes of dropped blocks before it.
+        /// The hashes of blocks before it that were dropped, or are before the first head.
         carried: Vec<B256>,
     },
     Nonces(BlockNonces),
@@ -95,8 +95,9 @@ impl SinkQueue {
         })
     }
 
-    pub(crate) fn push_head(&self, block: Block) {
-        self.push(Job::Head { block, carried: Vec::new() });
+    /// `carried` is what blocks before it contain that the sink was not told.
+    pub(crate) fn push_head(&self, block: Block, carried: Vec<B256>) {
+        self.push(Job::Head { block, carried });
     }
 
     pub(crate) fn push_nonces(&self, nonces: BlockNonces) {
@@ -400,7 +401,7 @@ mod tests {
         let queue = queue();
         let last = EVENTS_WAITING as u64 + 5;
         for number in 1..=last {
-            queue.push_head(block(number));
+            queue.push_head(block(number), Vec::new());
             queue.push_nonces(BlockNonces::new(hash(number, 1), Vec::new()));
         }
         let is_nonces = |job: &&Job| matches!(job, Job::Nonces(_));
@@ -457,13 +458,13 @@ mod tests {
     #[test]
     fn the_end_drops_what_waits_and_draining_does_not() {
         let queue = queue();
-        queue.push_head(block(1));
+        queue.push_head(block(1), Vec::new());
         queue.drain();
-        queue.push_head(block(2));
+        queue.push_head(block(2), Vec::new());
         assert!(queue.next().is_some() && queue.next().is_none());
 
         let queue = self::queue();
-        queue.push_head(block(1));
+        queue.push_head(block(1), Vec::new());
         queue.end();
         assert!(queue.next().is_none());
     }

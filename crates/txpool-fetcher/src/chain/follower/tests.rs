@@ -90,6 +90,8 @@ struct World {
     now: Instant,
     blocks: B256HashMap<Block>,
     made: u64,
+    /// In seconds.
+    block_time: u64,
     /// All transactions that were sent.
     txs: Vec<B256>,
     nodes: Vec<Node>,
@@ -120,7 +122,9 @@ impl World {
         let kinds: Vec<_> = std::iter::once(Kind::Honest)
             .chain((1..count).map(|_| *OTHERS.choose(&mut rng).expect("some")))
             .collect();
+        let block_time = *[0, 1, 12].choose(&mut rng).expect("some");
         let mut world = Self {
+            block_time,
             rng,
             now: Instant::now(),
             blocks: B256HashMap::default(),
@@ -166,7 +170,9 @@ impl World {
     fn make(&mut self, number: u64, parent: B256, txs: Vec<B256>) -> B256 {
         self.made += 1;
         let hash = hash(self.made << 20);
-        self.blocks.insert(hash, Block::new(Head::new(number, hash, parent), txs));
+        let mut head = Head::new(number, hash, parent);
+        head.timestamp = number * self.block_time;
+        self.blocks.insert(hash, Block::new(head, txs));
         hash
     }
 
@@ -454,8 +460,12 @@ impl World {
             assert!(self.seen_mined.remove(tx), "it was not mined");
             assert!(!self.chain.is_mined(tx), "it is mined");
         }
+        assert!(self.sink.head().is_some() || applied.blocks.len() == 1, "it starts in the past");
+        let mut carried = applied.mined_before;
         for read in applied.blocks {
-            let pushed = self.sink.push(read.block.clone());
+            carried.extend(read.block.mined.iter());
+            let told = Block::new(read.block.head, std::mem::take(&mut carried));
+            let pushed = self.sink.push(told.clone());
             if !matches!(pushed.relation, Relation::Gap { .. }) {
                 // An announcement of what is too old does no harm: a comparison asks the sink.
                 let old = pushed.forgotten.iter().flat_map(|block| block.mined.iter());
@@ -463,7 +473,7 @@ impl World {
             }
             let undone = pushed.undone.iter().flat_map(|block| block.mined.iter());
             self.pending.extend(undone.filter(|tx| self.txs.contains(tx)));
-            for tx in read.block.mined.iter() {
+            for tx in told.mined.iter() {
                 self.pending.remove(tx);
                 self.seen_mined.insert(*tx);
             }
@@ -486,7 +496,11 @@ impl World {
     }
 
     fn check(&mut self, was_doubtful: bool) {
-        assert!(self.chain.iter().eq(self.sink.iter()), "the sink has another chain");
+        // It has no blocks of before the first head.
+        let heads = |chain: &RecentBlocks| chain.iter().map(|block| block.head).collect::<Vec<_>>();
+        let (chain, sink) = (heads(&self.chain), heads(&self.sink));
+        assert!(chain.ends_with(&sink), "the sink has another chain");
+        assert_eq!(chain.is_empty(), sink.is_empty());
         for (parent, child) in self.chain.iter().zip(self.chain.iter().skip(1)) {
             assert_eq!(child.head.parent_hash, parent.head.hash, "not a chain");
         }
@@ -611,4 +625,41 @@ fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
     follower.set_may_lead(0, false);
     assert_eq!(gap_of(&mut follower, 2, 1), Some(GapReason::MissedHeads));
     assert_eq!(gap_of(&mut follower, 2, 2), None, "it leads");
+}
+
+#[test]
+fn what_blocks_before_the_first_head_mined_is_told_with_it_and_again_when_it_is_undone() {
+    let mut follower = Follower::new(2, LEAD_TIMEOUT);
+    let mut chain = RecentBlocks::new(RECENT_BLOCKS);
+    follower.set_may_lead(0, true);
+    let tx = hash(99);
+    let block = |number, n, parent, txs: &[B256]| {
+        Block::new(Head::new(number, hash(n), hash(parent)), txs.to_vec())
+    };
+    let blocks = [
+        block(0, 10, 9, &[]),
+        block(1, 11, 10, &[tx]),
+        block(2, 12, 11, &[]),
+        block(2, 22, 11, &[]),
+        block(3, 23, 22, &[]),
+    ];
+    let mut tell = |n: u64| {
+        let find =
+            |hash| blocks.iter().find(|block| block.head.hash == hash).expect("it is asked for");
+        let head = find(hash(n)).head;
+        let mut branch = follower.tell(0, head.into(), Instant::now()).expect("it is new");
+        loop {
+            match follower.step(&mut chain, &mut branch, Instant::now()) {
+                Step::Read(hash) => branch.read(hash, Ok(find(hash).clone().into())),
+                Step::Applied(applied) => break applied,
+                step => panic!("{step:?}"),
+            }
+        }
+    };
+    for (n, untold, before) in [(12, 2, vec![tx]), (22, 0, vec![tx]), (23, 0, vec![])] {
+        let applied = tell(n);
+        let told: Vec<_> = applied.blocks.iter().map(|read| read.block.head.hash).collect();
+        assert_eq!((told, applied.untold.len()), (vec![hash(n)], untold));
+        assert_eq!(applied.mined_before, before);
+    }
 }
