@@ -190,10 +190,18 @@ impl Core {
         reason: RemoveReason,
         effects: &mut Vec<Effect>,
     ) {
-        let taken = self.bundles.bundle(seq).is_some_and(|bundle| self.taken(bundle).is_some());
-        if taken && let Some(order) = self.end_bundle(seq, reason, effects) {
+        let Some(bundle) = self.bundles.bundle(seq) else { return };
+        if self.taken(bundle).is_none() {
+            let left = self.first_left(bundle).unwrap_or(0);
+            self.bundles.watch(seq, left);
+        } else if let Some(order) = self.end_bundle(seq, reason, effects) {
             self.chain.take_ended(head, order);
         }
+    }
+
+    /// The first of its transactions that no block has and whose nonce is not used.
+    fn first_left(&self, bundle: &Bundle) -> Option<usize> {
+        bundle.txs().iter().position(|tx| self.chain.taken(tx).is_none())
     }
 
     /// The transaction because of which a bundle cannot go into any block: the first mined or stale
@@ -346,7 +354,8 @@ impl Core {
         effects.push(Effect::Added(Arc::clone(&order)));
         let (counted, claim) = counted(&order);
         self.claims.insert(seq, counted, claim);
-        self.bundles.insert(seq, order);
+        let left = order.as_bundle().and_then(|bundle| self.first_left(bundle)).unwrap_or(0);
+        self.bundles.insert(seq, order, left);
         seq
     }
 

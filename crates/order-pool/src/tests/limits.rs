@@ -57,3 +57,39 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
     let most = pool.shared().most_effects.load(std::sync::atomic::Ordering::Relaxed);
     assert!(most <= 256, "{most}");
 }
+
+/// It was looked at once for each of its transactions, with every block that its sender was in: nothing else that was
+/// over was removed, and nothing expired.
+#[test]
+fn a_bundle_that_goes_without_any_of_its_transactions_is_looked_at_once_for_each_that_ends() {
+    let pool = OrderPool::new(PoolConfig::default()).expect("valid");
+    pool.on_head(head(10, 0, 0, &[]));
+    let mut txs: Vec<_> =
+        (0..49).map(|nonce| tx(Spec { sender: 99, nonce, ..Spec::default() })).collect();
+    txs.push(nth(1));
+    for n in 0..200 {
+        let parts = BundleParts {
+            dropping_tx_hashes: txs.iter().map(|tx| *tx.hash()).collect(),
+            txs: txs.clone(),
+            block: Some(30),
+            uuid: Some(uuid::Uuid::from_u128(n)),
+            signer: Some(address(n as u64)),
+            ..Default::default()
+        };
+        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+    }
+    let steps_of = |number, next_nonce| {
+        let block = head(number, 0, 0, &[]);
+        pool.on_head(block.clone());
+        pool.on_nonces(block.head.hash, [(address(99), next_nonce)]);
+        (0..).take_while(|_| pool.upkeep()).count()
+    };
+    // With each, all transactions but the last have ended.
+    assert!(steps_of(11, 49) <= 60);
+    assert!((12..20).all(|number| steps_of(number, 50 + number) <= 1));
+    assert_eq!(pool.len(), 200, "the last transaction is left");
+    let block = head(20, 0, 0, &[*nth(1).hash()]);
+    pool.on_head(block);
+    while pool.upkeep() {}
+    assert_eq!((pool.len(), pool.stats().mined), (0, 200));
+}
