@@ -6,6 +6,8 @@ use std::{
     time::Duration,
 };
 
+use alloy_primitives::Address;
+
 use crate::error::ConfigError;
 
 /// Bytes of one request. The largest regular one is a transaction of six blobs: 1.6 MB of JSON.
@@ -50,6 +52,10 @@ pub(crate) const fn body_work(length: usize) -> usize {
 /// The 128 cell proofs of a blob take as long as this many signature recoveries.
 pub(crate) const WORK_PER_BLOB: usize = 200;
 
+/// What a caller pays for a request that its claimed signer has not signed. It may have been served before the
+/// requests of others, as a known signer's: at the default quota an address can do it 30 times a second.
+pub(crate) const WORK_OF_FORGERY: usize = 200;
+
 /// How much work a signer or a caller may cause. Work is counted in signature recoveries (about
 /// 50 us): one for the request's own signature, for each transaction and for each cancellation, 200
 /// for each blob whose proofs are verified. For the caller a request counts one more for each
@@ -85,7 +91,7 @@ pub struct OrderRpcConfig {
     pub threads: usize,
     /// Whether requests must be signed. Default [`SignatureMode::Optional`].
     pub signatures: SignatureMode,
-    /// Quota of each signer of signed requests, default [`DEFAULT_QUOTA`]; `None`: no limit. Raise
+    /// Quota of each signer of signed requests, at each address that it sends from, default [`DEFAULT_QUOTA`]; `None`: no limit. Raise
     /// it for searchers that bid more often. Refusals are counted by
     /// `order_rpc_refused_total{reason="quota"}`.
     pub quota: Option<Quota>,
@@ -127,6 +133,10 @@ pub struct OrderRpcConfig {
     /// None of them is a trusted proxy too. Default: none. Anyone who can connect from such an address can replace and cancel all
     /// signers' bundles.
     pub trusted_fronts: Vec<IpAddr>,
+    /// Signers that are known from the start, beside those of
+    /// [`Host::with_known_signers`](crate::Host::with_known_signers). They are served first, and half of the pool's caps
+    /// is theirs, whatever strangers send. Default: none.
+    pub known_signers: Vec<Address>,
 }
 
 impl OrderRpcConfig {
@@ -146,6 +156,7 @@ impl OrderRpcConfig {
             host_names: Vec::new(),
             trusted_proxies: Vec::new(),
             trusted_fronts: Vec::new(),
+            known_signers: Vec::new(),
         }
     }
 

@@ -6,7 +6,7 @@
 //!
 //! Each caller has a share of connections, requests in flight, buffered bytes and work. A caller is
 //! an address, the /64 of an IPv6 address, or the client that a trusted proxy names. A signer has a
-//! second quota, and the quota of the address still applies, so new keys gain nothing. Bytes count
+//! second quota at each, and the quota of the address still applies, so new keys gain nothing. Bytes count
 //! until the response is sent. Parts of the requests and of the bytes are reserved for signed
 //! requests and for short ones. A quota is spent in units of work, and only for work that is done.
 //!
@@ -31,7 +31,7 @@ use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 pub(crate) use self::callers::{Caller, CallerId, Callers, forwarded_for};
 use self::quota::Quotas;
 use crate::{
-    config::{OrderRpcConfig, Quota, SignatureMode, body_work},
+    config::{OrderRpcConfig, Quota, SignatureMode, WORK_OF_FORGERY, body_work},
     reply::{ErrorResponse, Reason},
 };
 
@@ -121,7 +121,9 @@ pub(crate) struct Limiter {
     unsigned: Option<Arc<Budget>>,
     /// Bytes of bodies, and of responses that are not sent yet.
     pub(crate) buffered: Arc<Budget>,
-    quotas: Option<Mutex<Quotas<Address>>>,
+    /// Of signers, at each caller: who has a copy of a signed request can send it again, and must not spend what its
+    /// signer has elsewhere.
+    quotas: Option<Mutex<Quotas<(Address, CallerId)>>>,
     caller_quotas: Option<Mutex<Quotas<CallerId>>>,
 }
 
@@ -271,13 +273,26 @@ impl Limiter {
     }
 
     /// Whether a signer has any quota left: it spends nothing, since the claim is not verified yet.
-    pub(crate) fn check_quota(&self, claimed: Address) -> Result<(), ErrorResponse> {
-        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.check(claimed, 1, now))
+    pub(crate) fn check_quota(&self, claimed: Address, by: CallerId) -> Result<(), ErrorResponse> {
+        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.check((claimed, by), 1, now))
     }
 
     /// Spends from the quota of a signer whose signature was verified.
-    pub(crate) fn charge_signer(&self, signer: Address, work: usize) -> Result<(), ErrorResponse> {
-        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take(signer, work, now))
+    pub(crate) fn charge_signer(
+        &self,
+        signer: Address,
+        by: CallerId,
+        work: usize,
+    ) -> Result<(), ErrorResponse> {
+        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take((signer, by), work, now))
+    }
+
+    /// A caller has sent what its claimed signer did not sign, and has been served before others for it.
+    pub(crate) fn charge_forgery(&self, by: CallerId) {
+        if let (false, Some(quotas)) = (by.is_front, &self.caller_quotas) {
+            let mut quotas = quotas.lock().unwrap_or_else(PoisonError::into_inner);
+            quotas.owe(by, WORK_OF_FORGERY, Instant::now());
+        }
     }
 
     /// Spends from the quota of a caller, unless it is a front, and of its signer.
@@ -287,7 +302,7 @@ impl Limiter {
                 quotas.take(by.caller, work, now)
             })?;
         }
-        by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, work))
+        by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, by.caller, work))
     }
 }
 

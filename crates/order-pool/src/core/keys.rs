@@ -165,6 +165,7 @@ impl Keys {
         let before = self.states.insert(slot, state);
         if let Some(before) = before {
             self.leave(slot, &before);
+            self.forget_publisher(slot, &before);
         }
         if let Some(at) = state.forget_at {
             self.due.insert((at, slot));
@@ -207,7 +208,13 @@ impl Keys {
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
         let state = self.states.remove(&slot)?;
         self.leave(slot, &state);
-        let (holder, signer) = (state.holder, slot.0.signer);
+        self.forget_publisher(slot, &state);
+        Some((slot, state))
+    }
+
+    /// Counts its published cancellations no longer, if its holder has no other slot.
+    fn forget_publisher(&mut self, slot: Slot, &KeyState { holder, .. }: &KeyState) {
+        let signer = slot.0.signer;
         let share = &self.shares[usize::from(holder.is_known())];
         let left = match holder {
             Holder::Caller(_) => share.of(&holder),
@@ -216,7 +223,6 @@ impl Keys {
         if left.count == 0 {
             self.unknown_cancellations.remove(&publisher(&holder, signer));
         }
-        Some((slot, state))
     }
 
     /// Whether a slot is due.

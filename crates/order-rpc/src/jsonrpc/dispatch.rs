@@ -9,7 +9,7 @@
 //! The elements of a batch run one after the other. A success response is sent only for an order
 //! that is in the pool.
 
-use std::{sync::Arc, time::Instant};
+use std::{collections::HashSet, sync::Arc, time::Instant};
 
 use alloy_primitives::Address;
 use bytes::Bytes;
@@ -59,7 +59,10 @@ pub(crate) struct Dispatcher {
 }
 
 impl Dispatcher {
-    pub(crate) fn new(limits: Limits, host: Host) -> Self {
+    pub(crate) fn new(limits: Limits, mut host: Host) -> Self {
+        let configured: HashSet<_> = limits.config.known_signers.iter().copied().collect();
+        let knows_signer = host.knows_signer;
+        host.knows_signer = Arc::new(move |it| configured.contains(&it) || knows_signer(it));
         let deferral = Deferral::new(&limits, host.monitor.clone(), host.gate.clone());
         let limiter = Arc::new(Limiter::new(limits, host.gate.clone()));
         let methods = Methods::new(host, Arc::clone(&limiter));
@@ -84,7 +87,7 @@ impl Dispatcher {
         // Nothing is parsed for a caller or a claimed signer without quota, and what does not parse
         // is paid for too.
         self.limiter.charge(by, body_work(body.len()))?;
-        claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address))?;
+        claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, by.caller))?;
         let (mut request, permit) = self.parse(body, claim, by).await?;
         Ok(match self.run(&mut request, permit, entered).await {
             Ok(()) => self.reply(request),
@@ -176,9 +179,10 @@ impl Dispatcher {
                 let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
                 context.limiter.charge(*by, 1)?;
                 // A forged signature spends no signer's quota.
-                let signer = claim.verify(&body)?;
+                let verified = claim.verify(&body);
+                let signer = verified.inspect_err(|_| context.limiter.charge_forgery(by.caller))?;
                 by.signer = Some(signer);
-                context.limiter.charge_signer(signer, 1)
+                context.limiter.charge_signer(signer, by.caller, 1)
             });
             ran.map(|()| (calls, by))
         };

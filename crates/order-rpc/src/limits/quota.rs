@@ -87,6 +87,14 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
         }
     }
 
+    /// Spends `count` tokens, also those that are not there yet.
+    pub(crate) fn owe(&mut self, key: K, count: usize, now: Instant) {
+        if self.take(key, count, now).is_err() {
+            let bucket = self.buckets.get_mut(&key).unwrap_or(&mut self.shared);
+            bucket.tokens -= count as f64;
+        }
+    }
+
     /// At most ten times a second, because it visits every bucket.
     fn sweep(&mut self, now: Instant) {
         if now.saturating_duration_since(self.swept) < Duration::from_millis(100) {

@@ -1,6 +1,6 @@
 //! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time and one order after
 //! the other, each blob under a permit that is acquired behind all other callers, so that no caller
-//! waits longer than that. A verified blob is recognised by its digest, since the same blobs come
+//! waits longer than that. Orders of known signers have a line of their own, and the priority that they have elsewhere. A verified blob is recognised by its digest, since the same blobs come
 //! back with a higher fee and for the next block.
 //!
 //! # Locks
@@ -49,9 +49,9 @@ pub(crate) struct Unproven {
 /// The state for verifying proofs.
 #[derive(Debug)]
 pub(crate) struct Proofs {
-    /// One order at a time: proofs wait for permits behind all other callers, so several orders
-    /// with blobs would only wait for each other.
-    turn: Semaphore,
+    /// One order of strangers at a time, and one of known signers: proofs of strangers wait for permits behind all
+    /// other callers, so several orders with blobs would only wait for each other.
+    turns: [Semaphore; 2],
     is_set_up: OnceCell<()>,
     /// The digests of verified blobs: the younger half, and the older one.
     verified: Mutex<[HashSet<B256>; 2]>,
@@ -60,7 +60,7 @@ pub(crate) struct Proofs {
 impl Proofs {
     pub(crate) fn new() -> Self {
         let verified = Mutex::default();
-        Self { turn: Semaphore::new(1), is_set_up: OnceCell::new(), verified }
+        Self { turns: [1, 1].map(Semaphore::new), is_set_up: OnceCell::new(), verified }
     }
 
     /// The blobs of these transactions whose proofs are not verified yet: less than a millisecond
@@ -130,7 +130,11 @@ impl Methods {
         if !verified.is_unproven() {
             return Ok(verified);
         }
-        let Ok(Ok(_turn)) = timeout(PROOF_WAIT, self.proofs.turn.acquire()).await else {
+        let is_known =
+            by.caller.is_front || by.signer.is_some_and(|it| (self.host.knows_signer)(it));
+        let priority = if is_known { Priority::Known } else { Priority::Unsigned };
+        let turn = &self.proofs.turns[usize::from(is_known)];
+        let Ok(Ok(_turn)) = timeout(PROOF_WAIT, turn.acquire()).await else {
             let message = "the proofs of too many blobs wait to be verified";
             return Err(self.limiter.retry_later(Reason::NoPermit, message));
         };
@@ -141,7 +145,7 @@ impl Methods {
                 continue;
             }
             let now = Instant::now();
-            let permit = self.limiter.gate.acquire_external(Priority::Unsigned, now).await?;
+            let permit = self.limiter.gate.acquire_external(priority, now).await?;
             self.limiter.charge(by, WORK_PER_BLOB)?;
             let (returned, checked) = on_thread(move || {
                 let _permit = permit;
@@ -154,5 +158,52 @@ impl Methods {
             verified = returned;
         }
         Ok(verified)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::Ipv4Addr, sync::Arc};
+
+    use alloy_primitives::Address;
+    use order_pool::{Holder, OrderPool, PoolConfig};
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        Host, OrderRpcConfig,
+        limits::{CallerId, Limiter, Limits},
+        tests::{blobs::with_blobs, common},
+    };
+
+    /// Three addresses that sent blobs with the proofs of others kept everybody's waiting for longer than they may.
+    #[tokio::test(start_paused = true)]
+    async fn known_signers_do_not_wait_behind_the_blobs_of_strangers() {
+        let [known, stranger] = [1, 2].map(Address::repeat_byte);
+        let gate = load_control::Gate::new(common::gate_config(64)).unwrap();
+        let pool = OrderPool::new(PoolConfig::default()).unwrap();
+        let host = Host::new(pool, gate.clone()).with_known_signers(move |it| it == known);
+        let limits = Limits::of(OrderRpcConfig::new(common::CHAIN));
+        let methods = Methods::new(host, Arc::new(Limiter::new(limits, gate)));
+        let _turn = methods.proofs.turns[0].acquire().await.unwrap();
+        for (signer, is_served) in [(known, true), (stranger, false)] {
+            let caller = CallerId::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
+            let by = By { caller, signer: Some(signer) };
+            let (method, (right, _)) = (Method::SendBundle, with_blobs(1));
+            let params = json!([{ "txs": [right] }]).to_string();
+            let prepared = methods.prepare(method, params.as_bytes(), true).unwrap();
+            let holder = |_| Holder::Signer(signer);
+            let verified = prepared.verify(by, holder, &methods.proofs).unwrap();
+            let proven = methods.prove(method, verified, by).await;
+            assert_eq!(
+                proven.map(drop).map_err(|error| error.reason),
+                match is_served {
+                    true => Ok(()),
+                    false => Err(Reason::NoPermit),
+                }
+            );
+            // Not known from before.
+            *methods.proofs.verified.lock().unwrap() = Default::default();
+        }
     }
 }

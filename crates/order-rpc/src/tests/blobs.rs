@@ -61,7 +61,7 @@ pub(super) fn with_sidecar(
 }
 
 /// A transaction with so many blobs, with their proofs and with one that proves nothing.
-pub(super) fn with_blobs(count: usize) -> (String, String) {
+pub(crate) fn with_blobs(count: usize) -> (String, String) {
     let (right, signer) = (sidecar(count), PrivateKeySigner::random());
     let mut wrong = right.clone();
     wrong.proofs[0][47] ^= 1;

@@ -10,7 +10,11 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{common::*, *};
+use super::{
+    blobs::{sidecar, with_blobs, with_sidecar},
+    common::*,
+    *,
+};
 
 const ONE: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
@@ -211,9 +215,8 @@ async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_s
     let known = PrivateKeySigner::random();
     let pool = OrderPool::new(PoolConfig { max_bundles: 64, ..PoolConfig::default() }).unwrap();
     let address = known.address();
-    let server = Server::start(pool, gate_config(64), None, |host| {
-        OrderRpc::start(config(), host.with_known_signers(move |signer| signer == address)).unwrap()
-    });
+    let config = OrderRpcConfig { known_signers: vec![address], ..config() };
+    let server = start_on(pool, config);
     server.pool.on_head(block(10, &[]));
     let bundle = |n, block: u64| {
         request("eth_sendBundle", json!([{ "txs": [raw(n)], "blockNumber": block }]))
@@ -235,4 +238,37 @@ async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_s
     let left = bundles(server.pool.subscribe(12));
     let left: Vec<_> = left.iter().map(|bundle| bundle.txs()[0].nonce()).collect();
     assert!([0, 1].iter().all(|honest| left.contains(honest)), "{left:?}");
+}
+
+/// A copy of one signed request was enough to keep its signer out, from any address, for as long as it was sent again.
+#[tokio::test]
+async fn who_sends_the_request_of_another_again_spends_nothing_of_that_signer_elsewhere() {
+    let server = with_quota(10);
+    let signer = PrivateKeySigner::random();
+    let body = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    let send =
+        async |from| send_signed_on(connect_from(from, server.addr).await, &signer, &body).await;
+    for _ in 0..5 {
+        assert!(send(OTHER).await.is_success());
+    }
+    assert_eq!(send(OTHER).await.error(), refused(429, "quota"));
+    assert!(send(ONE).await.is_success());
+}
+
+/// What claims to be of a known signer is served before others, so it must not be cheap.
+#[tokio::test]
+async fn who_forges_signatures_has_soon_spent_its_quota() {
+    let server = with_caller_quota(1_000);
+    let (signer, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let body = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    let header = claimed_by(&signature(&signer, body.as_bytes()), &other);
+    let forged = [("x-flashbots-signature", &*header)];
+    let mut refusals = 0;
+    for _ in 0..8 {
+        let socket = connect_from(OTHER, server.addr).await;
+        refusals += usize::from(send_on(socket, body.as_bytes(), &forged).await.status == 429);
+    }
+    assert!((2..=4).contains(&refusals), "{refusals}");
+    let socket = connect_from(ONE, server.addr).await;
+    assert!(send_signed_on(socket, &signer, &body).await.is_success());
 }
