@@ -36,6 +36,7 @@ use crate::{
         AUDITS_WAITING, AuditRequest, Changes, Inbox, Parts, Source, SourceShared, SourceState,
         SourceStatus,
     },
+    sync::OnDrop,
     tasks::Tasks,
 };
 
@@ -158,8 +159,9 @@ impl Fetcher {
             tasks,
             closed: CancellationToken::new(),
         });
-        // Also when the supervisor panics or cannot be started.
-        let ends_queue = EndsQueue(Arc::clone(&chain.sink));
+        let queue = Arc::clone(&chain.sink);
+        // Ends the sink's thread, also when the supervisor panics or cannot be started.
+        let ends_queue = OnDrop(move || queue.end());
         let known = Arc::clone(&hashes);
         sink::spawn(Arc::clone(&sink), move |hash| known.seen.get(hash) == Some(Seen::Mined))
             .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
@@ -374,15 +376,6 @@ impl fmt::Debug for Fetcher {
 impl Drop for Fetcher {
     fn drop(&mut self) {
         self.stop.cancel();
-    }
-}
-
-/// Ends the sink's thread when it is dropped.
-struct EndsQueue(Arc<SinkQueue>);
-
-impl Drop for EndsQueue {
-    fn drop(&mut self) {
-        self.0.end();
     }
 }
 

@@ -55,7 +55,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let endpoint = &fetch.settings.config.sources[index];
     let limit = limits.ping_timeout;
     let announcements = fetch.settings.config.announcements;
-    let thread = ("mempool-announce", fetch.tasks.alive());
+    let thread = ("mempool-announce", &*fetch.tasks);
     let (connection, second) = match announcements {
         Announcements::Hashes => {
             let [connection] = dial(endpoint, limits, known, thread).await?;

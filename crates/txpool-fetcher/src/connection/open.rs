@@ -14,7 +14,7 @@ use crate::{
     config::Endpoint,
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
-    tasks::{Alive, Tasks},
+    tasks::Tasks,
 };
 
 /// The client version and the chain id of a node.
@@ -41,7 +41,7 @@ pub(crate) async fn dial<const N: usize>(
     endpoint: &Endpoint,
     limits: &Limits,
     known: bool,
-    (thread, alive): (&'static str, Alive),
+    (thread, tasks): (&str, &Tasks),
 ) -> Result<[Connection; N], ConnectError> {
     let (mut opened, mut readers) = (Vec::with_capacity(N), Vec::new());
     for _ in 0..N {
@@ -51,7 +51,7 @@ pub(crate) async fn dial<const N: usize>(
         readers.push(SocketReader::new(&shared, limits.max_frame_bytes));
         opened.push(Connection { shared, node: NodeInfo { client: String::new(), chain_id: 0 } });
     }
-    read::spawn(thread, readers, alive).map_err(|error| ConnectError::io(endpoint, error))?;
+    read::spawn(thread, readers, tasks).map_err(|error| ConnectError::io(endpoint, error))?;
     for connection in &mut opened {
         let probe = Probe { connection, endpoint, limit: limits.ping_timeout };
         let chain_id: U64 = probe.request("eth_chainId", ()).await?;
@@ -135,7 +135,14 @@ pub(crate) async fn open_socket(
     limit: Duration,
     tasks: Option<&Tasks>,
 ) -> Result<BlockingSocket, ConnectError> {
-    let Endpoint::Ws(url) = endpoint else { return open_ipc(endpoint).await };
+    let url = match endpoint {
+        Endpoint::Ipc(path) => return open_ipc(path).await,
+        Endpoint::Ws(url) => url,
+        // A pool in this process is called directly by its source, and never dialled.
+        Endpoint::InProcess(_) => {
+            return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
+        }
+    };
     let (socket, pass_on) = ws::open(url, max_bytes, limit).await?;
     // It ends with the connection, or with its runtime.
     match tasks {
@@ -146,14 +153,10 @@ pub(crate) async fn open_socket(
 }
 
 /// The path is resolved each time, because nodes delete and re-create the socket when they start.
-async fn open_ipc(endpoint: &Endpoint) -> Result<BlockingSocket, ConnectError> {
-    let Endpoint::Ipc(path) = endpoint else {
-        // A pool in this process is called directly by its source, and never dialled.
-        return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
-    };
+async fn open_ipc(path: &Path) -> Result<BlockingSocket, ConnectError> {
     let stream = UnixStream::connect(path).await.map_err(|error| explain(path, error))?.into_std();
     let socket = stream.and_then(|stream| BlockingSocket::new(stream, Arc::default()));
-    socket.map_err(|error| ConnectError::io(endpoint, error))
+    socket.map_err(|error| explain(path, error))
 }
 
 fn explain(path: &Path, error: io::Error) -> ConnectError {

@@ -8,7 +8,10 @@ use std::{
 use metrics::Gauge;
 use tokio::sync::Notify;
 
-use crate::{error::CallError, sync::lock};
+use crate::{
+    error::CallError,
+    sync::{OnDrop, lock},
+};
 
 /// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,
 /// and enough responses per second to adapt to.
@@ -125,9 +128,6 @@ pub(crate) struct RequestPermit {
     is_deferrable: bool,
 }
 
-/// Counts one that waits until it is dropped.
-struct Waiting<'a>(&'a NodeLimit);
-
 impl NodeLimit {
     pub(crate) fn new(cap: usize, gauge: Gauge) -> Self {
         gauge.set(cap as f64);
@@ -150,7 +150,11 @@ impl NodeLimit {
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(self: Arc<Self>, is_deferrable: bool) -> RequestPermit {
         lock(&self.used).waiting += 1;
-        let _waiting = Waiting(&self);
+        let _waiting = OnDrop(|| {
+            lock(&self.used).waiting -= 1;
+            // More than one permit may be free when the limit has risen.
+            self.freed.notify_one();
+        });
         loop {
             let freed = self.freed.notified();
             if let Some(permit) = self.take(is_deferrable, usize::MAX) {
@@ -167,14 +171,6 @@ impl NodeLimit {
             used.in_flight += 1;
             RequestPermit { limit: Arc::clone(self), requested_at: Instant::now(), is_deferrable }
         })
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.used).waiting -= 1;
-        // More than one permit may be free when the limit has risen.
-        self.0.freed.notify_one();
     }
 }
 

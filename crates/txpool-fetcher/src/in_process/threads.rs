@@ -3,7 +3,7 @@
 //! `get` may read a sidecar from the disk, and the sink may block, so neither runs on the thread
 //! that reads the sockets.
 
-use std::{sync::Arc, thread, time::Instant};
+use std::{sync::Arc, time::Instant};
 
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::Encodable2718 as _;
@@ -37,16 +37,14 @@ pub(crate) fn start<S: TransactionSink>(
         let takes_deferrable = thread < fetch.settings.deferrable_connections();
         let (live, deferrable) = requests.clone();
         let requests = (live, if takes_deferrable { deferrable } else { never() });
-        let (getter, alive) = (Getter::new(deliverer, pool), fetch.tasks.alive());
+        let getter = Getter::new(deliverer, pool);
         let run = move || {
-            // Dropped last: a stop that has waited for it leaves no holder of the pool.
-            let (_alive, getter) = (alive, getter);
             // Deferrable requests that still wait at the end are dropped, and count as failed.
             while let Some(request) = next_of(&requests) {
                 getter.get(request);
             }
         };
-        let spawned = thread::Builder::new().name("mempool-get".into()).spawn(run);
+        let spawned = fetch.tasks.spawn_thread("mempool-get", run);
         spawned.map_err(|error| ConnectError::io(pool, error))?;
     }
     Ok(queues)

@@ -17,6 +17,7 @@ use crate::{
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
     settings::Settings,
+    sync::OnDrop,
 };
 
 /// Opens all request connections of a source beside the one for calls; `responses` makes the reader
@@ -70,10 +71,15 @@ impl<T: Send + 'static> Requests<T> {
         self: Arc<Self>,
         connections: &RequestConnections<T>,
         index: usize,
-        on_failure: &(impl Fn(T, CallError) + Sync),
+        on_failure: impl Fn(T, CallError) + Send + Sync,
     ) -> LossReason {
         // On every path, also when the source is stopped meanwhile.
-        let _hands_on = HandsOn { connections, index, requests: &self, on_failure };
+        let _hands_on = OnDrop(|| {
+            connections.remove(index, &self);
+            if let Self::Node(set) = &*self {
+                set.hand_on(&on_failure);
+            }
+        });
         match &*self {
             Self::Node(set) => set.closed().await,
             Self::InProcess(_) => pending().await,
@@ -82,6 +88,19 @@ impl<T: Send + 'static> Requests<T> {
 }
 
 impl<T: Send + 'static> RequestSet<T> {
+    fn hand_on(&self, on_failure: impl Fn(T, CallError)) {
+        // Before all are ended.
+        let by_peer = self.fetches.iter().map(|connection| connection.ended.is_by_peer());
+        let suspects: Vec<bool> = by_peer.collect();
+        self.end();
+        for (connection, is_suspect) in self.fetches.iter().zip(suspects) {
+            let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
+            for request in connection.take_all() {
+                on_failure(request, error.clone());
+            }
+        }
+    }
+
     /// Sends a request over a connection of its own, with whose end nothing else is lost, and waits
     /// until the response or the time-out is processed.
     ///
@@ -114,29 +133,5 @@ impl<T: Send + 'static> RequestSet<T> {
             }
         }
         connection.take_all().pop().map_or(Ok(()), |request| Err((request, CallError::Suspect)))
-    }
-}
-
-struct HandsOn<'a, T: Send + 'static, F: Fn(T, CallError)> {
-    connections: &'a RequestConnections<T>,
-    index: usize,
-    requests: &'a Arc<Requests<T>>,
-    on_failure: &'a F,
-}
-
-impl<T: Send + 'static, F: Fn(T, CallError)> Drop for HandsOn<'_, T, F> {
-    fn drop(&mut self) {
-        self.connections.remove(self.index, self.requests);
-        let Requests::Node(set) = &**self.requests else { return };
-        // Before all are ended.
-        let suspects: Vec<bool> =
-            set.fetches.iter().map(|connection| connection.ended.is_by_peer()).collect();
-        set.end();
-        for (connection, is_suspect) in set.fetches.iter().zip(suspects) {
-            let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
-            for request in connection.take_all() {
-                (self.on_failure)(request, error.clone());
-            }
-        }
     }
 }

@@ -263,7 +263,7 @@ impl<S: TransactionSink> Source<S> {
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
                 self.watch_end(Role::Request, async move {
                     let on_failure = |request, error| fetch.failed(request, error);
-                    requests.watch(&fetch.connections, index, &on_failure).await
+                    requests.watch(&fetch.connections, index, on_failure).await
                 });
                 self.up(Role::Request, now)
             }
@@ -505,8 +505,7 @@ async fn open_requests<S: TransactionSink>(
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
-    let [calls] =
-        dial(endpoint, &settings.limits, known, ("mempool-calls", fetch.tasks.alive())).await?;
+    let [calls] = dial(endpoint, &settings.limits, known, ("mempool-calls", &fetch.tasks)).await?;
     deliverer.chain_id.check(index, endpoint, calls.node.chain_id).await?;
     let limit = settings.limits.ping_timeout;
     let says_syncing = chain::says_syncing(&calls, limit).await;
