@@ -5,7 +5,6 @@ use std::{
     time::Instant,
 };
 
-use metrics::Gauge;
 use tokio::sync::Notify;
 
 use crate::{
@@ -111,7 +110,6 @@ pub(crate) struct NodeLimit {
     used: Mutex<Use>,
     /// Notified when a permit may be free, first come, first served.
     freed: Notify,
-    gauge: Gauge,
 }
 
 struct Use {
@@ -129,10 +127,9 @@ pub(crate) struct RequestPermit {
 }
 
 impl NodeLimit {
-    pub(crate) fn new(cap: usize, gauge: Gauge) -> Self {
-        gauge.set(cap as f64);
+    pub(crate) fn new(cap: usize) -> Self {
         let used = Use { aimd: Aimd::new(cap), in_flight: 0, waiting: 0 };
-        Self { used: Mutex::new(used), freed: Notify::new(), gauge }
+        Self { used: Mutex::new(used), freed: Notify::new() }
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -186,15 +183,9 @@ impl RequestPermit {
             Some(_) => return,
         };
         let mut used = lock(&self.limit.used);
-        let before = used.aimd.limit();
         // Deferrable work, which has few slots, raises the limit too: there may be no live work.
-        let is_used = self.is_deferrable || used.in_flight * 2 >= before;
+        let is_used = self.is_deferrable || used.in_flight * 2 >= used.aimd.limit();
         used.aimd.record(signal, self.requested_at, is_used, Instant::now());
-        let limit = used.aimd.limit();
-        if limit != before {
-            // Under the lock, in the order of the limits.
-            self.limit.gauge.set(limit as f64);
-        }
     }
 }
 
@@ -222,7 +213,7 @@ mod tests {
     }
 
     fn limit() -> Arc<NodeLimit> {
-        Arc::new(NodeLimit::new(64, Gauge::noop()))
+        Arc::new(NodeLimit::new(64))
     }
 
     #[test]

@@ -243,7 +243,7 @@ impl Fetch {
     fn ask_other(self: &Arc<Self>, mut task: FetchTask, source: usize) -> Option<FetchTask> {
         task.untried.remove(source);
         self.ask_again(&mut task);
-        if self.has_other_source(&task) || self.is_any_up(task.unanswered) {
+        if self.is_any_up(task.untried.or(task.unanswered)) {
             self.spawn_retry(task, source, None);
             return None;
         }

@@ -186,6 +186,7 @@ impl<S: TransactionSink> Source<S> {
     fn tick(&mut self) -> Vec<Action> {
         let backlog = self.shared.backlog.len();
         self.shared.metrics.backlog.set(backlog as f64);
+        self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
         self.parts.fetch.deferral.observe_backlog(self.index, || backlog);
         if let Some(age) = self.sync.head_age() {
@@ -311,7 +312,7 @@ impl<S: TransactionSink> Source<S> {
         // Before the pool is compared.
         let mut actions = self.check_sync(now);
         actions.extend(self.machine.on(Event::Up(role), now));
-        if self.machine.state() != SourceState::Connecting {
+        if self.machine.state != SourceState::Connecting {
             self.request_head();
         }
         actions
@@ -348,14 +349,14 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn publish(&mut self) {
-        let state = self.machine.state();
-        let audited = self.machine.is_audited();
+        let state = self.machine.state;
+        let audited = self.machine.is_audited;
         let (before, audited_before) = {
             let mut status = lock(&self.shared.status);
             let before = std::mem::replace(&mut status.state, state);
-            status.reconnects = self.machine.reconnects();
+            status.reconnects = self.machine.reconnects;
             status.gaps.clear();
-            status.gaps.extend(self.machine.gaps().copied());
+            status.gaps.extend(self.machine.gaps.iter().copied());
             (before, std::mem::replace(&mut status.audited, audited))
         };
         // After the lock is released: the log subscriber and the metrics recorder are code of the
