@@ -112,8 +112,8 @@ pub(crate) async fn subscribe<S: TransactionSink>(
                     backlog.report(Report::NoObjects).await;
                     objects.kill(LossReason::Closed);
                 }
-                reason = objects.closed() => hashes.kill(reason),
-                reason = hashes.closed() => objects.kill(reason),
+                reason = objects.ended().wait() => hashes.kill(reason),
+                reason = hashes.ended().wait() => objects.kill(reason),
             }
         };
         tokio::join!(pairs.request_overdue(&fetch), until_one_ends);

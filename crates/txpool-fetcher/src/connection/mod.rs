@@ -46,7 +46,7 @@ pub(crate) use self::{
     chain_id::ChainId,
     frame::Frames,
     listings::Listings,
-    open::{closed_too_early, dial, open_socket},
+    open::{connect_error, dial, open_socket},
     response::{Payload, Response, read_error},
     socket::BlockingSocket,
 };
@@ -119,11 +119,6 @@ impl Connection {
     pub(crate) fn ended(&self) -> &Arc<End> {
         &self.shared.ended
     }
-
-    /// Waits until the connection has ended, and returns the reason. Cancel safe.
-    pub(crate) async fn closed(&self) -> LossReason {
-        self.shared.ended.wait().await
-    }
 }
 
 impl Drop for Connection {
@@ -149,12 +144,8 @@ impl End {
         });
     }
 
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.borrow().is_some()
-    }
-
-    pub(crate) fn is_by_peer(&self) -> bool {
-        self.0.borrow().as_ref().is_some_and(LossReason::is_by_peer)
+    pub(crate) fn reason(&self) -> Option<LossReason> {
+        self.0.borrow().clone()
     }
 
     /// Waits for the end, and returns the reason. Cancel safe.
@@ -376,6 +367,6 @@ mod tests {
         let _hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
         let error = subscribe(&connection, "newHeads").await.unwrap_err();
         assert!(matches!(error, CallError::ConnectionLost), "{error}");
-        assert!(matches!(connection.closed().await, LossReason::Garbage(_)));
+        assert!(matches!(connection.ended().wait().await, LossReason::Garbage(_)));
     }
 }

@@ -6,7 +6,7 @@ use alloy_primitives::{B256, U64};
 use tokio::{net::UnixStream, runtime::Handle};
 
 use super::{
-    BlockingSocket, Connection, Shared, clip,
+    BlockingSocket, Connection, End, Shared, clip,
     read::{self, SocketReader},
     ws,
 };
@@ -79,7 +79,7 @@ impl Probe<'_> {
     ) -> Result<T, ConnectError> {
         match self.connection.call(method, params, self.limit).await {
             Ok(answer) => serde_json::from_str(answer.get())
-                .map_err(|_| self.not_ethereum(method, answer.get())),
+                .map_err(|_| not_ethereum(self.endpoint, method, answer.get())),
             Err(error) => Err(self.connect_error(method, error).await),
         }
     }
@@ -96,34 +96,33 @@ impl Probe<'_> {
     }
 
     async fn connect_error(&self, method: &'static str, error: CallError) -> ConnectError {
-        let endpoint = self.endpoint.to_string();
-        match error {
-            CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
-            CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
-            CallError::ConnectionLost | CallError::Suspect => {
-                closed_too_early(self.endpoint, self.connection.closed().await)
-            }
-        }
-    }
-
-    fn not_ethereum(&self, method: &'static str, answer: &str) -> ConnectError {
-        ConnectError::NotEthereum {
-            endpoint: self.endpoint.to_string(),
-            method,
-            answer: clip(answer, 120),
-        }
+        connect_error(self.endpoint, method, error, self.connection.ended()).await
     }
 }
 
-/// The error of a connection that ended before its peer has shown that it is a node.
-pub(crate) fn closed_too_early(endpoint: &Endpoint, reason: LossReason) -> ConnectError {
-    match reason {
-        LossReason::Garbage(said) => {
-            ConnectError::NotJsonRpc { endpoint: endpoint.to_string(), said }
-        }
-        LossReason::Io(kind) => ConnectError::io(endpoint, kind.into()),
-        _ => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
+/// The error of a peer that has not shown that it is a node: how the call of `method` failed, or why the connection has
+/// `ended`.
+pub(crate) async fn connect_error(
+    endpoint: &Endpoint,
+    method: &'static str,
+    error: CallError,
+    ended: &End,
+) -> ConnectError {
+    let name = endpoint.to_string();
+    match error {
+        CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint: name, method, timeout },
+        CallError::Rpc { message, .. } => not_ethereum(endpoint, method, &message),
+        CallError::ConnectionLost | CallError::Suspect => match ended.wait().await {
+            LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint: name, said },
+            LossReason::Io(kind) => ConnectError::io(endpoint, kind.into()),
+            _ => ConnectError::ClosedAtOnce { endpoint: name },
+        },
     }
+}
+
+fn not_ethereum(endpoint: &Endpoint, method: &'static str, answer: &str) -> ConnectError {
+    let answer = clip(answer, 120);
+    ConnectError::NotEthereum { endpoint: endpoint.to_string(), method, answer }
 }
 
 /// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake may

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     connection::{BlockingSocket, End},
-    error::LossReason,
+    error::{CallError, LossReason},
     limits::Limits,
     sync::lock,
 };
@@ -103,15 +103,15 @@ impl<T: Send + 'static> RequestConnection<T> {
     /// one more, sends an error and closes it, which must not count as a connection that was up.
     ///
     /// # Errors
-    /// Why it has ended, or `None` if there was no response within `limit`.
-    pub(super) async fn greet(&self, limit: Duration) -> Result<(), Option<LossReason>> {
+    /// It has ended, or there was no response within `limit`.
+    pub(super) async fn greet(&self, limit: Duration) -> Result<(), CallError> {
         self.ping();
         tokio::select! {
             // A response that has come counts.
             biased;
             () = self.ponged.notified() => Ok(()),
-            reason = self.ended.wait() => Err(Some(reason)),
-            () = sleep(limit) => Err(None),
+            _ = self.ended.wait() => Err(CallError::ConnectionLost),
+            () = sleep(limit) => Err(CallError::Timeout(limit)),
         }
     }
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     config::Endpoint,
-    connection::{Connection, closed_too_early, open_socket},
+    connection::{Connection, connect_error, open_socket},
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
     settings::Settings,
@@ -52,12 +52,7 @@ async fn open_one<T: Send + 'static>(
         .map_err(|error| ConnectError::io(endpoint, error))?;
     match opened.greet(limits.ping_timeout).await {
         Ok(()) => Ok(opened),
-        Err(Some(reason)) => Err(closed_too_early(endpoint, reason)),
-        Err(None) => Err(ConnectError::NoAnswer {
-            endpoint: endpoint.to_string(),
-            method: "eth_blockNumber",
-            timeout: limits.ping_timeout,
-        }),
+        Err(error) => Err(connect_error(endpoint, "eth_blockNumber", error, &opened.ended).await),
     }
 }
 
@@ -89,12 +84,14 @@ impl<T: Send + 'static> Requests<T> {
 
 impl<T: Send + 'static> RequestSet<T> {
     fn hand_on(&self, on_failure: impl Fn(T, CallError)) {
+        let reason = |connection: &OpenConnection<T>| connection.ended.reason();
         // Before all are ended.
-        let by_peer = self.fetches.iter().map(|connection| connection.ended.is_by_peer());
-        let suspects: Vec<bool> = by_peer.collect();
-        self.end();
-        for (connection, is_suspect) in self.fetches.iter().zip(suspects) {
+        let reasons: Vec<_> = self.fetches.iter().map(reason).collect();
+        self.calls.kill(LossReason::Closed);
+        for (connection, reason) in self.fetches.iter().zip(reasons) {
+            let is_suspect = reason.is_some_and(|reason| reason.is_by_peer());
             let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
+            connection.end(LossReason::Closed);
             for request in connection.take_all() {
                 on_failure(request, error.clone());
             }

@@ -60,19 +60,11 @@ impl<T: Send + 'static> RequestSet<T> {
         }
     }
 
-    /// Closes all of them.
-    pub(crate) fn end(&self) {
-        self.calls.kill(LossReason::Closed);
-        for connection in &self.fetches {
-            connection.end(LossReason::Closed);
-        }
-    }
-
     /// Waits until one of them has ended, and returns the reason. Cancel safe.
     pub(crate) async fn closed(&self) -> LossReason {
         let fetches = self.fetches.iter().map(|connection| Box::pin(connection.ended.wait()));
         tokio::select! {
-            reason = self.calls.closed() => reason,
+            reason = self.calls.ended().wait() => reason,
             (reason, ..) = futures::future::select_all(fetches) => reason,
         }
     }
@@ -158,23 +150,19 @@ impl<T: Send + 'static> RequestConnections<T> {
     /// The sources of `untried` that are connected, in order; if there are none, the other
     /// connected ones, beginning with `first`. Waits until there is one.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
+        let mut found = Vec::new();
         let find = |all: &Vec<Option<_>>| {
             let up = |source: &usize| all[*source].is_some();
-            let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
+            found.extend(untried.iter().copied().filter(up));
             if found.is_empty() {
                 let any = std::iter::once(first).chain((0..all.len()).filter(|i| *i != first));
                 found.extend(any.filter(up));
             }
-            found
+            !found.is_empty()
         };
-        let mut changes = self.sets.subscribe();
-        loop {
-            let found = find(&changes.borrow_and_update());
-            if !found.is_empty() {
-                return found;
-            }
-            changes.changed().await.expect("the sender lives as long as this");
-        }
+        // The sender lives as long as this.
+        let _ = self.sets.subscribe().wait_for(find).await;
+        found
     }
 
     /// Waits until `source` has had no connections for this long. Cancel safe.
@@ -208,12 +196,7 @@ impl<T: Send + 'static> RequestConnections<T> {
 
     /// Removes a set, if it is the current one.
     pub(crate) fn remove(&self, source: usize, set: &Arc<Requests<T>>) {
-        self.sets.send_if_modified(|all| {
-            let is_this = all[source].as_ref().is_some_and(|now| Arc::ptr_eq(now, set));
-            if is_this {
-                all[source] = None;
-            }
-            is_this
-        });
+        self.sets
+            .send_if_modified(|all| all[source].take_if(|now| Arc::ptr_eq(now, set)).is_some());
     }
 }

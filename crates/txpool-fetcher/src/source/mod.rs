@@ -436,7 +436,7 @@ impl<S: TransactionSink> Source<S> {
         let fetch = Arc::clone(&self.parts.fetch);
         self.spawn(async move {
             tokio::select! {
-                _ = connection.closed() => {}
+                _ = connection.ended().wait() => {}
                 () = ping(role, &connection, &fetch.settings.limits, &shared) => {}
             }
         });
