@@ -18,7 +18,7 @@ use futures::{
 };
 use tokio::{runtime::Handle, time::sleep};
 
-use super::threads::Getter;
+use super::Getter;
 use crate::{
     announce::{Backlog, HashReader},
     chain::AnnouncedHead,

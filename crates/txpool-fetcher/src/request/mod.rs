@@ -27,7 +27,6 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod client;
-mod outbox;
 mod reader;
 mod set;
 
