@@ -586,7 +586,9 @@ fn the_architecture_names_every_thread() {
         .iter()
         .flat_map(|(_, text)| {
             let name = |rest: &str| rest.split('"').next().unwrap_or("").to_owned();
-            text.split(".name(\"").skip(1).map(name).collect::<Vec<_>>()
+            let names =
+                [".name(\"", "spawn_thread(\""].map(|call| text.split(call).skip(1).map(name));
+            names.into_iter().flatten().collect::<Vec<_>>()
         })
         .collect();
     assert!(named.contains("mempool-io") && named.contains("order-pool-upkeep"), "{named:?}");

@@ -8,18 +8,20 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 use std::{
-    io::{self, Read},
+    io::{self, BufReader, Read},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use memchr::memrchr;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{error::Category, value::RawValue};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Endpoint,
-    connection::{BlockingSocket, open_socket},
+    connection::{BlockingSocket, open_socket, read_error},
     error::{LossReason, SnapshotError},
     tasks::Tasks,
 };
@@ -27,59 +29,76 @@ use crate::{
 /// How long a read waits before it checks whether it is still wanted.
 const GRAIN: Duration = Duration::from_millis(50);
 
+/// Most bytes read with one call.
+const CHUNK_BYTES: usize = 256 * 1024;
+
 /// Longest text without a quotation mark, 4 MiB, where a blob has 256 KiB: a string may be held as a
 /// whole.
 const MAX_STRING_BYTES: usize = 4 << 20;
 
-/// How long an answer may take, and whether it is still wanted.
-#[derive(Clone)]
-pub(crate) struct Wait {
-    limit: Duration,
-    deadline: Instant,
-    stop: CancellationToken,
-    tasks: Arc<Tasks>,
-}
-
-impl Wait {
-    pub(crate) fn new(limit: Duration, stop: CancellationToken, tasks: &Arc<Tasks>) -> Self {
-        let now = Instant::now();
-        let deadline = now.checked_add(limit).unwrap_or(now);
-        Self { limit, deadline, stop, tasks: Arc::clone(tasks) }
-    }
-
-    /// Checked before each wait for [`GRAIN`].
-    fn check(&self) -> Result<(), SnapshotError> {
-        match () {
-            () if self.stop.is_cancelled() => Err(SnapshotError::ConnectionLost),
-            () if Instant::now() >= self.deadline => Err(SnapshotError::Timeout(self.limit)),
-            () => Ok(()),
-        }
-    }
-}
-
 /// The answer, as it comes; over WebSocket when it is complete.
 pub(crate) struct Answer {
     socket: BlockingSocket,
-    wait: Wait,
+    limit: Duration,
+    deadline: Instant,
+    stop: CancellationToken,
     bytes: u64,
     since_quote: usize,
 }
 
 impl Answer {
-    /// Sends a request. Over WebSocket the answer has at most `max_bytes`.
-    pub(crate) async fn request(
-        endpoint: &Endpoint,
-        request: &str,
+    /// Sends a request, and calls `read` with the answer on a thread that may block. Over WebSocket the answer has at most
+    /// `max_bytes`. Whoever stops waiting ends its reading.
+    pub(crate) async fn read<T: Send + 'static>(
+        (endpoint, request): (&Endpoint, &str),
         max_bytes: usize,
-        wait: Wait,
-    ) -> Result<Self, SnapshotError> {
-        let open = open_socket(endpoint, max_bytes, wait.limit, Some(&wait.tasks));
-        let socket =
-            timeout(wait.limit, open).await.map_err(|_| SnapshotError::Timeout(wait.limit))??;
+        limit: Duration,
+        tasks: &Arc<Tasks>,
+        read: impl FnOnce(Self) -> T + Send + 'static,
+    ) -> Result<T, SnapshotError> {
+        let stop = tasks.stop.child_token();
+        let _ends = stop.clone().drop_guard();
+        let now = Instant::now();
+        let deadline = now.checked_add(limit).unwrap_or(now);
+        let open = open_socket(endpoint, max_bytes, limit, Some(tasks));
+        let socket = timeout(limit, open).await.map_err(|_| SnapshotError::Timeout(limit))??;
         // An empty socket has room for a request.
         socket.send(request.as_bytes())?;
-        Ok(Self { socket, wait, bytes: 0, since_quote: 0 })
+        let answer = Self { socket, limit, deadline, stop, bytes: 0, since_quote: 0 };
+        let read = tasks.spawn_blocking(move || read(answer)).await;
+        read.map_err(|_| SnapshotError::ConnectionLost)
     }
+
+    /// Checked before each wait for [`GRAIN`].
+    fn check(&self) -> io::Result<()> {
+        let ended = match () {
+            () if self.stop.is_cancelled() => SnapshotError::ConnectionLost,
+            () if Instant::now() >= self.deadline => SnapshotError::Timeout(self.limit),
+            () => return Ok(()),
+        };
+        Err(io::Error::other(ended))
+    }
+}
+
+/// The `result` of an answer; `None` for `null`. Blocks until it is complete.
+pub(crate) fn result_of<T: DeserializeOwned>(
+    answer: impl Read,
+) -> Result<Option<T>, SnapshotError> {
+    #[derive(Deserialize)]
+    struct Response<T> {
+        result: Option<T>,
+        error: Option<Box<RawValue>>,
+    }
+    // It does not read on behind the answer, where the node sends nothing.
+    let answer = BufReader::with_capacity(CHUNK_BYTES, answer);
+    let response = Response::deserialize(&mut serde_json::Deserializer::from_reader(answer));
+    let Response { result, error } = response.map_err(|error| match error.classify() {
+        Category::Io => io::Error::from(error).downcast().unwrap_or_else(SnapshotError::Io),
+        _ => SnapshotError::NotAPool,
+    })?;
+    let Some(error) = error else { return Ok(result) };
+    let (code, message) = read_error(error.get());
+    Err(SnapshotError::Refused { code, message })
 }
 
 /// An error is one of the operating system, or holds a [`SnapshotError`].
@@ -92,9 +111,9 @@ impl Read for Answer {
             }
             _ => io::Error::other(SnapshotError::Truncated(self.bytes)),
         };
-        self.wait.check().map_err(io::Error::other)?;
+        self.check()?;
         while !self.socket.wait_readable(GRAIN).map_err(ended)? {
-            self.wait.check().map_err(io::Error::other)?;
+            self.check()?;
         }
         let count = self.socket.read(into).map_err(ended)?;
         self.bytes = self.bytes.saturating_add(count as u64);

@@ -36,6 +36,7 @@ use crate::{
         AUDITS_WAITING, AuditRequest, Changes, Inbox, Parts, Source, SourceShared, SourceState,
         SourceStatus,
     },
+    sync::OnDrop,
     tasks::Tasks,
 };
 
@@ -71,11 +72,9 @@ pub struct FetcherEnd {
 /// A running fetcher, on threads of its own: nothing is lost if the host's runtime is busy, or blocked
 /// for minutes. Dropping it stops it without waiting.
 pub struct Fetcher {
-    hashes: Arc<Hashes>,
-    deferral: Arc<Deferral>,
+    fetch: Arc<Fetch>,
     sources: Arc<[Arc<SourceShared>]>,
     changes: Changes,
-    stop: CancellationToken,
     deadline: watch::Sender<Option<Instant>>,
     ended: watch::Receiver<Option<(EndReason, bool)>>,
 }
@@ -121,7 +120,7 @@ impl Fetcher {
         let start = config.start;
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::described());
-        let deferral = Arc::new(Deferral::new(&settings, &metrics)?);
+        let deferral = Deferral::new(&settings, &metrics)?;
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(None);
         let io = io_runtime(config.sources.len())?;
@@ -130,18 +129,18 @@ impl Fetcher {
         let (sources, inboxes): (Vec<_>, Vec<_>) = config.sources.iter().map(share).unzip();
         let heads = sources.iter().map(|shared| Arc::clone(&shared.backlog.heads)).collect();
         let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), config.sources.len());
-        let tasks = Arc::new(Tasks::new(io.handle().clone(), stop.clone()));
+        let tasks = Arc::new(Tasks::new(io.handle().clone(), stop));
         let fetch = Arc::new(Fetch {
             settings: Arc::clone(&settings),
-            hashes: Arc::clone(&hashes),
-            connections: RequestConnections::new(config.sources.len()).into(),
+            hashes,
+            connections: RequestConnections::new(config.sources.len()),
             slots: Slots::new(&settings, metrics.in_flight_bytes.clone()),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
-            deferral: Arc::clone(&deferral),
+            deferral,
             alone: Semaphore::new(REQUESTED_ALONE),
             undone: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),
             tasks: Arc::clone(&tasks),
-            metrics: Arc::clone(&metrics),
+            metrics,
         });
         let (nonces, wanted) = mpsc::channel(chain::BLOCKS_WAITING);
         let chain = Arc::new(Chain {
@@ -158,14 +157,15 @@ impl Fetcher {
             tasks,
             closed: CancellationToken::new(),
         });
-        // Also when the supervisor panics or cannot be started.
-        let ends_queue = EndsQueue(Arc::clone(&chain.sink));
-        let known = Arc::clone(&hashes);
+        let queue = Arc::clone(&chain.sink);
+        // Ends the sink's thread, also when the supervisor panics or cannot be started.
+        let ends_queue = OnDrop(move || queue.end());
+        let known = Arc::clone(&fetch.hashes);
         sink::spawn(Arc::clone(&sink), move |hash| known.seen.get(hash) == Some(Seen::Mined))
             .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
         let deliverer = Arc::new(Deliverer { fetch: Arc::clone(&fetch), chain_id, sink });
-        let parts = Arc::new(Parts { fetch, deliverer, chain });
+        let parts = Arc::new(Parts { fetch: Arc::clone(&fetch), deliverer, chain });
         let sources: Arc<[_]> = sources.into();
         let running = sources.iter().cloned().zip(inboxes).collect();
         let body = move || {
@@ -183,7 +183,7 @@ impl Fetcher {
             .name("mempool-io".into())
             .spawn(body)
             .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
-        let fetcher = Self { hashes, deferral, sources, changes, stop, deadline, ended };
+        let fetcher = Self { fetch, sources, changes, deadline, ended };
         if start == StartPolicy::RequireNode {
             fetcher.first_source().await?;
         }
@@ -193,13 +193,13 @@ impl Fetcher {
     /// The counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.hashes.counts()
+        self.fetch.hashes.counts()
     }
 
     /// The status of each source, in the order of the configuration.
     #[must_use]
     pub fn status(&self) -> Vec<SourceStatus> {
-        let sources = self.sources.iter().zip(&self.hashes.announcements);
+        let sources = self.sources.iter().zip(&self.fetch.hashes.announcements);
         sources.map(|(shared, announcements)| shared.status(announcements)).collect()
     }
 
@@ -252,7 +252,7 @@ impl Fetcher {
     ///
     /// A look-up takes a lock that announcements take, for as long as one of theirs.
     pub fn announcers(&self) -> impl Fn(&B256) -> Vec<usize> + Send + Sync + use<> {
-        let hashes = Arc::clone(&self.hashes);
+        let hashes = Arc::clone(&self.fetch.hashes);
         move |hash| hashes.seen.sources(hash).iter().collect()
     }
 
@@ -260,7 +260,7 @@ impl Fetcher {
     /// load.
     #[must_use]
     pub fn deferred(&self) -> DeferredStats {
-        self.deferral.stats()
+        self.fetch.deferral.stats()
     }
 
     /// Compares the pool of source `source` with ours now, independently of the timer. One
@@ -361,7 +361,7 @@ impl Fetcher {
 
     pub(crate) fn begin_stop(&self, deadline: Duration) {
         self.deadline.send_replace(Some(after(deadline)));
-        self.stop.cancel();
+        self.fetch.tasks.stop.cancel();
     }
 }
 
@@ -373,16 +373,7 @@ impl fmt::Debug for Fetcher {
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
-        self.stop.cancel();
-    }
-}
-
-/// Ends the sink's thread when it is dropped.
-struct EndsQueue(Arc<SinkQueue>);
-
-impl Drop for EndsQueue {
-    fn drop(&mut self) {
-        self.0.end();
+        self.fetch.tasks.stop.cancel();
     }
 }
 

@@ -48,6 +48,15 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
+/// Calls this when it is dropped, also by a panic.
+pub(crate) struct OnDrop<F: Fn()>(pub(crate) F);
+
+impl<F: Fn()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 /// A part of a figure, which is subtracted when this is dropped.
 pub(crate) struct Share<'a>(&'a AtomicU64, u64);
 

@@ -2,8 +2,10 @@
 
 use std::{
     future::poll_fn,
+    io,
     pin::pin,
     task::{Context, Poll, Waker},
+    thread,
 };
 
 use tokio::{runtime::Handle, task::JoinHandle};
@@ -32,6 +34,20 @@ impl Tasks {
 
     pub(crate) fn alive(&self) -> Alive {
         self.threads.token()
+    }
+
+    /// Starts a thread. A stop that has waited for it leaves no holder of what `body` holds.
+    pub(crate) fn spawn_thread(
+        &self,
+        name: &str,
+        body: impl FnOnce() + Send + 'static,
+    ) -> io::Result<()> {
+        let alive = self.alive();
+        let body = move || {
+            body();
+            drop(alive);
+        };
+        thread::Builder::new().name(name.into()).spawn(body).map(drop)
     }
 
     /// Spawns work that a stop drops, also from a thread outside of the runtime.

@@ -6,7 +6,6 @@
 use std::{
     io,
     sync::{Arc, atomic::Ordering::Relaxed},
-    thread,
     time::Instant,
 };
 
@@ -21,7 +20,6 @@ use crate::{
     outcome::Entry,
     sink::TransactionSink,
     sync::contain,
-    tasks::Alive,
 };
 
 /// Longest announcement of an object that is kept until it is read. Of a longer one only the hash is
@@ -102,9 +100,7 @@ impl Drop for ObjectListener {
 pub(super) struct ObjectReader<S: TransactionSink> {
     deliverer: Arc<Deliverer<S>>,
     source: usize,
-    trusts_sender: bool,
     backlog: Arc<Backlog>,
-    _alive: Alive,
 }
 
 impl<S: TransactionSink> ObjectReader<S> {
@@ -117,14 +113,9 @@ impl<S: TransactionSink> ObjectReader<S> {
         if backlog.has_object_thread.load(Relaxed) {
             return Ok(());
         }
-        let reader = Self {
-            source,
-            trusts_sender: deliverer.fetch.settings.trusts_sender_of(source),
-            backlog: Arc::clone(backlog),
-            _alive: deliverer.fetch.tasks.alive(),
-            deliverer: Arc::clone(deliverer),
-        };
-        thread::Builder::new().name("mempool-object".into()).spawn(move || reader.run())?;
+        let reader =
+            Self { source, backlog: Arc::clone(backlog), deliverer: Arc::clone(deliverer) };
+        deliverer.fetch.tasks.spawn_thread("mempool-object", move || reader.run())?;
         // Relaxed: only the source's dials, one after another, use it.
         backlog.has_object_thread.store(true, Relaxed);
         Ok(())
@@ -162,7 +153,7 @@ impl<S: TransactionSink> ObjectReader<S> {
                 let arrival = arrival(*announced.tx.hash());
                 let entered = object.pairs.on_object(&fetch.hashes, arrival);
                 let Some(ticket) = entered else { return };
-                let read = announced.into_recovered(self.trusts_sender);
+                let read = announced.into_recovered(fetch.settings.trusts_sender_of(self.source));
                 drop(permit);
                 match read {
                     Ok((tx, raw)) => deliverer.deliver(ticket, tx, Some(raw), flush),

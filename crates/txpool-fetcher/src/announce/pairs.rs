@@ -210,12 +210,8 @@ impl Pairs {
 
 impl State {
     fn pop_oldest(&mut self) -> Option<Ticket> {
-        while let Some((hash, _)) = self.queue.pop_front() {
-            if let Some(ticket) = self.waiting.remove(&hash) {
-                return Some(ticket);
-            }
-        }
-        None
+        let mut oldest = std::iter::from_fn(|| self.queue.pop_front());
+        oldest.find_map(|(hash, _)| self.waiting.remove(&hash))
     }
 }
 

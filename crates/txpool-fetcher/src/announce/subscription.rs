@@ -55,7 +55,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let endpoint = &fetch.settings.config.sources[index];
     let limit = limits.ping_timeout;
     let announcements = fetch.settings.config.announcements;
-    let thread = ("mempool-announce", fetch.tasks.alive());
+    let thread = ("mempool-announce", &*fetch.tasks);
     let (connection, second) = match announcements {
         Announcements::Hashes => {
             let [connection] = dial(endpoint, limits, known, thread).await?;
@@ -112,8 +112,8 @@ pub(crate) async fn subscribe<S: TransactionSink>(
                     backlog.report(Report::NoObjects).await;
                     objects.kill(LossReason::Closed);
                 }
-                reason = objects.closed() => hashes.kill(reason),
-                reason = hashes.closed() => objects.kill(reason),
+                reason = objects.ended().wait() => hashes.kill(reason),
+                reason = hashes.ended().wait() => objects.kill(reason),
             }
         };
         tokio::join!(pairs.request_overdue(&fetch), until_one_ends);

@@ -16,7 +16,6 @@ use super::{
 };
 use crate::{
     announce::Backlog,
-    answer::Wait,
     config::Backfill,
     error::SnapshotError,
     fetch::{Arrival, Fetch, SHARDS, Seen},
@@ -244,23 +243,11 @@ impl Comparison {
         let listings = &self.state.listings;
         let _running = Share::of(&listings.running, 1);
         let begin = Instant::now();
-        let listed = self.request_list().await;
+        let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
+        let listed = list::request(endpoint, limits, &self.fetch.tasks).await;
         let took = listed.as_ref().map_or(Duration::ZERO, |_| begin.elapsed());
         listings.took_ns.store(took.as_nanos() as u64, Relaxed);
         listed
-    }
-
-    async fn request_list(&self) -> Result<Content, SnapshotError> {
-        let settings = &self.fetch.settings;
-        // Whoever has stopped waiting for the list ends its reading.
-        let stop = self.fetch.tasks.stop.child_token();
-        let _ends = stop.clone().drop_guard();
-        let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
-        let wait = Wait::new(limits.snapshot_timeout, stop, &self.fetch.tasks);
-        let answer = list::request(endpoint, limits.max_frame_bytes, wait).await?;
-        // It can take seconds of CPU.
-        let listed = self.fetch.tasks.spawn_blocking(|| list::read(answer)).await;
-        listed.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
     fn verdict(&self, hash: &B256) -> Verdict {

@@ -8,27 +8,21 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
-use std::{
-    fmt,
-    io::{self, BufReader, Read},
-};
+use std::{fmt, io::Read, sync::Arc};
 
 use alloy_primitives::B256;
 use serde::{
     Deserialize, Deserializer,
     de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor},
 };
-use serde_json::{error::Category, value::RawValue};
 
 use crate::{
-    answer::{Answer, Wait},
+    answer::{Answer, result_of},
     config::Endpoint,
-    connection::read_error,
     error::SnapshotError,
+    limits::Limits,
+    tasks::Tasks,
 };
-
-/// Most bytes read with one call.
-const CHUNK_BYTES: usize = 256 * 1024;
 
 /// Most hashes kept of the pending transactions, and of the queued ones: 2^22, which take 128 MiB;
 /// [`SnapshotError::TooMany`] says it. No node's pool holds as many.
@@ -50,39 +44,19 @@ pub(crate) struct Content {
     pub(crate) queued: Vec<B256>,
 }
 
-/// Requests the list of a node's pool, over a connection of its own. `max_frame_bytes` is the limit of
-/// another connection's messages: that of a list is not lower.
+/// Lists a node's pool, over a connection of its own.
 pub(super) async fn request(
     endpoint: &Endpoint,
-    max_frame_bytes: usize,
-    wait: Wait,
-) -> Result<Answer, SnapshotError> {
-    Answer::request(endpoint, REQUEST, max_frame_bytes.max(MAX_LISTING_BYTES), wait).await
+    limits: &Limits,
+    tasks: &Arc<Tasks>,
+) -> Result<Content, SnapshotError> {
+    let max_bytes = limits.max_frame_bytes.max(MAX_LISTING_BYTES);
+    Answer::read((endpoint, REQUEST), max_bytes, limits.snapshot_timeout, tasks, read).await?
 }
 
-/// Reads the list. Blocks, for seconds: on a thread that may.
-pub(super) fn read(answer: Answer) -> Result<Content, SnapshotError> {
-    parse(BufReader::with_capacity(CHUNK_BYTES, answer))
-}
-
-#[derive(Deserialize)]
-struct Response {
-    result: Option<Content>,
-    error: Option<Box<RawValue>>,
-}
-
-fn parse(answer: impl Read) -> Result<Content, SnapshotError> {
-    // It does not read on behind the answer, where the node sends nothing.
-    let response = Response::deserialize(&mut serde_json::Deserializer::from_reader(answer));
-    let response = response.map_err(|error| match error.classify() {
-        Category::Io => io::Error::from(error).downcast().unwrap_or_else(SnapshotError::Io),
-        _ => SnapshotError::NotAPool,
-    })?;
-    if let Some(error) = response.error {
-        let (code, message) = read_error(error.get());
-        return Err(SnapshotError::Refused { code, message });
-    }
-    let content = response.result.ok_or(SnapshotError::NotAPool)?;
+/// Reads the list. Blocks, for seconds.
+fn read(answer: impl Read) -> Result<Content, SnapshotError> {
+    let content: Content = result_of(answer)?.ok_or(SnapshotError::NotAPool)?;
     if content.pending.len().max(content.queued.len()) > MAX_HASHES {
         return Err(SnapshotError::TooMany);
     }
@@ -138,7 +112,11 @@ impl<'de> Visitor<'de> for Hashes<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Write as _, os::unix::net, time::Duration};
+    use std::{
+        io::{self, BufReader, Write as _},
+        os::unix::net,
+        time::Duration,
+    };
 
     use futures::{SinkExt as _, StreamExt as _};
     use proptest::prelude::*;
@@ -149,7 +127,6 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::tasks::Tasks;
 
     struct Pieces<'a>(std::slice::Chunks<'a, u8>);
 
@@ -160,13 +137,11 @@ mod tests {
     }
 
     fn scan(bytes: &[u8], piece: usize) -> Result<Content, SnapshotError> {
-        parse(BufReader::new(Pieces(bytes.chunks(piece.clamp(1, 8 << 10)))))
+        read(BufReader::new(Pieces(bytes.chunks(piece.clamp(1, 8 << 10)))))
     }
 
-    fn wait() -> Wait {
-        let stop = CancellationToken::new();
-        let tasks = Tasks::new(Handle::current(), stop.clone());
-        Wait::new(Duration::from_secs(60), stop, &tasks.into())
+    fn tasks() -> Arc<Tasks> {
+        Tasks::new(Handle::current(), CancellationToken::new()).into()
     }
 
     /// What is listed over IPC from a node that sends this.
@@ -179,7 +154,8 @@ mod tests {
             stream.read_exact(&mut [0; REQUEST.len()]).unwrap();
             send(stream);
         });
-        let error = read(request(&Endpoint::Ipc(path), 0, wait()).await.unwrap()).unwrap_err();
+        let listed = request(&Endpoint::Ipc(path), &Limits::default(), &tasks()).await;
+        let error = listed.unwrap_err();
         node.join().unwrap();
         error
     }
@@ -280,8 +256,8 @@ mod tests {
             let _ = socket.send(Message::text(" ".repeat(4096))).await;
         };
         let list = async {
-            let answer = Answer::request(&Endpoint::Ws(url), REQUEST, 1024, wait()).await.unwrap();
-            tokio::task::spawn_blocking(|| read(answer)).await.unwrap()
+            let (request, limit) = ((&Endpoint::Ws(url), REQUEST), Duration::from_secs(60));
+            Answer::read(request, 1024, limit, &tasks(), read).await.unwrap()
         };
         let (result, ()) = tokio::join!(list, serve);
         let error = result.unwrap_err();

@@ -15,7 +15,7 @@ use tokio::{sync::mpsc, time::sleep};
 
 use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, follower::MAX_ANCESTORS, wire};
 use crate::{
-    answer::{Answer, Wait},
+    answer::Answer,
     connection::Connection,
     error::CallError,
     fetch::Fetch,
@@ -262,11 +262,10 @@ async fn request_nonces(
     let request = format!(
         r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
     );
-    let wait = Wait::new(limits.call_timeout, tasks.stop.clone(), tasks);
     let max_bytes = limits.max_frame_bytes;
-    let answer = Answer::request(&config.sources[turn], &request, max_bytes, wait).await;
-    let answer = answer.map_err(|_| Unread::Failed)?.take(max_bytes as u64);
     // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-    let read = tasks.spawn_blocking(move || wire::read_nonces(answer, hash)).await;
+    let read = move |answer: Answer| wire::read_nonces(answer.take(max_bytes as u64), hash);
+    let request = (&config.sources[turn], &*request);
+    let read = Answer::read(request, max_bytes, limits.call_timeout, tasks, read).await;
     read.unwrap_or(Err(Unread::Failed))
 }

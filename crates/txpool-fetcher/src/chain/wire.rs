@@ -4,13 +4,14 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
-use std::io::{BufReader, Read};
+use std::io::Read;
 
 use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
 use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
-use serde::{Deserialize, de::IgnoredAny};
+use serde::Deserialize;
 
 use super::Unread;
+use crate::{answer::result_of, error::SnapshotError};
 
 /// The header fields that all nodes send, with `newHeads` and with a block.
 #[derive(Debug, Deserialize)]
@@ -40,12 +41,6 @@ struct WireTransactions<T> {
 struct WireFullBlock {
     hash: B256,
     transactions: Vec<WireNonce>,
-}
-
-#[derive(Debug, Deserialize)]
-struct WireAnswer<T> {
-    result: Option<T>,
-    error: Option<IgnoredAny>,
 }
 
 /// The fields that are read of a full transaction object.
@@ -91,13 +86,11 @@ pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
 /// The nonces that the requested block raised, from the whole response to a request for the block with
 /// full transactions, as it comes. Takes some milliseconds for a large one.
 pub(super) fn read_nonces(json: impl Read, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
-    // It does not read on behind the answer, where the node sends nothing.
-    let mut json = serde_json::Deserializer::from_reader(BufReader::new(json));
-    let block = match WireAnswer::<WireFullBlock>::deserialize(&mut json) {
-        Err(error) if error.is_io() => return Err(Unread::Failed),
-        Err(_) => return Err(Unread::Malformed),
-        Ok(WireAnswer { error: Some(_), .. }) => return Err(Unread::Failed),
-        Ok(WireAnswer { result, .. }) => result.ok_or(Unread::Missing)?,
+    let block = match result_of::<WireFullBlock>(json) {
+        Ok(block) => block.ok_or(Unread::Missing)?,
+        // It is not a block either.
+        Err(SnapshotError::NotAPool) => return Err(Unread::Malformed),
+        Err(_) => return Err(Unread::Failed),
     };
     // The nonces of another block would remove valid transactions.
     if block.hash != requested {

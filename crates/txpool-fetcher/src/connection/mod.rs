@@ -46,13 +46,13 @@ pub(crate) use self::{
     chain_id::ChainId,
     frame::Frames,
     listings::Listings,
-    open::{closed_too_early, dial, open_socket},
+    open::{connect_error, dial, open_socket},
     response::{Payload, Response, read_error},
     socket::BlockingSocket,
 };
 use crate::{
     error::{CallError, LossReason},
-    sync::lock,
+    sync::{OnDrop, lock},
 };
 
 /// Takes the notifications of a subscription, in their order, on the reader of the connection. It is dropped
@@ -119,11 +119,6 @@ impl Connection {
     pub(crate) fn ended(&self) -> &Arc<End> {
         &self.shared.ended
     }
-
-    /// Waits until the connection has ended, and returns the reason. Cancel safe.
-    pub(crate) async fn closed(&self) -> LossReason {
-        self.shared.ended.wait().await
-    }
 }
 
 impl Drop for Connection {
@@ -149,12 +144,8 @@ impl End {
         });
     }
 
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.borrow().is_some()
-    }
-
-    pub(crate) fn is_by_peer(&self) -> bool {
-        self.0.borrow().as_ref().is_some_and(LossReason::is_by_peer)
+    pub(crate) fn reason(&self) -> Option<LossReason> {
+        self.0.borrow().clone()
     }
 
     /// Waits for the end, and returns the reason. Cancel safe.
@@ -200,15 +191,6 @@ struct Call {
     listener: Option<Box<dyn Listener>>,
 }
 
-/// Forgets a call when it is over.
-struct InFlight<'a>(&'a Shared, u64);
-
-impl Drop for InFlight<'_> {
-    fn drop(&mut self) {
-        self.0.take_call(self.1);
-    }
-}
-
 impl Shared {
     fn new(socket: BlockingSocket) -> Arc<Self> {
         Arc::new(Self {
@@ -236,7 +218,8 @@ impl Shared {
             .as_mut()
             .ok_or(CallError::ConnectionLost)?
             .insert(id, Call { reply, listener });
-        let _in_flight = InFlight(self, id);
+        // Forgets the call when it is over.
+        let _in_flight = OnDrop(|| drop(self.take_call(id)));
         self.write(&request);
         match timeout(limit, response).await {
             Err(_) => Err(CallError::Timeout(limit)),
@@ -280,15 +263,18 @@ fn clip(text: &str, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::Endpoint, limits::Limits};
+    use crate::{config::Endpoint, limits::Limits, tasks::Tasks};
     use serde_json::{Value, json};
     use std::{
         io::Write as _,
         os::unix::net::{UnixListener, UnixStream},
         path::Path,
     };
-    use tokio::sync::mpsc::{self, UnboundedReceiver};
-    use tokio_util::task::TaskTracker;
+    use tokio::{
+        runtime::Handle,
+        sync::mpsc::{self, UnboundedReceiver},
+    };
+    use tokio_util::sync::CancellationToken;
 
     /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
     /// writes `notes`.
@@ -324,8 +310,8 @@ mod tests {
 
     async fn open(path: &Path) -> Connection {
         let endpoint = Endpoint::Ipc(path.into());
-        let thread = ("test", TaskTracker::new().token());
-        let dialed = dial(&endpoint, &Limits::default(), false, thread).await;
+        let tasks = Tasks::new(Handle::current(), CancellationToken::new());
+        let dialed = dial(&endpoint, &Limits::default(), false, ("test", &tasks)).await;
         let [connection] = dialed.expect("the node responds");
         connection
     }
@@ -381,6 +367,6 @@ mod tests {
         let _hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
         let error = subscribe(&connection, "newHeads").await.unwrap_err();
         assert!(matches!(error, CallError::ConnectionLost), "{error}");
-        assert!(matches!(connection.closed().await, LossReason::Garbage(_)));
+        assert!(matches!(connection.ended().wait().await, LossReason::Garbage(_)));
     }
 }

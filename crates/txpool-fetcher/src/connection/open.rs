@@ -6,7 +6,7 @@ use alloy_primitives::{B256, U64};
 use tokio::{net::UnixStream, runtime::Handle};
 
 use super::{
-    BlockingSocket, Connection, Shared, clip,
+    BlockingSocket, Connection, End, Shared, clip,
     read::{self, SocketReader},
     ws,
 };
@@ -14,7 +14,7 @@ use crate::{
     config::Endpoint,
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
-    tasks::{Alive, Tasks},
+    tasks::Tasks,
 };
 
 /// The client version and the chain id of a node.
@@ -41,7 +41,7 @@ pub(crate) async fn dial<const N: usize>(
     endpoint: &Endpoint,
     limits: &Limits,
     known: bool,
-    (thread, alive): (&'static str, Alive),
+    (thread, tasks): (&str, &Tasks),
 ) -> Result<[Connection; N], ConnectError> {
     let (mut opened, mut readers) = (Vec::with_capacity(N), Vec::new());
     for _ in 0..N {
@@ -51,7 +51,7 @@ pub(crate) async fn dial<const N: usize>(
         readers.push(SocketReader::new(&shared, limits.max_frame_bytes));
         opened.push(Connection { shared, node: NodeInfo { client: String::new(), chain_id: 0 } });
     }
-    read::spawn(thread, readers, alive).map_err(|error| ConnectError::io(endpoint, error))?;
+    read::spawn(thread, readers, tasks).map_err(|error| ConnectError::io(endpoint, error))?;
     for connection in &mut opened {
         let probe = Probe { connection, endpoint, limit: limits.ping_timeout };
         let chain_id: U64 = probe.request("eth_chainId", ()).await?;
@@ -79,7 +79,7 @@ impl Probe<'_> {
     ) -> Result<T, ConnectError> {
         match self.connection.call(method, params, self.limit).await {
             Ok(answer) => serde_json::from_str(answer.get())
-                .map_err(|_| self.not_ethereum(method, answer.get())),
+                .map_err(|_| not_ethereum(self.endpoint, method, answer.get())),
             Err(error) => Err(self.connect_error(method, error).await),
         }
     }
@@ -96,34 +96,33 @@ impl Probe<'_> {
     }
 
     async fn connect_error(&self, method: &'static str, error: CallError) -> ConnectError {
-        let endpoint = self.endpoint.to_string();
-        match error {
-            CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint, method, timeout },
-            CallError::Rpc { message, .. } => self.not_ethereum(method, &message),
-            CallError::ConnectionLost | CallError::Suspect => {
-                closed_too_early(self.endpoint, self.connection.closed().await)
-            }
-        }
-    }
-
-    fn not_ethereum(&self, method: &'static str, answer: &str) -> ConnectError {
-        ConnectError::NotEthereum {
-            endpoint: self.endpoint.to_string(),
-            method,
-            answer: clip(answer, 120),
-        }
+        connect_error(self.endpoint, method, error, self.connection.ended()).await
     }
 }
 
-/// The error of a connection that ended before its peer has shown that it is a node.
-pub(crate) fn closed_too_early(endpoint: &Endpoint, reason: LossReason) -> ConnectError {
-    match reason {
-        LossReason::Garbage(said) => {
-            ConnectError::NotJsonRpc { endpoint: endpoint.to_string(), said }
-        }
-        LossReason::Io(kind) => ConnectError::io(endpoint, kind.into()),
-        _ => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
+/// The error of a peer that has not shown that it is a node: how the call of `method` failed, or why the connection has
+/// `ended`.
+pub(crate) async fn connect_error(
+    endpoint: &Endpoint,
+    method: &'static str,
+    error: CallError,
+    ended: &End,
+) -> ConnectError {
+    let name = endpoint.to_string();
+    match error {
+        CallError::Timeout(timeout) => ConnectError::NoAnswer { endpoint: name, method, timeout },
+        CallError::Rpc { message, .. } => not_ethereum(endpoint, method, &message),
+        CallError::ConnectionLost | CallError::Suspect => match ended.wait().await {
+            LossReason::Garbage(said) => ConnectError::NotJsonRpc { endpoint: name, said },
+            LossReason::Io(kind) => ConnectError::io(endpoint, kind.into()),
+            _ => ConnectError::ClosedAtOnce { endpoint: name },
+        },
     }
+}
+
+fn not_ethereum(endpoint: &Endpoint, method: &'static str, answer: &str) -> ConnectError {
+    let answer = clip(answer, 120);
+    ConnectError::NotEthereum { endpoint: endpoint.to_string(), method, answer }
 }
 
 /// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake may
@@ -135,7 +134,14 @@ pub(crate) async fn open_socket(
     limit: Duration,
     tasks: Option<&Tasks>,
 ) -> Result<BlockingSocket, ConnectError> {
-    let Endpoint::Ws(url) = endpoint else { return open_ipc(endpoint).await };
+    let url = match endpoint {
+        Endpoint::Ipc(path) => return open_ipc(path).await,
+        Endpoint::Ws(url) => url,
+        // A pool in this process is called directly by its source, and never dialled.
+        Endpoint::InProcess(_) => {
+            return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
+        }
+    };
     let (socket, pass_on) = ws::open(url, max_bytes, limit).await?;
     // It ends with the connection, or with its runtime.
     match tasks {
@@ -146,14 +152,10 @@ pub(crate) async fn open_socket(
 }
 
 /// The path is resolved each time, because nodes delete and re-create the socket when they start.
-async fn open_ipc(endpoint: &Endpoint) -> Result<BlockingSocket, ConnectError> {
-    let Endpoint::Ipc(path) = endpoint else {
-        // A pool in this process is called directly by its source, and never dialled.
-        return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
-    };
+async fn open_ipc(path: &Path) -> Result<BlockingSocket, ConnectError> {
     let stream = UnixStream::connect(path).await.map_err(|error| explain(path, error))?.into_std();
     let socket = stream.and_then(|stream| BlockingSocket::new(stream, Arc::default()));
-    socket.map_err(|error| ConnectError::io(endpoint, error))
+    socket.map_err(|error| explain(path, error))
 }
 
 fn explain(path: &Path, error: io::Error) -> ConnectError {

@@ -4,18 +4,17 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
-use std::{io, sync::Arc, thread, time::Instant};
+use std::{io, sync::Arc, time::Instant};
 
 use super::{BlockingSocket, Frames, Listener, Shared, response::Incoming};
 use crate::{
     error::{CallError, LossReason},
-    tasks::Alive,
+    tasks::Tasks,
 };
 
 /// Starts the thread that reads these connections until all have ended.
-pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, alive: Alive) -> io::Result<()> {
-    let body = move || {
-        let _alive = alive;
+pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, tasks: &Tasks) -> io::Result<()> {
+    tasks.spawn_thread(name, move || {
         while !sockets.is_empty() {
             // A socket that is read alone needs no poll: only pings are written into it.
             let readable = match &*sockets {
@@ -30,8 +29,7 @@ pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, alive: Alive) ->
                 socket.subscriptions.iter_mut().for_each(|(_, listener)| listener.on_idle());
             }
         }
-    };
-    thread::Builder::new().name(name.into()).spawn(body).map(drop)
+    })
 }
 
 /// The listeners, with the ids that the node gave them, as they were written.

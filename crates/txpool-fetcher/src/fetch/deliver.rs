@@ -179,10 +179,8 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
     }
 
     fn on_timeout(&mut self, request: FetchRequest) {
-        self.deliverer.fetch.failed(
-            request,
-            CallError::Timeout(self.deliverer.fetch.settings.limits.fetch_timeout),
-        );
+        let fetch = &self.deliverer.fetch;
+        fetch.failed(request, CallError::Timeout(fetch.settings.limits.fetch_timeout));
     }
 
     fn on_late(&mut self) {

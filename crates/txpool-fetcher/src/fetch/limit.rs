@@ -5,10 +5,12 @@ use std::{
     time::Instant,
 };
 
-use metrics::Gauge;
 use tokio::sync::Notify;
 
-use crate::{error::CallError, sync::lock};
+use crate::{
+    error::CallError,
+    sync::{OnDrop, lock},
+};
 
 /// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,
 /// and enough responses per second to adapt to.
@@ -108,7 +110,6 @@ pub(crate) struct NodeLimit {
     used: Mutex<Use>,
     /// Notified when a permit may be free, first come, first served.
     freed: Notify,
-    gauge: Gauge,
 }
 
 struct Use {
@@ -125,14 +126,10 @@ pub(crate) struct RequestPermit {
     is_deferrable: bool,
 }
 
-/// Counts one that waits until it is dropped.
-struct Waiting<'a>(&'a NodeLimit);
-
 impl NodeLimit {
-    pub(crate) fn new(cap: usize, gauge: Gauge) -> Self {
-        gauge.set(cap as f64);
+    pub(crate) fn new(cap: usize) -> Self {
         let used = Use { aimd: Aimd::new(cap), in_flight: 0, waiting: 0 };
-        Self { used: Mutex::new(used), freed: Notify::new(), gauge }
+        Self { used: Mutex::new(used), freed: Notify::new() }
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -150,7 +147,11 @@ impl NodeLimit {
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(self: Arc<Self>, is_deferrable: bool) -> RequestPermit {
         lock(&self.used).waiting += 1;
-        let _waiting = Waiting(&self);
+        let _waiting = OnDrop(|| {
+            lock(&self.used).waiting -= 1;
+            // More than one permit may be free when the limit has risen.
+            self.freed.notify_one();
+        });
         loop {
             let freed = self.freed.notified();
             if let Some(permit) = self.take(is_deferrable, usize::MAX) {
@@ -170,14 +171,6 @@ impl NodeLimit {
     }
 }
 
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.used).waiting -= 1;
-        // More than one permit may be free when the limit has risen.
-        self.0.freed.notify_one();
-    }
-}
-
 impl RequestPermit {
     /// Records the outcome of the request: the error, if it had no response. A permit dropped without
     /// this has no effect on the limit.
@@ -190,15 +183,9 @@ impl RequestPermit {
             Some(_) => return,
         };
         let mut used = lock(&self.limit.used);
-        let before = used.aimd.limit();
         // Deferrable work, which has few slots, raises the limit too: there may be no live work.
-        let is_used = self.is_deferrable || used.in_flight * 2 >= before;
+        let is_used = self.is_deferrable || used.in_flight * 2 >= used.aimd.limit();
         used.aimd.record(signal, self.requested_at, is_used, Instant::now());
-        let limit = used.aimd.limit();
-        if limit != before {
-            // Under the lock, in the order of the limits.
-            self.limit.gauge.set(limit as f64);
-        }
     }
 }
 
@@ -226,7 +213,7 @@ mod tests {
     }
 
     fn limit() -> Arc<NodeLimit> {
-        Arc::new(NodeLimit::new(64, Gauge::noop()))
+        Arc::new(NodeLimit::new(64))
     }
 
     #[test]

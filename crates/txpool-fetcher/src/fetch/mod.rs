@@ -52,11 +52,11 @@ use crate::{
 pub(crate) struct Fetch {
     pub(crate) settings: Arc<Settings>,
     pub(crate) hashes: Arc<Hashes>,
-    pub(crate) connections: Arc<RequestConnections<FetchRequest>>,
+    pub(crate) connections: RequestConnections<FetchRequest>,
     pub(crate) slots: Slots,
     /// How many requests may be in flight at each source.
     pub(crate) limits: Box<[Arc<NodeLimit>]>,
-    pub(crate) deferral: Arc<Deferral>,
+    pub(crate) deferral: Deferral,
     /// How many requests are sent over connections of their own at once.
     pub(crate) alone: Semaphore,
     /// Room for hashes of undone blocks that wait for slots.
@@ -243,7 +243,7 @@ impl Fetch {
     fn ask_other(self: &Arc<Self>, mut task: FetchTask, source: usize) -> Option<FetchTask> {
         task.untried.remove(source);
         self.ask_again(&mut task);
-        if self.has_other_source(&task) || self.is_any_up(task.unanswered) {
+        if self.is_any_up(task.untried.or(task.unanswered)) {
             self.spawn_retry(task, source, None);
             return None;
         }

@@ -89,7 +89,7 @@ impl Fetch {
             }
         }
         self.ask_again(&mut task);
-        if self.has_other_source(&task) {
+        if self.is_any_up(task.untried) {
             return self.submit_when_possible(task).await;
         }
         let unanswered = task.unanswered;
@@ -116,13 +116,6 @@ impl Fetch {
             task.slot = self.slots.acquire_deferrable(permit).await;
         }
         self.submit_when_possible(task).await;
-    }
-
-    /// Whether a source that was not asked yet is connected.
-    pub(super) fn has_other_source(&self, task: &FetchTask) -> bool {
-        task.untried
-            .iter_from(task.ticket.arrival.source)
-            .any(|source| self.connections.is_up(source))
     }
 
     pub(super) fn is_any_up(&self, sources: SourceSet) -> bool {

@@ -8,7 +8,6 @@ use std::{
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -19,7 +18,7 @@ use futures::{
 };
 use tokio::{runtime::Handle, time::sleep};
 
-use super::threads::Getter;
+use super::Getter;
 use crate::{
     announce::{Backlog, HashReader},
     chain::AnnouncedHead,
@@ -29,7 +28,7 @@ use crate::{
     gap::{GapReason, Report},
     in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
     sink::TransactionSink,
-    sync::{block_on, lock},
+    sync::{OnDrop, block_on, lock},
 };
 
 /// How long the thread of the announcements may be held up by one transaction before `mempool-io`
@@ -37,15 +36,6 @@ use crate::{
 const HELD_UP: Duration = Duration::from_millis(100);
 /// Between two reads while it is held up: at 2,000/s some ten hashes.
 const IN_ITS_PLACE: Duration = Duration::from_millis(5);
-
-/// Ends the subscription on every path, also when a stream panics while it is dropped.
-struct EndsOnDrop(Arc<End>);
-
-impl Drop for EndsOnDrop {
-    fn drop(&mut self) {
-        self.0.set(LossReason::Closed);
-    }
-}
 
 /// Subscribes to both streams. The future reads them until the subscription ends.
 pub(crate) async fn subscribe<S: TransactionSink>(
@@ -70,18 +60,16 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         fetch: Arc::clone(fetch),
         backlog: Arc::clone(backlog),
     });
-    let (getter, alive) = (Getter::new(deliverer, pool), fetch.tasks.alive());
+    let getter = Getter::new(deliverer, pool);
     let read = async move {
-        let _ends = EndsOnDrop(Arc::clone(&ended));
+        // On every path, also when a stream panics while it is dropped.
+        let _ends = OnDrop(|| ended.set(LossReason::Closed));
         let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
-        let thread = thread::Builder::new().name("mempool-announce".into());
-        let spawned = thread.spawn(move || {
-            // Dropped last: a stop that has waited for it leaves no holder of the pool.
-            let (_alive, unread, getter) = (alive, unread, getter);
-            let ends = EndsOnDrop(subscribed);
+        let spawned = announcements.fetch.tasks.spawn_thread("mempool-announce", move || {
+            let _ends = OnDrop(|| subscribed.set(LossReason::Closed));
             let read = pin!(until_end("announcements", unread.read(&getter)));
-            if let Either::Left((reason, _)) = block_on(select(read, pin!(ends.0.wait()))) {
-                ends.0.set(reason);
+            if let Either::Left((reason, _)) = block_on(select(read, pin!(subscribed.wait()))) {
+                subscribed.set(reason);
             }
         });
         if let Err(error) = spawned {

@@ -27,8 +27,6 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod client;
-mod open;
-mod outbox;
 mod reader;
 mod set;
 
@@ -36,7 +34,6 @@ mod set;
 mod tests;
 
 pub(crate) use self::{
-    open::open,
     reader::Responses,
-    set::{PoolQueues, RequestConnections, RequestSet, Requests, next_of},
+    set::{PoolQueues, RequestConnections, RequestSet, Requests, next_of, open},
 };

@@ -23,10 +23,6 @@ use crate::{
     limits::Limits,
 };
 
-/// The stack of a thread that reads responses, the default size of a thread. A blob transaction lives
-/// on the heap; the sink may use the rest.
-const STACK_BYTES: usize = 2 * 1024 * 1024;
-
 /// Processes what becomes of the requests of one connection, on the thread of that connection.
 pub(crate) trait Responses<T>: Send + 'static {
     /// Processes the response to a request that was sent at `sent`. May block; meanwhile the
@@ -92,11 +88,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             }));
             connection.end(read.unwrap_or(LossReason::Closed));
         };
-        thread::Builder::new()
-            .name("mempool-request".into())
-            .stack_size(STACK_BYTES)
-            .spawn(body)
-            .map(drop)
+        thread::Builder::new().name("mempool-request".into()).spawn(body).map(drop)
     }
 
     fn read_once(&mut self, frames: &mut Frames, queue: &mut Queue) -> Result<(), LossReason> {
@@ -140,10 +132,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             }
             None => tracing::debug!(bytes = value.len(), "no response to a request"),
         }
-        match self.connection.ended.is_set() {
-            true => Err(LossReason::Closed),
-            false => Ok(()),
-        }
+        self.connection.ended.reason().map_or(Ok(()), Err)
     }
 
     /// Everything that had arrived by this time is processed.

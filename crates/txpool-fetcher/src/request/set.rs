@@ -1,4 +1,4 @@
-//! The request connections of all sources.
+//! The request connections of a source: opened together, lost together; and those of all sources.
 
 #![expect(
     clippy::arithmetic_side_effects,
@@ -7,17 +7,28 @@
     reason = "indices of the configured sources and of our own connections"
 )]
 
-use std::{ops::Deref, sync::Arc, time::Duration};
+use std::{future::pending, ops::Deref, sync::Arc, time::Duration};
 
+use alloy_primitives::B256;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
-use futures::future::BoxFuture;
-use tokio::{sync::watch, time::timeout};
-
-use super::client::RequestConnection;
-use crate::{
-    connection::Connection,
-    error::{ConnectError, LossReason},
+use futures::{FutureExt as _, future::BoxFuture};
+use tokio::{
+    sync::watch,
+    time::{interval, timeout},
 };
+
+use super::{client::RequestConnection, reader::Responses};
+use crate::{
+    config::Endpoint,
+    connection::{Connection, connect_error, open_socket},
+    error::{CallError, ConnectError, LossReason},
+    limits::Limits,
+    settings::Settings,
+    sync::OnDrop,
+};
+
+/// How often a request over a connection of its own is looked at.
+const ALONE_TICK: Duration = Duration::from_millis(10);
 
 /// Where the requests of one source go.
 pub(crate) enum Requests<T: Send + 'static> {
@@ -27,21 +38,76 @@ pub(crate) enum Requests<T: Send + 'static> {
     InProcess(PoolQueues<T>),
 }
 
+impl<T: Send + 'static> Requests<T> {
+    /// Waits until one of the connections is lost; then closes the others and returns the reason. `on_failure` gets
+    /// the requests that were in flight. Those to a pool in this process are never lost.
+    pub(crate) async fn watch(
+        self: Arc<Self>,
+        connections: &RequestConnections<T>,
+        index: usize,
+        on_failure: impl Fn(T, CallError) + Send + Sync,
+    ) -> LossReason {
+        let Self::Node(set) = &*self else { return pending().await };
+        // On every path, also when the source is stopped meanwhile.
+        let _hands_on = OnDrop(|| {
+            connections.remove(index, &self);
+            set.hand_on(&on_failure);
+        });
+        set.closed().await
+    }
+}
+
 /// The request connections of one source. They are opened together and lost together.
 pub(crate) struct RequestSet<T: Send + 'static> {
     /// For every call that does not fetch a transaction.
     pub(crate) calls: Arc<Connection>,
     /// For the fetches, at least one.
-    pub(crate) fetches: Box<[OpenConnection<T>]>,
+    fetches: Box<[OpenConnection<T>]>,
     /// How many of them, counted from the last, also take deferrable fetches.
-    pub(crate) deferrable: usize,
+    deferrable: usize,
     /// Opens one more, for a request that may end it.
-    pub(super) opener: Opener<T>,
+    opener: Opener<T>,
 }
 
 /// Opens connections like those of a set.
-pub(super) type Opener<T> =
+type Opener<T> =
     Box<dyn Fn() -> BoxFuture<'static, Result<OpenConnection<T>, ConnectError>> + Send + Sync>;
+
+/// Opens all request connections of a source beside the one for calls; `responses` makes the reader
+/// of each.
+pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
+    settings: &Settings,
+    endpoint: &Endpoint,
+    calls: Connection,
+    responses: impl Fn() -> R + Send + Sync + 'static,
+) -> Result<RequestSet<T>, ConnectError> {
+    let (limits, endpoint) = (settings.limits.clone(), endpoint.clone());
+    let opener: Opener<T> = Box::new(move || {
+        let (limits, endpoint, responses) = (limits.clone(), endpoint.clone(), responses());
+        async move { open_one(&endpoint, &limits, responses).await }.boxed()
+    });
+    let mut fetches = Vec::new();
+    for _ in 0..settings.config.request_connections {
+        fetches.push(opener().await?);
+    }
+    let deferrable = settings.deferrable_connections();
+    Ok(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener })
+}
+
+async fn open_one<T: Send + 'static>(
+    endpoint: &Endpoint,
+    limits: &Limits,
+    responses: impl Responses<T>,
+) -> Result<OpenConnection<T>, ConnectError> {
+    let socket = open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
+    let opened = RequestConnection::open(socket, responses, limits)
+        .map(OpenConnection)
+        .map_err(|error| ConnectError::io(endpoint, error))?;
+    match opened.greet(limits.ping_timeout).await {
+        Ok(()) => Ok(opened),
+        Err(error) => Err(connect_error(endpoint, "eth_blockNumber", error, &opened.ended).await),
+    }
+}
 
 impl<T: Send + 'static> RequestSet<T> {
     /// The connection with the fewest requests in flight. Of equal ones the first is taken: under a
@@ -60,27 +126,68 @@ impl<T: Send + 'static> RequestSet<T> {
         }
     }
 
-    /// Closes all of them.
-    pub(crate) fn end(&self) {
-        self.calls.kill(LossReason::Closed);
-        for connection in &self.fetches {
-            connection.end(LossReason::Closed);
+    /// Waits until one of them has ended, and returns the reason. Cancel safe.
+    async fn closed(&self) -> LossReason {
+        let fetches = self.fetches.iter().map(|connection| Box::pin(connection.ended.wait()));
+        tokio::select! {
+            reason = self.calls.ended().wait() => reason,
+            (reason, ..) = futures::future::select_all(fetches) => reason,
         }
     }
 
-    /// Waits until one of them has ended, and returns the reason. Cancel safe.
-    pub(crate) async fn closed(&self) -> LossReason {
-        let fetches = self.fetches.iter().map(|connection| Box::pin(connection.ended.wait()));
-        tokio::select! {
-            reason = self.calls.closed() => reason,
-            (reason, ..) = futures::future::select_all(fetches) => reason,
+    fn hand_on(&self, on_failure: impl Fn(T, CallError)) {
+        let reason = |connection: &OpenConnection<T>| connection.ended.reason();
+        // Before all are ended.
+        let reasons: Vec<_> = self.fetches.iter().map(reason).collect();
+        self.calls.kill(LossReason::Closed);
+        for (connection, reason) in self.fetches.iter().zip(reasons) {
+            let is_suspect = reason.is_some_and(|reason| reason.is_by_peer());
+            let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
+            connection.end(LossReason::Closed);
+            for request in connection.take_all() {
+                on_failure(request, error.clone());
+            }
         }
+    }
+
+    /// Sends a request over a connection of its own, with whose end nothing else is lost, and waits
+    /// until the response or the time-out is processed.
+    ///
+    /// # Errors
+    /// The request, if there is no response: [`CallError::Suspect`] if the node has ended the
+    /// connection, a time-out if none could be opened.
+    pub(crate) async fn request_alone(
+        &self,
+        limit: Duration,
+        hash: &B256,
+        request: T,
+    ) -> Result<(), (T, CallError)> {
+        let late = CallError::Timeout(limit);
+        let opening = (self.opener)();
+        let Ok(Ok(connection)) = timeout(limit, opening).await else {
+            return Err((request, late));
+        };
+        connection.submit(hash, request).map_err(|request| (request, late))?;
+        connection.flush();
+        let mut ticks = interval(ALONE_TICK);
+        loop {
+            tokio::select! {
+                // The order is irrelevant: a request is in flight or is processed.
+                _ = connection.ended.wait() => break,
+                _ = ticks.tick() => {
+                    if connection.in_flight() == 0 {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        connection.take_all().pop().map_or(Ok(()), |request| Err((request, CallError::Suspect)))
     }
 }
 
 /// A request connection that ends when this is dropped. Its thread holds the connection too, and
 /// would otherwise wait for responses for ever.
-pub(crate) struct OpenConnection<T: Send + 'static>(pub(super) Arc<RequestConnection<T>>);
+pub(crate) struct OpenConnection<T: Send + 'static>(Arc<RequestConnection<T>>);
 
 impl<T: Send + 'static> Deref for OpenConnection<T> {
     type Target = RequestConnection<T>;
@@ -158,23 +265,19 @@ impl<T: Send + 'static> RequestConnections<T> {
     /// The sources of `untried` that are connected, in order; if there are none, the other
     /// connected ones, beginning with `first`. Waits until there is one.
     pub(crate) async fn connected(&self, untried: &[usize], first: usize) -> Vec<usize> {
+        let mut found = Vec::new();
         let find = |all: &Vec<Option<_>>| {
             let up = |source: &usize| all[*source].is_some();
-            let mut found: Vec<usize> = untried.iter().copied().filter(up).collect();
+            found.extend(untried.iter().copied().filter(up));
             if found.is_empty() {
                 let any = std::iter::once(first).chain((0..all.len()).filter(|i| *i != first));
                 found.extend(any.filter(up));
             }
-            found
+            !found.is_empty()
         };
-        let mut changes = self.sets.subscribe();
-        loop {
-            let found = find(&changes.borrow_and_update());
-            if !found.is_empty() {
-                return found;
-            }
-            changes.changed().await.expect("the sender lives as long as this");
-        }
+        // The sender lives as long as this.
+        let _ = self.sets.subscribe().wait_for(find).await;
+        found
     }
 
     /// Waits until `source` has had no connections for this long. Cancel safe.
@@ -208,12 +311,7 @@ impl<T: Send + 'static> RequestConnections<T> {
 
     /// Removes a set, if it is the current one.
     pub(crate) fn remove(&self, source: usize, set: &Arc<Requests<T>>) {
-        self.sets.send_if_modified(|all| {
-            let is_this = all[source].as_ref().is_some_and(|now| Arc::ptr_eq(now, set));
-            if is_this {
-                all[source] = None;
-            }
-            is_this
-        });
+        self.sets
+            .send_if_modified(|all| all[source].take_if(|now| Arc::ptr_eq(now, set)).is_some());
     }
 }

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     connection::{BlockingSocket, Payload},
-    error::LossReason,
+    error::{CallError, LossReason},
     limits::Limits,
 };
 
@@ -269,15 +269,15 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
 #[tokio::test]
 async fn only_the_answer_to_the_first_ping_shows_that_a_connection_is_up() {
     let id = PING_ID;
-    for (answer, is_up) in [
-        (r#"{"id":7,"result":"0x1"}"#.to_owned(), Err(None)),
-        (format!(r#"{{"jsonrpc":"2.0","id":{id},"result":"0x1"}}"#), Ok(())),
-        (format!(r#"{{"id":{id},"error":{{"code":-32601}}}}"#), Ok(())),
-        ("Too many".to_owned(), Err(Some(LossReason::Garbage("Too many".to_owned())))),
+    let soon = Duration::from_millis(50);
+    for (answer, limit, is_up) in [
+        (r#"{"id":7,"result":"0x1"}"#.to_owned(), soon, Err(CallError::Timeout(soon))),
+        (format!(r#"{{"jsonrpc":"2.0","id":{id},"result":"0x1"}}"#), PATIENCE, Ok(())),
+        (format!(r#"{{"id":{id},"error":{{"code":-32601}}}}"#), PATIENCE, Ok(())),
+        ("Too many".to_owned(), PATIENCE, Err(CallError::ConnectionLost)),
     ] {
         let mut stage = stage(u64::MAX, &patient());
         stage.node.write_all(answer.as_bytes()).unwrap();
-        let limit = if is_up == Err(None) { Duration::from_millis(50) } else { PATIENCE };
         assert_eq!(stage.connection.greet(limit).await, is_up, "{answer}");
     }
 }

@@ -6,7 +6,6 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError},
-    thread,
     time::Duration,
 };
 
@@ -63,17 +62,8 @@ struct Waiting {
     jobs: VecDeque<Job>,
     /// Events were dropped and the sink has not yet taken everything that waited.
     is_behind: bool,
-    phase: Phase,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Phase {
-    #[default]
-    Open,
-    /// No more is accepted; waiting jobs are still run.
-    Draining,
-    /// Waiting jobs are dropped.
-    Ended,
+    /// No more is accepted.
+    is_closed: bool,
 }
 
 /// Jobs for which there was no room, to be counted after the lock is released.
@@ -141,7 +131,7 @@ impl SinkQueue {
 
     /// Accepts no more. Waiting jobs are run, then the thread ends.
     pub(crate) fn drain(&self) {
-        lock(&self.waiting).phase = Phase::Draining;
+        lock(&self.waiting).is_closed = true;
         self.ready.notify_one();
     }
 
@@ -149,7 +139,7 @@ impl SinkQueue {
     pub(crate) fn end(&self) {
         let left = {
             let mut waiting = lock(&self.waiting);
-            waiting.phase = Phase::Ended;
+            waiting.is_closed = true;
             std::mem::take(&mut waiting.jobs)
         };
         self.ready.notify_one();
@@ -191,7 +181,7 @@ impl SinkQueue {
     fn push(&self, job: Job) -> bool {
         let (before, after, dropped) = {
             let mut waiting = lock(&self.waiting);
-            if waiting.phase != Phase::Open {
+            if waiting.is_closed {
                 return false;
             }
             let before = waiting.jobs.len();
@@ -213,7 +203,7 @@ impl SinkQueue {
                 self.metrics.waiting.decrement(1.0);
                 return Some(job);
             }
-            if waiting.phase != Phase::Open {
+            if waiting.is_closed {
                 return None;
             }
             if std::mem::take(&mut waiting.is_behind) {
@@ -357,14 +347,8 @@ pub(crate) fn spawn<S: TransactionSink>(
     caller: Arc<SinkCaller<S>>,
     is_still_mined: impl Fn(&B256) -> bool + Send + 'static,
 ) -> io::Result<()> {
-    let alive = caller.tasks.alive();
-    let body = move || {
-        // Dropped last: a stop that has waited for it leaves no holder of the sink.
-        let (_alive, caller) = (alive, caller);
-        caller.run(is_still_mined);
-    };
-    thread::Builder::new().name("mempool-sink".into()).spawn(body)?;
-    Ok(())
+    let tasks = Arc::clone(&caller.tasks);
+    tasks.spawn_thread("mempool-sink", move || caller.run(is_still_mined))
 }
 
 #[cfg(test)]

@@ -12,12 +12,11 @@
 
 use std::{
     collections::VecDeque,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
-
-use load_control::Backoff;
 
 use crate::{
     config::Backfill,
@@ -138,31 +137,29 @@ pub(crate) enum Action {
 }
 
 pub(crate) struct Machine {
-    state: SourceState,
+    pub(super) state: SourceState,
     up: [bool; 2],
     /// Failed attempts to connect in a row.
     attempts: [u32; 2],
     /// Consecutive delays since a connection has lived for [`STABLE_AFTER`].
     delays: [u32; 2],
     up_at: [Instant; 2],
-    reconnects: u64,
+    pub(super) reconnects: u64,
     comparing: Option<GapReason>,
     wanted: Option<GapReason>,
     /// Failed comparisons in a row, and when the first of them was.
     failing: Option<(u32, Instant)>,
-    is_audited: bool,
+    /// Whether the node's pool can be compared, as far as is known.
+    pub(super) is_audited: bool,
     is_behind: bool,
     compare_at: Option<Instant>,
     /// When a comparison began because of a block that could not be read.
     unread_block_at: Option<Instant>,
     next_audit: Option<Instant>,
-    gaps: VecDeque<Gap>,
+    pub(super) gaps: VecDeque<Gap>,
     activity: Activity,
     rng: SmallRng,
-    backoff: Backoff,
-    limit: Option<u32>,
-    backfill: bool,
-    audit_interval: Option<Duration>,
+    settings: Arc<Settings>,
 }
 
 /// When hashes and heads came, and at what rate.
@@ -181,7 +178,7 @@ struct Activity {
 }
 
 impl Machine {
-    pub(crate) fn new(settings: &Settings, seed: u64, now: Instant) -> (Self, Vec<Action>) {
+    pub(crate) fn new(settings: &Arc<Settings>, seed: u64, now: Instant) -> (Self, Vec<Action>) {
         let mut machine = Self {
             state: SourceState::Connecting,
             up: [false; 2],
@@ -200,33 +197,13 @@ impl Machine {
             gaps: VecDeque::new(),
             activity: Activity::new(now),
             rng: SmallRng::seed_from_u64(seed),
-            backoff: settings.limits.reconnect,
-            limit: settings.config.reconnect_limit,
-            backfill: settings.config.backfill != Backfill::Off,
-            audit_interval: settings.config.audit_interval,
+            settings: Arc::clone(settings),
         };
         machine.open_gap(GapReason::StartUp, now);
         let actions = [Role::Subscription, Role::Request]
             .map(|role| Action::Dial { role, after: Duration::ZERO })
             .to_vec();
         (machine, actions)
-    }
-
-    pub(crate) fn state(&self) -> SourceState {
-        self.state
-    }
-
-    pub(crate) fn reconnects(&self) -> u64 {
-        self.reconnects
-    }
-
-    /// Whether the node's pool can be compared, as far as is known.
-    pub(crate) fn is_audited(&self) -> bool {
-        self.is_audited
-    }
-
-    pub(crate) fn gaps(&self) -> impl Iterator<Item = &Gap> {
-        self.gaps.iter()
     }
 
     pub(crate) fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
@@ -246,7 +223,7 @@ impl Machine {
             Event::DialFailed(role) => {
                 let attempts = &mut self.attempts[role as usize];
                 *attempts = attempts.saturating_add(1);
-                if self.limit.is_some_and(|limit| *attempts >= limit) {
+                if self.settings.config.reconnect_limit.is_some_and(|limit| *attempts >= limit) {
                     self.state = SourceState::Ended;
                     actions.push(Action::End);
                 } else {
@@ -342,7 +319,7 @@ impl Machine {
             return self.open_gap(GapReason::MissedHeads, now);
         }
         // Without a list of the pool there is nothing to wait for.
-        self.state = match self.is_audited() {
+        self.state = match self.is_audited {
             true => SourceState::Backfilling,
             false => SourceState::Live,
         };
@@ -353,7 +330,7 @@ impl Machine {
     /// The delay before the next attempt to connect.
     fn delay(&mut self, role: Role) -> Duration {
         let delays = &mut self.delays[role as usize];
-        let delay = self.backoff.delay(*delays, self.rng.random());
+        let delay = self.settings.limits.reconnect.delay(*delays, self.rng.random());
         *delays = delays.saturating_add(1);
         delay
     }
@@ -361,7 +338,7 @@ impl Machine {
     /// Investigates a silence. If a comparison is running or due, its result comes first; the
     /// source may not be silent afterwards.
     fn suspect(&mut self, actions: &mut Vec<Action>, now: Instant) {
-        if !self.is_audited() {
+        if !self.is_audited {
             // If nothing can tell it from a dead subscription, it is treated as one: a new
             // connection costs milliseconds, a dead one every transaction.
             self.stale(LossReason::NotListed, actions);
@@ -378,7 +355,7 @@ impl Machine {
         let may_pass = failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
         self.is_audited &= is_retryable && may_pass;
         if self.is_audited {
-            let backoff = self.backoff.delay(before, self.rng.random());
+            let backoff = self.settings.limits.reconnect.delay(before, self.rng.random());
             // A node that misses the time-out may still be building the list. A pause of the same
             // length keeps such requests from piling up in it.
             self.compare_at = Some(now + backoff.max(after));
@@ -397,7 +374,8 @@ impl Machine {
     /// Starts a comparison. If one is running, whose list may predate the reason, another follows it,
     /// with the most severe of the reasons that came meanwhile.
     fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
-        if !self.backfill && !matches!(reason, GapReason::Audit | GapReason::Silence) {
+        let is_off = self.settings.config.backfill == Backfill::Off;
+        if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             self.compared(0, actions, now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
@@ -418,7 +396,7 @@ impl Machine {
     /// have to list its pool at every head.
     fn unread_block(&mut self, actions: &mut Vec<Action>, now: Instant) {
         match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
-            Some(due) if now < due && self.is_audited() => {
+            Some(due) if now < due && self.is_audited => {
                 self.open_gap(GapReason::UnreadBlock, now);
                 self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
             }
@@ -447,16 +425,16 @@ impl Machine {
     }
 
     fn set_next_audit(&mut self, now: Instant) {
-        self.next_audit = self
-            .audit_interval
-            .map(|interval| now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>()));
+        let interval = self.settings.config.audit_interval;
+        self.next_audit =
+            interval.map(|interval| now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>()));
     }
 
     fn gap(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
         self.open_gap(reason, now);
         match self.state {
             // The next audit finds out whether the pool can be listed again.
-            SourceState::Live if !self.is_audited() => {}
+            SourceState::Live if !self.is_audited => {}
             SourceState::Live | SourceState::Backfilling => self.compare(reason, actions, now),
             // The comparison follows when the connections are up again, and the node follows the
             // chain.
@@ -569,6 +547,7 @@ impl Activity {
 mod tests {
     use super::*;
     use crate::{config::FetcherConfig, limits::Limits};
+    use load_control::Backoff;
     use proptest::prelude::*;
 
     const S: Duration = Duration::from_secs(1);
@@ -583,7 +562,7 @@ mod tests {
     impl Run {
         fn new(config: &FetcherConfig) -> Self {
             let now = Instant::now();
-            let settings = Settings { config: config.clone(), limits: Limits::default() };
+            let settings = Settings { config: config.clone(), limits: Limits::default() }.into();
             let (machine, actions) = Machine::new(&settings, 7, now);
             let dials = |role| Action::Dial { role, after: Duration::ZERO };
             assert_eq!(actions, [dials(Role::Subscription), dials(Role::Request)]);
@@ -604,7 +583,7 @@ mod tests {
         }
 
         fn open_gaps(&self) -> Vec<&'static str> {
-            let open = self.machine.gaps().filter(|gap| gap.to.is_none());
+            let open = self.machine.gaps.iter().filter(|gap| gap.to.is_none());
             open.map(|gap| gap.reason.as_str()).collect()
         }
 
@@ -658,7 +637,7 @@ mod tests {
                     "{line}"
                 );
                 if let Some(state) = expected.next() {
-                    assert_eq!(self.machine.state().as_str(), state, "{line}");
+                    assert_eq!(self.machine.state.as_str(), state, "{line}");
                 }
                 if let Some(gaps) = expected.next() {
                     assert_eq!(self.open_gaps().join(", "), gaps, "{line}");
@@ -798,7 +777,7 @@ mod tests {
             println!("{what}");
             Run::new(&config()).play(LIVE).play(script);
         }
-        let gaps: Vec<_> = Run::new(&config()).play(LIVE).machine.gaps().copied().collect();
+        let gaps: Vec<_> = Run::new(&config()).play(LIVE).machine.gaps.iter().copied().collect();
         assert!(matches!(gaps[..], [Gap { recovered: 3, to: Some(_), .. }]), "{gaps:?}");
     }
 
@@ -953,7 +932,7 @@ mod tests {
             run.on(Event::Compared { recovered: 0, unannounced: 0 });
         }
         assert!(comparisons <= 2, "{comparisons} in an hour");
-        assert_eq!((run.machine.reconnects(), run.machine.state()), (0, SourceState::Live));
+        assert_eq!((run.machine.reconnects, run.machine.state), (0, SourceState::Live));
     }
 
     #[test]
@@ -1024,7 +1003,7 @@ mod tests {
                         comparing = true;
                     }
                 }
-                let state = run.machine.state();
+                let state = run.machine.state;
                 prop_assert_eq!(state == SourceState::Connecting, up != [true; 2] && state != SourceState::Stale);
             }
             let actions = run.on(Event::Behind(false));
@@ -1038,7 +1017,7 @@ mod tests {
             // next audit of a source that is not audited.
             for _ in 0..80 {
                 run.pass(2 * S);
-                let actions = if run.machine.state() == SourceState::Stale {
+                let actions = if run.machine.state == SourceState::Stale {
                     run.on(Event::Down(Role::Subscription));
                     run.on(Event::Up(Role::Subscription))
                 } else if std::mem::take(&mut comparing) {
@@ -1051,7 +1030,7 @@ mod tests {
             if comparing {
                 run.on(Event::Compared { recovered: 0, unannounced: 0 });
             }
-            prop_assert_eq!(run.machine.state(), SourceState::Live);
+            prop_assert_eq!(run.machine.state, SourceState::Live);
             prop_assert!(run.open_gaps().is_empty());
         }
     }

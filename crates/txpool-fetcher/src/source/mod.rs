@@ -186,6 +186,7 @@ impl<S: TransactionSink> Source<S> {
     fn tick(&mut self) -> Vec<Action> {
         let backlog = self.shared.backlog.len();
         self.shared.metrics.backlog.set(backlog as f64);
+        self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
         self.parts.fetch.deferral.observe_backlog(self.index, || backlog);
         if let Some(age) = self.sync.head_age() {
@@ -263,7 +264,7 @@ impl<S: TransactionSink> Source<S> {
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
                 self.watch_end(Role::Request, async move {
                     let on_failure = |request, error| fetch.failed(request, error);
-                    requests.watch(&fetch.connections, index, &on_failure).await
+                    requests.watch(&fetch.connections, index, on_failure).await
                 });
                 self.up(Role::Request, now)
             }
@@ -311,7 +312,7 @@ impl<S: TransactionSink> Source<S> {
         // Before the pool is compared.
         let mut actions = self.check_sync(now);
         actions.extend(self.machine.on(Event::Up(role), now));
-        if self.machine.state() != SourceState::Connecting {
+        if self.machine.state != SourceState::Connecting {
             self.request_head();
         }
         actions
@@ -348,14 +349,14 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn publish(&mut self) {
-        let state = self.machine.state();
-        let audited = self.machine.is_audited();
+        let state = self.machine.state;
+        let audited = self.machine.is_audited;
         let (before, audited_before) = {
             let mut status = lock(&self.shared.status);
             let before = std::mem::replace(&mut status.state, state);
-            status.reconnects = self.machine.reconnects();
+            status.reconnects = self.machine.reconnects;
             status.gaps.clear();
-            status.gaps.extend(self.machine.gaps().copied());
+            status.gaps.extend(self.machine.gaps.iter().copied());
             (before, std::mem::replace(&mut status.audited, audited))
         };
         // After the lock is released: the log subscriber and the metrics recorder are code of the
@@ -435,7 +436,7 @@ impl<S: TransactionSink> Source<S> {
         let fetch = Arc::clone(&self.parts.fetch);
         self.spawn(async move {
             tokio::select! {
-                _ = connection.closed() => {}
+                _ = connection.ended().wait() => {}
                 () = ping(role, &connection, &fetch.settings.limits, &shared) => {}
             }
         });
@@ -505,8 +506,7 @@ async fn open_requests<S: TransactionSink>(
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
-    let [calls] =
-        dial(endpoint, &settings.limits, known, ("mempool-calls", fetch.tasks.alive())).await?;
+    let [calls] = dial(endpoint, &settings.limits, known, ("mempool-calls", &fetch.tasks)).await?;
     deliverer.chain_id.check(index, endpoint, calls.node.chain_id).await?;
     let limit = settings.limits.ping_timeout;
     let says_syncing = chain::says_syncing(&calls, limit).await;

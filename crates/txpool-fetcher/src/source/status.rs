@@ -109,7 +109,7 @@ impl SourceShared {
         let has_objects = settings.config.announcements != Announcements::Hashes;
         let shared = Self {
             audit_requests,
-            limit: Arc::new(NodeLimit::new(slots, metrics.fetch_limit.clone())),
+            limit: NodeLimit::new(slots).into(),
             status: Mutex::new(SourceStatus {
                 endpoint,
                 state: SourceState::Connecting,
