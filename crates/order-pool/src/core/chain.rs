@@ -27,7 +27,7 @@ struct TakenOrders {
 
 /// The orders of one kind that recent blocks took, with a byte limit of their own.
 #[derive(Debug)]
-struct Kept {
+pub(crate) struct Kept {
     /// By number and hash: the orders of the oldest block are dropped first.
     of_blocks: BTreeMap<(u64, B256), TakenOrders>,
     bytes: usize,
@@ -49,10 +49,10 @@ pub(crate) struct Change {
 pub(crate) struct Chain {
     recent: RecentBlocks,
     /// What the blocks contain.
-    mined: Kept,
+    pub(crate) mined: Kept,
     /// What they made impossible: bundles, and transactions whose nonces they used. A quarter of the bytes: whoever has one
     /// transaction mined can end as many of these as the pool holds, and they must not displace what others had mined.
-    ended: Kept,
+    pub(crate) ended: Kept,
 }
 
 impl Chain {
@@ -141,18 +141,8 @@ impl Chain {
         let kept = taken.and_then(|taken| taken.by_hash.get(tx.hash())?.as_tx());
         match kept {
             Some(kept) => _ = kept.came_again(tx.origin(), tx.first_seen()),
-            None => self.take_mined(&head, Arc::new(Order::Tx(tx))),
+            None => self.mined.take(&head, Arc::new(Order::Tx(tx))),
         }
-    }
-
-    /// Records that a block contains an order of the pool, so that undoing the block puts it back.
-    pub(crate) fn take_mined(&mut self, by: &Head, order: Arc<Order>) {
-        self.mined.take(by, order);
-    }
-
-    /// The same of an order that the block made impossible.
-    pub(crate) fn take_ended(&mut self, by: &Head, order: Arc<Order>) {
-        self.ended.take(by, order);
     }
 }
 
@@ -167,7 +157,8 @@ impl Kept {
         taken
     }
 
-    fn take(&mut self, by: &Head, order: Arc<Order>) {
+    /// Records that a block took an order of the pool, so that undoing the block puts it back.
+    pub(crate) fn take(&mut self, by: &Head, order: Arc<Order>) {
         let taken = self.of_blocks.entry((by.number, by.hash)).or_default();
         taken.bytes += order.size_bytes();
         self.bytes += order.size_bytes();

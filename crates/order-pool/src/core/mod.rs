@@ -55,8 +55,8 @@ use self::{
 pub(crate) use self::{chain::Change, limits::Limits};
 use crate::{
     error::RejectReason,
-    event::RemoveReason,
-    order::{Cancellation, Funds, Order, PrivateCancellation, ReplacementKey},
+    event::{Event, RemoveReason},
+    order::{Funds, Order},
     read::{Index, SeenWindow},
 };
 
@@ -65,24 +65,21 @@ use crate::{
 /// inserts wait for the step.
 const SWEPT_PER_STEP: usize = 4;
 
-/// A change to publish to readers. All but the last have an event each, with the next sequence number.
+/// A change to publish to readers. The first three have an event each, with the next sequence number.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
-    Added(Arc<Order>),
+    /// An order, or a cancellation: replays show it until it is removed or has ended.
+    Added(Event),
+    /// What no replay shows.
+    Told(Event),
     Removed {
         /// The sequence number of its `Added`.
         added: u64,
         order: Arc<Order>,
         reason: RemoveReason,
     },
-    BecamePublic(Arc<Order>),
-    Cancelled(Cancellation),
-    CancelledPrivate(PrivateCancellation),
-    CancellationForgotten(ReplacementKey),
-    /// Comes after all effects of its block's hashes.
-    Head(Head),
     /// A subscriber that joins after the event that follows need not be told of the cancellation any
-    /// more. Holds the sequence number of its `Cancelled` or `CancelledPrivate`.
+    /// more. Holds the sequence number of its event.
     CancellationEnded(u64),
     /// The same, of a cancellation of a private transaction that is not remembered any more.
     PrivateCancellationForgotten(u64),
@@ -123,6 +120,8 @@ pub(crate) struct Core {
     limits: Limits,
     next_seq: u64,
     now: Duration,
+    /// What readers are to be told: taken after each operation.
+    pub(crate) effects: Vec<Effect>,
     /// Transactions that the node has announced.
     public: TxShare,
     /// Transactions that external callers sent and the node has not announced. Ranked separately:
@@ -151,6 +150,7 @@ impl Core {
         Self {
             next_seq: 0,
             now: Duration::ZERO,
+            effects: Vec::new(),
             public: TxShare::new(options.max_txs, options.max_tx_bytes),
             external: TxList::default(),
             claims: Claims::default(),
@@ -192,8 +192,7 @@ impl Core {
     /// Begins a new head. What follows from it is done in steps, so that other changes come in
     /// between: [`Self::mine`], [`Self::sweep`], [`Self::pass_private`], [`Self::put_back`],
     /// [`Self::free`], and last [`Self::tell_head`].
-    pub(crate) fn push_head(&mut self, block: Block, now: Duration) -> Change {
-        self.advance(now);
+    pub(crate) fn push_head(&mut self, block: Block) -> Change {
         self.chain.push(block)
     }
 
@@ -209,17 +208,16 @@ impl Core {
         head: &Head,
         hashes: &[B256],
         raised: &mut VecDeque<NonceUpdate>,
-        effects: &mut Vec<Effect>,
     ) {
         for hash in hashes {
             if let Some(seq) = self.find(hash)
-                && let Some(order) = self.remove_tx(seq, RemoveReason::Mined, effects)
+                && let Some(order) = self.remove_tx(seq, RemoveReason::Mined)
             {
                 if let Some(tx) = order.as_tx() {
                     let used = NonceUpdate::new(tx.sender(), tx.nonce().saturating_add(1));
                     raised.extend(self.chain.raise(&head.hash, used).then_some(used));
                 }
-                self.chain.take_mined(head, order);
+                self.chain.mined.take(head, order);
             }
             self.seen.mined(hash);
             if self.bundles.next_with_tx(hash, 0).is_some() {
@@ -238,9 +236,8 @@ impl Core {
         }
     }
 
-    pub(crate) fn tell_head(&mut self, head: Head, effects: &mut Vec<Effect>) {
-        self.take_seq();
-        effects.push(Effect::Head(head));
+    pub(crate) fn tell_head(&mut self, head: Head) {
+        self.tell(Effect::Told(Event::Head(Arc::new(head))));
     }
 
     /// Records the nonces that a block raised. Returns the block's head and what
@@ -250,9 +247,7 @@ impl Core {
         &mut self,
         block_hash: B256,
         mut updates: Vec<NonceUpdate>,
-        now: Duration,
     ) -> Option<(Head, VecDeque<NonceUpdate>)> {
-        self.advance(now);
         let head = self.chain.head_of(&block_hash)?;
         updates.retain(|update| self.chain.raise(&block_hash, *update));
         Some((head, updates.into()))
@@ -265,7 +260,6 @@ impl Core {
         head: &Head,
         raised: &mut VecDeque<NonceUpdate>,
         limit: usize,
-        effects: &mut Vec<Effect>,
     ) {
         for _ in 0..limit {
             let Some(NonceUpdate { sender, next_nonce, .. }) = raised.front().copied() else {
@@ -273,8 +267,8 @@ impl Core {
             };
             let stale = (sender, 0, 0)..(sender, next_nonce, 0);
             if let Some(&(.., seq)) = self.senders.range(stale).next() {
-                if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
-                    self.chain.take_ended(head, order);
+                if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce) {
+                    self.chain.ended.take(head, order);
                 }
                 continue;
             }
@@ -289,16 +283,16 @@ impl Core {
     /// Removes at most [`SWEPT_PER_STEP`] bundles that blocks have made impossible, and those for a block that
     /// has passed or is too far above the head (accepted while the pool knew no head or a higher
     /// one); returns whether more are left. Readers do not find a bundle whose block has passed.
-    pub(crate) fn sweep(&mut self, effects: &mut Vec<Effect>) -> bool {
+    pub(crate) fn sweep(&mut self) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = head.saturating_add(self.limits.max_blocks_ahead);
         for _ in 0..SWEPT_PER_STEP {
             if let Some(ended) = self.ended.front().copied() {
-                self.sweep_ended(ended, effects);
+                self.sweep_ended(ended);
             } else if let Some(seq) = self.bundles.first_up_to(head) {
-                self.end_bundle(seq, RemoveReason::BlockPassed, effects);
+                self.end_bundle(seq, RemoveReason::BlockPassed);
             } else if let Some(seq) = self.bundles.first_above(last) {
-                self.end_bundle(seq, RemoveReason::BlockTooFar, effects);
+                self.end_bundle(seq, RemoveReason::BlockTooFar);
             } else {
                 return false;
             }
@@ -308,23 +302,17 @@ impl Core {
 
     /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
     /// orders whose pause is over as offerable; returns whether more are due.
-    pub(crate) fn expire(
-        &mut self,
-        now: Duration,
-        limit: usize,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
-        self.advance(now);
-        if self.sweep(effects) {
+    pub(crate) fn expire(&mut self, limit: usize) -> bool {
+        if self.sweep() {
             return true;
         }
         for _ in 0..limit {
             if self.seen.offer_due(self.now) {
             } else if let Some(seq) = self.next_due() {
-                self.remove_tx(seq, RemoveReason::Expired, effects);
+                self.remove_tx(seq, RemoveReason::Expired);
             } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
-                effects.push(Effect::PrivateCancellationForgotten(told));
-            } else if !self.forget_due_key(effects) {
+                self.effects.push(Effect::PrivateCancellationForgotten(told));
+            } else if !self.forget_due_key() {
                 return false;
             }
         }
@@ -340,8 +328,9 @@ impl Core {
         self.claims.costs.check(order, funds)
     }
 
-    /// Called before each operation.
-    pub(crate) fn settle(&mut self) {
+    /// Called before each operation, with the time. It stays monotonic, even if the caller's clock is not.
+    pub(crate) fn begin(&mut self, now: Duration) {
+        self.now = self.now.max(now);
         self.claims.end_some();
     }
 
@@ -361,36 +350,26 @@ impl Core {
     }
 
     /// Lets someone hold a pooled order too.
-    fn hold(
-        &mut self,
-        seq: u64,
-        claim: Claim,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), RejectReason> {
+    fn hold(&mut self, seq: u64, claim: Claim) -> Result<(), RejectReason> {
         if !self.claims.of(seq).contains(&claim) {
             let victims = self.claims.room_to_add(seq, &claim, &self.limits)?;
             self.claims.add(seq, claim);
-            self.end_claims(victims, effects);
+            self.end_claims(victims);
         }
         Ok(())
     }
 
     /// Evicts orders that nobody holds any more.
-    fn end_claims(&mut self, victims: Vec<(u64, Claim)>, effects: &mut Vec<Effect>) {
+    fn end_claims(&mut self, victims: Vec<(u64, Claim)>) {
         for (seq, claim) in victims {
             if !self.claims.end(seq, &claim) {
                 continue;
             }
             match claim.0 {
-                Kind::Bundle => self.end_bundle(seq, RemoveReason::Evicted, effects),
-                Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted, effects),
+                Kind::Bundle => self.end_bundle(seq, RemoveReason::Evicted),
+                Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted),
             };
         }
-    }
-
-    /// Keeps the time monotonic, even if the caller's clock is not.
-    fn advance(&mut self, now: Duration) {
-        self.now = self.now.max(now);
     }
 
     /// The sequence number of the next event.
@@ -398,7 +377,9 @@ impl Core {
         self.next_seq
     }
 
-    const fn take_seq(&mut self) -> u64 {
+    /// Returns the sequence number of its event.
+    fn tell(&mut self, effect: Effect) -> u64 {
+        self.effects.push(effect);
         let seq = self.next_seq;
         self.next_seq += 1;
         seq
