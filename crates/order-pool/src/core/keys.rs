@@ -193,13 +193,7 @@ impl Keys {
     /// holder's: who sends too many cancellations loses its own.
     pub(crate) fn forget_excess(&mut self, holder: &Holder) -> Option<(Slot, KeyState)> {
         let share = &self.shares[usize::from(holder.is_known())];
-        let Reverse((_, slot)) = if share.of(holder).count > self.division.of_holder(holder).count {
-            share.last_of(holder)?
-        } else if share.size().count > self.division.half.count {
-            share.last_of(&share.largest()?)?
-        } else {
-            return None;
-        };
+        let Reverse((_, slot)) = share.excess(holder, &self.division)?;
         self.forget(slot)
     }
 
