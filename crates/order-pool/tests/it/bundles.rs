@@ -1,5 +1,5 @@
 //! Bundles: their blocks, and how many keys and cancellations there may be. What replaces and cancels what is compared
-//! with a model, in `src/tests/model.rs`.
+//! with a model, in `src/tests/model/`.
 
 use std::time::SystemTime;
 
