@@ -2,7 +2,7 @@
 //! equal after every step.
 
 use std::{
-    collections::{BTreeMap, btree_map::Entry},
+    collections::{BTreeMap, VecDeque, btree_map::Entry},
     time::{Duration, SystemTime},
 };
 

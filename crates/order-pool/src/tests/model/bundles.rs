@@ -50,8 +50,8 @@ impl Model {
         let slot = order.key.map(|key| (key, Some(block)));
         let old = slot.and_then(|slot| self.of_slot(slot));
         let is_same = |other: &Pooled| Some(other.id) == old && other.content == content;
-        if let Some(same) = self.pooled.iter().find(|other| is_same(other)) {
-            return self.hold_bundle(same.id, order.holder);
+        if let Some(same) = self.pooled.iter().find(|other| is_same(other)).map(|same| same.id) {
+            return if self.hold(same, &order) { "Known" } else { "Rejected" };
         }
         if let Some(key) = order.key.filter(|_| order.contents.is_empty()) {
             return self.cancel_by_bundle(key, nonce, order.holder);
@@ -75,13 +75,13 @@ impl Model {
         order.nonce = nonce;
         let id = settled;
         if self.is_pooled(&id) {
-            return self.hold_bundle(settled, order.holder);
+            return if self.hold(id, &order) { "Known" } else { "Rejected" };
         }
         if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
             return "AlreadyRemoved";
         }
-        let Ok(victim) = self.victim(&order, old, BUNDLES) else { return "Rejected" };
-        self.evict_bundle(victim);
+        let Ok(victim) = self.victim(&order, old) else { return "Rejected" };
+        self.evict(victim);
         if let Some(old) = old {
             self.remove(old, "Replaced");
         }
@@ -108,7 +108,7 @@ impl Model {
                 && all.nonce < order.nonce
                 && (own.nonce.is_none() || own.nonce == order.nonce)
         });
-        let has_room = self.victim(&order, None, BUNDLES) == Ok(None);
+        let has_room = self.victim(&order, None) == Ok(None);
         if order.block.is_none_or(|block| self.is_ahead(block))
             && is_latest
             && has_room

@@ -6,37 +6,33 @@ use super::*;
 pub(super) struct Reader {
     pub(super) real: Subscription,
     pub(super) block: Option<u64>,
-    pub(super) replay: Vec<String>,
-    pub(super) at: usize,
+    /// What is left of it.
+    pub(super) replay: VecDeque<String>,
     pub(super) next: usize,
 }
 
 impl Reader {
     pub(super) fn read(&mut self, model: &Model, max: usize) {
         for _ in 0..max {
-            let expected = match self.replay.get(self.at) {
-                Some(line) => Some(line.clone()),
-                None => {
-                    while model.log.get(self.next).is_some_and(|(_, b)| !concerns(*b, self.block)) {
-                        self.next += 1;
-                    }
-                    model.log.get(self.next).map(|(line, _)| line.clone())
-                }
-            };
+            let is_others = |(_, only): &Line| !concerns(*only, self.block);
+            while self.replay.is_empty() && model.log.get(self.next).is_some_and(is_others) {
+                self.next += 1;
+            }
             match self.real.try_next() {
                 Some(Err(lagged)) => {
                     // Exact, and not before the log has wrapped.
                     self.next = model.log.len() - self.real.behind() as usize;
-                    self.at = self.replay.len();
+                    self.replay.clear();
                     assert!(lagged.missed > 0);
                     assert!(model.log.len() - self.next >= LOG_EVENTS, "it forgot too early");
                 }
                 found => {
+                    let expected = self.replay.pop_front().or_else(|| {
+                        let (line, _) = model.log.get(self.next)?;
+                        self.next += 1;
+                        Some(line.clone())
+                    });
                     assert_eq!(found.map(|event| line(event.expect("no lag"))), expected);
-                    match self.at < self.replay.len() {
-                        true => self.at += 1,
-                        false => self.next += usize::from(expected.is_some()),
-                    }
                 }
             }
         }

@@ -20,34 +20,41 @@ impl Model {
         true
     }
 
-    /// Which order of an external caller must go for another one; `Err` if the other must.
+    /// Which claim of an external caller must end for another one; `Err` if it is the other that must.
     pub(super) fn victim(
         &self,
         new: &Pooled,
         replaced: Option<B256>,
-        caps: [usize; 3],
-    ) -> Result<Option<(B256, Holder)>, ()> {
-        let class = new.class(new.claim());
+    ) -> Result<Option<(B256, Claim)>, ()> {
+        let claim = new.claim();
+        let caps = match (new.tx, claim.1) {
+            (None, _) => BUNDLES,
+            (_, true) => PRIVATE,
+            _ => [MAX_EXTERNAL; 3],
+        };
         let is_counted = |order: &&Pooled| order.tx.is_none() || order.external;
-        let all: Vec<(&Pooled, Holder)> = self
+        let all: Vec<(&Pooled, Claim)> = self
             .pooled
             .iter()
             .filter(is_counted)
             .flat_map(|order| order.holders.iter().map(move |claim| (order, *claim)))
-            .filter(|(order, claim)| order.class(*claim) == class)
-            .map(|(order, (holder, _))| (order, holder))
+            .filter(|(order, other)| order.class(*other) == new.class(claim))
             .collect();
         let held = |order: &&Pooled| Some(order.id) != replaced;
         let count = all.iter().filter(|(order, _)| held(order)).count() + 1;
         let of = |holder: Holder| {
-            all.iter().filter(move |(_, of)| *of == holder).map(|(order, _)| *order)
+            all.iter().filter(move |(_, of)| of.0 == holder).map(|(order, _)| *order)
         };
+        let of_sender = of(new.holder).filter(|order| order.signer == new.signer);
+        if claim.1 && of_sender.count() >= MAX_OF_SENDER {
+            return Err(());
+        }
         let own_count = of(new.holder).filter(held).count() + 1;
         let victim = if own_count > cap_of(new.holder, caps) {
             new.holder
         } else if count > caps[0] {
             // Those of others, the replaced one included.
-            let sizes = all.iter().map(|(_, holder)| (of(*holder).count(), *holder));
+            let sizes = all.iter().map(|(_, (holder, _))| (of(*holder).count(), *holder));
             let largest = sizes.max().expect("it is full");
             if largest.0 > own_count { largest.1 } else { new.holder }
         } else {
@@ -78,19 +85,40 @@ impl Model {
             let last = items.max_by_key(|order| order.place());
             let last = last.filter(|order| order.tx.is_some() || order.place().0 >= new_place.0);
             if let Some(last) = last {
-                return Ok(Some((last.id, victim)));
+                return Ok(Some((last.id, (victim, claim.1))));
             }
         }
         let last = of_new.max_by_key(|order| order.place()).filter(|_| is_own);
         let last = last.filter(|order| order.place() > new_place);
-        last.map(|order| Some((order.id, victim))).ok_or(())
+        last.map(|order| Some((order.id, (victim, claim.1)))).ok_or(())
     }
 
-    /// Ends a claim; returns whether nobody holds the order any more.
-    pub(super) fn lose(&mut self, id: B256, claim: (Holder, bool)) -> bool {
-        let order = self.pooled.iter_mut().find(|order| order.id == id).expect("it is pooled");
+    /// Ends a claim, and evicts the order if nobody holds it any more.
+    pub(super) fn evict(&mut self, victim: Option<(B256, Claim)>) {
+        let Some((id, claim)) = victim else { return };
+        let order = self.get_mut(id);
         order.holders.retain(|held| *held != claim);
-        order.holders.is_empty()
+        match order.tx {
+            _ if !order.holders.is_empty() => {}
+            Some(_) => self.release(id, "Evicted", 0),
+            None => _ = self.end_bundle(id, "Evicted"),
+        }
+    }
+
+    /// Whoever sends a pooled order again holds it too, if there is room for that.
+    pub(super) fn hold(&mut self, id: B256, again: &Pooled) -> bool {
+        let order = self.get_mut(id);
+        if order.holders.contains(&again.claim()) {
+            return true;
+        }
+        let (holder, terms) = (again.holder, again.terms);
+        let claimed = Pooled { holder, terms, ..order.clone() };
+        let victim = self.victim(&claimed, None);
+        if victim.is_ok() {
+            self.get_mut(id).holders.push(again.claim());
+        }
+        self.evict(victim.unwrap_or_default());
+        victim.is_ok()
     }
 
     pub(super) fn admit(&mut self, mut order: Pooled) -> bool {
@@ -98,59 +126,16 @@ impl Model {
         order.external = !order.public;
         order.until = order.terms.filter(|_| !order.public).map(|terms| terms.max_block);
         order.tip = order.external.then(|| self.worth(&view));
-        let admitted = match order.external {
-            true => self.make_external_room(&order),
-            false => self.make_room(&view),
+        let admitted = if order.public {
+            self.make_room(&view)
+        } else {
+            let victim = self.victim(&order, None);
+            self.evict(victim.unwrap_or_default());
+            victim.is_ok()
         };
         if admitted {
             self.add(order);
         }
         admitted
-    }
-
-    pub(super) fn external_victim(&self, order: &Pooled) -> Result<Option<(B256, Holder)>, ()> {
-        let is_alike = |other: &&Pooled| {
-            let is_held = other.holders.contains(&(order.holder, true));
-            other.external && is_held && other.signer == order.signer
-        };
-        if order.terms.is_some() && self.pooled.iter().filter(is_alike).count() >= MAX_OF_SENDER {
-            return Err(());
-        }
-        self.victim(order, None, if order.terms.is_some() { PRIVATE } else { [MAX_EXTERNAL; 3] })
-    }
-
-    pub(super) fn make_external_room(&mut self, order: &Pooled) -> bool {
-        let victim = self.external_victim(order);
-        self.evict_external(victim.unwrap_or_default(), order.terms.is_some());
-        victim.is_ok()
-    }
-
-    pub(super) fn evict_external(&mut self, victim: Option<(B256, Holder)>, is_private: bool) {
-        if let Some((victim, holder)) = victim
-            && self.lose(victim, (holder, is_private))
-        {
-            self.release(victim, "Evicted", 0);
-        }
-    }
-
-    /// A pooled bundle came again.
-    pub(super) fn hold_bundle(&mut self, id: B256, holder: Holder) -> &'static str {
-        let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
-        if self.pooled[at].holders.contains(&(holder, false)) {
-            return "Known";
-        }
-        let claimed = Pooled { holder, ..self.pooled[at].clone() };
-        let Ok(victim) = self.victim(&claimed, None, BUNDLES) else { return "Rejected" };
-        self.pooled[at].holders.push((holder, false));
-        self.evict_bundle(victim);
-        "Known"
-    }
-
-    pub(super) fn evict_bundle(&mut self, victim: Option<(B256, Holder)>) {
-        if let Some((victim, holder)) = victim
-            && self.lose(victim, (holder, false))
-        {
-            self.end_bundle(victim, "Evicted");
-        }
     }
 }

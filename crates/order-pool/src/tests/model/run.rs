@@ -130,8 +130,32 @@ impl Run {
                 let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
                 self.insert(spec, None);
             }),
-            Op::Bundle { n, ahead, key, signer, holder: by } => {
-                self.bundle(n, ahead, key, signer, holder(by));
+            Op::Bundle { n, ahead, key: with, signer, holder: by } => {
+                let block = ahead.map(|ahead| self.model.head_number().unwrap_or(9) + ahead);
+                let key_of = with.map(|(n, _)| self::key(n));
+                let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
+                // Every other bundle may do without its second transaction.
+                let mut txs = Vec::new();
+                if n != EMPTY || with.is_none() {
+                    txs.push(nth(100 + n));
+                    txs.extend((n % 2 == 1).then(|| nth(200 + n)));
+                }
+                let dropping: Vec<B256> = txs.iter().skip(1).map(|tx| *tx.hash()).collect();
+                let contents = txs.iter().zip([100 + n, 200 + n]);
+                let contents =
+                    contents.map(|(tx, sender)| (*tx.hash(), sender, sender >= 200)).collect();
+                let parts = BundleParts {
+                    txs,
+                    block,
+                    dropping_tx_hashes: dropping,
+                    uuid: key_of.map(|key| key.uuid),
+                    signer,
+                    replacement_nonce: with.and_then(|(_, nonce)| nonce),
+                    holder: holder(by),
+                    first_seen: Some(SystemTime::UNIX_EPOCH),
+                    ..Default::default()
+                };
+                self.insert_bundle(parts, with.map(|(n, _)| n), contents);
             }
             Op::Cancel { key: (n, nonce), holder: by } => {
                 let before = self.model.pooled.len();
@@ -205,7 +229,7 @@ impl Run {
                 };
                 if self.readers.len() < 4 {
                     let (replay, next) = (self.model.snapshot(block), self.model.log.len());
-                    self.readers.push(Reader { real, block, replay, at: 0, next });
+                    self.readers.push(Reader { real, block, replay, next });
                 }
             }
             Op::Read { which, max } => {
@@ -217,7 +241,7 @@ impl Run {
                 if let Some(reader) = self.readers.get_mut(which) {
                     reader.real.resync();
                     reader.replay = self.model.snapshot(reader.block);
-                    (reader.at, reader.next) = (0, self.model.log.len());
+                    reader.next = self.model.log.len();
                 }
             }
             Op::Drop { which } => {
@@ -226,40 +250,6 @@ impl Run {
                 }
             }
         }
-    }
-
-    fn bundle(
-        &mut self,
-        n: u64,
-        ahead: Option<u64>,
-        with: Option<Keyed>,
-        signer: Option<u64>,
-        holder: Holder,
-    ) {
-        let block = ahead.map(|ahead| self.model.head_number().unwrap_or(9) + ahead);
-        let key_of = with.map(|(n, _)| key(n));
-        let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
-        // Every other bundle may do without its second transaction.
-        let mut txs = Vec::new();
-        if n != EMPTY || with.is_none() {
-            txs.push(nth(100 + n));
-            txs.extend((n % 2 == 1).then(|| nth(200 + n)));
-        }
-        let dropping: Vec<B256> = txs.iter().skip(1).map(|tx| *tx.hash()).collect();
-        let contents = txs.iter().zip([100 + n, 200 + n]);
-        let contents = contents.map(|(tx, sender)| (*tx.hash(), sender, sender >= 200)).collect();
-        let parts = BundleParts {
-            txs,
-            block,
-            dropping_tx_hashes: dropping,
-            uuid: key_of.map(|key| key.uuid),
-            signer,
-            replacement_nonce: with.and_then(|(_, nonce)| nonce),
-            holder,
-            first_seen: Some(SystemTime::UNIX_EPOCH),
-            ..Default::default()
-        };
-        self.insert_bundle(parts, with.map(|(n, _)| n), contents);
     }
 
     fn insert_bundle(

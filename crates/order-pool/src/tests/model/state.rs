@@ -24,7 +24,7 @@ pub(super) struct Pooled {
     /// Who sent it first.
     pub(super) holder: Holder,
     /// All who sent it and have not lost it since, each with whether it was sent as a private one.
-    pub(super) holders: Vec<(Holder, bool)>,
+    pub(super) holders: Vec<Claim>,
     pub(super) signer: Option<Address>,
     /// Who may cancel a private one.
     pub(super) canceller: Option<Address>,
@@ -44,19 +44,22 @@ impl Pooled {
     }
 
     /// What it counts as for who sent it first.
-    pub(super) fn claim(&self) -> (Holder, bool) {
+    pub(super) fn claim(&self) -> Claim {
         (self.holder, self.terms.is_some())
     }
 
     /// What shares caps with a claim on it: bundles, or private or raw transactions, of callers or of
     /// others.
-    pub(super) fn class(&self, (holder, is_private): (Holder, bool)) -> (bool, bool, bool) {
+    pub(super) fn class(&self, (holder, is_private): Claim) -> (bool, bool, bool) {
         let is_raw = self.tx.is_some() && !is_private;
         (self.tx.is_some(), is_raw, is_raw || is_known(holder))
     }
 }
 
 pub(super) type Place = (i128, usize);
+
+/// Who sent an order, and whether as a private transaction.
+pub(super) type Claim = (Holder, bool);
 
 pub(super) fn is_known(holder: Holder) -> bool {
     !matches!(holder, Holder::Caller(_))
@@ -149,6 +152,10 @@ impl Model {
         self.pooled.push(order);
     }
 
+    pub(super) fn get_mut(&mut self, id: B256) -> &mut Pooled {
+        self.pooled.iter_mut().find(|order| order.id == id).expect("it is pooled")
+    }
+
     pub(super) fn remove(&mut self, id: B256, reason: &str) -> Pooled {
         let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
         let order = self.pooled.remove(at);
@@ -185,7 +192,7 @@ impl Model {
     }
 
     /// The head, then what is live, in the order of acceptance, tombstones included.
-    pub(super) fn snapshot(&self, block: Option<u64>) -> Vec<String> {
+    pub(super) fn snapshot(&self, block: Option<u64>) -> VecDeque<String> {
         let orders =
             self.pooled.iter().map(|order| (order.seq, format!("+{}", order.id), order.block));
         let tombstones = self.keys.values().filter_map(|state| state.tombstone);

@@ -4,43 +4,35 @@ use super::*;
 
 impl Model {
     /// A pooled transaction came again.
-    pub(super) fn came_again(&mut self, again: &Pooled) -> &'static str {
-        let at = self.pooled.iter().position(|order| order.id == again.id).expect("it is pooled");
-        if again.public && !self.pooled[at].public {
-            self.pooled[at].public = true;
+    fn came_again(&mut self, again: &Pooled) -> &'static str {
+        let order = self.get_mut(again.id);
+        let (was_public, external) = (order.public, order.external);
+        order.public |= again.public;
+        if again.public && !was_public {
             self.log.push((format!("p{}", again.id), None));
         }
-        if !self.pooled[at].external {
+        if !external {
             return "Known";
         }
-        let is_new = !again.public && !self.pooled[at].holders.contains(&again.claim());
-        let (holder, terms) = (again.holder, again.terms);
-        let claimed = Pooled { holder, terms, ..self.pooled[at].clone() };
-        let victim = if is_new { self.external_victim(&claimed) } else { Ok(None) };
-        let Ok(victim) = victim else { return "Rejected" };
+        if !again.public && !self.hold(again.id, again) {
+            return "Rejected";
+        }
         let (head, has_head) = (self.head_number().unwrap_or(0), self.head_number().is_some());
         let later = match again.terms {
             Some(terms) if self.is_possible(again) => terms.max_block,
             Some(_) => 0,
             None => head + PUBLIC_BLOCKS,
         };
-        let until = &mut self.pooled[at].until;
         let by_block = !again.public && (again.terms.is_some() || has_head);
-        *until = match again.terms {
-            _ if by_block && until.is_none() && later > 0 => Some(later.max(head + PUBLIC_BLOCKS)),
-            _ => until.map(|until| until.max(later)),
+        let order = self.get_mut(again.id);
+        order.until = match order.until {
+            None if by_block && later > 0 => Some(later.max(head + PUBLIC_BLOCKS)),
+            until => until.map(|until| until.max(later)),
         };
-        if is_new {
-            self.pooled[at].holders.push(again.claim());
-        }
-        if !again.public && again.terms.and_then(|terms| terms.signer) != self.pooled[at].canceller
-        {
-            self.pooled[at].canceller = None;
-        }
-        self.evict_external(victim, again.terms.is_some());
+        let signer = again.terms.and_then(|terms| terms.signer);
+        order.canceller = order.canceller.filter(|own| again.public || signer == Some(*own));
         if again.public && self.make_room(&again.tx.expect("a transaction")) {
-            let at = self.pooled.iter().position(|order| order.id == again.id);
-            self.pooled[at.expect("only others went")].external = false;
+            self.get_mut(again.id).external = false;
         }
         "Known"
     }
