@@ -387,7 +387,7 @@ impl PoolShared {
             self.most_effects.fetch_max(core.effects.len(), std::sync::atomic::Ordering::Relaxed);
             let replaced = (!core.effects.is_empty()).then(|| {
                 core.effects.drain(..).for_each(|effect| self.apply(publisher, effect));
-                debug_assert_eq!(core.next_seq(), publisher.next_seq());
+                debug_assert_eq!(core.next_seq, publisher.next_seq());
                 publisher.publish(&self.tables)
             });
             // Also without effects: a key may have been forgotten without an event.
@@ -470,16 +470,17 @@ impl PoolShared {
         }
     }
 
-    fn set_levels(&self, writer: &Writer) {
-        let sizes = writer.core.levels();
-        self.levels.txs.set(sizes.txs as u64);
-        self.levels.tx_bytes.set(sizes.tx_bytes as u64);
-        self.levels.external_txs.set(sizes.external_txs as u64);
-        self.levels.external_tx_bytes.set(sizes.external_tx_bytes as f64);
-        self.levels.bundles.set(sizes.bundles as u64);
-        self.levels.bundle_bytes.set(sizes.bundle_bytes as u64);
-        self.levels.keys.set(sizes.keys as u64);
-        self.levels.log_bytes.set(writer.publisher.removed_bytes() as u64);
+    fn set_levels(&self, Writer { core, publisher }: &Writer) {
+        let Core { public, external, bundles, keys, .. } = core;
+        let levels = &self.levels;
+        levels.txs.set((public.list.len() + external.len()) as u64);
+        levels.tx_bytes.set((public.list.bytes() + external.bytes()) as u64);
+        levels.external_txs.set(external.len() as u64);
+        levels.external_tx_bytes.set(external.bytes() as f64);
+        levels.bundles.set(bundles.len() as u64);
+        levels.bundle_bytes.set(bundles.bytes() as u64);
+        levels.keys.set(keys.len() as u64);
+        levels.log_bytes.set(publisher.removed_bytes() as u64);
     }
 
     pub(crate) fn upkeep(&self) -> bool {

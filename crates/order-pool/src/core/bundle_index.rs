@@ -13,7 +13,7 @@ use crate::order::{Bundle, Order};
 type BlockSeq = (u64, u64);
 
 #[derive(Debug, Default)]
-pub(super) struct BundleIndex {
+pub(crate) struct BundleIndex {
     /// By acceptance.
     orders: BTreeMap<u64, Arc<Order>>,
     by_block: BTreeSet<BlockSeq>,
@@ -25,11 +25,11 @@ pub(super) struct BundleIndex {
 }
 
 impl BundleIndex {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.orders.len()
     }
 
-    pub(super) const fn bytes(&self) -> usize {
+    pub(crate) const fn bytes(&self) -> usize {
         self.bytes
     }
 

@@ -85,20 +85,6 @@ pub(crate) enum Effect {
     PrivateCancellationForgotten(u64),
 }
 
-/// The sizes of the core's parts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CoreLevels {
-    pub(crate) txs: usize,
-    pub(crate) tx_bytes: usize,
-    /// Included in `txs`.
-    pub(crate) external_txs: usize,
-    /// Included in `tx_bytes`.
-    pub(crate) external_tx_bytes: usize,
-    pub(crate) bundles: usize,
-    pub(crate) bundle_bytes: usize,
-    pub(crate) keys: usize,
-}
-
 /// A transaction that a block has ended for the bundles that contain it, and how far they were looked
 /// at.
 #[derive(Clone, Copy, Debug)]
@@ -118,20 +104,21 @@ enum EndedTx {
 #[derive(Debug)]
 pub(crate) struct Core {
     limits: Limits,
-    next_seq: u64,
+    /// The sequence number of the next event.
+    pub(crate) next_seq: u64,
     now: Duration,
     /// What readers are to be told: taken after each operation.
     pub(crate) effects: Vec<Effect>,
     /// Transactions that the node has announced.
-    public: TxShare,
+    pub(crate) public: TxShare,
     /// Transactions that external callers sent and the node has not announced. Ranked separately:
     /// their fees are only a claim, while the node has checked that its senders can pay.
-    external: TxList,
+    pub(crate) external: TxList,
     claims: Claims,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
-    bundles: BundleIndex,
-    keys: Keys,
+    pub(crate) bundles: BundleIndex,
+    pub(crate) keys: Keys,
     private_cancellations: PrivateCancellations,
     index: Index,
     /// The transactions by sender, nonce and acceptance. Not a hash table: to grow one with 100,000 senders took 4 ms.
@@ -173,20 +160,6 @@ impl Core {
 
     pub(crate) const fn seen(&self) -> &SeenWindow {
         &self.seen
-    }
-
-    pub(crate) fn levels(&self) -> CoreLevels {
-        let (public, external) = (self.public.list(), &self.external);
-        let bundles = &self.bundles;
-        CoreLevels {
-            txs: public.len() + external.len(),
-            tx_bytes: public.bytes() + external.bytes(),
-            external_txs: external.len(),
-            external_tx_bytes: external.bytes(),
-            bundles: bundles.len(),
-            bundle_bytes: bundles.bytes(),
-            keys: self.keys.len(),
-        }
     }
 
     /// Begins a new head. What follows from it is done in steps, so that other changes come in
@@ -340,12 +313,12 @@ impl Core {
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {
-        let tx = || self.public.list().get(seq).or_else(|| self.external.get(seq));
+        let tx = || self.public.list.get(seq).or_else(|| self.external.get(seq));
         tx().map(|tx| &tx.order).or_else(|| self.bundles.get(seq))
     }
 
     fn next_due(&mut self) -> Option<u64> {
-        let due = [self.public.next_due(self.now), self.external.next_due(self.now)];
+        let due = [self.public.list.next_due(self.now), self.external.next_due(self.now)];
         due.into_iter().flatten().min()
     }
 
@@ -370,11 +343,6 @@ impl Core {
                 Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted),
             };
         }
-    }
-
-    /// The sequence number of the next event.
-    pub(crate) const fn next_seq(&self) -> u64 {
-        self.next_seq
     }
 
     /// Returns the sequence number of its event.
