@@ -259,20 +259,3 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
 fn millis(time: Duration) -> u64 {
     time.as_micros().div_ceil(1_000) as u64
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_header_is_never_earlier_than_the_milliseconds_say() {
-        for (micros, secs) in [(1, 1), (1_000_000, 1), (1_000_001, 2), (2_500_000, 3)] {
-            let error = ErrorResponse::retry_later(
-                Reason::Quota,
-                Duration::from_micros(micros),
-                String::new(),
-            );
-            assert_eq!(error.retry_after_secs(), Some(secs));
-        }
-    }
-}

@@ -28,9 +28,6 @@ use crate::{
     reply::{ErrorResponse, Reply},
 };
 
-/// Elements of a batch.
-const MAX_BATCH: usize = 100;
-
 /// Bodies up to this size are parsed on the thread that read them, which takes microseconds. Longer
 /// ones are parsed on a worker thread, under a work permit: a megabyte takes milliseconds, during
 /// which the thread would serve no other caller.
@@ -102,13 +99,13 @@ impl Dispatcher {
         by: By,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
-            (Calls::parse(&body, MAX_BATCH), None)
+            (Calls::parse(&body), None)
         } else {
             let priority = self.priority(claim.as_ref(), by.caller, body.len());
             let gate = &self.limiter.gate;
             let permit = gate.acquire_external(priority, Instant::now()).await?;
             let text = body.clone();
-            on_thread(move || (Calls::parse(&text, MAX_BATCH), Some(permit))).await?
+            on_thread(move || (Calls::parse(&text), Some(permit))).await?
         };
         let Calls { calls, is_batch } = parsed?;
         let id = match &calls[..] {

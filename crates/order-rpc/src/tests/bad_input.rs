@@ -159,18 +159,20 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
         .replace("[\"", &("[".repeat(10_000) + "\""))
         .replace("\"]", &("\"".to_owned() + &"]".repeat(10_000)));
     type Expected = (u16, i64, &'static str);
-    let cases: [(&[u8], Expected); 8] = [
-        (b"", (400, -32700, "not_json")),
-        (b"\xff\xfe{}", (400, -32700, "not_json")),
+    const NO_JSON: Expected = (400, -32700, "not_json");
+    let no_json = ["", "1", "\"\"", "{", "[1", "{} {}", "[1,2,3,]", "nonsense"];
+    let no_json = no_json.map(|body| (body.as_bytes(), NO_JSON));
+    let cases: [(&[u8], Expected); 7] = [
+        (b"\xff\xfe{}", NO_JSON),
+        (b" {}", (400, -32600, "envelope")),
         (b"[]", (400, -32600, "batch_length")),
         (&batch(101).into_bytes()[..], (400, -32600, "batch_length")),
-        (b"{}", (400, -32600, "envelope")),
         (no_method.as_bytes(), (200, -32601, "method")),
         (deep.as_bytes(), (200, -32602, "params")),
         (&[b' '; 100_001], (413, -32600, "body_too_large")),
     ];
     let mut counts = Counts::default();
-    for (body, (status, code, reason)) in cases {
+    for (body, (status, code, reason)) in no_json.into_iter().chain(cases) {
         let answer = send(server.addr, body, &[]).await;
         let body = String::from_utf8_lossy(&body[..body.len().min(60)]);
         assert_eq!(answer.error(), (status, code, reason.to_owned()), "{body}");
@@ -183,27 +185,44 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
 
 /// What a caller chose is repeated to it cut, so that answers which nobody reads stay short.
 #[tokio::test]
-async fn an_error_response_is_short_whatever_was_sent() {
-    let server = start(config());
+async fn an_error_response_is_short_and_has_a_reason_whatever_was_sent() {
+    let server = start_at_head();
     let long = "x".repeat(4_700_000);
-    let good = transaction();
-    let fields =
+    let hex = format!("0x{}", "02".repeat(2_000_000));
+    let of_bundle =
         ["replacementUuid", "version", "uuid", "signingAddress", "refundIdentity", "bundleHash"];
-    let wrong_values = fields.map(|field| {
-        (request("eth_sendBundle", json!([{ "txs": [raw(0)], field: long }])), "params")
-    });
-    let cases = [
-        (request("eth_sendBundle", json!([{ &long: 1 }])), "params"),
-        (request("eth_cancelBundle", json!([{ &long: 1 }])), "params"),
-        (request("eth_sendRawTransaction", json!([long])), "params"),
-        (request(&long, json!([])), "method"),
-        (good.replace("\"id\":1", &format!("\"id\":\"{long}\"")), "envelope"),
-    ];
-    for (body, reason) in cases.into_iter().chain(wrong_values) {
+    let of_private = ["tx", "maxBlockNumber", "preferences", "txHash", "version", "signingAddress"];
+    let check = async |body: String, code| {
         let answer = send(server.addr, body.as_bytes(), &[]).await;
-        assert_eq!(answer.error().2, reason);
-        assert!(answer.text.len() < 1_000, "{reason}: {} bytes", answer.text.len());
+        assert_eq!(answer.error().1, code, "{body:.200}");
+        assert!(answer.text.len() < 1_000, "{body:.200}: {} bytes", answer.text.len());
+    };
+    check(request(&long, json!([])), -32601).await;
+    let id = format!("\"id\":\"{long}\"");
+    check(transaction().replace("\"id\":1", &id), -32600).await;
+    for (method, params) in [
+        ("eth_sendBundle", json!([{ &long: 1 }])),
+        ("eth_cancelBundle", json!([{ &long: 1 }])),
+        ("eth_sendRawTransaction", json!([long])),
+    ] {
+        check(request(method, params), -32602).await;
     }
+    for field in of_bundle {
+        let params = json!([{ "txs": [raw(0)], field: long }]);
+        check(request("eth_sendBundle", params), -32602).await;
+    }
+    let types = [json!(null), json!(1), json!([]), json!({}), json!(true), json!(long), json!(hex)];
+    let methods =
+        ["sendPrivateTransaction", "sendPrivateRawTransaction", "cancelPrivateTransaction"];
+    for (method, value) in methods.iter().flat_map(|method| types.iter().map(move |v| (method, v)))
+    {
+        let objects = of_private.map(|field| json!([{ field: value }]));
+        for params in [value.clone(), json!([value])].into_iter().chain(objects) {
+            check(request(&format!("eth_{method}"), params), -32602).await;
+        }
+    }
+    assert!(server.pool.is_empty());
+    server.until_nothing_is_held().await;
     serves_others(&server).await;
 }
 

@@ -9,20 +9,6 @@ use serde_json::json;
 
 use super::{blobs::*, common::*, *};
 
-/// Of a transaction that is pooled the proofs are not verified again.
-#[tokio::test]
-async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
-    let server = start(config());
-    let (right, wrong) = with_blobs(6);
-    let refused = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
-    assert_eq!(refused.error().2, "sidecar");
-    let sent = call(server.addr, "eth_sendRawTransaction", json!([right])).await.result();
-    // The same hash, since the sidecar is no part of it: with its proofs verified it would be refused.
-    let again = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
-    assert_eq!(again.result(), sent);
-    assert_eq!(server.pool.len(), 1);
-}
-
 /// A searcher sends a bundle anew for each block, and a higher fee is another transaction with the same blobs.
 #[tokio::test]
 async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
@@ -49,14 +35,18 @@ async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
     assert_eq!(server.pool.len(), 3);
 }
 
-/// Whoever waits for a permit gets it between two blobs, and not after the last.
+/// Whoever waits for a permit gets it between two blobs, and not after the last. Of a transaction that is pooled the
+/// proofs are not verified again.
 #[tokio::test]
-async fn each_blob_is_verified_under_a_permit_of_its_own() {
+async fn each_blob_is_verified_once_under_a_permit_of_its_own() {
     let server = start(config());
     let (right, wrong) = with_blobs(4);
-    call(server.addr, "eth_sendRawTransaction", json!([right])).await.result();
+    let sent = call(server.addr, "eth_sendRawTransaction", json!([right])).await.result();
     // One to read it and to recover its sender.
     assert_eq!(server.gate.stats().work_admitted, 1 + 4);
+    // The same hash, since the sidecar is no part of it: with its proofs verified it would be refused.
+    let again = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
+    assert_eq!((again.result(), server.pool.len()), (sent, 1));
     // The first blob is wrong, and the others are not looked at.
     let server = start(config());
     let refused = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
