@@ -443,7 +443,6 @@ impl PoolShared {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the event of an effect.
     fn apply(&self, publisher: &mut Publisher, effect: Effect) {
         match effect {
             Effect::Added(event) => publisher.add(event),

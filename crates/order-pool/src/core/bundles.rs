@@ -78,7 +78,6 @@ impl Core {
         Ok(old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() }))
     }
 
-    /// Lets another caller hold a pooled bundle too.
     fn hold_bundle(&mut self, seq: u64, holder: Holder) -> Result<InsertOutcome, InsertOutcome> {
         self.hold(seq, (Kind::Bundle, holder))?;
         Ok(InsertOutcome::Known)

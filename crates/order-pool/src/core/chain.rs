@@ -34,7 +34,6 @@ pub(crate) struct Kept {
     max_bytes: usize,
 }
 
-/// The result of pushing a block.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) relation: Relation,
@@ -115,7 +114,6 @@ impl Chain {
         self.block(block_hash).map(|block| block.head)
     }
 
-    /// The block with this hash, if it is one of those remembered.
     pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
         self.recent.block(hash)
     }

@@ -37,7 +37,6 @@ pub(super) type Claim = (Kind, Holder);
 /// block, since what it pays is not known without executing it.
 type Place = (i128, u64);
 
-/// An order that counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counted {
     pub(super) rank: i128,

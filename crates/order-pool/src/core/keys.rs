@@ -26,7 +26,6 @@ pub const MAX_UNKNOWN_CANCELLATIONS: usize = 64;
 /// cancels in all of them.
 pub(crate) type Slot = (ReplacementKey, Option<u64>);
 
-/// The state of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeyState {
     /// The highest nonce of any message that took effect.
@@ -197,7 +196,6 @@ impl Keys {
         self.forget(slot)
     }
 
-    /// Forgets a slot.
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
         let state = self.states.remove(&slot)?;
         self.leave(slot, &state);
@@ -213,7 +211,6 @@ impl Keys {
         Some((slot, state))
     }
 
-    /// Whether a slot is due.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.due.first().is_some_and(|(at, _)| *at <= now)
     }

@@ -307,7 +307,6 @@ impl Core {
         self.claims.end_some();
     }
 
-    /// The sequence number of the order with this hash.
     fn find(&self, hash: &B256) -> Option<u64> {
         self.index.table().find(hash, |seq| (self.order(seq)?.id().hash() == hash).then_some(seq))
     }

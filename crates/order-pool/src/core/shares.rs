@@ -16,7 +16,6 @@ pub(crate) enum Measure {
     Bytes,
 }
 
-/// A number of items and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) count: usize,
@@ -53,7 +52,6 @@ impl Size {
     }
 }
 
-/// The holdings of one signer.
 #[derive(Debug)]
 struct OfSigner<I> {
     /// The last one is evicted first.
@@ -61,7 +59,6 @@ struct OfSigner<I> {
     bytes: usize,
 }
 
-/// The holdings of one holder.
 #[derive(Debug)]
 struct Held<S, I> {
     size: Size,
@@ -158,12 +155,10 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         self.by_bytes.insert((held.size.bytes, holder));
     }
 
-    /// The items of a holder.
     pub(crate) fn of(&self, holder: &Holder) -> Size {
         self.holders.get(holder).map_or_else(Size::default, |held| held.size)
     }
 
-    /// The items of a signer of a holder.
     pub(crate) fn of_signer(&self, holder: &Holder, signer: &S) -> Size {
         let of_signer = self.holders.get(holder).and_then(|held| held.signers.get(signer));
         of_signer.map_or_else(Size::default, |of| Size { count: of.items.len(), bytes: of.bytes })

@@ -137,7 +137,6 @@ impl TxShare {
         self.rank((len * 8 / self.max_txs).max(by_bytes as usize) + 2);
     }
 
-    /// Ranks the first `count` unranked ones.
     fn rank(&mut self, count: usize) {
         for (seq, entry) in self.list.txs.range(self.ranked_below..).take(count) {
             self.ranks.insert(entry.fees, *seq);

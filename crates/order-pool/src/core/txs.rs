@@ -26,7 +26,6 @@ use crate::{
 const PUBLIC_BLOCKS: u64 = 5;
 
 impl Core {
-    /// Inserts a transaction, or returns why not.
     pub(crate) fn insert_tx(&mut self, tx: Transaction) -> Result<InsertOutcome, InsertOutcome> {
         let (hash, nonce) = (*tx.hash(), tx.nonce());
         if let Some(seq) = self.find(&hash) {
@@ -139,7 +138,6 @@ impl Core {
         self.external.set_until(seq, Until::Block(block));
     }
 
-    /// Checks the limits of a private transaction's terms.
     fn check_terms(&self, tx: &Transaction) -> Result<(), RejectReason> {
         let terms = tx.private_terms().filter(|_| !tx.is_public());
         terms.map_or(Ok(()), |terms| self.check_last_block(terms.max_block))

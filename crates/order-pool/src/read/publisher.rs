@@ -58,7 +58,6 @@ impl Publisher {
         self.live.removed_bytes()
     }
 
-    /// Writes an event.
     pub(crate) fn event(&mut self, event: Event) {
         self.log.push(event);
         self.unpublished += 1;

@@ -190,7 +190,6 @@ impl SeenWindow {
         self.table.state(hash)
     }
 
-    /// Records that an order was evicted.
     pub(crate) fn evicted(&mut self, hash: &B256) {
         self.table.note(self.table.fingerprint(hash), SeenState::MayReturn, |_| true);
     }
@@ -223,7 +222,6 @@ impl SeenWindow {
         due
     }
 
-    /// Whether an expired order is due to be offered again.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos())
     }

@@ -172,7 +172,6 @@ impl Waiter {
         let _ = catch_unwind(AssertUnwindSafe(|| self.waker.wake()));
     }
 
-    /// Whether it was still armed.
     fn disarm(&self) -> bool {
         self.armed.swap(IDLE, SeqCst) != IDLE
     }
