@@ -33,7 +33,6 @@ use crate::{
 /// which the thread would serve no other caller.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
 
-/// A request whose body was parsed.
 #[derive(Debug)]
 struct Request {
     /// The signed bytes.
@@ -46,7 +45,6 @@ struct Request {
     id: Id,
 }
 
-/// Serves requests.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) limiter: Arc<Limiter>,

@@ -52,7 +52,6 @@ impl Id {
     }
 }
 
-/// A call, and its state.
 #[derive(Debug)]
 pub(crate) struct Call {
     pub(crate) id: Id,
@@ -82,7 +81,6 @@ impl Call {
     }
 }
 
-/// The calls of a body.
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(crate) calls: Vec<Call>,

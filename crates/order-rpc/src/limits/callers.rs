@@ -68,7 +68,6 @@ fn lock(known: &Known) -> MutexGuard<'_, HashMap<CallerId, Weak<Caller>>> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All callers.
 #[derive(Debug)]
 pub(crate) struct Callers {
     known: Arc<Known>,

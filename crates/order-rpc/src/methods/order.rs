@@ -124,7 +124,6 @@ impl Verified {
         }
     }
 
-    /// Whether proofs are not verified yet.
     pub(crate) fn is_unproven(&self) -> bool {
         matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
     }

@@ -46,7 +46,6 @@ pub(crate) struct Unproven {
     digest: B256,
 }
 
-/// The state for verifying proofs.
 #[derive(Debug)]
 pub(crate) struct Proofs {
     /// One order at a time: proofs wait for permits behind all other callers, so several orders

@@ -99,7 +99,6 @@ fn sidecar(field: &str, hash: &B256, error: &SidecarError) -> ErrorResponse {
     ErrorResponse::field(Reason::Sidecar, field, format!("{field} ({hash}): {error}"))
 }
 
-/// Checks chain, blobs, gas and fees.
 fn fits(
     tx: &PooledTransaction,
     encoded_bytes: usize,
