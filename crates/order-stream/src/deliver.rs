@@ -71,7 +71,6 @@ impl Deliverer {
         Self { pool: pool.clone(), flow, chain_id, heads, counters, told, found }
     }
 
-    /// One message of the stream.
     pub(crate) fn message(&mut self, message: &Message, now: SystemTime) {
         let delivered = self.deliver(message, now).unwrap_or_else(|error| {
             tracing::warn!(%error, subject = %message.subject, "a malformed message");

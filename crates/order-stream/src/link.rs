@@ -100,7 +100,6 @@ impl Link {
         Ok(Self { client, context, status })
     }
 
-    /// Waits for the loss of the connection.
     pub(crate) async fn lost(&self) -> DisconnectReason {
         let mut status = self.status.clone();
         let lost = status.wait_for(|status| status.lost.is_some()).await;
@@ -202,7 +201,6 @@ async fn with_auth(auth: &Auth, first: &ServerAddr) -> Result<ConnectOptions, St
     })
 }
 
-/// The state after a connection could not be opened.
 pub(crate) fn state_of(error: &StreamError) -> State {
     use ConnectErrorKind as Kind;
     let StreamError::Connect { source } = error else {

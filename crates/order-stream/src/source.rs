@@ -95,7 +95,6 @@ impl Source {
     }
 }
 
-/// The source on its thread.
 struct Reader {
     stream: String,
     name: String,

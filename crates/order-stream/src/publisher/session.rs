@@ -43,10 +43,8 @@ const TRIAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Before a message that another machine was publishing at the same moment is published again.
 const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
 
-/// The response to a message, with its message id.
 type Responded = (Sent, String, Response);
 
-/// What happens over one connection.
 struct Session<'a> {
     run: &'a mut Run,
     link: &'a Link,
