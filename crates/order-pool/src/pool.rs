@@ -126,7 +126,7 @@ impl OrderPool {
         levels.set_caps(&limits.options);
         let publisher = Publisher::new(limits.options.log_events, limits.options.log_bytes);
         let core = Core::new(limits);
-        let tables = Arc::new(Tables::new(core.index(), core.seen()));
+        let tables = Arc::new(Tables::new(&core.index, &core.seen));
         let writer = Mutex::new(Writer { core, publisher });
         Self {
             handle: Arc::new(Handle {
@@ -473,11 +473,11 @@ impl PoolShared {
         let Core { public, external, bundles, keys, .. } = core;
         let levels = &self.levels;
         levels.txs.set((public.list.len() + external.len()) as u64);
-        levels.tx_bytes.set((public.list.bytes() + external.bytes()) as u64);
+        levels.tx_bytes.set((public.list.bytes + external.bytes) as u64);
         levels.external_txs.set(external.len() as u64);
-        levels.external_tx_bytes.set(external.bytes() as f64);
+        levels.external_tx_bytes.set(external.bytes as f64);
         levels.bundles.set(bundles.len() as u64);
-        levels.bundle_bytes.set(bundles.bytes() as u64);
+        levels.bundle_bytes.set(bundles.bytes as u64);
         levels.keys.set(keys.len() as u64);
         levels.log_bytes.set(publisher.removed_bytes() as u64);
     }

@@ -21,16 +21,12 @@ pub(crate) struct BundleIndex {
     by_tx: BTreeSet<(B256, u64)>,
     /// By the senders of the transactions, and their nonces.
     by_sender: BTreeSet<(Address, u64, u64)>,
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl BundleIndex {
     pub(crate) fn len(&self) -> usize {
         self.orders.len()
-    }
-
-    pub(crate) const fn bytes(&self) -> usize {
-        self.bytes
     }
 
     pub(super) fn get(&self, seq: u64) -> Option<&Arc<Order>> {

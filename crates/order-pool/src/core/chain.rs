@@ -6,7 +6,7 @@ use std::{
 };
 
 use alloy_primitives::{B256, map::B256Map};
-use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
+use chain_view::{Block, Head, RecentBlocks, Relation, Taken};
 
 use crate::order::{Order, Transaction};
 
@@ -46,7 +46,7 @@ pub(crate) struct Change {
 /// The recent blocks, each with the orders that it took.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    recent: RecentBlocks,
+    pub(crate) recent: RecentBlocks,
     /// What the blocks contain.
     pub(crate) mined: Kept,
     /// What they made impossible: bundles, and transactions whose nonces they used. A quarter of the bytes: whoever has one
@@ -71,10 +71,6 @@ impl Chain {
     /// The base fee of the next block; zero while unknown, so that tips alone decide.
     pub(crate) fn next_base_fee_wei(&self) -> u64 {
         self.head().and_then(|head| head.next_base_fee_wei).unwrap_or(0)
-    }
-
-    pub(crate) fn is_mined(&self, hash: &B256) -> bool {
-        self.recent.is_mined(hash)
     }
 
     /// Whether a recent block took the transaction, and how.
@@ -111,16 +107,7 @@ impl Chain {
 
     /// The head of the block with this hash, if it is one of those remembered.
     pub(crate) fn head_of(&self, block_hash: &B256) -> Option<Head> {
-        self.block(block_hash).map(|block| block.head)
-    }
-
-    pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
-        self.recent.block(hash)
-    }
-
-    /// Records that a block raised a nonce; returns whether it was raised.
-    pub(crate) fn raise(&mut self, block_hash: &B256, update: NonceUpdate) -> bool {
-        self.recent.raise(block_hash, update).unwrap_or(false)
+        self.recent.block(block_hash).map(|block| block.head)
     }
 
     /// Keeps a transaction that came after its block, one of the newest [`LATE_BLOCKS`], so that undoing the block brings it in:

@@ -120,10 +120,10 @@ pub(crate) struct Core {
     pub(crate) bundles: BundleIndex,
     pub(crate) keys: Keys,
     private_cancellations: PrivateCancellations,
-    index: Index,
+    pub(crate) index: Index,
     /// The transactions by sender, nonce and acceptance. Not a hash table: to grow one with 100,000 senders took 4 ms.
     senders: BTreeSet<(Address, u64, u64)>,
-    seen: SeenWindow,
+    pub(crate) seen: SeenWindow,
     chain: Chain,
     /// For [`Self::sweep`].
     ended: VecDeque<Ended>,
@@ -154,14 +154,6 @@ impl Core {
         }
     }
 
-    pub(crate) const fn index(&self) -> &Index {
-        &self.index
-    }
-
-    pub(crate) const fn seen(&self) -> &SeenWindow {
-        &self.seen
-    }
-
     /// Begins a new head. What follows from it is done in steps, so that other changes come in
     /// between: [`Self::mine`], [`Self::sweep`], [`Self::pass_private`], [`Self::put_back`],
     /// [`Self::free`], and last [`Self::tell_head`].
@@ -170,7 +162,7 @@ impl Core {
     }
 
     pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
-        self.chain.block(hash)
+        self.chain.recent.block(hash)
     }
 
     /// Removes the transactions that the head's block contains. The bundles that contain them are
@@ -188,7 +180,8 @@ impl Core {
             {
                 if let Some(tx) = order.as_tx() {
                     let used = NonceUpdate::new(tx.sender(), tx.nonce().saturating_add(1));
-                    raised.extend(self.chain.raise(&head.hash, used).then_some(used));
+                    let is_news = self.chain.recent.raise(&head.hash, used) == Some(true);
+                    raised.extend(is_news.then_some(used));
                 }
                 self.chain.mined.take(head, order);
             }
@@ -203,7 +196,7 @@ impl Core {
     /// not hold: they must be fetched again, and not be refused as known.
     pub(crate) fn free(&mut self, hashes: &[B256]) {
         for hash in hashes {
-            if !self.chain.is_mined(hash) && self.find(hash).is_none() {
+            if !self.chain.recent.is_mined(hash) && self.find(hash).is_none() {
                 self.seen.forget(hash);
             }
         }
@@ -222,7 +215,7 @@ impl Core {
         mut updates: Vec<NonceUpdate>,
     ) -> Option<(Head, VecDeque<NonceUpdate>)> {
         let head = self.chain.head_of(&block_hash)?;
-        updates.retain(|update| self.chain.raise(&block_hash, *update));
+        updates.retain(|update| self.chain.recent.raise(&block_hash, *update) == Some(true));
         Some((head, updates.into()))
     }
 
@@ -308,7 +301,7 @@ impl Core {
     }
 
     fn find(&self, hash: &B256) -> Option<u64> {
-        self.index.table().find(hash, |seq| (self.order(seq)?.id().hash() == hash).then_some(seq))
+        self.index.table.find(hash, |seq| (self.order(seq)?.id().hash() == hash).then_some(seq))
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {

@@ -33,16 +33,12 @@ pub(crate) struct TxList {
     txs: BTreeMap<u64, TxEntry>,
     /// All that were accepted before this one are kept until a block.
     due_from: u64,
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl TxList {
     pub(crate) fn len(&self) -> usize {
         self.txs.len()
-    }
-
-    pub(crate) const fn bytes(&self) -> usize {
-        self.bytes
     }
 
     pub(super) fn get(&self, seq: u64) -> Option<&TxEntry> {

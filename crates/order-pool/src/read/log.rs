@@ -72,17 +72,13 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct LogWriter {
     segments: VecDeque<Held>,
-    head: u64,
+    pub(super) head: u64,
     /// Bytes of the removals in the open segment.
     open_bytes: usize,
     changed: bool,
 }
 
 impl LogWriter {
-    pub(super) const fn head(&self) -> u64 {
-        self.head
-    }
-
     pub(super) fn tail(&self) -> u64 {
         self.segments.front().map_or(0, |oldest| oldest.segment.base)
     }

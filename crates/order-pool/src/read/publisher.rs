@@ -50,12 +50,12 @@ impl Publisher {
 
     /// The sequence number of the next event.
     pub(crate) const fn next_seq(&self) -> u64 {
-        self.log.head()
+        self.log.head
     }
 
     /// The memory of removed orders that readers may still need.
     pub(crate) const fn removed_bytes(&self) -> usize {
-        self.live.removed_bytes()
+        self.live.removed_bytes
     }
 
     pub(crate) fn event(&mut self, event: Event) {
@@ -84,7 +84,7 @@ impl Publisher {
         self.live.compact(written, self.log.tail(), &mut self.garbage);
         let excess = self.garbage.take_excess();
         let replaced = self.swap(tables, excess);
-        tables.wakers.publish(self.log.head());
+        tables.wakers.publish(self.log.head);
         replaced
     }
 
@@ -111,8 +111,7 @@ impl Publisher {
             && self.log.pop(&mut self.garbage)
         {}
         self.live.forget_before(self.log.tail(), &mut self.garbage);
-        while self.live.removed_bytes() > self.max_removed_bytes && self.log.pop(&mut self.garbage)
-        {
+        while self.live.removed_bytes > self.max_removed_bytes && self.log.pop(&mut self.garbage) {
             self.live.forget_before(self.log.tail(), &mut self.garbage);
         }
     }

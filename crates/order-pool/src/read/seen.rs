@@ -161,7 +161,7 @@ impl SeenTable {
 /// The writer's side: the table, and the order in which orders are forgotten.
 #[derive(Debug)]
 pub(crate) struct SeenWindow {
-    table: std::sync::Arc<SeenTable>,
+    pub(crate) table: std::sync::Arc<SeenTable>,
     queue: VecDeque<u64>,
     /// How many positions in the queue belong to orders that were forgotten early. Never more than
     /// the queue holds.
@@ -180,10 +180,6 @@ impl SeenWindow {
             window,
             expired: VecDeque::new(),
         }
-    }
-
-    pub(crate) const fn table(&self) -> &std::sync::Arc<SeenTable> {
-        &self.table
     }
 
     pub(crate) fn state(&self, hash: &B256) -> Option<SeenState> {
