@@ -203,7 +203,7 @@ impl Dispatcher {
                 return Ok(None);
             };
             let (ended, admitted) = self.methods.admit(&**admission, candidate).await;
-            self.metrics.admission(ended);
+            self.metrics.admissions[ended as usize].increment(1);
             admitted.map(Some)
         };
         let admitted = join_all(request.calls.iter().map(ask)).await;
@@ -219,7 +219,7 @@ impl Dispatcher {
     fn insert(&self, method: Method, verified: Verified, admitted: Option<Admitted>) -> State {
         let done = verified.insert(&self.methods.host.pool, admitted);
         if done.is_ok() {
-            self.metrics.accepted(method);
+            self.metrics.accepted[method as usize].increment(1);
         }
         State::Done(done)
     }

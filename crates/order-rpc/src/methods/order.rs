@@ -153,7 +153,7 @@ impl Verified {
             Method::SendPrivateTransaction => "tx".to_owned(),
             _ => FIRST.to_owned(),
         };
-        verify::blob(tx, &field, blob)
+        tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
     }
 
     /// Inserts it into the pool, which takes microseconds. `admitted` is the host's decision, if

@@ -90,12 +90,7 @@ pub(crate) fn transaction(
     Ok(tx)
 }
 
-/// Verifies the proofs of one blob: tens of milliseconds.
-pub(crate) fn blob(tx: &Transaction, field: &str, index: usize) -> Result<(), ErrorResponse> {
-    tx.check_blob_proofs(index).map_err(|error| sidecar(field, tx.hash(), &error))
-}
-
-fn sidecar(field: &str, hash: &B256, error: &SidecarError) -> ErrorResponse {
+pub(crate) fn sidecar(field: &str, hash: &B256, error: &SidecarError) -> ErrorResponse {
     ErrorResponse::field(Reason::Sidecar, field, format!("{field} ({hash}): {error}"))
 }
 
