@@ -81,7 +81,6 @@ pub enum Taken {
     },
 }
 
-/// A nonce that a block raised.
 #[derive(Clone, Copy, Debug)]
 struct Raised {
     next_nonce: u64,

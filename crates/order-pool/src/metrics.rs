@@ -158,7 +158,6 @@ impl Counters {
 }
 
 impl Levels {
-    /// Sets the constant caps.
     pub(crate) fn set_caps(&self, config: &PoolConfig) {
         self.max_txs.set(config.max_txs as f64);
         self.max_tx_bytes.set(config.max_tx_bytes as f64);

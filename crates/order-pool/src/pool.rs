@@ -101,8 +101,6 @@ impl std::fmt::Debug for PoolShared {
 struct Writer {
     core: Core,
     publisher: Publisher,
-    /// Empty; kept for its memory.
-    effects: Vec<Effect>,
 }
 
 impl OrderPool {
@@ -128,8 +126,8 @@ impl OrderPool {
         levels.set_caps(&limits.options);
         let publisher = Publisher::new(limits.options.log_events, limits.options.log_bytes);
         let core = Core::new(limits);
-        let tables = Arc::new(Tables::new(core.index(), core.seen()));
-        let writer = Mutex::new(Writer { core, publisher, effects: Vec::new() });
+        let tables = Arc::new(Tables::new(&core.index, &core.seen));
+        let writer = Mutex::new(Writer { core, publisher });
         Self {
             handle: Arc::new(Handle {
                 shared: Arc::new(PoolShared {
@@ -164,13 +162,13 @@ impl OrderPool {
 
     /// Inserts an order. With `funds` only if [`Self::check_funds`] allows it.
     pub fn insert(&self, order: Order, funds: Option<&Funds>) -> InsertOutcome {
-        self.shared().try_insert(|core, now, effects| {
+        self.shared().try_insert(|core| {
             if let Some(funds) = funds {
                 core.check_funds(&order, funds)?;
             }
             match order {
-                Order::Tx(tx) => core.insert_tx(tx, now, effects),
-                Order::Bundle(bundle) => core.insert_bundle(bundle, now, effects),
+                Order::Tx(tx) => core.insert_tx(tx),
+                Order::Bundle(bundle) => core.insert_bundle(bundle),
             }
         })
     }
@@ -179,7 +177,7 @@ impl OrderPool {
     /// would: from then on it counts for both, and stays until both have lost it. With `terms` the
     /// caller sends it as a private one.
     pub fn hold(&self, hash: &B256, holder: Holder, terms: Option<&PrivateTerms>) -> InsertOutcome {
-        self.shared().try_insert(|core, _, effects| core.hold_again(hash, holder, terms, effects))
+        self.shared().try_insert(|core| core.hold_again(hash, holder, terms))
     }
 
     /// Whether the sender of an order's first transaction can pay for it and for all external orders
@@ -199,8 +197,7 @@ impl OrderPool {
     /// another key.
     pub fn cancel_bundle(&self, cancellation: Cancellation) -> CancelOutcome {
         let shared = self.shared();
-        let outcome =
-            shared.write(|core, now, effects| core.cancel_bundle(cancellation, now, effects));
+        let outcome = shared.write(|core| core.cancel_bundle(cancellation));
         shared.tables.counters.outcome(&outcome.into());
         outcome
     }
@@ -225,9 +222,7 @@ impl OrderPool {
         // A clock that is ahead: now.
         let age = SystemTime::now().duration_since(at).unwrap_or_default();
         let cancellation = PrivateCancellation { hash: *hash, signer, at, holder };
-        let outcome = shared.write(|core, now, effects| {
-            core.cancel_private(cancellation, is_sent_now, age, now, effects)
-        });
+        let outcome = shared.write(|core| core.cancel_private(cancellation, is_sent_now, age));
         let counted = outcome == CancelPrivateOutcome::Cancelled;
         shared.tables.counters.cancellations.add(u64::from(counted));
         outcome
@@ -245,24 +240,23 @@ impl OrderPool {
         let shared = self.shared();
         let _in_turn = shared.in_turn();
         let (head, mined) = (block.head, Arc::clone(&block.mined));
-        let Change { relation, untaken, free } =
-            shared.write(|core, now, _| core.push_head(block, now));
+        let Change { relation, untaken, free } = shared.write(|core| core.push_head(block));
         if !relation.is_new() {
             return relation;
         }
         let mut raised = VecDeque::new();
         in_steps(&mined, |hashes| {
-            shared.write(|core, _, effects| core.mine(&head, hashes, &mut raised, effects));
+            shared.write(|core| core.mine(&head, hashes, &mut raised));
         });
         shared.sweep_some();
-        let pass_private = || shared.write(|core, _, effects| core.pass_private(PER_STEP, effects));
+        let pass_private = || shared.write(|core| core.pass_private(PER_STEP));
         let are_left = pass_private();
         let mut put_back = 0;
         in_steps(&untaken, |orders| {
-            put_back += shared.write(|core, _, effects| core.put_back(orders, effects));
+            put_back += shared.write(|core| core.put_back(orders));
         });
-        in_steps(&free, |hashes| shared.write(|core, _, _| core.free(hashes)));
-        shared.write(|core, _, effects| core.tell_head(head, effects));
+        in_steps(&free, |hashes| shared.write(|core| core.free(hashes)));
+        shared.write(|core| core.tell_head(head));
         while are_left && pass_private() {
             thread::sleep(STEP_PAUSE);
         }
@@ -294,7 +288,7 @@ impl OrderPool {
         // The iterator is foreign code, so it runs before a lock is taken.
         let updates: Vec<NonceUpdate> = updates.into_iter().map(Into::into).collect();
         let _in_turn = shared.in_turn();
-        let applied = shared.write(|core, now, _| core.raise_nonces(block_hash, updates, now));
+        let applied = shared.write(|core| core.raise_nonces(block_hash, updates));
         match applied {
             Some((head, raised)) => shared.end_stale(&head, raised),
             None => shared.tables.counters.stale_nonces.add(1),
@@ -382,18 +376,18 @@ impl OrderPool {
 
 impl PoolShared {
     /// Runs one change under the lock, publishes its effects and wakes waiting readers.
-    fn write<T>(&self, change: impl FnOnce(&mut Core, Duration, &mut Vec<Effect>) -> T) -> T {
+    fn write<T>(&self, change: impl FnOnce(&mut Core) -> T) -> T {
         let (result, replaced) = {
             let mut writer = self.lock();
-            let Writer { core, publisher, effects, .. } = &mut *writer;
-            core.settle();
+            let Writer { core, publisher } = &mut *writer;
             // Read under the lock, so that time and sequence numbers ascend together.
-            let result = change(core, self.clock.now(), effects);
+            core.begin(self.clock.now());
+            let result = change(core);
             #[cfg(test)]
-            self.most_effects.fetch_max(effects.len(), std::sync::atomic::Ordering::Relaxed);
-            let replaced = (!effects.is_empty()).then(|| {
-                effects.drain(..).for_each(|effect| self.apply(publisher, effect));
-                debug_assert_eq!(core.next_seq(), publisher.next_seq());
+            self.most_effects.fetch_max(core.effects.len(), std::sync::atomic::Ordering::Relaxed);
+            let replaced = (!core.effects.is_empty()).then(|| {
+                core.effects.drain(..).for_each(|effect| self.apply(publisher, effect));
+                debug_assert_eq!(core.next_seq, publisher.next_seq());
                 publisher.publish(&self.tables)
             });
             // Also without effects: a key may have been forgotten without an event.
@@ -410,11 +404,7 @@ impl PoolShared {
     /// An insert, which is counted by its outcome.
     fn try_insert(
         &self,
-        insert: impl FnOnce(
-            &mut Core,
-            Duration,
-            &mut Vec<Effect>,
-        ) -> Result<InsertOutcome, InsertOutcome>,
+        insert: impl FnOnce(&mut Core) -> Result<InsertOutcome, InsertOutcome>,
     ) -> InsertOutcome {
         let outcome = self.write(insert).unwrap_or_else(|refused| refused);
         self.tables.counters.outcome(&outcome);
@@ -424,7 +414,7 @@ impl PoolShared {
     /// Removes some of the bundles that are over, with which a new block is told.
     fn sweep_some(&self) {
         for _ in 0..SWEEPS_PER_BLOCK {
-            if !self.write(|core, _, effects| core.sweep(effects)) {
+            if !self.write(Core::sweep) {
                 break;
             }
             thread::sleep(STEP_PAUSE);
@@ -437,7 +427,7 @@ impl PoolShared {
             return;
         }
         while !raised.is_empty() {
-            self.write(|core, _, effects| core.end_stale(head, &mut raised, PER_STEP, effects));
+            self.write(|core| core.end_stale(head, &mut raised, PER_STEP));
             thread::sleep(STEP_PAUSE);
         }
         self.sweep_some();
@@ -453,28 +443,23 @@ impl PoolShared {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the event of an effect.
     fn apply(&self, publisher: &mut Publisher, effect: Effect) {
         match effect {
-            Effect::Added(order) => publisher.add(Event::Added(order)),
+            Effect::Added(event) => publisher.add(event),
+            Effect::Told(event) => {
+                match &event {
+                    Event::Head(head) => {
+                        self.tables.heads.publish(publisher.next_seq(), Arc::clone(head));
+                    }
+                    Event::CancellationForgotten(_) => self.tables.counters.keys_forgotten.add(1),
+                    _ => {}
+                }
+                publisher.event(event);
+            }
             Effect::Removed { added, order, reason } => {
                 self.tables.counters.removed(reason);
                 publisher.remove(added, order.size_bytes());
                 publisher.event(Event::Removed { order, reason });
-            }
-            Effect::BecamePublic(order) => publisher.event(Event::BecamePublic(order)),
-            Effect::Cancelled(cancellation) => publisher.add(Event::Cancelled(cancellation)),
-            Effect::CancelledPrivate(cancellation) => {
-                publisher.add(Event::CancelledPrivate(cancellation));
-            }
-            Effect::CancellationForgotten(key) => {
-                self.tables.counters.keys_forgotten.add(1);
-                publisher.event(Event::CancellationForgotten(key));
-            }
-            Effect::Head(head) => {
-                let head = Arc::new(head);
-                self.tables.heads.publish(publisher.next_seq(), Arc::clone(&head));
-                publisher.event(Event::Head(head));
             }
             Effect::CancellationEnded(added) => publisher.remove(added, 0),
             Effect::PrivateCancellationForgotten(added) => {
@@ -484,21 +469,22 @@ impl PoolShared {
         }
     }
 
-    fn set_levels(&self, writer: &Writer) {
-        let sizes = writer.core.levels();
-        self.levels.txs.set(sizes.txs as u64);
-        self.levels.tx_bytes.set(sizes.tx_bytes as u64);
-        self.levels.external_txs.set(sizes.external_txs as u64);
-        self.levels.external_tx_bytes.set(sizes.external_tx_bytes as f64);
-        self.levels.bundles.set(sizes.bundles as u64);
-        self.levels.bundle_bytes.set(sizes.bundle_bytes as u64);
-        self.levels.keys.set(sizes.keys as u64);
-        self.levels.log_bytes.set(writer.publisher.removed_bytes() as u64);
+    fn set_levels(&self, Writer { core, publisher }: &Writer) {
+        let Core { public, external, bundles, keys, .. } = core;
+        let levels = &self.levels;
+        levels.txs.set((public.list.len() + external.len()) as u64);
+        levels.tx_bytes.set((public.list.bytes + external.bytes) as u64);
+        levels.external_txs.set(external.len() as u64);
+        levels.external_tx_bytes.set(external.bytes as f64);
+        levels.bundles.set(bundles.len() as u64);
+        levels.bundle_bytes.set(bundles.bytes as u64);
+        levels.keys.set(keys.len() as u64);
+        levels.log_bytes.set(publisher.removed_bytes() as u64);
     }
 
     pub(crate) fn upkeep(&self) -> bool {
         let started = Instant::now();
-        let expiring = self.write(|core, now, effects| core.expire(now, PER_STEP, effects));
+        let expiring = self.write(|core| core.expire(PER_STEP));
         let (replaced, publishing) = {
             let mut writer = self.lock();
             let done = writer.publisher.upkeep(&self.tables);

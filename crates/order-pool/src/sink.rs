@@ -7,7 +7,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use chain_view::Head;
@@ -150,26 +150,25 @@ impl Subscription {
 /// was called with, not the pool's tables.
 fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription) -> SinkEndReason {
     loop {
-        if reader.is_ended() {
-            return SinkEndReason::Unsubscribed;
-        }
         if !sink.is_alive() {
             return SinkEndReason::Refused;
         }
-        // Before reading: orders that were accepted before the end are pushed.
-        let closed = reader.is_closed();
-        let mut read = 0;
-        while read < PUSH_BATCH
-            && let Some(next) = reader.try_next()
-        {
-            read += 1;
+        for _ in 0..PUSH_BATCH {
+            // Before reading: orders that were accepted before the end are pushed.
+            let closed = reader.is_closed();
+            let next = reader.next_timeout(ALIVE_INTERVAL);
+            if reader.is_ended() {
+                return SinkEndReason::Unsubscribed;
+            }
             let wants_more = match next {
-                Ok(event) => push(&mut sink, &event),
-                Err(lagged) if sink.lagged(lagged) => {
+                None if closed => return SinkEndReason::PoolClosed,
+                None => break,
+                Some(Ok(event)) => push(&mut sink, &event),
+                Some(Err(lagged)) if sink.lagged(lagged) => {
                     reader.resync();
                     true
                 }
-                Err(lagged) => return SinkEndReason::Lagged(lagged),
+                Some(Err(lagged)) => return SinkEndReason::Lagged(lagged),
             };
             if reader.is_ended() {
                 return SinkEndReason::Unsubscribed;
@@ -177,12 +176,6 @@ fn push_all<S: OrderSink>(mut sink: S, mut reader: Subscription) -> SinkEndReaso
             if !wants_more {
                 return SinkEndReason::Refused;
             }
-        }
-        if read == 0 {
-            if closed {
-                return SinkEndReason::PoolClosed;
-            }
-            reader.wait_until(Instant::now() + ALIVE_INTERVAL);
         }
     }
 }

@@ -107,7 +107,6 @@ impl Limits {
     }
 }
 
-/// Admits requests, and refuses those beyond a limit.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) limits: Limits,
@@ -180,7 +179,6 @@ impl Limiter {
         ErrorResponse::retry_later(reason, self.gate.retry_after(), message.to_owned())
     }
 
-    /// Admits a request, or refuses it.
     pub(crate) fn enter(&self, caller: &Caller, is_signed: bool) -> Result<Entered, ErrorResponse> {
         let now = Instant::now();
         // Counted before the look at the end, so that a shutdown waits for whatever comes before it.

@@ -43,7 +43,6 @@ use crate::{
 pub(crate) const MAX_PRIVATE_BLOCKS: u64 = 25;
 
 labels! {
-    /// A method that is served.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Method {
         SendRawTransaction = "eth_sendRawTransaction",
@@ -66,7 +65,6 @@ impl Method {
     }
 }
 
-/// The methods, with what they need.
 #[derive(Debug)]
 pub(crate) struct Methods {
     pub(crate) host: Host,

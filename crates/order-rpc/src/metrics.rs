@@ -44,14 +44,6 @@ fn reasons<const N: usize>(first: usize) -> [&'static str; N] {
 }
 
 impl Metrics {
-    pub(crate) fn accepted(&self, method: Method) {
-        self.accepted[method as usize].increment(1);
-    }
-
-    pub(crate) fn admission(&self, ended: Ended) {
-        self.admissions[ended as usize].increment(1);
-    }
-
     pub(crate) fn count(&self, reason: Reason) {
         let number = reason as usize;
         match number.checked_sub(Reason::REFUSED) {

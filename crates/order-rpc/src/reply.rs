@@ -12,7 +12,6 @@ pub(crate) const INVALID_REQUEST: i32 = -32600;
 pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
 pub(crate) const INVALID_PARAMS: i32 = -32602;
 pub(crate) const INTERNAL: i32 = -32603;
-/// Well formed, but not accepted.
 pub(crate) const REJECTED: i32 = -32000;
 /// Retry later: the gate, a quota, a limit.
 pub(crate) const LIMIT: i32 = -32005;
@@ -255,24 +254,6 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
-/// Rounded up to milliseconds.
 fn millis(time: Duration) -> u64 {
     time.as_micros().div_ceil(1_000) as u64
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_header_is_never_earlier_than_the_milliseconds_say() {
-        for (micros, secs) in [(1, 1), (1_000_000, 1), (1_000_001, 2), (2_500_000, 3)] {
-            let error = ErrorResponse::retry_later(
-                Reason::Quota,
-                Duration::from_micros(micros),
-                String::new(),
-            );
-            assert_eq!(error.retry_after_secs(), Some(secs));
-        }
-    }
 }

@@ -34,8 +34,6 @@ async fn hold(server: &Server) -> Option<TcpStream> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_idle_connections_take_their_cap_and_no_more() {
-    // It is loaded at the start of the first server, and is no caller's.
-    order_pool::load_trusted_setup();
     let server = start_server(config(), gate_config(64));
     let before = resident_bytes();
     let (mut held, most) = (Vec::new(), Most::default());

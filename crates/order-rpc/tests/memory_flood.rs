@@ -98,8 +98,6 @@ async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> Told {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
-    // It is loaded at the start of the first server, and is no caller's.
-    order_pool::load_trusted_setup();
     let mut config = config();
     config.quota = Some(Quota { per_second: 1, burst: 200 });
     // All of the clients are at one address.

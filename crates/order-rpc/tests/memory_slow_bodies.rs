@@ -96,8 +96,6 @@ const NO_PLACE: [&str; 2] = ["unsigned_requests", "too_many_requests"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_bodies_round_after_round_take_no_more_memory_than_in_the_first() {
-    // It is loaded at the start of the first server, and is no caller's.
-    order_pool::load_trusted_setup();
     // The other caller asks as fast as the machine can.
     let config = OrderRpcConfig { caller_quota: None, ..config() };
     let server = start_server(config, gate_config(64));

@@ -16,7 +16,7 @@ use order_pool::{
 };
 
 use crate::{
-    config::Flow,
+    config::{Flow, SourceConfig},
     metrics::{Delivered, SourceCounters},
     wire::{Record, WireError},
 };
@@ -52,17 +52,25 @@ impl From<InsertOutcome> for Delivered {
 pub(crate) struct Deliverer {
     pub(crate) pool: OrderPool,
     pub(crate) flow: Flow,
-    pub(crate) chain_id: u64,
-    pub(crate) heads: bool,
+    chain_id: u64,
+    heads: bool,
     pub(crate) counters: Arc<SourceCounters>,
     /// The latest heads that were told, taken or not, the latest last. They share the hashes with the pool's blocks.
-    pub(crate) told: VecDeque<Block>,
+    told: VecDeque<Block>,
     /// The pool's head, and when a head was delivered that found it there for the first time.
-    pub(crate) found: Option<(B256, SystemTime)>,
+    found: Option<(B256, SystemTime)>,
 }
 
 impl Deliverer {
-    /// One message of the stream.
+    pub(crate) fn new(
+        pool: &OrderPool,
+        &SourceConfig { flow, chain_id, heads, .. }: &SourceConfig,
+        counters: Arc<SourceCounters>,
+    ) -> Self {
+        let (told, found) = (VecDeque::new(), None);
+        Self { pool: pool.clone(), flow, chain_id, heads, counters, told, found }
+    }
+
     pub(crate) fn message(&mut self, message: &Message, now: SystemTime) {
         let delivered = self.deliver(message, now).unwrap_or_else(|error| {
             tracing::warn!(%error, subject = %message.subject, "a malformed message");

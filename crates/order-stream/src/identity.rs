@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-/// A message that the stream has acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acknowledged {
     pub(crate) sequence: u64,

@@ -18,6 +18,8 @@ mod source;
 mod state;
 mod streams;
 mod subjects;
+#[cfg(test)]
+mod tests;
 mod window;
 
 pub use config::*;

@@ -100,7 +100,6 @@ impl Link {
         Ok(Self { client, context, status })
     }
 
-    /// Waits for the loss of the connection.
     pub(crate) async fn lost(&self) -> DisconnectReason {
         let mut status = self.status.clone();
         let lost = status.wait_for(|status| status.lost.is_some()).await;
@@ -202,7 +201,6 @@ async fn with_auth(auth: &Auth, first: &ServerAddr) -> Result<ConnectOptions, St
     })
 }
 
-/// The state after a connection could not be opened.
 pub(crate) fn state_of(error: &StreamError) -> State {
     use ConnectErrorKind as Kind;
     let StreamError::Connect { source } = error else {
@@ -224,6 +222,7 @@ pub(crate) fn state_of(error: &StreamError) -> State {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::info;
 
     #[test]
     fn the_servers_texts_name_the_denied_subject() {
@@ -236,23 +235,11 @@ mod tests {
 
     #[test]
     fn a_server_without_a_leader_is_not_believed_about_a_streams_extent() {
-        let info = |cluster: &str| {
-            let text = format!(
-                r#"{{ "created": "2026-01-02T03:04:05.678Z", {cluster}
-                  "config": {{ "name": "MEMPOOL_1_PUBLIC", "subjects": ["mempool.1.tx.*"],
-                    "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1,
-                    "max_age": 0, "max_msgs_per_subject": -1, "max_msg_size": -1, "discard": "old",
-                    "storage": "file", "num_replicas": 3, "duplicate_window": 120000000000 }},
-                  "state": {{ "messages": 0, "bytes": 0, "first_seq": 0, "last_seq": 0,
-                    "first_ts": "0001-01-01T00:00:00Z", "last_ts": "0001-01-01T00:00:00Z",
-                    "consumer_count": 0 }} }}"#
-            );
-            serde_json::from_str::<stream::Info>(&text).expect("what a server sends")
-        };
-        assert!(has_leader(&info("")), "a server of its own");
-        assert!(has_leader(&info(r#""cluster": { "name": "c", "leader": "nats-1" },"#)));
-        assert!(!has_leader(&info(r#""cluster": { "name": "c" },"#)));
-        assert!(!has_leader(&info(r#""cluster": { "name": "c", "leader": "" },"#)));
+        let has_leader = |cluster| has_leader(&info(cluster, 0, 0, -1));
+        assert!(has_leader(""), "a server of its own");
+        assert!(has_leader(r#""cluster": { "name": "c", "leader": "nats-1" },"#));
+        assert!(!has_leader(r#""cluster": { "name": "c" },"#));
+        assert!(!has_leader(r#""cluster": { "name": "c", "leader": "" },"#));
     }
 
     #[test]

@@ -8,7 +8,6 @@ metric_set::metric_set! {
     /// The name, the unit and the meaning of every metric of this crate. Each has the label `flow`: public or private.
     pub const METRICS;
 
-    /// Of one publisher.
     #[derive(Debug)]
     pub(crate) struct PublisherCounters {
         gauge state[1] = "order_stream_state", Count, "state, by `side`: publisher, source (`State::code`)",
@@ -28,7 +27,6 @@ metric_set::metric_set! {
         count resets = "order_stream_stream_resets_total", Count, "streams that were found to have lost messages";
     }
 
-    /// Of one source.
     #[derive(Debug)]
     pub(crate) struct SourceCounters {
         gauge state[1] = "order_stream_state", Count, "state, by `side`: publisher, source (`State::code`)",
@@ -65,7 +63,6 @@ impl RefuseReason {
     pub const ALL: [&'static str; 3] = ["too_large", "rejected", "withdrawn"];
 }
 
-/// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Delivered {
     Pooled,

@@ -1,6 +1,5 @@
 //! The position in a stream: what comes next, and what is missing. Pure.
 
-/// What to do with a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Deliver it. The stream no longer has this many messages before it.

@@ -82,7 +82,6 @@ impl Publisher {
     }
 }
 
-/// The publisher on its thread.
 struct Run {
     pool: OrderPool,
     stream: String,

@@ -1,7 +1,6 @@
 //! The thread that reads a stream and feeds a pool.
 
 use std::{
-    collections::VecDeque,
     convert::Infallible,
     ops::RangeInclusive,
     sync::Arc,
@@ -81,45 +80,32 @@ impl Source {
     /// # Errors
     /// The configuration is out of bounds, or the thread cannot be started.
     pub fn start(pool: &OrderPool, config: SourceConfig) -> Result<Self, StreamError> {
-        let SourceConfig { server, flow, chain_id, name, heads } = config;
-        check(&server, "name", &name)?;
-        let counters = Arc::new(SourceCounters::labelled(&[label(flow)]));
-        let shown = Shown::new(counters.state[0].clone(), "source", flow.as_str());
-        let (pool, of_deliverer) = (pool.clone(), Arc::clone(&counters));
+        check(&config.server, "name", &config.name)?;
+        let counters = Arc::new(SourceCounters::labelled(&[label(config.flow)]));
+        let shown = Shown::new(counters.state[0].clone(), "source", config.flow.as_str());
         let reader = Reader {
-            stream: stream_name(flow, chain_id),
-            name: name.clone(),
+            stream: stream_name(config.flow, config.chain_id),
+            name: config.name.clone(),
             position: Position::default(),
             shown: shown.clone(),
-            counters: Arc::clone(&counters),
-            deliverer: Deliverer {
-                pool,
-                flow,
-                chain_id,
-                heads,
-                counters: of_deliverer,
-                told: VecDeque::new(),
-                found: None,
-            },
+            deliverer: Deliverer::new(pool, &config, Arc::clone(&counters)),
         };
         let stats = move || counters.stats();
-        Self::spawn("order-stream-source", server, name, shown, stats, reader)
+        Self::spawn("order-stream-source", config.server, config.name, shown, stats, reader)
     }
 }
 
-/// The source on its thread.
 struct Reader {
     stream: String,
     name: String,
     position: Position,
     shown: Shown,
-    counters: Arc<SourceCounters>,
     deliverer: Deliverer,
 }
 
 impl Session for Reader {
     async fn connected(&mut self, link: &Link, mut stop: Stop) -> State {
-        self.counters.connects[0].add(1);
+        self.deliverer.counters.connects[0].add(1);
         // It can be left at any point: a message is delivered and counted without a wait in between.
         tokio::select! {
             biased;
@@ -142,10 +128,10 @@ impl Reader {
         let stream = link.stream(&self.stream).await?;
         let info = stream.cached_info();
         match self.position.begin(&extent(info)) {
-            Some(missed) => self.counters.missed.add(missed),
+            Some(missed) => self.deliverer.counters.missed.add(missed),
             None => {
                 tracing::warn!(stream = self.stream, "another stream, or it has lost its end");
-                self.counters.resets.add(1);
+                self.deliverer.counters.resets.add(1);
             }
         }
         if self.position.start().is_none()
@@ -158,7 +144,7 @@ impl Reader {
                 ?max_age,
                 "for space the stream has lost all that is older"
             );
-            self.counters.cut.add(1);
+            self.deliverer.counters.cut.add(1);
         }
         let consumer = self.consumer(link).await?;
         let mut pending = consumer.cached_info().num_pending;
@@ -235,13 +221,13 @@ impl Reader {
             Step::Deliver { missed } => {
                 if missed > 0 {
                     tracing::warn!(sequence, missed, "messages left the stream unread");
-                    self.counters.missed.add(missed);
+                    self.deliverer.counters.missed.add(missed);
                 }
                 self.deliverer.message(&message, SystemTime::now());
             }
             step @ (Step::Hole | Step::Refilled) => {
                 tracing::warn!(stream = self.stream, sequence, ?step, "reading again");
-                self.counters.resets.add(u64::from(step == Step::Refilled));
+                self.deliverer.counters.resets.add(u64::from(step == Step::Refilled));
                 return Err(State::CatchingUp);
             }
         }
@@ -249,7 +235,7 @@ impl Reader {
     }
 
     fn show(&self, state: State, pending: u64) {
-        self.counters.behind.set(pending);
+        self.deliverer.counters.behind.set(pending);
         self.shown.set(state_behind(state, pending));
     }
 
@@ -355,11 +341,13 @@ fn is_cut(info: &Info, longest: u64, now: SystemTime) -> Option<Duration> {
 mod tests {
     use std::time::Instant;
 
-    use alloy_primitives::B256;
-    use chain_view::{Block, Head};
+    use chain_view::Block;
 
     use super::*;
-    use crate::config::ServerConfig;
+    use crate::{
+        config::ServerConfig,
+        tests::{head, info, pool},
+    };
 
     const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -377,18 +365,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn private_orders_wait_for_the_head_of_a_pool_that_reads_its_heads() {
-        let pool = OrderPool::new(order_pool::PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let began = tokio::time::Instant::now();
         head_stands(&pool).await;
         assert!(began.elapsed() >= HEAD_EXPECTED, "it may have none at all");
-        let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
         let told = pool.clone();
         let heads = tokio::spawn(async move {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after it").as_secs();
             for number in 1..=9 {
                 // The last heads of a stream that is read late, by a server that was busy meanwhile.
                 sleep(HEAD_STANDS * if number == 8 { 4 } else { 1 } / 3).await;
-                let mut head = Head::new(number, hash(number), hash(number - 1));
+                let mut head = head(number, 0, 0);
                 head.timestamp = now - (9 - number) * 60;
                 told.on_head(Block::new(head, []));
             }
@@ -398,7 +385,7 @@ mod tests {
         heads.await.expect("no panic");
         // A chain that stands.
         let began = tokio::time::Instant::now();
-        let mut head = Head::new(10, hash(10), hash(9));
+        let mut head = head(10, 0, 0);
         head.timestamp = 1;
         pool.on_head(Block::new(head, []));
         head_stands(&pool).await;
@@ -408,17 +395,7 @@ mod tests {
     #[test]
     fn a_stream_is_cut_if_messages_left_it_for_space_and_not_by_their_age() {
         let found = |first_seq: u64, bytes: u64, max_bytes: i64, seconds: u64| {
-            let text = format!(
-                r#"{{ "created": "2026-01-02T03:04:05Z", "config": {{ "name": "MEMPOOL_1_PRIVATE",
-                    "subjects": [], "retention": "limits", "max_consumers": -1, "max_msgs": -1,
-                    "max_bytes": {max_bytes}, "max_age": 900000000000, "max_msgs_per_subject": -1,
-                    "max_msg_size": -1, "discard": "old", "storage": "file", "num_replicas": 1,
-                    "duplicate_window": 900000000000 }},
-                  "state": {{ "messages": 9, "bytes": {bytes}, "first_seq": {first_seq},
-                    "last_seq": 2000, "first_ts": "1970-01-01T00:01:00Z",
-                    "last_ts": "1970-01-01T00:01:00Z", "consumer_count": 0 }} }}"#
-            );
-            let info = serde_json::from_str(&text).expect("what a server sends");
+            let info = info("", first_seq, bytes, max_bytes);
             is_cut(&info, 100, SystemTime::UNIX_EPOCH + Duration::from_secs(60 + seconds))
         };
         assert_eq!(found(1_000, 9_950, 10_000, 300), Some(Duration::from_secs(300)));
@@ -432,7 +409,7 @@ mod tests {
     async fn a_shutdown_does_not_wait_for_a_server_that_says_nothing() {
         let server = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("nats://{}", server.local_addr().expect("its address"));
-        let pool = OrderPool::new(order_pool::PoolConfig::default()).expect("a pool");
+        let pool = pool();
         let config = SourceConfig::new(ServerConfig::new(url), 1, "one");
         let source = Source::start(&pool, config).expect("a source");
         assert_eq!(source.state(), State::Connecting);

@@ -101,8 +101,15 @@ impl Window {
         self.slots.get(&number).map(|slot| &slot.item)
     }
 
-    /// The next message that is to be published again now. It counts as published.
-    pub(crate) fn resend(&mut self, now: Instant) -> Option<Sent> {
+    /// The next message that is to be published again now, and how long its acknowledgement has been waited for. It counts
+    /// as published.
+    pub(crate) fn again(&mut self, now: Instant) -> Option<(Sent, Duration)> {
+        let resent = self.resend(now).map(|sent| (sent, Duration::ZERO));
+        resent.or_else(|| self.repeat(now))
+    }
+
+    /// One that the stream may not have.
+    fn resend(&mut self, now: Instant) -> Option<Sent> {
         let is_idle = self.slots.len() == self.unsent.len();
         let may_send = self.closed.as_ref().is_none_or(|closed| is_idle && closed.until <= now);
         let number = may_send.then(|| self.unsent.pop_first())??;
@@ -119,9 +126,8 @@ impl Window {
         Some(oldest.published + self.patience)
     }
 
-    /// The oldest message, if it is published again now, and how long its acknowledgement has been waited for. That goes on: a
-    /// stream that stores nothing is found no later.
-    pub(crate) fn repeat(&mut self, now: Instant) -> Option<(Sent, Duration)> {
+    /// The oldest, if it has waited for long. The wait goes on: a stream that stores nothing is found no later.
+    fn repeat(&mut self, now: Instant) -> Option<(Sent, Duration)> {
         self.repeats_at().filter(|at| *at <= now)?;
         let mut oldest = self.slots.first_entry()?;
         let number = *oldest.key();
@@ -132,7 +138,7 @@ impl Window {
         Some(((number, slot.attempt), now.saturating_duration_since(slot.since)))
     }
 
-    /// When [`Self::resend`] or [`Self::repeat`] may return something without a response.
+    /// When [`Self::again`] may return something without a response.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let is_idle = self.slots.len() == self.unsent.len() && !self.unsent.is_empty();
         let opens = self.closed.as_ref().map(|closed| closed.until).filter(|_| is_idle);

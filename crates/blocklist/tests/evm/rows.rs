@@ -25,6 +25,8 @@ use crate::support::{
 };
 
 const AUTHORITY: Address = address!("0xaa00000000000000000000000000000000000003");
+const IDENTITY: Address = Address::with_last_byte(4);
+const ECRECOVER: Address = Address::with_last_byte(1);
 
 fn since(first: SpecId) -> impl Iterator<Item = SpecId> {
     forks().filter(move |spec| spec.is_enabled_in(first))
@@ -61,124 +63,8 @@ fn verdict(spec: SpecId, world: &World, tx: &TxEnv, listed: Address) -> Result<(
     verdict
 }
 
-fn assert_touched(name: &str, spec: SpecId, world: &World, tx: &TxEnv, listed: Address) {
-    assert!(state_of(name, spec, world, tx).contains_key(&listed), "{spec} {name}");
-    assert_eq!(verdict(spec, world, tx, listed), Err(How::TouchedByExecution), "{spec} {name}");
-}
-
-fn assert_not_loaded(name: &str, spec: SpecId, world: &World, tx: &TxEnv, address: Address) {
-    assert!(!state_of(name, spec, world, tx).contains_key(&address), "{spec} {name}");
-    assert_eq!(verdict(spec, world, tx, address), Ok(()), "{spec} {name}");
-}
-
 fn creation(init: Asm) -> TxEnv {
     TxEnv { kind: TxKind::Create, data: init.bytes(), ..tx(ROUTER) }
-}
-
-#[test]
-fn a_created_address_counts_whether_or_not_the_creation_succeeds() {
-    let ends: [(&str, Asm); 3] = [
-        ("deploys", Asm::new().push(0).push(0).op(opcode::RETURN)),
-        ("reverts", Asm::new().revert()),
-        ("halts", Asm::new().op(opcode::INVALID)),
-    ];
-    for spec in forks() {
-        for (name, init) in &ends {
-            let init_code = init.bytes();
-            // The accounts' nonce is 1, the sender's 0.
-            let created = ROUTER.create(1);
-            let world = with_router(Asm::new().create(&init_code, 0));
-            assert_touched(name, spec, &world, &tx(ROUTER), created);
-            let created = ROUTER.create2(B256::ZERO, keccak256(&init_code));
-            let world = with_router(Asm::new().create2(&init_code, 0));
-            assert_touched(name, spec, &world, &tx(ROUTER), created);
-            // The outer frame reverts as well.
-            let world = with_router(Asm::new().create(&init_code, 0).revert());
-            assert_touched(name, spec, &world, &tx(ROUTER), ROUTER.create(1));
-            let created = SENDER.create(0);
-            assert_touched(name, spec, &World::new(), &creation(init.clone()), created);
-        }
-    }
-}
-
-#[test]
-fn an_address_at_which_a_creation_collides_counts() {
-    for spec in forks() {
-        let mut world = with_router(Asm::new().create(&[opcode::STOP], 0));
-        world.contract(ROUTER.create(1), Bytes::from_static(&[opcode::STOP]));
-        assert_touched("collision", spec, &world, &tx(ROUTER), ROUTER.create(1));
-        let mut world = World::new();
-        world.contract(SENDER.create(0), Bytes::from_static(&[opcode::STOP]));
-        assert_touched("collision", spec, &world, &creation(Asm::new()), SENDER.create(0));
-    }
-}
-
-#[test]
-fn a_creation_that_fails_before_its_address_is_loaded_did_not_reach_it() {
-    for spec in forks() {
-        // A thousand wei is all it has.
-        let world = with_router(Asm::new().create(&[opcode::STOP], 1001));
-        assert_not_loaded("no funds", spec, &world, &tx(ROUTER), ROUTER.create(1));
-    }
-}
-
-#[test]
-fn what_a_contract_destroyed_in_its_own_transaction_pays_counts() {
-    for spec in forks() {
-        let init = Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT).bytes();
-        let world = with_router(Asm::new().create(&init, 3));
-        assert_touched("heir", spec, &world, &tx(ROUTER), VICTIM);
-        assert_touched("the destroyed", spec, &world, &tx(ROUTER), ROUTER.create(1));
-        let world = with_router(Asm::new().ops(&[opcode::ADDRESS, opcode::SELFDESTRUCT]));
-        // The heir is the contract itself, which the transaction names.
-        assert_eq!(verdict(spec, &world, &tx(ROUTER), ROUTER), Err(How::Recipient));
-    }
-}
-
-#[test]
-fn a_precompile_counts_like_any_account() {
-    for spec in forks() {
-        let identity = Address::with_last_byte(4);
-        for kind in asm::CALLS {
-            let world = with_router(Asm::new().call(kind, identity, 0));
-            assert_touched("identity", spec, &world, &tx(ROUTER), identity);
-        }
-        let world = with_router(Asm::new().address(identity).op(opcode::EXTCODEHASH));
-        assert_touched("read", spec, &world, &tx(ROUTER), identity);
-        // Warm without being used: in no transaction's state.
-        let ecrecover = Address::with_last_byte(1);
-        assert_not_loaded("unused", spec, &world, &tx(ROUTER), ecrecover);
-    }
-}
-
-#[test]
-fn an_address_in_the_access_list_is_blocked_whether_or_not_it_is_used() {
-    let listed = |spec: SpecId, code: Asm| {
-        let item = AccessListItem { address: VICTIM, storage_keys: vec![B256::ZERO] };
-        let mut tx = tx(ROUTER);
-        tx.access_list = AccessList(vec![item]);
-        tx.tx_type = 1;
-        let world = with_router(code);
-        let state = state_of("access list", spec, &world, &tx);
-        assert_eq!(verdict(spec, &world, &tx, VICTIM), Err(How::AccessList), "{spec}");
-        state.contains_key(&VICTIM)
-    };
-    for spec in forks() {
-        assert!(!listed(spec, Asm::new()), "{spec}: never used, so only the pre-check sees it");
-        assert!(listed(spec, Asm::new().address(VICTIM).op(opcode::BALANCE)), "{spec}");
-    }
-}
-
-#[test]
-fn sender_and_recipient_are_blocked_before_anything_is_executed() {
-    for spec in forks() {
-        for (listed, how) in [(SENDER, How::Sender), (VICTIM, How::Recipient)] {
-            let mut evm = evm(World::new(), spec);
-            let refused = guard(&[listed]).execute(&mut evm, tx(VICTIM)).expect_err("blocked");
-            assert_eq!(refused, Blocked { address: listed, how }.into());
-            assert!(evm.world().accounts.is_empty(), "{spec}: not executed");
-        }
-    }
 }
 
 /// An authorization by [`AUTHORITY`], or by nobody if its signature is invalid.
@@ -197,46 +83,124 @@ fn authorization_on(chain: u64, authority: Option<Address>, target: Address, non
     tx
 }
 
-#[test]
-fn code_run_through_a_delegation_counts_wherever_the_call_comes_from() {
-    for spec in since(SpecId::PRAGUE) {
-        let mut world = World::new();
-        world.delegated(AUTHORITY, VICTIM);
-        world.contract(VICTIM, Bytes::from_static(&[opcode::STOP]));
-        assert_touched("transaction to it", spec, &world, &tx(AUTHORITY), VICTIM);
-        for kind in asm::CALLS {
-            world.contract(ROUTER, Asm::new().call(kind, AUTHORITY, 0).bytes());
-            assert_touched("call of it", spec, &world, &tx(ROUTER), VICTIM);
-        }
+/// Since which fork, its name, the world, the transaction, and an address.
+type Case = (SpecId, &'static str, World, TxEnv, Address);
+
+fn routed(name: &'static str, code: Asm, address: Address) -> Case {
+    (SpecId::BERLIN, name, with_router(code), tx(ROUTER), address)
+}
+
+/// What is loaded, and counts.
+fn reached() -> Vec<Case> {
+    let stop = Bytes::from_static(&[opcode::STOP]);
+    let created = ROUTER.create(1);
+    let mut all = Vec::new();
+    // The accounts' nonce is 1, the sender's 0.
+    for (name, init) in [
+        ("created and deployed", Asm::new().push(0).push(0).op(opcode::RETURN)),
+        ("created and reverted", Asm::new().revert()),
+        ("created and halted", Asm::new().op(opcode::INVALID)),
+    ] {
+        let code = init.bytes();
+        let by_salt = ROUTER.create2(B256::ZERO, keccak256(&code));
+        all.extend([
+            routed(name, Asm::new().create(&code, 0), created),
+            routed(name, Asm::new().create2(&code, 0), by_salt),
+            // The outer frame reverts as well.
+            routed(name, Asm::new().create(&code, 0).revert(), created),
+            (SpecId::BERLIN, name, World::new(), creation(init), SENDER.create(0)),
+        ]);
+    }
+    let collides = (SpecId::BERLIN, "", World::new(), creation(Asm::new()), SENDER.create(0));
+    for (first, _, mut world, tx, at) in
+        [collides, routed("", Asm::new().create(&stop, 0), created)]
+    {
+        world.contract(at, stop.clone());
+        all.push((first, "a collision", world, tx, at));
+    }
+    let destroys = Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT).bytes();
+    all.push(routed("an heir", Asm::new().create(&destroys, 3), VICTIM));
+    all.push(routed("the destroyed", Asm::new().create(&destroys, 3), created));
+    let read = Asm::new().address(IDENTITY).op(opcode::EXTCODEHASH);
+    all.push(routed("a precompile that is looked at", read, IDENTITY));
+    let calls = |to| asm::CALLS.map(|kind| Asm::new().call(kind, to, 0));
+    all.extend(calls(IDENTITY).map(|code| routed("a called precompile", code, IDENTITY)));
+    let mut delegation = World::new();
+    delegation.delegated(AUTHORITY, VICTIM);
+    delegation.contract(VICTIM, stop);
+    let to_it =
+        |world: &World, to| (SpecId::PRAGUE, "run by delegation", world.clone(), tx(to), VICTIM);
+    all.push(to_it(&delegation, AUTHORITY));
+    for code in calls(AUTHORITY) {
+        delegation.contract(ROUTER, code.bytes());
+        all.push(to_it(&delegation, ROUTER));
+    }
+    all
+}
+
+/// What is named and not loaded.
+fn not_reached() -> [Case; 3] {
+    let mut delegation = with_router(Asm::new().address(AUTHORITY).op(opcode::EXTCODESIZE));
+    delegation.delegated(AUTHORITY, VICTIM);
+    [
+        // A thousand wei is all it has.
+        routed("without funds", Asm::new().create(&[opcode::STOP], 1001), ROUTER.create(1)),
+        // Warm without being used: in no transaction's state.
+        routed("an unused precompile", Asm::new().call(opcode::CALL, IDENTITY, 0), ECRECOVER),
         // Its code is only looked at: that is the delegation itself, the target is not loaded.
-        world.contract(ROUTER, Asm::new().address(AUTHORITY).op(opcode::EXTCODESIZE).bytes());
-        assert_not_loaded("size of it", spec, &world, &tx(ROUTER), VICTIM);
+        (SpecId::PRAGUE, "the size of a delegation", delegation, tx(ROUTER), VICTIM),
+    ]
+}
+
+#[test]
+fn what_a_transaction_loads_counts_and_nothing_else() {
+    for (first, name, world, tx, address) in reached() {
+        for spec in since(first) {
+            assert!(state_of(name, spec, &world, &tx).contains_key(&address), "{spec} {name}");
+            let verdict = verdict(spec, &world, &tx, address);
+            assert_eq!(verdict, Err(How::TouchedByExecution), "{spec} {name}");
+        }
+    }
+    for (first, name, world, tx, address) in not_reached() {
+        for spec in since(first) {
+            assert!(!state_of(name, spec, &world, &tx).contains_key(&address), "{spec} {name}");
+            assert_eq!(verdict(spec, &world, &tx, address), Ok(()), "{spec} {name}");
+        }
     }
 }
 
 #[test]
-fn an_authority_and_a_target_are_blocked_whether_or_not_the_delegation_is_valid_or_run() {
-    for spec in since(SpecId::PRAGUE) {
-        let mut world = World::new();
-        world.fund(AUTHORITY, U256::ONE);
-        for (name, tx) in [
-            ("valid, not run", authorization(Some(AUTHORITY), VICTIM, 0)),
-            ("wrong nonce", authorization(Some(AUTHORITY), VICTIM, 7)),
-            ("invalid signature", authorization(None, VICTIM, 0)),
-        ] {
+fn what_a_transaction_names_is_blocked_whether_or_not_it_is_used_or_valid() {
+    let item = AccessListItem { address: VICTIM, storage_keys: vec![B256::ZERO] };
+    let access_list = AccessList(vec![item]);
+    let listing = TxEnv { access_list, tx_type: 1, ..tx(ROUTER) };
+    let used = Asm::new().address(VICTIM).op(opcode::BALANCE);
+    let mut funded = World::new();
+    funded.fund(AUTHORITY, U256::ONE);
+    let by =
+        |name, tx: &TxEnv, address| (SpecId::PRAGUE, name, funded.clone(), tx.clone(), address);
+    let [valid, other_nonce] = [0, 7].map(|nonce| authorization(Some(AUTHORITY), VICTIM, nonce));
+    let invalid = authorization(None, VICTIM, 0);
+    let other_chain = authorization_on(5, Some(AUTHORITY), VICTIM, 0);
+    let unused = (SpecId::BERLIN, "unused", World::new(), listing, VICTIM);
+    let cases = [
+        // Only the pre-check sees what is not loaded.
+        (unused.clone(), How::AccessList, false),
+        ((SpecId::BERLIN, "used", with_router(used), unused.3, VICTIM), How::AccessList, true),
+        (by("valid, not run", &valid, VICTIM), How::DelegationTarget, false),
+        (by("valid, not run", &valid, AUTHORITY), How::Authority, true),
+        (by("wrong nonce", &other_nonce, VICTIM), How::DelegationTarget, false),
+        (by("wrong nonce", &other_nonce, AUTHORITY), How::Authority, true),
+        (by("invalid signature", &invalid, VICTIM), How::DelegationTarget, false),
+        // The EVM skips it before it loads the authority.
+        (by("another chain", &other_chain, AUTHORITY), How::Authority, false),
+    ];
+    for ((first, name, world, tx, listed), how, is_loaded) in cases {
+        for spec in since(first) {
             let state = state_of(name, spec, &world, &tx);
-            assert!(!state.contains_key(&VICTIM), "{spec} {name}: only the pre-check sees it");
-            let verdict_on = |listed| verdict(spec, &world, &tx, listed);
-            assert_eq!(verdict_on(VICTIM), Err(How::DelegationTarget), "{spec} {name}");
-            if tx.authorization_list[0].as_ref().right().and_then(|a| a.authority()).is_some() {
-                assert_eq!(verdict_on(AUTHORITY), Err(How::Authority), "{spec} {name}");
-                assert!(state.contains_key(&AUTHORITY), "{spec} {name}");
-            }
+            assert_eq!(state.contains_key(&listed), is_loaded, "{spec} {name}");
+            assert_eq!(verdict(spec, &world, &tx, listed), Err(how), "{spec} {name}");
         }
-        // Another chain's authorization is skipped by the EVM before it loads the authority.
-        let tx = authorization_on(5, Some(AUTHORITY), VICTIM, 0);
-        assert!(!state_of("another chain", spec, &world, &tx).contains_key(&AUTHORITY));
-        assert_eq!(verdict(spec, &world, &tx, AUTHORITY), Err(How::Authority));
     }
 }
 

@@ -13,38 +13,39 @@ const NONCES: u64 = 6;
 
 #[derive(Clone, Debug)]
 enum Op {
-    /// A child of the newest block.
-    Extend { mined: Vec<u64> },
-    /// A child of any block that was ever made, pushed or not.
-    Fork { parent: Index, mined: Vec<u64> },
-    /// A block whose parent was never made, somewhere around the newest.
-    Gap { number: u64, mined: Vec<u64> },
+    /// With a number that is so much above its parent's, by one for a child; not pushed, its children come with a gap.
+    Make { parent: Parent, off: u64, mined: Vec<u64>, is_pushed: bool },
     /// One that was made before, whether it is there, undone, forgotten or was never pushed.
     Again { block: Index },
-    /// Made and not pushed: its children come with a gap.
-    Withhold { mined: Vec<u64> },
-    /// A child of any block, with a number that no child has.
-    Inconsistent { parent: Index, off: u64 },
-    /// For any block that was ever made.
-    Nonce { block: Index, sender: u64, next: u64 },
-    /// For a block that was never made.
-    UnknownNonce { sender: u64, next: u64 },
+    /// For any block that was ever made, or for one that never was.
+    Nonce { block: Option<Index>, sender: u64, next: u64 },
+}
+
+#[derive(Clone, Debug)]
+enum Parent {
+    Newest,
+    /// Any block that was ever made, pushed or not.
+    Made(Index),
+    /// One that was never made, somewhere around the newest.
+    Unknown {
+        number: u64,
+    },
 }
 
 fn op() -> impl Strategy<Value = Op> {
-    let mined = || prop::collection::vec(0..HASHES, 0..4);
-    let index = any::<Index>;
+    let mined = prop::collection::vec(0..HASHES, 0..4);
+    let parent = prop_oneof![
+        8 => Just(Parent::Newest),
+        4 => any::<Index>().prop_map(Parent::Made),
+        1 => (0_u64..20).prop_map(|number| Parent::Unknown { number }),
+    ];
+    let off = prop_oneof![12 => Just(1), 1 => Just(0), 1 => 2_u64..6];
     prop_oneof![
-        6 => mined().prop_map(|mined| Op::Extend { mined }),
-        3 => (index(), mined()).prop_map(|(parent, mined)| Op::Fork { parent, mined }),
-        1 => (0_u64..20, mined()).prop_map(|(number, mined)| Op::Gap { number, mined }),
-        2 => index().prop_map(|block| Op::Again { block }),
-        1 => mined().prop_map(|mined| Op::Withhold { mined }),
-        1 => (index(), 0_u64..5).prop_map(|(parent, off)| Op::Inconsistent { parent, off }),
-        8 => (index(), 0..SENDERS, 0..NONCES)
+        13 => (parent, off, mined, prop::bool::weighted(0.9)).prop_map(
+            |(parent, off, mined, is_pushed)| Op::Make { parent, off, mined, is_pushed }),
+        2 => any::<Index>().prop_map(|block| Op::Again { block }),
+        9 => (prop::option::weighted(0.9, any::<Index>()), 0..SENDERS, 0..NONCES)
             .prop_map(|(block, sender, next)| Op::Nonce { block, sender, next }),
-        1 => (0..SENDERS, 0..NONCES)
-            .prop_map(|(sender, next)| Op::UnknownNonce { sender, next }),
     ]
 }
 
@@ -72,17 +73,6 @@ impl Run {
         run.made.push(genesis.clone());
         run.push(genesis);
         run
-    }
-
-    fn make(&mut self, number: u64, parent: B256, mined: &[u64]) -> Block {
-        let head = Head::new(number, hash(1_000 + self.made.len() as u64), parent);
-        let block = Block::new(head, mined.iter().map(|n| hash(*n)).collect::<Vec<_>>());
-        self.made.push(block.clone());
-        block
-    }
-
-    fn newest(&self) -> Head {
-        self.known.last().expect("there is always one").0.head
     }
 
     fn push(&mut self, block: Block) {
@@ -141,40 +131,30 @@ impl Run {
 
     fn step(&mut self, op: Op) {
         match op {
-            Op::Extend { mined } => {
-                let newest = self.newest();
-                let block = self.make(newest.number + 1, newest.hash, &mined);
-                self.push(block);
+            Op::Make { parent, off, mined, is_pushed } => {
+                let newest = self.known.last().expect("there is always one").0.head;
+                let fresh = |base: u64| hash(base + self.made.len() as u64);
+                let Head { number, hash: parent, .. } = match parent {
+                    Parent::Newest => newest,
+                    Parent::Made(block) => block.get(&self.made).head,
+                    Parent::Unknown { number } => {
+                        let number = (newest.number + number).saturating_sub(9);
+                        Head::new(number, fresh(5_000), B256::ZERO)
+                    }
+                };
+                let head = Head::new(number + off, fresh(1_000), parent);
+                let mined: Vec<_> = mined.into_iter().map(hash).collect();
+                let block = Block::new(head, mined);
+                self.made.push(block.clone());
+                if is_pushed {
+                    self.push(block);
+                }
             }
-            Op::Fork { parent, mined } => {
-                let parent = parent.get(&self.made).head;
-                let block = self.make(parent.number + 1, parent.hash, &mined);
-                self.push(block);
-            }
-            Op::Gap { number, mined } => {
-                let number = (self.newest().number + number).saturating_sub(8);
-                let block = self.make(number, hash(5_000 + self.made.len() as u64), &mined);
-                self.push(block);
-            }
-            Op::Again { block } => {
-                let block = block.get(&self.made).clone();
-                self.push(block);
-            }
-            Op::Withhold { mined } => {
-                let newest = self.newest();
-                self.make(newest.number + 1, newest.hash, &mined);
-            }
-            Op::Inconsistent { parent, off } => {
-                let parent = parent.get(&self.made).head;
-                let number = if off == 0 { parent.number } else { parent.number + 1 + off };
-                let block = self.make(number, parent.hash, &[]);
-                self.push(block);
-            }
+            Op::Again { block } => self.push(block.get(&self.made).clone()),
             Op::Nonce { block, sender, next } => {
-                let block = block.get(&self.made).head.hash;
-                self.raise(block, sender, next);
+                let block = block.map(|block| block.get(&self.made).head.hash);
+                self.raise(block.unwrap_or(hash(9_999)), sender, next);
             }
-            Op::UnknownNonce { sender, next } => self.raise(hash(9_999), sender, next),
         }
     }
 

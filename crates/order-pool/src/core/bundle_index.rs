@@ -36,7 +36,7 @@ impl Entry {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct BundleIndex {
+pub(crate) struct BundleIndex {
     /// By acceptance.
     orders: BTreeMap<u64, Entry>,
     by_block: BTreeSet<BlockSeq>,
@@ -44,16 +44,12 @@ pub(super) struct BundleIndex {
     by_tx: BTreeSet<(B256, u64)>,
     /// By the senders of these transactions, and their nonces.
     by_sender: BTreeSet<(Address, u64, u64)>,
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl BundleIndex {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.orders.len()
-    }
-
-    pub(super) const fn bytes(&self) -> usize {
-        self.bytes
     }
 
     pub(super) fn get(&self, seq: u64) -> Option<&Arc<Order>> {

@@ -1,9 +1,9 @@
 //! Bundles: inserted, replaced, cancelled, removed with their block.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use alloy_primitives::B256;
-use chain_view::{Head, Taken};
+use chain_view::Taken;
 
 use super::{
     Core, Effect, Ended, EndedTx,
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     error::RejectReason,
-    event::{CancelOutcome, InsertOutcome, RemoveReason},
+    event::{CancelOutcome, Event, InsertOutcome, RemoveReason},
     holder::Holder,
     order::{Bundle, BundleParts, Cancellation, Order, ReplacementKey},
     read::SeenState,
@@ -24,13 +24,10 @@ impl Core {
     pub(crate) fn insert_bundle(
         &mut self,
         mut bundle: Bundle,
-        now: Duration,
-        effects: &mut Vec<Effect>,
     ) -> Result<InsertOutcome, InsertOutcome> {
-        self.advance(now);
         // What is over must not take the room of this one.
-        self.sweep(effects);
-        self.settle();
+        self.sweep();
+        self.claims.end_some();
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
@@ -40,12 +37,12 @@ impl Core {
         if let Some(seq) = state.bundle
             && pooled.is_some_and(|pooled| pooled.content() == bundle.content())
         {
-            return self.hold_bundle(seq, holder, effects);
+            return self.hold_bundle(seq, holder);
         }
         if bundle.txs().is_empty()
             && let Some(key) = bundle.key()
         {
-            return self.cancel_by_bundle(key, &bundle, effects);
+            return self.cancel_by_bundle(key, &bundle);
         }
         let nonce =
             slot.map(|_| state.nonce_of(bundle.nonce(), bundle.first_seen())).transpose()?;
@@ -56,7 +53,7 @@ impl Core {
         bundle.settle(block, nonce);
         let id = *bundle.id();
         if let Some(seq) = self.find(&id) {
-            return self.hold_bundle(seq, holder, effects);
+            return self.hold_bundle(seq, holder);
         }
         let seen = self.seen.state(&id);
         if seen == Some(SeenState::Known) {
@@ -64,16 +61,15 @@ impl Core {
         }
         let order = Order::Bundle(bundle);
         let victims = self.room_for(&order, state.bundle)?;
-        self.end_claims(victims, effects);
+        self.end_claims(victims);
         // The state of this key may have been forgotten to make room for the keys of the evicted
         // bundles.
         let state = known(self).unwrap_or_default();
-        let old =
-            state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced, effects));
+        let old = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced));
         if let Some((key, _)) = slot {
-            self.end_cancellation(key, effects);
+            self.end_cancellation(key);
         }
-        let seq = self.add_bundle(Arc::new(order), effects);
+        let seq = self.add_bundle(Arc::new(order));
         if let Some(slot) = slot {
             let state = KeyState { nonce, bundle: Some(seq), holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
@@ -82,33 +78,14 @@ impl Core {
         Ok(old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() }))
     }
 
-    /// Lets another caller hold a pooled bundle too.
-    fn hold_bundle(
-        &mut self,
-        seq: u64,
-        holder: Holder,
-        effects: &mut Vec<Effect>,
-    ) -> Result<InsertOutcome, InsertOutcome> {
-        self.hold(seq, (Kind::Bundle, holder), effects)?;
+    fn hold_bundle(&mut self, seq: u64, holder: Holder) -> Result<InsertOutcome, InsertOutcome> {
+        self.hold(seq, (Kind::Bundle, holder))?;
         Ok(InsertOutcome::Known)
     }
 
     /// Cancels messages up to a nonce; without one, permanently.
-    pub(crate) fn cancel_bundle(
-        &mut self,
-        cancellation: Cancellation,
-        now: Duration,
-        effects: &mut Vec<Effect>,
-    ) -> CancelOutcome {
-        self.advance(now);
-        self.cancel(cancellation, effects)
-    }
-
-    fn cancel(
-        &mut self,
-        Cancellation { key, nonce, holder }: Cancellation,
-        effects: &mut Vec<Effect>,
-    ) -> CancelOutcome {
+    pub(crate) fn cancel_bundle(&mut self, cancellation: Cancellation) -> CancelOutcome {
+        let Cancellation { key, nonce, holder } = cancellation;
         let all = self.keys.get(&(key, None));
         if all.is_final {
             return CancelOutcome::CancelledPermanently;
@@ -124,7 +101,7 @@ impl Core {
         }
         let (nonce, is_final) = (nonce.or(all.nonce), nonce.is_none());
         let all = KeyState { nonce, is_final, holder, ..all };
-        CancelOutcome::Cancelled { removed: self.apply_cancellation(key, all, &blocks, effects) }
+        CancelOutcome::Cancelled { removed: self.apply_cancellation(key, all, &blocks) }
     }
 
     /// An empty bundle cancels earlier ones; without a nonce, all.
@@ -132,7 +109,6 @@ impl Core {
         &mut self,
         key: ReplacementKey,
         bundle: &Bundle,
-        effects: &mut Vec<Effect>,
     ) -> Result<InsertOutcome, InsertOutcome> {
         let (nonce, holder) = (bundle.nonce(), bundle.parts().holder);
         let all = self.keys.get(&(key, None));
@@ -144,7 +120,7 @@ impl Core {
             // It gets one of its own, above the highest.
             None => highest.nonce_of(None, bundle.first_seen())?,
         };
-        Ok(self.cancel(Cancellation { key, nonce: Some(nonce), holder }, effects).into())
+        Ok(self.cancel_bundle(Cancellation { key, nonce: Some(nonce), holder }).into())
     }
 
     /// Remembers an accepted order. `seen` is its earlier state.
@@ -157,7 +133,7 @@ impl Core {
     }
 
     /// One step of [`Self::sweep`]: the next bundle that contains an ended transaction.
-    pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended, effects: &mut Vec<Effect>) {
+    pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended) {
         // If the block was undone meanwhile, the one that replaced it has its own.
         let is_recent = self.chain.head_of(&by.hash).is_some();
         let (next, reason) = match tx {
@@ -178,24 +154,12 @@ impl Core {
         if let Some(front) = self.ended.front_mut() {
             front.tx = tx;
         }
-        self.end_bundle_if_taken(seq, &by, reason, effects);
-    }
-
-    /// Removes a bundle that blocks have made impossible: a transaction that may not be omitted is
-    /// in a block or its nonce is used, or that is so for all its transactions.
-    fn end_bundle_if_taken(
-        &mut self,
-        seq: u64,
-        head: &Head,
-        reason: RemoveReason,
-        effects: &mut Vec<Effect>,
-    ) {
         let Some(bundle) = self.bundles.bundle(seq) else { return };
         if self.taken(bundle).is_none() {
             let left = self.first_left(bundle).unwrap_or(0);
             self.bundles.watch(seq, left);
-        } else if let Some(order) = self.end_bundle(seq, reason, effects) {
-            self.chain.take_ended(head, order);
+        } else if let Some(order) = self.end_bundle(seq, reason) {
+            self.chain.ended.take(&by, order);
         }
     }
 
@@ -221,23 +185,18 @@ impl Core {
 
     /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
     /// nonce has no effect.
-    pub(super) fn end_bundle(
-        &mut self,
-        seq: u64,
-        reason: RemoveReason,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Arc<Order>> {
-        let order = self.take_bundle(seq, reason, effects)?;
+    pub(super) fn end_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
+        let order = self.take_bundle(seq, reason)?;
         if let Some(slot) = order.as_bundle().and_then(slot_of) {
             let state = KeyState { bundle: None, ..self.keys.get(&slot) };
             self.keys.set(slot, state, self.now);
-            self.forget_excess_keys(&state.holder, effects);
+            self.forget_excess_keys(&state.holder);
         }
         Some(order)
     }
 
     /// Puts back a bundle that a reorg has freed, unless another took its place.
-    pub(super) fn put_back_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn put_back_bundle(&mut self, order: Arc<Order>) -> bool {
         let Order::Bundle(bundle) = &*order else { unreachable!("its caller has a bundle") };
         let slot = slot_of(bundle);
         let is_latest = slot.is_none_or(|slot| {
@@ -255,7 +214,7 @@ impl Core {
             return false;
         }
         let nonce = bundle.nonce();
-        let seq = self.add_bundle(Arc::clone(&order), effects);
+        let seq = self.add_bundle(Arc::clone(&order));
         if let Some(slot) = slot {
             let holder = order.as_bundle().map_or(Holder::Host, |bundle| bundle.parts().holder);
             let state = KeyState { nonce, bundle: Some(seq), holder, ..KeyState::default() };
@@ -264,31 +223,25 @@ impl Core {
         true
     }
 
-    pub(super) fn forget_due_key(&mut self, effects: &mut Vec<Effect>) -> bool {
+    pub(super) fn forget_due_key(&mut self) -> bool {
         let due = self.keys.forget_due(self.now);
         due.is_some_and(|((key, _), state)| {
-            self.publish_forgotten(key, &state, effects);
+            self.publish_forgotten(key, &state);
             true
         })
     }
 
     /// Called after a key of this holder lost its bundle.
-    fn forget_excess_keys(&mut self, holder: &Holder, effects: &mut Vec<Effect>) {
+    fn forget_excess_keys(&mut self, holder: &Holder) {
         while let Some(((key, _), state)) = self.keys.forget_excess(holder) {
-            self.publish_forgotten(key, &state, effects);
+            self.publish_forgotten(key, &state);
         }
     }
 
-    fn publish_forgotten(
-        &mut self,
-        key: ReplacementKey,
-        state: &KeyState,
-        effects: &mut Vec<Effect>,
-    ) {
+    fn publish_forgotten(&mut self, key: ReplacementKey, state: &KeyState) {
         if let Some(added) = state.published {
-            effects.push(Effect::CancellationEnded(added));
-            self.take_seq();
-            effects.push(Effect::CancellationForgotten(key));
+            self.effects.push(Effect::CancellationEnded(added));
+            self.tell(Effect::Told(Event::CancellationForgotten(key)));
         }
     }
 
@@ -345,13 +298,12 @@ impl Core {
         replaced: Option<u64>,
     ) -> Result<Vec<(u64, Claim)>, RejectReason> {
         let (counted, claim) = counted(order);
-        self.claims.room_for(&counted, &claim, replaced, &self.limits)
+        self.claims.room_for(self.next_seq, &counted, &claim, replaced, &self.limits)
     }
 
-    fn add_bundle(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> u64 {
-        let seq = self.take_seq();
+    fn add_bundle(&mut self, order: Arc<Order>) -> u64 {
+        let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
         self.index.insert(order.id().hash(), seq);
-        effects.push(Effect::Added(Arc::clone(&order)));
         let (counted, claim) = counted(&order);
         self.claims.insert(seq, counted, claim);
         let left = order.as_bundle().and_then(|bundle| self.first_left(bundle)).unwrap_or(0);
@@ -360,12 +312,7 @@ impl Core {
     }
 
     /// Removes a bundle from everything but its key.
-    fn take_bundle(
-        &mut self,
-        seq: u64,
-        reason: RemoveReason,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Arc<Order>> {
+    fn take_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.bundles.remove(seq)?;
         self.claims.remove(seq);
         let id = order.id();
@@ -373,8 +320,7 @@ impl Core {
         if matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar) {
             self.seen.evicted(id.hash());
         }
-        self.take_seq();
-        effects.push(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
+        self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
         Some(order)
     }
 
@@ -387,39 +333,35 @@ impl Core {
         key: ReplacementKey,
         mut all: KeyState,
         blocks: &[(Slot, KeyState)],
-        effects: &mut Vec<Effect>,
     ) -> usize {
         let mut removed = 0;
         for (slot, state) in blocks {
             if !all.is_final && state.nonce >= all.nonce {
                 continue;
             }
-            let taken = state
-                .bundle
-                .and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled, effects));
+            let taken = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled));
             removed += usize::from(taken.is_some());
             // The cancellation already implies it.
             self.keys.forget(*slot);
         }
         if self.keys.publishes(&key, &all.holder, !blocks.is_empty(), self.now) {
             if let Some(added) = all.published {
-                effects.push(Effect::CancellationEnded(added));
+                self.effects.push(Effect::CancellationEnded(added));
             }
-            let seq = self.take_seq();
             let nonce = all.nonce.filter(|_| !all.is_final);
-            effects.push(Effect::Cancelled(Cancellation { key, nonce, holder: all.holder }));
-            all.published = Some(seq);
+            let told = Event::Cancelled(Cancellation { key, nonce, holder: all.holder });
+            all.published = Some(self.tell(Effect::Added(told)));
         }
         self.keys.set((key, None), all, self.now);
-        self.forget_excess_keys(&all.holder, effects);
+        self.forget_excess_keys(&all.holder);
         removed
     }
 
     /// A bundle of the key is valid again, so new subscribers need not be told of its cancellation.
-    fn end_cancellation(&mut self, key: ReplacementKey, effects: &mut Vec<Effect>) {
+    fn end_cancellation(&mut self, key: ReplacementKey) {
         let all = self.keys.get(&(key, None));
         if let Some(added) = all.published {
-            effects.push(Effect::CancellationEnded(added));
+            self.effects.push(Effect::CancellationEnded(added));
             self.keys.set((key, None), KeyState { published: None, ..all }, self.now);
         }
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use alloy_primitives::{B256, map::B256Map};
-use chain_view::{Block, Head, NonceUpdate, RecentBlocks, Relation, Taken};
+use chain_view::{Block, Head, RecentBlocks, Relation, Taken};
 
 use crate::order::{Order, Transaction};
 
@@ -27,14 +27,13 @@ struct TakenOrders {
 
 /// The orders of one kind that recent blocks took, with a byte limit of their own.
 #[derive(Debug)]
-struct Kept {
+pub(crate) struct Kept {
     /// By number and hash: the orders of the oldest block are dropped first.
     of_blocks: BTreeMap<(u64, B256), TakenOrders>,
     bytes: usize,
     max_bytes: usize,
 }
 
-/// The result of pushing a block.
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) relation: Relation,
@@ -47,12 +46,12 @@ pub(crate) struct Change {
 /// The recent blocks, each with the orders that it took.
 #[derive(Debug)]
 pub(crate) struct Chain {
-    recent: RecentBlocks,
+    pub(crate) recent: RecentBlocks,
     /// What the blocks contain.
-    mined: Kept,
+    pub(crate) mined: Kept,
     /// What they made impossible: bundles, and transactions whose nonces they used. A quarter of the bytes: whoever has one
     /// transaction mined can end as many of these as the pool holds, and they must not displace what others had mined.
-    ended: Kept,
+    pub(crate) ended: Kept,
 }
 
 impl Chain {
@@ -72,10 +71,6 @@ impl Chain {
     /// The base fee of the next block; zero while unknown, so that tips alone decide.
     pub(crate) fn next_base_fee_wei(&self) -> u64 {
         self.head().and_then(|head| head.next_base_fee_wei).unwrap_or(0)
-    }
-
-    pub(crate) fn is_mined(&self, hash: &B256) -> bool {
-        self.recent.is_mined(hash)
     }
 
     /// Whether a recent block took the transaction, and how.
@@ -112,17 +107,7 @@ impl Chain {
 
     /// The head of the block with this hash, if it is one of those remembered.
     pub(crate) fn head_of(&self, block_hash: &B256) -> Option<Head> {
-        self.block(block_hash).map(|block| block.head)
-    }
-
-    /// The block with this hash, if it is one of those remembered.
-    pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
-        self.recent.block(hash)
-    }
-
-    /// Records that a block raised a nonce; returns whether it was raised.
-    pub(crate) fn raise(&mut self, block_hash: &B256, update: NonceUpdate) -> bool {
-        self.recent.raise(block_hash, update).unwrap_or(false)
+        self.recent.block(block_hash).map(|block| block.head)
     }
 
     /// Keeps a transaction that came after its block, one of the newest [`LATE_BLOCKS`], so that undoing the block brings it in:
@@ -141,18 +126,8 @@ impl Chain {
         let kept = taken.and_then(|taken| taken.by_hash.get(tx.hash())?.as_tx());
         match kept {
             Some(kept) => _ = kept.came_again(tx.origin(), tx.first_seen()),
-            None => self.take_mined(&head, Arc::new(Order::Tx(tx))),
+            None => self.mined.take(&head, Arc::new(Order::Tx(tx))),
         }
-    }
-
-    /// Records that a block contains an order of the pool, so that undoing the block puts it back.
-    pub(crate) fn take_mined(&mut self, by: &Head, order: Arc<Order>) {
-        self.mined.take(by, order);
-    }
-
-    /// The same of an order that the block made impossible.
-    pub(crate) fn take_ended(&mut self, by: &Head, order: Arc<Order>) {
-        self.ended.take(by, order);
     }
 }
 
@@ -167,7 +142,8 @@ impl Kept {
         taken
     }
 
-    fn take(&mut self, by: &Head, order: Arc<Order>) {
+    /// Records that a block took an order of the pool, so that undoing the block puts it back.
+    pub(crate) fn take(&mut self, by: &Head, order: Arc<Order>) {
         let taken = self.of_blocks.entry((by.number, by.hash)).or_default();
         taken.bytes += order.size_bytes();
         self.bytes += order.size_bytes();

@@ -37,7 +37,6 @@ pub(super) type Claim = (Kind, Holder);
 /// block, since what it pays is not known without executing it.
 type Place = (i128, u64);
 
-/// An order that counts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counted {
     pub(super) rank: i128,
@@ -125,24 +124,14 @@ impl Claims {
         limits: &Limits,
     ) -> Result<Vec<(u64, Claim)>, RejectReason> {
         match self.orders.get(&seq) {
-            Some((counted, _)) => self.room(seq, counted, claim, None, limits),
+            Some((counted, _)) => self.room_for(seq, counted, claim, None, limits),
             None => Ok(Vec::new()),
         }
     }
 
-    /// Which claims must end so that a new order fits, if it replaces `replaced`.
+    /// Which claims must end so that an order with this sequence number fits, if it replaces `replaced`: see
+    /// [`Shares::room_for`]. A bundle is never evicted for one of a later block.
     pub(super) fn room_for(
-        &self,
-        counted: &Counted,
-        claim: &Claim,
-        replaced: Option<u64>,
-        limits: &Limits,
-    ) -> Result<Vec<(u64, Claim)>, RejectReason> {
-        self.room(u64::MAX, counted, claim, replaced, limits)
-    }
-
-    /// See [`Shares::room_for`]. A bundle is never evicted for one of a later block.
-    fn room(
         &self,
         seq: u64,
         &Counted { rank, signer, bytes, .. }: &Counted,
@@ -196,7 +185,7 @@ mod tests {
         let mut claims = Claims::default();
         let counted = Counted { rank: 0, signer: None, bytes: 1, cost: None };
         let by = |n: u16| (Kind::Raw, Holder::caller([10, 0, (n >> 8) as u8, n as u8].into()));
-        let left = |claims: &Claims| claims.shares[0].size().count;
+        let left = |claims: &Claims| claims.orders.values().map(|(_, of)| of.len()).sum::<usize>();
         for seq in 0..2 {
             claims.insert(seq, counted, by(0));
             (1..300).for_each(|n| claims.add(seq, by(n)));
@@ -209,6 +198,6 @@ mod tests {
         }
         assert!(claims.orders.is_empty() && claims.left.is_empty());
         let limits = Limits::from(PoolConfig::default());
-        assert_eq!(claims.room_for(&counted, &by(0), None, &limits), Ok(Vec::new()));
+        assert_eq!(claims.room_for(2, &counted, &by(0), None, &limits), Ok(Vec::new()));
     }
 }

@@ -26,7 +26,6 @@ pub const MAX_UNKNOWN_CANCELLATIONS: usize = 64;
 /// cancels in all of them.
 pub(crate) type Slot = (ReplacementKey, Option<u64>);
 
-/// The state of a slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KeyState {
     /// The highest nonce of any message that took effect.
@@ -194,17 +193,10 @@ impl Keys {
     /// holder's: who sends too many cancellations loses its own.
     pub(crate) fn forget_excess(&mut self, holder: &Holder) -> Option<(Slot, KeyState)> {
         let share = &self.shares[usize::from(holder.is_known())];
-        let Reverse((_, slot)) = if share.of(holder).count > self.division.of_holder(holder).count {
-            share.last_of(holder)?
-        } else if share.size().count > self.division.half.count {
-            share.last_of(&share.largest()?)?
-        } else {
-            return None;
-        };
+        let Reverse((_, slot)) = share.excess(holder, &self.division)?;
         self.forget(slot)
     }
 
-    /// Forgets a slot.
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
         let state = self.states.remove(&slot)?;
         self.leave(slot, &state);
@@ -225,7 +217,6 @@ impl Keys {
         }
     }
 
-    /// Whether a slot is due.
     pub(crate) fn is_due(&self, now: Duration) -> bool {
         self.due.first().is_some_and(|(at, _)| *at <= now)
     }

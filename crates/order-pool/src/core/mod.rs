@@ -55,8 +55,8 @@ use self::{
 pub(crate) use self::{chain::Change, limits::Limits};
 use crate::{
     error::RejectReason,
-    event::RemoveReason,
-    order::{Cancellation, Funds, Order, PrivateCancellation, ReplacementKey},
+    event::{Event, RemoveReason},
+    order::{Funds, Order},
     read::{Index, SeenWindow},
 };
 
@@ -65,41 +65,24 @@ use crate::{
 /// inserts wait for the step.
 const SWEPT_PER_STEP: usize = 4;
 
-/// A change to publish to readers. All but the last have an event each, with the next sequence number.
+/// A change to publish to readers. The first three have an event each, with the next sequence number.
 #[derive(Clone, Debug)]
 pub(crate) enum Effect {
-    Added(Arc<Order>),
+    /// An order, or a cancellation: replays show it until it is removed or has ended.
+    Added(Event),
+    /// What no replay shows.
+    Told(Event),
     Removed {
         /// The sequence number of its `Added`.
         added: u64,
         order: Arc<Order>,
         reason: RemoveReason,
     },
-    BecamePublic(Arc<Order>),
-    Cancelled(Cancellation),
-    CancelledPrivate(PrivateCancellation),
-    CancellationForgotten(ReplacementKey),
-    /// Comes after all effects of its block's hashes.
-    Head(Head),
     /// A subscriber that joins after the event that follows need not be told of the cancellation any
-    /// more. Holds the sequence number of its `Cancelled` or `CancelledPrivate`.
+    /// more. Holds the sequence number of its event.
     CancellationEnded(u64),
     /// The same, of a cancellation of a private transaction that is not remembered any more.
     PrivateCancellationForgotten(u64),
-}
-
-/// The sizes of the core's parts.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct CoreLevels {
-    pub(crate) txs: usize,
-    pub(crate) tx_bytes: usize,
-    /// Included in `txs`.
-    pub(crate) external_txs: usize,
-    /// Included in `tx_bytes`.
-    pub(crate) external_tx_bytes: usize,
-    pub(crate) bundles: usize,
-    pub(crate) bundle_bytes: usize,
-    pub(crate) keys: usize,
 }
 
 /// A transaction that a block has ended for the bundles that contain it, and how far they were looked
@@ -121,23 +104,26 @@ enum EndedTx {
 #[derive(Debug)]
 pub(crate) struct Core {
     limits: Limits,
-    next_seq: u64,
+    /// The sequence number of the next event.
+    pub(crate) next_seq: u64,
     now: Duration,
+    /// What readers are to be told: taken after each operation.
+    pub(crate) effects: Vec<Effect>,
     /// Transactions that the node has announced.
-    public: TxShare,
+    pub(crate) public: TxShare,
     /// Transactions that external callers sent and the node has not announced. Ranked separately:
     /// their fees are only a claim, while the node has checked that its senders can pay.
-    external: TxList,
+    pub(crate) external: TxList,
     claims: Claims,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
-    bundles: BundleIndex,
-    keys: Keys,
+    pub(crate) bundles: BundleIndex,
+    pub(crate) keys: Keys,
     private_cancellations: PrivateCancellations,
-    index: Index,
+    pub(crate) index: Index,
     /// The transactions by sender, nonce and acceptance. Not a hash table: to grow one with 100,000 senders took 4 ms.
     senders: BTreeSet<(Address, u64, u64)>,
-    seen: SeenWindow,
+    pub(crate) seen: SeenWindow,
     chain: Chain,
     /// For [`Self::sweep`].
     ended: VecDeque<Ended>,
@@ -151,6 +137,7 @@ impl Core {
         Self {
             next_seq: 0,
             now: Duration::ZERO,
+            effects: Vec::new(),
             public: TxShare::new(options.max_txs, options.max_tx_bytes),
             external: TxList::default(),
             claims: Claims::default(),
@@ -167,38 +154,15 @@ impl Core {
         }
     }
 
-    pub(crate) const fn index(&self) -> &Index {
-        &self.index
-    }
-
-    pub(crate) const fn seen(&self) -> &SeenWindow {
-        &self.seen
-    }
-
-    pub(crate) fn levels(&self) -> CoreLevels {
-        let (public, external) = (self.public.list(), &self.external);
-        let bundles = &self.bundles;
-        CoreLevels {
-            txs: public.len() + external.len(),
-            tx_bytes: public.bytes() + external.bytes(),
-            external_txs: external.len(),
-            external_tx_bytes: external.bytes(),
-            bundles: bundles.len(),
-            bundle_bytes: bundles.bytes(),
-            keys: self.keys.len(),
-        }
-    }
-
     /// Begins a new head. What follows from it is done in steps, so that other changes come in
     /// between: [`Self::mine`], [`Self::sweep`], [`Self::pass_private`], [`Self::put_back`],
     /// [`Self::free`], and last [`Self::tell_head`].
-    pub(crate) fn push_head(&mut self, block: Block, now: Duration) -> Change {
-        self.advance(now);
+    pub(crate) fn push_head(&mut self, block: Block) -> Change {
         self.chain.push(block)
     }
 
     pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
-        self.chain.block(hash)
+        self.chain.recent.block(hash)
     }
 
     /// Removes the transactions that the head's block contains. The bundles that contain them are
@@ -209,17 +173,17 @@ impl Core {
         head: &Head,
         hashes: &[B256],
         raised: &mut VecDeque<NonceUpdate>,
-        effects: &mut Vec<Effect>,
     ) {
         for hash in hashes {
             if let Some(seq) = self.find(hash)
-                && let Some(order) = self.remove_tx(seq, RemoveReason::Mined, effects)
+                && let Some(order) = self.remove_tx(seq, RemoveReason::Mined)
             {
                 if let Some(tx) = order.as_tx() {
                     let used = NonceUpdate::new(tx.sender(), tx.nonce().saturating_add(1));
-                    raised.extend(self.chain.raise(&head.hash, used).then_some(used));
+                    let is_news = self.chain.recent.raise(&head.hash, used) == Some(true);
+                    raised.extend(is_news.then_some(used));
                 }
-                self.chain.take_mined(head, order);
+                self.chain.mined.take(head, order);
             }
             self.seen.mined(hash);
             if self.bundles.next_with_tx(hash, 0).is_some() {
@@ -232,15 +196,14 @@ impl Core {
     /// not hold: they must be fetched again, and not be refused as known.
     pub(crate) fn free(&mut self, hashes: &[B256]) {
         for hash in hashes {
-            if !self.chain.is_mined(hash) && self.find(hash).is_none() {
+            if !self.chain.recent.is_mined(hash) && self.find(hash).is_none() {
                 self.seen.forget(hash);
             }
         }
     }
 
-    pub(crate) fn tell_head(&mut self, head: Head, effects: &mut Vec<Effect>) {
-        self.take_seq();
-        effects.push(Effect::Head(head));
+    pub(crate) fn tell_head(&mut self, head: Head) {
+        self.tell(Effect::Told(Event::Head(Arc::new(head))));
     }
 
     /// Records the nonces that a block raised. Returns the block's head and what
@@ -250,11 +213,9 @@ impl Core {
         &mut self,
         block_hash: B256,
         mut updates: Vec<NonceUpdate>,
-        now: Duration,
     ) -> Option<(Head, VecDeque<NonceUpdate>)> {
-        self.advance(now);
         let head = self.chain.head_of(&block_hash)?;
-        updates.retain(|update| self.chain.raise(&block_hash, *update));
+        updates.retain(|update| self.chain.recent.raise(&block_hash, *update) == Some(true));
         Some((head, updates.into()))
     }
 
@@ -265,7 +226,6 @@ impl Core {
         head: &Head,
         raised: &mut VecDeque<NonceUpdate>,
         limit: usize,
-        effects: &mut Vec<Effect>,
     ) {
         for _ in 0..limit {
             let Some(NonceUpdate { sender, next_nonce, .. }) = raised.front().copied() else {
@@ -273,8 +233,8 @@ impl Core {
             };
             let stale = (sender, 0, 0)..(sender, next_nonce, 0);
             if let Some(&(.., seq)) = self.senders.range(stale).next() {
-                if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce, effects) {
-                    self.chain.take_ended(head, order);
+                if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce) {
+                    self.chain.ended.take(head, order);
                 }
                 continue;
             }
@@ -289,16 +249,16 @@ impl Core {
     /// Removes at most [`SWEPT_PER_STEP`] bundles that blocks have made impossible, and those for a block that
     /// has passed or is too far above the head (accepted while the pool knew no head or a higher
     /// one); returns whether more are left. Readers do not find a bundle whose block has passed.
-    pub(crate) fn sweep(&mut self, effects: &mut Vec<Effect>) -> bool {
+    pub(crate) fn sweep(&mut self) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = head.saturating_add(self.limits.max_blocks_ahead);
         for _ in 0..SWEPT_PER_STEP {
             if let Some(ended) = self.ended.front().copied() {
-                self.sweep_ended(ended, effects);
+                self.sweep_ended(ended);
             } else if let Some(seq) = self.bundles.first_up_to(head) {
-                self.end_bundle(seq, RemoveReason::BlockPassed, effects);
+                self.end_bundle(seq, RemoveReason::BlockPassed);
             } else if let Some(seq) = self.bundles.first_above(last) {
-                self.end_bundle(seq, RemoveReason::BlockTooFar, effects);
+                self.end_bundle(seq, RemoveReason::BlockTooFar);
             } else {
                 return false;
             }
@@ -308,23 +268,17 @@ impl Core {
 
     /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
     /// orders whose pause is over as offerable; returns whether more are due.
-    pub(crate) fn expire(
-        &mut self,
-        now: Duration,
-        limit: usize,
-        effects: &mut Vec<Effect>,
-    ) -> bool {
-        self.advance(now);
-        if self.sweep(effects) {
+    pub(crate) fn expire(&mut self, limit: usize) -> bool {
+        if self.sweep() {
             return true;
         }
         for _ in 0..limit {
             if self.seen.offer_due(self.now) {
             } else if let Some(seq) = self.next_due() {
-                self.remove_tx(seq, RemoveReason::Expired, effects);
+                self.remove_tx(seq, RemoveReason::Expired);
             } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
-                effects.push(Effect::PrivateCancellationForgotten(told));
-            } else if !self.forget_due_key(effects) {
+                self.effects.push(Effect::PrivateCancellationForgotten(told));
+            } else if !self.forget_due_key() {
                 return false;
             }
         }
@@ -340,65 +294,52 @@ impl Core {
         self.claims.costs.check(order, funds)
     }
 
-    /// Called before each operation.
-    pub(crate) fn settle(&mut self) {
+    /// Called before each operation, with the time. It stays monotonic, even if the caller's clock is not.
+    pub(crate) fn begin(&mut self, now: Duration) {
+        self.now = self.now.max(now);
         self.claims.end_some();
     }
 
-    /// The sequence number of the order with this hash.
     fn find(&self, hash: &B256) -> Option<u64> {
-        self.index.table().find(hash, |seq| (self.order(seq)?.id().hash() == hash).then_some(seq))
+        self.index.table.find(hash, |seq| (self.order(seq)?.id().hash() == hash).then_some(seq))
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {
-        let tx = || self.public.list().get(seq).or_else(|| self.external.get(seq));
+        let tx = || self.public.list.get(seq).or_else(|| self.external.get(seq));
         tx().map(|tx| &tx.order).or_else(|| self.bundles.get(seq))
     }
 
     fn next_due(&mut self) -> Option<u64> {
-        let due = [self.public.next_due(self.now), self.external.next_due(self.now)];
+        let due = [self.public.list.next_due(self.now), self.external.next_due(self.now)];
         due.into_iter().flatten().min()
     }
 
     /// Lets someone hold a pooled order too.
-    fn hold(
-        &mut self,
-        seq: u64,
-        claim: Claim,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), RejectReason> {
+    fn hold(&mut self, seq: u64, claim: Claim) -> Result<(), RejectReason> {
         if !self.claims.of(seq).contains(&claim) {
             let victims = self.claims.room_to_add(seq, &claim, &self.limits)?;
             self.claims.add(seq, claim);
-            self.end_claims(victims, effects);
+            self.end_claims(victims);
         }
         Ok(())
     }
 
     /// Evicts orders that nobody holds any more.
-    fn end_claims(&mut self, victims: Vec<(u64, Claim)>, effects: &mut Vec<Effect>) {
+    fn end_claims(&mut self, victims: Vec<(u64, Claim)>) {
         for (seq, claim) in victims {
             if !self.claims.end(seq, &claim) {
                 continue;
             }
             match claim.0 {
-                Kind::Bundle => self.end_bundle(seq, RemoveReason::Evicted, effects),
-                Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted, effects),
+                Kind::Bundle => self.end_bundle(seq, RemoveReason::Evicted),
+                Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted),
             };
         }
     }
 
-    /// Keeps the time monotonic, even if the caller's clock is not.
-    fn advance(&mut self, now: Duration) {
-        self.now = self.now.max(now);
-    }
-
-    /// The sequence number of the next event.
-    pub(crate) const fn next_seq(&self) -> u64 {
-        self.next_seq
-    }
-
-    const fn take_seq(&mut self) -> u64 {
+    /// Returns the sequence number of its event.
+    fn tell(&mut self, effect: Effect) -> u64 {
+        self.effects.push(effect);
         let seq = self.next_seq;
         self.next_seq += 1;
         seq

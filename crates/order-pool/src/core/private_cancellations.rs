@@ -81,13 +81,7 @@ impl PrivateCancellations {
         self.due.insert(due);
         let share = &mut self.shares[usize::from(holder.is_known())];
         share.insert(holder, signer, Reverse(due), 0);
-        let excess = if share.of(&holder).count > self.division.of_holder(&holder).count {
-            share.last_of(&holder)
-        } else if share.size().count > self.division.half.count {
-            share.largest().and_then(|largest| share.last_of(&largest))
-        } else {
-            None
-        };
+        let excess = share.excess(&holder, &self.division);
         (replaced, excess.and_then(|Reverse((_, _, key))| self.forget(&key)))
     }
 

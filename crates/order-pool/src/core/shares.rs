@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::limits::Caps;
+use super::limits::{Caps, Division};
 use crate::{error::RejectReason, holder::Holder};
 
 /// Most transactions that one insert may evict. A share that is full of bytes has 2.7 kB for each of the
@@ -16,7 +16,6 @@ pub(crate) enum Measure {
     Bytes,
 }
 
-/// A number of items and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) count: usize,
@@ -53,7 +52,6 @@ impl Size {
     }
 }
 
-/// The holdings of one signer.
 #[derive(Debug)]
 struct OfSigner<I> {
     /// The last one is evicted first.
@@ -61,7 +59,6 @@ struct OfSigner<I> {
     bytes: usize,
 }
 
-/// The holdings of one holder.
 #[derive(Debug)]
 struct Held<S, I> {
     size: Size,
@@ -158,30 +155,26 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         self.by_bytes.insert((held.size.bytes, holder));
     }
 
-    /// All items.
-    pub(crate) const fn size(&self) -> Size {
-        self.size
-    }
-
-    /// The items of a holder.
     pub(crate) fn of(&self, holder: &Holder) -> Size {
         self.holders.get(holder).map_or_else(Size::default, |held| held.size)
     }
 
-    /// The items of a signer of a holder.
     pub(crate) fn of_signer(&self, holder: &Holder, signer: &S) -> Size {
         let of_signer = self.holders.get(holder).and_then(|held| held.signers.get(signer));
         of_signer.map_or_else(Size::default, |of| Size { count: of.items.len(), bytes: of.bytes })
     }
 
-    /// The holder with the most items.
-    pub(crate) fn largest(&self) -> Option<Holder> {
-        self.by_count.last().map(|(_, holder)| *holder)
-    }
-
-    /// Of a holder: the last item of the signer with the most.
-    pub(crate) fn last_of(&self, holder: &Holder) -> Option<I> {
-        self.holders.get(holder)?.by_count.last().map(|(_, item, _)| *item)
+    /// The item that must go if this holder, or all of them, have more than they may: of the holder, or
+    /// else of the one with the most, the last item of the signer with the most.
+    pub(crate) fn excess(&self, holder: &Holder, division: &Division) -> Option<I> {
+        let from = if self.of(holder).count > division.of_holder(holder).count {
+            holder
+        } else if self.size.count > division.half.count {
+            self.by_count.last().map(|(_, largest)| largest)?
+        } else {
+            return None;
+        };
+        self.holders.get(from)?.by_count.last().map(|(_, item, _)| *item)
     }
 
     /// Which claims must be evicted so that a new one fits, if `replaced` (item, its claims by this

@@ -29,20 +29,16 @@ pub(super) struct TxEntry {
 
 /// Transactions by acceptance, which is also the order of expiry, because all have the same retention.
 #[derive(Debug, Default)]
-pub(super) struct TxList {
+pub(crate) struct TxList {
     txs: BTreeMap<u64, TxEntry>,
     /// All that were accepted before this one are kept until a block.
     due_from: u64,
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl TxList {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.txs.len()
-    }
-
-    pub(super) const fn bytes(&self) -> usize {
-        self.bytes
     }
 
     pub(super) fn get(&self, seq: u64) -> Option<&TxEntry> {
@@ -90,8 +86,8 @@ impl TxList {
 
 /// The node's transactions, which share two caps and are ranked among themselves.
 #[derive(Debug)]
-pub(super) struct TxShare {
-    list: TxList,
+pub(crate) struct TxShare {
+    pub(crate) list: TxList,
     /// Contains exactly those accepted before [`Self::ranked_below`].
     ranks: Ranks,
     ranked_below: u64,
@@ -103,14 +99,6 @@ impl TxShare {
     pub(super) fn new(max_txs: usize, max_bytes: usize) -> Self {
         let (list, ranks) = (TxList::default(), Ranks::default());
         Self { list, ranks, ranked_below: 0, max_txs, max_bytes }
-    }
-
-    pub(super) const fn list(&self) -> &TxList {
-        &self.list
-    }
-
-    pub(super) fn next_due(&mut self, now: Duration) -> Option<u64> {
-        self.list.next_due(now)
     }
 
     /// Adds one, which may have been accepted before others that are here if it comes from another
@@ -145,7 +133,6 @@ impl TxShare {
         self.rank((len * 8 / self.max_txs).max(by_bytes as usize) + 2);
     }
 
-    /// Ranks the first `count` unranked ones.
     fn rank(&mut self, count: usize) {
         for (seq, entry) in self.list.txs.range(self.ranked_below..).take(count) {
             self.ranks.insert(entry.fees, *seq);

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     error::RejectReason,
-    event::{CancelPrivateOutcome, InsertOutcome, RemoveReason},
+    event::{CancelPrivateOutcome, Event, InsertOutcome, RemoveReason},
     holder::Holder,
     order::{Order, PrivateCancellation, PrivateTerms, Transaction},
     read::SeenState,
@@ -26,17 +26,10 @@ use crate::{
 const PUBLIC_BLOCKS: u64 = 5;
 
 impl Core {
-    /// Inserts a transaction, or returns why not.
-    pub(crate) fn insert_tx(
-        &mut self,
-        tx: Transaction,
-        now: Duration,
-        effects: &mut Vec<Effect>,
-    ) -> Result<InsertOutcome, InsertOutcome> {
-        self.advance(now);
+    pub(crate) fn insert_tx(&mut self, tx: Transaction) -> Result<InsertOutcome, InsertOutcome> {
         let (hash, nonce) = (*tx.hash(), tx.nonce());
         if let Some(seq) = self.find(&hash) {
-            self.came_again(seq, &tx, effects)?;
+            self.came_again(seq, &tx)?;
             return Ok(InsertOutcome::Known);
         }
         // Before the dedupe window, so that late announcements of mined transactions are counted
@@ -60,7 +53,7 @@ impl Core {
             return Err(InsertOutcome::Superseded { nonce, current });
         }
         self.check_terms(&tx)?;
-        self.pool_tx(Arc::new(Order::Tx(tx)), effects)?;
+        self.pool_tx(Arc::new(Order::Tx(tx)))?;
         self.remember(&hash, seen);
         Ok(InsertOutcome::Added)
     }
@@ -68,29 +61,23 @@ impl Core {
     /// Records that a pooled transaction was inserted again. One from an external caller that the
     /// node announces now moves to the node's share; if nothing there pays less, it stays where it
     /// is.
-    fn came_again(
-        &mut self,
-        seq: u64,
-        again: &Transaction,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), RejectReason> {
+    fn came_again(&mut self, seq: u64, again: &Transaction) -> Result<(), RejectReason> {
         let Some(order) = self.order(seq).map(Arc::clone) else { return Ok(()) };
         let Order::Tx(tx) = &*order else { return Ok(()) };
         if tx.came_again(again.origin(), again.first_seen()) {
-            self.take_seq();
-            effects.push(Effect::BecamePublic(Arc::clone(&order)));
+            self.tell(Effect::Told(Event::BecamePublic(Arc::clone(&order))));
         }
         if self.external.get(seq).is_none() {
             return Ok(());
         }
         if again.origin().is_external() {
-            return self.hold_tx(seq, again.holder(), again.private_terms(), effects);
+            return self.hold_tx(seq, again.holder(), again.private_terms());
         }
         self.keep_until(seq, self.public_until(), false);
         let base_fee_wei = self.chain.next_base_fee_wei();
         let room = self.public.room_for(FeeCaps::of(tx), order.size_bytes(), base_fee_wei);
         if let Ok(victims) = room {
-            self.evict(victims, effects);
+            self.evict(victims);
             if let Some(entry) = self.remove_external(seq) {
                 self.public.insert(seq, entry);
             }
@@ -104,10 +91,9 @@ impl Core {
         hash: &B256,
         holder: Holder,
         terms: Option<&PrivateTerms>,
-        effects: &mut Vec<Effect>,
     ) -> Result<InsertOutcome, InsertOutcome> {
         let seq = self.find(hash).ok_or(InsertOutcome::AlreadyRemoved)?;
-        self.hold_tx(seq, holder, terms, effects)?;
+        self.hold_tx(seq, holder, terms)?;
         Ok(InsertOutcome::Known)
     }
 
@@ -118,12 +104,11 @@ impl Core {
         seq: u64,
         holder: Holder,
         terms: Option<&PrivateTerms>,
-        effects: &mut Vec<Effect>,
     ) -> Result<(), RejectReason> {
         if self.external.get(seq).is_none() {
             return Ok(());
         }
-        self.hold(seq, (kind(terms), holder), effects)?;
+        self.hold(seq, (kind(terms), holder))?;
         self.external.set_signer(seq, terms.and_then(|terms| terms.signer));
         match terms {
             Some(terms) if self.check_last_block(terms.max_block).is_err() => {}
@@ -153,7 +138,6 @@ impl Core {
         self.external.set_until(seq, Until::Block(block));
     }
 
-    /// Checks the limits of a private transaction's terms.
     fn check_terms(&self, tx: &Transaction) -> Result<(), RejectReason> {
         let terms = tx.private_terms().filter(|_| !tx.is_public());
         terms.map_or(Ok(()), |terms| self.check_last_block(terms.max_block))
@@ -172,7 +156,7 @@ impl Core {
     /// Removes at most `limit` private transactions whose last block is the head or a lower one, and
     /// those whose last block is too far ahead, which were accepted while the pool knew no head or a
     /// higher one; returns whether more are left.
-    pub(crate) fn pass_private(&mut self, limit: usize, effects: &mut Vec<Effect>) -> bool {
+    pub(crate) fn pass_private(&mut self, limit: usize) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = head.saturating_add(self.limits.max_blocks_ahead.max(PUBLIC_BLOCKS));
         for _ in 0..limit {
@@ -186,23 +170,20 @@ impl Core {
                 false => RemoveReason::BlockPassed,
             };
             self.private.remove(&(block, seq));
-            self.remove_tx(seq, reason, effects);
+            self.remove_tx(seq, reason);
         }
         true
     }
 
     /// Removes a private transaction on request of its signer, and remembers the cancellation for what its `age` leaves of the
-    /// retention: those of a stream that is replayed would take the room of new ones. One that is sent `now` is later than
+    /// retention: those of a stream that is replayed would take the room of new ones. One that `is_sent_now` is later than
     /// what is pooled, whatever the clock says.
     pub(crate) fn cancel_private(
         &mut self,
         mut cancellation: PrivateCancellation,
         is_sent_now: bool,
         age: Duration,
-        now: Duration,
-        effects: &mut Vec<Effect>,
     ) -> CancelPrivateOutcome {
-        self.advance(now);
         let PrivateCancellation { hash, signer, .. } = cancellation;
         let found = self.find(&hash);
         let tx = found.and_then(|seq| self.order(seq)).and_then(|order| order.as_tx());
@@ -220,19 +201,18 @@ impl Core {
         }
         let cancelled = found.filter(|_| own.is_some_and(|tx| tx.first_seen() <= cancellation.at));
         if let Some(seq) = cancelled {
-            self.remove_tx(seq, RemoveReason::Cancelled, effects);
+            self.remove_tx(seq, RemoveReason::Cancelled);
         }
         let left = self.limits.cancellation_retention.saturating_sub(age);
         if !left.is_zero() && self.private_cancellations.admits(&cancellation, cancelled.is_some())
         {
-            let seq = self.take_seq();
             let forget_at = self.now.saturating_add(left);
             let (replaced, forgotten) =
-                self.private_cancellations.add(cancellation, seq, forget_at);
-            effects.extend(replaced.map(Effect::CancellationEnded));
-            effects.push(Effect::CancelledPrivate(cancellation));
+                self.private_cancellations.add(cancellation, self.next_seq, forget_at);
+            self.effects.extend(replaced.map(Effect::CancellationEnded));
+            self.tell(Effect::Added(Event::CancelledPrivate(cancellation)));
             // It may be this one, if the others were cancelled later.
-            effects.extend(forgotten.map(Effect::PrivateCancellationForgotten));
+            self.effects.extend(forgotten.map(Effect::PrivateCancellationForgotten));
         }
         if cancelled.is_some() {
             CancelPrivateOutcome::Cancelled
@@ -241,18 +221,14 @@ impl Core {
         }
     }
 
-    fn evict(&mut self, victims: Vec<u64>, effects: &mut Vec<Effect>) {
+    fn evict(&mut self, victims: Vec<u64>) {
         for seq in victims {
-            self.remove_tx(seq, RemoveReason::Evicted, effects);
+            self.remove_tx(seq, RemoveReason::Evicted);
         }
     }
 
     /// Adds a transaction, and evicts others if necessary. Either everything happens or nothing.
-    fn pool_tx(
-        &mut self,
-        order: Arc<Order>,
-        effects: &mut Vec<Effect>,
-    ) -> Result<(), RejectReason> {
+    fn pool_tx(&mut self, order: Arc<Order>) -> Result<(), RejectReason> {
         let Order::Tx(tx) = &*order else { unreachable!("both callers have a transaction") };
         let fees = FeeCaps::of(tx);
         let base_fee_wei = self.chain.next_base_fee_wei();
@@ -263,12 +239,13 @@ impl Core {
         let counted = Counted { rank, signer, bytes: size_bytes, cost };
         if tx.is_of_node_share() {
             let victims = self.public.room_for(fees, size_bytes, base_fee_wei)?;
-            self.evict(victims, effects);
+            self.evict(victims);
         } else {
-            let victims = self.claims.room_for(&counted, &claim, None, &self.limits)?;
-            self.end_claims(victims, effects);
+            let victims =
+                self.claims.room_for(self.next_seq, &counted, &claim, None, &self.limits)?;
+            self.end_claims(victims);
         }
-        let seq = self.take_seq();
+        let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
         let until = match tx.private_terms() {
             Some(terms) if !tx.is_public() => {
                 self.private.insert((terms.max_block, seq));
@@ -278,7 +255,6 @@ impl Core {
         };
         self.index.insert(tx.hash(), seq);
         self.senders.insert((tx.sender(), tx.nonce(), seq));
-        effects.push(Effect::Added(Arc::clone(&order)));
         let signer = tx.private_terms().and_then(|terms| terms.signer);
         let entry = TxEntry { order: Arc::clone(&order), fees, until, signer };
         if tx.is_of_node_share() {
@@ -296,12 +272,7 @@ impl Core {
         Some(entry)
     }
 
-    pub(super) fn remove_tx(
-        &mut self,
-        seq: u64,
-        reason: RemoveReason,
-        effects: &mut Vec<Effect>,
-    ) -> Option<Arc<Order>> {
+    pub(super) fn remove_tx(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let TxEntry { order, until, .. } =
             self.public.remove(seq).or_else(|| self.remove_external(seq))?;
         if let Until::Block(block) = until {
@@ -322,33 +293,32 @@ impl Core {
             }
             _ => {}
         }
-        self.take_seq();
-        effects.push(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
+        self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
         Some(order)
     }
 
     /// Puts back orders that a reorg un-mined, transactions for a full retention from now, because
     /// they are pending anew. Returns how many.
-    pub(crate) fn put_back(&mut self, orders: &[Arc<Order>], effects: &mut Vec<Effect>) -> usize {
+    pub(crate) fn put_back(&mut self, orders: &[Arc<Order>]) -> usize {
         let mut count = 0;
         for order in orders {
             let order = Arc::clone(order);
             count += usize::from(match &*order {
-                Order::Tx(_) => self.put_back_tx(order, effects),
-                Order::Bundle(_) => self.put_back_bundle(order, effects),
+                Order::Tx(_) => self.put_back_tx(order),
+                Order::Bundle(_) => self.put_back_bundle(order),
             });
         }
         count
     }
 
-    fn put_back_tx(&mut self, order: Arc<Order>, effects: &mut Vec<Effect>) -> bool {
+    fn put_back_tx(&mut self, order: Arc<Order>) -> bool {
         order.as_tx().is_some_and(|tx| {
             self.check_terms(tx).is_ok()
                 && self.chain.taken(tx).is_none()
                 && self.find(tx.hash()).is_none()
                 // Its signer may have cancelled it while a block contained it.
                 && self.private_cancellations.of(tx).is_none()
-        }) && self.pool_tx(order, effects).is_ok()
+        }) && self.pool_tx(order).is_ok()
     }
 }
 

@@ -35,7 +35,6 @@ impl Garbage {
         Some(piece)
     }
 
-    /// Removes at most `limit` pieces.
     pub(super) fn take(&mut self, limit: usize) -> Vec<Piece> {
         std::iter::from_fn(|| self.pop()).take(limit).collect()
     }

@@ -8,25 +8,19 @@ use chain_view::Head;
 /// A head and the sequence number of its event.
 type Published = Option<(u64, Arc<Head>)>;
 
-/// The last two published heads. Written under the pool's lock, before the log's head is published;
+/// The last two published heads, the latest first. Written under the pool's lock, before the log's head is published;
 /// read without a lock.
 #[derive(Debug, Default)]
-pub(crate) struct Heads(ArcSwap<LastTwo>);
-
-#[derive(Debug, Default)]
-struct LastTwo {
-    latest: Published,
-    before: Published,
-}
+pub(crate) struct Heads(ArcSwap<[Published; 2]>);
 
 impl Heads {
     pub(crate) fn latest(&self) -> Option<Head> {
-        self.0.load().latest.as_ref().map(|(_, head)| **head)
+        self.0.load()[0].as_ref().map(|(_, head)| **head)
     }
 
     pub(crate) fn publish(&self, seq: u64, head: Arc<Head>) {
-        let before = self.0.load().latest.clone();
-        self.0.store(Arc::new(LastTwo { latest: Some((seq, head)), before }));
+        let before = self.0.load()[0].clone();
+        self.0.store(Arc::new([Some((seq, head)), before]));
     }
 
     /// Reads a position in the log, and the head as of that position: the latest one published
@@ -40,7 +34,7 @@ impl Heads {
             let position = position();
             let heads = self.0.load();
             let is_before = |head: &Published| head.as_ref().is_none_or(|(seq, _)| *seq < position);
-            let found = [&heads.latest, &heads.before].into_iter().find(|head| is_before(head));
+            let found = heads.iter().find(|head| is_before(head));
             if let Some(head) = found {
                 return (position, head.as_ref().map(|(_, head)| Arc::clone(head)));
             }

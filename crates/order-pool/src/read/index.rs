@@ -156,7 +156,7 @@ struct Fill {
 /// The writer's side.
 #[derive(Debug)]
 pub(crate) struct Index {
-    table: Arc<IndexTable>,
+    pub(crate) table: Arc<IndexTable>,
     fills: Box<[Fill]>,
 }
 
@@ -169,10 +169,6 @@ impl Index {
             key: HashKey::random(),
         };
         Self { table: Arc::new(table), fills: vec![Fill::default(); shards].into() }
-    }
-
-    pub(crate) const fn table(&self) -> &Arc<IndexTable> {
-        &self.table
     }
 
     /// Adds an order that is not in it.
@@ -261,7 +257,7 @@ mod tests {
     fn a_reader_finds_what_stays_while_everything_around_it_comes_and_goes() {
         let mut index = Index::new(256);
         (0..32).for_each(|n| index.insert(&hash(n), n));
-        let table = Arc::clone(index.table());
+        let table = Arc::clone(&index.table);
         thread::scope(|scope| {
             let reader = scope.spawn(move || {
                 for round in 0..20_000_u64 {

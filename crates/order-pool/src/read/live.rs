@@ -147,17 +147,12 @@ pub(super) struct LiveWriter {
     pages: BTreeMap<u64, PageState>,
     /// Removed entries that readers within the log still need.
     removed: VecDeque<Removal>,
-    removed_bytes: usize,
+    pub(super) removed_bytes: usize,
     rewrites: VecDeque<u64>,
     changed: bool,
 }
 
 impl LiveWriter {
-    /// The memory of removed orders that readers may still need.
-    pub(super) const fn removed_bytes(&self) -> usize {
-        self.removed_bytes
-    }
-
     pub(super) fn add(&mut self, seq: u64, event: Event) {
         let full = self.pages.last_entry().is_none_or(|last| {
             let last = last.get();

@@ -28,7 +28,6 @@ pub(super) struct Slot {
     pub(super) block: Option<u64>,
 }
 
-/// The size of a slot in bytes.
 pub(crate) const SLOT_BYTES: usize = size_of::<OnceLock<Slot>>();
 
 #[derive(Debug)]
@@ -44,7 +43,6 @@ pub(super) struct LogTable {
 }
 
 impl LogTable {
-    /// The oldest event in the log.
     pub(super) fn tail(&self) -> u64 {
         self.segments.first().map_or(0, |segment| segment.base)
     }
@@ -74,17 +72,13 @@ struct Held {
 #[derive(Debug, Default)]
 pub(super) struct LogWriter {
     segments: VecDeque<Held>,
-    head: u64,
+    pub(super) head: u64,
     /// Bytes of the removals in the open segment.
     open_bytes: usize,
     changed: bool,
 }
 
 impl LogWriter {
-    pub(super) const fn head(&self) -> u64 {
-        self.head
-    }
-
     pub(super) fn tail(&self) -> u64 {
         self.segments.front().map_or(0, |oldest| oldest.segment.base)
     }

@@ -65,8 +65,8 @@ impl Tables {
             heads: Heads::default(),
             log: ArcSwap::default(),
             live: ArcSwap::default(),
-            index: Arc::clone(index.table()),
-            seen: Arc::clone(seen.table()),
+            index: Arc::clone(&index.table),
+            seen: Arc::clone(&seen.table),
             counters: Counters::new(),
         }
     }

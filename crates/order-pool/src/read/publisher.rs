@@ -50,15 +50,14 @@ impl Publisher {
 
     /// The sequence number of the next event.
     pub(crate) const fn next_seq(&self) -> u64 {
-        self.log.head()
+        self.log.head
     }
 
     /// The memory of removed orders that readers may still need.
     pub(crate) const fn removed_bytes(&self) -> usize {
-        self.live.removed_bytes()
+        self.live.removed_bytes
     }
 
-    /// Writes an event.
     pub(crate) fn event(&mut self, event: Event) {
         self.log.push(event);
         self.unpublished += 1;
@@ -78,22 +77,20 @@ impl Publisher {
     /// Makes what was written visible to readers.
     pub(crate) fn publish(&mut self, tables: &Tables) -> Replaced {
         // Once for each segment, because its cost grows with the number of subscriptions.
-        if self.log.has_grown() {
-            self.release(tables.wakers.slowest());
-        }
-        self.trim();
+        let needed = if self.log.has_grown() { tables.wakers.slowest() } else { 0 };
+        self.shorten(needed);
         // Each event spends at most one entry, so as many rewrites as events keep pace.
         let written = std::mem::take(&mut self.unpublished);
         self.live.compact(written, self.log.tail(), &mut self.garbage);
         let excess = self.garbage.take_excess();
         let replaced = self.swap(tables, excess);
-        tables.wakers.publish(self.log.head());
+        tables.wakers.publish(self.log.head);
         replaced
     }
 
     /// One bounded step of upkeep. Returns also whether more is due.
     pub(crate) fn upkeep(&mut self, tables: &Tables) -> (Replaced, bool) {
-        self.release(tables.wakers.slowest());
+        self.shorten(tables.wakers.slowest());
         let compacting = self.live.compact(REWRITES_PER_STEP, self.log.tail(), &mut self.garbage);
         let garbage = self.garbage.take(FREE_PER_STEP);
         (self.swap(tables, garbage), compacting || !self.garbage.is_empty())
@@ -107,29 +104,14 @@ impl Publisher {
         }
     }
 
-    /// Frees the segments that no subscription needs, which end below `needed`.
-    fn release(&mut self, needed: u64) {
-        let mut is_shorter = false;
-        while self.log.ends_before(needed) {
-            is_shorter |= self.log.pop(&mut self.garbage);
-        }
-        if is_shorter {
-            self.live.forget_before(self.log.tail(), &mut self.garbage);
-        }
-    }
-
-    /// Shortens the log to its caps. Memory that a reader may need is never freed before the log
-    /// has dropped it.
-    fn trim(&mut self) {
-        let mut is_shorter = false;
-        while self.log.exceeds(self.max_events) {
-            is_shorter |= self.log.pop(&mut self.garbage);
-        }
-        if is_shorter {
-            self.live.forget_before(self.log.tail(), &mut self.garbage);
-        }
-        while self.live.removed_bytes() > self.max_removed_bytes && self.log.pop(&mut self.garbage)
-        {
+    /// Frees the segments that no subscription needs, which end below `needed`, and shortens the log to
+    /// its caps. Memory that a reader may need is never freed before the log has dropped it.
+    fn shorten(&mut self, needed: u64) {
+        while (self.log.ends_before(needed) || self.log.exceeds(self.max_events))
+            && self.log.pop(&mut self.garbage)
+        {}
+        self.live.forget_before(self.log.tail(), &mut self.garbage);
+        while self.live.removed_bytes > self.max_removed_bytes && self.log.pop(&mut self.garbage) {
             self.live.forget_before(self.log.tail(), &mut self.garbage);
         }
     }

@@ -206,10 +206,6 @@ impl Subscription {
         self.tables.wakers.is_closed()
     }
 
-    pub(crate) fn wait_until(&self, deadline: Instant) {
-        self.tables.wakers.wait_above(&self.waiter, self.next, Some(deadline));
-    }
-
     /// A handle that ends this subscription from another thread, for instance to free a thread that
     /// waits in [`Self::next_blocking`]. Unread events can still be read.
     pub fn ender(&self) -> Ender {

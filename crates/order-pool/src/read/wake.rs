@@ -172,7 +172,6 @@ impl Waiter {
         let _ = catch_unwind(AssertUnwindSafe(|| self.waker.wake()));
     }
 
-    /// Whether it was still armed.
     fn disarm(&self) -> bool {
         self.armed.swap(IDLE, SeqCst) != IDLE
     }
@@ -355,6 +354,23 @@ mod loom_tests {
         builder.check(body);
     }
 
+    fn publish(wakers: &Wakers, head: u64) {
+        wakers.publish(head);
+        wakers.wake_readers();
+    }
+
+    /// For the first event, which another thread publishes.
+    fn wait_as_task_for_a_writer(wakers: &Arc<Wakers>, waiter: &Waiter) {
+        let of_writer = Arc::clone(wakers);
+        let writer = thread::spawn(move || publish(&of_writer, 1));
+        let parker = Arc::new(Parker::of_this_thread());
+        let waker = Waker::from(Arc::clone(&parker));
+        while !wakers.poll_above(waiter, 0, &Context::from_waker(&waker)) {
+            parker.park(None);
+        }
+        writer.join().unwrap();
+    }
+
     fn blocking_reader(wakers: &Arc<Wakers>, events: u64) -> thread::JoinHandle<()> {
         let (wakers, waiter) = (Arc::clone(wakers), wakers.join());
         thread::spawn(move || {
@@ -371,10 +387,7 @@ mod loom_tests {
         model(None, || {
             let wakers = Arc::new(Wakers::default());
             let reader = blocking_reader(&wakers, 2);
-            for head in 1..=2 {
-                wakers.publish(head);
-                wakers.wake_readers();
-            }
+            (1..=2).for_each(|head| publish(&wakers, head));
             reader.join().unwrap();
         });
     }
@@ -384,8 +397,7 @@ mod loom_tests {
         model(Some(4), || {
             let wakers = Arc::new(Wakers::default());
             let readers = [blocking_reader(&wakers, 1), blocking_reader(&wakers, 1)];
-            wakers.publish(1);
-            wakers.wake_readers();
+            publish(&wakers, 1);
             for reader in readers {
                 reader.join().unwrap();
             }
@@ -419,8 +431,7 @@ mod loom_tests {
                     }
                 })
             };
-            wakers.publish(1);
-            wakers.wake_readers();
+            publish(&wakers, 1);
             ended.end();
             first.join().unwrap();
             second.join().unwrap();
@@ -431,18 +442,8 @@ mod loom_tests {
     fn loom_a_task_sees_every_event() {
         model(None, || {
             let wakers = Arc::new(Wakers::default());
-            let writer = Arc::clone(&wakers);
             let waiter = wakers.join();
-            let thread = thread::spawn(move || {
-                writer.publish(1);
-                writer.wake_readers();
-            });
-            let parker = Arc::new(Parker::of_this_thread());
-            let waker = Waker::from(Arc::clone(&parker));
-            while !wakers.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
-                parker.park(None);
-            }
-            thread.join().unwrap();
+            wait_as_task_for_a_writer(&wakers, &waiter);
         });
     }
 
@@ -456,19 +457,7 @@ mod loom_tests {
             waiter.arm(Waker::noop(), 0, true);
             waiter.disarm();
             let thread = blocking_reader(&wakers, 1);
-            let writer = {
-                let wakers = Arc::clone(&wakers);
-                thread::spawn(move || {
-                    wakers.publish(1);
-                    wakers.wake_readers();
-                })
-            };
-            let parker = Arc::new(Parker::of_this_thread());
-            let waker = Waker::from(Arc::clone(&parker));
-            while !wakers.poll_above(&waiter, 0, &Context::from_waker(&waker)) {
-                parker.park(None);
-            }
-            writer.join().unwrap();
+            wait_as_task_for_a_writer(&wakers, &waiter);
             thread.join().unwrap();
         });
     }

@@ -113,6 +113,10 @@ pub(crate) fn pool_with(config: PoolConfig) -> OrderPool {
     pool_by_hand(config).0
 }
 
+pub(crate) fn pool() -> OrderPool {
+    pool_with(PoolConfig::default())
+}
+
 /// Until nothing is due.
 pub(crate) fn upkeep(pool: &OrderPool) {
     while pool.upkeep() {}

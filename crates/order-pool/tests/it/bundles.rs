@@ -1,5 +1,5 @@
 //! Bundles: their blocks, and how many keys and cancellations there may be. What replaces and cancels what is compared
-//! with a model, in `src/tests/model.rs`.
+//! with a model, in `src/tests/model/`.
 
 use std::time::SystemTime;
 
@@ -10,15 +10,11 @@ use order_pool::{
 use uuid::Uuid;
 
 use crate::common::{
-    Spec, address, bundle, caller, cancellation, head, journal, nth, pool_with, private_from,
+    Spec, address, bundle, caller, cancellation, head, journal, nth, pool, pool_with, private_from,
     variant,
 };
 
 const SEARCHER: u64 = 1;
-
-fn pool() -> OrderPool {
-    pool_with(PoolConfig::default())
-}
 
 /// A pool that knows block 10, which contains the first transaction.
 fn pool_at_10() -> OrderPool {

@@ -9,17 +9,13 @@ use std::{
 };
 
 use order_pool::{
-    BundleParts, Cancellation, Head, Lagged, Order, OrderPool, OrderSink, PoolConfig, RemoveReason,
+    BundleParts, Cancellation, Head, Lagged, Order, OrderSink, PoolConfig, RemoveReason,
     SinkEndReason, SinkGuard,
 };
 
-use crate::common::{bundle, head, insert_all, nth, pool_with, upkeep};
+use crate::common::{bundle, head, insert_all, nth, pool, pool_with, upkeep};
 
 const LONG: Duration = Duration::from_secs(30);
-
-fn pool() -> OrderPool {
-    pool_with(PoolConfig::default())
-}
 
 /// Reports every call, then does what its test wants.
 struct Sink<F>(Sender<String>, F);

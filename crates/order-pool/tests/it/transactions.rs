@@ -2,13 +2,9 @@
 
 use std::time::SystemTime;
 
-use order_pool::{Event, InsertOutcome, OrderPool, Origin, PoolConfig, RejectReason, Transaction};
+use order_pool::{Event, InsertOutcome, Origin, PoolConfig, RejectReason, Transaction};
 
-use crate::common::{Spec, head, insert_all, nth, pool_with, tx, tx_from, upkeep};
-
-fn pool() -> OrderPool {
-    pool_with(PoolConfig::default())
-}
+use crate::common::{Spec, head, insert_all, nth, pool, pool_with, tx, tx_from, upkeep};
 
 #[tokio::test]
 async fn a_task_that_waits_is_woken_and_ends_with_the_pool() {
@@ -44,14 +40,6 @@ fn every_blocked_thread_is_woken_and_ends_with_the_pool() {
     for reader in readers {
         assert_eq!(reader.join().expect("no panic"), 2_000);
     }
-}
-
-#[test]
-fn handles_and_subscriptions_can_be_used_from_any_thread() {
-    fn send_sync<T: Send + Sync>() {}
-    fn send<T: Send>() {}
-    send_sync::<OrderPool>();
-    send::<order_pool::Subscription>();
 }
 
 /// What an external caller hands in.

@@ -26,7 +26,6 @@ use crate::{
 const LINGER_BYTES: usize = 1 << 20;
 /// Lingering close: for how long at most.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
-/// One connection.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub(super) server: Arc<HttpServer>,
@@ -192,7 +191,6 @@ impl Connection {
     }
 }
 
-/// The signer that the request's header claims.
 fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, SignatureError> {
     if mode == SignatureMode::Off {
         return Ok(None);

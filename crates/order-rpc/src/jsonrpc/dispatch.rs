@@ -28,15 +28,11 @@ use crate::{
     reply::{ErrorResponse, Reply},
 };
 
-/// Elements of a batch.
-const MAX_BATCH: usize = 100;
-
 /// Bodies up to this size are parsed on the thread that read them, which takes microseconds. Longer
 /// ones are parsed on a worker thread, under a work permit: a megabyte takes milliseconds, during
 /// which the thread would serve no other caller.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
 
-/// A request whose body was parsed.
 #[derive(Debug)]
 struct Request {
     /// The signed bytes.
@@ -49,7 +45,6 @@ struct Request {
     id: Id,
 }
 
-/// Serves requests.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) limiter: Arc<Limiter>,
@@ -105,13 +100,13 @@ impl Dispatcher {
         by: By,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
-            (Calls::parse(&body, MAX_BATCH), None)
+            (Calls::parse(&body), None)
         } else {
             let priority = self.priority(claim.as_ref(), by.caller, body.len());
             let gate = &self.limiter.gate;
             let permit = gate.acquire_external(priority, Instant::now()).await?;
             let text = body.clone();
-            on_thread(move || (Calls::parse(&text, MAX_BATCH), Some(permit))).await?
+            on_thread(move || (Calls::parse(&text), Some(permit))).await?
         };
         let Calls { calls, is_batch } = parsed?;
         let id = match &calls[..] {
@@ -212,7 +207,7 @@ impl Dispatcher {
                 return Ok(None);
             };
             let (ended, admitted) = self.methods.admit(&**admission, candidate).await;
-            self.metrics.admission(ended);
+            self.metrics.admissions[ended as usize].increment(1);
             admitted.map(Some)
         };
         let admitted = join_all(request.calls.iter().map(ask)).await;
@@ -228,7 +223,7 @@ impl Dispatcher {
     fn insert(&self, method: Method, verified: Verified, admitted: Option<Admitted>) -> State {
         let done = verified.insert(&self.methods.host.pool, admitted);
         if done.is_ok() {
-            self.metrics.accepted(method);
+            self.metrics.accepted[method as usize].increment(1);
         }
         State::Done(done)
     }

@@ -68,7 +68,6 @@ fn lock(known: &Known) -> MutexGuard<'_, HashMap<CallerId, Weak<Caller>>> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// All callers.
 #[derive(Debug)]
 pub(crate) struct Callers {
     known: Arc<Known>,
@@ -159,17 +158,5 @@ mod tests {
         );
         assert!(!connects("2001:db8::2") && !connects("10.0.0.2"));
         assert!(!callers.of("10.0.0.1".parse().unwrap()).id.is_front, "named by a proxy");
-    }
-
-    #[test]
-    fn of_a_forwarding_header_the_last_address_counts() {
-        let mut headers = HeaderMap::new();
-        assert_eq!(forwarded_for(&headers), None);
-        headers.append(FORWARDED_FOR, "1.1.1.1, 2.2.2.2".parse().unwrap());
-        assert_eq!(forwarded_for(&headers), Some(IpAddr::from([2; 4])));
-        headers.append(FORWARDED_FOR, "3.3.3.3".parse().unwrap());
-        assert_eq!(forwarded_for(&headers), Some(IpAddr::from([3; 4])));
-        headers.append(FORWARDED_FOR, "nobody".parse().unwrap());
-        assert_eq!(forwarded_for(&headers), None);
     }
 }

@@ -37,7 +37,6 @@ pub(crate) struct Admitted {
 }
 
 impl Methods {
-    /// Asks the host.
     pub(crate) async fn admit(
         &self,
         admission: &dyn Admission,

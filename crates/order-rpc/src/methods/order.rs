@@ -124,7 +124,6 @@ impl Verified {
         }
     }
 
-    /// Whether proofs are not verified yet.
     pub(crate) fn is_unproven(&self) -> bool {
         matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
     }
@@ -154,7 +153,7 @@ impl Verified {
             Method::SendPrivateTransaction => "tx".to_owned(),
             _ => FIRST.to_owned(),
         };
-        verify::blob(tx, &field, blob)
+        tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
     }
 
     /// Inserts it into the pool, which takes microseconds. `admitted` is the host's decision, if
@@ -180,19 +179,19 @@ impl Verified {
                 _ => Err(ErrorResponse::internal()),
             },
             Self::PrivateCancellation(hash, signer, holder, at) => {
-                match pool.cancel_private(&hash, signer, holder, Some(at)) {
-                    CancelPrivateOutcome::Cancelled => Ok(json!(true)),
-                    CancelPrivateOutcome::Public => {
-                        let message = format!("{hash} is known to others and cannot be cancelled");
-                        Err(ErrorResponse::rejected(Reason::BecamePublic, message))
-                    }
-                    CancelPrivateOutcome::Unknown => {
-                        let message =
-                            format!("no private transaction of {signer} has the hash {hash} here");
-                        Err(ErrorResponse::rejected(Reason::UnknownPrivate, message))
-                    }
-                    _ => Err(ErrorResponse::internal()),
-                }
+                let (reason, message) = match pool.cancel_private(&hash, signer, holder, Some(at)) {
+                    CancelPrivateOutcome::Cancelled => return Ok(json!(true)),
+                    CancelPrivateOutcome::Public => (
+                        Reason::BecamePublic,
+                        format!("{hash} is known to others and cannot be cancelled"),
+                    ),
+                    CancelPrivateOutcome::Unknown => (
+                        Reason::UnknownPrivate,
+                        format!("no private transaction of {signer} has the hash {hash} here"),
+                    ),
+                    _ => return Err(ErrorResponse::internal()),
+                };
+                Err(ErrorResponse::rejected(reason, message))
             }
         }
     }
@@ -240,66 +239,61 @@ fn superseded(nonce: u64, current: u64) -> ErrorResponse {
 
 /// A success response is only sent for an order that is in the pool.
 fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorResponse> {
-    match outcome {
+    let (reason, message) = match outcome {
         InsertOutcome::Added
         | InsertOutcome::Replaced { .. }
         | InsertOutcome::Cancelled
-        | InsertOutcome::Known => Ok(()),
-        InsertOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
+        | InsertOutcome::Known => return Ok(()),
+        InsertOutcome::Superseded { nonce, current } => return Err(superseded(nonce, current)),
+        InsertOutcome::Rejected(reason) => return Err(rejected(&reason)),
         InsertOutcome::CancelledPermanently => {
-            let message = "replacementUuid was cancelled permanently".to_owned();
-            Err(ErrorResponse::rejected(Reason::Superseded, message))
+            (Reason::Superseded, "replacementUuid was cancelled permanently".to_owned())
         }
         InsertOutcome::AlreadyRemoved => {
-            let message = "already known, and not in the pool any more".to_owned();
-            Err(ErrorResponse::rejected(Reason::Known, message))
+            (Reason::Known, "already known, and not in the pool any more".to_owned())
         }
-        InsertOutcome::Mined => Err(ErrorResponse::rejected(
-            Reason::Mined,
-            format!("{field}: a recent block contains it"),
-        )),
+        InsertOutcome::Mined => (Reason::Mined, format!("{field}: a recent block contains it")),
         InsertOutcome::StaleNonce { nonce, next } => {
-            let message = format!("nonce too low: next nonce {next}, tx nonce {nonce}");
-            Err(ErrorResponse::rejected(Reason::StaleNonce, message))
+            (Reason::StaleNonce, format!("nonce too low: next nonce {next}, tx nonce {nonce}"))
         }
-        InsertOutcome::Rejected(reason) => Err(rejected(&reason)),
         // An outcome that this crate does not know may not mean success.
-        _ => Err(ErrorResponse::internal()),
-    }
+        _ => return Err(ErrorResponse::internal()),
+    };
+    Err(ErrorResponse::rejected(reason, message))
 }
 
-pub(super) fn rejected(reason: &RejectReason) -> ErrorResponse {
-    let message = reason.to_string();
-    match reason {
-        RejectReason::TooMany { field, .. } => ErrorResponse::field(Reason::Params, field, message),
+pub(super) fn rejected(rejection: &RejectReason) -> ErrorResponse {
+    let message = rejection.to_string();
+    let reason = match rejection {
+        RejectReason::TooMany { field, .. } => {
+            return ErrorResponse::field(Reason::Params, field, message);
+        }
         RejectReason::BlockPassed { .. } | RejectReason::BlockTooFar { .. } => {
-            ErrorResponse::field(Reason::Params, "blockNumber", message)
+            return ErrorResponse::field(Reason::Params, "blockNumber", message);
         }
-        RejectReason::TxMined { .. } => ErrorResponse::rejected(Reason::Mined, message),
-        RejectReason::TxStale { .. } => ErrorResponse::rejected(Reason::StaleNonce, message),
-        RejectReason::PaysTooLittle { .. } => {
-            ErrorResponse::rejected(Reason::PaysTooLittle, message)
-        }
-        RejectReason::InsufficientFunds { .. } => {
-            ErrorResponse::rejected(Reason::Admission, message)
-        }
-        _ => ErrorResponse::rejected(Reason::PoolFull, message),
-    }
+        RejectReason::TxMined { .. } => Reason::Mined,
+        RejectReason::TxStale { .. } => Reason::StaleNonce,
+        RejectReason::PaysTooLittle { .. } => Reason::PaysTooLittle,
+        RejectReason::InsufficientFunds { .. } => Reason::Admission,
+        _ => Reason::PoolFull,
+    };
+    ErrorResponse::rejected(reason, message)
 }
 
 pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
-    let (reason, field) = match error {
-        BundleError::Empty => (Reason::Params, "txs".to_owned()),
-        BundleError::NonceWithoutUuid { .. } => (Reason::Params, "replacementNonce".to_owned()),
-        BundleError::UuidWithoutSigner { .. } => (Reason::Signature, "replacementUuid".to_owned()),
-        BundleError::TimestampsReversed { .. } => (Reason::Params, "minTimestamp".to_owned()),
-        BundleError::TwoUuids { .. } => (Reason::Params, "uuid".to_owned()),
-        BundleError::UnknownVersion { .. } => (Reason::Params, "version".to_owned()),
-        BundleError::NotInVersion { field } => (Reason::Params, (*field).to_owned()),
-        BundleError::RefundPercent { .. } => (Reason::Params, "refundPercent".to_owned()),
-        BundleError::TooMany { field, .. } => (Reason::Params, (*field).to_owned()),
+    let field = match error {
+        BundleError::Empty => "txs",
+        BundleError::NonceWithoutUuid { .. } => "replacementNonce",
+        BundleError::UuidWithoutSigner { .. } => "replacementUuid",
+        BundleError::TimestampsReversed { .. } => "minTimestamp",
+        BundleError::TwoUuids { .. } => "uuid",
+        BundleError::UnknownVersion { .. } => "version",
+        BundleError::RefundPercent { .. } => "refundPercent",
+        BundleError::NotInVersion { field } | BundleError::TooMany { field, .. } => field,
         // Those of transactions: they are decoded and verified here.
-        _ => (Reason::Params, FIRST.to_owned()),
+        _ => FIRST,
     };
-    ErrorResponse::field(reason, &field, error.to_string())
+    let is_unsigned = matches!(error, BundleError::UuidWithoutSigner { .. });
+    let reason = if is_unsigned { Reason::Signature } else { Reason::Params };
+    ErrorResponse::field(reason, field, error.to_string())
 }

@@ -46,7 +46,6 @@ pub(crate) struct Unproven {
     digest: B256,
 }
 
-/// The state for verifying proofs.
 #[derive(Debug)]
 pub(crate) struct Proofs {
     /// One order of strangers at a time, and one of known signers: proofs of strangers wait for permits behind all

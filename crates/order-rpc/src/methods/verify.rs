@@ -90,16 +90,10 @@ pub(crate) fn transaction(
     Ok(tx)
 }
 
-/// Verifies the proofs of one blob: tens of milliseconds.
-pub(crate) fn blob(tx: &Transaction, field: &str, index: usize) -> Result<(), ErrorResponse> {
-    tx.check_blob_proofs(index).map_err(|error| sidecar(field, tx.hash(), &error))
-}
-
-fn sidecar(field: &str, hash: &B256, error: &SidecarError) -> ErrorResponse {
+pub(crate) fn sidecar(field: &str, hash: &B256, error: &SidecarError) -> ErrorResponse {
     ErrorResponse::field(Reason::Sidecar, field, format!("{field} ({hash}): {error}"))
 }
 
-/// Checks chain, blobs, gas and fees.
 fn fits(
     tx: &PooledTransaction,
     encoded_bytes: usize,

@@ -32,28 +32,31 @@ fn start_with_host(
 /// What it was asked about: the order's hash, its senders, and who signed the request.
 type Asked = (Vec<Address>, Option<Address>, bool);
 
-/// Accepts whom it knows.
-struct OnlyFrom(Address, Arc<Mutex<Vec<Asked>>>);
+/// Decides at once.
+struct Decides<F>(F);
 
-impl Admission for OnlyFrom {
+impl<F: Fn(Candidate<'_>) -> Verdict + Send + Sync> Admission for Decides<F> {
     fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
-        let (senders, is_bundle) = match candidate.order {
-            Order::Tx(tx) => (vec![tx.sender()], false),
-            Order::Bundle(bundle) => (bundle.txs().iter().map(|tx| tx.sender()).collect(), true),
-            other => panic!("{other:?}"),
-        };
-        let known = senders.iter().all(|sender| *sender == self.0);
-        self.1.lock().unwrap().push((senders, candidate.signer, is_bundle));
-        let refuse = Verdict::Refuse { reason: "the sender has no balance".into() };
-        Box::pin(ready(if known { Verdict::Accept } else { refuse }))
+        Box::pin(ready(self.0(candidate)))
     }
 }
 
 #[tokio::test]
 async fn the_host_refuses_orders_before_they_are_pooled() {
     let sender = PrivateKeySigner::random();
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let admission = OnlyFrom(sender.address(), Arc::clone(&asked));
+    let asked = Arc::new(Mutex::new(Vec::<Asked>::new()));
+    let (known, told) = (sender.address(), Arc::clone(&asked));
+    let admission = Decides(move |candidate: Candidate<'_>| {
+        let (senders, is_bundle) = match candidate.order {
+            Order::Tx(tx) => (vec![tx.sender()], false),
+            Order::Bundle(bundle) => (bundle.txs().iter().map(|tx| tx.sender()).collect(), true),
+            other => panic!("{other:?}"),
+        };
+        let is_known = senders.iter().all(|sender| *sender == known);
+        told.lock().unwrap().push((senders, candidate.signer, is_bundle));
+        let refuse = Verdict::Refuse { reason: "the sender has no balance".into() };
+        if is_known { Verdict::Accept } else { refuse }
+    });
     let server =
         start_with_host(config(), PoolConfig::default(), |host| host.with_admission(admission));
     let (theirs, others) = (hex(&sign(plain(7), &sender)), raw(0));
@@ -197,18 +200,6 @@ async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_fir
     assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
 }
 
-/// While it decides, the load falls, and all permits are taken.
-struct Busy(QueueLoad, Gate, Mutex<Vec<WorkPermit>>);
-
-impl Admission for Busy {
-    fn admit<'a>(&'a self, _: Candidate<'a>) -> AdmissionFuture<'a> {
-        self.0.removed(1);
-        let acquire = || self.1.acquire_external(Priority::Known, Instant::now()).now_or_never();
-        self.2.lock().unwrap().extend(std::iter::from_fn(|| acquire()?.ok()));
-        Box::pin(ready(Verdict::Accept))
-    }
-}
-
 /// The whole batch was answered as refused, though the bundle in it was pooled.
 #[tokio::test]
 async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() {
@@ -216,7 +207,14 @@ async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() 
     let gate = impatient_gate_config(Duration::from_millis(10));
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     let server = Server::start(pool, gate, Some(monitor), |host| {
-        let busy = Busy(queue, host.gate.clone(), Mutex::default());
+        let (gate, permits) = (host.gate.clone(), Mutex::new(Vec::<WorkPermit>::new()));
+        // While it decides, the load falls, and all permits are taken.
+        let busy = Decides(move |_: Candidate<'_>| {
+            queue.removed(1);
+            let acquire = || gate.acquire_external(Priority::Known, Instant::now()).now_or_never();
+            permits.lock().unwrap().extend(std::iter::from_fn(|| acquire()?.ok()));
+            Verdict::Accept
+        });
         start_by(config(), |_| {})(host.with_admission(busy))
     });
     let calls =
@@ -227,21 +225,14 @@ async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() 
     assert_eq!(server.pool.len(), 1);
 }
 
-/// Prioritizes transactions of one gas price.
-struct Vouches(u128);
-
-impl Admission for Vouches {
-    fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
-        let fee = candidate.order.as_tx().map(|tx| tx.max_fee_wei());
-        let verdict = if fee == Some(self.0) { Verdict::Prioritize } else { Verdict::Accept };
-        Box::pin(ready(verdict))
-    }
-}
-
 #[tokio::test]
 async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() {
     let pool = PoolConfig { max_external_txs: 1, ..PoolConfig::default() };
-    let server = start_with_host(config(), pool, |host| host.with_admission(Vouches(7)));
+    let vouches = Decides(|candidate: Candidate<'_>| {
+        let fee = candidate.order.as_tx().map(|tx| tx.max_fee_wei());
+        if fee == Some(7) { Verdict::Prioritize } else { Verdict::Accept }
+    });
+    let server = start_with_host(config(), pool, |host| host.with_admission(vouches));
     let send = async |fee: u128| {
         let mut tx = plain(0);
         (tx.max_fee_per_gas, tx.max_priority_fee_per_gas) = (fee, fee);

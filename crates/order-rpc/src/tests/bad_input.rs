@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use alloy_consensus::{SignableTransaction, TxLegacy};
+use alloy_consensus::{SignableTransaction, TxEip1559, TxLegacy};
 use alloy_eips::eip4844::{Blob, BlobTransactionSidecar, Bytes48};
 use alloy_primitives::{B256, TxKind, U256};
 use alloy_signer_local::PrivateKeySigner;
@@ -35,10 +35,16 @@ async fn serves_others(server: &Server) {
     call(server.addr, "eth_sendRawTransaction", json!([raw(0)])).await.result();
 }
 
+/// What nobody has signed is not refused for that: its signature was not looked at.
 #[tokio::test]
-async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
+async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_and_field() {
     let server = start(config());
     let signer = PrivateKeySigner::random();
+    let signed = |tx: TxEip1559| hex(&sign(tx, &signer));
+    let unsigned = |tx: TxEip1559| {
+        let nobody = alloy_primitives::Signature::new(U256::ZERO, U256::ZERO, false);
+        hex(&tx.into_signed(nobody).into())
+    };
     let right = sidecar(1);
     let (zeros, infinity) = (right.blobs[0], right.proofs[0]);
     let mut one = Blob::ZERO;
@@ -48,50 +54,55 @@ async fn each_bad_transaction_is_refused_with_its_reason_and_field() {
     let other_hash = with_sidecar(vec![B256::with_last_byte(1)], right, &signer);
     // It has no chain id.
     let no_chain = TxLegacy { gas_limit: 21_000, to: TxKind::Create, ..Default::default() };
-    let wrong_chain = alloy_consensus::TxEip1559 { chain_id: 1, ..plain(0) };
-    let little_gas = alloy_consensus::TxEip1559 { gas_limit: 20_999, ..plain(0) };
-    let floor = alloy_consensus::TxEip1559 {
-        gas_limit: 21_000 + 16 * 100,
-        input: vec![1; 100].into(),
-        ..plain(0)
-    };
-    let tx = plain(0);
-    // s = n/2 + something: the other of the two signatures (EIP-2).
-    let nobody = alloy_primitives::Signature::new(U256::ZERO, U256::ZERO, false);
-    let nobody = hex(&tx.into_signed(nobody).into());
+    let gas = |gas_limit| TxEip1559 { gas_limit, ..plain(0) };
+    let floor = TxEip1559 { input: vec![1; 100].into(), ..gas(21_000 + 16 * 100) };
+    let tip = TxEip1559 { max_priority_fee_per_gas: plain(0).max_fee_per_gas + 1, ..plain(0) };
+    let long = TxEip1559 { input: vec![0; 128 << 10].into(), ..gas(1 << 23) };
     let mut cut = raw(1);
     cut.truncate(cut.len() - 2);
-    let cases: [(Value, &str); 19] = [
-        (json!([]), "params"),
-        (json!([1]), "params"),
-        (json!(["0xzz"]), "params"),
-        (json!(["0x02", "0x02"]), "params"),
-        (json!({ "tx": "0x02" }), "params"),
-        (json!(["0x"]), "undecodable"),
-        (json!([cut]), "undecodable"),
-        (json!([raw(1) + "00"]), "undecodable"),
-        (json!([nobody]), "transaction_signature"),
-        (json!([hex(&sign(wrong_chain, &signer))]), "chain_id"),
-        (json!([hex(&sign(no_chain, &signer))]), "chain_id"),
-        (json!([hex(&sign(little_gas, &signer))]), "intrinsic_gas"),
-        (json!([hex(&sign(floor, &signer))]), "intrinsic_gas"),
-        (json!([blobs(vec![one], vec![infinity], vec![infinity])]), "sidecar"),
-        (json!([blobs(vec![zeros], vec![no_point], vec![infinity])]), "sidecar"),
-        (json!([blobs(vec![zeros], vec![infinity], vec![no_point])]), "sidecar"),
-        (json!([blobs(vec![zeros], vec![infinity; 2], vec![infinity])]), "sidecar"),
-        (json!([blobs(vec![], vec![], vec![])]), "sidecar"),
-        (json!([other_hash]), "sidecar"),
+    // No block with one without its blobs could be sent on: whoever gets the order from the pool gets them with it.
+    let (without, with) = without_and_with_blobs();
+    let of_alone =
+        [json!([]), json!([1]), json!(["0xzz"]), json!(["0x02", "0x02"]), json!({ "tx": "0x02" })];
+    let of_alone = of_alone.map(|params| (params, "params"));
+    let cases = [
+        ("0x".to_owned(), "undecodable"),
+        (cut, "undecodable"),
+        (raw(1) + "00", "undecodable"),
+        (without, "undecodable"),
+        (unsigned(plain(0)), "transaction_signature"),
+        (unsigned(gas(1 << 24)), "transaction_signature"),
+        (signed(TxEip1559 { chain_id: 1, ..plain(0) }), "chain_id"),
+        (hex(&sign(no_chain, &signer)), "chain_id"),
+        (signed(gas(20_999)), "intrinsic_gas"),
+        (signed(floor), "intrinsic_gas"),
+        (unsigned(gas((1 << 24) + 1)), "gas_limit"),
+        (unsigned(gas(u64::MAX)), "gas_limit"),
+        (unsigned(tip), "tip_above_fee"),
+        (unsigned(long), "transaction_too_large"),
+        (with_blobs(7).1, "too_many_blobs"),
+        (blobs(vec![one], vec![infinity], vec![infinity]), "sidecar"),
+        (blobs(vec![zeros], vec![no_point], vec![infinity]), "sidecar"),
+        (blobs(vec![zeros], vec![infinity], vec![no_point]), "sidecar"),
+        (blobs(vec![zeros], vec![infinity; 2], vec![infinity]), "sidecar"),
+        (blobs(vec![], vec![], vec![]), "sidecar"),
+        (other_hash, "sidecar"),
     ];
     let mut counts = Counts::default();
-    for (params, reason) in cases {
-        let answer = call(server.addr, "eth_sendRawTransaction", params.clone()).await;
-        assert_eq!(answer.error(), (200, -32602, reason.to_owned()), "{params}");
-        assert_eq!(answer.field(), "params[0]");
+    let in_bundles = cases.iter().map(|(raw, reason)| (json!([{ "txs": [raw] }]), *reason));
+    let in_bundles = in_bundles.map(|case| ("eth_sendBundle", "txs[0]", case));
+    let alone = cases.iter().map(|(raw, reason)| (json!([raw]), *reason)).chain(of_alone);
+    let alone = alone.map(|case| ("eth_sendRawTransaction", "params[0]", case));
+    for (method, field, (params, reason)) in alone.chain(in_bundles) {
+        let answer = call(server.addr, method, params.clone()).await;
+        assert_eq!(answer.error(), (200, -32602, reason.to_owned()), "{params:.300}");
+        assert_eq!(answer.field(), field, "{params:.300}");
         counts.expect(&server, reason);
     }
     assert!(server.pool.is_empty());
     let valid = json!([blobs(vec![zeros], vec![infinity], vec![infinity])]);
     call(server.addr, "eth_sendRawTransaction", valid).await.result();
+    call(server.addr, "eth_sendBundle", json!([{ "txs": [raw(0), with] }])).await.result();
 }
 
 #[tokio::test]
@@ -99,8 +110,7 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
     let server = start(config());
     let signer = PrivateKeySigner::random();
     let tx = raw(0);
-    let wrong_chain = alloy_consensus::TxEip1559 { chain_id: 1, ..plain(0) };
-    let wrong_chain = hex(&sign(wrong_chain, &signer));
+    let wrong_chain = hex(&sign(TxEip1559 { chain_id: 1, ..plain(0) }, &signer));
     let many: Vec<_> = (0..101).map(|_| &tx).collect();
     let cases: Vec<(Value, &str)> = vec![
         (json!({}), "txs"),
@@ -129,26 +139,6 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
     serves_others(&server).await;
 }
 
-/// No block with it could be sent on: whoever gets the order from the pool gets its blobs with it.
-#[tokio::test]
-async fn a_blob_transaction_without_its_blobs_is_refused_alone_and_in_a_bundle() {
-    let server = start(config());
-    let (without, with) = without_and_with_blobs();
-    let plain = raw(0);
-    let mut counts = Counts::default();
-    for (method, params, field) in [
-        ("eth_sendRawTransaction", json!([without]), "params[0]"),
-        ("eth_sendBundle", json!([{ "txs": [plain, without] }]), "txs[1]"),
-    ] {
-        let answer = call(server.addr, method, params).await;
-        assert_eq!(answer.error(), (200, -32602, "undecodable".to_owned()));
-        assert_eq!(answer.field(), field);
-        counts.expect(&server, "undecodable");
-    }
-    assert!(server.pool.is_empty());
-    call(server.addr, "eth_sendBundle", json!([{ "txs": [plain, with] }])).await.result();
-}
-
 #[tokio::test]
 async fn each_bad_body_is_refused_in_the_one_shape() {
     let server = start(OrderRpcConfig { max_body_bytes: 100_000, ..config() });
@@ -159,18 +149,20 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
         .replace("[\"", &("[".repeat(10_000) + "\""))
         .replace("\"]", &("\"".to_owned() + &"]".repeat(10_000)));
     type Expected = (u16, i64, &'static str);
-    let cases: [(&[u8], Expected); 8] = [
-        (b"", (400, -32700, "not_json")),
-        (b"\xff\xfe{}", (400, -32700, "not_json")),
+    const NO_JSON: Expected = (400, -32700, "not_json");
+    let no_json = ["", "1", "\"\"", "{", "[1", "{} {}", "[1,2,3,]", "nonsense"];
+    let no_json = no_json.map(|body| (body.as_bytes(), NO_JSON));
+    let cases: [(&[u8], Expected); 7] = [
+        (b"\xff\xfe{}", NO_JSON),
+        (b" {}", (400, -32600, "envelope")),
         (b"[]", (400, -32600, "batch_length")),
         (&batch(101).into_bytes()[..], (400, -32600, "batch_length")),
-        (b"{}", (400, -32600, "envelope")),
         (no_method.as_bytes(), (200, -32601, "method")),
         (deep.as_bytes(), (200, -32602, "params")),
         (&[b' '; 100_001], (413, -32600, "body_too_large")),
     ];
     let mut counts = Counts::default();
-    for (body, (status, code, reason)) in cases {
+    for (body, (status, code, reason)) in no_json.into_iter().chain(cases) {
         let answer = send(server.addr, body, &[]).await;
         let body = String::from_utf8_lossy(&body[..body.len().min(60)]);
         assert_eq!(answer.error(), (status, code, reason.to_owned()), "{body}");
@@ -183,27 +175,44 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
 
 /// What a caller chose is repeated to it cut, so that answers which nobody reads stay short.
 #[tokio::test]
-async fn an_error_response_is_short_whatever_was_sent() {
-    let server = start(config());
+async fn an_error_response_is_short_and_has_a_reason_whatever_was_sent() {
+    let server = start_at_head();
     let long = "x".repeat(4_700_000);
-    let good = transaction();
-    let fields =
+    let hex = format!("0x{}", "02".repeat(2_000_000));
+    let of_bundle =
         ["replacementUuid", "version", "uuid", "signingAddress", "refundIdentity", "bundleHash"];
-    let wrong_values = fields.map(|field| {
-        (request("eth_sendBundle", json!([{ "txs": [raw(0)], field: long }])), "params")
-    });
-    let cases = [
-        (request("eth_sendBundle", json!([{ &long: 1 }])), "params"),
-        (request("eth_cancelBundle", json!([{ &long: 1 }])), "params"),
-        (request("eth_sendRawTransaction", json!([long])), "params"),
-        (request(&long, json!([])), "method"),
-        (good.replace("\"id\":1", &format!("\"id\":\"{long}\"")), "envelope"),
-    ];
-    for (body, reason) in cases.into_iter().chain(wrong_values) {
+    let of_private = ["tx", "maxBlockNumber", "preferences", "txHash", "version", "signingAddress"];
+    let check = async |body: String, code| {
         let answer = send(server.addr, body.as_bytes(), &[]).await;
-        assert_eq!(answer.error().2, reason);
-        assert!(answer.text.len() < 1_000, "{reason}: {} bytes", answer.text.len());
+        assert_eq!(answer.error().1, code, "{body:.200}");
+        assert!(answer.text.len() < 1_000, "{body:.200}: {} bytes", answer.text.len());
+    };
+    check(request(&long, json!([])), -32601).await;
+    let id = format!("\"id\":\"{long}\"");
+    check(transaction().replace("\"id\":1", &id), -32600).await;
+    for (method, params) in [
+        ("eth_sendBundle", json!([{ &long: 1 }])),
+        ("eth_cancelBundle", json!([{ &long: 1 }])),
+        ("eth_sendRawTransaction", json!([long])),
+    ] {
+        check(request(method, params), -32602).await;
     }
+    for field in of_bundle {
+        let params = json!([{ "txs": [raw(0)], field: long }]);
+        check(request("eth_sendBundle", params), -32602).await;
+    }
+    let types = [json!(null), json!(1), json!([]), json!({}), json!(true), json!(long), json!(hex)];
+    let methods =
+        ["sendPrivateTransaction", "sendPrivateRawTransaction", "cancelPrivateTransaction"];
+    for (method, value) in methods.iter().flat_map(|method| types.iter().map(move |v| (method, v)))
+    {
+        let objects = of_private.map(|field| json!([{ field: value }]));
+        for params in [value.clone(), json!([value])].into_iter().chain(objects) {
+            check(request(&format!("eth_{method}"), params), -32602).await;
+        }
+    }
+    assert!(server.pool.is_empty());
+    server.until_nothing_is_held().await;
     serves_others(&server).await;
 }
 

@@ -166,6 +166,8 @@ impl Server {
 
 /// A server with its defaults, in a process of its own.
 pub fn start_server(config: OrderRpcConfig, gate: GateConfig) -> Server {
+    // The first server would load it, and it is no caller's.
+    order_pool::load_trusted_setup();
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     Server::start(pool, gate, None, |host| OrderRpc::start(config, host).unwrap())
 }

@@ -39,31 +39,6 @@ async fn what_is_not_read_may_be_as_deep_as_a_body_and_have_as_many_values() {
     assert_eq!(server.pool.len(), 6);
 }
 
-#[tokio::test]
-async fn wrong_types_and_huge_fields_are_answered_shortly_with_a_reason() {
-    let server = start_at_head();
-    let long = "x".repeat(4_000_000);
-    let hex = format!("0x{}", "02".repeat(2_000_000));
-    let types = [json!(null), json!(1), json!([]), json!({}), json!(true), json!(long), json!(hex)];
-    let methods = [
-        "eth_sendPrivateTransaction",
-        "eth_sendPrivateRawTransaction",
-        "eth_cancelPrivateTransaction",
-    ];
-    let fields = ["tx", "maxBlockNumber", "preferences", "txHash", "version", "signingAddress"];
-    for (method, value) in methods.iter().flat_map(|method| types.iter().map(move |v| (method, v)))
-    {
-        let objects = fields.map(|field| json!([{ field: value }]));
-        for params in [value.clone(), json!([value])].into_iter().chain(objects) {
-            let answer = call(server.addr, method, params).await;
-            assert_eq!(answer.error().1, -32602, "{method}");
-            assert!(answer.text.len() < 1_000, "{method}: {} bytes", answer.text.len());
-        }
-    }
-    assert!(server.pool.is_empty());
-    server.until_nothing_is_held().await;
-}
-
 /// What one element of a batch sends another one cancels, in their order.
 #[tokio::test]
 async fn a_batch_may_send_and_cancel_the_same_private_transaction_again_and_again() {

@@ -1,27 +1,12 @@
 //! What is cheap is checked before what is dear, and what was dear is paid for.
 
-use alloy_consensus::{SignableTransaction, TxEip1559};
-use alloy_primitives::{B256, Signature};
+use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
 use order_pool::{Block, Head};
 use order_rpc::Quota;
 use serde_json::json;
 
 use super::{blobs::*, common::*, *};
-
-/// Of a transaction that is pooled the proofs are not verified again.
-#[tokio::test]
-async fn a_pooled_transaction_that_is_sent_again_costs_no_proof() {
-    let server = start(config());
-    let (right, wrong) = with_blobs(6);
-    let refused = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
-    assert_eq!(refused.error().2, "sidecar");
-    let sent = call(server.addr, "eth_sendRawTransaction", json!([right])).await.result();
-    // The same hash, since the sidecar is no part of it: with its proofs verified it would be refused.
-    let again = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
-    assert_eq!(again.result(), sent);
-    assert_eq!(server.pool.len(), 1);
-}
 
 /// A searcher sends a bundle anew for each block, and a higher fee is another transaction with the same blobs.
 #[tokio::test]
@@ -49,14 +34,18 @@ async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
     assert_eq!(server.pool.len(), 3);
 }
 
-/// Whoever waits for a permit gets it between two blobs, and not after the last.
+/// Whoever waits for a permit gets it between two blobs, and not after the last. Of a transaction that is pooled the
+/// proofs are not verified again.
 #[tokio::test]
-async fn each_blob_is_verified_under_a_permit_of_its_own() {
+async fn each_blob_is_verified_once_under_a_permit_of_its_own() {
     let server = start(config());
     let (right, wrong) = with_blobs(4);
-    call(server.addr, "eth_sendRawTransaction", json!([right])).await.result();
+    let sent = call(server.addr, "eth_sendRawTransaction", json!([right])).await.result();
     // One to read it and to recover its sender.
     assert_eq!(server.gate.stats().work_admitted, 1 + 4);
+    // The same hash, since the sidecar is no part of it: with its proofs verified it would be refused.
+    let again = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
+    assert_eq!((again.result(), server.pool.len()), (sent, 1));
     // The first blob is wrong, and the others are not looked at.
     let server = start(config());
     let refused = call(server.addr, "eth_sendRawTransaction", json!([wrong])).await;
@@ -67,38 +56,6 @@ async fn each_blob_is_verified_under_a_permit_of_its_own() {
     let bundle = json!([{ "txs": [raw(0), wrong], "blockNumber": "0x5" }]);
     let refused = call(server.addr, "eth_sendBundle", bundle).await;
     assert_eq!((refused.error().2.as_str(), refused.field().as_str()), ("sidecar", "txs[1]"));
-}
-
-/// Nobody has signed these: that it is not what they are refused for shows that it was not looked at.
-#[tokio::test]
-async fn what_no_block_may_contain_is_refused_before_its_signature_is_looked_at() {
-    let server = start(config());
-    let unsigned = |tx: TxEip1559| {
-        let nobody = Signature::new(Default::default(), Default::default(), false);
-        hex(&tx.into_signed(nobody).into())
-    };
-    let gas = |gas_limit| TxEip1559 { gas_limit, ..plain(0) };
-    let tip = TxEip1559 { max_priority_fee_per_gas: plain(0).max_fee_per_gas + 1, ..plain(0) };
-    let long = TxEip1559 { input: vec![0; 128 << 10].into(), ..gas(1 << 23) };
-    let cases = [
-        (unsigned(gas((1 << 24) + 1)), "gas_limit"),
-        (unsigned(gas(u64::MAX)), "gas_limit"),
-        (unsigned(gas(1 << 24)), "transaction_signature"),
-        (unsigned(tip), "tip_above_fee"),
-        (unsigned(long), "transaction_too_large"),
-        (with_blobs(7).1, "too_many_blobs"),
-    ];
-    for (raw, reason) in cases {
-        let before = server.counted.reason(reason);
-        let alone = call(server.addr, "eth_sendRawTransaction", json!([raw])).await;
-        assert_eq!(alone.error(), (200, -32602, reason.to_owned()));
-        let bundle = json!([{ "txs": [raw] }]);
-        let bundle = call(server.addr, "eth_sendBundle", bundle).await;
-        assert_eq!(bundle.error(), (200, -32602, reason.to_owned()));
-        assert_eq!(bundle.field(), "txs[0]");
-        assert_eq!(server.counted.reason(reason), before + 2);
-    }
-    assert!(server.pool.is_empty());
 }
 
 #[tokio::test]

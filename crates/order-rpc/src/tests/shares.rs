@@ -109,6 +109,9 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
     in_flight(&server, 2).await;
     let same = send_from(ONE, &server, &[(header, "8.8.8.8, 1.1.1.1")]).await;
     assert_eq!(same.error(), refused(429, "caller_requests"));
+    let headers = [(header, "8.8.8.8"), (header, "1.1.1.1")];
+    let added = send_from(ONE, &server, &headers).await;
+    assert_eq!(added.error(), refused(429, "caller_requests"), "the last header counts");
     for unreadable in ["", "unknown", "1.2.3.4:5678", "1.2.3.4,"] {
         let refused = send_from(ONE, &server, &[(header, unreadable)]).await;
         assert_eq!(refused.error(), (400, -32600, "http".to_owned()), "{unreadable}");

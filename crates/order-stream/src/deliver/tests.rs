@@ -7,17 +7,18 @@ use alloy_eips::{
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
     eip7594::BlobTransactionSidecarVariant,
 };
-use alloy_primitives::{Address, Signature};
-use async_nats::HeaderMap;
+use alloy_primitives::{Address, Signature, hex};
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_pool::{
-    Bundle, BundleParts, Cancellation, Holder, Origin, PoolConfig, PrivateTerms, ReplacementKey,
-    Transaction,
+    Bundle, BundleParts, Cancellation, Holder, Origin, PrivateTerms, ReplacementKey, Transaction,
 };
 
 use super::*;
-use crate::wire::{Encoded, HeadRecord, encode_transaction};
+use crate::{
+    tests::{self, deliverer},
+    wire::{Encoded, HeadRecord, encode_transaction},
+};
 
 fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
@@ -34,25 +35,8 @@ fn encode(record: Record) -> Encoded {
     record.encode().expect("a known kind")
 }
 
-fn deliverer(flow: Flow) -> Deliverer {
-    Deliverer {
-        pool: OrderPool::new(PoolConfig::default()).expect("a pool"),
-        flow,
-        chain_id: 1,
-        heads: true,
-        counters: Arc::new(SourceCounters::labelled(&[])),
-        told: VecDeque::new(),
-        found: None,
-    }
-}
-
-fn message(machine: &str, Encoded { id, payload }: Encoded) -> Message {
-    let mut headers = HeaderMap::new();
-    headers.insert("Nats-Msg-Id", alloy_primitives::hex::encode(id));
-    let subject = format!("mempool.1.tx.{machine}").into();
-    let length = payload.len();
-    let headers = Some(headers);
-    Message { subject, reply: None, payload, headers, status: None, description: None, length }
+fn message(Encoded { id, payload }: Encoded) -> Message {
+    tests::message(&hex::encode(id), payload)
 }
 
 /// The counts: pooled, known, superseded, refused, malformed. They make up what was received.
@@ -61,20 +45,6 @@ fn counts(deliverer: &Deliverer) -> [u64; 5] {
     let counts = [stats.pooled, stats.known, stats.superseded, stats.refused, stats.malformed];
     assert_eq!(stats.received, counts.iter().sum::<u64>());
     counts
-}
-
-#[test]
-fn a_transaction_is_pooled_once_whoever_publishes_it() {
-    let mut deliverer = deliverer(Flow::Public);
-    let tx = txs(1).remove(0);
-    for machine in ["a", "b"] {
-        deliverer.message(&message(machine, encode_transaction(&tx)), at(101));
-    }
-    assert_eq!(counts(&deliverer), [1, 1, 0, 0, 0]);
-    let order = deliverer.pool.get(tx.hash()).expect("an order");
-    let pooled = order.as_tx().expect("a transaction");
-    assert_eq!((pooled.first_seen(), pooled.origin()), (at(100), Origin::Mempool));
-    assert_eq!(pooled.sender(), tx.sender());
 }
 
 /// Whoever publishes has proven it: nothing is proven here, neither for the first copy nor for those that the pool knows.
@@ -89,23 +59,23 @@ fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
     let tx = PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()));
     let tx = Recovered::new_unchecked(tx, Address::ZERO);
     let tx = Transaction::new(tx, Origin::Mempool, at(100));
-    let mut deliverer = deliverer(Flow::Public);
-    for machine in ["a", "b", "c"] {
-        deliverer.message(&message(machine, encode_transaction(&tx)), at(101));
+    let mut deliverer = deliverer(true);
+    for _ in 0..3 {
+        deliverer.message(&message(encode_transaction(&tx)), at(101));
     }
     assert_eq!(counts(&deliverer), [1, 2, 0, 0, 0]);
 }
 
 #[test]
 fn what_is_damaged_or_without_its_id_is_malformed() {
-    let mut deliverer = deliverer(Flow::Public);
+    let mut deliverer = deliverer(true);
     let txs = txs(1);
     let sound = encode_transaction(&txs[0]);
     let other = Encoded { id: *txs[1].hash(), ..sound.clone() };
     let cut = Encoded { payload: sound.payload.slice(..40), ..sound.clone() };
-    let mut without = message("a", sound);
+    let mut without = message(sound);
     without.headers = None;
-    for message in [message("a", other), without, message("a", cut)] {
+    for message in [message(other), without, message(cut)] {
         deliverer.message(&message, at(101));
     }
     assert_eq!(counts(&deliverer), [0, 0, 0, 0, 3]);
@@ -117,14 +87,14 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
     let tx = txs(1).remove(0);
     let private = Transaction::private(tx.recovered().clone(), terms, at(100));
     let key = ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO };
-    let mut public = deliverer(Flow::Public);
+    let mut public = deliverer(true);
     let others = [
         encode_transaction(&private),
         encode(Record::Cancellation(Cancellation { key, nonce: None, holder: Holder::Host })),
         encode_transaction(&txs(5)[0]),
     ];
     for other in others {
-        public.message(&message("a", other), at(101));
+        public.message(&message(other), at(101));
     }
     assert_eq!(counts(&public), [0, 0, 0, 3, 0]);
 }
@@ -134,20 +104,19 @@ fn head(number: u64, chain: u64) -> Encoded {
 }
 
 fn head_with(number: u64, chain: u64, mined: Vec<B256>) -> Encoded {
-    let hash = |number: u64| B256::left_padding_from(&(number << 8 | chain).to_be_bytes());
-    let head = Head::new(number, hash(number), hash(number - 1));
+    let head = tests::head(number, chain, chain);
     encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined }))
 }
 
 /// A head that leads nowhere undoes a block, whose transactions are pending again. The next head of its chain brings it back.
 #[test]
 fn what_a_gap_undid_is_mined_again_with_the_next_block_of_its_chain() {
-    let mut deliverer = deliverer(Flow::Public);
+    let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
     let tx = txs(1).remove(0);
-    deliverer.message(&message("a", encode_transaction(&tx)), at(101));
+    deliverer.message(&message(encode_transaction(&tx)), at(101));
     let mut tell = |encoded| {
-        deliverer.message(&message("a", encoded), at(102));
+        deliverer.message(&message(encoded), at(102));
         pool.contains(tx.hash())
     };
     assert!((1..=4).all(|number| tell(head(number, 0))));
@@ -161,9 +130,9 @@ fn what_a_gap_undid_is_mined_again_with_the_next_block_of_its_chain() {
 /// its next ones as too far ahead.
 #[test]
 fn a_machine_whose_node_is_far_behind_undoes_nothing_however_long_it_is() {
-    let mut deliverer = deliverer(Flow::Public);
+    let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
-    let mut tell = |encoded, seconds| deliverer.message(&message("a", encoded), at(seconds));
+    let mut tell = |encoded, seconds| deliverer.message(&message(encoded), at(seconds));
     (1..=100).for_each(|number| tell(head(number, 0), 12 * number));
     let parts = BundleParts { txs: txs(1), block: Some(121), ..BundleParts::default() };
     let outcome = pool.insert_bundle(Bundle::new(parts).expect("a bundle"));
@@ -179,10 +148,10 @@ fn a_machine_whose_node_is_far_behind_undoes_nothing_however_long_it_is() {
 
 #[test]
 fn a_reorg_is_followed_at_once_and_a_chain_that_begins_anew_when_no_other_is_told_for_a_minute() {
-    let mut deliverer = deliverer(Flow::Public);
+    let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
     let mut tell = |encoded, seconds| {
-        deliverer.message(&message("a", encoded), at(seconds));
+        deliverer.message(&message(encoded), at(seconds));
         pool.head().map(|head| (head.number, head.hash))
     };
     (1..=9).for_each(|number| _ = tell(head(number, 0), number));
@@ -208,9 +177,9 @@ fn heads_are_applied_only_if_configured() {
     let head = HeadRecord { head, previous: B256::ZERO, mined: vec![*tx.hash()] };
     let head = encode(Record::Head(head));
     for heads in [true, false] {
-        let mut deliverer = Deliverer { heads, ..deliverer(Flow::Public) };
+        let mut deliverer = deliverer(heads);
         for encoded in [encode_transaction(&tx), head.clone(), head.clone()] {
-            deliverer.message(&message("a", encoded), at(101));
+            deliverer.message(&message(encoded), at(101));
         }
         assert_eq!(deliverer.pool.head().is_some(), heads);
         assert_eq!(deliverer.pool.contains(tx.hash()), !heads);

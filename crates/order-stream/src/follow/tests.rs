@@ -4,18 +4,15 @@ use alloy_consensus::transaction::Recovered;
 use alloy_primitives::Address;
 use chain_view::{Block, PooledTransaction};
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
-use order_pool::{Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription};
+use order_pool::{Holder, OrderPool, Origin, PrivateTerms, Subscription};
 use std::time::SystemTime;
 
 use super::*;
+use crate::tests::{hash, head, pool};
 
 fn txs(count: usize) -> Vec<Recovered<PooledTransaction>> {
     let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
     load.prepare(count).iter().map(PreparedTx::recovered).collect()
-}
-
-fn pool() -> OrderPool {
-    OrderPool::new(PoolConfig::default()).expect("a pool")
 }
 
 fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
@@ -78,11 +75,10 @@ fn a_head_names_all_that_its_block_contains_and_the_heads_of_an_outage_follow() 
     let pool = pool();
     let txs = txs(2);
     insert(&pool, &txs[0], Origin::Mempool);
-    let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
     // Half a gigagas of plain transfers.
-    let others = (100..23_898).map(hash);
+    let others = (100..23_898).map(|number| hash(number, 0));
     let mine = |number: u64| {
-        let head = Head::new(number, hash(number), hash(number - 1));
+        let head = head(number, 0, 0);
         // The pool has never held the second.
         let mined = txs.iter().map(|tx| *tx.hash()).chain(others.clone());
         pool.on_head(Block::new(head, mined.collect::<Vec<_>>()));
@@ -111,11 +107,6 @@ fn a_head_that_the_pool_has_left_meanwhile_is_not_published() {
     let pool = pool();
     let mut follower = Follower::new(Flow::Public, true);
     let mut events = pool.subscribe_all();
-    let hash =
-        |number: u64, branch: u64| B256::left_padding_from(&(number << 8 | branch).to_be_bytes());
-    let head = |number, branch, of_parent| {
-        Head::new(number, hash(number, branch), hash(number - 1, of_parent))
-    };
     let tell = |heads: &[Head]| {
         heads.iter().for_each(|head| _ = pool.on_head(Block::new(*head, [])));
     };

@@ -43,10 +43,8 @@ const TRIAL_TIMEOUT: Duration = Duration::from_secs(1);
 /// Before a message that another machine was publishing at the same moment is published again.
 const IN_PROCESS_PAUSE: Duration = Duration::from_secs(1);
 
-/// The response to a message, with its message id.
 type Responded = (Sent, String, Response);
 
-/// What happens over one connection.
 struct Session<'a> {
     run: &'a mut Run,
     link: &'a Link,
@@ -209,17 +207,11 @@ impl<'a> Session<'a> {
 
     /// Publishes again what the stream may not have, then what is held, as far as there is room.
     async fn publish(&mut self) -> Result<(), State> {
-        while let Some(sent) = self.run.window.resend(Instant::now()) {
+        while let Some((sent, waited)) = self.run.window.again(Instant::now()) {
             if let Some(encoded) = self.run.window.get(sent).and_then(|it| it.record.encode()) {
                 self.run.counters.republished.add(1);
-                self.send(sent, encoded, Duration::ZERO).await?;
+                self.send(sent, encoded, waited).await?;
             }
-        }
-        if let Some((sent, waited)) = self.run.window.repeat(Instant::now())
-            && let Some(encoded) = self.run.window.get(sent).and_then(|it| it.record.encode())
-        {
-            self.run.counters.republished.add(1);
-            self.send(sent, encoded, waited).await?;
         }
         while self.run.window.has_room()
             && let Some(item) = self.held.pop_front()

@@ -40,7 +40,6 @@ impl<'a> Reader<'a> {
         self.array().map(Address::new)
     }
 
-    /// The length of what follows.
     pub(super) fn length(&mut self) -> Result<usize, WireError> {
         let length = self.array().map(u32::from_be_bytes)?;
         Ok(usize::try_from(length).unwrap_or(usize::MAX))

@@ -12,13 +12,10 @@ async fn a_killed_leader_costs_time_and_no_order() {
     let replicated = StreamConfig { replicas: 3, ..stream(Flow::Public) };
     ensure_stream(&server, &replicated).await.expect("a stream");
     let pools = [pool(), pool()];
-    let publishers = [0, 1].map(|n| {
-        let config = PublisherConfig::new(server.clone(), CHAIN, format!("m{n}"));
-        Publisher::start(&pools[n], config).expect("a publisher")
-    });
+    let publishers =
+        [(0, "m0"), (1, "m1")].map(|(n, name)| publisher(server.clone(), &pools[n], name));
     let built = pool();
-    let config = SourceConfig::new(server, CHAIN, "one");
-    let source = Source::start(&built, config).expect("a source");
+    let source = source(server, &built);
     let txs = transactions(41, 2_000, 0);
     for (n, chunk) in txs.chunks(20).enumerate() {
         pools.iter().for_each(|pool| insert(pool, chunk));

@@ -73,7 +73,7 @@ async fn a_stream_that_is_missing_is_waited_for_and_one_that_is_made_anew_gets_e
         assert!(began.elapsed() < PATIENCE, "the new stream has {}", stored().await);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    finish_both(publisher, source).await;
+    finish_all([publisher], [source]).await;
 }
 
 #[tokio::test]
@@ -267,8 +267,7 @@ async fn a_whole_window_is_published_again_while_the_responses_to_it_are_still_w
         !subject.starts_with("mempool.") || published > 4_096
     });
     let ingested = pool();
-    let config = PublisherConfig::new(ServerConfig::new(url), CHAIN, "a");
-    let publisher = Publisher::start(&ingested, config).expect("a publisher");
+    let publisher = publisher(ServerConfig::new(url), &ingested, "a");
     until_live(&publisher).await;
     let txs = transactions(24, 6_000, 0);
     insert(&ingested, &txs[..100]);
@@ -293,8 +292,7 @@ async fn what_the_stream_has_lost_without_a_word_comes_half_a_second_later() {
     });
     let (ingested, built) = (pool(), pool());
     let source = stage.source(&built, "one");
-    let config = PublisherConfig::new(ServerConfig::new(url), CHAIN, "a");
-    let publisher = Publisher::start(&ingested, config).expect("a publisher");
+    let publisher = publisher(ServerConfig::new(url), &ingested, "a");
     until_live(&publisher).await;
     insert(&ingested, &transactions(26, 100, 0));
     let took = until_equal(&ingested, &built).await;
@@ -317,8 +315,7 @@ async fn a_source_reads_on_while_its_request_for_the_stream_has_no_response() {
         !subject.starts_with("$JS.API.STREAM.INFO.") || counted.fetch_add(1, SeqCst) == 0
     });
     let built = pool();
-    let config = SourceConfig::new(ServerConfig::new(url), CHAIN, "one");
-    let source = Source::start(&built, config).expect("a source");
+    let source = source(ServerConfig::new(url), &built);
     let mut took = Vec::new();
     for (n, tx) in transactions(25, 3, 0).iter().enumerate() {
         until("a request without a response", || requests.load(SeqCst) >= n + 2).await;

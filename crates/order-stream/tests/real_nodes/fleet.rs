@@ -2,8 +2,8 @@
 
 use alloy_primitives::Address;
 use order_pool::{
-    Block, Bundle, BundleParts, CANCELLATION_RETENTION, CancelOutcome, CancelPrivateOutcome,
-    Cancellation, Clock, Head, Holder, PrivateTerms, ReplacementKey,
+    Bundle, BundleParts, CANCELLATION_RETENTION, CancelOutcome, CancelPrivateOutcome, Cancellation,
+    Clock, Holder, PrivateTerms, ReplacementKey,
 };
 
 use super::*;
@@ -21,8 +21,7 @@ async fn a_builders_pool_becomes_the_publishers_and_stays_it() {
     let tx = order.as_tx().expect("a transaction");
     assert_eq!((tx.sender(), tx.first_seen()), (txs[300].sender(), txs[300].first_seen()));
     assert_eq!(tx.recovered(), txs[300].recovered());
-    let mined = [*txs[0].hash(), *txs[399].hash()];
-    ingested.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), mined));
+    ingested.on_head(block(1, 0, 0, &[*txs[0].hash(), *txs[399].hash()]));
     until("the head", || built.head() == ingested.head()).await;
     until_equal(&ingested, &built).await;
     until("a live source", || source.state() == State::Live).await;
@@ -73,11 +72,8 @@ async fn two_machines_whose_pools_overlap_store_the_union_once() {
 async fn what_a_block_contains_leaves_a_builder_though_the_machine_of_its_head_never_had_it() {
     let (mut stage, first, built) = Stage::with_pools().await;
     let (second, txs) = (pool(), transactions(11, 2, 0));
-    let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
-    let mine = |number, mined: &Transaction| {
-        let head = Head::new(number, hash(number), hash(number - 1));
-        first.on_head(Block::new(head, [*mined.hash()]));
-    };
+    let mine =
+        |number, mined: &Transaction| _ = first.on_head(block(number, 0, 0, &[*mined.hash()]));
     let source = stage.source(&built, "one");
     let a = stage.publisher(&first, "a");
     let b = stage.publisher(&second, "b");
@@ -92,9 +88,7 @@ async fn what_a_block_contains_leaves_a_builder_though_the_machine_of_its_head_n
     mine(3, &txs[0]);
     stage.server.restart().expect("a server");
     until("the second is gone", || built.is_empty()).await;
-    finish(a).await;
-    finish(b).await;
-    finish_source(source).await;
+    finish_all([a, b], [source]).await;
 }
 
 /// The way back was the duplicate of what the other machine had told before, and the builder stood on the block before.
@@ -102,12 +96,7 @@ async fn what_a_block_contains_leaves_a_builder_though_the_machine_of_its_head_n
 async fn a_machine_that_comes_back_to_the_branch_of_another_one_brings_the_builder_there() {
     let (stage, first, built) = Stage::with_pools().await;
     let second = pool();
-    let hash =
-        |number: u64, branch: u64| B256::left_padding_from(&(number << 8 | branch).to_be_bytes());
-    let tell = |pool: &OrderPool, number, branch| {
-        let head = Head::new(number, hash(number, branch), hash(number - 1, 0));
-        pool.on_head(Block::new(head, []));
-    };
+    let tell = |pool: &OrderPool, number, branch| _ = pool.on_head(block(number, branch, 0, &[]));
     let source = stage.source(&built, "one");
     let a = stage.publisher(&first, "a");
     let b = stage.publisher(&second, "b");
@@ -130,9 +119,7 @@ async fn a_machine_that_comes_back_to_the_branch_of_another_one_brings_the_build
     }
     until("the last", || built.head() == first.head() && b.stats().unfinished == 0).await;
     assert_eq!((stored(), built.head()), (before + 7, second.head()));
-    finish(a).await;
-    finish(b).await;
-    finish_source(source).await;
+    finish_all([a, b], [source]).await;
 }
 
 #[tokio::test]
@@ -167,7 +154,6 @@ async fn a_builder_that_starts_late_has_the_latest_bundles_of_who_sent_many() {
     let private = stage.publisher_of(&ingested, Flow::Private, "a");
     let public = stage.publisher(&ingested, "a");
     let txs = transactions(6, 400, 0);
-    let hash = |number: u64| B256::left_padding_from(&number.to_be_bytes());
     for (number, txs) in (1..).zip(txs.chunks(10)) {
         for tx in txs {
             let parts = BundleParts {
@@ -180,7 +166,7 @@ async fn a_builder_that_starts_late_has_the_latest_bundles_of_who_sent_many() {
         }
         until("they are stored", || private.stats().stored == 10 * number).await;
         if number < BLOCKS {
-            ingested.on_head(Block::new(Head::new(number + 1, hash(number + 1), hash(number)), []));
+            ingested.on_head(block(number + 1, 0, 0, &[]));
         }
     }
     until("the heads are stored", || public.stats().stored == BLOCKS - 1).await;
@@ -197,11 +183,7 @@ async fn a_builder_that_starts_late_has_the_latest_bundles_of_who_sent_many() {
     })
     .await;
     assert_eq!((built.head(), built.stats().bundles), (ingested.head(), 10));
-    for source in sources {
-        finish_source(source).await;
-    }
-    finish(private).await;
-    finish(public).await;
+    finish_all([private, public], sources).await;
 }
 
 #[tokio::test]
@@ -223,7 +205,7 @@ async fn private_orders_travel_by_their_own_stream() {
     cancel(&ingested, 1, Some(3));
     until("the cancellation", || built.stats().bundles == 0).await;
     // Which belongs to the public flow.
-    ingested.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), []));
+    ingested.on_head(block(1, 0, 0, &[]));
     let stats = finish(private).await;
     assert_eq!((stats.published, stats.stored), (4, 4));
     assert_eq!(finish(public).await.published, 2);
@@ -311,8 +293,7 @@ async fn of_replacements_without_a_nonce_at_two_machines_builders_keep_the_lates
         until("the latest", || holds(n)).await;
     }
     // One starts again with nothing, and what the other accepts is published behind a later one.
-    finish(a).await;
-    finish(b).await;
+    finish_all([a, b], []).await;
     let first = pool();
     second.insert_bundle(sent(1, None, &txs[4]));
     first.insert_bundle(sent(1, None, &txs[5]));
@@ -322,8 +303,7 @@ async fn of_replacements_without_a_nonce_at_two_machines_builders_keep_the_lates
     until("all stored", || b.stats().stored == 1).await;
     until("superseded", || source.stats().superseded == 1).await;
     assert!(holds(5));
-    finish(a).await;
-    finish(b).await;
+    finish_all([a, b], []).await;
     let stats = finish_source(source).await;
     assert_eq!((stats.pooled, stats.known), (5, 0), "{stats:?}");
 }
@@ -364,10 +344,7 @@ async fn a_cancellation_at_another_machine_than_the_orders_holds_in_every_builde
     let other = stage.source_of(&late, Flow::Private, "late");
     until("all read", || other.stats().received == 10).await;
     assert!(late.is_empty());
-    finish(a).await;
-    finish(b).await;
-    finish_source(source).await;
-    finish_source(other).await;
+    finish_all([a, b], [source, other]).await;
 }
 
 /// Two pools, and a call after which they have forgotten all cancellations.
@@ -403,8 +380,7 @@ async fn a_cancellation_in_an_outage_longer_than_pools_remember_it_holds_in_ever
     forget();
     stage.server.restart().expect("a server");
     until("it is cancelled", || built.stats().bundles == 1).await;
-    finish(publisher).await;
-    finish_source(source).await;
+    finish_all([publisher], [source]).await;
 }
 
 #[tokio::test]

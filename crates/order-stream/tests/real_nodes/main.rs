@@ -17,7 +17,7 @@ use std::{
 use alloy_primitives::B256;
 use devnet::{NatsConfig, NatsServer};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
-use order_pool::{Event, OrderPool, Origin, PoolConfig, Transaction};
+use order_pool::{Block, Event, Head, OrderPool, Origin, PoolConfig, Transaction};
 use order_stream::{
     Flow, Publisher, PublisherConfig, PublisherStats, ServerConfig, Source, SourceConfig,
     SourceStats, State, StreamConfig, ensure_stream,
@@ -95,6 +95,16 @@ impl Stage {
     }
 }
 
+/// Of the public flow.
+fn publisher(server: ServerConfig, pool: &OrderPool, machine: &str) -> Publisher {
+    Publisher::start(pool, PublisherConfig::new(server, CHAIN, machine)).expect("a publisher")
+}
+
+/// The same, without heads.
+fn source(server: ServerConfig, pool: &OrderPool) -> Source {
+    Source::start(pool, SourceConfig::new(server, CHAIN, "one")).expect("a source")
+}
+
 /// Keeps messages for longer than a test, whose pools do not expire anything either.
 fn stream(flow: Flow) -> StreamConfig {
     StreamConfig { max_age: Duration::from_secs(600), ..StreamConfig::new(flow, CHAIN) }
@@ -117,6 +127,13 @@ fn insert(pool: &OrderPool, txs: &[Transaction]) {
     for tx in txs {
         pool.insert_transaction(tx.clone());
     }
+}
+
+/// A block by its number and its branch.
+fn block(number: u64, branch: u64, of_parent: u64, mined: &[B256]) -> Block {
+    let hash =
+        |number: u64, branch: u64| B256::left_padding_from(&(number << 8 | branch).to_be_bytes());
+    Block::new(Head::new(number, hash(number, branch), hash(number - 1, of_parent)), mined)
 }
 
 /// The hashes of the pooled transactions.
@@ -188,7 +205,14 @@ async fn finish_source(source: Source) -> SourceStats {
     stats
 }
 
-async fn finish_both(publisher: Publisher, source: Source) {
-    finish(publisher).await;
-    finish_source(source).await;
+async fn finish_all<const P: usize, const S: usize>(
+    publishers: [Publisher; P],
+    sources: [Source; S],
+) {
+    for publisher in publishers {
+        finish(publisher).await;
+    }
+    for source in sources {
+        finish_source(source).await;
+    }
 }

@@ -40,20 +40,12 @@ async fn stage() -> Stage {
     stage
 }
 
-fn publisher(server: ServerConfig, pool: &OrderPool) -> Publisher {
-    Publisher::start(pool, PublisherConfig::new(server, CHAIN, "a")).expect("a publisher")
-}
-
-fn source(server: ServerConfig, pool: &OrderPool) -> Source {
-    Source::start(pool, SourceConfig::new(server, CHAIN, "one")).expect("a source")
-}
-
 #[tokio::test]
 async fn the_rights_of_the_sample_are_enough_and_the_credentials_may_stand_in_the_url() {
     let stage = stage().await;
     let (ingested, built) = (pool(), pool());
     insert(&ingested, &transactions(31, 100, 0));
-    let publisher = publisher(stage.user("a", "p%40%2F"), &ingested);
+    let publisher = publisher(stage.user("a", "p%40%2F"), &ingested, "a");
     let source = source(stage.user("one", "p"), &built);
     until_equal(&ingested, &built).await;
     // With a comparison of the stream in between.
@@ -68,9 +60,9 @@ async fn a_wrong_password_and_missing_rights_are_denied() {
     let stage = stage().await;
     let (ingested, built) = (pool(), pool());
     insert(&ingested, &transactions(32, 10, 0));
-    let wrong = publisher(stage.user("a", "x"), &ingested);
-    let mute = publisher(stage.user("mute", "p"), &ingested);
-    let deaf = publisher(stage.user("deaf", "p"), &ingested);
+    let wrong = publisher(stage.user("a", "x"), &ingested, "a");
+    let mute = publisher(stage.user("mute", "p"), &ingested, "a");
+    let deaf = publisher(stage.user("deaf", "p"), &ingested, "a");
     let source = source(stage.user("a", "p%40%2F"), &built);
     let denied = State::Denied;
     until("a wrong password", || wrong.state() == denied).await;
@@ -111,7 +103,7 @@ async fn a_source_does_not_read_on_where_an_earlier_one_stood() {
     let stage = stage().await;
     let ingested = pool();
     insert(&ingested, &transactions(36, 100, 0));
-    let publisher = publisher(stage.user("a", "p%40%2F"), &ingested);
+    let publisher = publisher(stage.user("a", "p%40%2F"), &ingested, "a");
     until("stored", || publisher.stats().stored == 100).await;
     let (first, second) = (pool(), pool());
     // It may not delete its consumer.

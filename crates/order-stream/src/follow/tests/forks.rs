@@ -3,21 +3,18 @@
 use std::{
     collections::{HashMap, VecDeque},
     ops::RangeInclusive,
-    sync::Arc,
     time::SystemTime,
 };
 
-use async_nats::{HeaderMap, Message};
 use chain_view::{Block, Head};
 use order_pool::{OrderPool, Subscription};
 use proptest::prelude::*;
 
-use super::pool;
 use crate::{
     config::Flow,
     deliver::Deliverer,
     follow::{Follower, Item},
-    metrics::SourceCounters,
+    tests::{self, deliverer, message, pool},
     wire::Record,
 };
 
@@ -29,10 +26,7 @@ fn parent((number, branch): At) -> At {
 }
 
 fn block(at: At) -> Block {
-    let hash = |(number, branch): At| {
-        alloy_primitives::B256::left_padding_from(&(number << 8 | branch).to_be_bytes())
-    };
-    Block::new(Head::new(at.0, hash(at), hash(parent(at))), [])
+    Block::new(tests::head(at.0, at.1, parent(at).1), [])
 }
 
 struct Machine {
@@ -69,17 +63,8 @@ impl Fleet {
             let (events, follower) = (pool.subscribe_all(), Follower::new(Flow::Public, true));
             Machine { pool, events, follower, name: n.to_string(), at: (99, 0), held: [].into() }
         };
-        let source = Deliverer {
-            pool: pool(),
-            flow: Flow::Public,
-            chain_id: 1,
-            heads: true,
-            counters: Arc::new(SourceCounters::labelled(&[])),
-            told: VecDeque::new(),
-            found: None,
-        };
         let machines: Vec<_> = (0..machines).map(machine).collect();
-        let mut fleet = Self { machines, stored: HashMap::new(), source };
+        let mut fleet = Self { machines, stored: HashMap::new(), source: deliverer(true) };
         (0..fleet.machines.len()).for_each(|n| fleet.tell(n, (100, 0)));
         fleet
     }
@@ -112,14 +97,7 @@ impl Fleet {
         let sequence = *self.stored.entry(id.clone()).or_insert(next);
         held.extend(follower.acknowledged(&item, sequence, pool));
         if sequence == next {
-            let mut headers = HeaderMap::new();
-            headers.insert("Nats-Msg-Id", id);
-            let payload = encoded.payload;
-            let (subject, length) = ("mempool.1.head.a".into(), payload.len());
-            let headers = Some(headers);
-            let (reply, status, description) = (None, None, None);
-            let message = Message { subject, reply, payload, headers, status, description, length };
-            self.source.message(&message, SystemTime::UNIX_EPOCH);
+            self.source.message(&message(&id, encoded.payload), SystemTime::UNIX_EPOCH);
         }
         true
     }

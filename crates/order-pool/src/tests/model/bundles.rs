@@ -1,0 +1,124 @@
+//! Bundles.
+
+use super::*;
+
+impl Model {
+    pub(super) fn is_taken(&self, (hash, sender, _): &(B256, u64, bool)) -> bool {
+        self.is_mined(hash) || self.next_nonce(*sender).is_some_and(|next| next > 0)
+    }
+
+    /// Whether blocks took what a bundle cannot do without, or all of it.
+    pub(super) fn bundle_is_taken(&self, order: &Pooled) -> bool {
+        order.contents.iter().any(|tx| !tx.2 && self.is_taken(tx))
+            || order.contents.iter().all(|tx| self.is_taken(tx))
+    }
+
+    /// Removes a bundle, and leaves its key without one.
+    pub(super) fn end_bundle(&mut self, id: B256, reason: &str) -> Pooled {
+        let order = self.remove(id, reason);
+        if matches!(reason, "Evicted" | "BlockTooFar") {
+            self.may_return.insert(id, 0);
+        }
+        if let Some(slot) = Self::slot_of(&order) {
+            self.idle(slot);
+            self.forget_excess(self.slot(slot).holder);
+        }
+        order
+    }
+
+    /// The pooled bundles that `is` says so of, as accepted.
+    pub(super) fn bundles(&self, is: impl Fn(&Pooled) -> bool) -> Vec<B256> {
+        let found = self.pooled.iter().filter(|order| order.tx.is_none() && is(order));
+        let mut found: Vec<_> = found.map(|order| (order.seq, order.id)).collect();
+        found.sort();
+        found.into_iter().map(|(_, id)| id).collect()
+    }
+
+    /// The block of a bundle: without one it is for the next.
+    pub(super) fn settled_block(&self, order: &Pooled) -> Option<u64> {
+        order.block.or(self.head_number().map(|head| head + 1))
+    }
+
+    pub(super) fn insert_bundle(
+        &mut self,
+        mut order: Pooled,
+        nonce: Option<u64>,
+        settled: B256,
+    ) -> &'static str {
+        let content = order.content;
+        let block = self.settled_block(&order).unwrap_or(0);
+        let slot = order.key.map(|key| (key, Some(block)));
+        let old = slot.and_then(|slot| self.of_slot(slot));
+        let is_same = |other: &Pooled| Some(other.id) == old && other.content == content;
+        if let Some(same) = self.pooled.iter().find(|other| is_same(other)).map(|same| same.id) {
+            return if self.hold(same, &order) { "Known" } else { "Rejected" };
+        }
+        if let Some(key) = order.key.filter(|_| order.contents.is_empty()) {
+            return self.cancel_by_bundle(key, nonce, order.holder);
+        }
+        let nonce = match order.key.map(|key| self.place(key, block, nonce)).transpose() {
+            Ok(nonce) => nonce,
+            Err(why) => return why,
+        };
+        if order.block.is_some_and(|block| !self.is_ahead(block)) || self.bundle_is_taken(&order) {
+            return "Rejected";
+        }
+        if let Some(slot) = slot.filter(|slot| !self.keys.contains_key(slot))
+            && self.head_number().is_none()
+            && self.keys.keys().filter(|other| other.0 == slot.0 && other.1.is_some()).count()
+                >= MAX_AHEAD as usize
+        {
+            return "Rejected";
+        }
+        order.block = self.settled_block(&order);
+        order.id = settled;
+        order.nonce = nonce;
+        let id = settled;
+        if self.is_pooled(&id) {
+            return if self.hold(id, &order) { "Known" } else { "Rejected" };
+        }
+        if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
+            return "AlreadyRemoved";
+        }
+        let Ok(victim) = self.victim(&order, old) else { return "Rejected" };
+        self.evict(victim);
+        if let Some(old) = old {
+            self.remove(old, "Replaced");
+        }
+        if let Some(slot) = slot {
+            let now = self.now;
+            let all = self.keys.get_mut(&(slot.0, None));
+            if let Some(all) = all.filter(|all| all.tombstone.is_some()) {
+                (all.tombstone, all.idle_since) = (None, Some(now));
+            }
+            self.fill(slot, &order);
+        }
+        self.accept(id);
+        self.add(order);
+        if old.is_some() { "Replaced" } else { "Added" }
+    }
+
+    /// Brings a bundle back that a reorg has freed.
+    pub(super) fn put_back_bundle(&mut self, order: Pooled) {
+        let slot = Self::slot_of(&order);
+        let is_latest = slot.is_none_or(|slot| {
+            let (own, all) = (self.slot(slot), self.slot((slot.0, None)));
+            self.of_slot(slot).is_none()
+                && !all.is_final
+                && all.nonce < order.nonce
+                && (own.nonce.is_none() || own.nonce == order.nonce)
+        });
+        let has_room = self.victim(&order, None) == Ok(None);
+        if order.block.is_none_or(|block| self.is_ahead(block))
+            && is_latest
+            && has_room
+            && !self.bundle_is_taken(&order)
+            && !self.is_pooled(&order.id)
+        {
+            if let Some(slot) = slot {
+                self.fill(slot, &order);
+            }
+            self.add(order);
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Blocks, nonces, and what time ends.
+
+use super::*;
+
+impl Model {
+    pub(super) fn on_head(&mut self, block: Block, replaced: usize) {
+        let Block { head, mined: hashes, .. } = block;
+        let undone = self.blocks.split_off(self.blocks.len() - replaced);
+        let number = head.number;
+        let is_gap = self.blocks.last().is_some_and(|last| last.head.hash != head.parent_hash);
+        let unproven = if is_gap { std::mem::take(&mut self.blocks) } else { Vec::new() };
+        self.may_return.retain(|id, _| !hashes.contains(id));
+        self.blocks.push(BlockModel {
+            head,
+            mined: hashes.to_vec(),
+            raised: BTreeMap::new(),
+            taken: Vec::new(),
+        });
+        if self.blocks.len() > BLOCKS {
+            self.blocks.remove(0);
+        }
+        let mut raised = Vec::new();
+        for hash in hashes.iter() {
+            if self.is_pooled(hash) {
+                let order = self.remove(*hash, "Mined");
+                raised.extend(
+                    order
+                        .tx
+                        .and_then(|tx| self.raise(self.blocks.len() - 1, tx.sender, tx.nonce + 1)),
+                );
+                self.blocks.last_mut().expect("just pushed").taken.push(order);
+            }
+        }
+        for hash in hashes.iter() {
+            let with_it = |order: &Pooled| order.contents.iter().any(|tx| tx.0 == *hash);
+            for id in self.bundles(|order| with_it(order) && self.bundle_is_taken(order)) {
+                let order = self.end_bundle(id, "Mined");
+                self.blocks.last_mut().expect("just pushed").taken.push(order);
+            }
+        }
+        let too_far = number + MAX_AHEAD + 1..=u64::MAX;
+        for (reason, blocks) in [("BlockPassed", 0..=number), ("BlockTooFar", too_far)] {
+            let bundles = self.pooled.iter().filter(|order| order.tx.is_none());
+            let over = bundles.filter(|order| blocks.contains(&order.block.unwrap_or(0)));
+            let mut over: Vec<_> = over.map(|order| (order.block, order.seq, order.id)).collect();
+            over.sort();
+            for (_, _, id) in over {
+                self.end_bundle(id, reason);
+            }
+        }
+        self.pass_private(number);
+        let gone = || undone.iter().chain(&unproven);
+        let mut free: Vec<B256> = gone().flat_map(|block| block.mined.clone()).collect();
+        free.extend(gone().flat_map(|block| &block.taken).map(|order| order.id));
+        let taken = undone.into_iter().flat_map(|mut block| {
+            block.taken.sort_by_key(|order| !block.mined.contains(&order.id));
+            block.taken
+        });
+        for order in taken {
+            let Some(view) = order.tx else {
+                self.put_back_bundle(order);
+                continue;
+            };
+            let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
+            let is_here = self.is_mined(&order.id) || self.is_pooled(&order.id);
+            let is_valid = self.is_possible(&order) && !self.is_withdrawn(&order);
+            if !stale && !is_here && is_valid {
+                self.admit(order);
+            }
+        }
+        for id in free {
+            if !self.is_mined(&id) && !self.is_pooled(&id) {
+                self.forgotten.push((id, self.accepted.len()));
+            }
+        }
+        self.log.push((head_line(&head), None));
+        self.end_stale(self.blocks.len() - 1, &raised);
+    }
+
+    pub(super) fn on_nonces(&mut self, block: &B256, sender: u64, next: u64) {
+        let Some(at) = self.blocks.iter().position(|b| b.head.hash == *block) else { return };
+        let raised = self.raise(at, sender, next);
+        self.end_stale(at, raised.as_slice());
+    }
+
+    /// What a block says of a nonce, if that is news.
+    pub(super) fn raise(&mut self, at: usize, sender: u64, next: u64) -> Option<(u64, u64)> {
+        let before = self.next_nonce(sender);
+        let word = self.blocks[at].raised.entry(sender).or_default();
+        *word = next.max(*word);
+        before.is_none_or(|known| known < next).then_some((sender, next))
+    }
+
+    pub(super) fn end_stale(&mut self, at: usize, raised: &[(u64, u64)]) {
+        for (sender, next) in raised {
+            let txs = self.pooled.iter().filter_map(|order| Some((order.tx?, order)));
+            let mut stale: Vec<_> = txs
+                .filter(|(tx, _)| tx.sender == *sender && tx.nonce < *next)
+                .map(|(tx, order)| (tx.nonce, order.seq, order.id))
+                .collect();
+            stale.sort();
+            for (_, _, id) in stale {
+                let order = self.remove(id, "StaleNonce");
+                self.blocks[at].taken.push(order);
+            }
+        }
+        for (sender, next) in raised {
+            let with_it = |order: &Pooled| order.contents.iter().any(|tx| tx.1 == *sender);
+            let is_over =
+                |order: &Pooled| *next > 0 && with_it(order) && self.bundle_is_taken(order);
+            for id in self.bundles(is_over) {
+                let order = self.end_bundle(id, "StaleNonce");
+                self.blocks[at].taken.push(order);
+            }
+        }
+    }
+
+    pub(super) fn upkeep(&mut self) {
+        loop {
+            let due = self.pooled.iter().filter(|order| {
+                order.tx.is_some() && order.until.is_none() && order.deadline <= self.now
+            });
+            if let Some(id) = due.min_by_key(|order| order.seq).map(|order| order.id) {
+                self.release(id, "Expired", self.now + EXPIRED_PAUSE);
+                continue;
+            }
+            let over = |_: &_, (since, _): &mut (u64, usize)| *since + RETENTION / 2 <= self.now;
+            let over = self.withdrawn.extract_if(.., over).map(|(_, (_, seq))| seq);
+            self.ended.extend(over.map(|seq| (seq, self.log.len())));
+            match self.idle_keys().first() {
+                Some((since, _, slot)) if since + RETENTION / 2 <= self.now => {
+                    let slot = *slot;
+                    self.forget(slot);
+                }
+                _ => break,
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Replacement keys.
+
+use super::*;
+
+impl Model {
+    /// Settles a key's message, or says why it does not count.
+    pub(super) fn place(
+        &self,
+        key: usize,
+        block: u64,
+        nonce: Option<u64>,
+    ) -> Result<u64, &'static str> {
+        let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
+        match (nonce, all.nonce.max(own.nonce)) {
+            _ if all.is_final => Err("CancelledPermanently"),
+            (Some(nonce), Some(current)) if nonce <= current => Err("Superseded"),
+            (Some(nonce), _) => Ok(nonce),
+            (None, current) => Ok(current.map_or(0, |current| current + 1)),
+        }
+    }
+
+    pub(super) fn slot(&self, slot: KeySlot) -> KeyModel {
+        self.keys.get(&slot).cloned().unwrap_or_default()
+    }
+
+    /// The slot of a bundle that has a key.
+    pub(super) fn slot_of(order: &Pooled) -> Option<KeySlot> {
+        order.key.map(|key| (key, Some(order.block.unwrap_or(0))))
+    }
+
+    /// A slot gets a bundle.
+    pub(super) fn fill(&mut self, slot: KeySlot, &Pooled { nonce, holder, .. }: &Pooled) {
+        self.keys.insert(slot, KeyModel { nonce, holder, ..KeyModel::default() });
+    }
+
+    /// The pooled bundle of a key for a block.
+    pub(super) fn of_slot(&self, slot: KeySlot) -> Option<B256> {
+        let mut pooled = self.pooled.iter();
+        pooled.find(|order| Self::slot_of(order) == Some(slot)).map(|order| order.id)
+    }
+
+    pub(super) fn idle(&mut self, slot: KeySlot) {
+        if self.of_slot(slot).is_none() {
+            self.keys.entry(slot).or_default().idle_since = Some(self.now);
+        }
+    }
+
+    pub(super) fn cancel(
+        &mut self,
+        key: usize,
+        nonce: Option<u64>,
+        holder: Holder,
+    ) -> &'static str {
+        let all = self.slot((key, None));
+        if all.is_final {
+            return "CancelledPermanently";
+        }
+        let blocks = self.keys.range((key, Some(0))..=(key, Some(u64::MAX)));
+        let blocks: Vec<_> = blocks.map(|(slot, state)| (*slot, state.nonce)).collect();
+        let lowest = blocks.iter().map(|(_, nonce)| *nonce).min().flatten();
+        if nonce.is_some() && nonce <= all.nonce.max(lowest) {
+            return "Superseded";
+        }
+        for (slot, of_block) in blocks {
+            if nonce.is_none() || of_block < nonce {
+                if let Some(id) = self.of_slot(slot) {
+                    self.remove(id, "Cancelled");
+                }
+                self.keys.remove(&slot);
+            }
+        }
+        let state = self.keys.entry((key, None)).or_default();
+        state.nonce = nonce.or(state.nonce);
+        state.is_final |= nonce.is_none();
+        state.holder = holder;
+        state.tombstone = Some(self.log.len());
+        let told = if state.is_final { None } else { state.nonce };
+        self.log.push((format!("x{key} {told:?}"), None));
+        self.idle((key, None));
+        self.forget_excess(holder);
+        "Cancelled"
+    }
+
+    /// A bundle without transactions cancels those up to its nonce, or else up to the highest.
+    pub(super) fn cancel_by_bundle(
+        &mut self,
+        key: usize,
+        nonce: Option<u64>,
+        by: Holder,
+    ) -> &'static str {
+        let slots = self.keys.range((key, None)..=(key, Some(u64::MAX)));
+        let highest = slots.map(|(_, state)| state.nonce).max().flatten();
+        let nonce = nonce.unwrap_or(highest.map_or(0, |highest| highest + 1));
+        self.cancel(key, Some(nonce), by)
+    }
+
+    pub(super) fn idle_keys(&self) -> Vec<(u64, ReplacementKey, KeySlot)> {
+        let idle = self.keys.iter().filter(|(slot, _)| self.of_slot(**slot).is_none());
+        let since = |state: &KeyModel| state.idle_since.expect("it is idle");
+        let mut idle: Vec<_> =
+            idle.map(|(slot, state)| (since(state), key(slot.0), *slot)).collect();
+        idle.sort();
+        idle
+    }
+
+    pub(super) fn forget(&mut self, slot: KeySlot) {
+        let state = self.keys.remove(&slot).expect("it is known");
+        if state.tombstone.is_some() {
+            self.log.push((format!("f{}", slot.0), None));
+        }
+    }
+
+    /// After a key lost its bundle: of its holder, or else of the largest one, the oldest of the signer
+    /// with the most goes.
+    pub(super) fn forget_excess(&mut self, holder: Holder) {
+        loop {
+            let idle = self.idle_keys();
+            let holder_of = |slot: KeySlot| self.slot(slot).holder;
+            let class: Vec<_> = idle
+                .iter()
+                .filter(|(_, _, slot)| is_known(holder_of(*slot)) == is_known(holder))
+                .collect();
+            let of = |holder| class.iter().filter(move |(_, _, slot)| holder_of(*slot) == holder);
+            let from = if of(holder).count() > cap_of(holder, KEYS) {
+                holder
+            } else if class.len() > KEYS[0] {
+                let sizes = class.iter().map(|(_, _, slot)| holder_of(*slot));
+                sizes.max_by_key(|holder| (of(*holder).count(), *holder)).expect("not empty")
+            } else {
+                return;
+            };
+            let count = |signer| of(from).filter(|(_, key, _)| key.signer == signer).count();
+            let oldest = |signer| of(from).find(|(_, key, _)| key.signer == signer).copied();
+            let signers = of(from).map(|(_, key, _)| key.signer);
+            let most = signers.max_by_key(|signer| {
+                let (since, key, slot) = oldest(*signer).expect("it has one");
+                (count(*signer), std::cmp::Reverse((since, key, slot.1)), *signer)
+            });
+            let (_, _, slot) = *oldest(most.expect("not empty")).expect("it has one");
+            self.forget(slot);
+        }
+    }
+}

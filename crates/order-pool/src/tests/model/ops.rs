@@ -1,0 +1,76 @@
+//! What may happen.
+
+use super::*;
+
+/// A uuid and its signer by their number, and the replacement nonce.
+pub(super) type Keyed = (usize, Option<u64>);
+
+// Plain comments, so that each operation stands on one line.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    // Without a holder it was announced by the node.
+    Insert { sender: u64, nonce: u64, max_fee: u128, max_tip: u128, holder: Option<u8> },
+    // Of a private transaction, until so many blocks ahead.
+    Private { sender: u64, nonce: u64, max_tip: u128, ahead: u64, holder: u8 },
+    // Of one of the transactions that are pooled or that a block took.
+    CancelPrivate { which: usize, signer: u64 },
+    // One of what is pooled once more, without a holder by the node, with a block as a private transaction.
+    Again { which: usize, holder: Option<u8>, ahead: Option<u64> },
+    // Many at once, so that logs wrap and caps are met.
+    Burst { salt: u64 },
+    // The signer is that of one without a key.
+    Bundle { n: u64, ahead: Option<u64>, key: Option<Keyed>, signer: Option<u64>, holder: u8 },
+    Cancel { key: Keyed, holder: u8 },
+    // On the newest block, mining some of what is pooled and some that is not.
+    Head { mined: u8, unknown: u64, base_fee: Option<u64> },
+    // Replaces the newest `depth` blocks by one.
+    Reorg { depth: usize, mined: u8 },
+    // A head whose parent was never told.
+    Gap { skip: u64 },
+    Nonces { back: usize, sender: u64, next: u64 },
+    Pass { seconds: u64 },
+    Upkeep,
+    Subscribe { ahead: Option<u64> },
+    Read { which: usize, max: usize },
+    Resync { which: usize },
+    Drop { which: usize },
+}
+
+pub(super) fn op() -> impl Strategy<Value = Op> {
+    let key = || (0_usize..6, prop::option::weighted(0.8, 0_u64..8));
+    let (ahead, signer) = (prop::option::of(0_u64..6), prop::option::of(2_u64..5));
+    // Few, so that the same one comes again.
+    let fee = prop::sample::select(vec![3_u128, 11, PRIVATE_FEE]);
+    prop_oneof![
+        12 => (0_u64..5, 0_u64..4, fee, 0_u128..8, prop::option::weighted(0.4, 0_u8..4))
+            .prop_map(|(sender, nonce, max_fee, max_tip, holder)| {
+                Op::Insert { sender, nonce, max_fee, max_tip, holder }
+            }),
+        6 => (0_u64..5, 0_u64..4, 0_u128..8, 0_u64..6, 0_u8..4)
+            .prop_map(|(sender, nonce, max_tip, ahead, holder)| {
+                Op::Private { sender, nonce, max_tip, ahead, holder }
+            }),
+        2 => (0_usize..20, 0_u64..2)
+            .prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),
+        6 => (0_usize..20, prop::option::weighted(0.9, 0_u8..4), prop::option::of(0_u64..6))
+            .prop_map(|(which, holder, ahead)| Op::Again { which, holder, ahead }),
+        1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
+        6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0_u8..4)
+            .prop_map(|(n, ahead, key, signer, holder)| {
+                Op::Bundle { n, ahead, key, signer, holder }
+            }),
+        3 => (key(), 0_u8..4).prop_map(|(key, holder)| Op::Cancel { key, holder }),
+        4 => (0_u8..8, 0_u64..40, prop::option::of(0_u64..20))
+            .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
+        2 => (1_usize..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),
+        1 => (1_u64..3).prop_map(|skip| Op::Gap { skip }),
+        3 => (0_usize..3, 0_u64..17, 0_u64..5)
+            .prop_map(|(back, sender, next)| Op::Nonces { back, sender, next }),
+        3 => (1_u64..20).prop_map(|seconds| Op::Pass { seconds }),
+        3 => Just(Op::Upkeep),
+        2 => prop::option::of(0_u64..4).prop_map(|ahead| Op::Subscribe { ahead }),
+        6 => (0_usize..4, 1_usize..40).prop_map(|(which, max)| Op::Read { which, max }),
+        1 => (0_usize..4).prop_map(|which| Op::Resync { which }),
+        1 => (0_usize..4).prop_map(|which| Op::Drop { which }),
+    ]
+}

@@ -1,0 +1,56 @@
+//! A reader of the pool, and what it must be told.
+
+use super::*;
+
+/// A subscription, and what it must show next.
+pub(super) struct Reader {
+    pub(super) real: Subscription,
+    pub(super) block: Option<u64>,
+    /// What is left of it.
+    pub(super) replay: VecDeque<String>,
+    pub(super) next: usize,
+}
+
+impl Reader {
+    pub(super) fn read(&mut self, model: &Model, max: usize) {
+        for _ in 0..max {
+            let is_others = |(_, only): &Line| !concerns(*only, self.block);
+            while self.replay.is_empty() && model.log.get(self.next).is_some_and(is_others) {
+                self.next += 1;
+            }
+            match self.real.try_next() {
+                Some(Err(lagged)) => {
+                    // Exact, and not before the log has wrapped.
+                    self.next = model.log.len() - self.real.behind() as usize;
+                    self.replay.clear();
+                    assert!(lagged.missed > 0);
+                    assert!(model.log.len() - self.next >= LOG_EVENTS, "it forgot too early");
+                }
+                found => {
+                    let expected = self.replay.pop_front().or_else(|| {
+                        let (line, _) = model.log.get(self.next)?;
+                        self.next += 1;
+                        Some(line.clone())
+                    });
+                    assert_eq!(found.map(|event| line(event.expect("no lag"))), expected);
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn head_line(head: &Head) -> String {
+    format!("h{} {}", head.number, head.hash)
+}
+
+pub(super) fn line(event: Event) -> String {
+    match event {
+        Event::Added(order) => format!("+{}", order.id().hash()),
+        Event::Removed { order, reason } => format!("-{} {reason:?}", order.id().hash()),
+        Event::BecamePublic(order) => format!("p{}", order.id().hash()),
+        Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
+        Event::CancelledPrivate(x) => format!("w{} {}", x.hash, x.signer),
+        Event::CancellationForgotten(key) => format!("f{}", key_number(key)),
+        Event::Head(head) => head_line(&head),
+    }
+}

@@ -1,0 +1,308 @@
+//! The pool beside the model.
+
+use super::*;
+
+pub(super) struct Run {
+    pub(super) pool: OrderPool,
+    pub(super) clock: Clock,
+    pub(super) model: Model,
+    pub(super) readers: Vec<Reader>,
+    pub(super) forks: u64,
+}
+
+pub(super) fn key(n: usize) -> ReplacementKey {
+    // Two uuids, two signers: keys that differ in one of both.
+    ReplacementKey { uuid: Uuid::from_u128(n as u128 / 2), signer: address(n as u64 % 2) }
+}
+
+pub(super) fn key_number(key: ReplacementKey) -> u64 {
+    (key.uuid.as_u128() as u64) * 2 + u64::from(key.signer != address(0))
+}
+
+pub(super) fn view(tx: &Transaction, sender: u64) -> Pooled {
+    let (fee, tip) = (tx.max_fee_wei() as i128, tx.max_tip_wei() as i128);
+    let tx_view = TxView { sender, nonce: tx.nonce(), fee, tip };
+    Pooled {
+        tx: Some(tx_view),
+        public: tx.is_public(),
+        terms: tx.private_terms().copied(),
+        signer: Some(tx.sender()),
+        id: *tx.hash(),
+        holder: tx.holder(),
+        ..Pooled::default()
+    }
+}
+
+impl Run {
+    pub(super) fn new() -> Self {
+        let clock = Clock::manual();
+        let pool = OrderPool::with_limits(limits(), clock.clone());
+        let (model, readers) = (Model::default(), Vec::new());
+        Self { pool, clock, model, readers, forks: 0 }
+    }
+
+    fn insert(&mut self, spec: Spec, by: Option<u8>) {
+        let tx = match by {
+            Some(by) => tx_from(spec, Origin::Rpc).held_by(holder(by)),
+            None => tx_from(spec, Origin::Mempool),
+        };
+        self.insert_tx(spec.sender, tx);
+    }
+
+    fn insert_tx(&mut self, sender: u64, tx: Transaction) {
+        let expected = self.model.insert(view(&tx, sender));
+        assert_eq!(variant(self.pool.insert_transaction(tx)), expected);
+    }
+
+    fn terms(&self, sender: u64, ahead: u64) -> PrivateTerms {
+        let max_block = self.model.head_number().unwrap_or(9) + ahead;
+        PrivateTerms { signer: Some(address(sender % 2)), max_block }
+    }
+
+    /// Some of the pooled transactions, chosen by the bits of `mask`.
+    fn pooled_txs(&self, mask: u8) -> Vec<B256> {
+        let txs = self.model.pooled.iter().filter(|order| order.tx.is_some());
+        let chosen = txs.enumerate().filter(|(n, _)| mask >> (n % 3) & 1 == 1);
+        chosen.map(|(_, order)| order.id).collect()
+    }
+
+    fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u64>) -> Block {
+        self.forks += 1;
+        let (number, parent_hash) = parent.unwrap_or((9, B256::ZERO));
+        let head = Head::new(number + 1, hash(1 << 40 | self.forks), parent_hash);
+        Block::new(Head { next_base_fee_wei: fee, ..head }, mined)
+    }
+
+    fn on_head(&mut self, block: Block, replaced: usize) {
+        assert_eq!(self.pool.on_head(block.clone()).replaced(), replaced);
+        assert_eq!(self.pool.on_head(block.clone()), Relation::Repeat);
+        self.model.on_head(block, replaced);
+    }
+
+    fn tip(&self) -> Option<(u64, B256)> {
+        self.model.blocks.last().map(|block| (block.head.number, block.head.hash))
+    }
+
+    pub(super) fn step(&mut self, op: Op) {
+        match op {
+            Op::Insert { sender, nonce, max_fee, max_tip, holder } => {
+                self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, holder);
+            }
+            Op::Private { sender, nonce, max_tip, ahead, holder: by } => {
+                // Some of them are those that others hand in too.
+                let spec = Spec { sender, nonce, max_fee: PRIVATE_FEE, max_tip, ..Spec::default() };
+                let terms = self.terms(sender, ahead);
+                self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+            }
+            Op::Again { which, holder: by, ahead } => {
+                let Some(pooled) = self.model.pooled.get(which).cloned() else { return };
+                let order = self.pool.get(&pooled.id).expect("what the model holds");
+                let holder = holder(by.unwrap_or(0));
+                if let (Some(tx), Some(view)) = (order.as_tx(), pooled.tx) {
+                    let (tx, at) = (tx.recovered().clone(), tx.first_seen());
+                    let tx = match (by, ahead) {
+                        (None, _) => Transaction::new(tx, Origin::Mempool, at),
+                        (_, None) => Transaction::new(tx, Origin::Rpc, at),
+                        (_, Some(ahead)) => {
+                            Transaction::private(tx, self.terms(view.sender, ahead), at)
+                        }
+                    };
+                    self.insert_tx(view.sender, tx.held_by(holder));
+                } else if let Some(bundle) = order.as_bundle() {
+                    let parts = BundleParts { holder, ..bundle.parts().clone() };
+                    self.insert_bundle(parts, pooled.key, pooled.contents);
+                }
+            }
+            Op::CancelPrivate { which, signer } => {
+                let taken = self.model.blocks.iter().rev().flat_map(|block| &block.taken);
+                let txs = self.model.pooled.iter().chain(taken).filter(|order| order.tx.is_some());
+                let Some(id) = txs.map(|order| order.id).nth(which) else { return };
+                let expected = self.model.cancel_private(id, address(signer));
+                // Later than any of them was sent; the clock that ends it is the pool's.
+                let at = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33));
+                assert_eq!(
+                    self.pool.cancel_private(&id, address(signer), Holder::Host, at),
+                    expected
+                );
+            }
+            Op::Burst { salt } => (0..40).for_each(|n| {
+                let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));
+                let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
+                self.insert(spec, None);
+            }),
+            Op::Bundle { n, ahead, key: with, signer, holder: by } => {
+                let block = ahead.map(|ahead| self.model.head_number().unwrap_or(9) + ahead);
+                let key_of = with.map(|(n, _)| self::key(n));
+                let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
+                // Every other bundle may do without its second transaction.
+                let mut txs = Vec::new();
+                if n != EMPTY || with.is_none() {
+                    txs.push(nth(100 + n));
+                    txs.extend((n % 2 == 1).then(|| nth(200 + n)));
+                }
+                let dropping: Vec<B256> = txs.iter().skip(1).map(|tx| *tx.hash()).collect();
+                let contents = txs.iter().zip([100 + n, 200 + n]);
+                let contents =
+                    contents.map(|(tx, sender)| (*tx.hash(), sender, sender >= 200)).collect();
+                let parts = BundleParts {
+                    txs,
+                    block,
+                    dropping_tx_hashes: dropping,
+                    uuid: key_of.map(|key| key.uuid),
+                    signer,
+                    replacement_nonce: with.and_then(|(_, nonce)| nonce),
+                    holder: holder(by),
+                    first_seen: Some(SystemTime::UNIX_EPOCH),
+                    ..Default::default()
+                };
+                self.insert_bundle(parts, with.map(|(n, _)| n), contents);
+            }
+            Op::Cancel { key: (n, nonce), holder: by } => {
+                let before = self.model.pooled.len();
+                let expected = self.model.cancel(n, nonce, holder(by));
+                let cancelled = self.pool.cancel_bundle(cancellation(key(n), nonce, holder(by)));
+                assert_eq!(variant(cancelled), expected);
+                if let CancelOutcome::Cancelled { removed } = cancelled {
+                    assert_eq!(removed, before - self.model.pooled.len());
+                }
+            }
+            Op::Head { mined, unknown, base_fee } => {
+                let mut mined = self.pooled_txs(mined);
+                // What has left, too.
+                let mut left = self.model.may_return.keys().filter(|id| !self.model.is_pooled(id));
+                mined.extend(left.nth(unknown as usize));
+                // What bundles contain, or what nobody has sent.
+                mined.push(match unknown {
+                    0..6 => *nth(100 + unknown).hash(),
+                    6..12 => *nth(200 + unknown - 6).hash(),
+                    _ => hash(unknown),
+                });
+                let head = self.head(self.tip(), mined, base_fee);
+                self.on_head(head, 0);
+            }
+            Op::Reorg { depth, mined } => {
+                let depth = depth.min(self.model.blocks.len().saturating_sub(1));
+                let at = self.model.blocks.len() - depth;
+                let parent = at.checked_sub(1).map(|at| &self.model.blocks[at].head);
+                let parent = parent.map(|head| (head.number, head.hash));
+                let mut hashes = self.pooled_txs(mined);
+                // Half of what it un-mines it mines again.
+                let undone = self.model.blocks[at..].iter().flat_map(|block| &block.mined);
+                hashes.extend(undone.step_by(2));
+                let head = self.head(parent, hashes, None);
+                self.on_head(head, depth);
+            }
+            Op::Gap { skip } => {
+                let Some((number, _)) = self.tip() else { return };
+                let parent = (number + skip, hash(1 << 41 | self.forks));
+                let head = self.head(Some(parent), Vec::new(), None);
+                self.on_head(head, 0);
+            }
+            Op::Nonces { back, sender, next } => {
+                // A sender of transactions, or of what bundles contain.
+                let sender = match sender {
+                    0..5 => sender,
+                    5..11 => 95 + sender,
+                    _ => 189 + sender,
+                };
+                let at = self.model.blocks.len().checked_sub(1 + back);
+                let block = at.map_or(B256::ZERO, |at| self.model.blocks[at].head.hash);
+                self.model.on_nonces(&block, sender, next);
+                self.pool.on_nonces(block, [(address(sender), next)]);
+            }
+            Op::Pass { seconds } => {
+                self.model.now += seconds;
+                self.clock.advance(Duration::from_secs(seconds));
+            }
+            Op::Upkeep => {
+                self.model.upkeep();
+                while self.pool.upkeep() {}
+                for id in &self.model.accepted {
+                    assert_eq!(self.pool.status(id), self.model.status(id));
+                }
+            }
+            Op::Subscribe { ahead } => {
+                let block = ahead.map(|ahead| self.model.head_number().unwrap_or(0) + ahead);
+                let real = match block {
+                    Some(block) => self.pool.subscribe(block),
+                    None => self.pool.subscribe_all(),
+                };
+                if self.readers.len() < 4 {
+                    let (replay, next) = (self.model.snapshot(block), self.model.log.len());
+                    self.readers.push(Reader { real, block, replay, next });
+                }
+            }
+            Op::Read { which, max } => {
+                if let Some(reader) = self.readers.get_mut(which) {
+                    reader.read(&self.model, max);
+                }
+            }
+            Op::Resync { which } => {
+                if let Some(reader) = self.readers.get_mut(which) {
+                    reader.real.resync();
+                    reader.replay = self.model.snapshot(reader.block);
+                    reader.next = self.model.log.len();
+                }
+            }
+            Op::Drop { which } => {
+                if which < self.readers.len() {
+                    self.readers.remove(which);
+                }
+            }
+        }
+    }
+
+    fn insert_bundle(
+        &mut self,
+        parts: BundleParts,
+        key: Option<usize>,
+        contents: Vec<(B256, u64, bool)>,
+    ) {
+        let BundleParts { block, signer, holder, replacement_nonce: nonce, .. } = parts;
+        let bundle = Bundle::new(parts).expect("a valid bundle");
+        let content = *bundle.id();
+        let order = Pooled { block, key, signer, contents, content, holder, ..Pooled::default() };
+        let settled = self.settled_id(&order, nonce);
+        let expected = self.model.insert_bundle(order, nonce, settled);
+        assert_eq!(variant(self.pool.insert_bundle(bundle)), expected);
+    }
+
+    /// The id by its definition: a hash over what was sent, then the block and the nonce that it
+    /// got, each with its presence.
+    fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> B256 {
+        let block = self.model.settled_block(order);
+        let place = |key| self.model.place(key, block.unwrap_or(0), nonce).ok();
+        let nonce = order.key.and_then(place);
+        let mut preimage = order.content.to_vec();
+        for number in [block, nonce] {
+            preimage.push(u8::from(number.is_some()));
+            preimage.extend(number.unwrap_or(0).to_be_bytes());
+        }
+        keccak256(preimage)
+    }
+
+    pub(super) fn check(&self) {
+        let (pool, model) = (&self.pool, &self.model);
+        assert_eq!(pool.len(), model.pooled.len());
+        let mut bytes = 0;
+        for order in &model.pooled {
+            let found = pool.get(&order.id).expect("what the model holds");
+            assert_eq!((found.as_tx().is_some(), found.block()), (order.tx.is_some(), order.block));
+            assert_eq!(pool.status(&order.id), OrderStatus::Pooled);
+            bytes += found.size_bytes();
+        }
+        assert_eq!(pool.bytes(), bytes);
+        let head = |head: Head| (head.number, head.hash);
+        assert_eq!(pool.head().map(head), model.blocks.last().map(|block| head(block.head)));
+        let stats = pool.stats();
+        let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
+        assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
+        // The counters add up: what came in and was not removed is there.
+        let removed = stats.mined + stats.stale + stats.expired + stats.evicted;
+        let removed = removed + stats.block_passed + stats.replaced + stats.cancelled;
+        let removed = removed + stats.block_too_far;
+        let external = model.pooled.iter().filter(|order| order.external).count();
+        assert_eq!(stats.external_txs, external as u64);
+        assert!(stats.inserted + stats.put_back - removed == pool.len() as u64);
+    }
+}

@@ -1,0 +1,216 @@
+//! What the model knows.
+
+use super::*;
+
+/// An order as the model sees it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pooled {
+    pub(super) seq: usize,
+    pub(super) id: B256,
+    pub(super) block: Option<u64>,
+    pub(super) deadline: u64,
+    pub(super) tx: Option<TxView>,
+    /// In the share of external callers.
+    pub(super) external: bool,
+    /// Of one that an external caller sent: its tip when it was accepted.
+    pub(super) tip: Option<i128>,
+    /// The node has announced it.
+    pub(super) public: bool,
+    /// Of a private one, what its sender asked for.
+    pub(super) terms: Option<PrivateTerms>,
+    /// The block until which it is kept, if it is kept until one.
+    pub(super) until: Option<u64>,
+    pub(super) key: Option<usize>,
+    /// Who sent it first.
+    pub(super) holder: Holder,
+    /// All who sent it and have not lost it since, each with whether it was sent as a private one.
+    pub(super) holders: Vec<Claim>,
+    pub(super) signer: Option<Address>,
+    /// Who may cancel a private one.
+    pub(super) canceller: Option<Address>,
+    pub(super) nonce: Option<u64>,
+    /// What a bundle contains: hash, sender, and whether it may do without.
+    pub(super) contents: Vec<(B256, u64, bool)>,
+    pub(super) content: B256,
+}
+
+impl Pooled {
+    /// Where it stands among those of its signer, or of its sender: the last goes first.
+    pub(super) fn place(&self) -> Place {
+        match self.tip {
+            Some(tip) => (-tip, self.seq),
+            None => (self.block.unwrap_or(0).into(), self.seq),
+        }
+    }
+
+    /// What it counts as for who sent it first.
+    pub(super) fn claim(&self) -> Claim {
+        (self.holder, self.terms.is_some())
+    }
+
+    /// What shares caps with a claim on it: bundles, or private or raw transactions, of callers or of
+    /// others.
+    pub(super) fn class(&self, (holder, is_private): Claim) -> (bool, bool, bool) {
+        let is_raw = self.tx.is_some() && !is_private;
+        (self.tx.is_some(), is_raw, is_raw || is_known(holder))
+    }
+}
+
+pub(super) type Place = (i128, usize);
+
+/// Who sent an order, and whether as a private transaction.
+pub(super) type Claim = (Holder, bool);
+
+pub(super) fn is_known(holder: Holder) -> bool {
+    !matches!(holder, Holder::Caller(_))
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TxView {
+    pub(super) sender: u64,
+    pub(super) nonce: u64,
+    pub(super) fee: i128,
+    pub(super) tip: i128,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct KeyModel {
+    pub(super) nonce: Option<u64>,
+    pub(super) is_final: bool,
+    pub(super) holder: Holder,
+    pub(super) tombstone: Option<usize>,
+    /// When it was last touched without a bundle.
+    pub(super) idle_since: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct BlockModel {
+    pub(super) head: Head,
+    pub(super) mined: Vec<B256>,
+    pub(super) raised: BTreeMap<u64, u64>,
+    pub(super) taken: Vec<Pooled>,
+}
+
+pub(super) type KeySlot = (usize, Option<u64>);
+
+/// What a subscriber is told, as a line, and the block it concerns.
+pub(super) type Line = (String, Option<u64>);
+
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    pub(super) now: u64,
+    pub(super) pooled: Vec<Pooled>,
+    pub(super) accepted: Vec<B256>,
+    pub(super) forgotten: Vec<(B256, usize)>,
+    /// What was evicted or has expired, and from when on it is offered again.
+    pub(super) may_return: BTreeMap<B256, u64>,
+    pub(super) blocks: Vec<BlockModel>,
+    /// By key and block; without one, the key's cancellations.
+    pub(super) keys: BTreeMap<KeySlot, KeyModel>,
+    /// Cancelled private transactions, by signer: since when, and the place in the log.
+    pub(super) withdrawn: BTreeMap<(Address, B256), (u64, usize)>,
+    /// Those that are forgotten, and the next place in the log: what joins behind it does not see them.
+    pub(super) ended: Vec<(usize, usize)>,
+    pub(super) log: Vec<Line>,
+}
+
+impl Model {
+    pub(super) fn is_pooled(&self, id: &B256) -> bool {
+        self.pooled.iter().any(|order| order.id == *id)
+    }
+
+    /// Among the last accepted, unless forgotten since.
+    pub(super) fn was_accepted(&self, id: &B256) -> bool {
+        let from = self.accepted.len().saturating_sub(DEDUPE);
+        self.accepted.iter().enumerate().skip(from).any(|(at, accepted)| {
+            accepted == id && !self.forgotten.iter().any(|(gone, when)| gone == id && *when > at)
+        })
+    }
+
+    pub(super) fn next_nonce(&self, sender: u64) -> Option<u64> {
+        self.blocks.iter().filter_map(|block| block.raised.get(&sender)).max().copied()
+    }
+
+    pub(super) fn is_mined(&self, id: &B256) -> bool {
+        self.blocks.iter().any(|block| block.mined.contains(id))
+    }
+
+    pub(super) fn base_fee(&self) -> i128 {
+        self.blocks.last().and_then(|b| b.head.next_base_fee_wei).map_or(0, i128::from)
+    }
+
+    pub(super) fn worth(&self, tx: &TxView) -> i128 {
+        tx.tip.min(tx.fee - self.base_fee())
+    }
+
+    pub(super) fn add(&mut self, mut order: Pooled) {
+        order.holders = vec![order.claim()];
+        order.canceller = order.terms.and_then(|terms| terms.signer);
+        order.seq = self.log.len();
+        order.deadline = self.now + RETENTION;
+        self.log.push((format!("+{}", order.id), order.block));
+        self.pooled.push(order);
+    }
+
+    pub(super) fn get_mut(&mut self, id: B256) -> &mut Pooled {
+        self.pooled.iter_mut().find(|order| order.id == id).expect("it is pooled")
+    }
+
+    pub(super) fn remove(&mut self, id: B256, reason: &str) -> Pooled {
+        let at = self.pooled.iter().position(|order| order.id == id).expect("it is pooled");
+        let order = self.pooled.remove(at);
+        self.log.push((format!("-{id} {reason}"), order.block));
+        order
+    }
+
+    /// Removes what may come again from a time on.
+    pub(super) fn release(&mut self, id: B256, reason: &str, offered_at: u64) {
+        self.remove(id, reason);
+        self.may_return.insert(id, offered_at);
+    }
+
+    pub(super) fn accept(&mut self, id: B256) {
+        if self.was_accepted(&id) {
+            self.forgotten.push((id, self.accepted.len()));
+        }
+        self.may_return.remove(&id);
+        self.accepted.push(id);
+    }
+
+    pub(super) fn head_number(&self) -> Option<u64> {
+        self.blocks.last().map(|block| block.head.number)
+    }
+
+    /// What the pool must say of a hash once its upkeep is done.
+    pub(super) fn status(&self, id: &B256) -> OrderStatus {
+        match self.may_return.get(id) {
+            _ if self.is_pooled(id) => OrderStatus::Pooled,
+            _ if !self.was_accepted(id) => OrderStatus::Unknown,
+            Some(offered_at) if *offered_at <= self.now => OrderStatus::MayReturn,
+            _ => OrderStatus::Removed,
+        }
+    }
+
+    /// The head, then what is live, in the order of acceptance, tombstones included.
+    pub(super) fn snapshot(&self, block: Option<u64>) -> VecDeque<String> {
+        let orders =
+            self.pooled.iter().map(|order| (order.seq, format!("+{}", order.id), order.block));
+        let tombstones = self.keys.values().filter_map(|state| state.tombstone);
+        let ended = self.ended.iter().filter(|(_, end)| *end >= self.log.len());
+        let withdrawn = self.withdrawn.values().map(|(_, seq)| *seq).chain(ended.map(|it| it.0));
+        let tombstones =
+            tombstones.chain(withdrawn).map(|seq| (seq, self.log[seq].0.clone(), None));
+        let mut live: Vec<_> = orders.chain(tombstones).collect();
+        live.sort();
+        let live = live.into_iter().filter(|(_, _, only)| concerns(*only, block));
+        let head = self.blocks.last().map(|block| head_line(&block.head));
+        head.into_iter().chain(live.map(|(_, line, _)| line)).collect()
+    }
+}
+
+pub(super) fn concerns(only: Option<u64>, block: Option<u64>) -> bool {
+    match (only, block) {
+        (Some(only), Some(block)) => only == block,
+        _ => true,
+    }
+}
