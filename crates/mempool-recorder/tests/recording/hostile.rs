@@ -87,8 +87,12 @@ fn a_footer_that_claims_more_than_it_holds_is_refused_before_memory_is_reserved(
     // Field 2, a list of structs, 2^31 - 1 of them; and a schema whose one element has as many children.
     let many = [0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00];
     let children = [0x29, 0x1c, 0x55, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0x00, 0x00];
-    for footer in [many, children] {
-        fs::write(&path, framed(&footer)).expect("a file");
+    // And one of groups in groups, a million levels deep.
+    let version_and_list = [0x15, 0x02, 0x19, 0xfc, 0xc0, 0x84, 0x3d];
+    let groups = [0x48, 0x01, b'g', 0x15, 0x02, 0x00].repeat(1_000_000);
+    let deep = [&version_and_list[..], &groups, &[0x00]].concat();
+    for footer in [&many[..], &children, &deep] {
+        fs::write(&path, framed(footer)).expect("a file");
         let error = Recording::open(&path, RecordingConfig::default()).expect_err("a lie");
         assert!(error.to_string().ends_with("the footer claims more than it holds"), "{error}");
     }
