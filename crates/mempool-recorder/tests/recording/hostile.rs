@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, fs, path::Path, sync::OnceLock};
+use std::{collections::BTreeSet, fs, sync::OnceLock};
 
 use alloy_primitives::B256;
 use mempool_recorder::{BadRow, MAX_PAGE_BYTES, Recording, RecordingConfig, ReplayError};
@@ -34,14 +34,6 @@ fn a_file_whose_codec_is_not_read_is_refused_by_the_name_of_the_codec() {
         let error = &error;
         assert!(matches!(error, ReplayError::Column { reason, .. } if is_it(reason)), "{error}");
     }
-}
-
-/// Reads all there is, as a replay would: good rows, and bad ones.
-fn read(path: &Path) -> Option<(usize, usize)> {
-    let trusting = RecordingConfig { trust_senders: true, ..RecordingConfig::default() };
-    let rows = Recording::open(path, trusting).ok()?;
-    let (good, bad): (Vec<_>, Vec<_>) = rows.partition(Result::is_ok);
-    Some((good.len(), bad.len()))
 }
 
 #[test]
@@ -103,34 +95,14 @@ fn framed(footer: &[u8]) -> Vec<u8> {
     [b"PAR1", footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat()
 }
 
-fn segment() -> &'static [u8] {
-    static SEGMENT: OnceLock<Vec<u8>> = OnceLock::new();
-    SEGMENT.get_or_init(|| two_segments().1[0].clone())
-}
-
 proptest! {
     #[test]
     fn any_bytes_are_a_recording_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let (_folder, path) = file();
         for content in [framed(&bytes), bytes] {
             fs::write(&path, content).expect("a file");
-            read(&path);
-        }
-    }
-
-    #[test]
-    fn a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics(
-        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
-    ) {
-        let (_folder, path) = file();
-        let mut bytes = segment().to_vec();
-        for (at, byte) in damage {
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-        }
-        fs::write(&path, bytes).expect("a file");
-        if let Some((good, _)) = read(&path) {
-            prop_assert!(good <= 20, "{good}");
+            // A row may be good or bad.
+            let _ = Recording::open(&path, RecordingConfig::default()).map(Iterator::count);
         }
     }
 
@@ -138,9 +110,14 @@ proptest! {
     fn a_damaged_recording_gives_no_transaction_that_it_did_not_hold(bytes in damaged_seeds("recordings")) {
         let (_folder, path) = file();
         fs::write(&path, bytes).expect("a file");
-        let Ok(rows) = Recording::open(&path, RecordingConfig::default()) else { return Ok(()) };
-        for row in rows.flatten() {
-            prop_assert!(kept_hashes().contains(row.tx.inner().hash()), "{:?}", row.tx);
+        for trust_senders in [false, true] {
+            let config = RecordingConfig { trust_senders, ..RecordingConfig::default() };
+            let Ok(rows) = Recording::open(&path, config) else { return Ok(()) };
+            let rows: Vec<_> = rows.flatten().collect();
+            prop_assert!(rows.len() <= kept_hashes().len(), "{} rows", rows.len());
+            for row in rows {
+                prop_assert!(kept_hashes().contains(row.tx.inner().hash()), "{:?}", row.tx);
+            }
         }
     }
 }
