@@ -29,13 +29,21 @@ async fn ingest_patiently(config: FetcherConfig) -> (Fetcher, OrderPool) {
 }
 
 #[tokio::test]
-async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() {
-    for trust in [true, false] {
+async fn every_kind_of_transaction_arrives_whole_and_of_objects_only_blobs_are_requested() {
+    for (announcements, trust) in [
+        (Announcements::Hashes, None),
+        (Announcements::Full, Some(true)),
+        (Announcements::Full, Some(false)),
+    ] {
         let mix = Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() };
         let node = Node::with_mix(600, mix, |config| config);
         let gate = Gate::new(GateConfig::default()).unwrap();
-        let config =
-            FetcherConfig { trust_node_sender: Some(trust), gate: Some(gate), ..full(&node) };
+        let config = FetcherConfig {
+            announcements,
+            trust_node_sender: trust,
+            gate: Some(gate),
+            ..node.fetcher()
+        };
         let (fetcher, pool) = ingest_patiently(config).await;
         node.submit_all();
         let counts = settled(&fetcher, "600 pooled", |counts| counts.pooled == 600).await;
@@ -43,9 +51,10 @@ async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() 
         let types = arrived_whole(&pool, &node.txs);
         assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
         let is_blob = |kind| matches!(kind, TxKind::Blob | TxKind::SixBlobs);
-        let blobs = node.txs.iter().filter(|tx| is_blob(tx.kind)).count();
-        assert!(blobs > 0);
-        assert_eq!(node.node.stats().raw_found, blobs as u64);
+        let is_requested = |kind| announcements == Announcements::Hashes || is_blob(kind);
+        let requested = node.txs.iter().filter(|tx| is_requested(tx.kind)).count();
+        assert!(requested > 0);
+        assert_eq!(node.node.stats().raw_found, requested as u64);
         let report = compare(&fetcher).await;
         assert_eq!((report.missing, report.removed), (0, 0));
     }

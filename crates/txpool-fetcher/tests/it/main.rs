@@ -22,7 +22,7 @@ use mock_node::workload::PreparedTx;
 use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{Node, eventually};
 use txpool_fetcher::{
-    AuditMode, AuditReport, Fetcher, FetcherConfig, Limits, SourceState, TransactionSink,
+    AuditMode, AuditReport, Endpoint, Fetcher, FetcherConfig, Limits, SourceState, TransactionSink,
 };
 
 /// A live fetcher with smaller limits than those of the crate.
@@ -45,6 +45,11 @@ fn settles_fast() -> Limits {
 
 async fn ingest_fast(config: FetcherConfig) -> (Fetcher, OrderPool) {
     ingest_with(config, settles_fast()).await
+}
+
+/// With these nodes as sources.
+fn sources<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> FetcherConfig {
+    FetcherConfig::new(nodes.into_iter().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned())))
 }
 
 /// Gives the node some of its transactions.
