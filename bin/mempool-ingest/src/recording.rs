@@ -53,10 +53,7 @@ impl Args {
         if let Some(path) = &self.replay {
             let chain_id = chain_of(path).map_err(|error| error.to_string())?;
             options.fetcher.sources = vec![no_node(chain_id)];
-            #[cfg(feature = "rpc")]
-            {
-                options.rpc = None;
-            }
+            options.rpc = None;
         }
         Ok(())
     }
@@ -203,7 +200,7 @@ fn no_node(chain_id: u64) -> Endpoint {
     Endpoint::InProcess(InProcess::new("replay", Arc::new(Empty(chain_id))))
 }
 
-#[cfg(all(test, feature = "rpc"))]
+#[cfg(test)]
 mod tests {
     use mempool_ingest::{
         FetcherConfig, Ingest, IngestConfig, IngestError, NodeAdmissionConfig, PoolConfig,

@@ -8,6 +8,10 @@
 /// Most levels of nesting; a footer of the format has seven.
 const MAX_DEPTH: usize = 16;
 
+/// Most elements of the schema, each of which may be the only child of the one before it: the parser
+/// calls itself for each level. A recording has twenty.
+const MAX_SCHEMA: u64 = 256;
+
 /// The field of `FileMetaData` that holds the schema, whose elements contain their number of
 /// children.
 const SCHEMA: i64 = 2;
@@ -86,7 +90,7 @@ impl Walk<'_> {
             count => count.into(),
         };
         // Each element takes at least a byte.
-        if count > self.rest.len() as u64 {
+        if count > self.rest.len() as u64 || is_schema && count > MAX_SCHEMA {
             return None;
         }
         self.max_children = if is_schema { count as i64 } else { i64::MAX };

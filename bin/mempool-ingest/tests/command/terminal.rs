@@ -75,7 +75,7 @@ impl Terminal {
     }
 
     /// What the whole pool holds, from the file of `--hashes`: the view shows a part of it.
-    pub(crate) fn wait_for_hashes(path: &Path, count: usize) {
+    fn wait_for_hashes(path: &Path, count: usize) {
         let deadline = Instant::now() + PATIENCE;
         let lines = || std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
         while lines() < count {

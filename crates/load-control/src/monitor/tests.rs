@@ -109,31 +109,6 @@ fn removing_more_than_was_added_leaves_an_empty_queue() {
     assert_eq!((queue.depth(), monitor.state()), (1, Normal));
 }
 
-#[test]
-fn threads_that_add_and_remove_leave_the_state_of_the_depth_they_leave() {
-    let (monitor, queue) = monitor();
-    for round in 0..50_usize {
-        let left = round * 2;
-        std::thread::scope(|scope| {
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    for _ in 0..200 {
-                        queue.added(round);
-                        queue.removed(round);
-                    }
-                });
-            }
-            scope.spawn(|| queue.added(left));
-        });
-        assert_eq!(queue.depth(), left);
-        let state = monitor.state();
-        assert!(left < 90 || state == Critical, "{left} is {state:?}");
-        assert!(left >= 50 || state == Normal, "{left} is {state:?}");
-        queue.removed(left);
-        assert_eq!(monitor.state(), Normal);
-    }
-}
-
 /// The table of the documentation, in percent and in the plainest way.
 fn naive(state: LoadState, depth: usize, capacity: usize) -> LoadState {
     let percent = depth as f64 * 100.0 / capacity as f64;

@@ -310,32 +310,6 @@ async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a
     assert!(is_empty(&gate));
 }
 
-/// All permits of external callers are held; then many more of them try while internal work comes and goes.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn saturated_the_gate_refuses_external_callers_at_once_and_internal_work_never() {
-    let gate = Gate::new(impatient(config(10_000, 4, 1), Duration::ZERO)).unwrap();
-    let held: Vec<_> = (0..3).map(|_| external(&gate).unwrap()).collect();
-    let tasks = (0..8).map(|task| {
-        let gate = gate.clone();
-        tokio::spawn(async move {
-            for _ in 0..500 {
-                if task % 2 == 0 {
-                    drop(gate.acquire_internal().await);
-                } else {
-                    let refused = gate.acquire_external(Priority::Signed, Instant::now()).await;
-                    assert_eq!(refused.unwrap_err().reason, RefusalReason::NoPermit);
-                }
-            }
-        })
-    });
-    join_all(tasks.collect::<Vec<_>>()).await.into_iter().for_each(|ended| ended.unwrap());
-    let stats = gate.stats();
-    assert_eq!((stats.work_refused, stats.internal_admitted), (2_000, 2_000));
-    assert_eq!(stats.work_admitted, 3);
-    drop(held);
-    assert!(is_empty(&gate));
-}
-
 /// A thread that waits for a permit sleeps: its own processor time does not grow while it waits.
 #[tokio::test]
 async fn internal_work_that_waits_does_not_spin() {

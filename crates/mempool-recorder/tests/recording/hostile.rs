@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, fs, path::Path, sync::OnceLock};
+use std::{collections::BTreeSet, fs, sync::OnceLock};
 
 use alloy_primitives::B256;
 use mempool_recorder::{BadRow, MAX_PAGE_BYTES, Recording, RecordingConfig, ReplayError};
@@ -34,14 +34,6 @@ fn a_file_whose_codec_is_not_read_is_refused_by_the_name_of_the_codec() {
         let error = &error;
         assert!(matches!(error, ReplayError::Column { reason, .. } if is_it(reason)), "{error}");
     }
-}
-
-/// Reads all there is, as a replay would: good rows, and bad ones.
-fn read(path: &Path) -> Option<(usize, usize)> {
-    let trusting = RecordingConfig { trust_senders: true, ..RecordingConfig::default() };
-    let rows = Recording::open(path, trusting).ok()?;
-    let (good, bad): (Vec<_>, Vec<_>) = rows.partition(Result::is_ok);
-    Some((good.len(), bad.len()))
 }
 
 #[test]
@@ -87,8 +79,12 @@ fn a_footer_that_claims_more_than_it_holds_is_refused_before_memory_is_reserved(
     // Field 2, a list of structs, 2^31 - 1 of them; and a schema whose one element has as many children.
     let many = [0x15, 0x02, 0x19, 0xfc, 0xff, 0xff, 0xff, 0xff, 0x07, 0x00];
     let children = [0x29, 0x1c, 0x55, 0xfe, 0xff, 0xff, 0xff, 0x0f, 0x00, 0x00];
-    for footer in [many, children] {
-        fs::write(&path, framed(&footer)).expect("a file");
+    // And one of groups in groups, a million levels deep.
+    let version_and_list = [0x15, 0x02, 0x19, 0xfc, 0xc0, 0x84, 0x3d];
+    let groups = [0x48, 0x01, b'g', 0x15, 0x02, 0x00].repeat(1_000_000);
+    let deep = [&version_and_list[..], &groups, &[0x00]].concat();
+    for footer in [&many[..], &children, &deep] {
+        fs::write(&path, framed(footer)).expect("a file");
         let error = Recording::open(&path, RecordingConfig::default()).expect_err("a lie");
         assert!(error.to_string().ends_with("the footer claims more than it holds"), "{error}");
     }
@@ -99,34 +95,14 @@ fn framed(footer: &[u8]) -> Vec<u8> {
     [b"PAR1", footer, &(footer.len() as u32).to_le_bytes(), b"PAR1"].concat()
 }
 
-fn segment() -> &'static [u8] {
-    static SEGMENT: OnceLock<Vec<u8>> = OnceLock::new();
-    SEGMENT.get_or_init(|| two_segments().1[0].clone())
-}
-
 proptest! {
     #[test]
     fn any_bytes_are_a_recording_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
         let (_folder, path) = file();
         for content in [framed(&bytes), bytes] {
             fs::write(&path, content).expect("a file");
-            read(&path);
-        }
-    }
-
-    #[test]
-    fn a_damaged_segment_never_gives_more_rows_than_it_had_and_never_panics(
-        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
-    ) {
-        let (_folder, path) = file();
-        let mut bytes = segment().to_vec();
-        for (at, byte) in damage {
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-        }
-        fs::write(&path, bytes).expect("a file");
-        if let Some((good, _)) = read(&path) {
-            prop_assert!(good <= 20, "{good}");
+            // A row may be good or bad.
+            let _ = Recording::open(&path, RecordingConfig::default()).map(Iterator::count);
         }
     }
 
@@ -134,9 +110,14 @@ proptest! {
     fn a_damaged_recording_gives_no_transaction_that_it_did_not_hold(bytes in damaged_seeds("recordings")) {
         let (_folder, path) = file();
         fs::write(&path, bytes).expect("a file");
-        let Ok(rows) = Recording::open(&path, RecordingConfig::default()) else { return Ok(()) };
-        for row in rows.flatten() {
-            prop_assert!(kept_hashes().contains(row.tx.inner().hash()), "{:?}", row.tx);
+        for trust_senders in [false, true] {
+            let config = RecordingConfig { trust_senders, ..RecordingConfig::default() };
+            let Ok(rows) = Recording::open(&path, config) else { return Ok(()) };
+            let rows: Vec<_> = rows.flatten().collect();
+            prop_assert!(rows.len() <= kept_hashes().len(), "{} rows", rows.len());
+            for row in rows {
+                prop_assert!(kept_hashes().contains(row.tx.inner().hash()), "{:?}", row.tx);
+            }
         }
     }
 }

@@ -3,41 +3,16 @@
 use std::{collections::BTreeSet, pin::pin, sync::Arc, thread, time::Duration};
 
 use alloy_eips::Encodable2718 as _;
-use mock_node::{
-    BadAnswer, Fault, NodeConfig,
-    workload::{Mix, PreparedTx, Workload, WorkloadConfig},
-};
+use mock_node::{BadAnswer, Fault, NodeConfig, workload::Mix};
 use order_pool::{Event, RemoveReason};
-use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
+use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
-    Backfill, EndReason, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
+    Backfill, EndReason, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
     SourceState, StartPolicy,
 };
 
-use super::{all_live, compare, ingest_with, recover, settles_fast, submit};
-
-/// Blobs of both sizes, and every other kind.
-fn all_kinds() -> Mix {
-    Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() }
-}
-
-/// Transactions of the node's accounts; those of seed 7 begin as the node's own.
-fn workload(node: &Node, seed: u64, count: usize) -> Vec<PreparedTx> {
-    let config = WorkloadConfig::new(seed, node.node.config().chain_id);
-    Workload::new(WorkloadConfig { accounts: 20, ..config }).prepare(count)
-}
-
-#[tokio::test]
-async fn every_kind_of_transaction_arrives_whole() {
-    let node = Node::with_mix(1000, all_kinds(), |config| config);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    node.submit_all();
-    let counts = settled(&fetcher, "1000 pooled", |counts| counts.pooled == 1000).await;
-    assert_eq!((counts.announced, counts.lagged), (1000, 0));
-    let types = arrived_whole(&pool, &node.txs);
-    assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
-}
+use super::{all_live, compare, ingest_with, recover, settles_fast, sources, submit};
 
 #[tokio::test]
 async fn what_was_pending_before_the_start_is_brought_in_once() {
@@ -183,21 +158,20 @@ async fn at_most_as_many_fetches_as_slots_are_in_flight() {
 
 #[tokio::test]
 async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
-    let node = Node::start(20, |config| config);
+    let node = Node::start(21, |config| config);
     let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(4);
     let fetcher = Fetcher::start(node.fetcher(), sender).await.unwrap();
-    node.submit_all();
+    submit(&node, &node.txs[..20]);
     let mut received = BTreeSet::new();
     for _ in 0..20 {
         let tx = receiver.recv().await.expect("the fetcher runs");
         assert_eq!(tx.tx.inner().encoded_2718(), tx.raw());
         received.insert(tx.hash());
     }
-    assert_eq!(received, node.txs.iter().map(|tx| tx.hash).collect());
+    assert_eq!(received, node.txs[..20].iter().map(|tx| tx.hash).collect());
     drop(receiver);
     node.node.announce_unknown([1; 32].into());
-    let next = workload(&node, 7, 21);
-    node.node.submit(next[20].raw.clone()).unwrap();
+    submit(&node, &node.txs[20..]);
     assert_eq!(fetcher.ended().await, EndReason::SinkClosed);
     assert_eq!(fetcher.counts().balance(), 0);
 }
@@ -263,7 +237,7 @@ async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
 
 #[tokio::test]
 async fn two_request_connections_share_the_requests() {
-    let node = Node::with_mix(200, all_kinds(), |config| config);
+    let node = Node::start(200, |config| config);
     let (fetcher, pool) = ingest(FetcherConfig { request_connections: 2, ..node.fetcher() }).await;
     node.submit_all();
     settled(&fetcher, "200 pooled", |counts| counts.pooled == 200).await;
@@ -301,10 +275,7 @@ async fn a_node_that_starts_late_is_waited_for_when_told_so_and_who_waits_hears_
 async fn two_sources_are_one_mempool() {
     let one = Node::start(40, |config| config);
     let two = Node::start(40, |config| config);
-    let config = FetcherConfig::new(
-        [one.node.ipc_path(), two.node.ipc_path()].map(|path| Endpoint::Ipc(path.to_owned())),
-    );
-    let (fetcher, pool) = ingest(config).await;
+    let (fetcher, pool) = ingest(sources([&one, &two])).await;
     all_live(&fetcher).await;
     // The first half is announced by both, the second by the second one alone.
     submit(&one, &one.txs[..20]);
@@ -328,12 +299,8 @@ async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
     const TXS: usize = 100;
     let stuck = Node::start(TXS, |config| config);
     let healthy = Node::start(TXS, |config| config);
-    let endpoints = [&stuck, &healthy].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-    let config = FetcherConfig {
-        reconnect_limit: Some(1),
-        fetch_slots: 16,
-        ..FetcherConfig::new(endpoints)
-    };
+    let config =
+        FetcherConfig { reconnect_limit: Some(1), fetch_slots: 16, ..sources([&stuck, &healthy]) };
     let (fetcher, pool) = ingest(config).await;
     all_live(&fetcher).await;
     // The healthy one is asked next, so that the slots stay taken until the stuck one has given up.

@@ -17,7 +17,7 @@ use txpool_fetcher::{
     LossReason, SourceError, SourceState,
 };
 
-use super::{compare, ingest_with, settles_fast, start_with};
+use super::{compare, ingest_with, overruns, settles_fast};
 
 fn full(node: &Node) -> FetcherConfig {
     FetcherConfig { announcements: Announcements::Full, ..node.fetcher() }
@@ -29,13 +29,21 @@ async fn ingest_patiently(config: FetcherConfig) -> (Fetcher, OrderPool) {
 }
 
 #[tokio::test]
-async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() {
-    for trust in [true, false] {
+async fn every_kind_of_transaction_arrives_whole_and_of_objects_only_blobs_are_requested() {
+    for (announcements, trust) in [
+        (Announcements::Hashes, None),
+        (Announcements::Full, Some(true)),
+        (Announcements::Full, Some(false)),
+    ] {
         let mix = Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() };
         let node = Node::with_mix(600, mix, |config| config);
         let gate = Gate::new(GateConfig::default()).unwrap();
-        let config =
-            FetcherConfig { trust_node_sender: Some(trust), gate: Some(gate), ..full(&node) };
+        let config = FetcherConfig {
+            announcements,
+            trust_node_sender: trust,
+            gate: Some(gate),
+            ..node.fetcher()
+        };
         let (fetcher, pool) = ingest_patiently(config).await;
         node.submit_all();
         let counts = settled(&fetcher, "600 pooled", |counts| counts.pooled == 600).await;
@@ -43,9 +51,10 @@ async fn every_kind_of_transaction_arrives_whole_and_only_blobs_are_requested() 
         let types = arrived_whole(&pool, &node.txs);
         assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
         let is_blob = |kind| matches!(kind, TxKind::Blob | TxKind::SixBlobs);
-        let blobs = node.txs.iter().filter(|tx| is_blob(tx.kind)).count();
-        assert!(blobs > 0);
-        assert_eq!(node.node.stats().raw_found, blobs as u64);
+        let is_requested = |kind| announcements == Announcements::Hashes || is_blob(kind);
+        let requested = node.txs.iter().filter(|tx| is_requested(tx.kind)).count();
+        assert!(requested > 0);
+        assert_eq!(node.node.stats().raw_found, requested as u64);
         let report = compare(&fetcher).await;
         assert_eq!((report.missing, report.removed), (0, 0));
     }
@@ -152,38 +161,8 @@ async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction
 #[tokio::test]
 async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
     let node = Node::start(1_000, |config| config);
-    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
     let config = FetcherConfig { audit_interval: None, ..full(&node) };
-    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
-    let fetcher = start_with(config, limits, sink).await;
-    node.submit_all();
-    // The overrun is counted when the reader goes on, which waits for the sink.
-    eventually("more has come than is kept", || fetcher.status()[0].backlog > 900).await;
-    let mut seen = BTreeSet::new();
-    while seen.len() < node.txs.len() {
-        let next = tokio::time::timeout(testkit::ingest::PATIENCE, transactions.recv()).await;
-        seen.insert(next.expect("more comes").expect("the fetcher runs").hash());
-    }
-    let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 1_000).await;
-    assert!(counts.lagged > 0 && counts.audit_recovered > 0, "{counts:?}");
-    let report = compare(&fetcher).await;
-    assert_eq!(report.missing, 0);
-}
-
-#[tokio::test]
-async fn a_sink_that_does_not_return_holds_up_neither_heads_nor_a_shutdown() {
-    let node = Node::start(50, |config| config);
-    let (sink, _unread) = mpsc::channel::<FetchedTransaction>(1);
-    let fetcher = Fetcher::start(full(&node), sink).await.unwrap();
-    eventually("live", || fetcher.is_live()).await;
-    node.submit_all();
-    eventually("the sink is full", || fetcher.counts().pooled == 1).await;
-    node.node.mine();
-    eventually("the head is there", || fetcher.status()[0].head == Some(1)).await;
-    let start = std::time::Instant::now();
-    let counts = fetcher.shutdown(Duration::from_secs(5)).await.counts;
-    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
-    assert_eq!(counts.balance(), 0);
+    overruns(config, &node.txs, || node.submit_all()).await;
 }
 
 #[tokio::test]

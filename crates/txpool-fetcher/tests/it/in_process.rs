@@ -19,12 +19,12 @@ use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, settled};
 use tokio::{runtime::Handle, sync::mpsc};
 use txpool_fetcher::{
     AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts, Endpoint,
-    FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess,
-    InProcessPool, Limits, MinedBlock, NonceUpdate, PoolAnnouncement, PooledHashes,
-    PooledTransaction, SnapshotError, StartError, announcements_of,
+    Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess, InProcessPool, MinedBlock,
+    NonceUpdate, PoolAnnouncement, PooledHashes, PooledTransaction, SnapshotError, StartError,
+    announcements_of,
 };
 
-use super::{all_live, compare, ingest_fast, recover, settles_fast, start_with};
+use super::{all_live, compare, ingest_fast, overruns, recover};
 
 /// A pool with a chain, of a few lines, that does what a test says.
 #[derive(Default)]
@@ -267,25 +267,8 @@ async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
 async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
     let (chain_id, txs) = prepared(600);
     let pool = SmallPool::new(chain_id);
-    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
     let config = FetcherConfig { fetch_slots: 2, ..without_audits(&pool) };
-    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
-    let fetcher = start_with(config, limits, sink).await;
-    txs.iter().for_each(|tx| pool.add(tx));
-    // The overrun is counted when the reader goes on, which waits for the sink; or at once, if all had come before it
-    // took the first.
-    let has_overrun = || fetcher.status()[0].backlog > 500 || fetcher.counts().lagged > 0;
-    eventually("more has come than is kept", has_overrun).await;
-    let mut arrived = HashMap::new();
-    while arrived.len() < txs.len() {
-        let next = tokio::time::timeout(PATIENCE, transactions.recv()).await;
-        let fetched = next.expect("more comes").expect("the fetcher runs");
-        arrived.insert(fetched.hash(), fetched.raw());
-    }
-    // Never encoded until somebody asked for it.
-    assert!(txs.iter().all(|tx| arrived[&tx.hash] == tx.raw));
-    let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 600).await;
-    assert!(counts.lagged > 0 && counts.audit_recovered > 0, "{counts:?}");
+    overruns(config, &txs, || txs.iter().for_each(|tx| pool.add(tx))).await;
 }
 
 #[tokio::test]

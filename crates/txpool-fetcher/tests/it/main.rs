@@ -16,13 +16,15 @@ mod sink;
 mod stream;
 mod websocket;
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use mock_node::workload::PreparedTx;
 use order_pool::{OrderPool, PoolConfig};
-use testkit::ingest::{Node, eventually};
+use testkit::ingest::{Node, PATIENCE, eventually, settled};
+use tokio::sync::mpsc;
 use txpool_fetcher::{
-    AuditMode, AuditReport, Fetcher, FetcherConfig, Limits, SourceState, TransactionSink,
+    AuditMode, AuditReport, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, Limits,
+    SourceState, TransactionSink,
 };
 
 /// A live fetcher with smaller limits than those of the crate.
@@ -47,6 +49,11 @@ async fn ingest_fast(config: FetcherConfig) -> (Fetcher, OrderPool) {
     ingest_with(config, settles_fast()).await
 }
 
+/// With these nodes as sources.
+fn sources<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> FetcherConfig {
+    FetcherConfig::new(nodes.into_iter().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned())))
+}
+
 /// Gives the node some of its transactions.
 fn submit<'a>(node: &Node, txs: impl IntoIterator<Item = &'a PreparedTx>) {
     for tx in txs {
@@ -57,6 +64,30 @@ fn submit<'a>(node: &Node, txs: impl IntoIterator<Item = &'a PreparedTx>) {
 async fn all_live(fetcher: &Fetcher) {
     let live = || fetcher.status().iter().all(|source| source.state == SourceState::Live);
     eventually("all sources are live", live).await;
+}
+
+/// With a sink that takes one at a time and a buffer for a few: all arrive, some by a comparison.
+async fn overruns(config: FetcherConfig, txs: &[PreparedTx], announce: impl FnOnce()) {
+    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
+    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
+    let fetcher = start_with(config, limits, sink).await;
+    announce();
+    let all = txs.len() as u64;
+    // The overrun is counted when the reader goes on, which waits for the sink; or at once, if all had come before it
+    // took the first.
+    let has_overrun = || fetcher.status()[0].backlog > all - 100 || fetcher.counts().lagged > 0;
+    eventually("more has come than is kept", has_overrun).await;
+    let mut arrived = HashMap::new();
+    while arrived.len() < txs.len() {
+        let next = tokio::time::timeout(PATIENCE, transactions.recv()).await;
+        let fetched = next.expect("more comes").expect("the fetcher runs");
+        arrived.insert(fetched.hash(), fetched.raw());
+    }
+    // An object is encoded again only when somebody asks for it.
+    assert!(txs.iter().all(|tx| arrived[&tx.hash] == tx.raw));
+    let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == all).await;
+    assert!(counts.lagged > 0 && counts.audit_recovered > 0, "{counts:?}");
+    assert_eq!(compare(&fetcher).await.missing, 0);
 }
 
 /// Compares the first source's pool with ours, and fetches what is missing.

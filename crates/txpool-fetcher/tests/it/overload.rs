@@ -12,7 +12,7 @@ use txpool_fetcher::{
 use super::{
     all_live,
     fake::{Fake, Reply},
-    ingest_with, recover, start_with, submit,
+    ingest_with, recover, sources, start_with, submit,
 };
 
 /// 2000 requests a second.
@@ -20,6 +20,18 @@ const SERVICE: Duration = Duration::from_millis(2);
 
 fn capacity(at_once: usize, may_wait: usize) -> Option<Capacity> {
     Some(Capacity { at_once, service: SERVICE, may_wait })
+}
+
+/// Longer than a test waits: nothing is freed by a time-out.
+fn patient() -> Limits {
+    let never = 2 * PATIENCE;
+    Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() }
+}
+
+/// Gives the node the transactions of these accounts, of which there are twenty.
+fn submit_of(node: &Node, accounts: std::ops::Range<usize>) {
+    let txs = node.txs.iter().enumerate().filter(|(n, _)| accounts.contains(&(n % 20)));
+    submit(node, txs.map(|(_, tx)| tx));
 }
 
 /// The node has places for 16 requests, and the fetcher 64 slots: of each burst it would refuse 48, if the limit did not
@@ -58,8 +70,7 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
         Node::start(500, |config: NodeConfig| NodeConfig { capacity: Some(capacity), ..config });
     let idle = Node::start(500, |config| config);
     idle.submit_all();
-    let both = [&busy, &idle].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-    let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
+    let config = FetcherConfig { backfill: Backfill::Off, ..sources([&busy, &idle]) };
     let (fetcher, pool) = ingest(config).await;
     all_live(&fetcher).await;
     // Announced by the busy one alone: it would take 500 s for them.
@@ -77,28 +88,20 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
 async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_on() {
     for is_early in [false, true] {
         let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
-        let both = [&silent, &other].map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-        let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(both) };
+        let config = FetcherConfig { backfill: Backfill::Off, ..sources([&silent, &other]) };
         if !is_early {
             other.submit_all();
         }
-        // Longer than the test waits: nothing is freed by a time-out.
-        let never = 2 * PATIENCE;
-        let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
-        let (fetcher, pool) = ingest_with(config, limits).await;
+        let (fetcher, pool) = ingest_with(config, patient()).await;
         all_live(&fetcher).await;
         silent.node.inject(Fault::GoDead(Target::Request));
         if is_early {
-            // By account, of which there are twenty: what the other one announces first waits for a slot.
-            let of = |node: &Node, is: fn(usize) -> bool| {
-                let txs = node.txs.iter().enumerate();
-                submit(node, txs.filter(|(number, _)| is(number % 20)).map(|(_, tx)| tx));
-            };
-            of(&silent, |account| account < 10);
+            submit_of(&silent, 0..10);
             eventually("all slots are taken", || fetcher.status()[0].backlog > 150).await;
             assert!(pool.is_empty());
-            of(&other, |account| account >= 10);
-            of(&other, |account| account < 10);
+            // What it announces first waits for a slot.
+            submit_of(&other, 10..20);
+            submit_of(&other, 0..10);
         } else {
             silent.submit_all();
         }
@@ -111,23 +114,15 @@ async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_
 async fn what_only_silent_nodes_have_leaves_slots_for_what_another_one_announces() {
     for silent in 1..=2 {
         let nodes: Vec<_> = (0..=silent).map(|_| Node::start(500, |config| config)).collect();
-        let sources = nodes.iter().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-        let config = FetcherConfig { backfill: Backfill::Off, ..FetcherConfig::new(sources) };
-        let never = 2 * PATIENCE;
-        let limits = Limits { fetch_timeout: never, ping_timeout: never, ..Limits::default() };
-        let (fetcher, pool) = ingest_with(config, limits).await;
+        let config = FetcherConfig { backfill: Backfill::Off, ..sources(&nodes) };
+        let (fetcher, pool) = ingest_with(config, patient()).await;
         all_live(&fetcher).await;
-        // By account, of which there are twenty.
-        let of = |node: &Node, part: usize| {
-            let txs = node.txs.iter().enumerate().filter(|(n, _)| n % 20 / 6 == part);
-            submit(node, txs.map(|(_, tx)| tx));
-        };
         for (at, node) in nodes[..silent].iter().enumerate() {
             node.node.inject(Fault::GoDead(Target::Request));
-            of(node, at);
+            submit_of(node, 6 * at..6 * at + 6);
             eventually("its share is taken", || fetcher.status()[at].backlog > 80).await;
         }
-        of(&nodes[silent], 2);
+        submit_of(&nodes[silent], 12..18);
         eventually("those of the other one are in", || pool.len() == 150).await;
     }
 }
@@ -137,12 +132,8 @@ async fn what_only_silent_nodes_have_leaves_slots_for_what_another_one_announces
 async fn a_node_that_fails_once_is_asked_again_for_what_others_do_not_have() {
     for bad in [BadAnswer::Never, BadAnswer::Busy] {
         let nodes = [0; 2].map(|_| Node::start(1, |config| config));
-        let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-        let config = FetcherConfig {
-            backfill: Backfill::Off,
-            audit_interval: None,
-            ..FetcherConfig::new(sources)
-        };
+        let (backfill, audit_interval) = (Backfill::Off, None);
+        let config = FetcherConfig { backfill, audit_interval, ..sources(&nodes) };
         let limits = Limits { fetch_timeout: Duration::from_millis(200), ..Limits::default() };
         let (fetcher, pool) = ingest_with(config, limits).await;
         all_live(&fetcher).await;
@@ -157,12 +148,9 @@ async fn a_node_that_fails_once_is_asked_again_for_what_others_do_not_have() {
 #[tokio::test]
 async fn a_node_that_announces_it_while_it_answers_null_is_asked_again() {
     let (first, other) = (Fake::start(), Fake::start());
-    let sources = [&first, &other].map(|fake| Endpoint::Ipc(fake.path.clone()));
-    let config = FetcherConfig {
-        backfill: Backfill::Off,
-        audit_interval: None,
-        ..FetcherConfig::new(sources)
-    };
+    let both = [&first, &other].map(|fake| Endpoint::Ipc(fake.path.clone()));
+    let (backfill, audit_interval) = (Backfill::Off, None);
+    let config = FetcherConfig { backfill, audit_interval, ..FetcherConfig::new(both) };
     let (fetcher, pool) = ingest_with(config, Limits::default()).await;
     all_live(&fetcher).await;
     let tx = Node::start(1, |config| config).txs[0].clone();
@@ -206,8 +194,7 @@ async fn while_many_announcements_wait_the_latest_is_delivered_before_them_and_t
 async fn a_backfill_from_several_nodes_with_equal_pools_requests_each_transaction_once() {
     let nodes = [(); 3].map(|()| Node::start(1_000, |config| config));
     nodes.iter().for_each(Node::submit_all);
-    let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.node.ipc_path().to_owned()));
-    let config = FetcherConfig { audit_interval: None, ..FetcherConfig::new(sources) };
+    let config = FetcherConfig { audit_interval: None, ..sources(&nodes) };
     let (fetcher, pool) = ingest(config).await;
     all_live(&fetcher).await;
     settled(&fetcher, "all are in", |_| pool.len() == 1_000).await;

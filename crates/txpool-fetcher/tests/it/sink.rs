@@ -217,12 +217,13 @@ impl Figures {
 /// deadline of one second had not returned after eight.
 #[tokio::test]
 async fn a_sink_that_never_returns_from_a_call_holds_up_neither_the_rest_nor_the_stop() {
-    for stuck in CALLS {
+    let cases = CALLS.map(|stuck| (stuck, Announcements::Hashes));
+    for (stuck, announcements) in cases.into_iter().chain([(Call::Deliver, Announcements::Full)]) {
         let node = Node::start(20, |config| config);
         let (sink, latch) = Hooked::stuck_in(stuck);
         // The first transaction is pending before the start: `holding` is asked about it.
         node.node.submit(node.txs[0].raw.clone()).unwrap();
-        let config = FetcherConfig { request_connections: 2, ..node.fetcher() };
+        let config = FetcherConfig { announcements, request_connections: 2, ..node.fetcher() };
         let fetcher = Fetcher::start(config, sink.clone()).await.expect("a node is there");
         if stuck != Call::Deliver {
             eventually("the source is live", || fetcher.is_live()).await;

@@ -14,8 +14,8 @@ use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
     order_pool::OrderStatus,
     txpool_fetcher::{
-        Announcements, AuditMode, Counts, Endpoint, Limits, RawTransaction, SourceState,
-        StartPolicy, read_response,
+        Announcements, AuditMode, Counts, Endpoint, Limits, RawTransaction, StartPolicy,
+        read_response,
     },
 };
 use mock_node::workload::{Account, Mix, Workload, WorkloadConfig, test_accounts};
@@ -24,7 +24,7 @@ use tempfile::TempDir;
 use testkit::{
     ingest::{arrived_whole, eventually, settled},
     sign::signed,
-    usage::{cpu_of, resident_bytes},
+    usage::cpu_of,
 };
 
 use crate::load::Load;
@@ -312,86 +312,43 @@ async fn a_host_that_blocks_its_runtime_for_15_seconds_loses_nothing() {
     assert_eq!(setup.fetcher.status()[0].reconnects, 0);
 }
 
-/// Waits from the moment at which the node answers, and prints how long it took.
-async fn live_again(fetcher: &Fetcher, what: &str) {
-    let answered = Instant::now();
-    eventually("live again", || fetcher.is_live()).await;
-    println!("{what}: live {:?} after it answers (goal: 5 s)", answered.elapsed());
-}
-
-/// Kills the node, restarts it after `pause`, and waits until the source is live again.
-async fn kill_and_restart(setup: &mut Setup, pause: Duration) {
+/// Stops the node under load, or kills and restarts it; when it is back, all is caught up with.
+async fn is_away(kind: RealNodeKind, is_killed: bool, time: Duration) {
+    let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
     let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(600));
     load.wait_started(&setup.fetcher);
-    setup.node.kill9().unwrap();
-    load.abandon();
-    eventually("the loss is seen", || !setup.fetcher.is_live()).await;
-    tokio::time::sleep(pause).await;
-    // Pending before the fetcher is back: only a backfill brings them in.
-    setup.node.restart().unwrap();
-    live_again(&setup.fetcher, &format!("{:?}: killed, back after {pause:?}", setup.kind)).await;
-    Load::start(setup.node.ipc_path(), 500, Duration::from_secs(5)).finish();
-    setup.complete("after a restart").await;
-}
-
-#[tokio::test]
-async fn a_node_that_is_killed_and_restarted_is_caught_up_with() {
-    for kind in BOTH {
-        let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
-        let mut resident = Vec::new();
-        for _ in 0..4 {
-            kill_and_restart(&mut setup, Duration::from_secs(5)).await;
-            resident.push(resident_bytes());
-        }
-        println!("{kind:?}: resident after each cycle: {resident:?}");
-        // What the pool holds differs from cycle to cycle, by a few MB.
-        assert!(resident[3] < resident[2] + (32 << 20), "{resident:?}");
-        assert_eq!(setup.fetcher.status()[0].state, SourceState::Live);
-    }
-}
-
-#[tokio::test]
-async fn a_node_that_is_gone_for_200_seconds_is_caught_up_with() {
-    // Longer than the 195 s after which alloy's own reconnect has given up. Both at once: the
-    // time is spent waiting.
-    let one = async |kind| {
-        let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
-        kill_and_restart(&mut setup, Duration::from_secs(200)).await;
-    };
-    tokio::join!(one(RealNodeKind::Anvil), one(RealNodeKind::Geth));
-}
-
-#[tokio::test]
-async fn a_node_that_is_stopped_for_20_seconds_is_caught_up_with() {
-    for kind in BOTH {
-        let setup = Setup::new(kind, Duration::from_secs(2)).await;
-        let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(600));
-        load.wait_started(&setup.fetcher);
+    if is_killed {
+        setup.node.kill9().unwrap();
+        eventually("the loss is seen", || !setup.fetcher.is_live()).await;
+    } else {
         setup.node.sigstop().unwrap();
-        tokio::time::sleep(Duration::from_secs(20)).await;
+    }
+    tokio::time::sleep(time).await;
+    if is_killed {
+        load.abandon();
+        setup.node.restart().unwrap();
+    } else {
         setup.node.sigcont().unwrap();
         setup.client().await.get_chain_id().await.unwrap();
-        live_again(&setup.fetcher, &format!("{kind:?}: stopped for 20 s")).await;
         load.abandon();
-        Load::start(setup.node.ipc_path(), 500, Duration::from_secs(3)).finish();
-        setup.complete("after a stop").await;
     }
+    let answered = Instant::now();
+    eventually("live again", || setup.fetcher.is_live()).await;
+    let took = answered.elapsed();
+    println!("{kind:?}: away for {time:?}: live {took:?} after it answers (goal: 5 s)");
+    Load::start(setup.node.ipc_path(), 500, Duration::from_secs(5)).finish();
+    setup.complete("back").await;
 }
 
 #[tokio::test]
-async fn a_node_that_starts_after_the_ingester_is_found() {
+async fn a_node_that_is_stopped_for_20_seconds_or_gone_for_200_is_caught_up_with() {
     for kind in BOTH {
-        let folder = tempfile::tempdir().unwrap();
-        let mut node = RealNode::start(kind, folder.path(), Duration::from_secs(12)).unwrap();
-        node.kill9().unwrap();
-        let (fetcher, pool) = start(&node, StartPolicy::WaitForNode, Announcements::Hashes).await;
-        eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
-        node.restart().unwrap();
-        live_again(&fetcher, &format!("{kind:?}: started late")).await;
-        let setup = Setup { kind, node, fetcher, pool, _folder: folder };
-        Load::start(setup.node.ipc_path(), 500, Duration::from_secs(5)).finish();
-        setup.complete("after a late start").await;
+        is_away(kind, false, Duration::from_secs(20)).await;
     }
+    // Longer than the 195 s after which alloy's own reconnect has given up. Both at once: the
+    // time is spent waiting.
+    let gone = |kind| is_away(kind, true, Duration::from_secs(200));
+    tokio::join!(gone(RealNodeKind::Anvil), gone(RealNodeKind::Geth));
 }
 
 #[tokio::test]

@@ -1,9 +1,6 @@
 //! Makes a fault strike a running node.
 
-use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use super::{load, supply::Supply};
 use crate::{
@@ -14,7 +11,6 @@ use crate::{
 
 pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
     tracing::debug!(?fault, "a fault strikes");
-    shared.counters.faults.fetch_add(1, Relaxed);
     let switches = &shared.switches;
     match fault {
         Fault::Close(at) => targets(shared, at).iter().for_each(|outbox| outbox.close()),

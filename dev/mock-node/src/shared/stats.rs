@@ -50,7 +50,6 @@ counts! {
     notifications_dropped,
     /// Objects that were not announced though their hashes were.
     objects_dropped,
-    faults,
     /// Responses with a raw transaction that a fault made wrong.
     bad_answers,
     /// Times that the socket was gone and came back.
