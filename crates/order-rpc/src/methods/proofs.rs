@@ -50,7 +50,8 @@ pub(crate) struct Unproven {
 pub(crate) struct Proofs {
     /// One order of strangers at a time, and one of known signers: proofs of strangers wait for permits behind all
     /// other callers, so several orders with blobs would only wait for each other.
-    turns: [Semaphore; 2],
+    turn: Semaphore,
+    turn_of_known: Semaphore,
     is_set_up: OnceCell<()>,
     /// The digests of verified blobs: the younger half, and the older one.
     verified: Mutex<[HashSet<B256>; 2]>,
@@ -59,7 +60,8 @@ pub(crate) struct Proofs {
 impl Proofs {
     pub(crate) fn new() -> Self {
         let verified = Mutex::default();
-        Self { turns: [1, 1].map(Semaphore::new), is_set_up: OnceCell::new(), verified }
+        let [turn, turn_of_known] = [1, 1].map(Semaphore::new);
+        Self { turn, turn_of_known, is_set_up: OnceCell::new(), verified }
     }
 
     /// The blobs of these transactions whose proofs are not verified yet: less than a millisecond
@@ -131,8 +133,10 @@ impl Methods {
         }
         let is_known =
             by.caller.is_front || by.signer.is_some_and(|it| (self.host.knows_signer)(it));
-        let priority = if is_known { Priority::Known } else { Priority::Unsigned };
-        let turn = &self.proofs.turns[usize::from(is_known)];
+        let (turn, priority) = match is_known {
+            true => (&self.proofs.turn_of_known, Priority::Known),
+            false => (&self.proofs.turn, Priority::Unsigned),
+        };
         let Ok(Ok(_turn)) = timeout(PROOF_WAIT, turn.acquire()).await else {
             let message = "the proofs of too many blobs wait to be verified";
             return Err(self.limiter.retry_later(Reason::NoPermit, message));
@@ -184,7 +188,7 @@ mod tests {
         let host = Host::new(pool, gate.clone()).with_known_signers(move |it| it == known);
         let limits = Limits::of(OrderRpcConfig::new(common::CHAIN));
         let methods = Methods::new(host, Arc::new(Limiter::new(limits, gate)));
-        let _turn = methods.proofs.turns[0].acquire().await.unwrap();
+        let _turn = methods.proofs.turn.acquire().await.unwrap();
         for (signer, is_served) in [(known, true), (stranger, false)] {
             let caller = CallerId::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
             let by = By { caller, signer: Some(signer) };

@@ -10,11 +10,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{
-    blobs::{sidecar, with_blobs, with_sidecar},
-    common::*,
-    *,
-};
+use super::{common::*, *};
 
 const ONE: [u8; 4] = [127, 0, 0, 1];
 const OTHER: [u8; 4] = [127, 0, 0, 2];
