@@ -47,13 +47,17 @@ impl<T: Send + 'static> Requests<T> {
         index: usize,
         on_failure: impl Fn(T, CallError) + Send + Sync,
     ) -> LossReason {
-        let Self::Node(set) = &*self else { return pending().await };
         // On every path, also when the source is stopped meanwhile.
         let _hands_on = OnDrop(|| {
             connections.remove(index, &self);
-            set.hand_on(&on_failure);
+            if let Self::Node(set) = &*self {
+                set.hand_on(&on_failure);
+            }
         });
-        set.closed().await
+        match &*self {
+            Self::Node(set) => set.closed().await,
+            Self::InProcess(_) => pending().await,
+        }
     }
 }
 
