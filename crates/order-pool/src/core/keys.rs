@@ -162,14 +162,16 @@ impl Keys {
             None => Some(now.saturating_add(self.retention)),
         };
         let before = self.states.insert(slot, state);
-        if let Some(before) = before {
-            self.leave(slot, &before);
-            self.forget_publisher(slot, &before);
+        if let Some(before) = &before {
+            self.leave(slot, before);
         }
         if let Some(at) = state.forget_at {
             self.due.insert((at, slot));
             let share = &mut self.shares[usize::from(state.holder.is_known())];
             share.insert(state.holder, slot.0.signer, Reverse((at, slot)), 0);
+        }
+        if let Some(before) = before {
+            self.forget_publisher(slot, &before);
         }
     }
 
@@ -225,4 +227,26 @@ impl Keys {
 /// Against whom the published cancellations of unknown keys are counted.
 fn publisher(holder: &Holder, signer: Address) -> Holder {
     if holder.is_known() { Holder::Signer(signer) } else { *holder }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{PoolConfig, core::Limits};
+
+    /// It was counted for ever for each address from which one key was cancelled.
+    #[test]
+    fn a_key_whose_holder_changes_is_counted_for_the_last_one_alone() {
+        let now = Duration::ZERO;
+        let division = Limits::from(PoolConfig::default()).keys;
+        let mut keys = Keys::new(Duration::from_secs(60), division);
+        let key = ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO };
+        for n in 0..100 {
+            let holder = Holder::caller([10, 0, 0, n].into());
+            assert!(keys.publishes(&key, &holder, false, now));
+            let state = KeyState { nonce: Some(n.into()), holder, ..KeyState::default() };
+            keys.set((key, None), state, now);
+        }
+        assert_eq!(keys.unknown_cancellations.len(), 1);
+    }
 }
