@@ -1,11 +1,11 @@
 //! Bundles: their blocks, and how many keys and cancellations there may be. What replaces and cancels what is compared
 //! with a model, in `src/tests/model/`.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use order_pool::{
-    Bundle, BundleParts, CancelOutcome, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order, OrderPool,
-    PoolConfig, PrivateTerms, RejectReason, ReplacementKey,
+    Bundle, BundleParts, CancelOutcome, Event, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order,
+    OrderPool, PoolConfig, PrivateTerms, RejectReason, ReplacementKey,
 };
 use uuid::Uuid;
 
@@ -64,6 +64,31 @@ fn what_is_for_no_block_to_come_or_too_long_is_refused_with_both_numbers() {
         assert_eq!(pool_at_10().insert(order, None), InsertOutcome::Rejected(reason));
     }
     assert_eq!(passed.to_string(), "blockNumber is 10, the lowest that is not built yet is 11");
+}
+
+/// Each pool counted from 0, so a third one that got the orders of two kept an older one.
+#[test]
+fn of_replacements_without_a_nonce_at_two_pools_the_latest_wins_in_a_third() {
+    let added = |pool: &OrderPool| {
+        let mut events = pool.subscribe(13);
+        let of = |event| match event {
+            Ok(Event::Added(order)) => order.as_bundle().cloned(),
+            _ => None,
+        };
+        std::iter::from_fn(|| events.try_next()).find_map(of).expect("one is pooled")
+    };
+    let (pools, third) = ([pool_at_10(), pool_at_10()], pool_at_10());
+    let told = [(2, 0), (3, 1), (4, 0), (5, 1)].map(|(n, at): (u64, usize)| {
+        let first_seen = SystemTime::UNIX_EPOCH + Duration::from_micros(1_000_000 + n);
+        let parts = keyed_for(n, 13, None).parts().clone();
+        pools[at].insert_bundle(bundle(BundleParts { first_seen: Some(first_seen), ..parts }));
+        added(&pools[at])
+    });
+    // The orders of both pools arrive mixed.
+    for n in [0, 3, 2, 1] {
+        third.insert_bundle(told[n].clone());
+    }
+    assert_eq!((third.len(), added(&third).txs()[0].hash()), (1, nth(5).hash()));
 }
 
 /// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,

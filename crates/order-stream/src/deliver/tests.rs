@@ -11,7 +11,8 @@ use alloy_primitives::{Address, Signature, hex};
 use chain_view::{Head, PooledTransaction};
 use mock_node::workload::{Workload, WorkloadConfig};
 use order_pool::{
-    Bundle, BundleParts, Cancellation, Holder, Origin, PrivateTerms, ReplacementKey, Transaction,
+    Bundle, BundleParts, Cancellation, Holder, Origin, PrivateCancellation, PrivateTerms,
+    ReplacementKey, Transaction,
 };
 
 use super::*;
@@ -97,6 +98,45 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
         public.message(&message(other), at(101));
     }
     assert_eq!(counts(&public), [0, 0, 0, 3, 0]);
+}
+
+#[test]
+fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_order_they_come() {
+    // The pool forgets a cancellation by its own clock.
+    let begin = SystemTime::now();
+    let at = |seconds| begin + Duration::from_secs(seconds);
+    let (txs, signer) = (txs(1), Address::repeat_byte(1));
+    let bundle = Bundle::new(BundleParts {
+        txs: vec![txs[0].clone()],
+        block: Some(5),
+        uuid: Some(uuid::Uuid::from_u128(7)),
+        replacement_nonce: Some(1),
+        signer: Some(signer),
+        ..BundleParts::default()
+    });
+    let bundle = bundle.expect("a bundle");
+    let (key, holder) = (bundle.key().expect("a key"), Holder::Host);
+    let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
+    let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
+    let cancelled = PrivateCancellation { hash: *private.hash(), signer, at: at(100), holder };
+    let orders =
+        [encode(Record::Order(Arc::new(Order::Bundle(bundle)))), encode_transaction(&private)];
+    let cancellations = [
+        encode(Record::Cancellation(Cancellation { key, nonce: Some(2), holder })),
+        encode(Record::CancelPrivate(cancelled)),
+    ];
+    let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
+    let mut deliver = |messages: &[Encoded; 2]| {
+        for it in messages {
+            deliverer.message(&message(it.clone()), at(101));
+        }
+        let stats = deliverer.pool.stats();
+        ([stats.bundles, stats.external_txs], counts(&deliverer))
+    };
+    assert_eq!(deliver(&orders), ([1, 1], [2, 0, 0, 0, 0]));
+    assert_eq!(deliver(&cancellations), ([0, 0], [4, 0, 0, 0, 0]));
+    // What another machine published before both, and what comes late.
+    assert_eq!(deliver(&orders), ([0, 0], [4, 0, 2, 0, 0]));
 }
 
 fn head(number: u64, chain: u64) -> Encoded {
