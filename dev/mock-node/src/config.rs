@@ -8,7 +8,7 @@ use crate::{
     capacity::Capacity,
     error::NodeError,
     faults::FaultPlan,
-    workload::{DEFAULT_ACCOUNTS, Mix, WorkloadConfig},
+    workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, WorkloadConfig},
 };
 
 /// The chain id of reth's, geth's and this node's development chain.
@@ -117,6 +117,10 @@ pub struct NodeConfig {
     /// is not part of a measurement. Default 0: those of the first second; a thread signs the rest
     /// ahead of their turn.
     pub signed_ahead: usize,
+    /// The first transactions, if they are already signed. They must be those of
+    /// [`workload`](Self::workload). Not serialized.
+    #[serde(skip)]
+    pub signed_load: Option<SignedLoad>,
     /// Whether blocks are executed, so that balances, nonces, code and storage can be requested at
     /// each recent block. Costs about 15 us of CPU time for each mined transaction. Default no.
     pub state: bool,
@@ -155,6 +159,7 @@ impl NodeConfig {
             render_ahead: false,
             preload: 0,
             signed_ahead: 0,
+            signed_load: None,
             state: false,
             listed_per_mille: 0,
             faults: None,
@@ -178,6 +183,7 @@ impl NodeConfig {
 
     pub(crate) fn validate(&self) -> Result<(), NodeError> {
         let capacity = self.capacity;
+        let signed = &self.signed_load;
         let checks = [
             (self.accounts >= 2, "accounts", "at least 2, one of them for blobs"),
             (self.blobs_per_mille <= 1000, "blobs_per_mille", "0 to 1000"),
@@ -186,6 +192,11 @@ impl NodeConfig {
                 capacity.is_none_or(|it| it.at_once > 0 && it.service >= Duration::from_micros(1)),
                 "capacity",
                 "at least 1 at once, each at least 1us",
+            ),
+            (
+                signed.as_ref().is_none_or(|load| *load.config() == self.workload()),
+                "signed_load",
+                "its seed, chain id, accounts and mix must be the node's",
             ),
         ];
         match checks.into_iter().find(|(is_valid, ..)| !is_valid) {

@@ -207,6 +207,16 @@ impl FaultPlan {
         Self { steps }
     }
 
+    /// The same plan in a shorter time: when the faults strike and how long they last is divided by `factor`.
+    #[must_use]
+    pub fn compressed(mut self, factor: u32) -> Self {
+        for (at, fault) in &mut self.steps {
+            *at /= factor;
+            fault.adjust(|time| *time /= factor, |_| {});
+        }
+        self
+    }
+
     pub(crate) fn bursts(&self) -> impl Iterator<Item = usize> {
         self.steps.iter().filter_map(|(_, fault)| match fault {
             Fault::Burst { count } => Some(*count),

@@ -1,13 +1,19 @@
-//! Every fault a node can show at its socket, each alone: at the end nothing is missing and every hash is accounted
-//! for. `dev/trial` combines them.
+//! Every fault a node can show at its socket, alone and combined by seeds: at the end nothing is
+//! missing and every hash is accounted for.
+//!
+//! `cargo test` runs each fault alone and a few seeds. The whole matrix:
+//! `MEMPOOL_INGEST_FAULT_SEEDS=300 cargo test --release --test it faults -- --nocapture`.
+//! A failure names its seed; `MEMPOOL_INGEST_FAULT_FIRST=SEED MEMPOOL_INGEST_FAULT_SEEDS=1` replays
+//! it.
 
 use std::{
-    sync::Arc,
+    path::PathBuf,
+    sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
 
 use load_control::Backoff;
-use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target};
+use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target, workload::SignedLoad};
 use order_pool::{OrderPool, PoolConfig};
 use testkit::ingest::{settled, socket};
 use tokio::sync::Semaphore;
@@ -16,12 +22,37 @@ use txpool_fetcher::{
     SourceState, SourceStatus, StartPolicy,
 };
 
-/// From the first transaction to the last.
-const TIME: Duration = Duration::from_secs(2);
+/// Simulated time of one seed.
+const SIMULATED: Duration = Duration::from_secs(10);
 
-const TPS: u32 = 500;
+/// Transactions a second, in simulated time.
+const TPS: u32 = 2000;
 
-/// The times of the defaults, shortened as the time of a run is.
+/// How much faster than the simulated time the clock runs: everything is divided by it, the
+/// node's times, ours, and the time between two transactions.
+const FACTOR: u32 = 5;
+
+/// Seeds at once: each waits most of its time, for heads, back-offs and audits.
+const AT_ONCE: usize = 4;
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
+}
+
+/// The times of the defaults, shortened as the simulation is.
+fn config(
+    sources: impl IntoIterator<Item = Endpoint>,
+    announcements: Announcements,
+) -> FetcherConfig {
+    FetcherConfig {
+        start: StartPolicy::WaitForNode,
+        announcements,
+        audit_interval: Some(Duration::from_secs(2)),
+        request_connections: 1,
+        ..FetcherConfig::new(sources)
+    }
+}
+
 fn limits() -> Limits {
     let millis = Duration::from_millis;
     Limits {
@@ -36,68 +67,117 @@ fn limits() -> Limits {
     }
 }
 
-/// A node with these faults and its fetcher, from the first subscription to the final audit.
-async fn run(what: &str, plan: FaultPlan, announcements: Announcements) -> (Counts, SourceStatus) {
-    let (_folder, path) = socket();
-    let config = NodeConfig {
-        accounts: 100,
-        tps: TPS,
-        count: Some(u64::from(TPS) * TIME.as_secs()),
-        block_time: TIME / 5,
-        // Small blocks: what was missed must not be mined away before the audit.
-        block_max_txs: 20,
-        load_start: LoadStart::FirstSubscription,
-        faults: Some(plan),
-        ..NodeConfig::new(&path)
+struct Outcome {
+    counts: Counts,
+    status: SourceStatus,
+    missing: u64,
+    removed: u64,
+}
+
+/// The transactions that all nodes announce: signed for each of them, they would take most of the
+/// time. More than one run announces, but for bursts, which are signed as they come.
+fn signed() -> SignedLoad {
+    static SIGNED: OnceLock<SignedLoad> = OnceLock::new();
+    let count = (SIMULATED.as_secs_f64() * f64::from(TPS)) as usize;
+    SIGNED.get_or_init(|| SignedLoad::new(basis(PathBuf::new()).workload(), count)).clone()
+}
+
+fn basis(path: PathBuf) -> NodeConfig {
+    NodeConfig { accounts: 100, ..NodeConfig::new(path) }
+}
+
+/// Nodes with the same load, each with its plan, from the first subscription to the final audit.
+async fn run(
+    what: &str,
+    plans: Vec<FaultPlan>,
+    announcements: Announcements,
+    tps: u32,
+    time: Duration,
+) -> Outcome {
+    let is_alone = plans.len() == 1;
+    let start = move |plan| {
+        let (folder, path) = socket();
+        let config = NodeConfig {
+            signed_load: Some(signed()),
+            render_ahead: announcements == Announcements::Full,
+            tps,
+            count: Some((f64::from(tps) * time.as_secs_f64()) as u64),
+            // Two nodes of this kind have no chain in common.
+            block_time: if is_alone { time / 5 } else { Duration::ZERO },
+            // Small blocks: what was missed must not be mined away before the audit.
+            block_max_txs: 20,
+            load_start: LoadStart::FirstSubscription,
+            faults: Some(plan),
+            ..basis(path)
+        };
+        (MockNode::start(config).expect("the mock node starts"), folder)
     };
-    let node = tokio::task::spawn_blocking(|| MockNode::start(config)).await.expect("no panic");
-    let node = Arc::new(node.expect("the mock node starts"));
-    let config = FetcherConfig {
-        start: StartPolicy::WaitForNode,
-        announcements,
-        audit_interval: Some(Duration::from_secs(2)),
-        request_connections: 1,
-        ..FetcherConfig::new([Endpoint::Ipc(path)])
-    };
+    let started =
+        tokio::task::spawn_blocking(move || plans.into_iter().map(start).collect::<Vec<_>>());
+    let nodes = Arc::new(started.await.expect("no panic"));
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
-    let fetcher = Fetcher::start_with(config, limits(), pool).await.expect("it waits for the node");
-    let waiting = Arc::clone(&node);
+    let endpoints = nodes.iter().map(|(node, _)| Endpoint::Ipc(node.ipc_path().to_owned()));
+    let fetcher = Fetcher::start_with(config(endpoints, announcements), limits(), pool);
+    let fetcher = fetcher.await.expect("it waits for the node");
+    let waiting = Arc::clone(&nodes);
     let finished = tokio::task::spawn_blocking(move || {
-        waiting.wait_load_finished(testkit::ingest::PATIENCE)
-            && waiting.wait_faults_finished(testkit::ingest::PATIENCE)
+        waiting.iter().all(|(node, _)| {
+            node.wait_load_finished(testkit::ingest::PATIENCE)
+                && node.wait_faults_finished(testkit::ingest::PATIENCE)
+        })
     });
     assert!(finished.await.expect("no panic"), "{what}: load and faults end");
-    // Live again, and one audit.
-    audit(what, &fetcher, AuditMode::Recover).await;
-    settled(&fetcher, what, |_| true).await;
-    let AuditReport { missing, removed, .. } = audit(what, &fetcher, AuditMode::CompareOnly).await;
+    // Live again, and one audit. With full announcements hardly anything is requested before it, so that the wrong
+    // answers which the node has still to give, a hundred and more, strike the fetches of the audit: what they spoil
+    // is for the next one, and a single transaction uses up four of them.
+    let audits = if announcements == Announcements::Full { 100 } else { 1 };
+    let (mut missing, mut removed) = (0, 0);
+    for source in 0..nodes.len() {
+        for _ in 0..audits {
+            let report = audit(what, &fetcher, source, AuditMode::Recover).await;
+            settled(&fetcher, what, |_| true).await;
+            if report.missing == 0 {
+                break;
+            }
+        }
+        let report = audit(what, &fetcher, source, AuditMode::CompareOnly).await;
+        (missing, removed) = (missing + report.missing, removed + report.removed);
+    }
     let counts = settled(&fetcher, what, |_| true).await;
     let status = fetcher.status().remove(0);
-    assert_eq!((missing, removed), (0, 0), "{what}: {counts:?} {status:?}");
-    assert!(counts.pooled > 0, "{what}: {counts:?}");
     let last = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert_eq!(last.balance(), 0, "{what}: {last:?}");
-    (counts, status)
+    Outcome { counts, status, missing, removed }
 }
 
 /// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
-async fn audit(what: &str, fetcher: &Fetcher, mode: AuditMode) -> AuditReport {
+async fn audit(what: &str, fetcher: &Fetcher, source: usize, mode: AuditMode) -> AuditReport {
     let deadline = Instant::now() + testkit::ingest::PATIENCE;
     loop {
-        while fetcher.status()[0].state != SourceState::Live {
+        while fetcher.status()[source].state != SourceState::Live {
             let (status, counts) = (fetcher.status(), fetcher.counts());
             assert!(Instant::now() < deadline, "{what}: not live again: {status:?} {counts:?}");
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        match fetcher.audit(0, mode).await {
+        match fetcher.audit(source, mode).await {
             Ok(report) => return report,
             Err(error) => assert!(Instant::now() < deadline, "{what}: no audit: {error}"),
         }
     }
 }
 
+impl Outcome {
+    fn check(&self, what: &str) {
+        let Self { counts, status, missing, removed } = self;
+        assert_eq!((*missing, *removed), (0, 0), "{what}: {counts:?} {status:?}");
+        assert_eq!(counts.balance(), 0, "{what}: {counts:?}");
+        assert!(counts.pooled > 0, "{what}: {counts:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_fault_alone_leaves_nothing_missing() {
+    let time = Duration::from_secs(2);
     let start = Instant::now();
     let permits = Arc::new(Semaphore::new(3));
     let mut runs = tokio::task::JoinSet::new();
@@ -105,7 +185,7 @@ async fn each_fault_alone_leaves_nothing_missing() {
         let permits = Arc::clone(&permits);
         runs.spawn(async move {
             let _permit = permits.acquire_owned().await.expect("never closed");
-            let mut steps = vec![(TIME / 4, fault)];
+            let mut steps = vec![(time / 4, fault)];
             let meets_newcomers = matches!(
                 fault,
                 Fault::CloseOnAccept { .. }
@@ -113,14 +193,17 @@ async fn each_fault_alone_leaves_nothing_missing() {
                     | Fault::TableFull { .. }
             );
             if meets_newcomers {
-                steps.push((TIME / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
+                steps.push((time / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
             }
+            let plan = FaultPlan::new(steps);
             let announcements = match fault {
                 Fault::DropObjects { .. } => Announcements::Full,
                 _ => Announcements::Hashes,
             };
             let what = format!("{fault:?}");
-            let (counts, status) = run(&what, FaultPlan::new(steps), announcements).await;
+            let outcome = run(&what, vec![plan], announcements, 500, time).await;
+            outcome.check(&what);
+            let Outcome { counts, status, .. } = outcome;
             assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
             println!(
                 "{fault:?}: reconnects {} lagged {} audit_recovered {} backfilled {}",
@@ -132,4 +215,52 @@ async fn each_fault_alone_leaves_nothing_missing() {
         joined.expect("a fault left something behind");
     }
     println!("{} faults alone in {:?}", Fault::all().len(), start.elapsed());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seeds_of_combined_faults_leave_nothing_missing() {
+    combined(Announcements::Hashes, 4).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn seeds_of_combined_faults_leave_nothing_missing_with_full_announcements() {
+    // Objects are five times as long as hashes, which a debug build feels.
+    combined(Announcements::Full, 1).await;
+}
+
+async fn combined(announcements: Announcements, seeds: u64) {
+    let seeds = number("MEMPOOL_INGEST_FAULT_SEEDS", seeds);
+    let first = number("MEMPOOL_INGEST_FAULT_FIRST", 1);
+    let start = Instant::now();
+    let permits = Arc::new(Semaphore::new(AT_ONCE));
+    let mut runs = tokio::task::JoinSet::new();
+    for seed in first..first + seeds {
+        let permits = Arc::clone(&permits);
+        runs.spawn(async move {
+            let _permit = permits.acquire_owned().await.expect("never closed");
+            // Every third seed has two nodes.
+            let both = [seed, seed + 1_000_000];
+            let plans = both[..1 + usize::from(seed.is_multiple_of(3))].iter();
+            let plans: Vec<_> = plans
+                .map(|seed| FaultPlan::from_seed(*seed, SIMULATED).compressed(FACTOR))
+                .collect();
+            let steps = format!("{:?}", plans.iter().map(FaultPlan::steps).collect::<Vec<_>>());
+            let tps = TPS * FACTOR / plans.len() as u32;
+            let what = format!("{announcements:?}, seed {seed}, {steps}");
+            let outcome = run(&what, plans, announcements, tps, SIMULATED / FACTOR).await;
+            outcome.check(&what);
+            (outcome.counts, outcome.status.reconnects)
+        });
+    }
+    let (mut announced, mut reconnects) = (0, 0);
+    while let Some(joined) = runs.join_next().await {
+        let (counts, lost) = joined.expect("a seed left something behind");
+        announced += counts.announced;
+        reconnects += lost;
+    }
+    let took = start.elapsed();
+    println!(
+        "{announcements:?}: {seeds} seeds in {took:?}: {announced} announced, {reconnects} reconnects"
+    );
+    assert!(reconnects > 0, "the faults struck");
 }

@@ -33,22 +33,32 @@ pub(super) struct Supply {
 impl Supply {
     /// Signs what the configuration needs first; [`refill`](Self::refill) the rest.
     pub(super) fn new(config: &NodeConfig) -> Self {
+        let (ready, workload) = match config.signed_load.clone() {
+            Some(load) => {
+                let (txs, rest) = load.into_parts();
+                (txs.iter().cloned().collect(), rest)
+            }
+            None => (VecDeque::new(), Workload::new(config.workload())),
+        };
         let tps = config.tps as usize;
         let count = config.count.map_or(usize::MAX, |count| count as usize);
         let bursts = || config.faults.iter().flat_map(FaultPlan::bursts);
         let first = config.signed_ahead.max(tps.min(count));
         let supply = Self {
-            ready: Mutex::default(),
-            workload: Mutex::new(Workload::new(config.workload())),
+            ready: Mutex::new(ready),
+            workload: Mutex::new(workload),
             low: Condvar::new(),
             low_mark: tps.saturating_mul(AHEAD_S) + bursts().max().unwrap_or(0),
             rest: 0,
             render_ahead: config.render_ahead,
         };
-        let first = config.preload + first;
-        supply.sign(first);
+        if config.render_ahead {
+            lock(&supply.ready).iter().for_each(|tx| _ = tx.pending_object());
+        }
+        let (there, first) = (lock(&supply.ready).len(), config.preload + first);
+        supply.sign(first.saturating_sub(there));
         let all = count.saturating_add(config.preload).saturating_add(bursts().sum());
-        Self { rest: all.saturating_sub(first), ..supply }
+        Self { rest: all.saturating_sub(first.max(there)), ..supply }
     }
 
     /// The next transactions, signing what is not ready before it returns.
