@@ -1,11 +1,12 @@
 //! The command-line flags, which override the file of `--config`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+#[cfg(any(feature = "rpc", feature = "telemetry"))]
+use std::net::SocketAddr;
+use std::{path::PathBuf, time::Duration};
 
-use mempool_ingest::{
-    OrderRpcConfig,
-    txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy},
-};
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
+use mempool_ingest::txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy};
 
 use crate::{options::Options, say::Format};
 
@@ -73,10 +74,12 @@ pub struct Args {
     #[arg(long, value_name = "ADDR", help_heading = OUTPUT)]
     metrics: Option<SocketAddr>,
     /// Accept searchers' orders by JSON-RPC at this address, port 0 for a free one
+    #[cfg(feature = "rpc")]
     #[arg(long, value_name = "ADDR", help_heading = "Searchers' orders")]
     #[cfg_attr(feature = "record", arg(conflicts_with = "replay"))]
     rpc: Option<SocketAddr>,
     /// A name by which callers reach it, beside IP addresses and localhost; may be given several times
+    #[cfg(feature = "rpc")]
     #[arg(long, value_name = "NAME", help_heading = "Searchers' orders")]
     rpc_host: Vec<String>,
     #[cfg(feature = "record")]
@@ -118,13 +121,16 @@ impl Args {
         {
             options.metrics = self.metrics.or(options.metrics);
         }
-        if let Some(listen) = self.rpc {
-            options.rpc.get_or_insert_with(|| OrderRpcConfig::new(0)).listen = listen;
-        }
-        match &mut options.rpc {
-            Some(rpc) => rpc.host_names.extend(self.rpc_host.iter().cloned()),
-            None if self.rpc_host.is_empty() => {}
-            None => return Err("--rpc-host needs --rpc".into()),
+        #[cfg(feature = "rpc")]
+        {
+            if let Some(listen) = self.rpc {
+                options.rpc.get_or_insert_with(|| OrderRpcConfig::new(0)).listen = listen;
+            }
+            match &mut options.rpc {
+                Some(rpc) => rpc.host_names.extend(self.rpc_host.iter().cloned()),
+                None if self.rpc_host.is_empty() => {}
+                None => return Err("--rpc-host needs --rpc".into()),
+            }
         }
         #[cfg(feature = "record")]
         self.files.set(&mut options)?;

@@ -31,8 +31,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
-    Ingest, OrderRpcConfig,
+    Ingest,
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
 };
 
@@ -128,9 +130,13 @@ impl Running {
         if options.fetcher.sources.is_empty() {
             return Err("no node is named: --ipc PATH or --ws URL".into());
         }
+        #[cfg_attr(not(feature = "rpc"), expect(unused_mut, reason = "only the server needs it"))]
         let mut ingest = Ingest::start(options.ingest()).await?;
+        #[cfg(any(feature = "rpc", feature = "fleet"))]
         let chain = ingest.fetcher().status().into_iter().find_map(|source| source.node);
+        #[cfg(any(feature = "rpc", feature = "fleet"))]
         let chain = chain.map(|node| node.chain_id);
+        #[cfg(feature = "rpc")]
         if let Some(config) = &options.rpc {
             let chain_id = options.chain(config.chain_id, chain, "--rpc")?;
             ingest.start_rpc(OrderRpcConfig { chain_id, ..config.clone() })?;
@@ -195,6 +201,7 @@ impl Running {
         {
             (summary.recorded, summary.replayed) = files.await.expect("it does not panic");
         }
+        #[cfg(feature = "rpc")]
         if let Some(rpc) = end.rpc.filter(|rpc| !rpc.ended) {
             say_warning!("{} requests got no response in time", rpc.unanswered);
         }

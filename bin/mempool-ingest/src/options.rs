@@ -6,8 +6,10 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
-    FetcherConfig, IngestConfig, OrderRpcConfig, PoolConfig,
+    FetcherConfig, IngestConfig, PoolConfig,
     load_control::{GateConfig, MonitorConfig},
     txpool_fetcher::Announcements,
 };
@@ -30,6 +32,7 @@ pub(crate) struct Options {
     pub(crate) gate: GateConfig,
     pub(crate) monitor: MonitorConfig,
     /// Chain 0 is that of the sources; here and below.
+    #[cfg(feature = "rpc")]
     pub(crate) rpc: Option<OrderRpcConfig>,
     #[cfg(feature = "record")]
     pub(crate) recorder: Option<RecorderConfig>,
@@ -52,6 +55,7 @@ impl Default for Options {
             pool: PoolConfig::default(),
             gate: GateConfig::default(),
             monitor: MonitorConfig::default(),
+            #[cfg(feature = "rpc")]
             rpc: None,
             #[cfg(feature = "record")]
             recorder: None,
@@ -110,6 +114,7 @@ impl Options {
     }
 
     /// The chain that an option names, or that of the connected node. `what` needs it.
+    #[cfg(any(feature = "rpc", feature = "fleet"))]
     pub(crate) fn chain(&self, named: u64, node: Option<u64>, what: &str) -> Result<u64, String> {
         let missing =
             || format!("{what} needs --chain-id while no node has been reached to say its own");

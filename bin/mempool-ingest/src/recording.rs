@@ -53,7 +53,10 @@ impl Args {
         if let Some(path) = &self.replay {
             let chain_id = chain_of(path).map_err(|error| error.to_string())?;
             options.fetcher.sources = vec![no_node(chain_id)];
-            options.rpc = None;
+            #[cfg(feature = "rpc")]
+            {
+                options.rpc = None;
+            }
         }
         Ok(())
     }
@@ -200,7 +203,7 @@ fn no_node(chain_id: u64) -> Endpoint {
     Endpoint::InProcess(InProcess::new("replay", Arc::new(Empty(chain_id))))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "rpc"))]
 mod tests {
     use mempool_ingest::{
         FetcherConfig, Ingest, IngestConfig, IngestError, NodeAdmissionConfig, PoolConfig,
