@@ -58,7 +58,8 @@ pub(crate) const WORK_OF_FORGERY: usize = 200;
 
 /// How much work a signer or a caller may cause. Work is counted in signature recoveries (about
 /// 50 us): one for the request's own signature, for each transaction and for each cancellation, 200
-/// for each blob whose proofs are verified. For the caller a request counts one more for each
+/// for each blob whose proofs are verified. A signature that its claimed signer has not made costs the
+/// caller 200, also if it has less: it is then refused until they are paid. For the caller a request counts one more for each
 /// element and for each 16 KiB of its body, before it is parsed. The elements of a batch and their
 /// blobs are paid for one after the other; one that the quota does not pay for is refused, and
 /// counts nothing for its signer.
@@ -91,9 +92,9 @@ pub struct OrderRpcConfig {
     pub threads: usize,
     /// Whether requests must be signed. Default [`SignatureMode::Optional`].
     pub signatures: SignatureMode,
-    /// Quota of each signer of signed requests, at each address that it sends from, default [`DEFAULT_QUOTA`]; `None`: no limit. Raise
-    /// it for searchers that bid more often. Refusals are counted by
-    /// `order_rpc_refused_total{reason="quota"}`.
+    /// Quota of each signer of signed requests, at each address that it sends from: who has a copy of a
+    /// request can send it again. Default [`DEFAULT_QUOTA`]; `None`: no limit. Raise it for searchers that
+    /// bid more often. Refusals are counted by `order_rpc_refused_total{reason="quota"}`.
     pub quota: Option<Quota>,
     /// Quota of each caller, for all its requests, whoever signs them, so that new keys gain
     /// nothing. Default [`DEFAULT_CALLER_QUOTA`]; `None`: no limit. Raise it where many searchers

@@ -8,7 +8,9 @@
 //! an address, the /64 of an IPv6 address, or the client that a trusted proxy names. A signer has a
 //! second quota at each, and the quota of the address still applies, so new keys gain nothing. Bytes count
 //! until the response is sent. Parts of the requests and of the bytes are reserved for signed
-//! requests and for short ones. A quota is spent in units of work, and only for work that is done.
+//! requests and for short ones. A quota is spent in units of work, and only for work that is done; a
+//! signature that its claimed signer has not made costs its caller more than that, because a known signer's
+//! requests are served first.
 //!
 //! # Locks
 //! Quotas: taken by each request, for its address and for its signer, for one look-up; never across an

@@ -12,6 +12,7 @@ pub(crate) const INVALID_REQUEST: i32 = -32600;
 pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
 pub(crate) const INVALID_PARAMS: i32 = -32602;
 pub(crate) const INTERNAL: i32 = -32603;
+/// Well formed, but not accepted.
 pub(crate) const REJECTED: i32 = -32000;
 /// Retry later: the gate, a quota, a limit.
 pub(crate) const LIMIT: i32 = -32005;
@@ -254,6 +255,7 @@ pub(crate) fn cut(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
+/// Rounded up to milliseconds.
 fn millis(time: Duration) -> u64 {
     time.as_micros().div_ceil(1_000) as u64
 }

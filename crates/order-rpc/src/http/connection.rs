@@ -26,6 +26,7 @@ use crate::{
 const LINGER_BYTES: usize = 1 << 20;
 /// Lingering close: for how long at most.
 const LINGER_TIMEOUT: Duration = Duration::from_millis(250);
+
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub(super) server: Arc<HttpServer>,

@@ -1,7 +1,8 @@
 //! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time and one order after
 //! the other, each blob under a permit that is acquired behind all other callers, so that no caller
-//! waits longer than that. Orders of known signers have a line of their own, and the priority that they have elsewhere. A verified blob is recognised by its digest, since the same blobs come
-//! back with a higher fee and for the next block.
+//! waits longer than that. Orders of known signers and of fronts have a line of their own, and the priority
+//! that they have elsewhere. A verified blob is recognised by its digest, since the same blobs come back with
+//! a higher fee and for the next block.
 //!
 //! # Locks
 //! Verified blobs: taken by an order with blobs, on its worker thread, for one look-up, or one digest; every 10,000 blobs it frees as many; never across an await or with another lock.

@@ -122,11 +122,15 @@ pub enum ChainEvent {
     /// [`Head::parent_hash`](chain_view::Head::parent_hash). The first event comes right after the
     /// first connection, with the head at that time.
     ///
+    /// With several sources, the hashes of the first event, and of one that undoes it, are also those of the
+    /// blocks of a minute before it, which have no event: a source may be that late, and list them.
+    ///
     /// If the block could not be read, the event has no hashes: that is counted
     /// (`mempool_fetcher_unread_blocks_total`), and a comparison with the node's pool follows.
     Head(Block),
     /// The nonces that a block raised, some time after its [`Head`](Self::Head): they include those
-    /// of private transactions. A reorg that removes the block reverts them.
+    /// of private transactions. A reorg that removes the block reverts them. Those of blocks before the first
+    /// head come as the first head's, in events of their own.
     Nonces(BlockNonces),
     /// The node no longer has this pending transaction, and no block contains it. A builder may
     /// still want it, so a sink should mark it and not remove it.
