@@ -34,12 +34,8 @@ impl<S: TransactionSink> Deliverer<S> {
     /// holders may keep the permits for any length of time; calls `about_to_wait` before it waits.
     /// `None`: the fetcher stops.
     pub(crate) fn work_permit(&self, about_to_wait: impl FnMut()) -> Option<Option<WorkPermit>> {
-        match &self.fetch.settings.config.gate {
-            None => Some(None),
-            Some(gate) => {
-                self.fetch.tasks.wait_for(gate.acquire_internal(), about_to_wait).map(Some)
-            }
-        }
+        let Some(gate) = &self.fetch.settings.config.gate else { return Some(None) };
+        self.fetch.tasks.wait_for(gate.acquire_internal(), about_to_wait).map(Some)
     }
 
     /// Calls `about_to_wait` before it waits for a permit or for the sink. Returns the slot, unless another source is asked,
@@ -101,11 +97,9 @@ impl<S: TransactionSink> Deliverer<S> {
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
         let fetched = FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen };
-        let Some(delivered) = self.sink.deliver(fetched, about_to_wait) else {
-            return ticket.finish(Outcome::Failed, None);
-        };
-        // `None`: the fetcher stops, and does not wait for a sink that waits (a full channel).
-        let Some(delivery) = delivered else { return };
+        // It has failed if the sink has panicked. A stop, which does not wait for a sink that waits (a full channel),
+        // leaves it unfinished.
+        let Some(delivery) = self.sink.deliver(fetched, about_to_wait) else { return };
         self.fetch.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
         let (outcome, seen) = match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),

@@ -141,21 +141,19 @@ impl Fetch {
     /// Processes one announcement, and submits its request, without a wait;
     /// [`RequestConnections::flush`] sends it. False if it has to wait for a slot.
     pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
-        let slot = self.slots.try_acquire_live(arrival.source, self.deferral.track_live_fetch());
-        if let Ok(slot) = slot {
-            if let Some(ticket) = self.hashes.enter(arrival) {
-                self.submit(self.task(ticket, slot));
-            }
-            return true;
+        let live = self.deferral.track_live_fetch();
+        let Some(slot) = self.slots.try_acquire_live(arrival.source, live) else { return false };
+        if let Some(ticket) = self.hashes.enter(arrival) {
+            self.submit(self.task(ticket, slot));
         }
-        false
+        true
     }
 
     /// The same, for a caller that carries the request out itself: `Some(None)` when there is nothing left to
     /// do, because the hash was known or has to wait at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
         let source = arrival.source;
-        let slot = self.slots.try_acquire_live(source, self.deferral.track_live_fetch()).ok()?;
+        let slot = self.slots.try_acquire_live(source, self.deferral.track_live_fetch())?;
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
         let task = self.task(ticket, slot);
         let permit = self.limits[source].try_acquire(false);
@@ -177,12 +175,13 @@ impl Fetch {
     /// The same for one that has entered.
     pub(crate) async fn request(self: &Arc<Self>, ticket: Ticket) {
         let source = ticket.arrival.source;
-        let slot = match self.slots.try_acquire_live(source, self.deferral.track_live_fetch()) {
-            Ok(slot) => slot,
-            Err(live) => {
+        let live = || self.deferral.track_live_fetch();
+        let slot = match self.slots.try_acquire_live(source, live()) {
+            Some(slot) => slot,
+            None => {
                 // Requests that are submitted must not wait for those that are not.
                 self.connections.flush();
-                self.slots.acquire_live(source, live).await
+                self.slots.acquire_live(source, live()).await
             }
         };
         self.submit(self.task(ticket, slot));

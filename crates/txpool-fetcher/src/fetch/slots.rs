@@ -81,23 +81,18 @@ impl Slots {
         self.acquire(of_source, Work::Live { _load: load }).await
     }
 
-    /// A slot, if one is free and no fetch waits for it.
-    ///
-    /// # Errors
-    /// Returns `load`, to wait with.
+    /// The same, if one is free and no fetch waits for it.
     pub(crate) fn try_acquire_live(
         &self,
         source: usize,
         load: Option<TrackedFetch>,
-    ) -> Result<Slot, Option<TrackedFetch>> {
+    ) -> Option<Slot> {
         let share = self.of_source.get(source);
         let of_source = share.map(|share| Arc::clone(share).try_acquire_owned());
-        let Ok(of_source) = of_source.transpose() else { return Err(load) };
-        let Ok(one) = Arc::clone(&self.all).try_acquire_owned() else { return Err(load) };
-        match Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()) {
-            Ok(reserved) => Ok(self.slot(one, of_source, reserved, Work::Live { _load: load })),
-            Err(_) => Err(load),
-        }
+        let of_source = of_source.transpose().ok()?;
+        let one = Arc::clone(&self.all).try_acquire_owned().ok()?;
+        let reserved = Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()).ok()?;
+        Some(self.slot(one, of_source, reserved, Work::Live { _load: load }))
     }
 
     /// Waits for one of the slots that deferrable work may hold. `permit` is released with the slot.

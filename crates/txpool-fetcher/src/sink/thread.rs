@@ -288,29 +288,27 @@ pub(crate) struct SinkCaller<S> {
 
 impl<S: TransactionSink> SinkCaller<S> {
     /// Delivers a transaction, with a call of `about_to_wait` before it waits for the sink. `None` if
-    /// the sink panics, `Some(None)` if the fetcher stops and the sink waits.
+    /// the sink panics, or if the fetcher stops and the sink waits.
     pub(crate) fn deliver(
         &self,
         tx: FetchedTransaction,
         about_to_wait: impl FnMut(),
-    ) -> Option<Option<Delivery>> {
+    ) -> Option<Delivery> {
         // The call is inside the future too, because `deliver` is the sink's code even before its
         // future is polled.
         let call = async { self.sink.deliver(tx).await };
-        self.queue.guard("deliver", || self.tasks.wait_for(call, about_to_wait))
+        self.queue.guard("deliver", || self.tasks.wait_for(call, about_to_wait))?
     }
 
     fn run(&self, is_still_mined: impl Fn(&B256) -> bool) {
         while let Some(job) = self.queue.next() {
             match job {
-                Job::Head { block, mut carried } => {
+                Job::Head { mut block, mut carried } => {
                     carried.retain(&is_still_mined);
-                    let block = if carried.is_empty() {
-                        block
-                    } else {
+                    if !carried.is_empty() {
                         carried.extend(block.mined.iter());
-                        Block::new(block.head, carried)
-                    };
+                        block = Block::new(block.head, carried);
+                    }
                     self.tell(ChainEvent::Head(block));
                 }
                 Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
