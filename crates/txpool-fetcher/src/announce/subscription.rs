@@ -11,7 +11,7 @@ use super::{
 use crate::{
     chain::read_head,
     config::Announcements,
-    connection::{Listener, Subscription, dial},
+    connection::{Ends as _, Listener, Subscription, dial},
     error::{CallError, ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
     gap::Report,
@@ -56,14 +56,14 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let limit = limits.ping_timeout;
     let announcements = fetch.settings.config.announcements;
     let thread = ("mempool-announce", &*fetch.tasks);
-    let (connection, second) = match announcements {
+    let ((connection, node), second) = match announcements {
         Announcements::Hashes => {
-            let [connection] = dial(endpoint, limits, known, thread).await?;
-            (connection, None)
+            let [dialed] = dial(endpoint, limits, known, thread).await?;
+            (dialed, None)
         }
         Announcements::Full | Announcements::Auto => {
-            let [connection, objects] = dial(endpoint, limits, known, thread).await?;
-            (connection, Some(objects))
+            let [dialed, objects] = dial(endpoint, limits, known, thread).await?;
+            (dialed, Some(objects))
         }
     };
     let refused = |error: CallError| ConnectError::NotEthereum {
@@ -71,11 +71,11 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         method: "eth_subscribe",
         answer: error.to_string(),
     };
-    deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
+    deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
     let mut full = None;
     // Objects first: a hash without its object is then one that the node has dropped.
-    if let Some(connection) = second {
-        deliverer.chain_id.check(index, endpoint, connection.node.chain_id).await?;
+    if let Some((connection, node)) = second {
+        deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
         ObjectReader::spawn(deliverer, index, backlog)
             .map_err(|error| ConnectError::io(endpoint, error))?;
         let paired = Pairs::new(backlog, limits);
@@ -96,8 +96,8 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let hashes = Arc::new(connection);
     let objects = full.as_ref().map(|(objects, _)| objects);
     let up = Subscription {
-        node: hashes.node.clone(),
-        ended: Arc::clone(hashes.ended()),
+        node,
+        ended: Arc::clone(&hashes.ended),
         connections: std::iter::once(&hashes).chain(objects).cloned().collect(),
     };
     let (fetch, backlog) = (Arc::clone(fetch), Arc::clone(backlog));
@@ -110,10 +110,10 @@ pub(crate) async fn subscribe<S: TransactionSink>(
                 () = pairs.refused.notified() => {
                     tracing::warn!("the node announces hashes instead of objects: taking hashes");
                     backlog.report(Report::NoObjects).await;
-                    objects.kill(LossReason::Closed);
+                    objects.end(LossReason::Closed);
                 }
-                reason = objects.ended().wait() => hashes.kill(reason),
-                reason = hashes.ended().wait() => objects.kill(reason),
+                reason = objects.ended.wait() => hashes.end(reason),
+                reason = hashes.ended.wait() => objects.end(reason),
             }
         };
         tokio::join!(pairs.request_overdue(&fetch), until_one_ends);

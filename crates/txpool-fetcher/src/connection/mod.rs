@@ -27,6 +27,7 @@ mod ws;
 
 use std::{
     collections::HashMap,
+    ops::Deref,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -65,10 +66,22 @@ pub(crate) trait Listener: Send + 'static {
     fn on_idle(&mut self) {}
 }
 
-/// A connection to a node that was probed when it was opened.
+/// A connection to a node for all but the fetches. Its reader holds it too: see [`Open`].
 pub(crate) struct Connection {
-    shared: Arc<Shared>,
-    pub(crate) node: NodeInfo,
+    socket: BlockingSocket,
+    next_id: AtomicU64,
+    /// Those without a response; `None` once the connection has ended.
+    calls: Mutex<Option<HashMap<u64, Call>>>,
+    opened: Instant,
+    /// Nanoseconds since `opened`.
+    last_frame: AtomicU64,
+    pub(crate) ended: Arc<End>,
+}
+
+struct Call {
+    reply: oneshot::Sender<Result<Box<RawValue>, CallError>>,
+    /// Of a call that subscribes.
+    listener: Option<Box<dyn Listener>>,
 }
 
 #[derive(Serialize)]
@@ -80,6 +93,17 @@ struct Request<P> {
 }
 
 impl Connection {
+    fn new(socket: BlockingSocket) -> Arc<Self> {
+        Arc::new(Self {
+            socket,
+            next_id: AtomicU64::new(1),
+            calls: Mutex::new(Some(HashMap::new())),
+            opened: Instant::now(),
+            last_frame: AtomicU64::new(0),
+            ended: End::new().into(),
+        })
+    }
+
     /// Sends a request, and waits for the response at most `limit`.
     ///
     /// # Cancel safety
@@ -90,7 +114,7 @@ impl Connection {
         params: impl Serialize,
         limit: Duration,
     ) -> Result<Box<RawValue>, CallError> {
-        self.shared.request(method, params, None, limit).await
+        self.request(method, params, None, limit).await
     }
 
     /// Subscribes. `listener` gets every notification that follows the node's response.
@@ -101,106 +125,14 @@ impl Connection {
         limit: Duration,
     ) -> Result<(), CallError> {
         let listener = Some(Box::new(listener) as _);
-        self.shared.request("eth_subscribe", params, listener, limit).await.map(drop)
+        self.request("eth_subscribe", params, listener, limit).await.map(drop)
     }
 
     /// When the last complete JSON value was received. Single bytes do not count: after a truncated response,
     /// everything that follows is read as a part of it.
     pub(crate) fn last_frame(&self) -> Instant {
         // Relaxed: a slightly older value does no harm.
-        self.shared.opened + Duration::from_nanos(self.shared.last_frame.load(Relaxed))
-    }
-
-    /// Closes the connection, for a reason on our side.
-    pub(crate) fn kill(&self, reason: LossReason) {
-        self.shared.end(reason);
-    }
-
-    pub(crate) fn ended(&self) -> &Arc<End> {
-        &self.shared.ended
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.kill(LossReason::Closed);
-    }
-}
-
-/// Whether a connection has ended, and why. The first reason stands.
-pub(crate) struct End(watch::Sender<Option<LossReason>>);
-
-impl End {
-    pub(crate) fn new() -> Self {
-        Self(watch::Sender::new(None))
-    }
-
-    /// Sets the reason, unless there is one already.
-    pub(crate) fn set(&self, reason: LossReason) {
-        self.0.send_if_modified(|ended| {
-            let is_first = ended.is_none();
-            ended.get_or_insert(reason);
-            is_first
-        });
-    }
-
-    pub(crate) fn reason(&self) -> Option<LossReason> {
-        self.0.borrow().clone()
-    }
-
-    /// Waits for the end, and returns the reason. Cancel safe.
-    pub(crate) async fn wait(&self) -> LossReason {
-        let mut ended = self.0.subscribe();
-        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        reason.unwrap_or(LossReason::Closed)
-    }
-}
-
-/// Where a source's announcements are read.
-pub(crate) struct Subscription {
-    pub(crate) node: NodeInfo,
-    pub(crate) ended: Arc<End>,
-    /// To a node: for hashes and heads, and that for objects, which ends with it.
-    pub(crate) connections: Vec<Arc<Connection>>,
-}
-
-impl Subscription {
-    pub(crate) fn kill(&self, reason: LossReason) {
-        match self.connections.first() {
-            Some(connection) => connection.kill(reason),
-            None => self.ended.set(reason),
-        }
-    }
-}
-
-/// What a connection shares with its reader.
-struct Shared {
-    socket: BlockingSocket,
-    next_id: AtomicU64,
-    /// Those without a response; `None` once the connection has ended.
-    calls: Mutex<Option<HashMap<u64, Call>>>,
-    opened: Instant,
-    /// Nanoseconds since `opened`.
-    last_frame: AtomicU64,
-    ended: Arc<End>,
-}
-
-struct Call {
-    reply: oneshot::Sender<Result<Box<RawValue>, CallError>>,
-    /// Of a call that subscribes.
-    listener: Option<Box<dyn Listener>>,
-}
-
-impl Shared {
-    fn new(socket: BlockingSocket) -> Arc<Self> {
-        Arc::new(Self {
-            socket,
-            next_id: AtomicU64::new(1),
-            calls: Mutex::new(Some(HashMap::new())),
-            opened: Instant::now(),
-            last_frame: AtomicU64::new(0),
-            ended: End::new().into(),
-        })
+        self.opened + Duration::from_nanos(self.last_frame.load(Relaxed))
     }
 
     async fn request(
@@ -245,13 +177,85 @@ impl Shared {
         let nanos = at.saturating_duration_since(self.opened).as_nanos() as u64;
         self.last_frame.store(nanos, Relaxed);
     }
+}
 
-    /// Ends the connection; the first reason stands. Calls without a response fail.
+impl Ends for Connection {
+    /// Calls without a response fail.
     fn end(&self, reason: LossReason) {
         self.ended.set(reason);
         self.socket.end();
         // Dropped after the lock is released, with its listeners.
         let _calls = lock(&self.calls).take();
+    }
+}
+
+/// A connection that ends when this is dropped. Its thread holds the connection too, and would otherwise wait for what
+/// comes for ever.
+pub(crate) struct Open<C: Ends>(pub(crate) Arc<C>);
+
+/// What a dropped [`Open`] does to its connection.
+pub(crate) trait Ends {
+    /// Ends the connection; the first reason stands.
+    fn end(&self, reason: LossReason);
+}
+
+impl<C: Ends> Deref for Open<C> {
+    type Target = C;
+
+    fn deref(&self) -> &C {
+        &self.0
+    }
+}
+
+impl<C: Ends> Drop for Open<C> {
+    fn drop(&mut self) {
+        self.0.end(LossReason::Closed);
+    }
+}
+
+/// Whether a connection has ended, and why. The first reason stands.
+pub(crate) struct End(watch::Sender<Option<LossReason>>);
+
+impl End {
+    pub(crate) fn new() -> Self {
+        Self(watch::Sender::new(None))
+    }
+
+    /// Sets the reason, unless there is one already.
+    pub(crate) fn set(&self, reason: LossReason) {
+        self.0.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(reason);
+            is_first
+        });
+    }
+
+    pub(crate) fn reason(&self) -> Option<LossReason> {
+        self.0.borrow().clone()
+    }
+
+    /// Waits for the end, and returns the reason. Cancel safe.
+    pub(crate) async fn wait(&self) -> LossReason {
+        let mut ended = self.0.subscribe();
+        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+        reason.unwrap_or(LossReason::Closed)
+    }
+}
+
+/// Where a source's announcements are read.
+pub(crate) struct Subscription {
+    pub(crate) node: NodeInfo,
+    pub(crate) ended: Arc<End>,
+    /// To a node: for hashes and heads, and that for objects, which ends with it.
+    pub(crate) connections: Vec<Arc<Open<Connection>>>,
+}
+
+impl Subscription {
+    pub(crate) fn kill(&self, reason: LossReason) {
+        match self.connections.first() {
+            Some(connection) => connection.end(reason),
+            None => self.ended.set(reason),
+        }
     }
 }
 
@@ -308,11 +312,11 @@ mod tests {
         json!({ "jsonrpc": "2.0", "method": "eth_subscription", "params": params }).to_string()
     }
 
-    async fn open(path: &Path) -> Connection {
+    async fn open(path: &Path) -> Open<Connection> {
         let endpoint = Endpoint::Ipc(path.into());
         let tasks = Tasks::new(Handle::current(), CancellationToken::new());
         let dialed = dial(&endpoint, &Limits::default(), false, ("test", &tasks)).await;
-        let [connection] = dialed.expect("the node responds");
+        let [(connection, _)] = dialed.expect("the node responds");
         connection
     }
 
@@ -354,7 +358,7 @@ mod tests {
         assert_eq!(hashes.recv().await.as_deref(), Some("1"));
         assert_eq!(hashes.recv().await.as_deref(), Some(r#"{"three":[3]}"#));
         connection.call("eth_none", (), LIMIT).await.expect("it is still up");
-        connection.kill(LossReason::Closed);
+        connection.end(LossReason::Closed);
         assert_eq!((hashes.recv().await, heads.recv().await), (None, None));
     }
 
@@ -367,6 +371,6 @@ mod tests {
         let _hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
         let error = subscribe(&connection, "newHeads").await.unwrap_err();
         assert!(matches!(error, CallError::ConnectionLost), "{error}");
-        assert!(matches!(connection.ended().wait().await, LossReason::Garbage(_)));
+        assert!(matches!(connection.ended.wait().await, LossReason::Garbage(_)));
     }
 }

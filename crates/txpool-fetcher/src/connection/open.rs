@@ -6,7 +6,7 @@ use alloy_primitives::{B256, U64};
 use tokio::{net::UnixStream, runtime::Handle};
 
 use super::{
-    BlockingSocket, Connection, End, Shared, clip,
+    BlockingSocket, Connection, End, Open, clip,
     read::{self, SocketReader},
     ws,
 };
@@ -42,26 +42,27 @@ pub(crate) async fn dial<const N: usize>(
     limits: &Limits,
     known: bool,
     (thread, tasks): (&str, &Tasks),
-) -> Result<[Connection; N], ConnectError> {
-    let (mut opened, mut readers) = (Vec::with_capacity(N), Vec::new());
+) -> Result<[(Open<Connection>, NodeInfo); N], ConnectError> {
+    let (mut opened, mut readers, mut dialed) = (Vec::new(), Vec::new(), Vec::with_capacity(N));
     for _ in 0..N {
         let socket =
             open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
-        let shared = Shared::new(socket);
-        readers.push(SocketReader::new(&shared, limits.max_frame_bytes));
-        opened.push(Connection { shared, node: NodeInfo { client: String::new(), chain_id: 0 } });
+        let connection = Connection::new(socket);
+        readers.push(SocketReader::new(&connection, limits.max_frame_bytes));
+        opened.push(Open(connection));
     }
     read::spawn(thread, readers, tasks).map_err(|error| ConnectError::io(endpoint, error))?;
-    for connection in &mut opened {
-        let probe = Probe { connection, endpoint, limit: limits.ping_timeout };
+    for connection in opened {
+        let probe = Probe { connection: &connection, endpoint, limit: limits.ping_timeout };
         let chain_id: U64 = probe.request("eth_chainId", ()).await?;
         let client: String = probe.request("web3_clientVersion", ()).await?;
         if !known {
             probe.check_raw_transactions().await?;
         }
-        connection.node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
+        let node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
+        dialed.push((connection, node));
     }
-    Ok(opened.try_into().unwrap_or_else(|_| unreachable!("as many as were opened")))
+    Ok(dialed.try_into().unwrap_or_else(|_| unreachable!("as many as were opened")))
 }
 
 struct Probe<'a> {
@@ -96,7 +97,7 @@ impl Probe<'_> {
     }
 
     async fn connect_error(&self, method: &'static str, error: CallError) -> ConnectError {
-        connect_error(self.endpoint, method, error, self.connection.ended()).await
+        connect_error(self.endpoint, method, error, &self.connection.ended).await
     }
 }
 

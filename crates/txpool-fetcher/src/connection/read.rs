@@ -6,7 +6,7 @@
 
 use std::{io, sync::Arc, time::Instant};
 
-use super::{BlockingSocket, Frames, Listener, Shared, response::Incoming};
+use super::{BlockingSocket, Connection, Ends as _, Frames, Listener, response::Incoming};
 use crate::{
     error::{CallError, LossReason},
     tasks::Tasks,
@@ -19,7 +19,7 @@ pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, tasks: &Tasks) -
             // A socket that is read alone needs no poll: only pings are written into it.
             let readable = match &*sockets {
                 [one, other] => {
-                    BlockingSocket::wait_both([&one.shared.socket, &other.shared.socket])
+                    BlockingSocket::wait_both([&one.connection.socket, &other.connection.socket])
                 }
                 _ => [true; 2],
             };
@@ -37,28 +37,28 @@ type Subscriptions = Vec<(Box<str>, Box<dyn Listener>)>;
 
 /// Reads one connection, which ends with it.
 pub(super) struct SocketReader {
-    shared: Arc<Shared>,
+    connection: Arc<Connection>,
     frames: Frames,
     subscriptions: Subscriptions,
 }
 
 impl SocketReader {
-    pub(super) fn new(shared: &Arc<Shared>, max_frame_bytes: usize) -> Self {
+    pub(super) fn new(connection: &Arc<Connection>, max_frame_bytes: usize) -> Self {
         let frames = Frames::new(max_frame_bytes);
-        Self { shared: Arc::clone(shared), frames, subscriptions: Vec::new() }
+        Self { connection: Arc::clone(connection), frames, subscriptions: Vec::new() }
     }
 
     /// Takes every value that is complete after a read. False if the connection has ended.
     fn read(&mut self) -> bool {
-        self.take_values().inspect_err(|reason| self.shared.end(reason.clone())).is_ok()
+        self.take_values().inspect_err(|reason| self.connection.end(reason.clone())).is_ok()
     }
 
     fn take_values(&mut self) -> Result<(), LossReason> {
-        let count = self.shared.socket.read(self.frames.spare())?;
+        let count = self.connection.socket.read(self.frames.spare())?;
         self.frames.filled(count);
         let read_at = Instant::now();
         while let Some(value) = self.frames.next()? {
-            take(&self.shared, &mut self.subscriptions, value, read_at)?;
+            take(&self.connection, &mut self.subscriptions, value, read_at)?;
         }
         Ok(())
     }
@@ -67,17 +67,17 @@ impl SocketReader {
 impl Drop for SocketReader {
     fn drop(&mut self) {
         // Also after a panic. The first reason stands.
-        self.shared.end(LossReason::Closed);
+        self.connection.end(LossReason::Closed);
     }
 }
 
 fn take(
-    shared: &Shared,
+    connection: &Connection,
     subscriptions: &mut Subscriptions,
     value: &[u8],
     read_at: Instant,
 ) -> Result<(), LossReason> {
-    shared.framed(read_at);
+    connection.framed(read_at);
     let Some(incoming) = Incoming::read(value)? else { return Ok(()) };
     if let Some(note) = &incoming.params {
         let id = note.subscription.get();
@@ -86,7 +86,7 @@ fn take(
         }
         return Ok(());
     }
-    let Some(call) = incoming.id().and_then(|id| shared.take_call(id)) else {
+    let Some(call) = incoming.id().and_then(|id| connection.take_call(id)) else {
         return Ok(());
     };
     let response = match (incoming.error(), incoming.result) {

@@ -15,7 +15,7 @@ use tokio::{sync::Notify, time::sleep};
 use super::reader::{Reader, Responses};
 use crate::{
     config::MAX_FETCH_SLOTS,
-    connection::{BlockingSocket, End},
+    connection::{BlockingSocket, End, Ends},
     error::{CallError, LossReason},
     limits::Limits,
     sync::lock,
@@ -118,12 +118,6 @@ impl<T: Send + 'static> RequestConnection<T> {
         }
     }
 
-    /// Ends the connection; the first reason stands. Its thread wakes up and ends.
-    pub(crate) fn end(&self, reason: LossReason) {
-        self.ended.set(reason);
-        self.socket.end();
-    }
-
     /// Removes all requests, the oldest first; no more are accepted.
     pub(crate) fn take_all(&self) -> Vec<T> {
         let all = lock(&self.requests).close();
@@ -143,6 +137,14 @@ impl<T: Send + 'static> RequestConnection<T> {
         handle(found);
         self.in_flight.fetch_sub(1, Relaxed);
         true
+    }
+}
+
+impl<T> Ends for RequestConnection<T> {
+    /// Its thread wakes up and ends.
+    fn end(&self, reason: LossReason) {
+        self.ended.set(reason);
+        self.socket.end();
     }
 }
 

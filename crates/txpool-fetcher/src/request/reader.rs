@@ -18,7 +18,7 @@ use std::{
 
 use super::client::{PING_ID, RequestConnection};
 use crate::{
-    connection::{Frames, Payload, Response},
+    connection::{Ends as _, Frames, Payload, Response},
     error::LossReason,
     limits::Limits,
 };

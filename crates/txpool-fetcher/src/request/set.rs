@@ -7,7 +7,7 @@
     reason = "indices of the configured sources and of our own connections"
 )]
 
-use std::{future::pending, ops::Deref, sync::Arc, time::Duration};
+use std::{future::pending, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
@@ -20,7 +20,7 @@ use tokio::{
 use super::{client::RequestConnection, reader::Responses};
 use crate::{
     config::Endpoint,
-    connection::{Connection, connect_error, open_socket},
+    connection::{Connection, Ends as _, Open, connect_error, open_socket},
     error::{CallError, ConnectError, LossReason},
     limits::Limits,
     settings::Settings,
@@ -64,9 +64,9 @@ impl<T: Send + 'static> Requests<T> {
 /// The request connections of one source. They are opened together and lost together.
 pub(crate) struct RequestSet<T: Send + 'static> {
     /// For every call that does not fetch a transaction.
-    pub(crate) calls: Arc<Connection>,
+    pub(crate) calls: Arc<Open<Connection>>,
     /// For the fetches, at least one.
-    fetches: Box<[OpenConnection<T>]>,
+    fetches: Box<[Open<RequestConnection<T>>]>,
     /// How many of them, counted from the last, also take deferrable fetches.
     deferrable: usize,
     /// Opens one more, for a request that may end it.
@@ -74,15 +74,16 @@ pub(crate) struct RequestSet<T: Send + 'static> {
 }
 
 /// Opens connections like those of a set.
-type Opener<T> =
-    Box<dyn Fn() -> BoxFuture<'static, Result<OpenConnection<T>, ConnectError>> + Send + Sync>;
+type Opener<T> = Box<
+    dyn Fn() -> BoxFuture<'static, Result<Open<RequestConnection<T>>, ConnectError>> + Send + Sync,
+>;
 
 /// Opens all request connections of a source beside the one for calls; `responses` makes the reader
 /// of each.
 pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
     settings: &Settings,
     endpoint: &Endpoint,
-    calls: Connection,
+    calls: Open<Connection>,
     responses: impl Fn() -> R + Send + Sync + 'static,
 ) -> Result<RequestSet<T>, ConnectError> {
     let (limits, endpoint) = (settings.limits.clone(), endpoint.clone());
@@ -102,10 +103,10 @@ async fn open_one<T: Send + 'static>(
     endpoint: &Endpoint,
     limits: &Limits,
     responses: impl Responses<T>,
-) -> Result<OpenConnection<T>, ConnectError> {
+) -> Result<Open<RequestConnection<T>>, ConnectError> {
     let socket = open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
     let opened = RequestConnection::open(socket, responses, limits)
-        .map(OpenConnection)
+        .map(Open)
         .map_err(|error| ConnectError::io(endpoint, error))?;
     match opened.greet(limits.ping_timeout).await {
         Ok(()) => Ok(opened),
@@ -134,16 +135,16 @@ impl<T: Send + 'static> RequestSet<T> {
     async fn closed(&self) -> LossReason {
         let fetches = self.fetches.iter().map(|connection| Box::pin(connection.ended.wait()));
         tokio::select! {
-            reason = self.calls.ended().wait() => reason,
+            reason = self.calls.ended.wait() => reason,
             (reason, ..) = futures::future::select_all(fetches) => reason,
         }
     }
 
     fn hand_on(&self, on_failure: impl Fn(T, CallError)) {
-        let reason = |connection: &OpenConnection<T>| connection.ended.reason();
+        let reason = |connection: &Open<RequestConnection<T>>| connection.ended.reason();
         // Before all are ended.
         let reasons: Vec<_> = self.fetches.iter().map(reason).collect();
-        self.calls.kill(LossReason::Closed);
+        self.calls.end(LossReason::Closed);
         for (connection, reason) in self.fetches.iter().zip(reasons) {
             let is_suspect = reason.is_some_and(|reason| reason.is_by_peer());
             let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
@@ -186,24 +187,6 @@ impl<T: Send + 'static> RequestSet<T> {
             }
         }
         connection.take_all().pop().map_or(Ok(()), |request| Err((request, CallError::Suspect)))
-    }
-}
-
-/// A request connection that ends when this is dropped. Its thread holds the connection too, and
-/// would otherwise wait for responses for ever.
-pub(crate) struct OpenConnection<T: Send + 'static>(Arc<RequestConnection<T>>);
-
-impl<T: Send + 'static> Deref for OpenConnection<T> {
-    type Target = RequestConnection<T>;
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl<T: Send + 'static> Drop for OpenConnection<T> {
-    fn drop(&mut self) {
-        self.0.end(LossReason::Closed);
     }
 }
 
@@ -297,7 +280,7 @@ impl<T: Send + 'static> RequestConnections<T> {
     }
 
     /// The connection for calls of `source`, if it is a node and up.
-    pub(crate) fn calls(&self, source: usize) -> Option<Arc<Connection>> {
+    pub(crate) fn calls(&self, source: usize) -> Option<Arc<Open<Connection>>> {
         match self.of(source).as_deref() {
             Some(Requests::Node(set)) => Some(Arc::clone(&set.calls)),
             _ => None,

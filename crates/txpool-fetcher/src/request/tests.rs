@@ -19,7 +19,7 @@ use super::{
     client::{PING_ID, RequestConnection},
 };
 use crate::{
-    connection::{BlockingSocket, Payload},
+    connection::{BlockingSocket, Ends as _, Payload},
     error::{CallError, LossReason},
     limits::Limits,
 };

@@ -38,7 +38,7 @@ use crate::{
     audit::{AuditMode, AuditReport, AuditState, Comparison},
     chain::{self, Chain, Follower},
     config::Announcements,
-    connection::{Connection, Subscription, dial},
+    connection::{Connection, Open, Subscription, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
     gap::{GapReason, Report},
@@ -431,12 +431,12 @@ impl<S: TransactionSink> Source<S> {
         self.tasks.spawn(async move { Some(Message::Lost(role, ended.await)) });
     }
 
-    fn ping(&mut self, role: Role, connection: &Arc<Connection>) {
+    fn ping(&mut self, role: Role, connection: &Arc<Open<Connection>>) {
         let (connection, shared) = (Arc::clone(connection), Arc::clone(&self.shared));
         let fetch = Arc::clone(&self.parts.fetch);
         self.spawn(async move {
             tokio::select! {
-                _ = connection.ended().wait() => {}
+                _ = connection.ended.wait() => {}
                 () = ping(role, &connection, &fetch.settings.limits, &shared) => {}
             }
         });
@@ -506,8 +506,9 @@ async fn open_requests<S: TransactionSink>(
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
-    let [calls] = dial(endpoint, &settings.limits, known, ("mempool-calls", &fetch.tasks)).await?;
-    deliverer.chain_id.check(index, endpoint, calls.node.chain_id).await?;
+    let thread = ("mempool-calls", &*fetch.tasks);
+    let [(calls, node)] = dial(endpoint, &settings.limits, known, thread).await?;
+    deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
     let limit = settings.limits.ping_timeout;
     let says_syncing = chain::says_syncing(&calls, limit).await;
     // Else its head cannot make it count as syncing.

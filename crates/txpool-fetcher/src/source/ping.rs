@@ -8,7 +8,7 @@ use tokio::time::sleep;
 use super::{SourceShared, machine::Role};
 use crate::{
     chain::says_syncing,
-    connection::Connection,
+    connection::{Connection, Ends as _},
     error::{CallError, LossReason},
     gap::Report,
     limits::Limits,
@@ -34,7 +34,7 @@ pub(super) async fn ping(
             let limit = limits.ping_timeout + patience.max(audits.listings.patience(limits));
             let silent = pinged_at.elapsed();
             if silent >= limit {
-                return connection.kill(LossReason::Unresponsive(silent));
+                return connection.end(LossReason::Unresponsive(silent));
             }
             continue;
         }
