@@ -10,7 +10,6 @@
 
 use std::{
     io,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
     time::{Duration, Instant},
@@ -21,6 +20,7 @@ use crate::{
     connection::{Ends as _, Frames, Payload, Response},
     error::LossReason,
     limits::Limits,
+    sync::OnDrop,
 };
 
 /// Processes what becomes of the requests of one connection, on the thread of that connection.
@@ -76,17 +76,15 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         };
         let body = move || {
             let connection = Arc::clone(&reader.connection);
+            // Also after a panic: the requests in flight must learn of the end.
+            let _ends = OnDrop(|| connection.end(LossReason::Closed));
             let mut frames = Frames::new(reader.limits.max_frame_bytes);
             let mut queue = Queue { at: Instant::now(), unread: 0 };
-            // Also after a panic: the requests in flight must learn of the end.
-            let read = catch_unwind(AssertUnwindSafe(|| {
-                loop {
-                    if let Err(reason) = reader.read_once(&mut frames, &mut queue) {
-                        return reason;
-                    }
+            loop {
+                if let Err(reason) = reader.read_once(&mut frames, &mut queue) {
+                    return connection.end(reason);
                 }
-            }));
-            connection.end(read.unwrap_or(LossReason::Closed));
+            }
         };
         thread::Builder::new().name("mempool-request".into()).spawn(body).map(drop)
     }

@@ -79,12 +79,6 @@ struct Sync {
 }
 
 impl Sync {
-    /// The age of its head by the wall clock.
-    fn head_age(&self) -> Option<Duration> {
-        let time = Duration::from_secs(self.head?.timestamp);
-        Some(since_epoch().saturating_sub(time))
-    }
-
     /// Whether the node does not follow the chain: its head is old, and either it says that it is
     /// syncing, or another source has a recent head.
     ///
@@ -189,7 +183,9 @@ impl<S: TransactionSink> Source<S> {
         self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
         self.parts.fetch.deferral.observe_backlog(self.index, || backlog);
-        if let Some(age) = self.sync.head_age() {
+        if let Some(head) = self.sync.head {
+            let age = since_epoch().saturating_sub(Duration::from_secs(head.timestamp));
+            self.shared.metrics.head.set(head.number as f64);
             self.shared.metrics.head_age.set(age.as_secs_f64());
         }
         self.tick_machine(Instant::now())
@@ -207,16 +203,10 @@ impl<S: TransactionSink> Source<S> {
         self.machine.on(Event::Behind(is_behind), now)
     }
 
-    fn has_head(&mut self, head: Head) {
-        self.sync.head = Some(head);
-        lock(&self.shared.status).head = Some(head.number);
-        self.shared.metrics.head.set(head.number as f64);
-    }
-
     fn on_report(&mut self, report: Report) -> Vec<Action> {
         let event = match report {
             Report::Head(head) => {
-                self.has_head(head);
+                self.sync.head = Some(head);
                 Event::Head(head.number)
             }
             Report::Gap(reason) => Event::Gap(reason),
@@ -253,10 +243,7 @@ impl<S: TransactionSink> Source<S> {
                 self.up(Role::Subscription, now)
             }
             Message::RequestsUp(requests, sync) => {
-                self.sync.says_syncing = sync.says_syncing;
-                if let Some(head) = sync.head {
-                    self.has_head(head);
-                }
+                self.sync = Sync { head: sync.head.or(self.sync.head), ..sync };
                 self.parts.fetch.connections.set(self.index, Some(Arc::clone(&requests)));
                 if let Requests::Node(set) = &*requests {
                     self.ping(Role::Request, &set.calls);
@@ -354,6 +341,7 @@ impl<S: TransactionSink> Source<S> {
         let (before, audited_before) = {
             let mut status = lock(&self.shared.status);
             let before = std::mem::replace(&mut status.state, state);
+            status.head = self.sync.head.map(|head| head.number);
             status.reconnects = self.machine.reconnects;
             status.gaps.clear();
             status.gaps.extend(self.machine.gaps.iter().copied());
