@@ -45,27 +45,21 @@ pub(super) async fn open(
     let failed = |error| ConnectError::io(&url, error);
     let (messages, _) =
         connected.map_err(|error| failed(std::io::Error::other(error.to_string())))?;
-    let (ours, theirs) = UnixStream::pair().map_err(failed)?;
+    let (ours, mut theirs) = UnixStream::pair().map_err(failed)?;
     let ended = Arc::new(OnceLock::new());
     let socket = ours.into_std().and_then(|ours| BlockingSocket::new(ours, Arc::clone(&ended)));
-    Ok((socket.map_err(failed)?, pass_on(messages, theirs, max_bytes, ended)))
-}
-
-async fn pass_on(
-    messages: WsStream,
-    mut socket: UnixStream,
-    max_bytes: usize,
-    ended: Arc<OnceLock<LossReason>>,
-) {
-    let (requests, responses) = messages.split();
-    let (from_us, to_us) = socket.split();
-    // Separate branches, so that reading continues while the peer does not read.
-    let Err(reason) = tokio::select! {
-        end = pass_in(responses, to_us, max_bytes) => end,
-        end = pass_out(from_us, requests) => end,
+    let pass_on = async move {
+        let (requests, responses) = messages.split();
+        let (from_us, to_us) = theirs.split();
+        // Separate branches, so that reading continues while the peer does not read.
+        let Err(reason) = tokio::select! {
+            end = pass_in(responses, to_us, max_bytes) => end,
+            end = pass_out(from_us, requests) => end,
+        };
+        // Before the socket is closed; nobody else sets it.
+        let _ = ended.set(reason);
     };
-    // Before the socket is closed; nobody else sets it.
-    let _ = ended.set(reason);
+    Ok((socket.map_err(failed)?, pass_on))
 }
 
 async fn pass_in(

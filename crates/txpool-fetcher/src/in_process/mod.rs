@@ -53,11 +53,11 @@ pub(crate) fn start<S: TransactionSink>(
         let takes_deferrable = thread < fetch.settings.deferrable_connections();
         let (live, deferrable) = requests.clone();
         let requests = (live, if takes_deferrable { deferrable } else { never() });
-        let getter = Getter::new(deliverer, pool);
+        let (deliverer, called) = (Arc::clone(deliverer), pool.clone());
         let run = move || {
             // Deferrable requests that still wait at the end are dropped, and count as failed.
             while let Some(request) = next_of(&requests) {
-                getter.get(request);
+                get(&deliverer, &called, request);
             }
         };
         let spawned = fetch.tasks.spawn_thread("mempool-get", run);
@@ -66,52 +66,45 @@ pub(crate) fn start<S: TransactionSink>(
     Ok(queues)
 }
 
-/// Carries out requests, on a thread that may block: the pool may read a sidecar from the disk, and the sink may wait.
-struct Getter<S> {
-    deliverer: Arc<Deliverer<S>>,
-    pool: InProcess,
+/// Carries out a request, on a thread that may block: the pool may read a sidecar from the disk, and the sink may wait.
+fn get<S: TransactionSink>(deliverer: &Deliverer<S>, pool: &InProcess, request: FetchRequest) {
+    // Requests that wait at a stop stay unfinished.
+    let fetch = &deliverer.fetch;
+    if fetch.tasks.stop.is_cancelled() {
+        return;
+    }
+    let (hash, requested_at) = (request.hash(), Instant::now());
+    let found = pool.catch("get", |pool| pool.get(&hash));
+    let is_gone = matches!(found, Ok(None));
+    let answered = fetch.answered(request, requested_at, is_gone);
+    let Some(FetchTask { ticket, mut slot, .. }) = answered else { return };
+    match found {
+        // It counts as failed.
+        Err(_) => {}
+        Ok(None) => ticket.gone(),
+        Ok(Some(tx)) => {
+            fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
+            contain(|| deliver(deliverer, ticket, tx));
+        }
+    }
 }
 
-impl<S: TransactionSink> Getter<S> {
-    fn new(deliverer: &Arc<Deliverer<S>>, pool: &InProcess) -> Self {
-        Self { deliverer: Arc::clone(deliverer), pool: pool.clone() }
+fn deliver<S: TransactionSink>(
+    deliverer: &Deliverer<S>,
+    ticket: Ticket,
+    tx: Recovered<PooledTransaction>,
+) {
+    let (requested, found) = (ticket.arrival.hash, *tx.inner().hash());
+    if found != requested {
+        return ticket.malformed(&Malformed::OtherTransaction { requested, found });
     }
-
-    fn get(&self, request: FetchRequest) {
-        // Requests that wait at a stop stay unfinished.
-        let fetch = &self.deliverer.fetch;
-        if fetch.tasks.stop.is_cancelled() {
-            return;
-        }
-        let (hash, requested_at) = (request.hash(), Instant::now());
-        let found = self.pool.catch("get", |pool| pool.get(&hash));
-        let is_gone = matches!(found, Ok(None));
-        let answered = fetch.answered(request, requested_at, is_gone);
-        let Some(FetchTask { ticket, mut slot, .. }) = answered else { return };
-        match found {
-            // It counts as failed.
-            Err(_) => {}
-            Ok(None) => ticket.gone(),
-            Ok(Some(tx)) => {
-                fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
-                contain(|| self.deliver(ticket, tx));
-            }
+    if deliverer.fetch.settings.config.verify_blob_proofs {
+        let Some(permit) = deliverer.work_permit(|| {}) else { return };
+        let verified = verify_blob_proofs(tx.inner());
+        drop(permit);
+        if let Err(reason) = verified {
+            return ticket.malformed(&Malformed::from(reason));
         }
     }
-
-    fn deliver(&self, ticket: Ticket, tx: Recovered<PooledTransaction>) {
-        let (requested, found) = (ticket.arrival.hash, *tx.inner().hash());
-        if found != requested {
-            return ticket.malformed(&Malformed::OtherTransaction { requested, found });
-        }
-        if self.deliverer.fetch.settings.config.verify_blob_proofs {
-            let Some(permit) = self.deliverer.work_permit(|| {}) else { return };
-            let verified = verify_blob_proofs(tx.inner());
-            drop(permit);
-            if let Err(reason) = verified {
-                return ticket.malformed(&Malformed::from(reason));
-            }
-        }
-        self.deliverer.deliver(ticket, tx, None, || {});
-    }
+    deliverer.deliver(ticket, tx, None, || {});
 }

@@ -18,13 +18,13 @@ use futures::{
 };
 use tokio::{runtime::Handle, time::sleep};
 
-use super::Getter;
+use super::get;
 use crate::{
     announce::{Backlog, HashReader},
     chain::AnnouncedHead,
     connection::{End, NodeInfo, Subscription},
     error::{ConnectError, LossReason},
-    fetch::{Deliverer, Fetch},
+    fetch::{Deliverer, Fetch, FetchRequest},
     gap::{GapReason, Report},
     in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
     sink::TransactionSink,
@@ -60,14 +60,17 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         fetch: Arc::clone(fetch),
         backlog: Arc::clone(backlog),
     });
-    let getter = Getter::new(deliverer, pool);
+    let (deliverer, pool) = (Arc::clone(deliverer), pool.clone());
     let read = async move {
         // On every path, also when a stream panics while it is dropped.
         let _ends = OnDrop(|| ended.set(LossReason::Closed));
         let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
         let spawned = announcements.fetch.tasks.spawn_thread("mempool-announce", move || {
             let _ends = OnDrop(|| subscribed.set(LossReason::Closed));
-            let read = pin!(until_end("announcements", unread.read(&getter)));
+            let read = pin!(until_end(
+                "announcements",
+                unread.read(|request| get(&deliverer, &pool, request))
+            ));
             if let Either::Left((reason, _)) = block_on(select(read, pin!(subscribed.wait()))) {
                 subscribed.set(reason);
             }
@@ -113,7 +116,7 @@ struct Announcements {
 
 impl Announcements {
     /// Reads to the end of the stream. Of the hashes at hand the threads `mempool-get` get all but the last.
-    async fn read<S: TransactionSink>(&self, getter: &Getter<S>) {
+    async fn read(&self, get: impl Fn(FetchRequest)) {
         let mut last: Option<(B256, Instant)> = None;
         loop {
             let polled = self.poll(&mut Context::from_waker(Waker::noop()));
@@ -127,7 +130,7 @@ impl Announcements {
                     let request = lock(&self.unread).1.begin(hash, at);
                     if let Some(request) = request {
                         self.busy.fetch_add(1, Relaxed);
-                        getter.get(request);
+                        get(request);
                         self.busy.fetch_add(1, Relaxed);
                     }
                     continue;
