@@ -313,23 +313,16 @@ impl SnapshotError {
 /// Why a call to the node has no result.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub(crate) enum CallError {
-    /// No response in time.
     #[error("no response in {0:?}")]
     Timeout(Duration),
-    /// The connection was lost.
     #[error("connection lost")]
     ConnectionLost,
     /// The node ended the connection, and the response to this request may be why.
     #[error("connection lost, perhaps by the response")]
     Suspect,
-    /// The node sent an error response.
+    /// An error response; of its message at most 200 characters.
     #[error("error {code}: {message}")]
-    Rpc {
-        /// The JSON-RPC code.
-        code: i64,
-        /// The node's message, at most 200 characters.
-        message: String,
-    },
+    Rpc { code: i64, message: String },
 }
 
 impl CallError {

@@ -96,84 +96,76 @@ impl Drop for ObjectListener {
     }
 }
 
-/// Processes the announced objects of one source, in their order.
-pub(super) struct ObjectReader<S: TransactionSink> {
-    deliverer: Arc<Deliverer<S>>,
+/// Starts the thread that processes the announced objects of one source, in their order, unless the source has it. It ends
+/// with the source, or when the fetcher stops.
+pub(super) fn spawn_reader<S: TransactionSink>(
+    deliverer: &Arc<Deliverer<S>>,
     source: usize,
-    backlog: Arc<Backlog>,
+    backlog: &Arc<Backlog>,
+) -> io::Result<()> {
+    if backlog.has_object_thread.load(Relaxed) {
+        return Ok(());
+    }
+    let run = {
+        let (deliverer, backlog) = (Arc::clone(deliverer), Arc::clone(backlog));
+        move || read_all(&deliverer, source, &backlog)
+    };
+    deliverer.fetch.tasks.spawn_thread("mempool-object", run)?;
+    // Relaxed: only the source's dials, one after another, use it.
+    backlog.has_object_thread.store(true, Relaxed);
+    Ok(())
 }
 
-impl<S: TransactionSink> ObjectReader<S> {
-    /// Starts the thread, unless the source has it. It ends with the source, or when the fetcher stops.
-    pub(super) fn spawn(
-        deliverer: &Arc<Deliverer<S>>,
-        source: usize,
-        backlog: &Arc<Backlog>,
-    ) -> io::Result<()> {
-        if backlog.has_object_thread.load(Relaxed) {
-            return Ok(());
+fn read_all<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, backlog: &Backlog) {
+    let (fetch, objects) = (&deliverer.fetch, &backlog.objects);
+    // Sends the requests that were submitted, for blob transactions, before a wait.
+    while let Some(Some(next)) = fetch.tasks.wait_for(objects.next(), || fetch.connections.flush())
+    {
+        if fetch.tasks.stop.is_cancelled() {
+            return;
         }
-        let reader =
-            Self { source, backlog: Arc::clone(backlog), deliverer: Arc::clone(deliverer) };
-        deliverer.fetch.tasks.spawn_thread("mempool-object", move || reader.run())?;
-        // Relaxed: only the source's dials, one after another, use it.
-        backlog.has_object_thread.store(true, Relaxed);
-        Ok(())
+        fetch.deferral.observe_backlog(source, || backlog.len());
+        // What the buffer has lost is requested: its hash comes by the other subscription.
+        let Ok(object) = next else { continue };
+        contain(|| take(deliverer, source, &object));
     }
+}
 
-    fn run(self) {
-        let (fetch, objects) = (&self.deliverer.fetch, &self.backlog.objects);
-        // Sends the requests that were submitted, for blob transactions, before a wait.
-        while let Some(Some(next)) =
-            fetch.tasks.wait_for(objects.next(), || fetch.connections.flush())
-        {
-            if fetch.tasks.stop.is_cancelled() {
-                return;
+fn take<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, object: &Object) {
+    let fetch = &deliverer.fetch;
+    // Requests that are submitted must not wait for those that are not.
+    let flush = || fetch.connections.flush();
+    let Some(permit) = deliverer.work_permit(flush) else { return };
+    let arrival = |hash| Arrival { hash, entry: Entry::Announced, source, at: object.at };
+    let announced = match &object.content {
+        Content::Json(json) => read_object(json),
+        Content::Hash(hash) => FullAnnouncement::FetchRaw(*hash),
+    };
+    match announced {
+        FullAnnouncement::Transaction(announced) => {
+            let arrival = arrival(*announced.tx.hash());
+            let entered = object.pairs.on_object(&fetch.hashes, arrival);
+            let Some(ticket) = entered else { return };
+            let read = announced.into_recovered(fetch.settings.trusts_sender_of(source));
+            drop(permit);
+            match read {
+                Ok((tx, raw)) => deliverer.deliver(ticket, tx, Some(raw), flush),
+                Err(_) => ticket.malformed(&Malformed::Signature),
             }
-            fetch.deferral.observe_backlog(self.source, || self.backlog.len());
-            // What the buffer has lost is requested: its hash comes by the other subscription.
-            let Ok(object) = next else { continue };
-            contain(|| self.take(&object));
         }
-    }
-
-    fn take(&self, object: &Object) {
-        let (fetch, deliverer) = (&self.deliverer.fetch, &*self.deliverer);
-        // Requests that are submitted must not wait for those that are not.
-        let flush = || fetch.connections.flush();
-        let Some(permit) = deliverer.work_permit(flush) else { return };
-        let arrival =
-            |hash| Arrival { hash, entry: Entry::Announced, source: self.source, at: object.at };
-        let announced = match &object.content {
-            Content::Json(json) => read_object(json),
-            Content::Hash(hash) => FullAnnouncement::FetchRaw(*hash),
-        };
-        match announced {
-            FullAnnouncement::Transaction(announced) => {
-                let arrival = arrival(*announced.tx.hash());
-                let entered = object.pairs.on_object(&fetch.hashes, arrival);
-                let Some(ticket) = entered else { return };
-                let read = announced.into_recovered(fetch.settings.trusts_sender_of(self.source));
-                drop(permit);
-                match read {
-                    Ok((tx, raw)) => deliverer.deliver(ticket, tx, Some(raw), flush),
-                    Err(_) => ticket.malformed(&Malformed::Signature),
-                }
-            }
-            FullAnnouncement::FetchRaw(hash) => {
-                drop(permit);
-                let entered = object.pairs.on_object(&fetch.hashes, arrival(hash));
-                let Some(ticket) = entered else { return };
-                // Waits while all slots are taken; a stop leaves the hash unfinished.
-                let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
-            }
-            // Not paired: its hash is requested as if no object had come.
-            FullAnnouncement::Malformed(hash, reason) => {
-                if let Some(ticket) = fetch.hashes.enter(arrival(hash)) {
-                    ticket.malformed(&reason);
-                }
-            }
-            FullAnnouncement::NoHash => fetch.metrics.malformed_notifications.increment(1),
+        FullAnnouncement::FetchRaw(hash) => {
+            drop(permit);
+            let entered = object.pairs.on_object(&fetch.hashes, arrival(hash));
+            let Some(ticket) = entered else { return };
+            // Waits while all slots are taken; a stop leaves the hash unfinished.
+            let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
         }
+        // Not paired: its hash is requested as if no object had come.
+        FullAnnouncement::Malformed(hash, reason) => {
+            if let Some(ticket) = fetch.hashes.enter(arrival(hash)) {
+                ticket.malformed(&reason);
+            }
+        }
+        FullAnnouncement::NoHash => fetch.metrics.malformed_notifications.increment(1),
     }
 }
