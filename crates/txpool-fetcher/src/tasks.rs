@@ -9,15 +9,9 @@ use std::{
 };
 
 use tokio::{runtime::Handle, task::JoinHandle};
-use tokio_util::{
-    sync::CancellationToken,
-    task::{TaskTracker, task_tracker::TaskTrackerToken},
-};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::sync::block_on;
-
-/// Held by each thread that may call the sink, so that a stop can wait for it.
-pub(crate) type Alive = TaskTrackerToken;
 
 /// The runtime of the sockets, what was spawned on it for no single source, and the stop.
 pub(crate) struct Tasks {
@@ -32,17 +26,13 @@ impl Tasks {
         Self { runtime, tracker: TaskTracker::new(), threads: TaskTracker::new(), stop }
     }
 
-    pub(crate) fn alive(&self) -> Alive {
-        self.threads.token()
-    }
-
     /// Starts a thread. A stop that has waited for it leaves no holder of what `body` holds.
     pub(crate) fn spawn_thread(
         &self,
         name: &str,
         body: impl FnOnce() + Send + 'static,
     ) -> io::Result<()> {
-        let alive = self.alive();
+        let alive = self.threads.token();
         let body = move || {
             body();
             drop(alive);

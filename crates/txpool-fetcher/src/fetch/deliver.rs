@@ -19,7 +19,6 @@ use crate::{
     request::Responses,
     sink::{Delivery, FetchedTransaction, SinkCaller, TransactionSink},
     sync::contain,
-    tasks::Alive,
 };
 
 /// Where transactions are delivered, and what is checked before.
@@ -134,18 +133,15 @@ pub(crate) struct ResponseReader<S: TransactionSink> {
     released: Vec<Slot>,
     release_at: usize,
     listings: Arc<Listings>,
-    _alive: Alive,
 }
 
 impl<S: TransactionSink> ResponseReader<S> {
     pub(crate) fn new(deliverer: &Arc<Deliverer<S>>, listings: &Arc<Listings>) -> Self {
-        let fetch = &deliverer.fetch;
-        let slots = fetch.settings.config.fetch_slots;
+        let slots = deliverer.fetch.settings.config.fetch_slots;
         Self {
             released: Vec::with_capacity(RELEASED_TOGETHER),
             release_at: RELEASED_TOGETHER.min(slots.div_ceil(4)),
             listings: Arc::clone(listings),
-            _alive: fetch.tasks.alive(),
             deliverer: Arc::clone(deliverer),
         }
     }

@@ -119,7 +119,7 @@ impl Fetch {
     }
 
     pub(super) fn is_any_up(&self, sources: SourceSet) -> bool {
-        sources.iter().any(|source| self.connections.is_up(source))
+        sources.iter().any(|source| self.connections.of(source).is_some())
     }
 
     pub(super) async fn submit_when_possible(self: &Arc<Self>, mut task: FetchTask) {
@@ -157,7 +157,8 @@ impl Fetch {
         if matches!(error, CallError::Suspect) {
             // A node that goes away ends every connection, this one perhaps first.
             sleep(limits.retry_backoff.random_delay(alone.unwrap_or_default())).await;
-            if !self.connections.is_current(source, requests) {
+            let now = self.connections.of(source);
+            if !now.is_some_and(|now| Arc::ptr_eq(&now, requests)) {
                 error = CallError::ConnectionLost;
             }
         }

@@ -19,6 +19,7 @@ use crate::{
     error::{CallError, LossReason},
     limits::Limits,
     sync::lock,
+    tasks::Tasks,
 };
 
 /// The id of pings, which are in no [`InFlight`]. Every other id is used once, so a late response finds nothing.
@@ -48,6 +49,7 @@ impl<T: Send + 'static> RequestConnection<T> {
         socket: BlockingSocket,
         responses: impl Responses<T>,
         limits: &Limits,
+        tasks: &Tasks,
     ) -> io::Result<Arc<Self>> {
         let connection = Arc::new(Self {
             requests: Mutex::new(InFlight::new()),
@@ -57,7 +59,7 @@ impl<T: Send + 'static> RequestConnection<T> {
             ponged: Notify::new(),
             ended: End::new(),
         });
-        Reader::spawn(&connection, responses, limits)?;
+        Reader::spawn(&connection, responses, limits, tasks)?;
         Ok(connection)
     }
 
@@ -128,7 +130,7 @@ impl<T: Send + 'static> RequestConnection<T> {
     /// Removes the request with this id, which has its response, and calls `handle` with it and when it was sent.
     /// False if there is none.
     pub(super) fn handle(&self, id: u64, handle: impl FnOnce((T, Instant))) -> bool {
-        let found = lock(&self.requests).remove(id);
+        let found = lock(&self.requests).requests.remove(&id);
         if id == PING_ID {
             // An error is an answer too.
             self.ponged.notify_one();
@@ -172,18 +174,13 @@ impl<T> InFlight<T> {
         Ok(self.last_id)
     }
 
-    /// Removes and returns the request with this id. Any number is allowed.
-    fn remove(&mut self, id: u64) -> Option<(T, Instant)> {
-        self.requests.remove(&id)
-    }
-
     /// Removes the requests that were sent `timeout` before `until` or earlier, the oldest first.
     fn take_expired(&mut self, timeout: Duration, until: Instant) -> Vec<T> {
         let Some(due) = until.checked_sub(timeout) else { return Vec::new() };
         let expired = self.requests.iter().filter(|(_, (_, sent))| *sent <= due);
         let mut ids: Vec<u64> = expired.map(|(id, _)| *id).collect();
         ids.sort_unstable();
-        ids.into_iter().filter_map(|id| self.remove(id)).map(|(request, _)| request).collect()
+        ids.into_iter().filter_map(|id| Some(self.requests.remove(&id)?.0)).collect()
     }
 
     /// Removes all requests, the oldest first, and accepts no more.
@@ -277,9 +274,9 @@ mod tests {
         let mut in_flight = InFlight::new();
         let ids: Vec<u64> = (0..10).map(|n| in_flight.insert(n).expect("open")).collect();
         assert!(!ids.contains(&PING_ID) && ids.is_sorted());
-        assert_eq!(in_flight.remove(ids[3]).map(|(n, _)| n), Some(3));
+        assert_eq!(in_flight.requests.remove(&ids[3]).map(|(n, _)| n), Some(3));
         for id in [ids[3], PING_ID, u64::MAX] {
-            assert!(in_flight.remove(id).is_none());
+            assert!(in_flight.requests.remove(&id).is_none());
         }
         let minute = Duration::from_secs(60);
         let sent = in_flight.requests[&ids[4]].1;

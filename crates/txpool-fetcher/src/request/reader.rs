@@ -11,7 +11,6 @@
 use std::{
     io,
     sync::Arc,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -21,6 +20,7 @@ use crate::{
     error::LossReason,
     limits::Limits,
     sync::OnDrop,
+    tasks::Tasks,
 };
 
 /// Processes what becomes of the requests of one connection, on the thread of that connection.
@@ -62,6 +62,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
         connection: &Arc<RequestConnection<T>>,
         responses: R,
         limits: &Limits,
+        tasks: &Tasks,
     ) -> io::Result<()> {
         let now = Instant::now();
         let grain = limits.fetch_timeout / 16;
@@ -74,7 +75,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
             grain: grain.clamp(Duration::from_millis(1), Duration::from_millis(100)),
             look_at: now,
         };
-        let body = move || {
+        tasks.spawn_thread("mempool-request", move || {
             let connection = Arc::clone(&reader.connection);
             // Also after a panic: the requests in flight must learn of the end.
             let _ends = OnDrop(|| connection.end(LossReason::Closed));
@@ -85,8 +86,7 @@ impl<T: Send + 'static, R: Responses<T>> Reader<T, R> {
                     return connection.end(reason);
                 }
             }
-        };
-        thread::Builder::new().name("mempool-request".into()).spawn(body).map(drop)
+        })
     }
 
     fn read_once(&mut self, frames: &mut Frames, queue: &mut Queue) -> Result<(), LossReason> {

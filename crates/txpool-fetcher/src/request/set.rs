@@ -25,6 +25,7 @@ use crate::{
     limits::Limits,
     settings::Settings,
     sync::OnDrop,
+    tasks::Tasks,
 };
 
 /// How often a request over a connection of its own is looked at.
@@ -84,12 +85,14 @@ pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
     settings: &Settings,
     endpoint: &Endpoint,
     calls: Open<Connection>,
+    tasks: &Arc<Tasks>,
     responses: impl Fn() -> R + Send + Sync + 'static,
 ) -> Result<RequestSet<T>, ConnectError> {
-    let (limits, endpoint) = (settings.limits.clone(), endpoint.clone());
+    let (limits, endpoint, tasks) = (settings.limits.clone(), endpoint.clone(), Arc::clone(tasks));
     let opener: Opener<T> = Box::new(move || {
-        let (limits, endpoint, responses) = (limits.clone(), endpoint.clone(), responses());
-        async move { open_one(&endpoint, &limits, responses).await }.boxed()
+        let (limits, endpoint, tasks) = (limits.clone(), endpoint.clone(), Arc::clone(&tasks));
+        let responses = responses();
+        async move { open_one(&endpoint, &limits, &tasks, responses).await }.boxed()
     });
     let mut fetches = Vec::new();
     for _ in 0..settings.config.request_connections {
@@ -102,10 +105,11 @@ pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
 async fn open_one<T: Send + 'static>(
     endpoint: &Endpoint,
     limits: &Limits,
+    tasks: &Tasks,
     responses: impl Responses<T>,
 ) -> Result<Open<RequestConnection<T>>, ConnectError> {
     let socket = open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
-    let opened = RequestConnection::open(socket, responses, limits)
+    let opened = RequestConnection::open(socket, responses, limits, tasks)
         .map(Open)
         .map_err(|error| ConnectError::io(endpoint, error))?;
     match opened.greet(limits.ping_timeout).await {
@@ -234,15 +238,6 @@ impl<T: Send + 'static> RequestConnections<T> {
 
     pub(crate) fn set(&self, source: usize, set: Option<Arc<Requests<T>>>) {
         self.sets.send_modify(|all| all[source] = set);
-    }
-
-    /// Whether the requests of `source` still go there.
-    pub(crate) fn is_current(&self, source: usize, requests: &Arc<Requests<T>>) -> bool {
-        self.sets.borrow()[source].as_ref().is_some_and(|now| Arc::ptr_eq(now, requests))
-    }
-
-    pub(crate) fn is_up(&self, source: usize) -> bool {
-        self.sets.borrow()[source].is_some()
     }
 
     pub(crate) fn of(&self, source: usize) -> Option<Arc<Requests<T>>> {

@@ -4,7 +4,7 @@ use std::{
     io::Write,
     os::unix::net::UnixStream,
     sync::{
-        Arc,
+        Arc, LazyLock,
         mpsc::{Receiver, Sender, channel},
     },
     thread,
@@ -13,6 +13,8 @@ use std::{
 
 use alloy_primitives::B256;
 use serde_json::Value;
+use tokio::runtime::Runtime;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Responses,
@@ -22,6 +24,7 @@ use crate::{
     connection::{BlockingSocket, Ends as _, Payload},
     error::{CallError, LossReason},
     limits::Limits,
+    tasks::Tasks,
 };
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -77,7 +80,10 @@ fn open(
 ) -> (Arc<RequestConnection<u64>>, UnixStream) {
     let (ours, node) = UnixStream::pair().unwrap();
     let socket = BlockingSocket::new(ours, Arc::default()).unwrap();
-    (RequestConnection::open(socket, responses, limits).unwrap(), node)
+    // Only its threads are used.
+    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
+    let tasks = Tasks::new(RUNTIME.handle().clone(), CancellationToken::new());
+    (RequestConnection::open(socket, responses, limits, &tasks).unwrap(), node)
 }
 
 fn stage(block_at: u64, limits: &Limits) -> Stage {

@@ -507,7 +507,7 @@ async fn open_requests<S: TransactionSink>(
         let (deliverer, listings) = (Arc::clone(deliverer), Arc::clone(&audits.listings));
         move || ResponseReader::new(&deliverer, &listings)
     };
-    Ok((request::open(settings, endpoint, calls, reader).await?, sync))
+    Ok((request::open(settings, endpoint, calls, &fetch.tasks, reader).await?, sync))
 }
 
 impl<S> Drop for Source<S> {
