@@ -14,7 +14,7 @@ mod transaction;
 
 pub(crate) use self::{
     object::{FullAnnouncement, announced_hash, read_object},
-    transaction::{is_on_chain, read_hex},
+    transaction::read_hex,
 };
 pub use self::{
     sidecar::{SidecarError, verify_blob_proofs},

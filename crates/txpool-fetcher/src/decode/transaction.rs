@@ -1,7 +1,7 @@
 //! Turns the response of a node into a transaction with its sender.
 
 use alloy_consensus::{
-    Transaction as _, TxEnvelope,
+    TxEnvelope,
     transaction::{Recovered, SignerRecoverable},
 };
 use alloy_eips::Decodable2718;
@@ -111,12 +111,6 @@ pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
 
 fn other_transaction(requested: B256, found: B256) -> RawTransaction {
     RawTransaction::Malformed(Malformed::OtherTransaction { requested, found })
-}
-
-/// Whether a transaction is valid on this chain. Legacy transactions without a chain id (from
-/// before EIP-155) are valid on every chain.
-pub(crate) fn is_on_chain(tx: &PooledTransaction, chain_id: u64) -> bool {
-    tx.chain_id().is_none_or(|id| id == chain_id)
 }
 
 #[cfg(test)]

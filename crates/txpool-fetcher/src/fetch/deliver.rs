@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_consensus::transaction::Recovered;
+use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::Bytes;
 use chain_view::PooledTransaction;
 use load_control::WorkPermit;
@@ -13,7 +13,7 @@ use load_control::WorkPermit;
 use super::{Arrival, Fetch, FetchRequest, FetchTask, Seen, Slot, Ticket};
 use crate::{
     connection::{ChainId, Listings, Payload},
-    decode::{Malformed, RawTransaction, is_on_chain, read_hex, verify_blob_proofs},
+    decode::{Malformed, RawTransaction, read_hex, verify_blob_proofs},
     error::CallError,
     outcome::Outcome,
     request::Responses,
@@ -86,7 +86,9 @@ impl<S: TransactionSink> Deliverer<S> {
         about_to_wait: impl FnMut(),
     ) {
         let Arrival { hash, entry, source, at } = ticket.arrival;
-        if self.chain_id.get().is_some_and(|chain_id| !is_on_chain(tx.inner(), chain_id)) {
+        // A legacy transaction without one, from before EIP-155, is valid on every chain.
+        let chain_ids = tx.inner().chain_id().zip(self.chain_id.get());
+        if chain_ids.is_some_and(|(found, expected)| found != expected) {
             tracing::debug!(%hash, "transaction of another chain");
             return ticket.finish(Outcome::Malformed, None);
         }
@@ -100,18 +102,15 @@ impl<S: TransactionSink> Deliverer<S> {
         // leaves it unfinished.
         let Some(delivery) = self.sink.deliver(fetched, about_to_wait) else { return };
         self.fetch.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
+        if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {
+            tracing::debug!(%hash, ?delivery, "not taken by the sink");
+        }
         let (outcome, seen) = match delivery {
             Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
             Delivery::Known => (Outcome::Known, Some(Seen::Delivered)),
             Delivery::Mined => (Outcome::Mined, Some(Seen::Mined)),
-            Delivery::Refused(reason) => {
-                tracing::debug!(%hash, reason, "refused by the sink");
-                (Outcome::Refused, Some(Seen::Refused))
-            }
-            Delivery::Postponed(reason) => {
-                tracing::debug!(%hash, reason, "postponed by the sink");
-                (Outcome::Postponed, Some(Seen::Postponed))
-            }
+            Delivery::Refused(_) => (Outcome::Refused, Some(Seen::Refused)),
+            Delivery::Postponed(_) => (Outcome::Postponed, Some(Seen::Postponed)),
             Delivery::Closed => {
                 self.sink.closed.cancel();
                 (Outcome::Refused, None)

@@ -75,15 +75,12 @@ impl Hashes {
         let Arrival { hash, source, at, .. } = arrival;
         let counts = &self.announcements[source];
         counts.announced.fetch_add(1, Relaxed);
-        let known = if self.is_mined(&hash) && self.enter_mined(hash, source) {
-            Outcome::Mined
-        } else {
-            if let Some(entered) = self.seen.insert_announced(hash, source, at) {
-                counts.first_seen.fetch_add(1, Relaxed);
-                return Some(self.ticket(arrival, entered));
-            }
-            Outcome::Known
-        };
+        let is_mined = self.is_mined(&hash) && self.enter_mined(hash, source);
+        if !is_mined && let Some(entered) = self.seen.insert_announced(hash, source, at) {
+            counts.first_seen.fetch_add(1, Relaxed);
+            return Some(self.ticket(arrival, entered));
+        }
+        let known = if is_mined { Outcome::Mined } else { Outcome::Known };
         self.metrics.entered[Entry::Announced as usize].add(1);
         self.metrics.left[known as usize].add(1);
         None
