@@ -542,6 +542,18 @@ fn every_script_has_lines_to_run() {
 }
 
 #[test]
+fn every_property_that_the_fuzzing_runs_exists() {
+    let script = read("scripts/fuzz.sh");
+    let rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
+    let code: String = files().iter().filter(|path| rust(path)).map(read).collect();
+    let (_, rest) = script.split_once("properties=\"").expect("its table");
+    let (rows, _) = rest.split_once('"').expect("the end of it");
+    for property in rows.lines().filter_map(|row| row.split(' ').nth(3)) {
+        assert!(code.contains(&format!("fn {property}(")), "no property {property}");
+    }
+}
+
+#[test]
 fn readme_and_architecture_name_every_crate() {
     for document in ["README.md", "ARCHITECTURE.md"] {
         let text = read(document);
