@@ -16,7 +16,7 @@ STATES = {0: ("connecting", "orange"), 1: ("backfilling", "blue"), 2: ("live", "
 LOADS = {0: ("normal", "green"), 1: ("elevated", "orange"), 2: ("critical", "red")}
 STREAM_STATES = {
     0: ("ended", "dark-red"), 1: ("connecting", "orange"), 2: ("catching up", "blue"), 3: ("live", "green"),
-    4: ("lagging", "orange"), 5: ("no leader", "red"), 6: ("stream missing", "red"), 7: ("full", "red"),
+    4: ("lagging", "orange"), 5: ("stream unavailable", "red"), 6: ("stream missing", "red"), 7: ("stream full", "red"),
     8: ("denied", "red"), 9: ("disconnected", "red"), 10: ("failed", "dark-red"),
 }
 INSTANCE = 'instance=~"$instance"'
@@ -144,7 +144,8 @@ ROWS = {
               (f"{on('order_pool_txs')} - {on('order_pool_external_txs')}", "announced by the node {{instance}}"),
               (on("order_pool_external_txs"), "sent by external callers {{instance}}"),
               (on("order_pool_bundles"), "bundles {{instance}}")),
-        graph("Share of the cap", "At 1 the orders that pay worst are evicted.", "percentunit",
+        graph("Share of the cap", "Announced transactions are evicted at 1, the worst-paying first. Bundles: half of the cap is for callers. "
+              "External transactions: raw ones up to 1, private ones as much again.", "percentunit",
               (share(f"({on('order_pool_txs')} - {on('order_pool_external_txs')})", "order_pool_max_txs"), "txs {{instance}}"),
               (share(f"({on('order_pool_tx_bytes')} - {on('order_pool_external_tx_bytes')})", "order_pool_max_tx_bytes"), "tx bytes {{instance}}"),
               (share(on("order_pool_external_txs"), "order_pool_max_external_txs"), "external txs {{instance}}"),
