@@ -41,7 +41,7 @@ const EXAMPLES: &str = "\
 Examples:
   mempool-ingest --ipc /data/reth.ipc
   mempool-ingest --ipc /data/geth.ipc --duration 60s --json
-  mempool-ingest config > mempool-ingest.toml && mempool-ingest --config mempool-ingest.toml";
+  mempool-ingest config > mempool-ingest.toml && mempool-ingest --config mempool-ingest.toml --ipc /data/reth.ipc";
 
 /// Whether this is a URL with a password.
 fn has_password(text: &str) -> bool {
