@@ -87,6 +87,16 @@ impl Options {
         if table.get("fetcher").is_none_or(|fetcher| fetcher.get("announcements").is_none()) {
             options.fetcher.announcements = Announcements::Auto;
         }
+        // Those of callers depend on the cores, not on the default of the other option.
+        let gate = table.get("gate").and_then(toml::Value::as_table);
+        if gate.is_some_and(|gate| {
+            gate.contains_key("work_permits") && !gate.contains_key("reserved_permits")
+        }) {
+            let GateConfig { work_permits, reserved_permits, .. } = GateConfig::default();
+            let external = work_permits - reserved_permits;
+            let permits = options.gate.work_permits;
+            options.gate.reserved_permits = permits.saturating_sub(external).max(1);
+        }
         // TOML has no value for none.
         options.fetcher.audit_interval =
             options.fetcher.audit_interval.filter(|interval| !interval.is_zero());
@@ -105,7 +115,24 @@ impl Options {
         self.gate.validate()?;
         self.monitor.validate()?;
         self.rpc.iter().try_for_each(OrderRpcConfig::validate)?;
-        Ok(self.streams.iter().try_for_each(StreamConfig::validate)?)
+        self.recorder.iter().try_for_each(RecorderConfig::validate)?;
+        self.publish.iter().try_for_each(PublisherConfig::validate)?;
+        for stream in &self.streams {
+            stream.validate()?;
+            self.publisher_of(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Its server has the stream.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn publisher_of(&self, stream: &StreamConfig) -> Result<&PublisherConfig, String> {
+        self.publish.iter().find(|publisher| publisher.flow == stream.flow).ok_or_else(|| {
+            format!(
+                "[[streams]]: no [[publish]] has the flow {:?}, so no server is named",
+                stream.flow
+            )
+        })
     }
 
     pub(crate) fn ingest(&self) -> IngestConfig {
@@ -250,6 +277,35 @@ mod tests {
             format!("{:?}", options.streams),
             format!("{:?}", [StreamConfig::new(Flow::Public, 0)])
         );
+    }
+
+    #[test]
+    fn an_option_that_is_left_out_is_the_default_for_those_that_are_there() {
+        let read = |text: &str| Options::parse(text).expect("it is valid");
+        let ages = read("[[streams]]\nflow = \"private\"\n[[streams]]\nflow = \"public\"\n");
+        let ages: Vec<_> = ages.streams.iter().map(|stream| stream.max_age.as_secs()).collect();
+        assert_eq!(ages, [900, 60]);
+        let GateConfig { work_permits, reserved_permits, .. } = GateConfig::default();
+        for permits in [2, 64] {
+            let gate = read(&format!("[gate]\nwork_permits = {permits}\n")).gate;
+            gate.validate().expect("it is valid");
+            let external = (work_permits - reserved_permits).min(permits - 1);
+            assert_eq!(gate.work_permits - gate.reserved_permits, external);
+        }
+    }
+
+    #[test]
+    fn a_section_that_cannot_start_is_refused_with_its_field() {
+        for (text, field) in [
+            ("[recorder]\n", "folder"),
+            ("[[publish]]\nserver.servers = [\"nats://n:4222\"]\n", "machine"),
+            ("[[streams]]\nflow = \"private\"\n", "[[streams]]"),
+        ] {
+            let mut options = Options::parse(text).expect(text);
+            options.fetcher.sources = vec!["/node.ipc".parse().expect("a path")];
+            let error = options.validate().expect_err(text).to_string();
+            assert!(error.contains(field), "{error}");
+        }
     }
 
     /// The bounds that the default file writes in brackets behind the text of an option.

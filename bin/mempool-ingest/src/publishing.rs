@@ -72,8 +72,7 @@ impl Publishing {
         node: Option<u64>,
     ) -> Result<Self, Failure> {
         for stream in &options.streams {
-            let publisher = options.publish.iter().find(|publisher| publisher.flow == stream.flow);
-            let publisher = publisher.ok_or("streams: no publisher of this flow names a server")?;
+            let publisher = options.publisher_of(stream)?;
             let chain_id = options.chain(stream.chain_id, node, "--publish")?;
             ensure_stream(&publisher.server, &StreamConfig { chain_id, ..stream.clone() }).await?;
         }

@@ -61,8 +61,11 @@ impl RecorderConfig {
         Self::new("")
     }
 
-    pub(crate) fn validate(&self) -> Result<(), RecorderError> {
+    /// # Errors
+    /// Names the field that is out of bounds.
+    pub fn validate(&self) -> Result<(), RecorderError> {
         match self.group_age < POLL_INTERVAL {
+            _ if self.folder.as_os_str().is_empty() => Err(RecorderError::NoFolder),
             true => Err(RecorderError::GroupAge { value: self.group_age, least: POLL_INTERVAL }),
             false => Ok(()),
         }

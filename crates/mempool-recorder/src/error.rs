@@ -16,6 +16,9 @@ pub enum RecorderError {
         /// The lower bound.
         least: Duration,
     },
+    /// No folder is named.
+    #[error("folder is empty, must name a folder")]
+    NoFolder,
     /// The folder cannot be written to.
     #[error("cannot write in {path}: {source}")]
     Folder {

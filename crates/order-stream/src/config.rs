@@ -139,6 +139,12 @@ impl PublisherConfig {
     fn of_no_server() -> Self {
         Self::new(ServerConfig::default(), 0, "")
     }
+
+    /// # Errors
+    /// Names the field that is wrong.
+    pub fn validate(&self) -> Result<(), StreamError> {
+        check(&self.server, "machine", &self.machine)
+    }
 }
 
 /// The configuration of a [`Source`](crate::Source).

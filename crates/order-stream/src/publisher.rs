@@ -35,7 +35,7 @@ use async_nats::Subject;
 use order_pool::{OrderPool, Subscription};
 
 use crate::{
-    config::{PublisherConfig, check},
+    config::PublisherConfig,
     error::StreamError,
     follow::{Follower, Item},
     identity::Identity,
@@ -60,8 +60,8 @@ impl Publisher {
     /// # Errors
     /// The configuration is out of bounds, or the thread cannot be started.
     pub fn start(pool: &OrderPool, config: PublisherConfig) -> Result<Self, StreamError> {
+        config.validate()?;
         let PublisherConfig { server, flow, chain_id, machine, heads } = config;
-        check(&server, "machine", &machine)?;
         let counters = Arc::new(PublisherCounters::labelled(&[label(flow)]));
         let shown = Shown::new(counters.state[0].clone(), "publisher", flow.as_str());
         let micros = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();

@@ -20,31 +20,27 @@ pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(60);
 pub const DEFAULT_PRIVATE_MAX_AGE: Duration = Duration::from_secs(900);
 
 /// Default of [`StreamConfig::max_bytes`]: a minute of 2,000 small transactions/s and of ten with six
-/// blobs.
+/// blobs a second.
 pub const DEFAULT_MAX_BYTES: u64 = 1 << 30;
 
 /// The configuration of the stream of a flow.
 #[derive(Clone, Debug)]
-#[cfg_attr(
-    feature = "serde",
-    derive(serde::Deserialize),
-    serde(default = "StreamConfig::of_no_chain", deny_unknown_fields)
-)]
+#[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(from = "Written"))]
 pub struct StreamConfig {
     /// Which orders it stores.
     pub flow: Flow,
     /// As of the publishers.
     pub chain_id: u64,
-    /// Servers that store each message: 1, or 3 or 5 of a cluster, of which one or two may fail. Default 1.
+    /// Servers that store each message: 1, or 3 or 5 of a cluster, of which one or two may fail. Default 1. 2 and 4 survive
+    /// no more failures than 1 and 3.
     pub replicas: usize,
     /// How long a message and its id are kept. Set it to the retention of the pools: a source that starts reads what is
     /// kept, and a transaction that comes back to a pool within it is not stored again. Default [`DEFAULT_MAX_AGE`] or
-    /// [`DEFAULT_PRIVATE_MAX_AGE`].
-    #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
+    /// [`DEFAULT_PRIVATE_MAX_AGE`]; 1 s to 1 day.
     pub max_age: Duration,
     /// Most bytes; then the oldest messages leave, which a source that has not read them counts as missed, and one that starts
     /// later lacks: it counts that it is so ([`SourceStats::cut`](crate::SourceStats::cut)). Set it for the flow and the disk
-    /// by the arithmetic of `docs/fleet.md`. Default [`DEFAULT_MAX_BYTES`].
+    /// by the arithmetic of `docs/fleet.md`. Default [`DEFAULT_MAX_BYTES`], at least 1 KiB.
     pub max_bytes: u64,
 }
 
@@ -57,11 +53,6 @@ impl StreamConfig {
             Flow::Private => DEFAULT_PRIVATE_MAX_AGE,
         };
         Self { flow, chain_id, replicas: 1, max_age, max_bytes: DEFAULT_MAX_BYTES }
-    }
-
-    #[cfg(feature = "serde")]
-    const fn of_no_chain() -> Self {
-        Self::new(Flow::Public, 0)
     }
 
     /// Checks the bounds.
@@ -80,6 +71,32 @@ impl StreamConfig {
             }
         }
         Ok(())
+    }
+}
+
+/// As it is written: what is not there depends on the flow.
+#[cfg(feature = "serde")]
+#[derive(Default, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    flow: Flow,
+    chain_id: u64,
+    replicas: Option<usize>,
+    #[serde(with = "humantime_serde")]
+    max_age: Option<Duration>,
+    max_bytes: Option<u64>,
+}
+
+#[cfg(feature = "serde")]
+impl From<Written> for StreamConfig {
+    fn from(written: Written) -> Self {
+        let default = Self::new(written.flow, written.chain_id);
+        Self {
+            replicas: written.replicas.unwrap_or(default.replicas),
+            max_age: written.max_age.unwrap_or(default.max_age),
+            max_bytes: written.max_bytes.unwrap_or(default.max_bytes),
+            ..default
+        }
     }
 }
 
