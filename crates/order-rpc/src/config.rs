@@ -108,8 +108,10 @@ pub struct OrderRpcConfig {
     /// take. Bodies above 64 KiB leave an eighth of it free; above it: 503. One caller may hold a
     /// quarter, or one request if that is more; above it: 429.
     pub max_buffered_bytes: usize,
-    /// Open connections. Default [`DEFAULT_MAX_CONNECTIONS`]. Above it: 503. One caller may hold a
-    /// sixteenth; above it: 429. Raise it, and the limit of open files with it, for more searchers.
+    /// Open connections. Default [`DEFAULT_MAX_CONNECTIONS`]. Above it a new one takes the place of the oldest one
+    /// without a request in work, of the caller that holds the most; if there is none: 503. One caller may hold a
+    /// sixteenth; above it: 429. Raise it, and the limit of open files with it, for more searchers; keep it above
+    /// the gate's limit of requests, so that never all of them have a request in work.
     pub max_connections: usize,
     /// Time for [`Host::with_admission`](crate::Host::with_admission), including the wait for its
     /// turn. Default [`DEFAULT_ADMISSION_TIMEOUT`]. A host whose decision needs another machine

@@ -3,6 +3,7 @@
 mod accept;
 mod body;
 mod connection;
+mod open;
 mod response;
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::accept::{REJECT_TIMEOUT, listen};
+use self::open::OpenConnections;
 use crate::jsonrpc::Dispatcher;
 
 /// How many refused bodies are read and discarded at the same time.
@@ -27,6 +29,7 @@ pub(crate) struct HttpServer {
     pub(crate) tasks: TaskTracker,
     /// Ends all connections.
     pub(crate) end: CancellationToken,
+    open: Arc<OpenConnections>,
     lingering: Arc<Semaphore>,
     reject_responses: Arc<Semaphore>,
 }
@@ -37,6 +40,7 @@ impl HttpServer {
             dispatcher,
             tasks: TaskTracker::new(),
             end: CancellationToken::new(),
+            open: Arc::default(),
             lingering: Arc::new(Semaphore::new(MAX_LINGERING)),
             reject_responses: Arc::new(Semaphore::new(MAX_REJECT_RESPONSES)),
         })

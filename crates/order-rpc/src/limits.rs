@@ -144,6 +144,8 @@ pub(crate) struct Entered {
     pub(crate) caller: CallerId,
     of_caller: Share,
     unsigned: Option<Share>,
+    /// Whether a signer that the host knows has signed it.
+    pub(crate) is_known: bool,
 }
 
 impl Entered {
@@ -197,7 +199,8 @@ impl Limiter {
             _ => None,
         };
         let request = self.gate.enter(now)?;
-        Ok(Entered { _active: active, request, caller: caller.id, of_caller, unsigned })
+        let (caller, is_known) = (caller.id, false);
+        Ok(Entered { _active: active, request, caller, of_caller, unsigned, is_known })
     }
 
     /// Makes a request count as `to` requests: all or nothing.

@@ -20,7 +20,8 @@ metric_set! {
             "requests answered with an error that a repetition does not change, by `reason` (`Reason::as_str`)",
             "reason": reasons(Reason::REFUSED);
         counter refused[Reason::REFUSED] = "order_rpc_refused_total", Count,
-            "requests that were refused, by `reason` (`Reason::as_str`)",
+            "requests that were refused, and connections that were closed for newer ones (`connections`), \
+             by `reason` (`Reason::as_str`)",
             "reason": reasons(0);
         counter admissions[Ended::ALL.len()] = "order_rpc_admissions_total", Count,
             "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, unknown, \

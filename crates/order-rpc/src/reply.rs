@@ -41,7 +41,8 @@ labels! {
         Quota = "quota",
         /// The quota of the caller's address is spent.
         CallerQuota = "caller_quota",
-        /// The limit of open connections is reached.
+        /// The limit of open connections is reached. In the metrics also for a connection that was closed to make
+        /// room for a newer one.
         Connections = "connections",
         /// The limit of connections of the caller's address is reached.
         CallerConnections = "caller_connections",

@@ -27,6 +27,7 @@ fn start_by(
 ) -> impl FnOnce(Host) -> OrderRpc {
     let mut limits = Limits::of(config);
     (limits.body_timeout, limits.max_deferral) = (PATIENCE, PATIENCE);
+    limits.header_timeout = 2 * PATIENCE;
     limit(&mut limits);
     move |host| OrderRpc::start_limited(limits, host).unwrap()
 }

@@ -12,7 +12,7 @@ use tokio::{
 };
 use tokio_io_timeout::TimeoutStream;
 
-use super::{HttpServer, connection::Connection, response};
+use super::{HttpServer, connection::Connection, open::Place, response};
 use crate::{metrics::Present, reply::Reason};
 
 /// Connections that the kernel queues until they are accepted; `net.core.somaxconn` may lower it
@@ -47,7 +47,10 @@ impl HttpServer {
             match listener.accept().await {
                 Ok((socket, address)) => {
                     failed = 0;
-                    self.connect(socket, address);
+                    if let Some(displaced) = self.connect(socket, address) {
+                        // So that no more than one is open beyond the limit.
+                        displaced.closed.cancelled().await;
+                    }
                 }
                 Err(error) => {
                     let pause = ACCEPT_BACKOFF.random_delay(failed);
@@ -59,18 +62,27 @@ impl HttpServer {
         }
     }
 
-    fn connect(self: &Arc<Self>, socket: TcpStream, address: SocketAddr) {
+    /// Returns the connection whose place it takes, if it takes one.
+    fn connect(self: &Arc<Self>, socket: TcpStream, address: SocketAddr) -> Option<Arc<Place>> {
         let limiter = &self.dispatcher.limiter;
         let proxies = &limiter.limits.config.trusted_proxies;
         let is_proxy = proxies.contains(&address.ip().to_canonical());
         let caller = limiter.callers.of_connection(address.ip());
         // A proxy has no share.
         let Some(of_caller) = caller.connections.take(usize::from(!is_proxy)) else {
-            return self.refuse(socket, Reason::CallerConnections);
+            self.refuse(socket, Reason::CallerConnections);
+            return None;
         };
-        let Some(of_all) = limiter.connections.take(1) else {
-            return self.refuse(socket, Reason::Connections);
-        };
+        let (mut of_all, mut displaced) = (limiter.connections.empty(), None);
+        if !of_all.try_add(1, 0) {
+            displaced = self.open.displace(&caller.id);
+            if displaced.is_none() {
+                self.refuse(socket, Reason::Connections);
+                return None;
+            }
+            self.dispatcher.metrics.count(Reason::Connections);
+            of_all.resize(1);
+        }
         let open = Present::new(&self.dispatcher.metrics.connections);
         // Disables Nagle's algorithm, so that small responses are sent at once. This fails only for
         // a closed socket, which the next read reports.
@@ -78,7 +90,11 @@ impl HttpServer {
         let mut socket = TimeoutStream::new(socket);
         // A client that reads no responses keeps neither its connection nor their memory.
         socket.set_write_timeout(Some(limiter.limits.send_timeout));
-        let connection = Connection { server: Arc::clone(self), caller, is_proxy };
+        let place = Place::new();
+        let is_caller = !is_proxy && !caller.id.is_front;
+        let opened = is_caller.then(|| self.open.add(caller.id, Arc::clone(&place)));
+        let connection =
+            Connection { server: Arc::clone(self), caller, is_proxy, place: Arc::clone(&place) };
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(limiter.limits.header_timeout)
@@ -89,11 +105,14 @@ impl HttpServer {
             );
         let end = self.end.clone();
         self.tasks.spawn(async move {
-            let _held = (open, of_caller, of_all);
+            let _closed = place.closed.clone().drop_guard();
+            let _held = (open, opened, of_caller, of_all);
             tokio::pin!(connection);
-            // The order is irrelevant: what ends the connection ends it in both.
+            // The order is irrelevant: what ends the connection ends it in each, and one whose place is taken has
+            // no request in work.
             let ended = tokio::select! {
                 ended = connection.as_mut() => ended,
+                () = place.close.cancelled() => return,
                 () = end.cancelled() => {
                     connection.as_mut().graceful_shutdown();
                     connection.await
@@ -103,6 +122,7 @@ impl HttpServer {
                 tracing::trace!(%error, "a connection failed");
             }
         });
+        displaced
     }
 
     /// Sends a reject response to a connection beyond the limits, without reading its request.

@@ -4,7 +4,7 @@
 use std::{
     convert::Infallible,
     net::IpAddr,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
 use serde_json::json;
 
-use super::{HttpServer, body, response};
+use super::{HttpServer, body, open::Place, response};
 use crate::{
     config::SignatureMode,
     limits::{Caller, Entered, Limiter, forwarded_for},
@@ -33,6 +33,7 @@ pub(super) struct Connection {
     pub(super) caller: Arc<Caller>,
     /// Whether it comes from a trusted proxy, which names the caller of each request.
     pub(super) is_proxy: bool,
+    pub(super) place: Arc<Place>,
 }
 
 impl Connection {
@@ -41,6 +42,8 @@ impl Connection {
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, Infallible> {
         let metrics = &self.server.dispatcher.metrics;
+        // Waits if another connection has this one's place: then this one is about to end.
+        let _in_work = self.place.work.acquire().await;
         Ok(self.route(request).await.unwrap_or_else(|error| {
             metrics.count(error.reason);
             response::of_error(&error)
@@ -113,6 +116,8 @@ impl Connection {
         let dispatcher = &self.server.dispatcher;
         let (body, held) = body::read(body, self.limiter(), &caller).await?;
         let reply = dispatcher.serve(body, claim, &mut entered).await?;
+        // It orders nothing else.
+        self.place.is_known.fetch_or(entered.is_known, Relaxed);
         Ok(response::of_reply(reply, held))
     }
 

@@ -84,7 +84,9 @@ impl Dispatcher {
         self.limiter.charge(by, body_work(body.len()))?;
         claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, by.caller))?;
         let (mut request, permit) = self.parse(body, claim, by).await?;
-        Ok(match self.run(&mut request, permit, entered).await {
+        let ran = self.run(&mut request, permit, entered).await;
+        entered.is_known = request.by.signer.is_some_and(|it| (self.methods.host.knows_signer)(it));
+        Ok(match ran {
             Ok(()) => self.reply(request),
             Err(error) => {
                 self.metrics.count(error.reason);

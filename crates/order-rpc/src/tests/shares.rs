@@ -39,6 +39,109 @@ async fn in_flight(server: &Server, count: usize) {
     until("they are in", || server.rpc.active_requests() == count).await;
 }
 
+/// Asks for its health and stays: a connection between two requests.
+async fn keep(from: [u8; 4], server: &Server) -> TcpStream {
+    let mut socket = connect_from(from, server.addr).await;
+    assert_eq!(ask_on(&mut socket, &head("GET", "/healthz", 0, &[])).await.status, 200);
+    socket
+}
+
+/// Sends a request whose response is not the last one.
+async fn ask_on(socket: &mut TcpStream, text: &str) -> Answer {
+    let text = text.replace("connection: close\r\n", "");
+    socket.write_all(text.as_bytes()).await.unwrap();
+    let mut read = vec![0; 4_096];
+    let count = tokio::time::timeout(PATIENCE, socket.read(&mut read)).await.unwrap().unwrap();
+    parse(&read[..count])
+}
+
+async fn is_closed(socket: &mut TcpStream) {
+    // A reset is as good an end.
+    let _ = tokio::time::timeout(PATIENCE, socket.read(&mut [0])).await.expect("closed");
+}
+
+/// Sixteen addresses could keep everybody else out, for as long as each of their connections asked for the health of
+/// the server once in half a minute.
+#[tokio::test]
+async fn whoever_connects_gets_in_however_many_addresses_hold_all_connections() {
+    for each in [2, 1] {
+        let server = limited(|limits| {
+            (limits.config.max_connections, limits.max_connections_per_caller) = (4, 2);
+        });
+        let mut held = Vec::new();
+        for number in 0..4 {
+            held.push(keep([127, 0, 1, number / each as u8], &server).await);
+        }
+        // Nor does the beginning of a request keep its place.
+        held[0].write_all(b"POST / HTTP/1.1\r\nhost: ").await.unwrap();
+        let mut honest = keep(OTHER, &server).await;
+        is_closed(&mut held[0]).await;
+        assert_eq!(server.counted.reason("connections"), 1);
+        // Whose share is the largest, or else whose connections are the oldest.
+        let _newest = keep([127, 0, 1, 9], &server).await;
+        is_closed(&mut held[each]).await;
+        assert_eq!(ask_on(&mut honest, &head("GET", "/healthz", 0, &[])).await.status, 200);
+        if each == 1 {
+            // Of its own, where nobody has more.
+            let _second = keep(OTHER, &server).await;
+            is_closed(&mut honest).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn no_connection_with_a_request_makes_room_nor_one_of_a_front_and_a_known_signers_is_the_last()
+ {
+    let known = PrivateKeySigner::random();
+    let (front, proxy) = ([127, 0, 0, 8], [127, 0, 0, 9]);
+    let config = OrderRpcConfig {
+        known_signers: vec![known.address()],
+        trusted_fronts: vec![front.into()],
+        trusted_proxies: vec![proxy.into()],
+        max_connections: 5,
+        ..config()
+    };
+    let server = start_limited(config, gate_config(64), None, |limits| {
+        limits.max_connections_per_caller = 2;
+    });
+    let mut trusted = [keep(front, &server).await, keep(proxy, &server).await];
+    let body = transaction();
+    let (early, late) = body.split_at(10);
+    let mut sending = begin([127, 0, 1, 1], server.addr, (body.len(), early), &[]).await;
+    in_flight(&server, 1).await;
+    let mut of_known = connect_from([127, 0, 1, 2], server.addr).await;
+    let signed = async |socket: &mut TcpStream| {
+        let body = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+        let header = signature(&known, body.as_bytes());
+        let headers = [("x-flashbots-signature", &*header)];
+        ask_on(socket, &(head("POST", "/", body.len(), &headers) + &body)).await.status
+    };
+    assert_eq!(signed(&mut of_known).await, 200);
+    // The newest.
+    let mut idle = keep([127, 0, 1, 3], &server).await;
+    let other = keep(OTHER, &server).await;
+    is_closed(&mut idle).await;
+    assert_eq!(signed(&mut of_known).await, 200);
+    drop(other);
+    until("it is gone", || server.counted.gauge("order_rpc_connections") == 4.0).await;
+    let _sending = begin(OTHER, server.addr, (100, "{"), &[]).await;
+    in_flight(&server, 2).await;
+    let mut sending_too = begin([127, 0, 1, 3], server.addr, (body.len(), early), &[]).await;
+    is_closed(&mut of_known).await;
+    in_flight(&server, 3).await;
+    // Now nobody is left who could make room.
+    let beyond = read_answer(&mut connect_from([127, 0, 1, 2], server.addr).await).await;
+    assert_eq!(beyond.error(), refused(503, "connections"));
+    assert_eq!(server.counted.reason("connections"), 3);
+    for socket in [&mut sending, &mut sending_too] {
+        socket.write_all(late.as_bytes()).await.unwrap();
+        assert_eq!(read_answer(socket).await.status, 200);
+    }
+    for socket in &mut trusted {
+        assert_eq!(ask_on(socket, &head("GET", "/healthz", 0, &[])).await.status, 200);
+    }
+}
+
 #[tokio::test]
 async fn long_bodies_leave_room_for_small_ones() {
     let mut config = config();
