@@ -154,7 +154,8 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let took = longest(|| _ = pool.insert_bundle(large));
     row(format!("a bundle of 4 MB that evicts {} of 100", pool.stats().evicted), took);
 
-    let all = part(DEFAULT_MAX_EXTERNAL_TXS);
+    // Callers have half.
+    let all = part(DEFAULT_MAX_EXTERNAL_TXS / 2);
     let (pool, _) = self::pool();
     let insert = |n, caller| _ = pool.insert_transaction(external(7, n, 0).held_by(caller));
     (0..all).for_each(|n| insert(n, caller(1)));
@@ -179,7 +180,8 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     assert!(pool.is_empty());
     row(format!("a head that passes {all} that {callers} callers have sent"), took);
 
-    let all = part(DEFAULT_MAX_EXTERNAL_TXS);
+    // Callers have half.
+    let all = part(DEFAULT_MAX_EXTERNAL_TXS / 2);
     let (pool, _) = self::pool();
     (0..all).for_each(|n| _ = pool.insert_transaction(external(n, 0, 2_700).held_by(caller(1))));
     let large = external(1 << 40, 0, 820_000).held_by(caller(2));

@@ -12,8 +12,8 @@ pub const DEFAULT_MAX_TXS: usize = 200_000;
 /// are 320 MB; the rest is room for about 260 transactions of six blobs (0.8 MB each).
 pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 
-/// Default of [`PoolConfig::max_external_txs`]: 300 raw transactions/s x 60 s of retention. Public RPC
-/// endpoints for private transactions bring a few a second.
+/// Default of [`PoolConfig::max_external_txs`]: 300 raw transactions/s x 60 s of retention, half of them of
+/// callers. Public RPC endpoints for private transactions bring a few a second.
 pub const DEFAULT_MAX_EXTERNAL_TXS: usize = 18_000;
 
 /// Default of [`PoolConfig::max_external_tx_bytes`]: 18,000 transactions of 1.6 kB are 29 MB; the rest is
@@ -81,9 +81,11 @@ pub struct PoolConfig {
     pub max_tx_bytes: usize,
     /// Most raw transactions that external callers sent and the node has not announced, and as many
     /// private ones. They have shares of their own, so that the fees they claim evict nothing that
-    /// the node announced. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. At the cap the holder
+    /// the node announced. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. Half of each is for the host and the
+    /// signers that it knows. At the cap the holder
     /// with the most loses the worst-paying of its sender with the most: `order_pool_evicted_total`.
-    /// Private ones are divided by holder as bundles are, and one holder has at most 16 of a sender.
+    /// Private ones are divided by holder as bundles are, and one holder has at most 16 of a sender; of raw ones
+    /// one holder may have a half.
     pub max_external_txs: usize,
     /// Most bytes of the raw ones, and of the private ones. Default
     /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB, and as with bundles 32 MiB for sixteen

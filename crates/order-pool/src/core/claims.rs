@@ -8,7 +8,7 @@ use alloy_primitives::Address;
 
 use super::{
     costs::{Cost, Costs},
-    limits::{Caps, Limits},
+    limits::Limits,
     shares::{MAX_EVICTED_TXS, New, Shares},
 };
 use crate::{error::RejectReason, holder::Holder};
@@ -48,9 +48,8 @@ pub(super) struct Counted {
 
 #[derive(Debug, Default)]
 pub(super) struct Claims {
-    /// Raw transactions; private ones of callers, and of the host and of signers that it knows;
-    /// bundles in the same way.
-    shares: [Shares<Option<Address>, Place>; 5],
+    /// For each kind those of callers, and those of the host and of signers that it knows.
+    shares: [Shares<Option<Address>, Place>; 6],
     orders: BTreeMap<u64, (Counted, Vec<Claim>)>,
     pub(super) costs: Costs,
     /// Those that have left and are still claimed: thousands of addresses may have sent the same one.
@@ -58,11 +57,7 @@ pub(super) struct Claims {
 }
 
 const fn class((kind, holder): &Claim) -> usize {
-    match kind {
-        Kind::Raw => 0,
-        Kind::Private => 1 + holder.is_known() as usize,
-        Kind::Bundle => 3 + holder.is_known() as usize,
-    }
+    2 * *kind as usize + holder.is_known() as usize
 }
 
 impl Claims {
@@ -140,10 +135,8 @@ impl Claims {
         limits: &Limits,
     ) -> Result<Vec<(u64, Claim)>, RejectReason> {
         let &(kind, holder) = claim;
-        let options = &limits.options;
-        let raw = Caps { count: options.max_external_txs, bytes: options.max_external_tx_bytes };
         let (own, all) = match kind {
-            Kind::Raw => (raw, raw),
+            Kind::Raw => (limits.raw_txs, limits.raw_txs),
             Kind::Private => (limits.private_txs.of_holder(&holder), limits.private_txs.half),
             Kind::Bundle => (limits.bundles.of_holder(&holder), limits.bundles.half),
         };

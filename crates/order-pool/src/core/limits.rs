@@ -94,6 +94,8 @@ pub(crate) struct Limits {
     pub(crate) recent_blocks: usize,
     pub(crate) max_unmine_bytes: usize,
     pub(crate) bundles: Division,
+    /// Those of the host and of signers that it knows, also of one of them alone; callers have the same.
+    pub(crate) raw_txs: Caps,
     pub(crate) private_txs: Division,
     pub(crate) max_private_per_sender: usize,
     /// Of replacement keys without a bundle. No bytes are counted.
@@ -106,13 +108,15 @@ pub(crate) struct Limits {
 
 impl From<PoolConfig> for Limits {
     fn from(options: PoolConfig) -> Self {
+        let external = Division::of(options.max_external_txs, options.max_external_tx_bytes);
         Self {
             expired_pause: options.tx_retention.saturating_mul(EXPIRED_PAUSE_RETENTIONS),
             dedupe_window: options.max_txs.saturating_mul(2).max(MIN_DEDUPE_WINDOW),
             recent_blocks: RECENT_BLOCKS,
             max_unmine_bytes: MAX_UNMINE_BYTES,
             bundles: Division::of(options.max_bundles, options.max_bundle_bytes),
-            private_txs: Division::of(options.max_external_txs, options.max_external_tx_bytes),
+            raw_txs: external.half,
+            private_txs: external,
             max_private_per_sender: PRIVATE_PER_SENDER,
             keys: Division::of(options.max_cancellations, 0),
             private_cancellations: Division::of(MAX_PRIVATE_CANCELLATIONS, 0),

@@ -47,6 +47,7 @@ fn holder(n: u8) -> Holder {
 }
 
 const MAX_TXS: usize = 12;
+/// Raw ones, in each half.
 const MAX_EXTERNAL: usize = 4;
 const MAX_OF_SENDER: usize = 3;
 /// Of all of a class, of a known signer, of a caller.
@@ -69,7 +70,7 @@ const PUBLIC_BLOCKS: u64 = 5;
 fn limits() -> Limits {
     let options = PoolConfig {
         max_txs: MAX_TXS,
-        max_external_txs: MAX_EXTERNAL,
+        max_external_txs: 2 * MAX_EXTERNAL,
         tx_retention: Duration::from_secs(RETENTION),
         log_events: LOG_EVENTS,
         ..PoolConfig::default()

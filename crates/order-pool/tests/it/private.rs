@@ -164,7 +164,7 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
         let cancelled = pool.cancel_private(nth(1).hash(), address(8), Holder::Host, None);
         assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
         assert!([1, 2].iter().all(|n| pool.contains(nth(*n).hash())), "first raw: {is_raw}");
-        let held = if is_raw { 64 } else { 2 };
+        let held = if is_raw { 32 } else { 2 };
         assert_eq!(pool.stats().external_txs, held + 2, "the stranger has its share beside them");
     }
 }

@@ -342,6 +342,26 @@ async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_s
     assert!([0, 1].iter().all(|honest| left.contains(honest)), "{left:?}");
 }
 
+/// A known signer that had more of them than each of a crowd was the first to lose some.
+#[tokio::test]
+async fn a_crowd_of_strangers_evicts_no_raw_transaction_of_a_known_signer() {
+    let known = PrivateKeySigner::random();
+    let pool =
+        OrderPool::new(PoolConfig { max_external_txs: 16, ..PoolConfig::default() }).unwrap();
+    let server =
+        start_on(pool, OrderRpcConfig { known_signers: vec![known.address()], ..config() });
+    let mut hashes = Vec::new();
+    for _ in 0..8 {
+        let sent = send_signed(server.addr, &known, &transaction()).await.result();
+        hashes.push(sent.as_str().unwrap().parse().unwrap());
+    }
+    for number in 0..24 {
+        send_from([127, 0, 1, number], &server, &[]).await;
+    }
+    assert!(hashes.iter().all(|hash| server.pool.contains(hash)));
+    assert_eq!(server.pool.len(), 16);
+}
+
 /// A copy of one signed request was enough to keep its signer out, from any address, for as long as it was sent again.
 #[tokio::test]
 async fn who_sends_the_request_of_another_again_spends_nothing_of_that_signer_elsewhere() {

@@ -51,8 +51,7 @@ impl Pooled {
     /// What shares caps with a claim on it: bundles, or private or raw transactions, of callers or of
     /// others.
     pub(super) fn class(&self, (holder, is_private): Claim) -> (bool, bool, bool) {
-        let is_raw = self.tx.is_some() && !is_private;
-        (self.tx.is_some(), is_raw, is_raw || is_known(holder))
+        (self.tx.is_some(), is_private, is_known(holder))
     }
 }
 
