@@ -11,7 +11,7 @@ use order_pool::{Funds, Order, OrderPool};
 pub struct Host {
     pub(crate) pool: OrderPool,
     pub(crate) gate: Gate,
-    /// While it reports a high load, raw transactions are deferred. Default `None`: they never are.
+    /// While it reports a high load, raw transactions are deferred, but those of signers that it knows. Default `None`: they never are.
     pub monitor: Option<LoadMonitor>,
     pub(crate) sources_live: Arc<dyn Fn() -> bool + Send + Sync>,
     pub(crate) sources_audited: Arc<dyn Fn() -> bool + Send + Sync>,

@@ -128,7 +128,9 @@ impl Dispatcher {
         self.limiter.grow(entered, count)?;
         // The first is paid for.
         self.limiter.charge(request.by, count - 1)?;
-        if request.has(Method::is_deferrable) && self.deferral.must_wait() {
+        // A front forwards those of strangers too. A claim that is forged is paid for.
+        let is_known = request.claim.is_some() && self.priority_of(request) == Priority::Known;
+        if !is_known && request.has(Method::is_deferrable) && self.deferral.must_wait() {
             // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
             if request.has(urgent) {

@@ -155,6 +155,20 @@ async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancel
     assert!(batch.as_array().unwrap().iter().all(|answer| answer["result"].is_string()), "{batch}");
 }
 
+/// It stood in one line with those of strangers, who could fill it.
+#[tokio::test]
+async fn a_raw_transaction_of_a_known_signer_does_not_wait_behind_those_of_strangers() {
+    let known = PrivateKeySigner::random();
+    let (server, _queue) = start_pressed(4, |limits| {
+        limits.config.known_signers = vec![known.address()];
+    });
+    let addr = server.addr;
+    let _waiting = [0; 2]
+        .map(|_| tokio::spawn(async move { send(addr, transaction().as_bytes(), &[]).await }));
+    until("the line is full", || server.rpc.deferral_stats().waiting == 2).await;
+    send_signed(addr, &known, &transaction()).await.result();
+}
+
 #[tokio::test]
 async fn a_deferred_transaction_runs_when_it_is_old_enough_whatever_the_load() {
     let soon = |limits: &mut Limits| limits.max_deferral = Duration::from_millis(50);
