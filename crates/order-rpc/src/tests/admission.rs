@@ -12,9 +12,9 @@ use std::{
 use alloy_primitives::Address;
 use alloy_signer_local::PrivateKeySigner;
 use futures::{FutureExt as _, future::join_all};
-use load_control::{Gate, Priority, WorkPermit};
+use load_control::{Priority, WorkPermit};
 use order_pool::{Order, OrderPool, PoolConfig};
-use order_rpc::{Admission, AdmissionFuture, Candidate, Host, OrderRpc, OrderRpcConfig, Verdict};
+use order_rpc::{Admission, AdmissionFuture, Candidate, Host, OrderRpcConfig, Verdict};
 use serde_json::json;
 
 use super::{common::*, *};
@@ -32,13 +32,21 @@ fn start_with_host(
 /// What it was asked about: the order's hash, its senders, and who signed the request.
 type Asked = (Vec<Address>, Option<Address>, bool);
 
-/// Decides at once.
-struct Decides<F>(F);
+/// Decides as a function says; the second is whether it fails open.
+struct Decides<F>(F, bool);
 
-impl<F: Fn(Candidate<'_>) -> Verdict + Send + Sync> Admission for Decides<F> {
+impl<F: Fn(Candidate<'_>) -> AdmissionFuture<'static> + Send + Sync> Admission for Decides<F> {
     fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
-        Box::pin(ready(self.0(candidate)))
+        self.0(candidate)
     }
+
+    fn fails_open(&self) -> bool {
+        self.1
+    }
+}
+
+fn at_once(verdict: Verdict) -> AdmissionFuture<'static> {
+    Box::pin(ready(verdict))
 }
 
 #[tokio::test]
@@ -46,7 +54,7 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
     let sender = PrivateKeySigner::random();
     let asked = Arc::new(Mutex::new(Vec::<Asked>::new()));
     let (known, told) = (sender.address(), Arc::clone(&asked));
-    let admission = Decides(move |candidate: Candidate<'_>| {
+    let decides = move |candidate: Candidate<'_>| {
         let (senders, is_bundle) = match candidate.order {
             Order::Tx(tx) => (vec![tx.sender()], false),
             Order::Bundle(bundle) => (bundle.txs().iter().map(|tx| tx.sender()).collect(), true),
@@ -55,8 +63,9 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
         let is_known = senders.iter().all(|sender| *sender == known);
         told.lock().unwrap().push((senders, candidate.signer, is_bundle));
         let refuse = Verdict::Refuse { reason: "the sender has no balance".into() };
-        if is_known { Verdict::Accept } else { refuse }
-    });
+        at_once(if is_known { Verdict::Accept } else { refuse })
+    };
+    let admission = Decides(decides, false);
     let server =
         start_with_host(config(), PoolConfig::default(), |host| host.with_admission(admission));
     let (theirs, others) = (hex(&sign(plain(7), &sender)), raw(0));
@@ -91,58 +100,27 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
     assert_eq!(asked.lock().unwrap().len(), before);
 }
 
-/// What happens when it is asked.
-#[derive(Clone, Copy, PartialEq)]
-enum Does {
-    Nothing,
-    Panic,
-    Unknown,
-}
-
-/// Counts how many calls run at once, and comes to no decision.
-struct Undecided {
-    now: AtomicUsize,
-    most: Arc<AtomicUsize>,
-    does: Does,
-    fails_open: bool,
-}
-
-impl Admission for Undecided {
-    fn admit<'a>(&'a self, _: Candidate<'a>) -> AdmissionFuture<'a> {
-        struct Running<'a>(&'a AtomicUsize);
-        impl Drop for Running<'_> {
-            fn drop(&mut self) {
-                self.0.fetch_sub(1, SeqCst);
-            }
-        }
-        assert!(self.does != Does::Panic, "as hosts do");
-        self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
-        let running = Running(&self.now);
-        Box::pin(async move {
-            let _running = running;
-            if self.does == Does::Unknown { Verdict::Unknown } else { pending().await }
-        })
-    }
-
-    fn fails_open(&self) -> bool {
-        self.fails_open
-    }
-}
-
 #[tokio::test]
 async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
-    let cases =
-        [(Does::Nothing, "timed_out"), (Does::Panic, "panicked"), (Does::Unknown, "unknown")];
-    for ((does, verdict), fails_open) in
-        cases.into_iter().flat_map(|case| [(case, false), (case, true)])
-    {
+    let cases = ["timed_out", "panicked", "unknown"];
+    for (verdict, fails_open) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let mut config = config();
         // For eight orders, two at a time.
-        let all = if does == Does::Nothing { Duration::from_millis(50) } else { PATIENCE };
-        config.admission_timeout = all;
+        let is_late = verdict == "timed_out";
+        config.admission_timeout = if is_late { Duration::from_millis(50) } else { PATIENCE };
         let most = Arc::new(AtomicUsize::new(0));
-        let undecided =
-            Undecided { now: AtomicUsize::new(0), most: Arc::clone(&most), does, fails_open };
+        let counted = Arc::clone(&most);
+        let undecided = move |_: Candidate<'_>| -> AdmissionFuture<'static> {
+            assert!(verdict != "panicked", "as hosts do");
+            let running = Arc::clone(&counted);
+            // One is this function's, and one the test's.
+            running.fetch_max(Arc::strong_count(&running) - 2, SeqCst);
+            Box::pin(async move {
+                let _running = running;
+                if is_late { pending().await } else { Verdict::Unknown }
+            })
+        };
+        let undecided = Decides(undecided, fails_open);
         let server =
             start_with_host(config, PoolConfig::default(), |host| host.with_admission(undecided));
         let calls = (0..8).map(|nonce| {
@@ -165,28 +143,24 @@ async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
     }
 }
 
-/// Decides about the first order last.
-struct Backwards(tokio::sync::Notify);
-
-impl Admission for Backwards {
-    fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
-        let is_first = candidate.order.as_tx().is_none();
-        Box::pin(async move {
-            match is_first {
-                true => self.0.notified().await,
-                false => self.0.notify_one(),
-            }
-            Verdict::Accept
-        })
-    }
-}
-
 /// A cancellation that follows its bundle in a batch must not overtake it, or the bundle is refused.
 #[tokio::test]
 async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_first() {
     let mut config = config();
     config.admission_timeout = PATIENCE;
-    let backwards = Backwards(tokio::sync::Notify::new());
+    // About the bundle last.
+    let decided = Arc::new(tokio::sync::Notify::new());
+    let backwards = move |candidate: Candidate<'_>| -> AdmissionFuture<'static> {
+        let (is_bundle, decided) = (candidate.order.as_tx().is_none(), Arc::clone(&decided));
+        Box::pin(async move {
+            match is_bundle {
+                true => decided.notified().await,
+                false => decided.notify_one(),
+            }
+            Verdict::Accept
+        })
+    };
+    let backwards = Decides(backwards, false);
     let server =
         start_with_host(config, PoolConfig::default(), |host| host.with_admission(backwards));
     let body = batch(&[
@@ -209,13 +183,13 @@ async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() 
     let server = Server::start(pool, gate, Some(monitor), |host| {
         let (gate, permits) = (host.gate.clone(), Mutex::new(Vec::<WorkPermit>::new()));
         // While it decides, the load falls, and all permits are taken.
-        let busy = Decides(move |_: Candidate<'_>| {
+        let busy = move |_: Candidate<'_>| {
             queue.removed(1);
             let acquire = || gate.acquire_external(Priority::Known, Instant::now()).now_or_never();
             permits.lock().unwrap().extend(std::iter::from_fn(|| acquire()?.ok()));
-            Verdict::Accept
-        });
-        start_by(config(), |_| {})(host.with_admission(busy))
+            at_once(Verdict::Accept)
+        };
+        start_by(config(), |_| {})(host.with_admission(Decides(busy, false)))
     });
     let calls =
         [("eth_sendRawTransaction", json!(raw(0))), ("eth_sendBundle", json!({ "txs": [raw(1)] }))];
@@ -228,11 +202,12 @@ async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() 
 #[tokio::test]
 async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() {
     let pool = PoolConfig { max_external_txs: 1, ..PoolConfig::default() };
-    let vouches = Decides(|candidate: Candidate<'_>| {
+    let vouches = |candidate: Candidate<'_>| {
         let fee = candidate.order.as_tx().map(|tx| tx.max_fee_wei());
-        if fee == Some(7) { Verdict::Prioritize } else { Verdict::Accept }
-    });
-    let server = start_with_host(config(), pool, |host| host.with_admission(vouches));
+        at_once(if fee == Some(7) { Verdict::Prioritize } else { Verdict::Accept })
+    };
+    let server =
+        start_with_host(config(), pool, |host| host.with_admission(Decides(vouches, false)));
     let send = async |fee: u128| {
         let mut tx = plain(0);
         (tx.max_fee_per_gas, tx.max_priority_fee_per_gas) = (fee, fee);
@@ -247,48 +222,4 @@ async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() 
     assert_eq!(pooled, [true, false, true]);
     assert_eq!((server.pool.stats().txs, server.pool.stats().external_txs), (2, 1));
     assert_eq!(server.counted.verdict("prioritized"), 1);
-}
-
-/// While no permit is free and only one caller may wait, a signer that the host knows takes the place of
-/// one that it does not, and that one takes the place of a caller without a signature.
-#[tokio::test]
-async fn a_signer_that_the_host_knows_is_served_first() {
-    let known = PrivateKeySigner::random();
-    let pool = OrderPool::new(PoolConfig::default()).unwrap();
-    let gate = Gate::new(gate_config(64)).unwrap();
-    let address = known.address();
-    let host =
-        Host::new(pool.clone(), gate.clone()).with_known_signers(move |signer| signer == address);
-    let rpc = OrderRpc::start(config(), host).unwrap();
-    let addr = rpc.local_addr();
-    let now = Instant::now();
-    let held = gate.acquire_external(Priority::Known, now).await.unwrap();
-    // All places but one.
-    let others = load_control::MAX_PERMIT_WAITERS - 1;
-    let mut waiting: Vec<_> =
-        (0..others).map(|_| Box::pin(gate.acquire_external(Priority::Known, now))).collect();
-    for other in &mut waiting {
-        assert!(futures::poll!(other).is_pending());
-    }
-    let waits = others as u64;
-    let bundle = || json!([{ "txs": [raw(0)] }]);
-    let waited = |count| {
-        let gate = gate.clone();
-        async move { until("it waits", || gate.stats().work_waited == waits + count).await }
-    };
-    let unsigned = tokio::spawn(async move { call(addr, "eth_sendBundle", bundle()).await });
-    waited(1).await;
-    let stranger = PrivateKeySigner::random();
-    let signed =
-        tokio::spawn(async move { signed_call(addr, &stranger, "eth_sendBundle", bundle()).await });
-    let refused = (503, -32005, "permit_queue_full".to_owned());
-    assert_eq!(unsigned.await.unwrap().error(), refused);
-    let first =
-        tokio::spawn(async move { signed_call(addr, &known, "eth_sendBundle", bundle()).await });
-    assert_eq!(signed.await.unwrap().error(), refused);
-    waited(3).await;
-    drop(waiting);
-    drop(held);
-    assert!(first.await.unwrap().json()["result"].is_object());
-    assert_eq!(pool.len(), 1);
 }

@@ -1,10 +1,12 @@
 //! Nobody gets more than a share, and there is room for others.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use alloy_signer_local::PrivateKeySigner;
+use futures::{FutureExt as _, future::join_all};
+use load_control::Priority;
 use order_rpc::SignatureMode;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -287,28 +289,44 @@ async fn a_slow_host_does_not_keep_out_another_one() {
 
 /// A long body takes milliseconds to parse, and anybody can sign one.
 #[tokio::test]
-async fn a_short_signed_request_goes_ahead_of_a_long_one_that_came_before() {
-    let server = start(config());
+async fn known_signers_are_served_first_then_short_signed_requests_then_the_others() {
+    let known = PrivateKeySigner::random();
+    let (pool, address) = (OrderPool::new(PoolConfig::default()).unwrap(), known.address());
+    let server = Server::start(pool, gate_config(64), None, |host| {
+        start_by(config(), |_| {})(host.with_known_signers(move |signer| signer == address))
+    });
     let held = server.hold_permits();
     assert_eq!(held.len(), 1, "one at a time");
-    let signer = PrivateKeySigner::random();
-    let builders = vec!["a builder".to_owned(); 10_000];
-    let long = json!([{ "txs": [raw(0)], "blockNumber": "0x5", "builders": builders }]);
-    let short = json!([{ "txs": [raw(0)], "blockNumber": "0x6" }]);
-    let at = |params: Value| {
-        let (addr, signer) = (server.addr, signer.clone());
-        tokio::spawn(async move {
-            let answer = signed_call(addr, &signer, "eth_sendBundle", params).await;
-            assert!(answer.json()["result"]["bundleHash"].is_string(), "{answer:?}");
-            std::time::Instant::now()
-        })
-    };
-    let long = at(long);
-    until("the long one waits", || server.gate.stats().work_waited == 1).await;
-    let short = at(short);
-    until("the short one waits", || server.gate.stats().work_waited == 2).await;
-    drop(held);
-    assert!(short.await.unwrap() < long.await.unwrap());
+    let (long, short) = (vec!["a builder".to_owned(); 10_000], Vec::new());
+    let stranger = PrivateKeySigner::random();
+    let mut sent = Vec::new();
+    for (block, builders, signer) in [
+        (1, &long, Some(&stranger)),
+        (2, &short, None),
+        (3, &short, Some(&stranger)),
+        (4, &long, Some(&known)),
+    ] {
+        let bundle = json!([{ "txs": [raw(0)], "blockNumber": block, "builders": builders }]);
+        let (addr, signer, body) =
+            (server.addr, signer.cloned(), request("eth_sendBundle", bundle));
+        sent.push(tokio::spawn(async move {
+            match signer {
+                Some(signer) => send_signed(addr, &signer, &body).await,
+                None => send(addr, body.as_bytes(), &[]).await,
+            }
+        }));
+        until("it waits", || server.gate.stats().work_waited == block).await;
+    }
+    let wait = |_| Box::pin(server.gate.acquire_external(Priority::Known, Instant::now()));
+    let mut others: Vec<_> = (4..load_control::MAX_PERMIT_WAITERS).map(wait).collect();
+    assert!(others.iter_mut().all(|other| other.now_or_never().is_none()));
+    assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, "permit_queue_full"));
+    drop((others, held));
+    for answer in join_all(sent).await {
+        answer.unwrap().result();
+    }
+    let served: Vec<_> = bundles(server.pool.subscribe_all()).iter().map(Bundle::block).collect();
+    assert_eq!(served, [4, 3, 1, 2].map(Some));
 }
 
 /// An honest bundle was accepted, and evicted a second later by fresh keys.
