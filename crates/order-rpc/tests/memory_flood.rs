@@ -6,7 +6,7 @@
 mod common;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::SocketAddr,
     sync::{
         Arc,
@@ -32,68 +32,48 @@ const FLOOD: usize = 240;
 /// What the flood may add: what the allocator keeps of what was freed.
 const FLAT_BYTES: usize = 4 << 20;
 
-/// What the clients were told, by the reason; the hashes of those that were served.
-#[derive(Debug, Default)]
-struct Told {
-    refused: BTreeMap<String, u64>,
-    pooled: BTreeSet<String>,
-    total: u64,
+/// The hash that a client was told, or the reason why it was refused.
+type Told = Result<String, String>;
+
+async fn ask(to: SocketAddr, body: &str) -> Told {
+    let answer = send(to, body.as_bytes(), &[]).await;
+    if answer.status == 200 {
+        return Ok(answer.result().as_str().unwrap().to_owned());
+    }
+    let (status, code, reason) = answer.error();
+    assert_eq!((status, code), (503, -32005), "{answer:?}");
+    Err(reason)
 }
 
-impl Told {
-    fn add(&mut self, other: Self) {
-        for (reason, count) in other.refused {
-            *self.refused.entry(reason).or_default() += count;
-        }
-        self.pooled.extend(other.pooled);
-        self.total += other.total;
-    }
-
-    /// Whether it was served.
-    fn hear(&mut self, answer: &Answer) -> bool {
-        self.total += 1;
-        if answer.status == 200 {
-            self.pooled.insert(answer.json()["result"].as_str().unwrap().to_owned());
-            return true;
-        }
-        let (status, code, reason) = answer.error();
-        assert_eq!((status, code), (503, -32005), "{answer:?}");
-        *self.refused.entry(reason).or_default() += 1;
-        false
-    }
-}
-
-async fn flood(to: SocketAddr, bodies: &Arc<[String]>, each: usize, most: &Arc<Most>) -> Told {
+async fn flood(to: SocketAddr, bodies: &Arc<[String]>, each: usize, most: &Arc<Most>) -> Vec<Told> {
     let clients = (0..CLIENTS).map(|client| {
         let (bodies, most) = (Arc::clone(bodies), Arc::clone(most));
         tokio::spawn(async move {
-            let mut told = Told::default();
+            let mut all = Vec::new();
             // A stride of its own for each, so that all transactions are sent by someone.
             for number in 0..each {
-                let body = &bodies[(client * each + number) % bodies.len()];
-                told.hear(&send(to, body.as_bytes(), &[]).await);
+                all.push(ask(to, &bodies[(client * each + number) % bodies.len()]).await);
                 if number.is_multiple_of(16) {
                     most.look();
                 }
             }
-            told
+            all
         })
     });
-    let mut told = Told::default();
-    join_all(clients).await.into_iter().for_each(|one| told.add(one.unwrap()));
-    told
+    join_all(clients).await.into_iter().flat_map(|all| all.unwrap()).collect()
 }
 
 /// One who comes back when refused, for as long as the flood goes on.
-async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> Told {
-    let mut told = Told::default();
-    while !over.load(SeqCst) {
-        let (body, start) = (transaction(), Instant::now());
-        while !told.hear(&send(to, body.as_bytes(), &[]).await) {
-            assert!(start.elapsed() < PATIENCE, "kept out by the flood");
+async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> Vec<Told> {
+    let (mut all, mut served) = (Vec::new(), Instant::now());
+    while !over.load(SeqCst) || all.last().is_none_or(Told::is_err) {
+        all.push(ask(to, &transaction()).await);
+        if all.last().is_some_and(Told::is_ok) {
+            served = Instant::now();
         }
+        assert!(served.elapsed() < PATIENCE, "kept out by the flood");
     }
-    told
+    all
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -113,30 +93,24 @@ async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
     let most = Arc::new(Most::default());
     let over = Arc::new(AtomicBool::new(false));
     let other = tokio::spawn(other_caller(server.addr, Arc::clone(&over)));
-    told.add(flood(server.addr, &bodies, FLOOD, &most).await);
+    told.extend(flood(server.addr, &bodies, FLOOD, &most).await);
     over.store(true, SeqCst);
-    let others = other.await.unwrap();
-    assert_eq!(told.total, (CLIENTS * (WARM_UP + FLOOD)) as u64, "everyone heard");
+    assert_eq!(told.len(), CLIENTS * (WARM_UP + FLOOD), "everyone heard");
+    told.extend(other.await.unwrap());
     let added = most.above(warm);
-    println!(
-        "{:?} of {}; another caller: {:?} of {}; {} KiB more resident",
-        told.refused,
-        told.total,
-        others.refused,
-        others.total,
-        added >> 10
-    );
+    let pooled: BTreeSet<_> = told.iter().flatten().collect();
+    let refused: Vec<_> = told.iter().filter_map(|told| told.as_ref().err()).collect();
+    println!("{} refused; {} KiB more resident", refused.len(), added >> 10);
     assert!(added <= FLAT_BYTES, "{added} bytes more");
-    assert!(!others.pooled.is_empty() && !told.refused.is_empty(), "it was a flood");
-    told.add(others);
-    assert_eq!(server.pool.len(), told.pooled.len(), "success means pooled, and nothing else does");
+    assert!(!refused.is_empty(), "it was a flood");
+    assert_eq!(server.pool.len(), pooled.len(), "success means pooled, and nothing else does");
     let counted = |reason| server.counted.reason(reason);
-    let reasons =
-        ["too_many_requests", "no_permit"].map(|reason| (reason.to_owned(), counted(reason)));
-    let reasons: BTreeMap<_, _> = reasons.into_iter().filter(|(_, count)| *count > 0).collect();
-    assert_eq!(told.refused, reasons);
+    for reason in ["too_many_requests", "no_permit"] {
+        let told = refused.iter().filter(|told| **told == reason).count() as u64;
+        assert_eq!(counted(reason), told, "{reason}");
+    }
     let stats = server.gate.stats();
-    assert_eq!(stats.requests_refused + stats.work_refused, reasons.values().sum::<u64>());
+    assert_eq!(stats.requests_refused + stats.work_refused, refused.len() as u64);
 
     // One signer, with one signed request that it sends without end.
     let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());

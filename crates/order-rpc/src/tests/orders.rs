@@ -157,22 +157,6 @@ async fn a_batch_has_an_answer_for_each_element() {
 }
 
 #[tokio::test]
-async fn a_kept_connection_serves_many_requests() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let server = start(config());
-    let mut socket = tokio::net::TcpStream::connect(server.addr).await.unwrap();
-    for nonce in 0..3 {
-        let body = request("eth_sendRawTransaction", json!([raw(nonce)]));
-        let head = head("POST", "/", body.len(), &[]).replace("connection: close\r\n", "");
-        socket.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
-        let mut read = vec![0; 4_096];
-        let count = socket.read(&mut read).await.unwrap();
-        assert!(parse(&read[..count]).json()["result"].is_string());
-    }
-    assert_eq!(server.pool.len(), 3);
-}
-
-#[tokio::test]
 async fn health_and_readiness_tell_the_truth() {
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     let live = Arc::new(AtomicBool::new(false));
