@@ -29,7 +29,7 @@ use metrics::Label;
 
 use crate::{
     budget::{Budget, Share},
-    config::{GateConfig, RETRY_AFTER, RETRY_JITTER, SHED_QUIET, SHED_SUSTAINED, cores},
+    config::{GateConfig, RETRY_AFTER, RETRY_JITTER, cores},
     error::ConfigError,
     metrics::{GateMetrics, WorkMetrics},
     refusal::{GateName, Refusal, RefusalReason, WorkError},
@@ -74,7 +74,7 @@ struct GateState {
 impl GateState {
     fn new(gate: GateName) -> Self {
         let metrics = GateMetrics::labelled(&[Label::new("gate", gate.as_str())]);
-        Self { metrics, shedding: Shedding::new(gate, SHED_QUIET, SHED_SUSTAINED) }
+        Self { metrics, shedding: Shedding::new(gate) }
     }
 }
 
@@ -314,8 +314,8 @@ impl Gate {
         self.shared.closed.load(Relaxed)
     }
 
-    /// Whether it has been refusing callers for at least [`SHED_SUSTAINED`], without a
-    /// pause of [`SHED_QUIET`]. Call it regularly, for instance from a readiness probe:
+    /// Whether it has been refusing callers for at least [`SHED_SUSTAINED`](crate::SHED_SUSTAINED), without a
+    /// pause of [`SHED_QUIET`](crate::SHED_QUIET). Call it regularly, for instance from a readiness probe:
     /// it also logs the end of a shedding episode, which otherwise is logged only when the next
     /// caller arrives.
     pub fn is_shedding(&self, now: Instant) -> bool {

@@ -12,15 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::refusal::GateName;
+use crate::{
+    config::{SHED_QUIET, SHED_SUSTAINED},
+    refusal::GateName,
+};
 
-/// Detects shedding episodes: series of refusals with less than [`Self::quiet`] between two of
-/// them.
+/// Detects shedding episodes: series of refusals with less than [`SHED_QUIET`] between two of them.
 #[derive(Debug)]
 pub(crate) struct Shedding {
     gate: GateName,
-    quiet: Duration,
-    sustained: Duration,
     /// Whether an episode may be open; avoids the lock while no caller is refused.
     open: AtomicBool,
     episode: Mutex<Option<Episode>>,
@@ -40,9 +40,8 @@ impl Episode {
 }
 
 impl Shedding {
-    pub(crate) const fn new(gate: GateName, quiet: Duration, sustained: Duration) -> Self {
-        let (open, episode) = (AtomicBool::new(false), Mutex::new(None));
-        Self { gate, quiet, sustained, open, episode }
+    pub(crate) const fn new(gate: GateName) -> Self {
+        Self { gate, open: AtomicBool::new(false), episode: Mutex::new(None) }
     }
 
     /// Counts a refusal. True if it begins an episode.
@@ -62,14 +61,14 @@ impl Shedding {
         begins
     }
 
-    /// Ends the episode if its last refusal was [`Self::quiet`] ago. Must be called regularly.
+    /// Ends the episode if its last refusal was [`SHED_QUIET`] ago. Must be called regularly.
     pub(crate) fn end_if_quiet(&self, now: Instant) -> Option<Episode> {
         if !self.open.load(Relaxed) {
             return None;
         }
         let mut episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
         let over =
-            episode.take_if(|episode| now.saturating_duration_since(episode.last) >= self.quiet)?;
+            episode.take_if(|episode| now.saturating_duration_since(episode.last) >= SHED_QUIET)?;
         self.open.store(false, Relaxed);
         drop(episode);
         tracing::info!(
@@ -81,7 +80,7 @@ impl Shedding {
         Some(over)
     }
 
-    /// Whether an episode has lasted for [`Self::sustained`], from its first refusal to its last. A
+    /// Whether an episode has lasted for [`SHED_SUSTAINED`], from its first refusal to its last. A
     /// single burst of callers does not last that long.
     pub(crate) fn is_sustained(&self, now: Instant) -> bool {
         self.end_if_quiet(now);
@@ -89,7 +88,7 @@ impl Shedding {
             return false;
         }
         let episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
-        episode.is_some_and(|episode| episode.lasted() >= self.sustained)
+        episode.is_some_and(|episode| episode.lasted() >= SHED_SUSTAINED)
     }
 }
 
@@ -99,15 +98,16 @@ mod tests {
 
     #[test]
     fn an_episode_begins_once_and_ends_once_with_its_number_of_refusals() {
-        let shedding =
-            Shedding::new(GateName::Work, Duration::from_secs(1), Duration::from_secs(2));
+        let shedding = Shedding::new(GateName::Work);
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(shedding.end_if_quiet(at(0)), None);
-        let begun: Vec<_> =
-            [0, 500, 1_200, 2_100].into_iter().map(|ms| shedding.refused(at(ms))).collect();
-        assert_eq!(begun, [true, false, false, false]);
-        // 2.1 s of refusals; the first of them alone were none of it.
+        for (ms, begins, is_sustained) in
+            [(0, true, false), (500, false, false), (1_499, false, false), (2_100, false, true)]
+        {
+            assert_eq!(shedding.refused(at(ms)), begins, "{ms}");
+            assert_eq!(shedding.is_sustained(at(ms)), is_sustained, "a burst, {ms} ms after");
+        }
         assert!(shedding.is_sustained(at(3_099)));
         let ended = Episode { first: at(0), last: at(2_100), refused: 4 };
         assert_eq!(shedding.end_if_quiet(at(3_099)), None);

@@ -9,43 +9,6 @@ fn monitor() -> (LoadMonitor, QueueLoad) {
     (monitor, queue)
 }
 
-/// Up item by item, and down again.
-fn ramp(from: usize, to: usize) -> impl Iterator<Item = usize> + Clone {
-    (from..=to).chain((from..to).rev())
-}
-
-#[test]
-fn each_scenario_changes_the_state_once_per_spike_and_not_once_per_item() {
-    let repeated = |spike: fn() -> Vec<usize>| (0..50).flat_map(move |_| spike()).collect();
-    let full = (0..1_000).map(|n| if n % 2 == 0 { 100 } else { 71 }).collect();
-    let changes = [
-        (Normal, Elevated),
-        (Elevated, Critical),
-        (Critical, Elevated),
-        (Elevated, Normal),
-        (Normal, Critical),
-    ];
-    let scenarios: [(&str, Vec<usize>, [u64; 5]); 6] = [
-        ("none: idle", vec![0; 1_000], [0; 5]),
-        ("slight: below three quarters", repeated(|| ramp(0, 74).collect()), [0; 5]),
-        ("heavy: full throughout", full, [0, 0, 0, 0, 1]),
-        ("a single spike", ramp(0, 100).collect(), [1, 1, 1, 1, 0]),
-        ("repeated spikes", repeated(|| ramp(0, 80).collect()), [50, 0, 0, 50, 0]),
-        // That is what the hysteresis is for.
-        (
-            "spikes that do not fall below half",
-            repeated(|| ramp(51, 89).collect()),
-            [1, 0, 0, 0, 0],
-        ),
-    ];
-    for (name, depths, expected) in scenarios {
-        let (monitor, queue) = monitor();
-        depths.into_iter().for_each(|depth| queue.observe(depth));
-        let counted = changes.map(|(from, to)| monitor.transitions(from, to));
-        assert_eq!(counted, expected, "{name}");
-    }
-}
-
 #[test]
 fn the_worst_of_several_queues_counts_and_a_dropped_one_does_not() {
     let (monitor, one) = monitor();

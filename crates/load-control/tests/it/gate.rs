@@ -143,23 +143,6 @@ async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_c
 }
 
 #[tokio::test]
-async fn a_cancelled_wait_leaves_its_place_to_the_next_and_leaks_nothing() {
-    let gate = gate(100, 2, 1);
-    let held = (gate.acquire_internal().await, gate.acquire_internal().await);
-    let mut next = pin!(gate.acquire_internal());
-    {
-        let mut cancelled = pin!(gate.acquire_internal());
-        assert!(poll!(cancelled.as_mut()).is_pending());
-        assert!(poll!(next.as_mut()).is_pending());
-        // Its permit is assigned, and it is dropped before it is polled again.
-        drop(held.0);
-    }
-    drop(next.now_or_never().expect("the cancelled one passed its permit on"));
-    drop(held.1);
-    assert!(is_empty(&gate));
-}
-
-#[tokio::test]
 async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still_serves_internal_work()
  {
     let (gate, now) = (gate(4, 2, 1), Instant::now());
@@ -206,20 +189,6 @@ async fn deferred_work_of_external_callers_waits_within_their_share() {
     assert!(external(&gate).is_none());
     drop((permit, held.1));
     assert!(is_empty(&gate));
-}
-
-#[test]
-fn a_gate_sheds_once_it_has_refused_for_a_while_and_until_it_has_refused_nobody_for_a_while() {
-    let (gate, now) = (gate(1, 2, 1), Instant::now());
-    let at = |ms| now + Duration::from_millis(ms);
-    let _permit = gate.enter(now).unwrap();
-    for ms in [0, 900, 1_800] {
-        assert!(gate.enter(at(ms)).is_err());
-        assert!(!gate.is_shedding(at(ms)), "a burst, {ms} ms after its first refusal");
-    }
-    assert!(gate.enter(at(2_000)).is_err());
-    assert!(gate.is_shedding(at(2_999)));
-    assert!(!gate.is_shedding(at(3_000)));
 }
 
 /// A machine that stands still for longer than the time that callers wait in an overload.
@@ -475,6 +444,7 @@ async fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
                 let ended = run.await;
                 assert!(!matches!(ended, Err(WorkError::Lost)), "{ended:?}");
                 if number % 5 == 0 {
+                    let _ = poll!(Box::pin(gate.acquire_internal()));
                     drop(gate.acquire_internal().await);
                 }
                 let permit = gate.acquire_external(Priority::Signed, Instant::now()).await;

@@ -227,18 +227,6 @@ mod tests {
 
     const GOOD: &str = r#"{"jsonrpc":"2.0","id":7,"method":"eth_sendBundle","params":[{"a":[1]}]}"#;
 
-    #[test]
-    fn a_call_keeps_its_id_and_its_parameters_as_they_were_sent() {
-        let mut calls = parse(GOOD).unwrap();
-        assert!(!calls.is_batch);
-        let call = calls.calls.pop().unwrap();
-        let State::Sent(method, params) = call.state else { panic!("{:?}", call.state) };
-        assert_eq!(
-            (call.id.as_json(), method, &params[..]),
-            ("7", Method::SendBundle, &b"[{\"a\":[1]}]"[..])
-        );
-    }
-
     /// Skipped without recursion.
     #[test]
     fn a_body_may_be_nested_as_deep_as_it_is_long() {

@@ -1,6 +1,6 @@
 //! Too much of everything: the documented refusal, other callers served, nothing left behind.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use alloy_signer_local::PrivateKeySigner;
 use futures::future::join_all;
@@ -13,32 +13,6 @@ use tokio::{
 use super::{common::*, *};
 
 const ONE: [u8; 4] = [127, 0, 0, 1];
-
-#[tokio::test]
-async fn the_outer_gate_refuses_before_the_body_is_read() {
-    let server = start_with(config(), gate_config(1), None);
-    let held = server.gate.enter(Instant::now()).unwrap();
-    // Only the head, of a body that never comes.
-    let mut socket = begin(ONE, server.addr, (1_000, ""), &[]).await;
-    let mut bytes = vec![0; 4_096];
-    let count = socket.read(&mut bytes).await.unwrap();
-    assert_eq!(parse(&bytes[..count]).error(), refused(503, "too_many_requests"));
-    drop(held);
-    assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
-}
-
-#[tokio::test]
-async fn without_a_work_permit_an_external_caller_is_refused_after_its_wait_and_with_one_served() {
-    let gate = impatient_gate_config(Duration::from_millis(10));
-    let server = start_with(config(), gate, None);
-    let held = server.hold_permits();
-    let body = transaction();
-    let answer = send(server.addr, body.as_bytes(), &[]).await;
-    assert_eq!(answer.error(), refused(503, "no_permit"));
-    assert_eq!(answer.json()["id"], 1, "what was read is answered by its id");
-    drop(held);
-    assert_eq!(send(server.addr, body.as_bytes(), &[]).await.status, 200);
-}
 
 #[tokio::test]
 async fn a_batch_beyond_what_may_be_in_flight_is_refused_as_a_whole() {

@@ -111,16 +111,12 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
     let signer = PrivateKeySigner::random();
     let tx = raw(0);
     let wrong_chain = hex(&sign(TxEip1559 { chain_id: 1, ..plain(0) }, &signer));
-    let many: Vec<_> = (0..101).map(|_| &tx).collect();
     let cases: Vec<(Value, &str)> = vec![
         (json!({}), "txs"),
-        (json!({ "txs": many }), "txs"),
         (json!({ "txs": [tx, "0x02"] }), "txs[1]"),
         (json!({ "txs": [tx, wrong_chain] }), "txs[1]"),
-        (json!({ "txs": [tx], "surprise": 1 }), "surprise"),
         (json!({ "txs": [tx], "minTimestamp": "0x2", "maxTimestamp": "0x1" }), "minTimestamp"),
         (json!({ "txs": [tx], "refundPercent": "0x65" }), "refundPercent"),
-        (json!({ "txs": [tx], "refundTxHashes": [B256::ZERO, B256::ZERO] }), "refundTxHashes"),
         (json!({ "txs": [tx], "replacementNonce": "0x1" }), "replacementNonce"),
         (json!({ "txs": [tx], "replacementUuid": UUID }), "replacementUuid"),
     ];
@@ -227,6 +223,9 @@ async fn a_long_body_is_not_parsed_without_a_work_permit() {
     let body = request("eth_cancelBundle", json!([fields]));
     assert!((5_000_000..order_rpc::DEFAULT_MAX_BODY_BYTES).contains(&body.len()), "{}", body.len());
     let held = server.hold_permits();
+    let read = send(server.addr, transaction().as_bytes(), &[]).await;
+    assert_eq!(read.error(), refused(503, "no_permit"));
+    assert_eq!(read.json()["id"], 1, "what was read is answered by its id");
     let waits = send(server.addr, body.as_bytes(), &[]).await;
     assert_eq!(waits.error(), refused(503, "no_permit"));
     // Whoever had parsed this one would know that its end is missing.

@@ -1,5 +1,7 @@
 //! What is cheap is checked before what is dear, and what was dear is paid for.
 
+use std::time::Instant;
+
 use alloy_primitives::B256;
 use alloy_signer_local::PrivateKeySigner;
 use order_pool::{Block, Head};
@@ -144,6 +146,10 @@ async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {
     let server = with_caller_quota(129);
     assert_eq!(send(server.addr, &vec![b' '; 1 << 20], &[]).await.error().2, "not_json");
     assert_eq!(refusal(&server, 1 << 20).await, refused(429, "caller_quota"));
+    let full = server.gate.request_limit().unwrap();
+    let held: Vec<_> = (0..full).map(|_| server.gate.enter(Instant::now()).unwrap()).collect();
+    assert_eq!(refusal(&server, 1_000).await, refused(503, "too_many_requests"));
+    drop(held);
     // A quarter of the bytes is one caller's.
     let small = OrderRpcConfig { max_buffered_bytes: 4 << 20, max_body_bytes: 1 << 20, ..config() };
     let server = start_server(small, gate_config(64));
