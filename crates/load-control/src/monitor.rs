@@ -74,7 +74,9 @@ impl LoadMonitor {
     /// # Errors
     /// [`ConfigError::ZeroCapacity`]; [`ConfigError::TooManyQueues`] beyond [`MAX_QUEUES`].
     pub fn watch(&self, queue: &'static str, capacity: usize) -> Result<QueueLoad, ConfigError> {
-        let limits = Limits::new(&self.shared.config, queue, capacity)?;
+        if capacity == 0 {
+            return Err(ConfigError::ZeroCapacity { queue });
+        }
         let mut taken = self.shared.taken.load(Relaxed);
         let slot = loop {
             let slot = taken.trailing_ones();
@@ -89,7 +91,7 @@ impl LoadMonitor {
             }
         };
         let depth = AtomicUsize::new(0);
-        let watched = Watched { monitor: self.clone(), shift: slot * 2, limits, depth };
+        let watched = Watched { monitor: self.clone(), shift: slot * 2, capacity, depth };
         Ok(QueueLoad { watched: Arc::new(watched) })
     }
 
@@ -189,7 +191,7 @@ struct Watched {
     monitor: LoadMonitor,
     /// The position of its two bits.
     shift: u32,
-    limits: Limits,
+    capacity: usize,
     depth: AtomicUsize,
 }
 
@@ -246,7 +248,7 @@ impl Watched {
             fence(SeqCst);
             let word = shared.word.load(Relaxed);
             let level = level_at(word, self.shift);
-            let next = self.limits.next(level, self.depth.load(Relaxed));
+            let next = next(&shared.config, level, self.depth.load(Relaxed), self.capacity);
             if next == level {
                 return;
             }
@@ -279,52 +281,24 @@ fn level_at(word: u64, shift: u32) -> LoadState {
     }
 }
 
-/// The thresholds in items.
-#[derive(Clone, Copy, Debug)]
-struct Limits {
-    elevated: usize,
-    critical: usize,
-    critical_until: usize,
-    elevated_until: usize,
-}
-
-impl Limits {
-    fn new(
-        config: &MonitorConfig,
-        queue: &'static str,
-        capacity: usize,
-    ) -> Result<Self, ConfigError> {
-        if capacity == 0 {
-            return Err(ConfigError::ZeroCapacity { queue });
-        }
-        // Rounded up: `depth / capacity >= percent / 100` exactly when `depth >= items(percent)`.
-        // Never above the capacity, so the conversion back to `usize` fits.
-        let items = |percent: u8| (capacity as u128 * u128::from(percent)).div_ceil(100) as usize;
-        Ok(Self {
-            elevated: items(config.elevated_percent),
-            critical: items(config.critical_percent),
-            critical_until: items(config.critical_until_percent),
-            elevated_until: items(config.elevated_until_percent),
-        })
-    }
-
-    fn next(&self, level: LoadState, depth: usize) -> LoadState {
-        use LoadState::{Critical, Elevated, Normal};
-        let rising = match depth {
-            depth if depth >= self.critical => Critical,
-            depth if depth >= self.elevated => Elevated,
-            _ => Normal,
-        };
-        let falling = match level {
-            Normal => Normal,
-            Elevated | Critical if depth < self.elevated_until => Normal,
-            Critical if depth >= self.critical_until => Critical,
-            Elevated | Critical => Elevated,
-        };
-        // Rounding up keeps the order of the thresholds, but in a queue of a few items two of them
-        // can be equal. Then the rising one applies, so the state does not alternate.
-        rising.max(falling)
-    }
+/// The state of a queue that was in `level` and has so many items now.
+fn next(config: &MonitorConfig, level: LoadState, depth: usize, capacity: usize) -> LoadState {
+    use LoadState::{Critical, Elevated, Normal};
+    let is_at = |percent: u8| depth as u128 * 100 >= capacity as u128 * u128::from(percent);
+    let rising = match () {
+        () if is_at(config.critical_percent) => Critical,
+        () if is_at(config.elevated_percent) => Elevated,
+        () => Normal,
+    };
+    let falling = match level {
+        Normal => Normal,
+        Elevated | Critical if !is_at(config.elevated_until_percent) => Normal,
+        Critical if is_at(config.critical_until_percent) => Critical,
+        Elevated | Critical => Elevated,
+    };
+    // In a queue of a few items a rising and a falling threshold can be the same item. Then the rising
+    // one applies, so the state does not alternate.
+    rising.max(falling)
 }
 
 #[cfg(all(test, not(loom)))]
