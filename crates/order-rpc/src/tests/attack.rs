@@ -26,17 +26,6 @@ async fn a_batch_beyond_what_may_be_in_flight_is_refused_as_a_whole() {
 }
 
 #[tokio::test]
-async fn connections_beyond_the_cap_are_told_so_in_the_same_shape() {
-    let server = limited(|limits| limits.max_connections_per_caller = 2);
-    let idle = [TcpStream::connect(server.addr).await, TcpStream::connect(server.addr).await];
-    // It is told before it asks. One that asked late would meet a closed socket.
-    let beyond =
-        || async { read_answer(&mut TcpStream::connect(server.addr).await.unwrap()).await };
-    assert_eq!(beyond().await.error(), refused(429, "caller_connections"));
-    drop(idle);
-}
-
-#[tokio::test]
 async fn idle_connections_and_heads_that_never_end_are_closed() {
     let server = limited(|limits| limits.header_timeout = Duration::from_millis(100));
     let mut silent = TcpStream::connect(server.addr).await.unwrap();

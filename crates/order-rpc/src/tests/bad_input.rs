@@ -1,7 +1,5 @@
 //! What is wrong is answered with the documented error, and nothing of it gets into the pool.
 
-use std::collections::HashMap;
-
 use alloy_consensus::{SignableTransaction, TxEip1559, TxLegacy};
 use alloy_eips::eip4844::{Blob, BlobTransactionSidecar, Bytes48};
 use alloy_primitives::{B256, TxKind, U256};
@@ -16,18 +14,6 @@ fn blobs(blobs: Vec<Blob>, commitments: Vec<Bytes48>, proofs: Vec<Bytes48>) -> S
     let sidecar = BlobTransactionSidecar::new(blobs, commitments, proofs);
     let hashes = sidecar.versioned_hashes().collect();
     with_sidecar(hashes, sidecar, &PrivateKeySigner::random())
-}
-
-/// How often each reason was given: as often as the metrics say.
-#[derive(Default)]
-struct Counts(HashMap<String, u64>);
-
-impl Counts {
-    fn expect(&mut self, server: &Server, reason: &str) {
-        let count = self.0.entry(reason.to_owned()).or_default();
-        *count += 1;
-        assert_eq!(server.counted.reason(reason), *count, "{reason}");
-    }
 }
 
 /// Whoever sends what is right is served all the same.
@@ -88,7 +74,6 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
         (blobs(vec![], vec![], vec![]), "sidecar"),
         (other_hash, "sidecar"),
     ];
-    let mut counts = Counts::default();
     let in_bundles = cases.iter().map(|(raw, reason)| (json!([{ "txs": [raw] }]), *reason));
     let in_bundles = in_bundles.map(|case| ("eth_sendBundle", "txs[0]", case));
     let alone = cases.iter().map(|(raw, reason)| (json!([raw]), *reason)).chain(of_alone);
@@ -97,7 +82,7 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
         let answer = call(server.addr, method, params.clone()).await;
         assert_eq!(answer.error(), (200, -32602, reason.to_owned()), "{params:.300}");
         assert_eq!(answer.field(), field, "{params:.300}");
-        counts.expect(&server, reason);
+        assert_eq!(server.counted.take(reason), 1, "{reason}");
     }
     assert!(server.pool.is_empty());
     let valid = json!([blobs(vec![zeros], vec![infinity], vec![infinity])]);
@@ -120,11 +105,10 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
         (json!({ "txs": [tx], "replacementNonce": "0x1" }), "replacementNonce"),
         (json!({ "txs": [tx], "replacementUuid": UUID }), "replacementUuid"),
     ];
-    let mut counts = Counts::default();
     for (bundle, field) in cases {
         let answer = call(server.addr, "eth_sendBundle", json!([bundle])).await;
         let (status, code, reason) = answer.error();
-        counts.expect(&server, &reason);
+        assert_eq!(server.counted.take(&reason), 1, "{reason}");
         assert_eq!((status, code, answer.field().as_str()), (200, -32602, field), "{answer:?}");
     }
     // Not signed, so nobody's.
@@ -157,12 +141,11 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
         (deep.as_bytes(), (200, -32602, "params")),
         (&[b' '; 100_001], (413, -32600, "body_too_large")),
     ];
-    let mut counts = Counts::default();
     for (body, (status, code, reason)) in no_json.into_iter().chain(cases) {
         let answer = send(server.addr, body, &[]).await;
         let body = String::from_utf8_lossy(&body[..body.len().min(60)]);
         assert_eq!(answer.error(), (status, code, reason.to_owned()), "{body}");
-        counts.expect(&server, reason);
+        assert_eq!(server.counted.take(reason), 1, "{reason}");
     }
     assert!(server.pool.is_empty());
     assert_eq!((server.rpc.buffered_bytes(), server.gate.stats().requests_in_flight), (0, 0));
@@ -300,7 +283,6 @@ async fn signatures_are_required_optional_or_off() {
     let bad = [of_another_body.as_str(), claimed.as_str(), "nonsense", ":", "0x00:0x00"];
     for mode in [SignatureMode::Required, SignatureMode::Optional, SignatureMode::Off] {
         let server = start(OrderRpcConfig { signatures: mode, ..config() });
-        let mut counts = Counts::default();
         for header in bad {
             let answer =
                 send(server.addr, body.as_bytes(), &[("X-Flashbots-Signature", header)]).await;
@@ -309,7 +291,7 @@ async fn signatures_are_required_optional_or_off() {
             } else {
                 let expected = (401, -32600, "signature".to_owned());
                 assert_eq!(answer.error(), expected, "{mode:?} {header}");
-                counts.expect(&server, "signature");
+                assert_eq!(server.counted.take("signature"), 1);
             }
         }
         let twice = [("X-Flashbots-Signature", &*valid), ("X-Flashbots-Signature", &*valid)];

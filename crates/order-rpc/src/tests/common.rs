@@ -66,6 +66,12 @@ impl Counted {
         self.of("order_rpc_refused_total", reason) + self.of("order_rpc_failed_total", reason)
     }
 
+    /// The same, since the last look.
+    pub fn take(&self, reason: &str) -> u64 {
+        let take = |metric| self.get(metric, reason).swap(0, Relaxed);
+        take("order_rpc_refused_total") + take("order_rpc_failed_total")
+    }
+
     /// How often the host decided so.
     pub fn verdict(&self, verdict: &str) -> u64 {
         self.of("order_rpc_admissions_total", verdict)

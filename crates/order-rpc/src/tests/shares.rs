@@ -1,6 +1,9 @@
 //! Nobody gets more than a share, and there is room for others.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
 
 use alloy_signer_local::PrivateKeySigner;
 use futures::{FutureExt as _, future::join_all};
@@ -73,6 +76,11 @@ async fn whoever_connects_gets_in_however_many_addresses_hold_all_connections() 
         let mut held = Vec::new();
         for number in 0..4 {
             held.push(keep([127, 0, 1, number / each as u8], &server).await);
+        }
+        if each == 2 {
+            // It is told before it asks. One that asked late would meet a closed socket.
+            let beyond = read_answer(&mut connect_from([127, 0, 1, 0], server.addr).await).await;
+            assert_eq!(beyond.error(), refused(429, "caller_connections"));
         }
         // Nor does the beginning of a request keep its place.
         held[0].write_all(b"POST / HTTP/1.1\r\nhost: ").await.unwrap();
@@ -200,7 +208,8 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
 
 #[tokio::test]
 async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
-    let config = OrderRpcConfig { trusted_proxies: vec![ONE.into()], ..config() };
+    let mapped = Ipv4Addr::from(ONE).to_ipv6_mapped();
+    let config = OrderRpcConfig { trusted_proxies: vec![mapped.into()], ..config() };
     let server = start_limited(config, gate_config(64), None, |limits| {
         (limits.max_requests_per_caller, limits.max_connections_per_caller) = (1, 2);
     });
