@@ -25,6 +25,8 @@ fn the_worst_of_several_queues_counts_and_a_dropped_one_does_not() {
 #[test]
 fn a_place_is_used_again_and_starts_out_normal() {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+    let none = ConfigError::ZeroCapacity { queue: "empty" };
+    assert_eq!(monitor.watch("empty", 0).unwrap_err(), none);
     let mut queues: Vec<_> = (0..MAX_QUEUES).map(|_| monitor.watch("many", 1).unwrap()).collect();
     let full = ConfigError::TooManyQueues { queue: "late", limit: MAX_QUEUES };
     assert_eq!(monitor.watch("late", 1).unwrap_err(), full);
@@ -33,15 +35,6 @@ fn a_place_is_used_again_and_starts_out_normal() {
     drop(queues.pop());
     let late = monitor.watch("late", 1).unwrap();
     assert_eq!((late.state(), monitor.state()), (Normal, Normal));
-}
-
-#[test]
-fn a_capacity_of_zero_is_an_error_and_not_a_panic() {
-    let (monitor, _queue) = monitor();
-    assert_eq!(
-        monitor.watch("empty", 0).unwrap_err(),
-        ConfigError::ZeroCapacity { queue: "empty" }
-    );
 }
 
 #[test]

@@ -90,7 +90,7 @@ impl HttpServer {
         let mut socket = TimeoutStream::new(socket);
         // A client that reads no responses keeps neither its connection nor their memory.
         socket.set_write_timeout(Some(limiter.limits.send_timeout));
-        let place = Place::new();
+        let place = Arc::<Place>::default();
         let is_caller = !is_proxy && !caller.id.is_front;
         let opened = is_caller.then(|| self.open.add(caller.id, Arc::clone(&place)));
         let connection =

@@ -43,7 +43,7 @@ impl Connection {
     ) -> Result<Response<Full<Bytes>>, Infallible> {
         let metrics = &self.server.dispatcher.metrics;
         // Waits if another connection has this one's place: then this one is about to end.
-        let _in_work = self.place.work.acquire().await;
+        let _in_work = self.place.work.lock().await;
         Ok(self.route(request).await.unwrap_or_else(|error| {
             metrics.count(error.reason);
             response::of_error(&error)

@@ -1,11 +1,14 @@
 //! Which connections of callers are open, and which of them makes room for a new one.
 //!
 //! # Locks
-//! Open connections: taken by start and end of a connection, for a few look-ups; never across an await or with another lock.
+//! Open connections: taken by start and end of a connection, for a few look-ups; never across an await or with another lock,
+//! but the next one, which it only tries.
+//! Work: held while a request is in work, and for ever by whoever takes the connection's place.
 
 use std::{
     cmp::Reverse,
     collections::BTreeMap,
+    mem,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -13,16 +16,15 @@ use std::{
 };
 
 use alloy_primitives::map::HashMap;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::limits::CallerId;
 
 /// A connection, for a newer one that may take its place.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Place {
-    /// Its only permit is held while a request is in work, and taken for ever with the place.
-    pub(super) work: Semaphore,
+    /// Held while a request is in work, and for ever by whoever takes the place.
+    pub(super) work: tokio::sync::Mutex<()>,
     /// Whether a known signer has signed one of its requests.
     pub(super) is_known: AtomicBool,
     pub(super) close: CancellationToken,
@@ -30,19 +32,10 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            work: Semaphore::new(1),
-            is_known: AtomicBool::new(false),
-            close: CancellationToken::new(),
-            closed: CancellationToken::new(),
-        })
-    }
-
     /// Has the connection closed, unless a request is in work.
     fn take(&self) -> bool {
-        let Ok(work) = self.work.try_acquire() else { return false };
-        work.forget();
+        let Ok(work) = self.work.try_lock() else { return false };
+        mem::forget(work);
         self.close.cancel();
         true
     }
