@@ -179,8 +179,8 @@ impl Limiter {
     }
 
     /// An error response with a retry-after time, for a reason that is not the gate's.
-    pub(crate) fn retry_later(&self, reason: Reason, message: &str) -> ErrorResponse {
-        ErrorResponse::retry_later(reason, self.gate.retry_after(), message.to_owned())
+    pub(crate) fn retry_later(&self, reason: Reason) -> ErrorResponse {
+        ErrorResponse::retry_later(reason, self.gate.retry_after(), reason.refusal())
     }
 
     pub(crate) fn enter(&self, caller: &Caller, is_signed: bool) -> Result<Entered, ErrorResponse> {
@@ -190,11 +190,12 @@ impl Limiter {
         if self.active.is_closed() {
             return Err(self.gate.refuse_closed(now).into());
         }
-        let of_caller = caller.requests.take(1).ok_or_else(|| self.caller_requests())?;
+        let of_caller =
+            caller.requests.take(1).ok_or_else(|| self.retry_later(Reason::CallerRequests))?;
         let unsigned = match &self.unsigned {
             // Requests that a front forwards were signed.
             Some(unsigned) if !is_signed && !caller.id.is_front => {
-                Some(unsigned.take(1).ok_or_else(|| self.unsigned_requests())?)
+                Some(unsigned.take(1).ok_or_else(|| self.retry_later(Reason::UnsignedRequests))?)
             }
             _ => None,
         };
@@ -207,22 +208,12 @@ impl Limiter {
     pub(crate) fn grow(&self, entered: &mut Entered, to: usize) -> Result<(), ErrorResponse> {
         let more = to.saturating_sub(entered.weight());
         if !entered.of_caller.try_add(more, 0) {
-            return Err(self.caller_requests());
+            return Err(self.retry_later(Reason::CallerRequests));
         }
         if entered.unsigned.as_mut().is_some_and(|unsigned| !unsigned.try_add(more, 0)) {
-            return Err(self.unsigned_requests());
+            return Err(self.retry_later(Reason::UnsignedRequests));
         }
         Ok(self.gate.enter_batch(&mut entered.request, to, Instant::now())?)
-    }
-
-    fn caller_requests(&self) -> ErrorResponse {
-        let message = "too many requests from this address are in flight";
-        self.retry_later(Reason::CallerRequests, message)
-    }
-
-    fn unsigned_requests(&self) -> ErrorResponse {
-        let message = "too many requests without a signature are in flight";
-        self.retry_later(Reason::UnsignedRequests, message)
     }
 
     /// Whether a body that is announced with this length can be paid for and held now. It spends and holds
@@ -264,15 +255,11 @@ impl Limiter {
     }
 
     fn held(&self, of_caller: bool, of_all: impl FnOnce() -> bool) -> Result<(), ErrorResponse> {
-        if !of_caller {
-            let message = "too many bytes from this address are being read or sent";
-            return Err(self.retry_later(Reason::CallerBufferedBytes, message));
+        match of_caller {
+            false => Err(self.retry_later(Reason::CallerBufferedBytes)),
+            true if of_all() => Ok(()),
+            true => Err(self.retry_later(Reason::BufferedBytes)),
         }
-        if !of_all() {
-            let message = "too many bytes are being read or sent";
-            return Err(self.retry_later(Reason::BufferedBytes, message));
-        }
-        Ok(())
     }
 
     /// Whether a signer has any quota left: it spends nothing, since the claim is not verified yet.
@@ -320,13 +307,8 @@ fn spend<K>(
 ) -> Result<(), ErrorResponse> {
     let Some(quotas) = quotas else { return Ok(()) };
     let mut quotas = quotas.lock().unwrap_or_else(PoisonError::into_inner);
-    spending(&mut quotas, Instant::now()).map_err(|wait| {
-        let message = match reason {
-            Reason::Quota => "the signer's quota is spent",
-            _ => "the quota of this address is spent",
-        };
-        ErrorResponse::retry_later(reason, wait, message.to_owned())
-    })
+    spending(&mut quotas, Instant::now())
+        .map_err(|wait| ErrorResponse::retry_later(reason, wait, reason.refusal()))
 }
 
 /// The bytes of a request in memory: of its body, and then of its response until that is sent.

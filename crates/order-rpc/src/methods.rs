@@ -120,8 +120,7 @@ impl Methods {
     /// The last block of a private transaction.
     fn last_block(&self, wanted: Option<u64>) -> Result<u64, ErrorResponse> {
         let Some(head) = self.host.pool.head() else {
-            let message = "the head is not known yet, so the last block cannot be computed";
-            return Err(self.limiter.retry_later(Reason::HeadUnknown, message));
+            return Err(self.limiter.retry_later(Reason::HeadUnknown));
         };
         let most = head.number.saturating_add(MAX_PRIVATE_BLOCKS);
         match wanted {

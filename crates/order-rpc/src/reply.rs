@@ -123,6 +123,26 @@ labels! {
 impl Reason {
     /// How many of them say that the request should be sent again later: the first ones.
     pub(crate) const REFUSED: usize = Self::BodyTimeout as usize;
+
+    /// What a caller is told that should come back.
+    pub(crate) const fn refusal(self) -> &'static str {
+        match self {
+            Self::UnsignedRequests => "too many requests without a signature are in flight",
+            Self::CallerRequests => "too many requests from this address are in flight",
+            Self::ShuttingDown => "shutting down",
+            Self::Quota => "the signer's quota is spent",
+            Self::CallerQuota => "the quota of this address is spent",
+            Self::Connections => "too many connections are open",
+            Self::CallerConnections => "too many connections from this address are open",
+            Self::SlowBodies => "too many requests arrive slowly",
+            Self::CallerSlowBodies => "too many requests from this address arrive slowly",
+            Self::BufferedBytes => "too many bytes are being read or sent",
+            Self::CallerBufferedBytes => "too many bytes from this address are being read or sent",
+            Self::AdmissionUnavailable => "the host made no decision on the order",
+            Self::HeadUnknown => "the head is not known yet, so the last block cannot be computed",
+            _ => "overloaded, try again later",
+        }
+    }
 }
 
 impl From<RefusalReason> for Reason {
@@ -175,7 +195,7 @@ impl ErrorResponse {
     }
 
     /// Refused, with a time after which to retry: -32005.
-    pub(crate) fn retry_later(reason: Reason, retry_after: Duration, message: String) -> Self {
+    pub(crate) fn retry_later(reason: Reason, retry_after: Duration, message: &str) -> Self {
         let status = match reason {
             // Limits of the caller's own.
             Reason::Quota
@@ -186,7 +206,7 @@ impl ErrorResponse {
             | Reason::CallerSlowBodies => StatusCode::TOO_MANY_REQUESTS,
             _ => StatusCode::SERVICE_UNAVAILABLE,
         };
-        let mut error = Self::request(status, LIMIT, reason, message);
+        let mut error = Self::request(status, LIMIT, reason, message.to_owned());
         error.data["retryAfterMs"] = millis(retry_after).into();
         error.retry_after = Some(retry_after);
         error
@@ -217,11 +237,8 @@ impl ErrorResponse {
 
 impl From<Refusal> for ErrorResponse {
     fn from(refusal: Refusal) -> Self {
-        let message = match refusal.reason {
-            RefusalReason::ShuttingDown => "shutting down",
-            _ => "overloaded, try again later",
-        };
-        Self::retry_later(refusal.reason.into(), refusal.retry_after, message.to_owned())
+        let reason = Reason::from(refusal.reason);
+        Self::retry_later(reason, refusal.retry_after, reason.refusal())
     }
 }
 

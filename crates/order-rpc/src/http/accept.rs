@@ -127,13 +127,9 @@ impl HttpServer {
 
     /// Sends a reject response to a connection beyond the limits, without reading its request.
     fn refuse(&self, mut socket: TcpStream, reason: Reason) {
-        let message = match reason {
-            Reason::CallerConnections => "too many connections from this address are open",
-            _ => "too many connections are open",
-        };
         self.dispatcher.metrics.count(reason);
         let Ok(permit) = Arc::clone(&self.reject_responses).try_acquire_owned() else { return };
-        let error = self.dispatcher.limiter.retry_later(reason, message);
+        let error = self.dispatcher.limiter.retry_later(reason);
         let response = response::raw_http(&error);
         self.tasks.spawn(async move {
             let reject = async {

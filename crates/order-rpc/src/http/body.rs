@@ -39,11 +39,10 @@ pub(crate) async fn read(
         return read;
     }
     let Some(_of_caller) = caller.slow_bodies.take(1) else {
-        let message = "too many requests from this address arrive slowly";
-        return Err(limiter.retry_later(Reason::CallerSlowBodies, message));
+        return Err(limiter.retry_later(Reason::CallerSlowBodies));
     };
     let Ok(_permit) = limiter.slow_bodies.try_acquire() else {
-        return Err(limiter.retry_later(Reason::SlowBodies, "too many requests arrive slowly"));
+        return Err(limiter.retry_later(Reason::SlowBodies));
     };
     timeout(rest, reading).await.unwrap_or_else(|_| {
         let message = format!("the body did not arrive within {:?}", limits.body_timeout);

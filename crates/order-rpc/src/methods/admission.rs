@@ -70,7 +70,6 @@ impl Methods {
         if is_prioritized || ended == Ended::Accepted || admission.fails_open() {
             return (ended, Ok(Admitted { is_prioritized, funds }));
         }
-        let message = "the host made no decision on the order";
-        (ended, Err(self.limiter.retry_later(Reason::AdmissionUnavailable, message)))
+        (ended, Err(self.limiter.retry_later(Reason::AdmissionUnavailable)))
     }
 }

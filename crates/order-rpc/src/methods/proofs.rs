@@ -140,7 +140,8 @@ impl Methods {
         };
         let Ok(Ok(_turn)) = timeout(PROOF_WAIT, turn.acquire()).await else {
             let message = "the proofs of too many blobs wait to be verified";
-            return Err(self.limiter.retry_later(Reason::NoPermit, message));
+            let retry_after = self.limiter.gate.retry_after();
+            return Err(ErrorResponse::retry_later(Reason::NoPermit, retry_after, message));
         };
         self.proofs.set_up().await?;
         for unproven in verified.take_unproven() {
