@@ -3,14 +3,9 @@
 //! It has two levels because the two resources differ. Requests in flight cost memory, so the outer
 //! gate refuses before the body is read. Work permits cost CPU, so the inner gate is entered just
 //! before verification. Searchers send in bursts, most of all at the start of a slot, so an external
-//! caller waits for a permit, in a bounded queue: signers that the host knows come first, then other
-//! signed requests, then unsigned ones. How long depends on whether the queue still gets empty. If it
-//! was empty within the last second, what waits is a burst, or came together while the machine gave
-//! the process no core; it will be worked off, so a caller waits for up to that second. If not, more
-//! comes than can be done, and a caller waits for at most 250 ms.
-//!
-//! External callers may hold fewer permits than there are cores; the others are reserved for internal
-//! work. Work that is deferred stays in flight.
+//! caller waits for a permit, in a bounded queue by [`Priority`], in a burst for longer than in an
+//! overload. External callers may hold fewer permits than there are cores; the others are reserved for
+//! internal work. Work that is deferred stays in flight.
 //!
 //! Locks: that of a shedding episode ([`crate::shedding`]) and that of the external permits
 //! ([`crate::work`]), each for a few fields, none across an await or together with another. The count

@@ -4,13 +4,10 @@
 //! resources differ. Requests in flight cost memory, so a request is refused before its body is
 //! read. Work permits cost CPU time, so one is acquired just before the work.
 //!
-//! Each caller has a share of connections, requests in flight, buffered bytes and work. A caller is
-//! an address, the /64 of an IPv6 address, or the client that a trusted proxy names. A signer has a
-//! second quota at each, and the quota of the address still applies, so new keys gain nothing. Bytes count
-//! until the response is sent. Parts of the requests and of the bytes are reserved for signed
-//! requests and for short ones. A quota is spent in units of work, and only for work that is done; a
-//! signature that its claimed signer has not made costs its caller more than that, because a known signer's
-//! requests are served first.
+//! Each caller has a share of connections, requests in flight, buffered bytes and work. A signer has a
+//! second quota at each, and the quota of the address still applies, so new keys gain nothing. A signature
+//! that its claimed signer has not made costs its caller more than the work, because a known signer's requests are
+//! served first.
 //!
 //! # Locks
 //! Quotas: taken by each request, for its address and for its signer, for one look-up; never across an
