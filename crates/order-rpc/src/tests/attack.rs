@@ -15,17 +15,6 @@ use super::{common::*, *};
 const ONE: [u8; 4] = [127, 0, 0, 1];
 
 #[tokio::test]
-async fn a_batch_beyond_what_may_be_in_flight_is_refused_as_a_whole() {
-    let server = start_with(config(), gate_config(4), None);
-    let batch = format!("[{}]", vec![transaction(); 5].join(","));
-    let answer = send(server.addr, batch.as_bytes(), &[]).await;
-    assert_eq!(answer.error(), refused(503, "too_many_requests"));
-    assert_eq!(server.counted.reason("too_many_requests"), 1);
-    server.until_nothing_is_held().await;
-    assert!(server.pool.is_empty());
-}
-
-#[tokio::test]
 async fn idle_connections_and_heads_that_never_end_are_closed() {
     let server = limited(|limits| limits.header_timeout = Duration::from_millis(100));
     let mut silent = TcpStream::connect(server.addr).await.unwrap();

@@ -196,9 +196,14 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
     ] {
         let config = OrderRpcConfig { signatures, ..config() };
         let server = start_with(config, gate_config(8), None);
+        let batch = format!("[{}]", vec![transaction(); most + 1].join(","));
+        let beyond = send(server.addr, batch.as_bytes(), &[]).await;
+        assert_eq!(beyond.error(), refused(503, reason), "as a whole");
+        assert!(server.pool.is_empty());
+        server.until_nothing_is_held().await;
         let mut held = Vec::new();
         for number in 0..most {
-            held.push(stall([127, 0, 1, number], &server, 100, &[]).await);
+            held.push(stall([127, 0, 1, number as u8], &server, 100, &[]).await);
         }
         in_flight(&server, held.len()).await;
         assert_eq!(send_from(OTHER, &server, &[]).await.error(), refused(503, reason));
