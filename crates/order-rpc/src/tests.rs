@@ -33,11 +33,7 @@ fn start_by(
 }
 
 fn start(config: OrderRpcConfig) -> Server {
-    start_with(config, gate_config(64), None)
-}
-
-fn start_with(config: OrderRpcConfig, gate: GateConfig, monitor: Option<LoadMonitor>) -> Server {
-    start_limited(config, gate, monitor, |_| {})
+    start_limited(config, gate_config(64), None, |_| {})
 }
 
 fn start_limited(

@@ -199,7 +199,7 @@ async fn an_error_response_is_short_and_has_a_reason_whatever_was_sent() {
 #[tokio::test]
 async fn a_long_body_is_not_parsed_without_a_work_permit() {
     let gate = impatient_gate_config(std::time::Duration::from_millis(10));
-    let server = start_with(config(), gate, None);
+    let server = start_limited(config(), gate, None, |_| {});
     let value = json!("1".repeat(100));
     let fields: serde_json::Map<_, _> =
         (0..50_000).map(|number| (format!("f{number}"), value.clone())).collect();

@@ -26,7 +26,7 @@ fn bundle() -> Vec<u8> {
 async fn a_burst_of_512_honest_bundles_is_served_and_none_is_refused() {
     // The default, but for the wait: how fast this machine is now is no part of the promise.
     let gate = GateConfig { permit_wait: PATIENCE, ..GateConfig::for_cores(2) };
-    let server = start_with(config(), gate, None);
+    let server = start_limited(config(), gate, None, |_| {});
     let at_once = Arc::new(Barrier::new(SEARCHERS));
     let mut searchers = Vec::new();
     for number in 0..SEARCHERS {

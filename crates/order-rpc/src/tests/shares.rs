@@ -195,7 +195,7 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
         (SignatureMode::Off, 8, "too_many_requests"),
     ] {
         let config = OrderRpcConfig { signatures, ..config() };
-        let server = start_with(config, gate_config(8), None);
+        let server = start_limited(config, gate_config(8), None, |_| {});
         let batch = format!("[{}]", vec![transaction(); most + 1].join(","));
         let beyond = send(server.addr, batch.as_bytes(), &[]).await;
         assert_eq!(beyond.error(), refused(503, reason), "as a whole");
