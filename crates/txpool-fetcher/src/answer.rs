@@ -26,9 +26,6 @@ use crate::{
     tasks::Tasks,
 };
 
-/// How long a read waits before it checks whether it is still wanted.
-const GRAIN: Duration = Duration::from_millis(50);
-
 /// Most bytes read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
@@ -69,7 +66,7 @@ impl Answer {
         read.map_err(|_| SnapshotError::ConnectionLost)
     }
 
-    /// Checked before each wait for [`GRAIN`].
+    /// Whether it is still wanted, checked before each read, which waits for at most 100 ms.
     fn check(&self) -> io::Result<()> {
         let ended = match () {
             () if self.stop.is_cancelled() => SnapshotError::ConnectionLost,
@@ -111,11 +108,11 @@ impl Read for Answer {
             }
             _ => io::Error::other(SnapshotError::Truncated(self.bytes)),
         };
-        self.check()?;
-        while !self.socket.wait_readable(GRAIN).map_err(ended)? {
+        let mut count = 0;
+        while count == 0 {
             self.check()?;
+            count = self.socket.read(into).map_err(ended)?;
         }
-        let count = self.socket.read(into).map_err(ended)?;
         self.bytes = self.bytes.saturating_add(count as u64);
         let read = into.get(..count).unwrap_or_default();
         self.since_quote = match memrchr(b'"', read) {

@@ -136,6 +136,7 @@ impl Fetcher {
             connections: RequestConnections::new(config.sources.len()),
             slots: Slots::new(&settings, metrics.in_flight_bytes.clone()),
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
+            listings: sources.iter().map(|_| Arc::default()).collect(),
             deferral,
             alone: Semaphore::new(REQUESTED_ALONE),
             undone: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),

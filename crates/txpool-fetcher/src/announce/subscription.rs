@@ -11,7 +11,7 @@ use super::{
 use crate::{
     chain::read_head,
     config::Announcements,
-    connection::{Ends as _, Listener, Subscription, dial},
+    connection::{Listener, Subscription, dial},
     error::{CallError, ConnectError, LossReason},
     fetch::{Deliverer, Fetch},
     gap::Report,
@@ -56,13 +56,14 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let limit = limits.ping_timeout;
     let announcements = fetch.settings.config.announcements;
     let thread = ("mempool-announce", &*fetch.tasks);
+    let patience = (limits, &fetch.listings[index]);
     let ((connection, node), second) = match announcements {
         Announcements::Hashes => {
-            let [dialed] = dial(endpoint, limits, known, thread).await?;
+            let [dialed] = dial(endpoint, patience, known, thread).await?;
             (dialed, None)
         }
         Announcements::Full | Announcements::Auto => {
-            let [dialed, objects] = dial(endpoint, limits, known, thread).await?;
+            let [dialed, objects] = dial(endpoint, patience, known, thread).await?;
             (dialed, Some(objects))
         }
     };

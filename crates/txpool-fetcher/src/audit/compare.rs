@@ -240,7 +240,7 @@ impl Comparison {
             let PooledHashes { pending, queued } = listed?;
             return Ok(Content { pending, queued });
         }
-        let listings = &self.state.listings;
+        let listings = &self.fetch.listings[self.source];
         let _running = Share::of(&listings.running, 1);
         let begin = Instant::now();
         let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);

@@ -12,22 +12,20 @@ mod compare;
 mod list;
 
 use std::{
-    sync::{Arc, Mutex, atomic::AtomicU64},
+    sync::{Mutex, atomic::AtomicU64},
     time::Instant,
 };
 
 pub(crate) use self::compare::Comparison;
 pub use self::compare::{AuditMode, AuditReport};
-use crate::connection::Listings;
 
-/// The comparisons of one source. All figures but the listings are for display.
+/// The comparisons of one source, for display.
 #[derive(Debug, Default)]
 pub(crate) struct AuditState {
     /// How many were started.
     pub(crate) audits: AtomicU64,
     /// How many they still have to fetch.
     pub(crate) to_recover: AtomicU64,
-    pub(crate) listings: Arc<Listings>,
     /// When the latest full comparison began.
     compared: Mutex<Option<Instant>>,
 }

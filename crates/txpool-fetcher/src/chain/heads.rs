@@ -16,7 +16,7 @@ use tokio::{sync::mpsc, time::sleep};
 use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, follower::MAX_ANCESTORS, wire};
 use crate::{
     answer::Answer,
-    connection::Connection,
+    connection::Calls,
     error::CallError,
     fetch::Fetch,
     gap::GapReason,
@@ -57,17 +57,17 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
 }
 
 /// Whether a node says that it is syncing (`eth_syncing`). One without the method does not.
-pub(crate) async fn says_syncing(calls: &Connection, limit: Duration) -> bool {
+pub(crate) async fn says_syncing(calls: &Calls, limit: Duration) -> bool {
     let response = calls.call("eth_syncing", (), limit).await;
     response.is_ok_and(|response| response.get().starts_with('{'))
 }
 
 /// The latest head of a node that is being connected.
-pub(crate) async fn head_of(calls: &Connection, limit: Duration) -> Option<Head> {
+pub(crate) async fn head_of(calls: &Calls, limit: Duration) -> Option<Head> {
     Some(latest_block(calls, limit).await.ok()?.head)
 }
 
-async fn latest_block(calls: &Connection, limit: Duration) -> Result<Block, Unread> {
+async fn latest_block(calls: &Calls, limit: Duration) -> Result<Block, Unread> {
     block_of(calls.call("eth_getBlockByNumber", ("latest", false), limit).await)
 }
 

@@ -6,9 +6,8 @@ use alloy_primitives::{B256, U64};
 use tokio::{net::UnixStream, runtime::Handle};
 
 use super::{
-    BlockingSocket, Connection, End, Open, clip,
-    read::{self, SocketReader},
-    ws,
+    BlockingSocket, Calls, Connection, End, Listings, Open, Responses, calls::Subscriptions,
+    client::RAW_TRANSACTION, clip, read::Reader, ws,
 };
 use crate::{
     config::Endpoint,
@@ -39,71 +38,81 @@ pub struct NodeInfo {
 /// slow to answer such requests is still an execution node, and can answer all other ones.
 pub(crate) async fn dial<const N: usize>(
     endpoint: &Endpoint,
-    limits: &Limits,
+    (limits, listings): (&Limits, &Arc<Listings>),
     known: bool,
     (thread, tasks): (&str, &Tasks),
-) -> Result<[(Open<Connection>, NodeInfo); N], ConnectError> {
+) -> Result<[(Calls, NodeInfo); N], ConnectError> {
     let (mut opened, mut readers, mut dialed) = (Vec::new(), Vec::new(), Vec::with_capacity(N));
     for _ in 0..N {
         let socket =
             open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
-        let connection = Connection::new(socket);
-        readers.push(SocketReader::new(&connection, limits.max_frame_bytes));
-        opened.push(Open(connection));
+        let calls = Open(Connection::new(socket));
+        let subscriptions = Subscriptions::new(&calls.ended);
+        readers.push(Reader::new(&calls.0, subscriptions, limits, listings));
+        opened.push(calls);
     }
-    read::spawn(thread, readers, tasks).map_err(|error| ConnectError::io(endpoint, error))?;
-    for connection in opened {
-        let probe = Probe { connection: &connection, endpoint, limit: limits.ping_timeout };
-        let chain_id: U64 = probe.request("eth_chainId", ()).await?;
-        let client: String = probe.request("web3_clientVersion", ()).await?;
+    Reader::spawn(thread, readers, tasks).map_err(|error| ConnectError::io(endpoint, error))?;
+    for calls in opened {
+        let limit = limits.ping_timeout;
+        let chain_id: U64 = ask(&calls, endpoint, "eth_chainId", limit).await?;
+        let client: String = ask(&calls, endpoint, "web3_clientVersion", limit).await?;
         if !known {
-            probe.check_raw_transactions().await?;
+            check_raw_transactions(&calls, endpoint, limit).await?;
         }
         let node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
-        dialed.push((connection, node));
+        dialed.push((calls, node));
     }
     Ok(dialed.try_into().unwrap_or_else(|_| unreachable!("as many as were opened")))
 }
 
-struct Probe<'a> {
-    connection: &'a Connection,
-    endpoint: &'a Endpoint,
-    /// Time for each response.
-    limit: Duration,
+/// Opens a connection for the fetches, with a thread of its own, and waits until the node has answered a ping.
+pub(crate) async fn open<R: Send + 'static>(
+    endpoint: &Endpoint,
+    (limits, listings): (&Limits, &Arc<Listings>),
+    responses: impl Responses<R>,
+    tasks: &Tasks,
+) -> Result<Open<R>, ConnectError> {
+    let socket = open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
+    let opened = Open(Connection::new(socket));
+    let reader = Reader::new(&opened.0, responses, limits, listings);
+    Reader::spawn("mempool-request", vec![reader], tasks)
+        .map_err(|error| ConnectError::io(endpoint, error))?;
+    match opened.greet(limits.ping_timeout).await {
+        Ok(()) => Ok(opened),
+        Err(error) => Err(connect_error(endpoint, "eth_blockNumber", error, &opened.ended).await),
+    }
 }
 
-impl Probe<'_> {
-    async fn request<T: serde::de::DeserializeOwned>(
-        &self,
-        method: &'static str,
-        params: impl serde::Serialize,
-    ) -> Result<T, ConnectError> {
-        match self.connection.call(method, params, self.limit).await {
-            Ok(answer) => serde_json::from_str(answer.get())
-                .map_err(|_| not_ethereum(self.endpoint, method, answer.get())),
-            Err(error) => Err(self.connect_error(method, error).await),
-        }
+async fn ask<T: serde::de::DeserializeOwned>(
+    calls: &Calls,
+    endpoint: &Endpoint,
+    method: &'static str,
+    limit: Duration,
+) -> Result<T, ConnectError> {
+    match calls.call(method, (), limit).await {
+        Ok(answer) => serde_json::from_str(answer.get())
+            .map_err(|_| not_ethereum(endpoint, method, answer.get())),
+        Err(error) => Err(connect_error(endpoint, method, error, &calls.ended).await),
     }
+}
 
-    /// A node without the method cannot be used, so this must fail here and not at every
-    /// transaction. Any other error response comes from a node that has the method: geth sends one
-    /// for an unknown hash while it builds its transaction index.
-    async fn check_raw_transactions(&self) -> Result<(), ConnectError> {
-        const METHOD: &str = "eth_getRawTransactionByHash";
-        match self.connection.call(METHOD, (B256::ZERO,), self.limit).await {
-            Ok(_) | Err(CallError::Rpc { code: -32603..=-32000, .. }) => Ok(()),
-            Err(error) => Err(self.connect_error(METHOD, error).await),
-        }
-    }
-
-    async fn connect_error(&self, method: &'static str, error: CallError) -> ConnectError {
-        connect_error(self.endpoint, method, error, &self.connection.ended).await
+/// A node without the method cannot be used, so this must fail here and not at every
+/// transaction. Any other error response comes from a node that has the method: geth sends one
+/// for an unknown hash while it builds its transaction index.
+async fn check_raw_transactions(
+    calls: &Calls,
+    endpoint: &Endpoint,
+    limit: Duration,
+) -> Result<(), ConnectError> {
+    match calls.call(RAW_TRANSACTION, (B256::ZERO,), limit).await {
+        Ok(_) | Err(CallError::Rpc { code: -32603..=-32000, .. }) => Ok(()),
+        Err(error) => Err(connect_error(endpoint, RAW_TRANSACTION, error, &calls.ended).await),
     }
 }
 
 /// The error of a peer that has not shown that it is a node: how the call of `method` failed, or why the connection has
 /// `ended`.
-pub(crate) async fn connect_error(
+async fn connect_error(
     endpoint: &Endpoint,
     method: &'static str,
     error: CallError,

@@ -1,110 +1,211 @@
-//! Reads connections, and passes on what comes.
+//! The thread of a connection: reads what comes, times requests out and pings the node.
+//!
+//! A request times out, and a connection is given up, only by what was read: up to a time before which everything
+//! that had arrived was processed. So neither a sink that blocks nor a busy thread of ours makes a node look late.
 
 // Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
+#![cfg_attr(not(test), deny(clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
+#![expect(clippy::arithmetic_side_effects, reason = "times of our own clock")]
 
-use std::{io, sync::Arc, time::Instant};
-
-use super::{BlockingSocket, Connection, Ends as _, Frames, Listener, response::Incoming};
-use crate::{
-    error::{CallError, LossReason},
-    tasks::Tasks,
+use std::{
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
-/// Starts the thread that reads these connections until all have ended.
-pub(super) fn spawn(name: &str, mut sockets: Vec<SocketReader>, tasks: &Tasks) -> io::Result<()> {
-    tasks.spawn_thread(name, move || {
-        while !sockets.is_empty() {
-            // A socket that is read alone needs no poll: only pings are written into it.
-            let readable = match &*sockets {
-                [one, other] => {
-                    BlockingSocket::wait_both([&one.connection.socket, &other.connection.socket])
-                }
-                _ => [true; 2],
-            };
-            let mut readable = readable.into_iter();
-            sockets.retain_mut(|socket| !readable.next().unwrap_or(true) || socket.read());
-            for socket in &mut sockets {
-                socket.subscriptions.iter_mut().for_each(|(_, listener)| listener.on_idle());
-            }
-        }
-    })
-}
+use super::{
+    BlockingSocket, Connection, Frames, Listings,
+    client::PING_ID,
+    response::{Incoming, Notification},
+};
+use crate::{error::LossReason, limits::Limits, tasks::Tasks};
 
-/// The listeners, with the ids that the node gave them, as they were written.
-type Subscriptions = Vec<(Box<str>, Box<dyn Listener>)>;
+/// Processes what comes over one connection, on the thread of that connection.
+pub(crate) trait Responses<R>: Send + 'static {
+    /// Whether the thread polls before it reads: see [`BlockingSocket::wait`].
+    const POLLS: bool = true;
+
+    /// How long a request may be without a response.
+    fn timeout(&self, limits: &Limits) -> Duration {
+        limits.fetch_timeout
+    }
+
+    /// Processes the response to a request that was sent at `sent`. May block; meanwhile the
+    /// time-outs of the connection's other requests are suspended. A panic ends the connection.
+    fn on_response(&mut self, request: R, sent: Instant, response: &Incoming<'_>);
+
+    /// Takes a notification that was read at `read_at`.
+    fn on_notification(&mut self, _note: &Notification<'_>, _read_at: Instant) {}
+
+    /// A request was not answered in time.
+    fn on_timeout(&mut self, request: R);
+
+    /// A response came after its request had timed out, or matches none.
+    fn on_late(&mut self) {}
+
+    /// Every message that was read has been processed; the thread is about to wait.
+    fn on_idle(&mut self) {}
+}
 
 /// Reads one connection, which ends with it.
-pub(super) struct SocketReader {
-    connection: Arc<Connection>,
-    frames: Frames,
-    subscriptions: Subscriptions,
+pub(crate) struct Reader<R, P> {
+    connection: Arc<Connection<R>>,
+    responses: P,
+    limits: Limits,
+    listings: Arc<Listings>,
+    /// When the latest read returned.
+    read_at: Instant,
+    last_frame: Instant,
+    /// When the node was pinged that has sent nothing since, and how much longer than else it may take.
+    pinged: Option<(Instant, Duration)>,
+    timeout: Duration,
+    /// How often time-outs are looked at, and when next.
+    grain: Duration,
+    look_at: Instant,
+    queue: Queue,
 }
 
-impl SocketReader {
-    pub(super) fn new(connection: &Arc<Connection>, max_frame_bytes: usize) -> Self {
-        let frames = Frames::new(max_frame_bytes);
-        Self { connection: Arc::clone(connection), frames, subscriptions: Vec::new() }
+/// The receive queue of a socket: when it was looked at, and how much of what it held then is unread.
+struct Queue {
+    at: Instant,
+    unread: u64,
+}
+
+impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
+    pub(super) fn new(
+        connection: &Arc<Connection<R>>,
+        responses: P,
+        limits: &Limits,
+        listings: &Arc<Listings>,
+    ) -> Self {
+        let now = Instant::now();
+        let timeout = responses.timeout(limits);
+        let grain = limits.fetch_timeout / 16;
+        Self {
+            connection: Arc::clone(connection),
+            responses,
+            limits: limits.clone(),
+            listings: Arc::clone(listings),
+            read_at: now,
+            last_frame: now,
+            pinged: None,
+            timeout,
+            grain: grain.clamp(Duration::from_millis(1), Duration::from_millis(100)),
+            look_at: now,
+            queue: Queue { at: now, unread: 0 },
+        }
     }
 
-    /// Takes every value that is complete after a read. False if the connection has ended.
-    fn read(&mut self) -> bool {
-        self.take_values().inspect_err(|reason| self.connection.end(reason.clone())).is_ok()
+    /// Starts the thread that reads these connections, one or two, until all have ended. It drops the `responses` with
+    /// everything that they hold.
+    pub(super) fn spawn(name: &str, readers: Vec<Self>, tasks: &Tasks) -> io::Result<()> {
+        let with_frames = |reader: Self| (Frames::new(reader.limits.max_frame_bytes), reader);
+        let mut readers: Vec<_> = readers.into_iter().map(with_frames).collect();
+        tasks.spawn_thread(name, move || {
+            while !readers.is_empty() {
+                let is_ready = match &*readers {
+                    [(_, one), (_, other)] => {
+                        let sockets = [&one.connection.socket, &other.connection.socket];
+                        BlockingSocket::wait(sockets, one.grain)
+                    }
+                    [(_, one)] if P::POLLS => {
+                        let [is_ready] = BlockingSocket::wait([&one.connection.socket], one.grain);
+                        [is_ready, true]
+                    }
+                    _ => [true; 2],
+                };
+                let mut is_ready = is_ready.into_iter();
+                readers.retain_mut(|(frames, reader)| {
+                    let read = reader.read_once(frames, is_ready.next().unwrap_or(true));
+                    read.inspect_err(|reason| reader.connection.end(reason.clone())).is_ok()
+                });
+                readers.iter_mut().for_each(|(_, reader)| reader.responses.on_idle());
+            }
+        })
     }
 
-    fn take_values(&mut self) -> Result<(), LossReason> {
-        let count = self.connection.socket.read(self.frames.spare())?;
-        self.frames.filled(count);
-        let read_at = Instant::now();
-        while let Some(value) = self.frames.next()? {
-            take(&self.connection, &mut self.subscriptions, value, read_at)?;
+    /// Takes every value that is complete after a read.
+    fn read_once(&mut self, frames: &mut Frames, is_ready: bool) -> Result<(), LossReason> {
+        let spare = frames.spare();
+        let room = spare.len();
+        let count = if is_ready { self.connection.socket.read(spare)? } else { 0 };
+        // What had arrived when the read before this one returned, is read.
+        let read_before = std::mem::replace(&mut self.read_at, Instant::now());
+        frames.filled(count);
+        while let Some(value) = frames.next()? {
+            self.take(value)?;
+        }
+        // A read that does not fill the buffer has emptied the socket. A node that fills each read never lets
+        // it run empty; its requests must time out all the same.
+        if count < room {
+            self.queue.unread = 0;
+            self.read_until(read_before);
+            return Ok(());
+        }
+        self.queue.unread = self.queue.unread.saturating_sub(count as u64);
+        if self.queue.unread == 0 {
+            self.read_until(self.queue.at);
+            self.queue = Queue { at: Instant::now(), unread: self.connection.socket.unread() };
         }
         Ok(())
     }
+
+    fn take(&mut self, value: &[u8]) -> Result<(), LossReason> {
+        self.last_frame = self.read_at;
+        let Some(message) = Incoming::read(value)? else { return Ok(()) };
+        if let Some(note) = &message.params {
+            self.responses.on_notification(note, self.read_at);
+            return Ok(());
+        }
+        let Some(id) = message.id() else { return Ok(()) };
+        let handle = |(request, sent)| self.responses.on_response(request, sent, &message);
+        if !self.connection.handle(id, handle) && id != PING_ID {
+            self.responses.on_late();
+        }
+        self.connection.ended.reason().map_or(Ok(()), Err)
+    }
+
+    /// Everything that had arrived by this time is processed.
+    fn read_until(&mut self, until: Instant) {
+        if until < self.look_at {
+            return;
+        }
+        self.look_at = until + self.grain;
+        for request in self.connection.take_expired(self.timeout, until) {
+            self.responses.on_timeout(request);
+        }
+        self.supervise(until);
+        // What the socket had no room for.
+        self.connection.flush();
+    }
+
+    /// Pings a connection that is silent, and ends one that does not send a complete value after that. Single bytes do
+    /// not count: after a truncated response, everything that follows is read as a part of it.
+    fn supervise(&mut self, until: Instant) {
+        let Self { connection, limits, last_frame, .. } = self;
+        match &mut self.pinged {
+            Some((pinged, patience)) if *last_frame < *pinged => {
+                // The list of the pool may have ended since.
+                *patience = self.listings.patience(limits).max(*patience);
+                if until >= *pinged + limits.ping_timeout + *patience {
+                    connection.end(LossReason::Unresponsive(until - *pinged));
+                }
+            }
+            pinged => {
+                let is_silent = until >= *last_frame + limits.ping_interval;
+                *pinged = is_silent.then(|| (Instant::now(), Duration::ZERO));
+                if is_silent {
+                    connection.ping();
+                }
+            }
+        }
+    }
 }
 
-impl Drop for SocketReader {
+impl<R, P> Drop for Reader<R, P> {
     fn drop(&mut self) {
-        // Also after a panic. The first reason stands.
+        // Also after a panic: who waits for responses must learn of the end. The first reason stands.
         self.connection.end(LossReason::Closed);
     }
-}
-
-fn take(
-    connection: &Connection,
-    subscriptions: &mut Subscriptions,
-    value: &[u8],
-    read_at: Instant,
-) -> Result<(), LossReason> {
-    connection.framed(read_at);
-    let Some(incoming) = Incoming::read(value)? else { return Ok(()) };
-    if let Some(note) = &incoming.params {
-        let id = note.subscription.get();
-        if let Some((_, listener)) = subscriptions.iter_mut().find(|(of, _)| **of == *id) {
-            listener.on_notification(note.result.get(), read_at);
-        }
-        return Ok(());
-    }
-    let Some(call) = incoming.id().and_then(|id| connection.take_call(id)) else {
-        return Ok(());
-    };
-    let response = match (incoming.error(), incoming.result) {
-        (Some(error), _) => Err(error),
-        (None, Some(result)) => Ok(result.to_owned()),
-        (None, None) => {
-            let message = "neither a result nor an error".to_owned();
-            Err(CallError::Rpc { code: 0, message })
-        }
-    };
-    if let (Ok(id), Some(listener)) = (&response, call.listener) {
-        let id = Box::from(id.get());
-        if subscriptions.iter().any(|(of, _)| *of == id) {
-            return Err(LossReason::Garbage("one id for two subscriptions".to_owned()));
-        }
-        subscriptions.push((id, listener));
-    }
-    // The caller may have stopped waiting.
-    let _ = call.reply.send(response);
-    Ok(())
 }

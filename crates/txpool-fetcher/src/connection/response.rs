@@ -8,13 +8,6 @@ use serde_json::value::RawValue;
 use super::clip;
 use crate::error::{CallError, LossReason};
 
-/// A response with an id that is a number.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Response<'a> {
-    pub(crate) id: u64,
-    pub(crate) payload: Payload<'a>,
-}
-
 /// The content of a response: a string without its quotes and escapes, `0x` for `null`. `None`: neither that nor an
 /// error that can be read.
 pub(crate) type Payload<'a> = Result<Option<Cow<'a, str>>, CallError>;
@@ -22,33 +15,14 @@ pub(crate) type Payload<'a> = Result<Option<Cow<'a, str>>, CallError>;
 /// The code for a limit that was exceeded, by EIP-1474.
 const LIMIT_EXCEEDED: i64 = -32005;
 
-impl<'a> Response<'a> {
-    /// Reads a complete value. Never panics, whatever the bytes. `None`: valid JSON without an id that is a number, such
-    /// as a notification, a batch, an error about a request that the node could not read.
-    pub(crate) fn read(value: &'a [u8]) -> Result<Option<Self>, LossReason> {
-        let Some(incoming) = Incoming::read(value)? else { return Ok(None) };
-        let Some(id) = incoming.id() else { return Ok(None) };
-        let payload = match (incoming.error(), incoming.result.map(RawValue::get)) {
-            (Some(error), _) => Err(error),
-            // geth's form of it.
-            (None, Some("null")) => Ok(Some("0x".into())),
-            (None, result) => {
-                let text = result.and_then(|result| serde_json::from_str(result).ok());
-                Ok(text.map(|Text(text)| text))
-            }
-        };
-        Ok(Some(Self { id, payload }))
-    }
-}
-
 /// A message of any form: a response, or a notification.
 #[derive(Deserialize)]
-pub(super) struct Incoming<'a> {
+pub(crate) struct Incoming<'a> {
     #[serde(borrow, default)]
     id: Option<&'a RawValue>,
     // `null` is a result; an absent field is not.
     #[serde(borrow, default, deserialize_with = "present")]
-    pub(super) result: Option<&'a RawValue>,
+    result: Option<&'a RawValue>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -57,7 +31,7 @@ pub(super) struct Incoming<'a> {
 
 /// The content of a notification.
 #[derive(Deserialize)]
-pub(super) struct Notification<'a> {
+pub(crate) struct Notification<'a> {
     /// The id of the subscription, as it is written.
     #[serde(borrow)]
     pub(super) subscription: &'a RawValue,
@@ -82,11 +56,37 @@ impl<'a> Incoming<'a> {
         }
     }
 
+    /// `None` without an id that is a number: a notification, an error about a request that the node could not read.
     pub(super) fn id(&self) -> Option<u64> {
         self.id.and_then(|id| id.get().parse().ok())
     }
 
-    pub(super) fn error(&self) -> Option<CallError> {
+    /// The content of a response to a request for a transaction.
+    pub(crate) fn text(&self) -> Payload<'a> {
+        match (self.error(), self.result.map(RawValue::get)) {
+            (Some(error), _) => Err(error),
+            // geth's form of it.
+            (None, Some("null")) => Ok(Some("0x".into())),
+            (None, result) => {
+                let text = result.and_then(|result| serde_json::from_str(result).ok());
+                Ok(text.map(|Text(text)| text))
+            }
+        }
+    }
+
+    /// The content of any response.
+    pub(super) fn value(&self) -> Result<Box<RawValue>, CallError> {
+        match (self.error(), self.result) {
+            (Some(error), _) => Err(error),
+            (None, Some(result)) => Ok(result.to_owned()),
+            (None, None) => {
+                let message = "neither a result nor an error".to_owned();
+                Err(CallError::Rpc { code: 0, message })
+            }
+        }
+    }
+
+    fn error(&self) -> Option<CallError> {
         let (code, message) = read_error(self.error?.get());
         Some(CallError::Rpc { code, message })
     }
@@ -143,14 +143,15 @@ mod tests {
     }
 
     fn ours(value: &[u8]) -> Result<Option<(u64, String)>, LossReason> {
-        let Some(response) = Response::read(value)? else { return Ok(None) };
-        let says = match response.payload {
+        let Some(message) = Incoming::read(value)? else { return Ok(None) };
+        let Some(id) = message.id() else { return Ok(None) };
+        let says = match message.text() {
             Ok(Some(text)) => format!("text {text}"),
             Ok(None) => "other".to_owned(),
             Err(CallError::Rpc { code, message }) => format!("error {code} {message}"),
             Err(other) => other.to_string(),
         };
-        Ok(Some((response.id, says)))
+        Ok(Some((id, says)))
     }
 
     proptest! {

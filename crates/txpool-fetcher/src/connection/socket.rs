@@ -10,7 +10,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    io::retry_on_intr,
+    io::{Errno, retry_on_intr},
     net::SendFlags,
 };
 
@@ -36,32 +36,26 @@ impl BlockingSocket {
     /// `ended` says why the socket is closed, where that is known.
     pub(crate) fn new(stream: UnixStream, ended: Arc<OnceLock<LossReason>>) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
+        stream.set_read_timeout(Some(Duration::from_millis(100)))?;
         Ok(Self { stream, ended })
     }
 
-    /// Waits until there is something to read; false if there is nothing within `limit`.
+    /// Waits until one of these has something to read, at most `limit`, and returns which have.
     ///
     /// On Linux a blocking `read` is woken twice for each request: a Unix socket also wakes its
     /// readers when the peer has read what was sent (`unix_write_space`), and only `poll`
-    /// distinguishes the two.
-    pub(crate) fn wait_readable(&self, limit: Duration) -> Result<bool, LossReason> {
+    /// distinguishes the two. Where little is sent, a read alone costs one system call less.
+    pub(crate) fn wait<const N: usize>(sockets: [&Self; N], limit: Duration) -> [bool; N] {
         let limit = Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos().into() };
-        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
-        let ready = retry_on_intr(|| poll(&mut polled, Some(&limit)));
-        Ok(ready.map_err(|error| LossReason::from_io(&error.into()))? > 0)
-    }
-
-    /// Waits until one of these has something to read, and returns which have.
-    pub(crate) fn wait_both(sockets: [&Self; 2]) -> [bool; 2] {
         let mut polled = sockets.map(|socket| PollFd::new(&socket.stream, PollFlags::IN));
-        match retry_on_intr(|| poll(&mut polled, None)) {
+        match retry_on_intr(|| poll(&mut polled, Some(&limit))) {
             Ok(_) => polled.map(|socket| !socket.revents().is_empty()),
             // The error is one of a socket's, and its read says which.
-            Err(_) => [true; 2],
+            Err(_) => [true; N],
         }
     }
 
-    /// Waits for bytes, at least one.
+    /// Reads what there is. Waits for it for at most 100 ms: 0 if nothing comes.
     ///
     /// # Errors
     /// Why the connection has ended.
@@ -69,6 +63,7 @@ impl BlockingSocket {
         match retry_on_intr(|| rustix::io::read(&self.stream, &mut *buffer)) {
             Ok(0) => Err(self.ended.get().cloned().unwrap_or(LossReason::Closed)),
             Ok(count) => Ok(count),
+            Err(Errno::AGAIN) => Ok(0),
             Err(error) => Err(LossReason::from_io(&error.into())),
         }
     }

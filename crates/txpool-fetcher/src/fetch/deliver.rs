@@ -2,7 +2,7 @@
 
 use std::{
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Instant, SystemTime},
 };
 
 use alloy_consensus::{Transaction as _, transaction::Recovered};
@@ -12,11 +12,10 @@ use load_control::WorkPermit;
 
 use super::{Arrival, Fetch, FetchRequest, FetchTask, Seen, Slot, Ticket};
 use crate::{
-    connection::{ChainId, Listings, Payload},
+    connection::{ChainId, Incoming, Responses},
     decode::{Malformed, RawTransaction, read_hex, verify_blob_proofs},
     error::CallError,
     outcome::Outcome,
-    request::Responses,
     sink::{Delivery, FetchedTransaction, SinkCaller, TransactionSink},
     sync::contain,
 };
@@ -131,24 +130,22 @@ pub(crate) struct ResponseReader<S: TransactionSink> {
     /// Slots of finished fetches.
     released: Vec<Slot>,
     release_at: usize,
-    listings: Arc<Listings>,
 }
 
 impl<S: TransactionSink> ResponseReader<S> {
-    pub(crate) fn new(deliverer: &Arc<Deliverer<S>>, listings: &Arc<Listings>) -> Self {
+    pub(crate) fn new(deliverer: &Arc<Deliverer<S>>) -> Self {
         let slots = deliverer.fetch.settings.config.fetch_slots;
         Self {
             released: Vec::with_capacity(RELEASED_TOGETHER),
             release_at: RELEASED_TOGETHER.min(slots.div_ceil(4)),
-            listings: Arc::clone(listings),
             deliverer: Arc::clone(deliverer),
         }
     }
 }
 
 impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
-    fn on_response(&mut self, request: FetchRequest, sent: Instant, payload: Payload<'_>) {
-        let text = match payload {
+    fn on_response(&mut self, request: FetchRequest, sent: Instant, response: &Incoming<'_>) {
+        let text = match response.text() {
             Err(error) => return self.deliverer.fetch.failed(request, error),
             Ok(text) => text,
         };
@@ -178,9 +175,5 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
 
     fn on_idle(&mut self) {
         self.released.clear();
-    }
-
-    fn patience(&self) -> Duration {
-        self.listings.patience(&self.deliverer.fetch.settings.limits)
     }
 }

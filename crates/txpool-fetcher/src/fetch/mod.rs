@@ -41,6 +41,7 @@ use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};
 use alloy_primitives::B256;
 
 use crate::{
+    connection::Listings,
     metrics::Metrics,
     outcome::Entry,
     request::{RequestConnections, Requests},
@@ -56,6 +57,8 @@ pub(crate) struct Fetch {
     pub(crate) slots: Slots,
     /// How many requests may be in flight at each source.
     pub(crate) limits: Box<[Arc<NodeLimit>]>,
+    /// Of each source's pool.
+    pub(crate) listings: Box<[Arc<Listings>]>,
     pub(crate) deferral: Deferral,
     /// How many requests are sent over connections of their own at once.
     pub(crate) alone: Semaphore,
@@ -293,7 +296,9 @@ impl Fetch {
         let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.arrival.is_deferrable());
         let request = self.request_of(task, source, permit);
         let submitted = match &*requests {
-            Requests::Node(set) => set.least_busy(deferrable).submit(&hash, request),
+            Requests::Node(set) => {
+                set.least_busy(deferrable).submit_fetch(&hash, request).map(|_| ())
+            }
             Requests::InProcess(queues) => queues.submit(request, deferrable),
         };
         submitted.map_err(|request| {

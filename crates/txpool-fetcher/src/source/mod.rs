@@ -10,7 +10,6 @@
 //! | status | the source's shell, `status()` | to write or clone the status |
 
 pub(crate) mod machine;
-mod ping;
 mod status;
 
 use std::{
@@ -19,6 +18,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use alloy_primitives::U64;
 use chain_view::Head;
 use futures::{FutureExt as _, future::BoxFuture};
 use tokio::{
@@ -27,25 +27,22 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, sleep_until},
 };
 
+use self::machine::{Action, Event, Machine, Role};
 pub(crate) use self::status::{AUDITS_WAITING, Changes, Inbox, SourceShared};
 pub use self::{machine::SourceState, status::SourceStatus};
-use self::{
-    machine::{Action, Event, Machine, Role},
-    ping::ping,
-};
 use crate::{
-    announce,
-    audit::{AuditMode, AuditReport, AuditState, Comparison},
+    announce::{self, Backlog},
+    audit::{AuditMode, AuditReport, Comparison},
     chain::{self, Chain, Follower},
     config::Announcements,
-    connection::{Connection, Open, Subscription, dial},
+    connection::{self, Calls, Subscription, dial},
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
     gap::{GapReason, Report},
     in_process,
-    limits::MAX_HEAD_AGE,
+    limits::{Limits, MAX_HEAD_AGE},
     metrics,
-    request::{self, RequestSet, Requests},
+    request::{Opener, RequestSet, Requests},
     sink::TransactionSink,
     sync::lock,
 };
@@ -230,9 +227,7 @@ impl<S: TransactionSink> Source<S> {
                 self.spawn(read);
                 let ended = Arc::clone(&subscription.ended);
                 self.watch_end(Role::Subscription, async move { ended.wait().await });
-                let connections = &subscription.connections;
-                connections.iter().for_each(|opened| self.ping(Role::Subscription, opened));
-                self.shared.announces(match connections.len() {
+                self.shared.announces(match subscription.connections.len() {
                     2 => Announcements::Full,
                     _ => Announcements::Hashes,
                 });
@@ -246,7 +241,11 @@ impl<S: TransactionSink> Source<S> {
                 self.sync = Sync { head: sync.head.or(self.sync.head), ..sync };
                 self.parts.fetch.connections.set(self.index, Some(Arc::clone(&requests)));
                 if let Requests::Node(set) = &*requests {
-                    self.ping(Role::Request, &set.calls);
+                    let (calls, shared) = (Arc::clone(&set.calls), Arc::clone(&self.shared));
+                    let fetch = Arc::clone(&self.parts.fetch);
+                    self.spawn(async move {
+                        report_sync(&calls, &fetch.settings.limits, &shared.backlog).await;
+                    });
                 }
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
                 self.watch_end(Role::Request, async move {
@@ -404,7 +403,7 @@ impl<S: TransactionSink> Source<S> {
                         Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default())
                     }
                     (Role::Request, None) => {
-                        let opened = open_requests(&parts, &shared.audits, index, known);
+                        let opened = open_requests(&parts, index, known);
                         let (set, sync) = opened.await?;
                         Message::RequestsUp(Requests::Node(set).into(), sync)
                     }
@@ -417,17 +416,6 @@ impl<S: TransactionSink> Source<S> {
     /// Starts the task that waits for an end.
     fn watch_end(&mut self, role: Role, ended: impl Future<Output = LossReason> + Send + 'static) {
         self.tasks.spawn(async move { Some(Message::Lost(role, ended.await)) });
-    }
-
-    fn ping(&mut self, role: Role, connection: &Arc<Open<Connection>>) {
-        let (connection, shared) = (Arc::clone(connection), Arc::clone(&self.shared));
-        let fetch = Arc::clone(&self.parts.fetch);
-        self.spawn(async move {
-            tokio::select! {
-                _ = connection.ended.wait() => {}
-                () = ping(role, &connection, &fetch.settings.limits, &shared) => {}
-            }
-        });
     }
 
     fn comparison(&self, reason: GapReason, mode: AuditMode, deferrable: bool) -> Comparison {
@@ -487,27 +475,50 @@ impl<S: TransactionSink> Source<S> {
 /// Opens the request connections of a node, and finds out how far it is.
 async fn open_requests<S: TransactionSink>(
     parts: &Parts<S>,
-    audits: &AuditState,
     index: usize,
     known: bool,
 ) -> Result<(RequestSet<FetchRequest>, Sync), ConnectError> {
     let Parts { fetch, deliverer, .. } = parts;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
+    let patience = (&settings.limits, &fetch.listings[index]);
     let thread = ("mempool-calls", &*fetch.tasks);
-    let [(calls, node)] = dial(endpoint, &settings.limits, known, thread).await?;
+    let [(calls, node)] = dial(endpoint, patience, known, thread).await?;
     deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
     let limit = settings.limits.ping_timeout;
     let says_syncing = chain::says_syncing(&calls, limit).await;
     // Else its head cannot make it count as syncing.
     let needs_head = says_syncing || settings.config.sources.len() > 1;
     let head = if needs_head { chain::head_of(&calls, limit).await } else { None };
-    let sync = Sync { says_syncing, head };
-    let reader = {
-        let (deliverer, listings) = (Arc::clone(deliverer), Arc::clone(&audits.listings));
-        move || ResponseReader::new(&deliverer, &listings)
-    };
-    Ok((request::open(settings, endpoint, calls, &fetch.tasks, reader).await?, sync))
+    let deliverer = Arc::clone(deliverer);
+    let opener: Opener<_> = Box::new(move || {
+        let deliverer = Arc::clone(&deliverer);
+        let opened = async move {
+            let Fetch { settings, listings, tasks, .. } = &*deliverer.fetch;
+            let patience = (&settings.limits, &listings[index]);
+            let responses = ResponseReader::new(&deliverer);
+            connection::open(&settings.config.sources[index], patience, responses, tasks).await
+        };
+        opened.boxed()
+    });
+    let set = RequestSet::open(calls, opener, settings).await?;
+    Ok((set, Sync { says_syncing, head }))
+}
+
+/// Asks a node at regular intervals how far it is, until the connection is lost.
+async fn report_sync(calls: &Calls, limits: &Limits, backlog: &Backlog) {
+    loop {
+        tokio::select! {
+            // The order is irrelevant: the end is seen after the next interval too.
+            _ = calls.ended.wait() => return,
+            () = sleep(limits.ping_interval) => {}
+        }
+        if let Ok(number) = calls.call("eth_blockNumber", (), limits.ping_timeout).await {
+            let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
+            let says_syncing = chain::says_syncing(calls, limits.ping_timeout).await;
+            backlog.report(Report::Pinged { block, says_syncing }).await;
+        }
+    }
 }
 
 impl<S> Drop for Source<S> {

@@ -1,7 +1,13 @@
-//! A connection that only requests transactions. Whoever submits a request never waits.
+//! The client: requests in flight, and what is still to be sent. Whoever sends a request never waits.
+
+// Answers from outside are matched here: none of them may cause a panic.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 use std::{
-    io::{self, ErrorKind, Write as _},
+    fmt::Write as _,
+    io::ErrorKind,
+    ops::Deref,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -9,18 +15,22 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, map::HashMap};
+use alloy_primitives::{
+    B256,
+    bytes::{Buf as _, BytesMut},
+    map::HashMap,
+};
 use tokio::{sync::Notify, time::sleep};
 
-use super::reader::{Reader, Responses};
+use super::{BlockingSocket, End};
 use crate::{
     config::MAX_FETCH_SLOTS,
-    connection::{BlockingSocket, End, Ends},
     error::{CallError, LossReason},
-    limits::Limits,
     sync::lock,
-    tasks::Tasks,
 };
+
+/// The only method that is called for each transaction.
+pub(super) const RAW_TRANSACTION: &str = "eth_getRawTransactionByHash";
 
 /// The id of pings, which are in no [`InFlight`]. Every other id is used once, so a late response finds nothing.
 pub(super) const PING_ID: u64 = 0;
@@ -30,43 +40,57 @@ pub(super) const PING_ID: u64 = 0;
 /// that the node has not read.
 const OUTBOX_BYTES: usize = 2 * MAX_FETCH_SLOTS * 150;
 
-/// A connection with its requests in flight. `T` is kept with each request.
-pub(crate) struct RequestConnection<T> {
-    requests: Mutex<InFlight<T>>,
+/// A connection to a node with its requests in flight; `R` is kept with each. Its reader holds it too: see [`Open`].
+pub(crate) struct Connection<R> {
+    requests: Mutex<InFlight<R>>,
     /// Their number, with that of the response that is being processed, so that connections can be compared without
     /// their locks.
     in_flight: AtomicUsize,
     pub(super) socket: BlockingSocket,
-    outbox: Mutex<Outbox>,
+    /// Formatted requests that were not sent yet.
+    outbox: Mutex<BytesMut>,
     /// Notified of each response to a ping.
     ponged: Notify,
-    pub(super) ended: End,
+    pub(crate) ended: Arc<End>,
 }
 
-impl<T: Send + 'static> RequestConnection<T> {
-    /// Starts the thread that reads the socket.
-    pub(super) fn open(
-        socket: BlockingSocket,
-        responses: impl Responses<T>,
-        limits: &Limits,
-        tasks: &Tasks,
-    ) -> io::Result<Arc<Self>> {
-        let connection = Arc::new(Self {
+impl<R> Connection<R> {
+    pub(super) fn new(socket: BlockingSocket) -> Arc<Self> {
+        Arc::new(Self {
             requests: Mutex::new(InFlight::new()),
             in_flight: AtomicUsize::new(0),
             socket,
             outbox: Mutex::default(),
             ponged: Notify::new(),
-            ended: End::new(),
-        });
-        Reader::spawn(&connection, responses, limits, tasks)?;
-        Ok(connection)
+            ended: End::new().into(),
+        })
     }
 
-    /// Adds a request and formats it. The next [`Self::flush`] writes it, so that many are sent
-    /// together. Returned when the connection has ended. A request that finds no room in the outbox times out like one that the node does
-    /// not answer.
-    pub(crate) fn submit(&self, hash: &B256, request: T) -> Result<(), T> {
+    /// Adds the request for a transaction, as [`Self::submit`] does.
+    #[expect(
+        clippy::expect_used,
+        clippy::indexing_slicing,
+        reason = "positions in bytes of our own"
+    )]
+    pub(crate) fn submit_fetch(&self, hash: &B256, request: R) -> Result<u64, R> {
+        self.submit(RAW_TRANSACTION, request, |bytes| {
+            bytes.extend_from_slice(b"[\"0x");
+            let hex = bytes.len();
+            bytes.resize(hex.saturating_add(64), 0);
+            const_hex::encode_to_slice(hash, &mut bytes[hex..]).expect("32 bytes are 64 digits");
+            bytes.extend_from_slice(b"\"]");
+        })
+    }
+
+    /// Adds a request and formats it, and returns its id. The next [`Self::flush`] writes it, so that many are sent
+    /// together. Returned when the connection has ended. A request that finds no room in the outbox times out like one
+    /// that the node does not answer.
+    pub(super) fn submit(
+        &self,
+        method: &str,
+        request: R,
+        params: impl FnOnce(&mut BytesMut),
+    ) -> Result<u64, R> {
         let id = {
             // Counted under the lock, so that it is not removed before.
             let mut requests = lock(&self.requests);
@@ -74,16 +98,38 @@ impl<T: Send + 'static> RequestConnection<T> {
             self.in_flight.fetch_add(1, Relaxed);
             id
         };
-        if !lock(&self.outbox).push(id, hash) {
-            tracing::debug!(%hash, "the node does not read its requests");
+        self.format(id, method, params);
+        Ok(id)
+    }
+
+    /// Appends `{"jsonrpc":"2.0","method":"…","params":…,"id":…}` to what is to be sent, if there is room. Nodes need no
+    /// separator between two requests.
+    #[expect(clippy::expect_used, reason = "bytes of our own")]
+    fn format(&self, id: u64, method: &str, params: impl FnOnce(&mut BytesMut)) {
+        let mut outbox = lock(&self.outbox);
+        if outbox.len() >= OUTBOX_BYTES {
+            drop(outbox);
+            return tracing::debug!(method, "the node does not read its requests");
         }
-        Ok(())
+        outbox.extend_from_slice(br#"{"jsonrpc":"2.0","method":""#);
+        outbox.extend_from_slice(method.as_bytes());
+        outbox.extend_from_slice(br#"","params":"#);
+        params(&mut outbox);
+        write!(outbox, r#","id":{id}}}"#).expect("a buffer takes every write");
     }
 
     /// Writes the formatted requests, as far as the socket has room now. The rest is written with the next request, or
     /// when the thread that reads the connection looks for late ones: at most 100 ms after the node has made room.
     pub(crate) fn flush(&self) {
-        lock(&self.outbox).send(&self.socket);
+        let mut outbox = lock(&self.outbox);
+        while !outbox.is_empty() {
+            match self.socket.send(&outbox) {
+                Ok(count) => outbox.advance(count),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                // The connection has ended; its reader finds out why, and nothing is sent any more.
+                Err(_) => outbox.clear(),
+            }
+        }
     }
 
     /// Requests without a response, including the one whose response is being processed.
@@ -92,15 +138,15 @@ impl<T: Send + 'static> RequestConnection<T> {
     }
 
     /// Removes the requests that were sent `timeout` before `until` or earlier.
-    pub(super) fn take_expired(&self, timeout: Duration, until: Instant) -> Vec<T> {
+    pub(super) fn take_expired(&self, timeout: Duration, until: Instant) -> Vec<R> {
         let expired = lock(&self.requests).take_expired(timeout, until);
         self.in_flight.fetch_sub(expired.len(), Relaxed);
         expired
     }
 
+    /// If the outbox has no room for it, the silence is detected without a ping.
     pub(super) fn ping(&self) {
-        // If the outbox has no room for it, the silence is detected without a ping.
-        let _ = lock(&self.outbox).push_ping();
+        self.format(PING_ID, "eth_blockNumber", |bytes| bytes.extend_from_slice(b"[]"));
         self.flush();
     }
 
@@ -109,7 +155,7 @@ impl<T: Send + 'static> RequestConnection<T> {
     ///
     /// # Errors
     /// It has ended, or there was no response within `limit`.
-    pub(super) async fn greet(&self, limit: Duration) -> Result<(), CallError> {
+    pub(crate) async fn greet(&self, limit: Duration) -> Result<(), CallError> {
         self.ping();
         tokio::select! {
             // A response that has come counts.
@@ -121,15 +167,20 @@ impl<T: Send + 'static> RequestConnection<T> {
     }
 
     /// Removes all requests, the oldest first; no more are accepted.
-    pub(crate) fn take_all(&self) -> Vec<T> {
+    pub(crate) fn take_all(&self) -> Vec<R> {
         let all = lock(&self.requests).close();
         self.in_flight.fetch_sub(all.len(), Relaxed);
         all
     }
 
+    /// Removes a request that nobody waits for any more.
+    pub(super) fn forget(&self, id: u64) {
+        self.handle(id, drop);
+    }
+
     /// Removes the request with this id, which has its response, and calls `handle` with it and when it was sent.
     /// False if there is none.
-    pub(super) fn handle(&self, id: u64, handle: impl FnOnce((T, Instant))) -> bool {
+    pub(super) fn handle(&self, id: u64, handle: impl FnOnce((R, Instant))) -> bool {
         let found = lock(&self.requests).requests.remove(&id);
         if id == PING_ID {
             // An error is an answer too.
@@ -140,32 +191,48 @@ impl<T: Send + 'static> RequestConnection<T> {
         self.in_flight.fetch_sub(1, Relaxed);
         true
     }
-}
 
-impl<T> Ends for RequestConnection<T> {
-    /// Its thread wakes up and ends.
-    fn end(&self, reason: LossReason) {
+    /// Ends the connection; the first reason stands. Its reader wakes up and ends.
+    pub(crate) fn end(&self, reason: LossReason) {
         self.ended.set(reason);
         self.socket.end();
     }
 }
 
+/// A connection that ends when this is dropped. Its reader holds the connection too, and would otherwise wait for what
+/// comes for ever.
+pub(crate) struct Open<R>(pub(crate) Arc<Connection<R>>);
+
+impl<R> Deref for Open<R> {
+    type Target = Connection<R>;
+
+    fn deref(&self) -> &Connection<R> {
+        &self.0
+    }
+}
+
+impl<R> Drop for Open<R> {
+    fn drop(&mut self) {
+        self.0.end(LossReason::Closed);
+    }
+}
+
 /// The requests by id, which ascend, with the time at which each was sent. Each holds a fetch slot, which
 /// bounds their number.
-struct InFlight<T> {
-    requests: HashMap<u64, (T, Instant)>,
+struct InFlight<R> {
+    requests: HashMap<u64, (R, Instant)>,
     last_id: u64,
     is_closed: bool,
 }
 
-impl<T> InFlight<T> {
+impl<R> InFlight<R> {
     fn new() -> Self {
         Self { requests: HashMap::default(), last_id: PING_ID, is_closed: false }
     }
 
     /// Inserts a request that is sent now, and returns its id; returns the request when the connection has
     /// ended.
-    fn insert(&mut self, request: T) -> Result<u64, T> {
+    fn insert(&mut self, request: R) -> Result<u64, R> {
         if self.is_closed {
             return Err(request);
         }
@@ -175,7 +242,7 @@ impl<T> InFlight<T> {
     }
 
     /// Removes the requests that were sent `timeout` before `until` or earlier, the oldest first.
-    fn take_expired(&mut self, timeout: Duration, until: Instant) -> Vec<T> {
+    fn take_expired(&mut self, timeout: Duration, until: Instant) -> Vec<R> {
         let Some(due) = until.checked_sub(timeout) else { return Vec::new() };
         let expired = self.requests.iter().filter(|(_, (_, sent))| *sent <= due);
         let mut ids: Vec<u64> = expired.map(|(id, _)| *id).collect();
@@ -184,83 +251,9 @@ impl<T> InFlight<T> {
     }
 
     /// Removes all requests, the oldest first, and accepts no more.
-    fn close(&mut self) -> Vec<T> {
+    fn close(&mut self) -> Vec<R> {
         self.is_closed = true;
         self.take_expired(Duration::ZERO, Instant::now())
-    }
-}
-
-/// Formatted requests that were not sent yet.
-#[derive(Debug, Default)]
-struct Outbox {
-    bytes: Vec<u8>,
-    sent: usize,
-}
-
-#[expect(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "positions in bytes of our own"
-)]
-impl Outbox {
-    /// Appends the request for a transaction,
-    /// `{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x…"],"id":…}`. False when there is no room.
-    /// Nodes need no separator between two requests.
-    fn push(&mut self, id: u64, hash: &B256) -> bool {
-        self.append(|bytes| {
-            bytes.extend_from_slice(
-                br#"{"jsonrpc":"2.0","method":"eth_getRawTransactionByHash","params":["0x"#,
-            );
-            let hex = bytes.len();
-            bytes.resize(hex + 64, 0);
-            const_hex::encode_to_slice(hash, &mut bytes[hex..]).expect("32 bytes are 64 digits");
-            write!(bytes, r#""],"id":{}}}"#, id).expect("a vector takes every write");
-        })
-    }
-
-    fn push_ping(&mut self) -> bool {
-        let (id, method) = (PING_ID, "eth_blockNumber");
-        self.append(|bytes| {
-            write!(bytes, r#"{{"jsonrpc":"2.0","method":"{method}","params":[],"id":{id}}}"#)
-                .expect("a vector takes every write");
-        })
-    }
-
-    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> bool {
-        if self.unsent().len() >= OUTBOX_BYTES {
-            return false;
-        }
-        if self.sent > OUTBOX_BYTES {
-            self.bytes.drain(..self.sent);
-            self.sent = 0;
-        }
-        write(&mut self.bytes);
-        true
-    }
-
-    /// Sends as much as the socket has room for.
-    fn send(&mut self, socket: &BlockingSocket) {
-        while !self.unsent().is_empty() {
-            match socket.send(self.unsent()) {
-                Ok(count) => self.advance(count),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The connection has ended; its reader finds out why, and nothing is sent any more.
-                Err(_) => self.advance(self.unsent().len()),
-            }
-        }
-    }
-
-    fn unsent(&self) -> &[u8] {
-        &self.bytes[self.sent..]
-    }
-
-    fn advance(&mut self, count: usize) {
-        self.sent += count;
-        if self.sent == self.bytes.len() {
-            self.bytes.clear();
-            self.sent = 0;
-        }
     }
 }
 
@@ -268,6 +261,7 @@ impl Outbox {
 mod tests {
     use super::*;
     use serde_json::{Value, json};
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn each_request_leaves_once_by_its_id_or_its_age_and_none_enters_after_the_end() {
@@ -289,37 +283,52 @@ mod tests {
         assert!(matches!(in_flight.insert(0), Err(0)));
     }
 
+    /// To a node that does not read.
+    fn connection() -> (Arc<Connection<u64>>, UnixStream) {
+        let (ours, node) = UnixStream::pair().unwrap();
+        (Connection::new(BlockingSocket::new(ours, Arc::default()).unwrap()), node)
+    }
+
     #[test]
     fn a_request_is_the_json_that_a_node_expects() {
         let hash = B256::repeat_byte(0xab);
-        let mut outbox = Outbox::default();
-        assert!(outbox.push(70_000, &hash) && outbox.push_ping());
-        let mut values = serde_json::Deserializer::from_slice(outbox.unsent()).into_iter::<Value>();
+        let (connection, node) = connection();
+        let id = connection.submit_fetch(&hash, 1).unwrap();
+        connection.ping();
+        let mut values = serde_json::Deserializer::from_reader(node).into_iter::<Value>();
         let request = values.next().unwrap().unwrap();
         assert_eq!(
             request,
             json!({
-                "jsonrpc": "2.0", "id": 70_000, "method": "eth_getRawTransactionByHash",
+                "jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash",
                 "params": [hash],
             })
         );
-        assert_eq!(values.next().unwrap().unwrap()["method"], "eth_blockNumber");
+        let ping = values.next().unwrap().unwrap();
+        assert_eq!(
+            ping,
+            json!({ "jsonrpc": "2.0", "id": PING_ID, "method": "eth_blockNumber", "params": [] })
+        );
+        connection.end(LossReason::Closed);
         assert!(values.next().is_none());
     }
 
     #[test]
     fn what_a_node_does_not_read_is_bounded_and_what_it_reads_makes_room() {
-        let mut outbox = Outbox::default();
-        let id = 70_000;
-        while outbox.push(id, &B256::ZERO) {}
-        assert!(outbox.bytes.len() < OUTBOX_BYTES + 200 && !outbox.push_ping());
-        for _ in 0..10_000 {
-            outbox.advance(150);
-            outbox.push(id, &B256::ZERO);
-            assert!(outbox.bytes.len() < 3 * OUTBOX_BYTES);
+        let (connection, _node) = connection();
+        let fill = || {
+            for n in 0..OUTBOX_BYTES as u64 / 100 {
+                connection.submit_fetch(&B256::ZERO, n).unwrap();
+            }
+            assert!(lock(&connection.outbox).len() < OUTBOX_BYTES + 200);
+        };
+        for _ in 0..100 {
+            fill();
+            lock(&connection.outbox).advance(OUTBOX_BYTES / 2);
         }
-        let rest = outbox.unsent().len();
-        outbox.advance(rest);
-        assert!(outbox.unsent().is_empty() && outbox.push(id, &B256::ZERO));
+        assert!(lock(&connection.outbox).capacity() < 3 * OUTBOX_BYTES);
+        lock(&connection.outbox).clear();
+        fill();
+        assert!(lock(&connection.outbox).len() >= OUTBOX_BYTES);
     }
 }

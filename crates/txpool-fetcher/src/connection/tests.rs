@@ -16,12 +16,8 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use super::{
-    Responses,
-    client::{PING_ID, RequestConnection},
-};
+use super::{BlockingSocket, Connection, Incoming, Responses, client::PING_ID, read::Reader};
 use crate::{
-    connection::{BlockingSocket, Ends as _, Payload},
     error::{CallError, LossReason},
     limits::Limits,
     tasks::Tasks,
@@ -40,8 +36,8 @@ struct Notes {
 }
 
 impl Responses<u64> for Notes {
-    fn on_response(&mut self, request: u64, _sent: Instant, payload: Payload<'_>) {
-        let text = match payload {
+    fn on_response(&mut self, request: u64, _sent: Instant, response: &Incoming<'_>) {
+        let text = match response.text() {
             Ok(Some(text)) => text.into_owned(),
             Ok(None) => "other".to_owned(),
             Err(error) => error.to_string(),
@@ -63,7 +59,7 @@ impl Responses<u64> for Notes {
 }
 
 struct Stage {
-    connection: Arc<RequestConnection<u64>>,
+    connection: Arc<Connection<u64>>,
     seen: Receiver<Seen>,
     block: Option<Sender<()>>,
     node: UnixStream,
@@ -74,16 +70,16 @@ fn patient() -> Limits {
     Limits { fetch_timeout: PATIENCE, ping_interval: PATIENCE, ..Limits::default() }
 }
 
-fn open(
-    responses: impl Responses<u64>,
-    limits: &Limits,
-) -> (Arc<RequestConnection<u64>>, UnixStream) {
+fn open(responses: impl Responses<u64>, limits: &Limits) -> (Arc<Connection<u64>>, UnixStream) {
     let (ours, node) = UnixStream::pair().unwrap();
     let socket = BlockingSocket::new(ours, Arc::default()).unwrap();
     // Only its threads are used.
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
     let tasks = Tasks::new(RUNTIME.handle().clone(), CancellationToken::new());
-    (RequestConnection::open(socket, responses, limits, &tasks).unwrap(), node)
+    let connection = Connection::new(socket);
+    let reader = Reader::new(&connection, responses, limits, &Arc::default());
+    Reader::spawn("test", vec![reader], &tasks).unwrap();
+    (connection, node)
 }
 
 fn stage(block_at: u64, limits: &Limits) -> Stage {
@@ -97,7 +93,7 @@ fn stage(block_at: u64, limits: &Limits) -> Stage {
 impl Stage {
     fn ask(&self, number: u64) {
         let hash = B256::left_padding_from(&number.to_be_bytes());
-        self.connection.submit(&hash, number).expect("the connection is open");
+        self.connection.submit_fetch(&hash, number).expect("the connection is open");
         self.connection.flush();
     }
 
@@ -219,7 +215,7 @@ fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
 fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     struct Slow(Sender<()>);
     impl Responses<u64> for Slow {
-        fn on_response(&mut self, _: u64, _: Instant, _: Payload<'_>) {}
+        fn on_response(&mut self, _: u64, _: Instant, _: &Incoming<'_>) {}
         fn on_timeout(&mut self, _: u64) {
             self.0.send(()).unwrap();
         }
@@ -236,7 +232,7 @@ fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     // Small pieces, so that the socket is full again whenever some of them were read.
     let flood = format!(r#"{{"a":"{}"}}"#, "x".repeat(4000)).into_bytes();
     let flooding = thread::spawn(move || while node.write_all(&flood).is_ok() {});
-    connection.submit(&B256::ZERO, 1).expect("the connection is open");
+    connection.submit_fetch(&B256::ZERO, 1).expect("the connection is open");
     times_out.recv_timeout(PATIENCE).expect("the request times out");
     connection.end(LossReason::Closed);
     flooding.join().unwrap();
@@ -251,7 +247,7 @@ async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
         matches!(first.connection.ended.wait().await, LossReason::Garbage(text) if text.starts_with("Too many"))
     );
     assert_eq!(first.connection.take_all(), [7]);
-    assert!(first.connection.submit(&B256::ZERO, 8).is_err(), "nothing comes in behind it");
+    assert!(first.connection.submit_fetch(&B256::ZERO, 8).is_err(), "nothing comes in behind it");
     let second = stage(u64::MAX, &patient());
     second.node.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(second.connection.ended.wait().await, LossReason::Closed);
@@ -261,13 +257,13 @@ async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
 async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
     struct Panics;
     impl Responses<u64> for Panics {
-        fn on_response(&mut self, _: u64, _: Instant, _: Payload<'_>) {
+        fn on_response(&mut self, _: u64, _: Instant, _: &Incoming<'_>) {
             panic!("a test panics here");
         }
         fn on_timeout(&mut self, _: u64) {}
     }
     let (connection, mut node) = open(Panics, &patient());
-    connection.submit(&B256::ZERO, 1).unwrap();
+    connection.submit_fetch(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":1,"result":null}}"#).unwrap();
     assert_eq!(connection.ended.wait().await, LossReason::Closed);
 }

@@ -1,31 +1,37 @@
-//! The request connections of a source: opened together, lost together; and those of all sources.
-
-#![expect(
-    clippy::arithmetic_side_effects,
-    clippy::expect_used,
-    clippy::indexing_slicing,
-    reason = "indices of the configured sources and of our own connections"
-)]
+//! The requests for transactions: over the connections of a node, which are opened together and lost together, or to a
+//! pool in this process. Entry: [`RequestSet`], and [`RequestConnections`], those of all sources. It does not know what is kept
+//! with a request.
+//!
+//! ```text
+//!  who has a hash                                         thread mempool-request
+//!  submit: an id, bytes into the outbox
+//!  flush: one send for all requests at hand --> node ---> read, split, parse,
+//!                                                         decode, recover, deliver; time out, ping
+//! ```
+//! All other calls of a source, which are few, go over a connection for [`Calls`].
+//!
+//! A request is an entry of a map: no task, timer or channel belongs to it. When the node ends a connection, or sends
+//! a value above 32 MiB, the response to one of the requests in flight on it may be the cause. Each of them is sent
+//! again over a connection of its own, so the culprit is found and no other request is lost with it.
+//!
+//! The connections in use are in a `watch` channel of tokio's, whose lock all its readers share and a
+//! flush holds while it sends.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::future::BoxFuture;
 use tokio::{
     sync::watch,
     time::{interval, timeout},
 };
 
-use super::{client::RequestConnection, reader::Responses};
 use crate::{
-    config::Endpoint,
-    connection::{Connection, Ends as _, Open, connect_error, open_socket},
+    connection::{Calls, Connection, Open},
     error::{CallError, ConnectError, LossReason},
-    limits::Limits,
     settings::Settings,
     sync::OnDrop,
-    tasks::Tasks,
 };
 
 /// How often a request over a connection of its own is looked at.
@@ -65,63 +71,37 @@ impl<T: Send + 'static> Requests<T> {
 /// The request connections of one source. They are opened together and lost together.
 pub(crate) struct RequestSet<T: Send + 'static> {
     /// For every call that does not fetch a transaction.
-    pub(crate) calls: Arc<Open<Connection>>,
+    pub(crate) calls: Arc<Calls>,
     /// For the fetches, at least one.
-    fetches: Box<[Open<RequestConnection<T>>]>,
+    fetches: Box<[Open<T>]>,
     /// How many of them, counted from the last, also take deferrable fetches.
     deferrable: usize,
     /// Opens one more, for a request that may end it.
     opener: Opener<T>,
 }
 
-/// Opens connections like those of a set.
-type Opener<T> = Box<
-    dyn Fn() -> BoxFuture<'static, Result<Open<RequestConnection<T>>, ConnectError>> + Send + Sync,
->;
-
-/// Opens all request connections of a source beside the one for calls; `responses` makes the reader
-/// of each.
-pub(crate) async fn open<T: Send + 'static, R: Responses<T>>(
-    settings: &Settings,
-    endpoint: &Endpoint,
-    calls: Open<Connection>,
-    tasks: &Arc<Tasks>,
-    responses: impl Fn() -> R + Send + Sync + 'static,
-) -> Result<RequestSet<T>, ConnectError> {
-    let (limits, endpoint, tasks) = (settings.limits.clone(), endpoint.clone(), Arc::clone(tasks));
-    let opener: Opener<T> = Box::new(move || {
-        let (limits, endpoint, tasks) = (limits.clone(), endpoint.clone(), Arc::clone(&tasks));
-        let responses = responses();
-        async move { open_one(&endpoint, &limits, &tasks, responses).await }.boxed()
-    });
-    let mut fetches = Vec::new();
-    for _ in 0..settings.config.request_connections {
-        fetches.push(opener().await?);
-    }
-    let deferrable = settings.deferrable_connections();
-    Ok(RequestSet { calls: calls.into(), fetches: fetches.into(), deferrable, opener })
-}
-
-async fn open_one<T: Send + 'static>(
-    endpoint: &Endpoint,
-    limits: &Limits,
-    tasks: &Tasks,
-    responses: impl Responses<T>,
-) -> Result<Open<RequestConnection<T>>, ConnectError> {
-    let socket = open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
-    let opened = RequestConnection::open(socket, responses, limits, tasks)
-        .map(Open)
-        .map_err(|error| ConnectError::io(endpoint, error))?;
-    match opened.greet(limits.ping_timeout).await {
-        Ok(()) => Ok(opened),
-        Err(error) => Err(connect_error(endpoint, "eth_blockNumber", error, &opened.ended).await),
-    }
-}
+/// Opens a connection like those of a set.
+pub(crate) type Opener<T> =
+    Box<dyn Fn() -> BoxFuture<'static, Result<Open<T>, ConnectError>> + Send + Sync>;
 
 impl<T: Send + 'static> RequestSet<T> {
+    /// Opens all request connections of a source beside the one for calls.
+    pub(crate) async fn open(
+        calls: Calls,
+        opener: Opener<T>,
+        settings: &Settings,
+    ) -> Result<Self, ConnectError> {
+        let mut fetches = Vec::new();
+        for _ in 0..settings.config.request_connections {
+            fetches.push(opener().await?);
+        }
+        let deferrable = settings.deferrable_connections();
+        Ok(Self { calls: calls.into(), fetches: fetches.into(), deferrable, opener })
+    }
+
     /// The connection with the fewest requests in flight. Of equal ones the first is taken: under a
     /// light load a single thread does all the work, and it is not one that a backfill uses.
-    pub(crate) fn least_busy(&self, deferrable: bool) -> &RequestConnection<T> {
+    pub(crate) fn least_busy(&self, deferrable: bool) -> &Connection<T> {
         let first = if deferrable { self.fetches.len() - self.deferrable } else { 0 };
         let connections = self.fetches[first..].iter();
         connections
@@ -145,7 +125,7 @@ impl<T: Send + 'static> RequestSet<T> {
     }
 
     fn hand_on(&self, on_failure: impl Fn(T, CallError)) {
-        let reason = |connection: &Open<RequestConnection<T>>| connection.ended.reason();
+        let reason = |connection: &Open<T>| connection.ended.reason();
         // Before all are ended.
         let reasons: Vec<_> = self.fetches.iter().map(reason).collect();
         self.calls.end(LossReason::Closed);
@@ -176,7 +156,7 @@ impl<T: Send + 'static> RequestSet<T> {
         let Ok(Ok(connection)) = timeout(limit, opening).await else {
             return Err((request, late));
         };
-        connection.submit(hash, request).map_err(|request| (request, late))?;
+        connection.submit_fetch(hash, request).map_err(|request| (request, late))?;
         connection.flush();
         let mut ticks = interval(ALONE_TICK);
         loop {
@@ -275,7 +255,7 @@ impl<T: Send + 'static> RequestConnections<T> {
     }
 
     /// The connection for calls of `source`, if it is a node and up.
-    pub(crate) fn calls(&self, source: usize) -> Option<Arc<Open<Connection>>> {
+    pub(crate) fn calls(&self, source: usize) -> Option<Arc<Calls>> {
         match self.of(source).as_deref() {
             Some(Requests::Node(set)) => Some(Arc::clone(&set.calls)),
             _ => None,
