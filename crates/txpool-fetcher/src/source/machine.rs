@@ -158,6 +158,8 @@ pub(crate) struct Machine {
     next_audit: Option<Instant>,
     pub(super) gaps: VecDeque<Gap>,
     activity: Activity,
+    /// What is still to be done, in this order.
+    pub(super) actions: Vec<Action>,
     rng: SmallRng,
     settings: Arc<Settings>,
 }
@@ -178,7 +180,8 @@ struct Activity {
 }
 
 impl Machine {
-    pub(crate) fn new(settings: &Arc<Settings>, seed: u64, now: Instant) -> (Self, Vec<Action>) {
+    pub(crate) fn new(settings: &Arc<Settings>, seed: u64, now: Instant) -> Self {
+        let dial = |role| Action::Dial { role, after: Duration::ZERO };
         let mut machine = Self {
             state: SourceState::Connecting,
             up: [false; 2],
@@ -196,20 +199,18 @@ impl Machine {
             next_audit: None,
             gaps: VecDeque::new(),
             activity: Activity::new(now),
+            actions: [Role::Subscription, Role::Request].map(dial).to_vec(),
             rng: SmallRng::seed_from_u64(seed),
             settings: Arc::clone(settings),
         };
         machine.open_gap(GapReason::StartUp, now);
-        let actions = [Role::Subscription, Role::Request]
-            .map(|role| Action::Dial { role, after: Duration::ZERO })
-            .to_vec();
-        (machine, actions)
+        machine
     }
 
-    pub(crate) fn on(&mut self, event: Event, now: Instant) -> Vec<Action> {
-        let mut actions = Vec::new();
+    /// What follows from an event is added to the actions.
+    pub(crate) fn on(&mut self, event: Event, now: Instant) {
         if self.state == SourceState::Ended {
-            return actions;
+            return;
         }
         match event {
             Event::Up(role) => {
@@ -217,7 +218,7 @@ impl Machine {
                 self.attempts[role as usize] = 0;
                 self.up_at[role as usize] = now;
                 if self.up == [true; 2] {
-                    self.begin(&mut actions, now);
+                    self.begin(now);
                 }
             }
             Event::DialFailed(role) => {
@@ -225,10 +226,10 @@ impl Machine {
                 *attempts = attempts.saturating_add(1);
                 if self.settings.config.reconnect_limit.is_some_and(|limit| *attempts >= limit) {
                     self.state = SourceState::Ended;
-                    actions.push(Action::End);
+                    self.actions.push(Action::End);
                 } else {
                     let after = self.delay(role);
-                    actions.push(Action::Dial { role, after });
+                    self.actions.push(Action::Dial { role, after });
                 }
             }
             Event::Down(role) => {
@@ -240,21 +241,21 @@ impl Machine {
                     self.delays[role as usize] = 0;
                 }
                 let after = self.delay(role);
-                actions.push(Action::Dial { role, after });
+                self.actions.push(Action::Dial { role, after });
             }
             Event::Behind(is_behind) => {
                 let was_behind = std::mem::replace(&mut self.is_behind, is_behind);
                 let may_change = self.up == [true; 2] && self.state != SourceState::Stale;
                 if was_behind != is_behind && may_change {
-                    self.begin(&mut actions, now);
+                    self.begin(now);
                 }
             }
-            Event::Gap(GapReason::UnreadBlock) => self.unread_block(&mut actions, now),
-            Event::Gap(reason) => self.gap(reason, &mut actions, now),
+            Event::Gap(GapReason::UnreadBlock) => self.unread_block(now),
+            Event::Gap(reason) => self.gap(reason, now),
             Event::Head(number) => self.activity.head(number),
             Event::SawBlock(number) => {
                 if self.state == SourceState::Live && self.activity.is_behind(number, now) {
-                    self.stale(LossReason::NoHeads, &mut actions);
+                    self.stale(LossReason::NoHeads);
                 }
             }
             Event::Compared { recovered, unannounced } => {
@@ -264,18 +265,17 @@ impl Machine {
                 if !self.may_compare() {
                     // A connection was lost during the comparison, or the node fell behind: it is
                     // repeated afterwards.
-                    self.add_recovered(recovered);
-                    return actions;
+                    return self.add_recovered(recovered);
                 }
                 let is_judged = reason == Some(GapReason::Silence)
                     && self.state == SourceState::Live
                     && self.activity.is_silent(now);
                 match is_judged.then_some(unannounced) {
                     Some(0) => self.activity.load_has_ended(now),
-                    Some(_) => self.stale(LossReason::NoHashes { unannounced }, &mut actions),
+                    Some(_) => self.stale(LossReason::NoHashes { unannounced }),
                     None => {}
                 }
-                self.compared(recovered, &mut actions, now);
+                self.compared(recovered, now);
             }
             Event::CompareFailed { after, is_retryable } => {
                 self.comparing = None;
@@ -291,19 +291,18 @@ impl Machine {
                 }
                 if self.may_compare() && self.compare_at.is_some_and(|at| now >= at) {
                     let reason = self.open_reason().unwrap_or(GapReason::Audit);
-                    self.compare(reason, &mut actions, now);
+                    self.compare(reason, now);
                 }
                 if self.state == SourceState::Live {
                     if self.next_audit.is_some_and(|at| now >= at) {
-                        self.compare(GapReason::Audit, &mut actions, now);
+                        self.compare(GapReason::Audit, now);
                     }
                     if self.activity.is_silent(now) {
-                        self.suspect(&mut actions, now);
+                        self.suspect(now);
                     }
                 }
             }
         }
-        actions
     }
 
     fn may_compare(&self) -> bool {
@@ -311,7 +310,7 @@ impl Machine {
     }
 
     /// Both kinds of connections are up, or the node has begun or ceased to follow the chain.
-    fn begin(&mut self, actions: &mut Vec<Action>, now: Instant) {
+    fn begin(&mut self, now: Instant) {
         self.activity = Activity { read: self.activity.read, ..Activity::new(now) };
         if self.is_behind {
             self.state = SourceState::Syncing;
@@ -324,7 +323,7 @@ impl Machine {
             false => SourceState::Live,
         };
         let reason = self.open_reason().unwrap_or(GapReason::Reconnect);
-        self.compare(reason, actions, now);
+        self.compare(reason, now);
     }
 
     /// The delay before the next attempt to connect.
@@ -337,13 +336,13 @@ impl Machine {
 
     /// Investigates a silence. If a comparison is running or due, its result comes first; the
     /// source may not be silent afterwards.
-    fn suspect(&mut self, actions: &mut Vec<Action>, now: Instant) {
+    fn suspect(&mut self, now: Instant) {
         if !self.is_audited {
             // If nothing can tell it from a dead subscription, it is treated as one: a new
             // connection costs milliseconds, a dead one every transaction.
-            self.stale(LossReason::NotListed, actions);
+            self.stale(LossReason::NotListed);
         } else if self.comparing.is_none() && self.compare_at.is_none() {
-            self.gap(GapReason::Silence, actions, now);
+            self.gap(GapReason::Silence, now);
         }
     }
 
@@ -373,10 +372,10 @@ impl Machine {
 
     /// Starts a comparison. If one is running, whose list may predate the reason, another follows it,
     /// with the most severe of the reasons that came meanwhile.
-    fn compare(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
+    fn compare(&mut self, reason: GapReason, now: Instant) {
         let is_off = self.settings.config.backfill == Backfill::Off;
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
-            self.compared(0, actions, now);
+            self.compared(0, now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
         } else {
@@ -388,23 +387,23 @@ impl Machine {
             if reason == GapReason::UnreadBlock {
                 self.unread_block_at = Some(now);
             }
-            actions.push(Action::Compare(reason));
+            self.actions.push(Action::Compare(reason));
         }
     }
 
     /// Compares at once, but not again soon: otherwise a node that cannot return its blocks would
     /// have to list its pool at every head.
-    fn unread_block(&mut self, actions: &mut Vec<Action>, now: Instant) {
+    fn unread_block(&mut self, now: Instant) {
         match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
             Some(due) if now < due && self.is_audited => {
                 self.open_gap(GapReason::UnreadBlock, now);
                 self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
             }
-            _ => self.gap(GapReason::UnreadBlock, actions, now),
+            _ => self.gap(GapReason::UnreadBlock, now),
         }
     }
 
-    fn compared(&mut self, recovered: u64, actions: &mut Vec<Action>, now: Instant) {
+    fn compared(&mut self, recovered: u64, now: Instant) {
         self.add_recovered(recovered);
         if self.state == SourceState::Stale {
             // The subscription connection is being closed: the gaps stay open until the comparison
@@ -413,7 +412,7 @@ impl Machine {
         }
         if let Some(reason) = self.wanted.take() {
             // A gap was opened during the comparison, which may have read the pool before it.
-            return self.compare(reason, actions, now);
+            return self.compare(reason, now);
         }
         for gap in self.gaps.iter_mut().filter(|gap| gap.to.is_none()) {
             gap.to = Some(now);
@@ -430,12 +429,12 @@ impl Machine {
             interval.map(|interval| now + interval.mul_f64(0.9 + 0.2 * self.rng.random::<f64>()));
     }
 
-    fn gap(&mut self, reason: GapReason, actions: &mut Vec<Action>, now: Instant) {
+    fn gap(&mut self, reason: GapReason, now: Instant) {
         self.open_gap(reason, now);
         match self.state {
             // The next audit finds out whether the pool can be listed again.
             SourceState::Live if !self.is_audited => {}
-            SourceState::Live | SourceState::Backfilling => self.compare(reason, actions, now),
+            SourceState::Live | SourceState::Backfilling => self.compare(reason, now),
             // The comparison follows when the connections are up again, and the node follows the
             // chain.
             SourceState::Connecting
@@ -465,9 +464,9 @@ impl Machine {
         }
     }
 
-    fn stale(&mut self, reason: LossReason, actions: &mut Vec<Action>) {
+    fn stale(&mut self, reason: LossReason) {
         self.state = SourceState::Stale;
-        actions.push(Action::Drop(reason));
+        self.actions.push(Action::Drop(reason));
     }
 }
 
@@ -563,14 +562,18 @@ mod tests {
         fn new(config: &FetcherConfig) -> Self {
             let now = Instant::now();
             let settings = Settings { config: config.clone(), limits: Limits::default() }.into();
-            let (machine, actions) = Machine::new(&settings, 7, now);
+            let mut machine = Machine::new(&settings, 7, now);
             let dials = |role| Action::Dial { role, after: Duration::ZERO };
-            assert_eq!(actions, [dials(Role::Subscription), dials(Role::Request)]);
+            assert_eq!(
+                std::mem::take(&mut machine.actions),
+                [dials(Role::Subscription), dials(Role::Request)]
+            );
             Self { machine, now, read: 0 }
         }
 
         fn on(&mut self, event: Event) -> Vec<Action> {
-            self.machine.on(event, self.now)
+            self.machine.on(event, self.now);
+            std::mem::take(&mut self.machine.actions)
         }
 
         fn pass(&mut self, time: Duration) -> &mut Self {

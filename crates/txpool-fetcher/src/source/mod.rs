@@ -122,8 +122,7 @@ impl<S: TransactionSink> Source<S> {
         shared: Arc<SourceShared>,
         Inbox { audits, mut reports, name: _name }: Inbox,
     ) {
-        let (machine, actions) =
-            Machine::new(&parts.fetch.settings, rand::random(), Instant::now());
+        let machine = Machine::new(&parts.fetch.settings, rand::random(), Instant::now());
         let mut source = Self {
             parts,
             index,
@@ -139,27 +138,27 @@ impl<S: TransactionSink> Source<S> {
         let (fetch, backlog) = (&source.parts.fetch, &source.shared.backlog);
         let waiting = announce::process_waiting(Arc::clone(fetch), index, Arc::clone(backlog));
         source.spawn(waiting);
-        let mut ended = source.perform(actions);
+        let mut ended = source.perform();
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = source.parts.fetch.tasks.stop.clone();
         while !ended {
-            let actions = tokio::select! {
+            tokio::select! {
                 // That a connection is up is known before what it reports. Reports come last, because
                 // there may be many; they wait in their channel.
                 biased;
                 () = stop.cancelled() => break,
                 Some(joined) = source.tasks.join_next() => match joined {
-                    Ok(message) => message.map_or_else(Vec::new, |it| source.on_message(it)),
+                    Ok(message) => message.into_iter().for_each(|it| source.on_message(it)),
                     // The event that it was to report would never come, so the fetcher ends with
                     // this reason.
                     Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-                    Err(_) => Vec::new(),
+                    Err(_) => {}
                 },
                 _ = ticks.tick() => source.tick(),
                 Some(report) = reports.recv() => source.on_report(report),
-            };
-            ended = source.perform(actions);
+            }
+            ended = source.perform();
             source.publish();
         }
         source.parts.fetch.connections.set(index, None);
@@ -174,7 +173,7 @@ impl<S: TransactionSink> Source<S> {
         self.tasks.spawn(task.map(|()| None));
     }
 
-    fn tick(&mut self) -> Vec<Action> {
+    fn tick(&mut self) {
         let backlog = self.shared.backlog.len();
         self.shared.metrics.backlog.set(backlog as f64);
         self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
@@ -185,22 +184,21 @@ impl<S: TransactionSink> Source<S> {
             self.shared.metrics.head.set(head.number as f64);
             self.shared.metrics.head_age.set(age.as_secs_f64());
         }
-        self.tick_machine(Instant::now())
+        self.tick_machine(Instant::now());
     }
 
-    fn tick_machine(&mut self, now: Instant) -> Vec<Action> {
-        let mut actions = self.check_sync(now);
+    fn tick_machine(&mut self, now: Instant) {
+        self.check_sync(now);
         let read = self.shared.backlog.read.load(Relaxed);
-        actions.extend(self.machine.on(Event::Tick { read }, now));
-        actions
+        self.machine.on(Event::Tick { read }, now);
     }
 
-    fn check_sync(&mut self, now: Instant) -> Vec<Action> {
+    fn check_sync(&mut self, now: Instant) {
         let is_behind = self.sync.is_behind(&lock(&self.parts.chain.follower));
-        self.machine.on(Event::Behind(is_behind), now)
+        self.machine.on(Event::Behind(is_behind), now);
     }
 
-    fn on_report(&mut self, report: Report) -> Vec<Action> {
+    fn on_report(&mut self, report: Report) {
         let event = match report {
             Report::Head(head) => {
                 self.sync.head = Some(head);
@@ -209,18 +207,15 @@ impl<S: TransactionSink> Source<S> {
             Report::Gap(reason) => Event::Gap(reason),
             Report::Pinged { block, says_syncing } => {
                 self.sync.says_syncing = says_syncing;
-                let Some(number) = block else { return Vec::new() };
+                let Some(number) = block else { return };
                 Event::SawBlock(number)
             }
-            Report::NoObjects => {
-                self.shared.announces(Announcements::Hashes);
-                return Vec::new();
-            }
+            Report::NoObjects => return self.shared.announces(Announcements::Hashes),
         };
-        self.machine.on(event, Instant::now())
+        self.machine.on(event, Instant::now());
     }
 
-    fn on_message(&mut self, message: Message) -> Vec<Action> {
+    fn on_message(&mut self, message: Message) {
         let now = Instant::now();
         match message {
             Message::SubscriptionUp(subscription, read) => {
@@ -235,7 +230,7 @@ impl<S: TransactionSink> Source<S> {
                 lock(&self.shared.status).node = Some(subscription.node.clone());
                 self.is_on_other_chain = false;
                 self.subscription = Some(subscription);
-                self.up(Role::Subscription, now)
+                self.up(Role::Subscription, now);
             }
             Message::RequestsUp(requests, sync) => {
                 self.sync = Sync { head: sync.head.or(self.sync.head), ..sync };
@@ -252,7 +247,7 @@ impl<S: TransactionSink> Source<S> {
                     let on_failure = |request, error| fetch.failed(request, error);
                     requests.watch(&fetch.connections, index, on_failure).await
                 });
-                self.up(Role::Request, now)
+                self.up(Role::Request, now);
             }
             Message::DialFailed(role, error) => {
                 self.parts.fetch.metrics.connect_failures.increment(1);
@@ -264,7 +259,7 @@ impl<S: TransactionSink> Source<S> {
                 }
                 self.is_on_other_chain |= is_on_other_chain;
                 self.shared.fail(SourceError::Connect(error));
-                self.machine.on(Event::DialFailed(role), now)
+                self.machine.on(Event::DialFailed(role), now);
             }
             Message::Lost(role, reason) => {
                 if role == Role::Subscription {
@@ -277,31 +272,29 @@ impl<S: TransactionSink> Source<S> {
                 );
                 self.is_lost = true;
                 self.shared.fail(SourceError::Lost(reason));
-                self.machine.on(Event::Down(role), now)
+                self.machine.on(Event::Down(role), now);
             }
             Message::Compared(Ok(report), _) => {
                 let AuditReport { recovered, unannounced, .. } = report;
                 // A silent source is judged only after its latest announcements are counted.
-                let mut actions = self.tick_machine(now);
-                actions.extend(self.machine.on(Event::Compared { recovered, unannounced }, now));
-                actions
+                self.tick_machine(now);
+                self.machine.on(Event::Compared { recovered, unannounced }, now);
             }
             Message::Compared(Err(error), after) => {
                 let is_retryable = error.is_retryable();
                 self.shared.fail(SourceError::Compare(error));
-                self.machine.on(Event::CompareFailed { after, is_retryable }, now)
+                self.machine.on(Event::CompareFailed { after, is_retryable }, now);
             }
         }
     }
 
-    fn up(&mut self, role: Role, now: Instant) -> Vec<Action> {
+    fn up(&mut self, role: Role, now: Instant) {
         // Before the pool is compared.
-        let mut actions = self.check_sync(now);
-        actions.extend(self.machine.on(Event::Up(role), now));
+        self.check_sync(now);
+        self.machine.on(Event::Up(role), now);
         if self.machine.state != SourceState::Connecting {
             self.request_head();
         }
-        actions
     }
 
     /// Requests the current head. Heads are already announced, so none can be missed in between.
@@ -317,9 +310,9 @@ impl<S: TransactionSink> Source<S> {
     }
 
     /// Carries out the machine's actions; true when one of them ends the source.
-    fn perform(&mut self, actions: Vec<Action>) -> bool {
+    fn perform(&mut self) -> bool {
         let mut ended = false;
-        for action in actions {
+        for action in std::mem::take(&mut self.machine.actions) {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
                 Action::Drop(reason) => {
