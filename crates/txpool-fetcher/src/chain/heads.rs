@@ -22,6 +22,7 @@ use crate::{
     gap::GapReason,
     in_process_pool::{InProcess, MinedBlock},
     settings::Settings,
+    sink::Job,
     sync::lock,
 };
 
@@ -225,7 +226,7 @@ async fn read_nonces_of(
                 // `None` when a reorg has removed the block meanwhile, which the sink will find too.
                 updates.iter().for_each(|update| _ = mined.raise(&hash, *update));
                 drop(mined);
-                chain.sink.push_nonces(BlockNonces::new(told_as, updates));
+                chain.sink.push(Job::Nonces(BlockNonces::new(told_as, updates)));
                 return Ok(());
             }
             Err(unread) => reason = unread,

@@ -46,7 +46,7 @@ use crate::{
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
     metrics,
-    sink::SinkQueue,
+    sink::{Job, SinkQueue},
     sync::lock,
 };
 
@@ -189,7 +189,8 @@ impl Chain {
             }
             let mut before = mined_before.clone();
             for ReadBlock { block, .. } in blocks {
-                self.sink.push_head(block.clone(), std::mem::take(&mut before));
+                let (block, carried) = (block.clone(), std::mem::take(&mut before));
+                self.sink.push(Job::Head { block, carried });
             }
             // Every block's nonces count, also those of blocks that were missed; the sink knows those of
             // what it is not told as the first head's.

@@ -36,10 +36,11 @@ const ASKED_TOGETHER: usize = 64;
 /// takes microseconds.
 const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 
-enum Job {
+/// What the thread does.
+pub(crate) enum Job {
     Head {
         block: Block,
-        /// The hashes of blocks before it that were dropped, or are before the first head.
+        /// What blocks before it contain that the sink was not told: they were dropped, or are before the first head.
         carried: Vec<B256>,
     },
     Nonces(BlockNonces),
@@ -83,15 +84,6 @@ impl SinkQueue {
             caught_up: Notify::new(),
             metrics,
         })
-    }
-
-    /// `carried` is what blocks before it contain that the sink was not told.
-    pub(crate) fn push_head(&self, block: Block, carried: Vec<B256>) {
-        self.push(Job::Head { block, carried });
-    }
-
-    pub(crate) fn push_nonces(&self, nonces: BlockNonces) {
-        self.push(Job::Nonces(nonces));
     }
 
     /// Queues hashes that have left the node's pool. False if such a list already waits: then the
@@ -144,17 +136,11 @@ impl SinkQueue {
         };
         self.ready.notify_one();
         self.metrics.waiting.decrement(left.len() as f64);
-        let mut dropped = Dropped::default();
-        for job in &left {
-            match job {
-                Job::Head { .. } => dropped.heads += 1,
-                Job::Nonces(_) => dropped.nonces += 1,
-                // Not counted: the comparison has stopped, and a list of vanished hashes is no
-                // chain event.
-                Job::Vanished(_) | Job::Holding(..) => {}
-            }
-        }
-        self.count(&dropped);
+        // Not the others: the comparison has stopped, and a list of vanished hashes is no chain event.
+        let count = |is_kind: fn(&&Job) -> bool| left.iter().filter(is_kind).count();
+        let heads = count(|job| matches!(job, Job::Head { .. }));
+        let nonces = count(|job| matches!(job, Job::Nonces(_)));
+        self.count(&Dropped { heads, nonces, ..Dropped::default() });
     }
 
     /// Runs a call of the sink; `None` if it panics, which is counted.
@@ -178,7 +164,8 @@ impl SinkQueue {
         }
     }
 
-    fn push(&self, job: Job) -> bool {
+    /// False at the end.
+    pub(crate) fn push(&self, job: Job) -> bool {
         let (before, after, dropped) = {
             let mut waiting = lock(&self.waiting);
             if waiting.is_closed {
@@ -365,6 +352,14 @@ mod tests {
         Block::new(head, [hash(number, 2)])
     }
 
+    fn head(number: u64) -> Job {
+        Job::Head { block: block(number), carried: Vec::new() }
+    }
+
+    fn nonces(number: u64) -> Job {
+        Job::Nonces(BlockNonces::new(hash(number, 1), Vec::new()))
+    }
+
     fn queue() -> Arc<SinkQueue> {
         SinkQueue::new(SinkMetrics::new())
     }
@@ -383,8 +378,8 @@ mod tests {
         let queue = queue();
         let last = EVENTS_WAITING as u64 + 5;
         for number in 1..=last {
-            queue.push_head(block(number), Vec::new());
-            queue.push_nonces(BlockNonces::new(hash(number, 1), Vec::new()));
+            queue.push(head(number));
+            queue.push(nonces(number));
         }
         let is_nonces = |job: &&Job| matches!(job, Job::Nonces(_));
         let nonces = lock(&queue.waiting).jobs.iter().filter(is_nonces).count();
@@ -414,7 +409,7 @@ mod tests {
     fn nonces_without_their_heads_are_bounded_too() {
         let queue = queue();
         for number in 0..2 * EVENTS_WAITING as u64 {
-            queue.push_nonces(BlockNonces::new(hash(number, 1), Vec::new()));
+            queue.push(nonces(number));
         }
         assert_eq!(lock(&queue.waiting).jobs.len(), EVENTS_WAITING);
     }
@@ -440,13 +435,13 @@ mod tests {
     #[test]
     fn the_end_drops_what_waits_and_draining_does_not() {
         let queue = queue();
-        queue.push_head(block(1), Vec::new());
+        queue.push(head(1));
         queue.drain();
-        queue.push_head(block(2), Vec::new());
+        queue.push(head(2));
         assert!(queue.next().is_some() && queue.next().is_none());
 
         let queue = self::queue();
-        queue.push_head(block(1), Vec::new());
+        queue.push(head(1));
         queue.end();
         assert!(queue.next().is_none());
     }
