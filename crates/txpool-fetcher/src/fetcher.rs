@@ -15,7 +15,7 @@ use tokio::{
         oneshot, watch,
     },
     task::JoinSet,
-    time::sleep_until,
+    time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -75,7 +75,8 @@ pub struct Fetcher {
     fetch: Arc<Fetch>,
     sources: Arc<[Arc<SourceShared>]>,
     changes: Changes,
-    deadline: watch::Sender<Option<Instant>>,
+    /// How long an end waits.
+    deadline: watch::Sender<Duration>,
     ended: watch::Receiver<Option<(EndReason, bool)>>,
 }
 
@@ -122,7 +123,7 @@ impl Fetcher {
         let metrics = Arc::new(Metrics::described());
         let deferral = Deferral::new(&settings, &metrics)?;
         let (ended_tx, ended) = watch::channel(None);
-        let (deadline, deadline_rx) = watch::channel(None);
+        let (deadline, deadline_rx) = watch::channel(DEFAULT_DEADLINE);
         let io = io_runtime(config.sources.len())?;
         let changes = Changes::default();
         let share = |endpoint: &Endpoint| SourceShared::new(endpoint.clone(), &settings, &changes);
@@ -361,7 +362,7 @@ impl Fetcher {
     }
 
     pub(crate) fn begin_stop(&self, deadline: Duration) {
-        self.deadline.send_replace(Some(after(deadline)));
+        self.deadline.send_replace(deadline);
         self.fetch.tasks.stop.cancel();
     }
 }
@@ -378,20 +379,12 @@ impl Drop for Fetcher {
     }
 }
 
-/// Now plus `duration`; a time far in the future if the clock cannot represent the sum.
-fn after(duration: Duration) -> Instant {
-    const FAR: Duration = Duration::from_secs(365 * 24 * 3600);
-    let now = Instant::now();
-    now.checked_add(duration).unwrap_or(now + FAR)
-}
-
-/// Waits for the deadline, also when it is changed meanwhile.
-async fn passed(mut deadline: watch::Receiver<Option<Instant>>) {
-    let default = after(DEFAULT_DEADLINE);
+/// Waits for the deadline, from the beginning of the end or from its change on.
+async fn passed(mut deadline: watch::Receiver<Duration>) {
     loop {
-        let until = deadline.borrow_and_update().unwrap_or(default);
+        let limit = *deadline.borrow_and_update();
         tokio::select! {
-            () = sleep_until(until.into()) => return,
+            () = sleep(limit) => return,
             // Once the `Fetcher` is dropped, nothing changes the deadline any more.
             Ok(()) = deadline.changed() => {}
         }
@@ -415,7 +408,7 @@ async fn supervise<S: TransactionSink>(
     parts: Arc<Parts<S>>,
     running: Vec<(Arc<SourceShared>, Inbox)>,
     mut followers: JoinSet<()>,
-    deadline: watch::Receiver<Option<Instant>>,
+    deadline: watch::Receiver<Duration>,
 ) -> (EndReason, bool) {
     let tasks = Arc::clone(&parts.fetch.tasks);
     let sink_closed = parts.deliverer.sink.closed.clone();
