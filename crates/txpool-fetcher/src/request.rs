@@ -1,18 +1,9 @@
-//! The requests for transactions: over the connections of a node, which are opened together and lost together, or to a
-//! pool in this process. Entry: [`RequestSet`], and [`RequestConnections`], those of all sources. It does not know what is kept
-//! with a request.
+//! The requests for transactions: over the connections of a node, or to a pool in this process. Entry: [`RequestSet`],
+//! and [`RequestConnections`], those of all sources. It does not know what is kept with a request.
 //!
-//! ```text
-//!  who has a hash                                         thread mempool-request
-//!  submit: an id, bytes into the outbox
-//!  flush: one send for all requests at hand --> node ---> read, split, parse,
-//!                                                         decode, recover, deliver; time out, ping
-//! ```
-//! All other calls of a source, which are few, go over a connection for [`Calls`].
-//!
-//! A request is an entry of a map: no task, timer or channel belongs to it. When the node ends a connection, or sends
-//! a value above 32 MiB, the response to one of the requests in flight on it may be the cause. Each of them is sent
-//! again over a connection of its own, so the culprit is found and no other request is lost with it.
+//! When the node ends a connection, or sends a value above 32 MiB, the response to one of the requests in flight on it may
+//! be the cause. Each of them is sent again over a connection of its own, so the culprit is found and no other request is
+//! lost with it.
 //!
 //! The connections in use are in a `watch` channel of tokio's, whose lock all its readers share and a
 //! flush holds while it sends.

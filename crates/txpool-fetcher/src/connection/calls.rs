@@ -63,6 +63,7 @@ impl Connection<Call> {
         self.request("eth_subscribe", params, listener, limit).await.map(drop)
     }
 
+    #[expect(clippy::expect_used, reason = "what our own calls send")]
     async fn request(
         &self,
         method: &'static str,

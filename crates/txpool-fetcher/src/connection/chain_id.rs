@@ -1,5 +1,7 @@
 //! The chain that all sources are on.
 
+#![expect(clippy::indexing_slicing, reason = "indices of the configured sources")]
+
 use std::sync::OnceLock;
 
 use tokio::sync::watch;

@@ -8,6 +8,8 @@
 //!                                                        or a fetch: to who decodes and delivers it
 //!                                                        a notification: to the listener of its subscription
 //! ```
+//! A fetch in flight is an entry of a map: no task, timer or channel belongs to it.
+//!
 //! A connection never reconnects by itself: its source must see every loss. The reader is a thread; one reads
 //! both sockets of a subscription. It waits for nothing but the node, and for fetches for the sink. So a [`Listener`] must
 //! not wait, and neither does a write: a request for which the socket has no room times out like one without a response. A
@@ -18,11 +20,14 @@
 //! |---|---|---|
 //! | requests, outbox (in `client`) | `mempool-announce` and `mempool-io` to submit and send; the connection's thread to remove the request of a response or one that is late, and to send | a few fields; the outbox during one non-blocking send |
 
+// Bytes from outside are read here: none of them may cause a panic.
+#![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
+#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
+
 mod calls;
 mod chain_id;
 mod client;
 mod frame;
-mod listings;
 mod open;
 mod read;
 mod response;
@@ -41,9 +46,8 @@ pub(crate) use self::{
     chain_id::ChainId,
     client::{Connection, Open},
     frame::Frames,
-    listings::Listings,
     open::{dial, open, open_socket},
-    read::Responses,
+    read::{Listings, Responses},
     response::{Incoming, read_error},
     socket::BlockingSocket,
 };

@@ -36,6 +36,7 @@ pub struct NodeInfo {
 ///
 /// `known` says that the source was up before. Then no raw transaction is requested: a node that is
 /// slow to answer such requests is still an execution node, and can answer all other ones.
+#[expect(clippy::unreachable, reason = "as many as were opened")]
 pub(crate) async fn dial<const N: usize>(
     endpoint: &Endpoint,
     (limits, listings): (&Limits, &Arc<Listings>),
@@ -62,7 +63,7 @@ pub(crate) async fn dial<const N: usize>(
         let node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
         dialed.push((calls, node));
     }
-    Ok(dialed.try_into().unwrap_or_else(|_| unreachable!("as many as were opened")))
+    Ok(dialed.try_into().unwrap_or_else(|_| unreachable!()))
 }
 
 /// Opens a connection for the fetches, with a thread of its own, and waits until the node has answered a ping.

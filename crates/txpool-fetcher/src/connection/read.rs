@@ -3,19 +3,19 @@
 //! A request times out, and a connection is given up, only by what was read: up to a time before which everything
 //! that had arrived was processed. So neither a sink that blocks nor a busy thread of ours makes a node look late.
 
-// Bytes from outside are read here: none of them may cause a panic.
-#![cfg_attr(not(test), deny(clippy::expect_used))]
-#![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 #![expect(clippy::arithmetic_side_effects, reason = "times of our own clock")]
 
 use std::{
     io,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
 use super::{
-    BlockingSocket, Connection, Frames, Listings,
+    BlockingSocket, Connection, Frames,
     client::PING_ID,
     response::{Incoming, Notification},
 };
@@ -207,5 +207,34 @@ impl<R, P> Drop for Reader<R, P> {
     fn drop(&mut self) {
         // Also after a panic: who waits for responses must learn of the end. The first reason stands.
         self.connection.end(LossReason::Closed);
+    }
+}
+
+/// How many times as long as the list before one may take: the pool may have grown meanwhile.
+const GROWTH: u32 = 4;
+
+/// The listings of a node's pool.
+#[derive(Debug, Default)]
+pub(crate) struct Listings {
+    /// In progress: for the source's own comparison, and for those that a caller of
+    /// [`Fetcher::audit`](crate::Fetcher::audit) requested.
+    pub(crate) running: AtomicU64,
+    /// How long the latest one took in nanoseconds; 0 before the first, and after one that failed.
+    pub(crate) took_ns: AtomicU64,
+}
+
+impl Listings {
+    /// How much longer than else the node may be silent. While it lists its pool, a node may be slow with everything:
+    /// anvil answers no request for 12 s with 60,000 transactions. But it may as well have gone silent for good: it has no
+    /// more time than its lists lead to expect, and the time of a ping more at the least.
+    fn patience(&self, limits: &Limits) -> Duration {
+        if self.running.load(Relaxed) == 0 {
+            return Duration::ZERO;
+        }
+        let expected = match self.took_ns.load(Relaxed) {
+            0 => limits.snapshot_timeout,
+            took => Duration::from_nanos(took).saturating_mul(GROWTH),
+        };
+        expected.max(limits.ping_timeout).min(limits.snapshot_timeout)
     }
 }

@@ -8,10 +8,6 @@ use serde_json::value::RawValue;
 use super::clip;
 use crate::error::{CallError, LossReason};
 
-/// The content of a response: a string without its quotes and escapes, `0x` for `null`. `None`: neither that nor an
-/// error that can be read.
-pub(crate) type Payload<'a> = Result<Option<Cow<'a, str>>, CallError>;
-
 /// The code for a limit that was exceeded, by EIP-1474.
 const LIMIT_EXCEEDED: i64 = -32005;
 
@@ -61,8 +57,9 @@ impl<'a> Incoming<'a> {
         self.id.and_then(|id| id.get().parse().ok())
     }
 
-    /// The content of a response to a request for a transaction.
-    pub(crate) fn text(&self) -> Payload<'a> {
+    /// The content of a response to a request for a transaction: a string without its quotes and escapes, `0x` for
+    /// `null`. `None`: neither that nor an error that can be read.
+    pub(crate) fn text(&self) -> Result<Option<Cow<'a, str>>, CallError> {
         match (self.error(), self.result.map(RawValue::get)) {
             (Some(error), _) => Err(error),
             // geth's form of it.
