@@ -10,13 +10,9 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
-use alloy_primitives::B256;
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, select_biased};
 use futures::future::BoxFuture;
-use tokio::{
-    sync::watch,
-    time::{interval, timeout},
-};
+use tokio::{sync::watch, time::timeout};
 
 use crate::{
     connection::{Calls, Connection, Open},
@@ -24,9 +20,6 @@ use crate::{
     settings::Settings,
     sync::OnDrop,
 };
-
-/// How often a request over a connection of its own is looked at.
-const ALONE_TICK: Duration = Duration::from_millis(10);
 
 /// Where the requests of one source go.
 pub(crate) enum Requests<T: Send + 'static> {
@@ -68,7 +61,7 @@ pub(crate) struct RequestSet<T: Send + 'static> {
     /// How many of them, counted from the last, also take deferrable fetches.
     deferrable: usize,
     /// Opens one more, for a request that may end it.
-    opener: Opener<T>,
+    pub(crate) opener: Opener<T>,
 }
 
 /// Opens a connection like those of a set.
@@ -128,40 +121,6 @@ impl<T: Send + 'static> RequestSet<T> {
                 on_failure(request, error.clone());
             }
         }
-    }
-
-    /// Sends a request over a connection of its own, with whose end nothing else is lost, and waits
-    /// until the response or the time-out is processed.
-    ///
-    /// # Errors
-    /// The request, if there is no response: [`CallError::Suspect`] if the node has ended the
-    /// connection, a time-out if none could be opened.
-    pub(crate) async fn request_alone(
-        &self,
-        limit: Duration,
-        hash: &B256,
-        request: T,
-    ) -> Result<(), (T, CallError)> {
-        let late = CallError::Timeout(limit);
-        let opening = (self.opener)();
-        let Ok(Ok(connection)) = timeout(limit, opening).await else {
-            return Err((request, late));
-        };
-        connection.submit_fetch(hash, request).map_err(|request| (request, late))?;
-        connection.flush();
-        let mut ticks = interval(ALONE_TICK);
-        loop {
-            tokio::select! {
-                // The order is irrelevant: a request is in flight or is processed.
-                _ = connection.ended.wait() => break,
-                _ = ticks.tick() => {
-                    if connection.in_flight() == 0 {
-                        return Ok(());
-                    }
-                }
-            }
-        }
-        connection.take_all().pop().map_or(Ok(()), |request| Err((request, CallError::Suspect)))
     }
 }
 

@@ -24,6 +24,9 @@ pub(super) const HARMFUL_LOSSES: u32 = 3;
 /// restart, all that were in flight.
 pub(crate) const REQUESTED_ALONE: usize = 8;
 
+/// How often a request over a connection of its own is looked at.
+const ALONE_TICK: Duration = Duration::from_millis(10);
+
 /// How soon a fetch that waits for a node looks whether another one has announced its transaction since: about as long as
 /// a transaction takes from one node of a place to another.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
@@ -144,24 +147,33 @@ impl Fetch {
         }
     }
 
+    /// Sends a request over a connection of its own, with whose end nothing else is lost. Returns when it has its response
+    /// or has failed.
     async fn request_alone(
         self: &Arc<Self>,
         requests: &Arc<Requests<FetchRequest>>,
         set: &RequestSet<FetchRequest>,
         request: FetchRequest,
     ) {
-        let (hash, source, alone) = (request.hash(), request.source, request.task.alone);
+        let (hash, source, losses) = (request.hash(), request.source, request.task.alone);
         let limits = &self.settings.limits;
-        let requested = set.request_alone(limits.fetch_timeout, &hash, request).await;
-        let Err((request, mut error)) = requested else { return };
-        if matches!(error, CallError::Suspect) {
-            // A node that goes away ends every connection, this one perhaps first.
-            sleep(limits.retry_backoff.random_delay(alone.unwrap_or_default())).await;
-            let now = self.connections.of(source);
-            if !now.is_some_and(|now| Arc::ptr_eq(&now, requests)) {
-                error = CallError::ConnectionLost;
-            }
+        let late = CallError::Timeout(limits.fetch_timeout);
+        let Ok(Ok(connection)) = timeout(limits.fetch_timeout, (set.opener)()).await else {
+            return self.failed(request, late);
+        };
+        if let Err(request) = connection.submit_fetch(&hash, request) {
+            return self.failed(request, late);
         }
+        connection.flush();
+        while connection.in_flight() > 0 && connection.ended.reason().is_none() {
+            sleep(ALONE_TICK).await;
+        }
+        let Some(request) = connection.take_all().pop() else { return };
+        // A node that goes away ends every connection, this one perhaps first.
+        sleep(limits.retry_backoff.random_delay(losses.unwrap_or_default())).await;
+        let now = self.connections.of(source);
+        let is_up = now.is_some_and(|now| Arc::ptr_eq(&now, requests));
+        let error = if is_up { CallError::Suspect } else { CallError::ConnectionLost };
         self.failed(request, error);
     }
 
