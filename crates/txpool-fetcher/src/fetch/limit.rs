@@ -5,12 +5,9 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{
-    error::CallError,
-    sync::{OnDrop, lock},
-};
+use crate::{error::CallError, sync::lock};
 
 /// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,
 /// and enough responses per second to adapt to.
@@ -107,38 +104,39 @@ impl Aimd {
 /// The limit of requests in flight at one node. Deferrable work needs no limit of its own: it holds at most
 /// two slots, half of the lowest limit.
 pub(crate) struct NodeLimit {
-    used: Mutex<Use>,
-    /// Notified when a permit may be free, first come, first served.
-    freed: Notify,
+    /// As many permits as the limit and those that are owed, first come, first served.
+    permits: Arc<Semaphore>,
+    adapted: Mutex<Adapted>,
 }
 
-struct Use {
+struct Adapted {
     aimd: Aimd,
-    in_flight: usize,
-    /// Those that wait go first.
-    waiting: usize,
+    /// Permits that were out when the limit was lowered: so many of the next that return are not given out again.
+    owed: usize,
 }
 
 /// The right to have one request in flight at the node. Released when dropped.
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,
+    one: OwnedSemaphorePermit,
     requested_at: Instant,
     is_deferrable: bool,
 }
 
 impl NodeLimit {
     pub(crate) fn new(cap: usize) -> Self {
-        let used = Use { aimd: Aimd::new(cap), in_flight: 0, waiting: 0 };
-        Self { used: Mutex::new(used), freed: Notify::new() }
+        let adapted = Adapted { aimd: Aimd::new(cap), owed: 0 };
+        Self { permits: Semaphore::new(cap).into(), adapted: adapted.into() }
     }
 
     pub(crate) fn limit(&self) -> usize {
-        lock(&self.used).aimd.limit()
+        lock(&self.adapted).aimd.limit()
     }
 
     /// A permit for one request now, if the node is below its limit and nobody waits.
     pub(crate) fn try_acquire(self: &Arc<Self>, is_deferrable: bool) -> Option<RequestPermit> {
-        self.take(is_deferrable, 0)
+        let one = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        Some(self.permit(one, is_deferrable))
     }
 
     /// Waits until one more request may be sent to the node.
@@ -146,28 +144,12 @@ impl NodeLimit {
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(self: Arc<Self>, is_deferrable: bool) -> RequestPermit {
-        lock(&self.used).waiting += 1;
-        let _waiting = OnDrop(|| {
-            lock(&self.used).waiting -= 1;
-            // More than one permit may be free when the limit has risen.
-            self.freed.notify_one();
-        });
-        loop {
-            let freed = self.freed.notified();
-            if let Some(permit) = self.take(is_deferrable, usize::MAX) {
-                return permit;
-            }
-            freed.await;
-        }
+        let one = Arc::clone(&self.permits).acquire_owned().await;
+        self.permit(one.expect("our semaphores are never closed"), is_deferrable)
     }
 
-    fn take(self: &Arc<Self>, is_deferrable: bool, waiting: usize) -> Option<RequestPermit> {
-        let mut used = lock(&self.used);
-        let is_free = used.in_flight < used.aimd.limit() && used.waiting <= waiting;
-        is_free.then(|| {
-            used.in_flight += 1;
-            RequestPermit { limit: Arc::clone(self), requested_at: Instant::now(), is_deferrable }
-        })
+    fn permit(self: &Arc<Self>, one: OwnedSemaphorePermit, is_deferrable: bool) -> RequestPermit {
+        RequestPermit { limit: Arc::clone(self), one, requested_at: Instant::now(), is_deferrable }
     }
 }
 
@@ -182,19 +164,30 @@ impl RequestPermit {
             // The error is due to the request or the connection, and says nothing about the load.
             Some(_) => return,
         };
-        let mut used = lock(&self.limit.used);
+        let NodeLimit { permits, adapted } = &*self.limit;
+        let Adapted { aimd, owed } = &mut *lock(adapted);
+        let before = aimd.limit();
+        let in_flight = before + *owed - permits.available_permits();
         // Deferrable work, which has few slots, raises the limit too: there may be no live work.
-        let is_used = self.is_deferrable || used.in_flight * 2 >= used.aimd.limit();
-        used.aimd.record(signal, self.requested_at, is_used, Instant::now());
+        let is_used = self.is_deferrable || in_flight * 2 >= before;
+        aimd.record(signal, self.requested_at, is_used, Instant::now());
+        let (fewer, more) =
+            (before.saturating_sub(aimd.limit()), aimd.limit().saturating_sub(before));
+        *owed += fewer - permits.forget_permits(fewer);
+        let not_taken = more.min(*owed);
+        *owed -= not_taken;
+        permits.add_permits(more - not_taken);
     }
 }
 
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        let mut used = lock(&self.limit.used);
-        used.in_flight -= 1;
-        if used.waiting > 0 {
-            self.limit.freed.notify_one();
+        // Under the lock, so that what is lowered meanwhile finds it either out or free.
+        let mut adapted = lock(&self.limit.adapted);
+        let Some(one) = self.one.split(1) else { return };
+        if adapted.owed > 0 {
+            adapted.owed -= 1;
+            one.forget();
         }
     }
 }
