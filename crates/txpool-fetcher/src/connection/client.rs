@@ -58,7 +58,7 @@ impl<R> Connection<R> {
             socket,
             outbox: Mutex::default(),
             ponged: Notify::new(),
-            ended: End::new().into(),
+            ended: Arc::default(),
         })
     }
 

@@ -36,9 +36,9 @@ mod socket;
 mod tests;
 mod ws;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
@@ -57,31 +57,34 @@ use crate::error::LossReason;
 pub(crate) type Calls = Open<Call>;
 
 /// Whether a connection has ended, and why. The first reason stands.
-pub(crate) struct End(watch::Sender<Option<LossReason>>);
+#[derive(Default)]
+pub(crate) struct End {
+    reason: OnceLock<LossReason>,
+    is_set: Notify,
+}
 
 impl End {
-    pub(crate) fn new() -> Self {
-        Self(watch::Sender::new(None))
-    }
-
     /// Sets the reason, unless there is one already.
     pub(crate) fn set(&self, reason: LossReason) {
-        self.0.send_if_modified(|ended| {
-            let is_first = ended.is_none();
-            ended.get_or_insert(reason);
-            is_first
-        });
+        if self.reason.set(reason).is_ok() {
+            self.is_set.notify_waiters();
+        }
     }
 
     pub(crate) fn reason(&self) -> Option<LossReason> {
-        self.0.borrow().clone()
+        self.reason.get().cloned()
     }
 
     /// Waits for the end, and returns the reason. Cancel safe.
     pub(crate) async fn wait(&self) -> LossReason {
-        let mut ended = self.0.subscribe();
-        let reason = ended.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        reason.unwrap_or(LossReason::Closed)
+        loop {
+            // Before the look: it is notified of what is set after this.
+            let is_set = self.is_set.notified();
+            if let Some(reason) = self.reason() {
+                return reason;
+            }
+            is_set.await;
+        }
     }
 }
 
@@ -95,10 +98,8 @@ pub(crate) struct Subscription {
 
 impl Subscription {
     pub(crate) fn kill(&self, reason: LossReason) {
-        match self.connections.first() {
-            Some(connection) => connection.end(reason),
-            None => self.ended.set(reason),
-        }
+        self.ended.set(reason.clone());
+        self.connections.iter().for_each(|connection| connection.end(reason.clone()));
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let (chain_id, announcements, blocks) = subscribed.await?;
     deliverer.chain_id.check(index, &fetch.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
-    let ended = Arc::new(End::new());
+    let ended: Arc<End> = Arc::default();
     let up = Subscription { node, ended: Arc::clone(&ended), connections: Vec::new() };
     let announcements = Arc::new(Announcements {
         unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
