@@ -31,7 +31,7 @@ use crate::{
     outcome::Counts,
     request::RequestConnections,
     settings::Settings,
-    sink::{self, SinkCaller, SinkQueue, TransactionSink},
+    sink::{SinkCaller, SinkQueue, TransactionSink},
     source::{
         AUDITS_WAITING, AuditRequest, Changes, Inbox, Parts, Source, SourceShared, SourceState,
         SourceStatus,
@@ -156,15 +156,15 @@ impl Fetcher {
         let sink = Arc::new(SinkCaller {
             sink,
             queue: Arc::clone(&chain.sink),
-            tasks,
+            tasks: Arc::clone(&tasks),
             closed: CancellationToken::new(),
         });
         let queue = Arc::clone(&chain.sink);
         // Ends the sink's thread, also when the supervisor panics or cannot be started.
         let ends_queue = OnDrop(move || queue.end());
-        let known = Arc::clone(&fetch.hashes);
-        sink::spawn(Arc::clone(&sink), move |hash| known.seen.get(hash) == Some(Seen::Mined))
-            .map_err(|source| StartError::Thread { thread: "mempool-sink", source })?;
+        let (known, caller) = (Arc::clone(&fetch.hashes), Arc::clone(&sink));
+        let run = move || caller.run(|hash| known.seen.get(hash) == Some(Seen::Mined));
+        tasks.spawn_thread("mempool-sink", run).map_err(not_started("mempool-sink"))?;
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
         let deliverer = Arc::new(Deliverer { fetch: Arc::clone(&fetch), chain_id, sink });
         let parts = Arc::new(Parts { fetch: Arc::clone(&fetch), deliverer, chain });
@@ -184,7 +184,7 @@ impl Fetcher {
         std::thread::Builder::new()
             .name("mempool-io".into())
             .spawn(body)
-            .map_err(|source| StartError::Thread { thread: "mempool-io", source })?;
+            .map_err(not_started("mempool-io"))?;
         let fetcher = Self { fetch, sources, changes, deadline, ended };
         if start == StartPolicy::RequireNode {
             fetcher.first_source().await?;
@@ -354,10 +354,9 @@ impl Fetcher {
             // The cause before its consequence.
             biased;
             tried = tried => tried,
-            _ = self.ended() => Err(StartError::Thread {
-                thread: "mempool-io",
-                source: io::Error::other("it ended before a source was tried"),
-            }),
+            _ = self.ended() => {
+                Err(not_started("mempool-io")(io::Error::other("it ended before a source was tried")))
+            }
         }
     }
 
@@ -399,7 +398,11 @@ fn io_runtime(sources: usize) -> Result<Runtime, StartError> {
         .thread_name("mempool-blocks")
         .max_blocking_threads(4 + 4 * sources)
         .build()
-        .map_err(|source: io::Error| StartError::Thread { thread: "mempool-io", source })
+        .map_err(not_started("mempool-io"))
+}
+
+fn not_started(thread: &'static str) -> impl Fn(io::Error) -> StartError {
+    move |source| StartError::Thread { thread, source }
 }
 
 /// The root of the task tree: runs the sources and the followers of their heads, and waits for all of

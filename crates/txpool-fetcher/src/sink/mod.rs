@@ -21,7 +21,7 @@ use alloy_primitives::{B256, Bytes};
 use chain_view::{Block, BlockNonces, PooledTransaction};
 use tokio::sync::mpsc;
 
-pub(crate) use self::thread::{Job, SinkCaller, SinkQueue, spawn};
+pub(crate) use self::thread::{Job, SinkCaller, SinkQueue};
 use crate::outcome::Entry;
 
 /// A transaction on its way to the sink.

@@ -3,7 +3,6 @@
 
 use std::{
     collections::VecDeque,
-    io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::Duration,
@@ -287,7 +286,8 @@ impl<S: TransactionSink> SinkCaller<S> {
         self.queue.guard("deliver", || self.tasks.wait_for(call, about_to_wait))?
     }
 
-    fn run(&self, is_still_mined: impl Fn(&B256) -> bool) {
+    /// Runs the jobs, until the queue ends and the sink has returned.
+    pub(crate) fn run(&self, is_still_mined: impl Fn(&B256) -> bool) {
         while let Some(job) = self.queue.next() {
             match job {
                 Job::Head { mut block, mut carried } => {
@@ -325,15 +325,6 @@ impl<S: TransactionSink> SinkCaller<S> {
             self.queue.metrics.dropped(what, 1);
         }
     }
-}
-
-/// Starts the thread. It ends when the queue does and the sink has returned.
-pub(crate) fn spawn<S: TransactionSink>(
-    caller: Arc<SinkCaller<S>>,
-    is_still_mined: impl Fn(&B256) -> bool + Send + 'static,
-) -> io::Result<()> {
-    let tasks = Arc::clone(&caller.tasks);
-    tasks.spawn_thread("mempool-sink", move || caller.run(is_still_mined))
 }
 
 #[cfg(test)]
