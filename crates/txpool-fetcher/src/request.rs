@@ -109,12 +109,9 @@ impl<T: Send + 'static> RequestSet<T> {
     }
 
     fn hand_on(&self, on_failure: impl Fn(T, CallError)) {
-        let reason = |connection: &Open<T>| connection.ended.reason();
-        // Before all are ended.
-        let reasons: Vec<_> = self.fetches.iter().map(reason).collect();
         self.calls.end(LossReason::Closed);
-        for (connection, reason) in self.fetches.iter().zip(reasons) {
-            let is_suspect = reason.is_some_and(|reason| reason.is_by_peer());
+        for connection in &self.fetches {
+            let is_suspect = connection.ended.reason().is_some_and(|reason| reason.is_by_peer());
             let error = if is_suspect { CallError::Suspect } else { CallError::ConnectionLost };
             connection.end(LossReason::Closed);
             for request in connection.take_all() {

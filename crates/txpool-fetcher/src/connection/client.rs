@@ -53,7 +53,11 @@ pub(crate) struct Connection<R> {
 impl<R> Connection<R> {
     pub(super) fn new(socket: BlockingSocket) -> Arc<Self> {
         Arc::new(Self {
-            requests: Mutex::new(InFlight::new()),
+            requests: Mutex::new(InFlight {
+                by_id: HashMap::default(),
+                last_id: PING_ID,
+                is_closed: false,
+            }),
             in_flight: AtomicUsize::new(0),
             socket,
             outbox: Mutex::default(),
@@ -63,17 +67,11 @@ impl<R> Connection<R> {
     }
 
     /// Adds the request for a transaction, as [`Self::submit`] does.
-    #[expect(
-        clippy::expect_used,
-        clippy::indexing_slicing,
-        reason = "positions in bytes of our own"
-    )]
     pub(crate) fn submit_fetch(&self, hash: &B256, request: R) -> Result<u64, R> {
         self.submit(RAW_TRANSACTION, request, |bytes| {
-            bytes.extend_from_slice(b"[\"0x");
-            let hex = bytes.len();
-            bytes.resize(hex.saturating_add(64), 0);
-            const_hex::encode_to_slice(hash, &mut bytes[hex..]).expect("32 bytes are 64 digits");
+            bytes.extend_from_slice(b"[\"");
+            let mut hex = const_hex::Buffer::<32, true>::new();
+            bytes.extend_from_slice(hex.format(hash).as_bytes());
             bytes.extend_from_slice(b"\"]");
         })
     }
@@ -87,13 +85,16 @@ impl<R> Connection<R> {
         request: R,
         params: impl FnOnce(&mut BytesMut),
     ) -> Result<u64, R> {
-        let id = {
-            // Counted under the lock, so that it is not removed before.
-            let mut requests = lock(&self.requests);
-            let id = requests.insert(request)?;
-            self.in_flight.fetch_add(1, Relaxed);
-            id
-        };
+        let mut requests = lock(&self.requests);
+        if requests.is_closed {
+            return Err(request);
+        }
+        requests.last_id = requests.last_id.wrapping_add(1);
+        let id = requests.last_id;
+        requests.by_id.insert(id, (request, Instant::now()));
+        // Counted under the lock, so that it is not removed before.
+        self.in_flight.fetch_add(1, Relaxed);
+        drop(requests);
         self.format(id, method, params);
         Ok(id)
     }
@@ -133,11 +134,25 @@ impl<R> Connection<R> {
         self.in_flight.load(Relaxed)
     }
 
-    /// Removes the requests that were sent `timeout` before `until` or earlier.
+    /// Removes the requests that were sent `timeout` before `until` or earlier, the oldest first.
     pub(super) fn take_expired(&self, timeout: Duration, until: Instant) -> Vec<R> {
-        let expired = lock(&self.requests).take_expired(timeout, until);
-        self.in_flight.fetch_sub(expired.len(), Relaxed);
-        expired
+        let Some(due) = until.checked_sub(timeout) else { return Vec::new() };
+        self.take_sent_by(due, &mut lock(&self.requests))
+    }
+
+    /// Removes all requests, the oldest first; no more are accepted.
+    pub(crate) fn take_all(&self) -> Vec<R> {
+        let mut requests = lock(&self.requests);
+        requests.is_closed = true;
+        self.take_sent_by(Instant::now(), &mut requests)
+    }
+
+    fn take_sent_by(&self, due: Instant, InFlight { by_id, .. }: &mut InFlight<R>) -> Vec<R> {
+        let expired = by_id.iter().filter(|(_, (_, sent))| *sent <= due);
+        let mut ids: Vec<u64> = expired.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        self.in_flight.fetch_sub(ids.len(), Relaxed);
+        ids.into_iter().filter_map(|id| Some(by_id.remove(&id)?.0)).collect()
     }
 
     /// If the outbox has no room for it, the silence is detected without a ping.
@@ -162,13 +177,6 @@ impl<R> Connection<R> {
         }
     }
 
-    /// Removes all requests, the oldest first; no more are accepted.
-    pub(crate) fn take_all(&self) -> Vec<R> {
-        let all = lock(&self.requests).close();
-        self.in_flight.fetch_sub(all.len(), Relaxed);
-        all
-    }
-
     /// Removes a request that nobody waits for any more.
     pub(super) fn forget(&self, id: u64) {
         self.handle(id, drop);
@@ -177,7 +185,7 @@ impl<R> Connection<R> {
     /// Removes the request with this id, which has its response, and calls `handle` with it and when it was sent.
     /// False if there is none.
     pub(super) fn handle(&self, id: u64, handle: impl FnOnce((R, Instant))) -> bool {
-        let found = lock(&self.requests).requests.remove(&id);
+        let found = lock(&self.requests).by_id.remove(&id);
         if id == PING_ID {
             // An error is an answer too.
             self.ponged.notify_one();
@@ -213,44 +221,12 @@ impl<R> Drop for Open<R> {
     }
 }
 
-/// The requests by id, which ascend, with the time at which each was sent. Each holds a fetch slot, which
-/// bounds their number.
+/// The requests with the time at which each was sent. Each but a call holds a fetch slot, which bounds their number.
 struct InFlight<R> {
-    requests: HashMap<u64, (R, Instant)>,
+    /// The ids ascend.
+    by_id: HashMap<u64, (R, Instant)>,
     last_id: u64,
     is_closed: bool,
-}
-
-impl<R> InFlight<R> {
-    fn new() -> Self {
-        Self { requests: HashMap::default(), last_id: PING_ID, is_closed: false }
-    }
-
-    /// Inserts a request that is sent now, and returns its id; returns the request when the connection has
-    /// ended.
-    fn insert(&mut self, request: R) -> Result<u64, R> {
-        if self.is_closed {
-            return Err(request);
-        }
-        self.last_id = self.last_id.wrapping_add(1);
-        self.requests.insert(self.last_id, (request, Instant::now()));
-        Ok(self.last_id)
-    }
-
-    /// Removes the requests that were sent `timeout` before `until` or earlier, the oldest first.
-    fn take_expired(&mut self, timeout: Duration, until: Instant) -> Vec<R> {
-        let Some(due) = until.checked_sub(timeout) else { return Vec::new() };
-        let expired = self.requests.iter().filter(|(_, (_, sent))| *sent <= due);
-        let mut ids: Vec<u64> = expired.map(|(id, _)| *id).collect();
-        ids.sort_unstable();
-        ids.into_iter().filter_map(|id| Some(self.requests.remove(&id)?.0)).collect()
-    }
-
-    /// Removes all requests, the oldest first, and accepts no more.
-    fn close(&mut self) -> Vec<R> {
-        self.is_closed = true;
-        self.take_expired(Duration::ZERO, Instant::now())
-    }
 }
 
 #[cfg(test)]
@@ -259,30 +235,32 @@ mod tests {
     use serde_json::{Value, json};
     use std::os::unix::net::UnixStream;
 
-    #[test]
-    fn each_request_leaves_once_by_its_id_or_its_age_and_none_enters_after_the_end() {
-        let mut in_flight = InFlight::new();
-        let ids: Vec<u64> = (0..10).map(|n| in_flight.insert(n).expect("open")).collect();
-        assert!(!ids.contains(&PING_ID) && ids.is_sorted());
-        assert_eq!(in_flight.requests.remove(&ids[3]).map(|(n, _)| n), Some(3));
-        for id in [ids[3], PING_ID, u64::MAX] {
-            assert!(in_flight.requests.remove(&id).is_none());
-        }
-        let minute = Duration::from_secs(60);
-        let sent = in_flight.requests[&ids[4]].1;
-        assert!(in_flight.take_expired(minute, sent).is_empty());
-        let expired = in_flight.take_expired(minute, sent + minute);
-        assert_eq!(expired[..4], [0, 1, 2, 4]);
-        let again = in_flight.insert(10).expect("open");
-        assert!(!ids.contains(&again), "an id is never used twice");
-        assert_eq!(expired.len() + in_flight.close().len(), 10);
-        assert!(matches!(in_flight.insert(0), Err(0)));
-    }
-
     /// To a node that does not read.
     fn connection() -> (Arc<Connection<u64>>, UnixStream) {
         let (ours, node) = UnixStream::pair().unwrap();
         (Connection::new(BlockingSocket::new(ours, Arc::default()).unwrap()), node)
+    }
+
+    #[test]
+    fn each_request_leaves_once_by_its_id_or_its_age_and_none_enters_after_the_end() {
+        let (connection, _node) = connection();
+        let submit = |n| connection.submit_fetch(&B256::ZERO, n);
+        let ids: Vec<u64> = (0..10).map(|n| submit(n).expect("open")).collect();
+        assert!(!ids.contains(&PING_ID) && ids.is_sorted());
+        assert!(connection.handle(ids[3], |(n, _)| assert_eq!(n, 3)));
+        for id in [ids[3], PING_ID, u64::MAX] {
+            assert!(!connection.handle(id, |_| unreachable!("it has left")));
+        }
+        let minute = Duration::from_secs(60);
+        let sent = lock(&connection.requests).by_id[&ids[4]].1;
+        assert!(connection.take_expired(minute, sent).is_empty());
+        let expired = connection.take_expired(minute, sent + minute);
+        assert_eq!(expired[..4], [0, 1, 2, 4]);
+        let again = submit(10).expect("open");
+        assert!(!ids.contains(&again), "an id is never used twice");
+        assert_eq!(expired.len() + connection.take_all().len(), 10);
+        assert!(matches!(submit(0), Err(0)));
+        assert_eq!(connection.in_flight(), 0);
     }
 
     #[test]
