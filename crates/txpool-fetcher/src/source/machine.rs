@@ -133,7 +133,6 @@ pub(crate) enum Action {
     /// Of the subscription connection.
     Drop(LossReason),
     Compare(GapReason),
-    End,
 }
 
 pub(crate) struct Machine {
@@ -226,7 +225,6 @@ impl Machine {
                 *attempts = attempts.saturating_add(1);
                 if self.settings.config.reconnect_limit.is_some_and(|limit| *attempts >= limit) {
                     self.state = SourceState::Ended;
-                    self.actions.push(Action::End);
                 } else {
                     let after = self.delay(role);
                     self.actions.push(Action::Dial { role, after });
@@ -631,7 +629,6 @@ mod tests {
                     Action::Dial { role: Role::Request, .. } => "dial r".to_owned(),
                     Action::Drop(reason) => format!("drop: {reason}"),
                     Action::Compare(reason) => format!("compare {}", reason.as_str()),
-                    Action::End => "end".to_owned(),
                 });
                 let mut expected = expected.split('|').map(str::trim);
                 assert_eq!(
@@ -794,7 +791,7 @@ mod tests {
                 "
                 undialled s -> dial s | connecting
                 undialled s -> dial s
-                undialled s -> end    | ended
+                undialled s ->        | ended
                 up s        ->        | ended",
             ),
             (

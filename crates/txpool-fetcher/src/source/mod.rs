@@ -138,11 +138,11 @@ impl<S: TransactionSink> Source<S> {
         let (fetch, backlog) = (&source.parts.fetch, &source.shared.backlog);
         let waiting = announce::process_waiting(Arc::clone(fetch), index, Arc::clone(backlog));
         source.spawn(waiting);
-        let mut ended = source.perform();
+        source.perform();
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let stop = source.parts.fetch.tasks.stop.clone();
-        while !ended {
+        while source.machine.state != SourceState::Ended {
             tokio::select! {
                 // That a connection is up is known before what it reports. Reports come last, because
                 // there may be many; they wait in their channel.
@@ -158,12 +158,12 @@ impl<S: TransactionSink> Source<S> {
                 _ = ticks.tick() => source.tick(),
                 Some(report) = reports.recv() => source.on_report(report),
             }
-            ended = source.perform();
+            source.perform();
             source.publish();
         }
         source.parts.fetch.connections.set(index, None);
         source.tasks.shutdown().await;
-        if !ended {
+        if source.machine.state != SourceState::Ended {
             lock(&source.shared.status).last_error = None;
         }
     }
@@ -309,22 +309,17 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    /// Carries out the machine's actions; true when one of them ends the source.
-    fn perform(&mut self) -> bool {
-        let mut ended = false;
+    /// Carries out the machine's actions.
+    fn perform(&mut self) {
         for action in std::mem::take(&mut self.machine.actions) {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
                 Action::Drop(reason) => {
-                    if let Some(subscription) = &self.subscription {
-                        subscription.kill(reason);
-                    }
+                    self.subscription.iter().for_each(|it| it.kill(reason.clone()));
                 }
                 Action::Compare(reason) => self.compare(reason),
-                Action::End => ended = true,
             }
         }
-        ended
     }
 
     fn publish(&mut self) {
