@@ -20,6 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    announce,
     audit::{AuditMode, AuditReport},
     chain::{self, Chain, Follower},
     config::{Endpoint, FetcherConfig, StartPolicy},
@@ -167,6 +168,7 @@ impl Fetcher {
         tasks.spawn_thread("mempool-sink", run).map_err(not_started("mempool-sink"))?;
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
         let deliverer = Arc::new(Deliverer { fetch: Arc::clone(&fetch), chain_id, sink });
+        let objects_to = Arc::clone(&deliverer);
         let parts = Arc::new(Parts { fetch: Arc::clone(&fetch), deliverer, chain });
         let sources: Arc<[_]> = sources.into();
         let running = sources.iter().cloned().zip(inboxes).collect();
@@ -186,6 +188,14 @@ impl Fetcher {
             .spawn(body)
             .map_err(not_started("mempool-io"))?;
         let fetcher = Self { fetch, sources, changes, deadline, ended };
+        for (index, source) in fetcher.sources.iter().enumerate() {
+            if !settings.has_objects(index) {
+                continue;
+            }
+            let (deliverer, backlog) = (Arc::clone(&objects_to), Arc::clone(&source.backlog));
+            let run = move || announce::process_objects(&deliverer, index, &backlog);
+            tasks.spawn_thread("mempool-object", run).map_err(not_started("mempool-object"))?;
+        }
         if start == StartPolicy::RequireNode {
             fetcher.first_source().await?;
         }

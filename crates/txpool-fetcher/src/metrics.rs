@@ -147,7 +147,8 @@ pub(crate) struct SourceName(String);
 static SOURCES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
 
 impl SourceName {
-    pub(crate) fn claim(endpoint: &Endpoint) -> Self {
+    /// With the metrics of that source.
+    pub(crate) fn claim(endpoint: &Endpoint) -> (Self, SourceMetrics) {
         let mut names = lock(&SOURCES);
         let mut number = 1;
         let mut name = endpoint.to_string();
@@ -155,11 +156,9 @@ impl SourceName {
             number += 1;
             name = format!("{endpoint}#{number}");
         }
-        Self(name)
-    }
-
-    pub(crate) fn metrics(&self) -> SourceMetrics {
-        SourceMetrics::labelled(&[Label::new("source", self.0.clone())])
+        drop(names);
+        let metrics = SourceMetrics::labelled(&[Label::new("source", name.clone())]);
+        (Self(name), metrics)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The configuration of a running fetcher.
 
 use crate::{
-    config::{Endpoint, FetcherConfig},
+    config::{Announcements, Endpoint, FetcherConfig},
     in_process_pool::InProcess,
     limits::{DEFERRABLE_SLOTS, Limits},
 };
@@ -19,6 +19,11 @@ impl Settings {
             Endpoint::InProcess(pool) => Some(pool),
             Endpoint::Ipc(_) | Endpoint::Ws(_) => None,
         }
+    }
+
+    /// Whether a source may announce objects.
+    pub(crate) fn has_objects(&self, source: usize) -> bool {
+        self.config.announcements != Announcements::Hashes && self.in_process_pool(source).is_none()
     }
 
     /// Whether this source's announced senders are used without recovery.

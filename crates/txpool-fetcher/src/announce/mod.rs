@@ -21,10 +21,7 @@ mod pairs;
 mod subscription;
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::{Arc, atomic::AtomicU64},
     time::Instant,
 };
 
@@ -33,6 +30,7 @@ use tokio::sync::mpsc;
 
 pub(crate) use self::{
     hashes::{HashReader, process_waiting},
+    objects::process_objects,
     subscription::subscribe,
 };
 use self::{objects::Object, pairs::Pairs};
@@ -52,7 +50,6 @@ pub(crate) struct Backlog {
     pub(crate) reports: mpsc::Sender<Report>,
     /// Announcements that were read; with full announcements those of hashes.
     pub(crate) read: AtomicU64,
-    has_object_thread: AtomicBool,
 }
 
 /// The part of the buffer above which the newest announcement is processed first.
@@ -77,7 +74,6 @@ impl Backlog {
             heads: Buffer::new(HEADS_WAITING).into(),
             reports,
             read: AtomicU64::new(0),
-            has_object_thread: AtomicBool::new(false),
         }
     }
 

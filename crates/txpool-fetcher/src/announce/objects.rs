@@ -3,11 +3,7 @@
 //! Parsing and hashing take a few microseconds, but the sink may block and recovery takes 34 us:
 //! neither may run on the thread that reads the sockets.
 
-use std::{
-    io,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Instant,
-};
+use std::{sync::Arc, time::Instant};
 
 use alloy_primitives::B256;
 
@@ -96,27 +92,13 @@ impl Drop for ObjectListener {
     }
 }
 
-/// Starts the thread that processes the announced objects of one source, in their order, unless the source has it. It ends
-/// with the source, or when the fetcher stops.
-pub(super) fn spawn_reader<S: TransactionSink>(
-    deliverer: &Arc<Deliverer<S>>,
+/// Processes the announced objects of one source, in their order, on a thread of its own. Returns when the source has
+/// ended, or when the fetcher stops.
+pub(crate) fn process_objects<S: TransactionSink>(
+    deliverer: &Deliverer<S>,
     source: usize,
-    backlog: &Arc<Backlog>,
-) -> io::Result<()> {
-    if backlog.has_object_thread.load(Relaxed) {
-        return Ok(());
-    }
-    let run = {
-        let (deliverer, backlog) = (Arc::clone(deliverer), Arc::clone(backlog));
-        move || read_all(&deliverer, source, &backlog)
-    };
-    deliverer.fetch.tasks.spawn_thread("mempool-object", run)?;
-    // Relaxed: only the source's dials, one after another, use it.
-    backlog.has_object_thread.store(true, Relaxed);
-    Ok(())
-}
-
-fn read_all<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, backlog: &Backlog) {
+    backlog: &Backlog,
+) {
     let (fetch, objects) = (&deliverer.fetch, &backlog.objects);
     // Sends the requests that were submitted, for blob transactions, before a wait.
     while let Some(Some(next)) = fetch.tasks.wait_for(objects.next(), || fetch.connections.flush())

@@ -2,12 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{
-    Backlog,
-    hashes::HashReader,
-    objects::{ObjectListener, spawn_reader},
-    pairs::Pairs,
-};
+use super::{Backlog, hashes::HashReader, objects::ObjectListener, pairs::Pairs};
 use crate::{
     chain::read_head,
     config::Announcements,
@@ -77,8 +72,6 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     // Objects first: a hash without its object is then one that the node has dropped.
     if let Some((connection, node)) = second {
         deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
-        spawn_reader(deliverer, index, backlog)
-            .map_err(|error| ConnectError::io(endpoint, error))?;
         let paired = Pairs::new(backlog, limits);
         let listener = ObjectListener::new(fetch, backlog, &paired);
         match connection.subscribe((HASHES, true), listener, limit).await {

@@ -60,24 +60,23 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         fetch: Arc::clone(fetch),
         backlog: Arc::clone(backlog),
     });
-    let (deliverer, pool) = (Arc::clone(deliverer), pool.clone());
-    let read = async move {
-        // On every path, also when a stream panics while it is dropped.
-        let _ends = OnDrop(|| ended.set(LossReason::Closed));
-        let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
-        let spawned = announcements.fetch.tasks.spawn_thread("mempool-announce", move || {
-            let _ends = OnDrop(|| subscribed.set(LossReason::Closed));
-            let read = pin!(until_end(
-                "announcements",
-                unread.read(|request| get(&deliverer, &pool, request))
-            ));
-            if let Either::Left((reason, _)) = block_on(select(read, pin!(subscribed.wait()))) {
-                subscribed.set(reason);
-            }
-        });
-        if let Err(error) = spawned {
-            return ended.set(LossReason::from_io(&error));
+    let tasks = &fetch.tasks;
+    let (deliverer, called) = (Arc::clone(deliverer), pool.clone());
+    let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
+    let run = move || {
+        let _ends = OnDrop(|| subscribed.set(LossReason::Closed));
+        let read = unread.read(|request| get(&deliverer, &called, request));
+        let read = pin!(until_end("announcements", read));
+        if let Either::Left((reason, _)) = block_on(select(read, pin!(subscribed.wait()))) {
+            subscribed.set(reason);
         }
+    };
+    tasks.spawn_thread("mempool-announce", run).map_err(|error| ConnectError::io(pool, error))?;
+    // On every path, also when a stream panics while it is dropped.
+    let subscribed = Arc::clone(&ended);
+    let ends = OnDrop(move || subscribed.set(LossReason::Closed));
+    let read = async move {
+        let _ends = ends;
         let reason = tokio::select! {
             // The order is irrelevant: the first branch that ends, ends all.
             reason = ended.wait() => reason,

@@ -100,8 +100,7 @@ impl SourceShared {
     ) -> (Arc<Self>, Inbox) {
         let (audit_requests, audits) = mpsc::channel(AUDITS_WAITING);
         let (reports, reported) = mpsc::channel(REPORTS_WAITING);
-        let name = SourceName::claim(&endpoint);
-        let metrics = name.metrics();
+        let (name, metrics) = SourceName::claim(&endpoint);
         // Until the first failure to list it.
         metrics.audited.set(1.0);
         // One of several that does not respond holds an equal share of the slots: the others have the rest.
