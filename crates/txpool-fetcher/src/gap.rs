@@ -52,12 +52,13 @@ pub struct Gap {
 /// What the readers of a source's announcements and heads, and its pings, report to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
-    /// A head was announced.
     Head(Head),
-    /// Announcements or blocks may have been missed.
     Gap(GapReason),
     /// The node announces hashes where it was asked for objects.
     NoObjects,
     /// The node's answer to a ping of the connection for calls.
-    Pinged { block: Option<u64>, says_syncing: bool },
+    Pinged {
+        block: Option<u64>,
+        says_syncing: bool,
+    },
 }

@@ -14,7 +14,6 @@ use crate::{
 };
 
 metric_set::labels! {
-    /// The kinds of work that may be deferred.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum DeferrableWork {
         Backfill = "backfill",
@@ -24,7 +23,6 @@ metric_set::labels! {
 }
 
 metric_set::labels! {
-    /// Why a request is repeated.
     #[derive(Clone, Copy, Debug)]
     pub(crate) enum Retry {
         Timeout = "timeout",

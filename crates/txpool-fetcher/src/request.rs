@@ -23,9 +23,7 @@ use crate::{
 
 /// Where the requests of one source go.
 pub(crate) enum Requests<T: Send + 'static> {
-    /// To a node, over its request connections.
     Node(RequestSet<T>),
-    /// To a pool in this process.
     InProcess(PoolQueues<T>),
 }
 

@@ -61,13 +61,11 @@ impl Tasks {
         self.tracker.spawn_blocking_on(work, &self.runtime)
     }
 
-    /// Waits until everything that was spawned has ended.
     pub(crate) async fn ended(&self) {
         self.tracker.close();
         self.tracker.wait().await;
     }
 
-    /// Waits until no thread is alive.
     pub(crate) async fn threads_ended(&self) {
         self.threads.close();
         self.threads.wait().await;

@@ -88,7 +88,6 @@ impl Backlog {
         self.hashes.len() + self.objects.len()
     }
 
-    /// The source has ended.
     pub(crate) fn close(&self) {
         self.hashes.close();
         self.objects.close();

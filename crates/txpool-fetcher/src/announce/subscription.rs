@@ -17,7 +17,6 @@ use crate::{
 /// transactions: 200 kB for 3,000.
 const MAX_HEAD_BYTES: usize = 1024 * 1024;
 
-/// Takes in the heads of a subscription.
 struct HeadListener {
     fetch: Arc<Fetch>,
     backlog: Arc<Backlog>,

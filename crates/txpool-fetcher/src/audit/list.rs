@@ -34,7 +34,6 @@ const MAX_LISTING_BYTES: usize = 256 * 1024 * 1024;
 
 const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#;
 
-/// The hashes of the transactions in a node's pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Content {
@@ -44,7 +43,6 @@ pub(crate) struct Content {
     pub(crate) queued: Vec<B256>,
 }
 
-/// Lists a node's pool, over a connection of its own.
 pub(super) async fn request(
     endpoint: &Endpoint,
     limits: &Limits,

@@ -63,7 +63,6 @@ pub(crate) async fn says_syncing(calls: &Calls, limit: Duration) -> bool {
     response.is_ok_and(|response| response.get().starts_with('{'))
 }
 
-/// The latest head of a node that is being connected.
 pub(crate) async fn head_of(calls: &Calls, limit: Duration) -> Option<Head> {
     Some(latest_block(calls, limit).await.ok()?.head)
 }
@@ -149,7 +148,6 @@ async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
     connections.connected(&[turn], turn).await.first().copied().unwrap_or(turn)
 }
 
-/// Asks a pool in this process for a block.
 async fn read_from_pool(chain: &Chain, pool: &InProcess, hash: B256) -> Result<MinedBlock, Unread> {
     match pool.call(&chain.fetch.tasks, "block", move |pool| pool.block(&hash)).await {
         Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),

@@ -79,7 +79,6 @@ impl From<Head> for AnnouncedHead {
     }
 }
 
-/// A block that was read.
 #[derive(Clone, Debug)]
 pub(crate) struct ReadBlock {
     block: Block,

@@ -46,7 +46,6 @@ impl ChainId {
         Err(ConnectError::OtherChain { endpoint: endpoint.to_string(), found, expected })
     }
 
-    /// An attempt to connect to a source has ended.
     pub(crate) fn tried(&self, source: usize) {
         self.tried.send_if_modified(|tried| !std::mem::replace(&mut tried[source], true));
     }

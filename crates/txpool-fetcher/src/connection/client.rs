@@ -177,7 +177,6 @@ impl<R> Connection<R> {
         }
     }
 
-    /// Removes a request that nobody waits for any more.
     pub(super) fn forget(&self, id: u64) {
         self.handle(id, drop);
     }

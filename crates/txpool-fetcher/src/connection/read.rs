@@ -38,7 +38,6 @@ pub(crate) trait Responses<R>: Send + 'static {
     /// Takes a notification that was read at `read_at`.
     fn on_notification(&mut self, _note: &Notification<'_>, _read_at: Instant) {}
 
-    /// A request was not answered in time.
     fn on_timeout(&mut self, request: R);
 
     /// A response came after its request had timed out, or matches none.

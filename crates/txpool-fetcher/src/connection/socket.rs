@@ -68,7 +68,6 @@ impl BlockingSocket {
         }
     }
 
-    /// Writes as much as there is room for.
     pub(crate) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         Ok(retry_on_intr(|| rustix::net::send(&self.stream, bytes, SEND_FLAGS))?)
     }

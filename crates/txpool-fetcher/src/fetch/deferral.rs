@@ -152,7 +152,6 @@ impl Deferral {
     }
 }
 
-/// Counts one live fetch in the monitor until it is dropped.
 pub(crate) struct TrackedFetch(QueueLoad);
 
 impl Drop for TrackedFetch {

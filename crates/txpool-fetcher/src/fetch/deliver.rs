@@ -124,7 +124,6 @@ impl<S: TransactionSink> Deliverer<S> {
 /// of slots.
 const RELEASED_TOGETHER: usize = 16;
 
-/// Processes the responses of one connection.
 pub(crate) struct ResponseReader<S: TransactionSink> {
     deliverer: Arc<Deliverer<S>>,
     /// Slots of finished fetches.

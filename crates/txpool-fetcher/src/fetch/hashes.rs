@@ -117,7 +117,6 @@ impl Hashes {
         Ticket { arrival, hashes: Arc::clone(self), entered, has_left: false }
     }
 
-    /// Whether a recent block contains the transaction.
     pub(crate) fn is_mined(&self, hash: &B256) -> bool {
         lock(&self.blocks).is_mined(hash)
     }

@@ -68,11 +68,9 @@ pub(crate) struct Fetch {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// A hash that is being fetched.
 pub(crate) struct FetchTask {
     pub(crate) ticket: Ticket,
     pub(crate) slot: Slot,
-    /// Retries that were made.
     retries: u32,
     /// Its response may end the connection: it is requested over connections of its own, of which so many were lost.
     alone: Option<u32>,
@@ -87,7 +85,6 @@ pub(crate) struct FetchTask {
 /// A request in flight, as its connection keeps it.
 pub(crate) struct FetchRequest {
     task: FetchTask,
-    /// The source that is asked.
     source: usize,
     /// It had not announced the transaction when it was asked.
     is_early: bool,

@@ -36,7 +36,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const OVERLOAD_STEPS: u32 = 3;
 
 impl Fetch {
-    /// The request failed.
     pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
         let FetchRequest { task, source, permit, .. } = request;
         permit.record(Some(&error));

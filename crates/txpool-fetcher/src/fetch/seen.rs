@@ -27,7 +27,6 @@ pub(crate) enum Seen {
     InFlight,
     /// Delivered to the sink, and still pending in the node as far as we know.
     Delivered,
-    /// The sink refused the transaction.
     Refused,
     /// The sink had no room for the transaction.
     Postponed,
@@ -139,7 +138,6 @@ impl SeenSet {
         self.shard(hash).get(hash).map(|entry| entry.sources).unwrap_or_default()
     }
 
-    /// Records that a source announced a hash, if it is known.
     pub(crate) fn add_source(&self, hash: &B256, source: usize) {
         self.shard(hash).add_source(hash, source);
     }

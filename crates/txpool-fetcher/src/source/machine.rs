@@ -93,37 +93,39 @@ pub(crate) enum Role {
     Request,
 }
 
-/// An input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
     /// The connections of this role are up: probed and, for the subscription connection,
     /// subscribed.
     Up(Role),
-    /// An attempt to connect failed.
     DialFailed(Role),
-    /// A connection that was up was lost.
     Down(Role),
-    /// A head was announced.
     Head(u64),
     /// Whether the node does not follow the chain.
     Behind(bool),
-    /// Announcements or blocks may have been missed.
     Gap(GapReason),
     /// The node returned this block number on the request connection.
     SawBlock(u64),
     /// The node's pool was compared, and `recovered` hashes were fetched. In a comparison for
     /// [`GapReason::Silence`], `unannounced` hashes became pending while the source was watched.
-    Compared { recovered: u64, unannounced: u64 },
+    Compared {
+        recovered: u64,
+        unannounced: u64,
+    },
     /// The node's pool could not be compared; the attempt took `after`. `is_retryable`: whether a
     /// comparison soon after may succeed.
-    CompareFailed { after: Duration, is_retryable: bool },
+    CompareFailed {
+        after: Duration,
+        is_retryable: bool,
+    },
     /// Drives the machine's timers; `read` announcements were read from the socket of the
     /// subscription connection so far. Whether they were processed is irrelevant: our own
     /// back-pressure says nothing about the node.
-    Tick { read: u64 },
+    Tick {
+        read: u64,
+    },
 }
 
-/// An output of the state machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
     Dial {
@@ -138,7 +140,6 @@ pub(crate) enum Action {
 pub(crate) struct Machine {
     pub(super) state: SourceState,
     up: [bool; 2],
-    /// Failed attempts to connect in a row.
     attempts: [u32; 2],
     /// Consecutive delays since a connection has lived for [`STABLE_AFTER`].
     delays: [u32; 2],
