@@ -76,14 +76,15 @@ pub struct Limits {
     pub audit_timeout: Duration,
     /// Delay between two attempts to connect.
     pub reconnect: Backoff,
-    /// How often each connection is pinged, by a request for the block number.
+    /// How long a connection may be silent before it is pinged, by a request for the block number. Also
+    /// how often a node is asked how far it is.
     pub ping_interval: Duration,
     /// A connection is closed after this long without a response to a ping or any other message.
     /// geth can freeze for 3 to 8 s when another subscriber stalls, and then recovers. After a write
     /// to a connection has blocked for 10 s, it never writes to that connection again. So 10 s
     /// distinguish the two. While the node lists its pool, it may be silent for longer: for the same
     /// time again, for four times as long as the list before took, and for `snapshot_timeout` if there
-    /// was none or it failed.
+    /// was none.
     pub ping_timeout: Duration,
     /// With full objects: how long after its hash an object may come before the transaction is
     /// requested. A fifth of it, while the objects of later hashes come.

@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -10,10 +13,7 @@ use alloy_primitives::{B256, U64, map::B256HashSet};
 use rand::seq::SliceRandom as _;
 use tokio::time::sleep;
 
-use super::{
-    AuditState,
-    list::{self, Content},
-};
+use super::list::{self, Content};
 use crate::{
     announce::Backlog,
     config::Backfill,
@@ -89,6 +89,17 @@ pub struct AuditReport {
 impl AuditReport {
     /// Most hashes in [`Self::missing_sample`].
     pub const MISSING_SAMPLE: usize = 16;
+}
+
+/// The comparisons of one source, for display.
+#[derive(Debug, Default)]
+pub(crate) struct AuditState {
+    /// How many were started.
+    pub(crate) audits: AtomicU64,
+    /// How many they still have to fetch.
+    pub(crate) to_recover: AtomicU64,
+    /// When the latest full comparison began.
+    compared: Mutex<Option<Instant>>,
 }
 
 #[derive(Clone)]
@@ -245,8 +256,7 @@ impl Comparison {
         let begin = Instant::now();
         let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
         let listed = list::request(endpoint, limits, &self.fetch.tasks).await;
-        let took = listed.as_ref().map_or(Duration::ZERO, |_| begin.elapsed());
-        listings.took_ns.store(took.as_nanos() as u64, Relaxed);
+        listings.took(begin.elapsed(), listed.is_ok());
         listed
     }
 

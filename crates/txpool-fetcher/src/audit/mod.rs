@@ -11,21 +11,5 @@
 mod compare;
 mod list;
 
-use std::{
-    sync::{Mutex, atomic::AtomicU64},
-    time::Instant,
-};
-
-pub(crate) use self::compare::Comparison;
 pub use self::compare::{AuditMode, AuditReport};
-
-/// The comparisons of one source, for display.
-#[derive(Debug, Default)]
-pub(crate) struct AuditState {
-    /// How many were started.
-    pub(crate) audits: AtomicU64,
-    /// How many they still have to fetch.
-    pub(crate) to_recover: AtomicU64,
-    /// When the latest full comparison began.
-    compared: Mutex<Option<Instant>>,
-}
+pub(crate) use self::compare::{AuditState, Comparison};

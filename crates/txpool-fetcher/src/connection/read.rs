@@ -218,15 +218,26 @@ pub(crate) struct Listings {
     /// In progress: for the source's own comparison, and for those that a caller of
     /// [`Fetcher::audit`](crate::Fetcher::audit) requested.
     pub(crate) running: AtomicU64,
-    /// How long the latest one took in nanoseconds; 0 before the first, and after one that failed.
-    pub(crate) took_ns: AtomicU64,
+    /// How long the latest one took in nanoseconds, or one that failed since, if that took longer; 0 before the first.
+    took_ns: AtomicU64,
 }
 
 impl Listings {
+    /// One has ended. One that failed may have failed at once, which says nothing of the next.
+    pub(crate) fn took(&self, time: Duration, is_complete: bool) {
+        let (time, known) = (time.as_nanos() as u64, self.took_ns.load(Relaxed));
+        let took = match known {
+            _ if is_complete => time,
+            0 => 0,
+            known => known.max(time),
+        };
+        self.took_ns.store(took, Relaxed);
+    }
+
     /// How much longer than else the node may be silent. While it lists its pool, a node may be slow with everything:
     /// anvil answers no request for 12 s with 60,000 transactions. But it may as well have gone silent for good: it has no
     /// more time than its lists lead to expect, and the time of a ping more at the least.
-    fn patience(&self, limits: &Limits) -> Duration {
+    pub(super) fn patience(&self, limits: &Limits) -> Duration {
         if self.running.load(Relaxed) == 0 {
             return Duration::ZERO;
         }

@@ -16,10 +16,13 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use super::{BlockingSocket, Connection, Incoming, Responses, client::PING_ID, read::Reader};
+use super::{
+    BlockingSocket, Connection, Incoming, Listings, Responses, client::PING_ID, read::Reader,
+};
 use crate::{
     error::{CallError, LossReason},
     limits::Limits,
+    sync::Share,
     tasks::Tasks,
 };
 
@@ -302,4 +305,19 @@ async fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() 
     assert_eq!(asked.count(), 1, "after one more it is given up");
     assert!(matches!(stage.connection.ended.wait().await, LossReason::Unresponsive(_)));
     assert!(stage.seen.try_recv().is_err(), "a ping is no request");
+}
+
+#[test]
+fn a_list_that_fails_shortens_no_patience_and_lengthens_it_only_by_its_time() {
+    let (listings, limits) = (Listings::default(), Limits::default());
+    let seconds = Duration::from_secs;
+    assert_eq!(listings.patience(&limits), Duration::ZERO, "none is running");
+    let _running = Share::of(&listings.running, 1);
+    listings.took(Duration::ZERO, false);
+    assert_eq!(listings.patience(&limits), limits.snapshot_timeout, "nothing is known");
+    listings.took(seconds(5), true);
+    listings.took(Duration::ZERO, false);
+    assert_eq!(listings.patience(&limits), seconds(20));
+    listings.took(seconds(10), false);
+    assert_eq!(listings.patience(&limits), seconds(40));
 }
