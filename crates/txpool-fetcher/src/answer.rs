@@ -65,16 +65,6 @@ impl Answer {
         let read = tasks.spawn_blocking(move || read(answer)).await;
         read.map_err(|_| SnapshotError::ConnectionLost)
     }
-
-    /// Whether it is still wanted, checked before each read, which waits for at most 100 ms.
-    fn check(&self) -> io::Result<()> {
-        let ended = match () {
-            () if self.stop.is_cancelled() => SnapshotError::ConnectionLost,
-            () if Instant::now() >= self.deadline => SnapshotError::Timeout(self.limit),
-            () => return Ok(()),
-        };
-        Err(io::Error::other(ended))
-    }
 }
 
 /// The `result` of an answer; `None` for `null`. Blocks until it is complete.
@@ -109,8 +99,14 @@ impl Read for Answer {
             _ => io::Error::other(SnapshotError::Truncated(self.bytes)),
         };
         let mut count = 0;
+        // Whether it is still wanted is looked at before each read, which waits for at most 100 ms.
         while count == 0 {
-            self.check()?;
+            if self.stop.is_cancelled() {
+                return Err(io::Error::other(SnapshotError::ConnectionLost));
+            }
+            if Instant::now() >= self.deadline {
+                return Err(io::Error::other(SnapshotError::Timeout(self.limit)));
+            }
             count = self.socket.read(into).map_err(ended)?;
         }
         self.bytes = self.bytes.saturating_add(count as u64);

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Instant};
 
+use futures::{FutureExt as _, future::BoxFuture};
+
 use super::{Backlog, hashes::HashReader, objects::ObjectListener, pairs::Pairs};
 use crate::{
     chain::read_head,
@@ -42,7 +44,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     index: usize,
     backlog: &Arc<Backlog>,
     known: bool,
-) -> Result<(Subscription, impl Future<Output = ()> + use<S>), ConnectError> {
+) -> Result<(Subscription, BoxFuture<'static, ()>), ConnectError> {
     const HASHES: &str = "newPendingTransactions";
     let fetch = &deliverer.fetch;
     let limits = &fetch.settings.limits;
@@ -111,5 +113,5 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         };
         tokio::join!(pairs.request_overdue(&fetch), until_one_ends);
     };
-    Ok((up, read))
+    Ok((up, read.boxed()))
 }

@@ -58,7 +58,6 @@ pub(crate) struct Reader<R, P> {
     last_frame: Instant,
     /// When the node was pinged that has sent nothing since, and how much longer than else it may take.
     pinged: Option<(Instant, Duration)>,
-    timeout: Duration,
     /// How often time-outs are looked at, and when next.
     grain: Duration,
     look_at: Instant,
@@ -79,7 +78,6 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
         listings: &Arc<Listings>,
     ) -> Self {
         let now = Instant::now();
-        let timeout = responses.timeout(limits);
         let grain = limits.fetch_timeout / 16;
         Self {
             connection: Arc::clone(connection),
@@ -89,7 +87,6 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
             read_at: now,
             last_frame: now,
             pinged: None,
-            timeout,
             grain: grain.clamp(Duration::from_millis(1), Duration::from_millis(100)),
             look_at: now,
             queue: Queue { at: now, unread: 0 },
@@ -171,7 +168,8 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
             return;
         }
         self.look_at = until + self.grain;
-        for request in self.connection.take_expired(self.timeout, until) {
+        let timeout = self.responses.timeout(&self.limits);
+        for request in self.connection.take_expired(timeout, until) {
             self.responses.on_timeout(request);
         }
         self.supervise(until);

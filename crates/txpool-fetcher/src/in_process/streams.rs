@@ -14,7 +14,7 @@ use std::{
 use alloy_primitives::B256;
 use futures::{
     FutureExt as _, StreamExt as _,
-    future::{Either, poll_fn, select},
+    future::{BoxFuture, Either, poll_fn, select},
 };
 use tokio::{runtime::Handle, time::sleep};
 
@@ -43,7 +43,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     index: usize,
     pool: &InProcess,
     backlog: &Arc<Backlog>,
-) -> Result<(Subscription, impl Future<Output = ()> + use<S>), ConnectError> {
+) -> Result<(Subscription, BoxFuture<'static, ()>), ConnectError> {
     let fetch = &deliverer.fetch;
     let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
@@ -85,7 +85,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         };
         ended.set(reason);
     };
-    Ok((up, read))
+    Ok((up, read.boxed()))
 }
 
 /// Why a stream that was read to its end has ended.

@@ -376,15 +376,14 @@ impl<S: TransactionSink> Source<S> {
             let backlog = &shared.backlog;
             let dialed = async {
                 Ok(match (role, fetch.settings.in_process_pool(index)) {
-                    (Role::Subscription, Some(pool)) => {
-                        let subscribed = in_process::subscribe(deliverer, index, pool, backlog);
-                        let (up, read) = subscribed.await?;
-                        Message::SubscriptionUp(up, read.boxed())
-                    }
-                    (Role::Subscription, None) => {
-                        let subscribed = announce::subscribe(deliverer, index, backlog, known);
-                        let (up, read) = subscribed.await?;
-                        Message::SubscriptionUp(up, read.boxed())
+                    (Role::Subscription, pool) => {
+                        let (up, read) = match pool {
+                            Some(pool) => {
+                                in_process::subscribe(deliverer, index, pool, backlog).await?
+                            }
+                            None => announce::subscribe(deliverer, index, backlog, known).await?,
+                        };
+                        Message::SubscriptionUp(up, read)
                     }
                     (Role::Request, Some(pool)) => {
                         let queues = in_process::start(deliverer, pool)?;
