@@ -26,7 +26,7 @@ use crate::{
     config::{Endpoint, FetcherConfig, StartPolicy},
     connection::ChainId,
     error::{SnapshotError, SourceError, StartError},
-    fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Seen, Slots},
+    fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Slots},
     limits::{ANNOUNCEMENT_BUFFER, Limits},
     metrics::{Metrics, SinkMetrics},
     outcome::Counts,
@@ -163,9 +163,10 @@ impl Fetcher {
         let queue = Arc::clone(&chain.sink);
         // Ends the sink's thread, also when the supervisor panics or cannot be started.
         let ends_queue = OnDrop(move || queue.end());
-        let (known, caller) = (Arc::clone(&fetch.hashes), Arc::clone(&sink));
-        let run = move || caller.run(|hash| known.seen.get(hash) == Some(Seen::Mined));
-        tasks.spawn_thread("mempool-sink", run).map_err(not_started("mempool-sink"))?;
+        let caller = Arc::clone(&sink);
+        tasks
+            .spawn_thread("mempool-sink", move || caller.run())
+            .map_err(not_started("mempool-sink"))?;
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
         let deliverer = Arc::new(Deliverer { fetch: Arc::clone(&fetch), chain_id, sink });
         let objects_to = Arc::clone(&deliverer);

@@ -182,6 +182,9 @@ impl Chain {
             if !undone.is_empty() && !has_unread {
                 self.fetch.undone(source, undone);
             }
+            if !unmined.is_empty() {
+                self.sink.undo(unmined);
+            }
             let mined = blocks.iter().flat_map(|read| read.block.mined.iter());
             for hash in mined_before.iter().chain(mined) {
                 self.fetch.hashes.seen.mined(*hash);

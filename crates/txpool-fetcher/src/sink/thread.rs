@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use alloy_primitives::B256;
+use alloy_primitives::{B256, map::B256HashSet};
 use chain_view::{Block, BlockNonces};
 use tokio::{
     sync::{Notify, oneshot},
@@ -83,6 +83,16 @@ impl SinkQueue {
             caught_up: Notify::new(),
             metrics,
         })
+    }
+
+    /// These are in no block of the chain any more: no head that waits tells that a block before it mined them.
+    pub(crate) fn undo(&self, hashes: &[B256]) {
+        let hashes: B256HashSet = hashes.iter().copied().collect();
+        for job in &mut lock(&self.waiting).jobs {
+            if let Job::Head { carried, .. } = job {
+                carried.retain(|hash| !hashes.contains(hash));
+            }
+        }
     }
 
     /// Queues hashes that have left the node's pool. False if such a list already waits: then the
@@ -287,11 +297,10 @@ impl<S: TransactionSink> SinkCaller<S> {
     }
 
     /// Runs the jobs, until the queue ends and the sink has returned.
-    pub(crate) fn run(&self, is_still_mined: impl Fn(&B256) -> bool) {
+    pub(crate) fn run(&self) {
         while let Some(job) = self.queue.next() {
             match job {
                 Job::Head { mut block, mut carried } => {
-                    carried.retain(&is_still_mined);
                     if !carried.is_empty() {
                         carried.extend(block.mined.iter());
                         block = Block::new(block.head, carried);
@@ -381,6 +390,17 @@ mod tests {
         assert_eq!(heads[0].1, 5, "the hashes of the five that were dropped");
         assert!(heads[1..].iter().all(|(_, carried)| *carried == 0));
         assert!(lock(&queue.waiting).is_behind);
+    }
+
+    #[test]
+    fn what_a_reorg_undoes_of_dropped_blocks_is_not_told() {
+        let queue = queue();
+        for number in 1..=EVENTS_WAITING as u64 + 3 {
+            queue.push(head(number));
+        }
+        queue.undo(&[hash(2, 2), hash(9, 2)]);
+        let heads = heads(&queue);
+        assert_eq!(heads[0], (4, 2), "the hashes of the first and the third");
     }
 
     #[test]

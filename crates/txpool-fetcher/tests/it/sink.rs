@@ -12,7 +12,7 @@ use std::{
 use alloy_primitives::B256;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use mock_node::{
-    DEV_CHAIN_ID, Fault,
+    DEV_CHAIN_ID, Fault, NodeConfig,
     workload::{PreparedTx, Workload, WorkloadConfig},
 };
 use order_pool::{OrderPool, PoolConfig};
@@ -398,14 +398,23 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     let recorder = DebuggingRecorder::new();
     let figures = Figures::of(&recorder);
     let _installed = metrics::set_default_local_recorder(&recorder);
-    let node = Node::start(BLOCKS + 1, |config| config);
+    let accounts = 40;
+    let node = Node::start(BLOCKS + 1, |config| NodeConfig { accounts, ..config });
+    let more = WorkloadConfig { accounts, ..WorkloadConfig::new(7, node.node.config().chain_id) };
+    let mut more = Workload::new(more).prepare(2 * accounts).into_iter();
+    let is_other = |tx: &PreparedTx| node.txs.iter().all(|known| known.sender != tx.sender);
+    let private = more.find(is_other).expect("the first of another sender");
     let (sink, latch) = Hooked::stuck_in(Call::Head);
     let fetcher =
         start(FetcherConfig { audit_interval: None, ..node.fetcher() }, sink.clone()).await;
     node.submit_all();
     settled(&fetcher, "all pooled", |counts| counts.pooled == BLOCKS as u64 + 1).await;
     let mut last = 0;
-    for tx in &node.txs[..BLOCKS] {
+    for (n, tx) in node.txs[..BLOCKS].iter().enumerate() {
+        if n == 10 {
+            // Never announced: its block alone tells it.
+            node.node.mine_private([private.raw.clone()]).unwrap();
+        }
         let before = fetcher.counts().mined;
         last = node.node.mine_only(&[tx.hash]).unwrap().number;
         // A hash that is announced after its block shows that the block was read.
@@ -417,7 +426,7 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     }
     let dropped = |event| figures.get("sink_dropped_total", event).0 as usize;
     // The one in the sink, 64 that wait.
-    eventually("the rest is dropped", || dropped("head") == BLOCKS - 64).await;
+    eventually("the rest is dropped", || dropped("head") == BLOCKS + 1 - 64).await;
     assert!(dropped("nonces") > 0);
     let audits = fetcher.status()[0].audits;
     latch.open();
@@ -428,7 +437,8 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     let heads = sink.told(|told| told.heads.clone());
     assert!(heads.is_sorted(), "{heads:?}");
     assert_eq!(heads.len(), 65);
-    let mined: BTreeSet<B256> = node.txs[..BLOCKS].iter().map(|tx| tx.hash).collect();
+    let mined = node.txs[..BLOCKS].iter().chain([&private]);
+    let mined: BTreeSet<B256> = mined.map(|tx| tx.hash).collect();
     // Blocks are read behind their heads. What a busy machine could not read in time, a comparison finds.
     eventually("also what the dropped blocks took is told", || {
         sink.told(|told| told.mined.union(&told.vanished).eq(&mined))
