@@ -125,7 +125,8 @@ pub(super) enum Step {
 pub(super) struct Applied {
     /// Oldest first, the head last; none if the chain has them already.
     pub(super) blocks: Vec<ReadBlock>,
-    /// Blocks before the first head of all, newest first. The sink is not told of them.
+    /// Blocks before the first head of all, newest first, which the sink is not told of: with that head, and with one that
+    /// replaces it.
     pub(super) untold: Vec<ReadBlock>,
     /// What blocks contain of which the sink is not told, if it does not know that yet or any more.
     pub(super) mined_before: Vec<B256>,
@@ -388,10 +389,18 @@ impl Follower {
             untold = blocks.drain(..blocks.len() - 1).rev().collect();
         }
         let below = blocks[0].block.head.number.checked_sub(1);
+        let replaces_first = is_reorg && below <= self.last_untold;
         self.last_untold = if is_first { below } else { self.last_untold.min(below) };
         let is_untold = |block: &&Block| Some(block.head.number) <= self.last_untold;
-        let before = chain.iter().filter(is_untold).filter(|_| is_first || is_reorg);
-        let mined_before = before.flat_map(|block| block.mined.to_vec()).collect();
+        let before = || chain.iter().filter(is_untold);
+        let mut mined_before = Vec::new();
+        if is_first || is_reorg {
+            mined_before = before().flat_map(|block| block.mined.to_vec()).collect();
+        }
+        if replaces_first {
+            // Their nonces went with the head that is replaced.
+            untold = before().rev().cloned().map(ReadBlock::from).collect();
+        }
         let gap = match () {
             () if is_reorg => Some(GapReason::Reorg),
             // The comparison that follows a connect covers the heads that were missed until then, but

@@ -656,7 +656,7 @@ fn what_blocks_before_the_first_head_mined_is_told_with_it_and_again_when_it_is_
             }
         }
     };
-    for (n, untold, before) in [(12, 2, vec![tx]), (22, 0, vec![tx]), (23, 0, vec![])] {
+    for (n, untold, before) in [(12, 2, vec![tx]), (22, 2, vec![tx]), (23, 0, vec![])] {
         let applied = tell(n);
         let told: Vec<_> = applied.blocks.iter().map(|read| read.block.head.hash).collect();
         assert_eq!((told, applied.untold.len()), (vec![hash(n)], untold));
