@@ -216,7 +216,7 @@ async fn read_nonces_of(
         }
         let read = match nonces.take() {
             Some(known) => Ok(known),
-            None => request_nonces(chain, source, attempt, hash).await,
+            None => request_nonces(chain, source, attempt, &block).await,
         };
         match read {
             Ok(updates) => {
@@ -250,8 +250,9 @@ async fn request_nonces(
     chain: &Chain,
     source: usize,
     attempt: u32,
-    hash: B256,
+    block: &Block,
 ) -> Result<Vec<NonceUpdate>, Unread> {
+    let hash = block.head.hash;
     let Fetch { settings, tasks, .. } = &*chain.fetch;
     let turn = turn(chain, source, attempt).await;
     if let Some(pool) = settings.in_process_pool(turn) {
@@ -263,7 +264,8 @@ async fn request_nonces(
     );
     let max_bytes = limits.max_frame_bytes;
     // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
-    let read = move |answer: Answer| wire::read_nonces(answer.take(max_bytes as u64), hash);
+    let block = block.clone();
+    let read = move |answer: Answer| wire::read_nonces(answer.take(max_bytes as u64), &block);
     let request = (&config.sources[turn], &*request);
     let read = Answer::read(request, max_bytes, limits.call_timeout, tasks, read).await;
     read.unwrap_or(Err(Unread::Failed))

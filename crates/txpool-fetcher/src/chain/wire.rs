@@ -83,9 +83,14 @@ pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
     Ok(Some(Block::new(head.into(), transactions)))
 }
 
+/// Most transactions of a block whose hashes could not be read, before its nonces were. A block of mainnet has at most
+/// 2,857 (60,000,000 gas of transfers at 21,000 each).
+const MAX_UNCOUNTED_TXS: usize = 1 << 13;
+
 /// The nonces that the requested block raised, from the whole response to a request for the block with
-/// full transactions, as it comes. Takes some milliseconds for a large one.
-pub(super) fn read_nonces(json: impl Read, requested: B256) -> Result<Vec<NonceUpdate>, Unread> {
+/// full transactions, as it comes. Takes some milliseconds for a large one. It must have as many transactions as
+/// `requested` has hashes: as many as are remembered of all blocks together.
+pub(super) fn read_nonces(json: impl Read, requested: &Block) -> Result<Vec<NonceUpdate>, Unread> {
     let block = match result_of::<WireFullBlock>(json) {
         Ok(block) => block.ok_or(Unread::Missing)?,
         // It is not a block either.
@@ -93,7 +98,12 @@ pub(super) fn read_nonces(json: impl Read, requested: B256) -> Result<Vec<NonceU
         Err(_) => return Err(Unread::Failed),
     };
     // The nonces of another block would remove valid transactions.
-    if block.hash != requested {
+    let count = block.transactions.len();
+    let has_its_txs = match requested.mined.len() {
+        0 => count <= MAX_UNCOUNTED_TXS,
+        hashes => count == hashes,
+    };
+    if block.hash != requested.head.hash || !has_its_txs {
         return Err(Unread::Malformed);
     }
     let mut next = AddressHashMap::<u64>::default();
@@ -154,14 +164,21 @@ mod tests {
         let from = Address::with_last_byte(3);
         let tx = |nonce: &str| format!(r#"{{"from":"{from}","nonce":"{nonce}"}}"#);
         let txs = format!("[{},{},{}]", tx("0x5"), tx("0x6"), tx("0x4"));
-        let hash = B256::repeat_byte(1);
-        let answer = |answer: &str| read_nonces(answer.as_bytes(), hash);
+        let head = Head::new(7, B256::repeat_byte(1), B256::repeat_byte(1));
+        let of = |txs| Block::new(head, vec![B256::ZERO; txs]);
+        let answer = |answer: &str| read_nonces(answer.as_bytes(), &of(3));
         let whole = |txs: &str| format!(r#"{{"id":1,"result":{}}}"#, head_json("null", txs));
         assert_eq!(answer(&whole(&txs)), Ok(vec![NonceUpdate::new(from, 7)]));
-        let most = answer(&whole(&format!("[{}]", tx("0xffffffffffffffff"))));
-        assert_eq!(most, Ok(vec![NonceUpdate::new(from, u64::MAX)]));
+        let one = whole(&format!("[{}]", tx("0xffffffffffffffff")));
+        let most = Ok(vec![NonceUpdate::new(from, u64::MAX)]);
+        assert_eq!(read_nonces(one.as_bytes(), &of(1)), most);
+        assert_eq!(read_nonces(one.as_bytes(), &of(0)), most, "its hashes could not be read");
+        assert_eq!(answer(&one), Err(Unread::Malformed), "the block has three");
+        let many = whole(&format!("[{}]", vec![tx("0x1"); MAX_UNCOUNTED_TXS + 1].join(",")));
+        assert_eq!(read_nonces(many.as_bytes(), &of(0)), Err(Unread::Malformed));
         assert_eq!(answer(&whole("[\"0x00\"]")), Err(Unread::Malformed));
-        let other = read_nonces(whole(&txs).as_bytes(), B256::ZERO);
+        let other =
+            read_nonces(whole(&txs).as_bytes(), &Block::new(Head::default(), vec![B256::ZERO; 3]));
         assert_eq!(other, Err(Unread::Malformed), "another block's");
         assert_eq!(answer(r#"{"id":1,"result":null}"#), Err(Unread::Missing));
         assert_eq!(answer(r#"{"id":1,"error":{"code":-32000}}"#), Err(Unread::Failed));
@@ -186,8 +203,7 @@ mod tests {
                 prop_assert_eq!(head, Some(block.head));
             }
             let answer = format!(r#"{{"result":{text}}}"#);
-            let requested = head.map_or(B256::ZERO, |head| head.hash);
-            let _ = read_nonces(answer.as_bytes(), requested);
+            let _ = read_nonces(answer.as_bytes(), &Block::new(head.unwrap_or_default(), []));
         }
     }
 }
