@@ -1,11 +1,8 @@
 //! The recent blocks of the canonical chain, their transactions and nonces.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque, hash_map::Entry};
 
-use alloy_primitives::{
-    Address, B256,
-    map::{AddressHashMap, B256HashMap, Entry},
-};
+use alloy_primitives::{Address, B256};
 
 use crate::block::{Block, Head, NonceUpdate};
 
@@ -111,7 +108,7 @@ pub const MAX_RECENT_HASHES: usize = 1 << 19;
 ///
 /// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500
 /// transactions of as many senders, at about 40 + 40 bytes in the tables and 32 in the block: 64
-/// such blocks are some 11 MB.
+/// such blocks are some 11 MB. The tables have the hasher of std, whose secret a node that chooses hashes does not know.
 #[derive(Debug)]
 pub struct RecentBlocks {
     /// Oldest first.
@@ -119,10 +116,10 @@ pub struct RecentBlocks {
     /// The sum over all blocks.
     hashes: usize,
     /// How many blocks contain a hash, one on a real chain, and the lower half of the newest one's serial.
-    mined: B256HashMap<(u32, u32)>,
+    mined: HashMap<B256, (u32, u32)>,
     /// The nonces that each block raised, by sender. They are added in any order of blocks, and
     /// removed with their block.
-    nonces: AddressHashMap<Vec<Raised>>,
+    nonces: HashMap<Address, Vec<Raised>>,
     next_serial: u64,
     max_blocks: usize,
 }
@@ -135,8 +132,8 @@ impl RecentBlocks {
         Self {
             blocks: VecDeque::new(),
             hashes: 0,
-            mined: B256HashMap::default(),
-            nonces: AddressHashMap::default(),
+            mined: HashMap::default(),
+            nonces: HashMap::default(),
             next_serial: 0,
             max_blocks: max_blocks.max(1),
         }

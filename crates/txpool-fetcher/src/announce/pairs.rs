@@ -1,12 +1,12 @@
 //! Which announcements of a source's two streams, of hashes and of objects, belong together.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, map::B256HashMap};
+use alloy_primitives::B256;
 use tokio::{sync::Notify, time::timeout};
 
 use super::Backlog;
@@ -56,7 +56,7 @@ struct State {
     /// Hashes in the order of their arrival, and when each was read. Some have their object by now.
     queue: VecDeque<(B256, Instant)>,
     /// Those that still wait.
-    waiting: B256HashMap<Ticket>,
+    waiting: HashMap<B256, Ticket>,
     unmatched: Unmatched,
     /// When the latest of the hashes was read whose objects have come.
     passed: Instant,
@@ -70,8 +70,8 @@ struct State {
 /// two generations: when the younger one is full, the older one is forgotten.
 #[derive(Debug, Default)]
 struct Unmatched {
-    young: B256HashMap<i32>,
-    old: B256HashMap<i32>,
+    young: HashMap<B256, i32>,
+    old: HashMap<B256, i32>,
 }
 
 /// What there is to do for the hashes that wait.
@@ -89,7 +89,7 @@ impl Pairs {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::new(),
-            waiting: B256HashMap::default(),
+            waiting: HashMap::default(),
             unmatched: Unmatched::default(),
             passed: now,
             processed: now,

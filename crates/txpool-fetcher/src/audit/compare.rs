@@ -1,7 +1,7 @@
 //! Compares the node's pool with ours, and fetches what is missing.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, U64, map::B256HashSet};
+use alloy_primitives::{B256, U64};
 use rand::seq::SliceRandom as _;
 use tokio::time::sleep;
 
@@ -166,7 +166,7 @@ impl Comparison {
         // Transactions that are pending at this point and not announced prove nothing: they may
         // have been pending before the subscription, or be announced by another source. Those that
         // become pending from now on and are not announced are proof.
-        let before: Option<B256HashSet> = match self.reason {
+        let before: Option<HashSet<B256>> = match self.reason {
             GapReason::Silence => {
                 let content = self.list().await?;
                 sleep(MIN_SILENCE).await;
@@ -221,7 +221,7 @@ impl Comparison {
             report.recovered = self.recover(&missing, epoch).await;
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
-        let listed: B256HashSet = content.pending.into_iter().chain(content.queued).collect();
+        let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
         let before = lock(&self.state.compared).replace(started);
         if let Some(before) = before.filter(|_| !missing.is_empty()) {
@@ -329,7 +329,7 @@ impl Comparison {
     /// Marks our transactions that are no longer in the node's pool, shard by shard, and yields
     /// between the shards. Nothing is marked while the node holds transactions that it does not
     /// list, because ours may be among them.
-    async fn mark_vanished(&self, listed: &B256HashSet, epoch: u32, unlistable: u64) -> u64 {
+    async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32, unlistable: u64) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
         if unlistable > 0 || self.fetch.settings.config.sources.len() > 1 {
             return 0;

@@ -179,6 +179,9 @@ async fn wait(attempt: u32) {
 /// by a comparison; hashes always are.
 pub(crate) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 
+/// Nonces raised with one hold of the lock of the recent blocks: some 100 us.
+const RAISED_TOGETHER: usize = 1024;
+
 /// A block whose nonces must be reported to the sink. Nonces that came with it are queued all the same, so
 /// that the sink gets them in the order of the heads.
 #[derive(Debug)]
@@ -220,10 +223,12 @@ async fn read_nonces_of(
         };
         match read {
             Ok(updates) => {
-                let mut mined = lock(&chain.fetch.hashes.blocks);
-                // `None` when a reorg has removed the block meanwhile, which the sink will find too.
-                updates.iter().for_each(|update| _ = mined.raise(&hash, *update));
-                drop(mined);
+                // Who reads announcements waits for this lock, and a node may tell very many.
+                for some in updates.chunks(RAISED_TOGETHER) {
+                    let mut mined = lock(&chain.fetch.hashes.blocks);
+                    // `None` when a reorg has removed the block meanwhile, which the sink will find too.
+                    some.iter().for_each(|update| _ = mined.raise(&hash, *update));
+                }
                 chain.sink.push(Job::Nonces(BlockNonces::new(told_as, updates)));
                 return Ok(());
             }

@@ -4,9 +4,9 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
-use std::io::Read;
+use std::{collections::HashMap, io::Read};
 
-use alloy_primitives::{Address, B256, U64, U256, map::AddressHashMap};
+use alloy_primitives::{Address, B256, U64, U256};
 use chain_view::{Block, Head, NonceUpdate, next_base_fee_wei};
 use serde::Deserialize;
 
@@ -106,7 +106,7 @@ pub(super) fn read_nonces(json: impl Read, requested: &Block) -> Result<Vec<Nonc
     if block.hash != requested.head.hash || !has_its_txs {
         return Err(Unread::Malformed);
     }
-    let mut next = AddressHashMap::<u64>::default();
+    let mut next = HashMap::<Address, u64>::new();
     for WireNonce { from, nonce } in block.transactions {
         let after = nonce.to::<u64>().saturating_add(1);
         let known = next.entry(from).or_insert(after);

@@ -2,6 +2,7 @@
 //! and nothing requests soon again what has ended connections.
 
 use std::{
+    collections::HashMap,
     sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU32, Ordering::Relaxed},
@@ -9,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, map::B256HashMap};
+use alloy_primitives::B256;
 
 use super::SourceSet;
 use crate::sync::lock;
@@ -310,15 +311,17 @@ impl SeenSet {
     }
 }
 
+/// With the hasher of std, like all tables of what a node tells: that of `alloy_primitives::map` has no secret in some
+/// versions, so a node could choose hashes that collide.
 struct Shard {
-    young: B256HashMap<Entry>,
-    old: B256HashMap<Entry>,
+    young: HashMap<B256, Entry>,
+    old: HashMap<B256, Entry>,
     generation: usize,
 }
 
 impl Shard {
     fn new(generation: usize) -> Self {
-        Self { young: B256HashMap::default(), old: B256HashMap::default(), generation }
+        Self { young: HashMap::default(), old: HashMap::default(), generation }
     }
 
     fn get(&self, hash: &B256) -> Option<Entry> {

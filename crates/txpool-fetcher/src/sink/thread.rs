@@ -2,13 +2,13 @@
 //! [`TransactionSink`] for what is dropped.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashSet, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::Duration,
 };
 
-use alloy_primitives::{B256, map::B256HashSet};
+use alloy_primitives::B256;
 use chain_view::{Block, BlockNonces};
 use tokio::{
     sync::{Notify, oneshot},
@@ -87,7 +87,7 @@ impl SinkQueue {
 
     /// These are in no block of the chain any more: no head that waits tells that a block before it mined them.
     pub(crate) fn undo(&self, hashes: &[B256]) {
-        let hashes: B256HashSet = hashes.iter().copied().collect();
+        let hashes: HashSet<B256> = hashes.iter().copied().collect();
         for job in &mut lock(&self.waiting).jobs {
             if let Job::Head { carried, .. } = job {
                 carried.retain(|hash| !hashes.contains(hash));
