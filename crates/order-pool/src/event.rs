@@ -6,7 +6,8 @@ use chain_view::Head;
 
 use crate::{
     error::RejectReason,
-    order::{Cancellation, Order, OrderId, PrivateCancellation, ReplacementKey},
+    holder::Holder,
+    order::{Cancellation, Order, OrderId, PrivateCancellation, PrivateTerms, ReplacementKey},
 };
 
 /// A change of the pool, as published to subscribers.
@@ -25,6 +26,16 @@ pub enum Event {
     /// The node has announced a transaction that external callers had sent and that is in the pool. A replay has its
     /// `Added` alone; [`Transaction::is_public`](crate::Transaction::is_public) tells.
     BecamePublic(Arc<Order>),
+    /// An order of external callers that is in the pool was sent by another one too, or again with other terms, and is
+    /// kept for it as well. A replay has the `Added` alone.
+    Held {
+        /// The order, with the holder and the terms of who sent it first.
+        order: Arc<Order>,
+        /// Who sent it now.
+        holder: Holder,
+        /// The terms on which it was sent now, of a private transaction.
+        terms: Option<PrivateTerms>,
+    },
     /// No bundle of this key with this nonce or a lower one is valid any more, including those that
     /// have not arrived yet. Published to every subscriber, after the removal of the key's pooled
     /// bundles.
@@ -114,7 +125,7 @@ pub enum InsertOutcome {
     /// Its key was cancelled permanently. Nothing changed.
     CancelledPermanently,
     /// It is already in the pool. Nothing changed except its recorded origins
-    /// ([`Transaction::second_origin`](crate::Transaction::second_origin)) and who holds it.
+    /// ([`Transaction::second_origin`](crate::Transaction::second_origin)) and who holds it, of which subscribers are told.
     Known,
     /// It was in the pool, was removed for good (not evicted, not expired), and is still in the
     /// dedupe window. Nothing changed.

@@ -185,9 +185,10 @@ fn push<S: OrderSink>(sink: &mut S, event: &Event) -> bool {
         Event::Added(order) => sink.insert(order),
         Event::Removed { order, reason } => sink.remove(order, *reason),
         Event::Cancelled(cancellation) => sink.cancel(cancellation),
-        Event::BecamePublic(_) | Event::CancelledPrivate(_) | Event::CancellationForgotten(_) => {
-            true
-        }
+        Event::BecamePublic(_)
+        | Event::Held { .. }
+        | Event::CancelledPrivate(_)
+        | Event::CancellationForgotten(_) => true,
         Event::Head(head) => sink.head(head),
     }
 }

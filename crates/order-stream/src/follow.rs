@@ -26,11 +26,13 @@ use std::{
 
 use alloy_primitives::B256;
 use chain_view::{Block, Head};
-use order_pool::{Event, Order, OrderId, OrderPool, PrivateCancellation, Transaction};
+use order_pool::{
+    Event, Holder, Order, OrderId, OrderPool, PrivateCancellation, PrivateTerms, Transaction,
+};
 
 use crate::{
     config::Flow,
-    wire::{HeadRecord, Record},
+    wire::{Encoded, HeadRecord, Record, encode_order},
 };
 
 /// A head that is as far below a new one is not published any more: a pool takes one that is older than the blocks that it
@@ -50,9 +52,28 @@ pub(crate) struct Item {
     pub(crate) record: Record,
     /// A number that no other message of this publisher has, if the stream must not take it for one that it has stored.
     pub(crate) number: Option<u64>,
+    /// Who has sent the order too, if not who sent it first.
+    pub(crate) hold: Option<Hold>,
+}
+
+/// An order counts for everyone who sent it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hold {
+    holder: Holder,
+    /// Of a private transaction.
+    terms: Option<PrivateTerms>,
 }
 
 impl Item {
+    pub(crate) fn encode(&self) -> Option<Encoded> {
+        match (&self.record, &self.hold) {
+            (Record::Order(order), Some(Hold { holder, terms })) => {
+                encode_order(order, *holder, terms.as_ref())
+            }
+            (record, _) => record.encode(),
+        }
+    }
+
     /// The end of the message id. No other machine and no later run has the same.
     pub(crate) fn suffix(&self, run_id: &str) -> Option<String> {
         self.number.map(|number| format!("-{run_id}-{number}"))
@@ -70,7 +91,7 @@ impl Item {
 }
 
 /// An order of the pool that was published.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Published {
     /// The comparison that last saw it.
     comparison: u64,
@@ -78,6 +99,8 @@ struct Published {
     is_lost: bool,
     /// What cancels it, but not what its signer sends later.
     cancellation: Option<PrivateCancellation>,
+    /// Which of the signers that the host knows have sent it too.
+    holds: Vec<Hold>,
 }
 
 /// Follows the events of a pool and remembers what was published of it: an entry for each order that the pool
@@ -149,9 +172,10 @@ impl Follower {
             }
             Record::CancelPrivate(cancellation) => {
                 // As an order that the replay will not contain.
-                let absent =
-                    Published { comparison: 0, is_lost: true, cancellation: Some(*cancellation) };
-                self.published.entry(OrderId::Tx(cancellation.hash)).or_insert(absent);
+                let id = OrderId::Tx(cancellation.hash);
+                let cancellation = Some(*cancellation);
+                let absent = Published { is_lost: true, cancellation, ..Published::default() };
+                self.published.entry(id).or_insert(absent);
             }
             Record::Head(record) => {
                 if let Some(at) = self.place(&record.head.hash) {
@@ -167,6 +191,7 @@ impl Follower {
     pub(crate) fn on(&mut self, event: &Event, pool: &OrderPool) -> Vec<Item> {
         match event {
             Event::Head(head) => self.on_head(head, |hash| pool.block(hash)),
+            Event::Added(order) | Event::BecamePublic(order) => self.on_added(order),
             other => self.on_order(other).into_iter().collect(),
         }
     }
@@ -174,7 +199,9 @@ impl Follower {
     fn on_order(&mut self, event: &Event) -> Option<Item> {
         let is_private = self.is_private();
         match event {
-            Event::Added(order) | Event::BecamePublic(order) => self.on_added(order),
+            Event::Held { order, holder, terms } if is_private => {
+                self.on_held(order, Hold { holder: *holder, terms: *terms })
+            }
             Event::Removed { order, .. } => {
                 self.published.remove(&order.id());
                 None
@@ -199,30 +226,52 @@ impl Follower {
     /// A message that is no other's duplicate.
     fn own(&mut self, record: Record) -> Item {
         self.numbers += 1;
-        Item { record, number: Some(self.numbers) }
+        Item { record, number: Some(self.numbers), hold: None }
     }
 
-    fn on_added(&mut self, order: &Arc<Order>) -> Option<Item> {
+    /// Builders count it for that holder too, or what it was told is pooled would leave them with who sent it first.
+    fn on_held(&mut self, order: &Arc<Order>, hold: Hold) -> Option<Item> {
+        if order.as_tx().is_some_and(Transaction::is_public) {
+            return None;
+        }
+        if let Some(Published { holds, .. }) = self.published.get_mut(&order.id())
+            && !matches!(hold.holder, Holder::Caller(_))
+        {
+            holds.retain(|other| other.holder != hold.holder);
+            holds.push(hold);
+        }
+        Some(Item { hold: Some(hold), ..self.own(Record::Order(Arc::clone(order))) })
+    }
+
+    fn on_added(&mut self, order: &Arc<Order>) -> Vec<Item> {
         let (comparison, tx) = (self.comparison, order.as_tx());
         if tx.is_some_and(Transaction::is_public) != (self.flow == Flow::Public) {
             // A private one that has become public has not left the pool.
             let published = self.published.entry(order.id());
             published.and_modify(|published| published.comparison = comparison);
-            return None;
+            return Vec::new();
         }
         let cancellation = tx.filter(|_| self.is_private()).and_then(|tx| {
             let signer = tx.private_terms()?.signer?;
             let (hash, at, holder) = (*tx.hash(), tx.first_seen(), tx.holder());
             Some(PrivateCancellation { hash, signer, at, holder })
         });
-        let published = Published { comparison, is_lost: false, cancellation };
-        let record = Record::Order(Arc::clone(order));
-        match self.published.insert(order.id(), published) {
-            Some(before) if !before.is_lost => None,
-            None if self.flow == Flow::Public => Some(Item { record, number: None }),
-            // The stream may still remember the message id.
-            _ => Some(self.own(record)),
+        let is_new = !self.published.contains_key(&order.id());
+        let published = self.published.entry(order.id()).or_default();
+        (published.comparison, published.cancellation) = (comparison, cancellation);
+        if !std::mem::take(&mut published.is_lost) && !is_new {
+            return Vec::new();
         }
+        let holds = published.holds.clone();
+        let record = Record::Order(Arc::clone(order));
+        if is_new && self.flow == Flow::Public {
+            return vec![Item { record, number: None, hold: None }];
+        }
+        // The stream may still remember the message id.
+        let first = self.own(record.clone());
+        let others = holds.into_iter().map(Some);
+        let others = others.map(|hold| Item { hold, ..self.own(record.clone()) });
+        std::iter::once(first).chain(others).collect()
     }
 
     /// Where a block stands in the chain as it was published.
@@ -297,7 +346,7 @@ impl Follower {
             return self.own_head(record);
         }
         (self.latest, self.place) = ((head.hash, None), None);
-        Item { record: Record::Head(record), number: None }
+        Item { record: Record::Head(record), number: None, hold: None }
     }
 }
 

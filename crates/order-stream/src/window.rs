@@ -229,7 +229,7 @@ mod tests {
         let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
         let holder = Holder::Host;
         let record = Record::CancelPrivate(PrivateCancellation { hash, signer, at, holder });
-        Item { record, number: None }
+        Item { record, number: None, hold: None }
     }
 
     fn window(count: u8) -> (Window, Vec<u64>, Instant) {

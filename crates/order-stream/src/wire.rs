@@ -18,7 +18,7 @@ use std::{sync::Arc, time::SystemTime};
 
 use ::bytes::Bytes;
 use alloy_primitives::{B256, Keccak256};
-use order_pool::{Cancellation, Order, PrivateCancellation};
+use order_pool::{Cancellation, Holder, Order, PrivateCancellation, PrivateTerms, Transaction};
 
 use self::bytes::Reader;
 pub use self::{error::WireError, head::HeadRecord, tx::encode_transaction};
@@ -66,11 +66,10 @@ impl Record {
     #[must_use]
     pub fn encode(&self) -> Option<Encoded> {
         Some(match self {
-            Self::Order(order) => match &**order {
-                Order::Tx(tx) => encode_transaction(tx),
-                Order::Bundle(bundle) => private::encode_bundle(bundle),
-                _ => return None,
-            },
+            Self::Order(order) => {
+                let terms = order.as_tx().and_then(Transaction::private_terms);
+                return encode_order(order, order.holder(), terms);
+            }
             Self::Cancellation(cancellation) => private::encode_cancellation(cancellation),
             Self::CancelPrivate(cancellation) => private::encode_cancel_private(cancellation),
             Self::Head(record) => record.encode(),
@@ -129,6 +128,19 @@ impl Record {
             return Err(WireError::Value { field: "bytes behind the end", value });
         }
         if found == *id { Ok(record) } else { Err(WireError::Id { found, expected: *id }) }
+    }
+}
+
+/// Encodes an order as this holder has sent it, a private transaction on these terms; `None` if its kind is not known here.
+pub(crate) fn encode_order(
+    order: &Order,
+    holder: Holder,
+    terms: Option<&PrivateTerms>,
+) -> Option<Encoded> {
+    match order {
+        Order::Tx(tx) => Some(tx::encode(tx, holder, terms)),
+        Order::Bundle(bundle) => Some(private::encode_bundle(bundle, holder)),
+        _ => None,
     }
 }
 

@@ -79,7 +79,11 @@ impl Core {
     }
 
     fn hold_bundle(&mut self, seq: u64, holder: Holder) -> Result<InsertOutcome, InsertOutcome> {
-        self.hold(seq, (Kind::Bundle, holder))?;
+        if self.hold(seq, (Kind::Bundle, holder))?
+            && let Some(order) = self.order(seq).map(Arc::clone)
+        {
+            self.tell(Effect::Told(Event::Held { order, holder, terms: None }));
+        }
         Ok(InsertOutcome::Known)
     }
 

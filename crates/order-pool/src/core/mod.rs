@@ -314,14 +314,15 @@ impl Core {
         due.into_iter().flatten().min()
     }
 
-    /// Lets someone hold a pooled order too.
-    fn hold(&mut self, seq: u64, claim: Claim) -> Result<(), RejectReason> {
-        if !self.claims.of(seq).contains(&claim) {
-            let victims = self.claims.room_to_add(seq, &claim, &self.limits)?;
-            self.claims.add(seq, claim);
-            self.end_claims(victims);
+    /// Lets someone hold a pooled order too. Returns whether that is new.
+    fn hold(&mut self, seq: u64, claim: Claim) -> Result<bool, RejectReason> {
+        if self.claims.of(seq).contains(&claim) {
+            return Ok(false);
         }
-        Ok(())
+        let victims = self.claims.room_to_add(seq, &claim, &self.limits)?;
+        self.claims.add(seq, claim);
+        self.end_claims(victims);
+        Ok(true)
     }
 
     /// Evicts orders that nobody holds any more.

@@ -18,7 +18,7 @@ pub(super) enum Until {
     Block(u64),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct TxEntry {
     pub(super) order: Arc<Order>,
     pub(super) fees: FeeCaps,

@@ -105,16 +105,20 @@ impl Core {
         holder: Holder,
         terms: Option<&PrivateTerms>,
     ) -> Result<(), RejectReason> {
-        if self.external.get(seq).is_none() {
-            return Ok(());
-        }
-        self.hold(seq, (kind(terms), holder))?;
+        let Some(before) = self.external.get(seq).cloned() else { return Ok(()) };
+        let is_new = self.hold(seq, (kind(terms), holder))?;
         self.external.set_signer(seq, terms.and_then(|terms| terms.signer));
         match terms {
             Some(terms) if self.check_last_block(terms.max_block).is_err() => {}
             Some(terms) => self.keep_until(seq, terms.max_block, true),
             // As long as a new one, if it is known until when that is.
             None => self.keep_until(seq, self.public_until(), self.chain.head().is_some()),
+        }
+        let is_as_before =
+            |after: &TxEntry| (after.until, after.signer) == (before.until, before.signer);
+        if is_new || !self.external.get(seq).is_some_and(is_as_before) {
+            let (order, terms) = (before.order, terms.copied());
+            self.tell(Effect::Told(Event::Held { order, holder, terms }));
         }
         Ok(())
     }

@@ -64,7 +64,7 @@ impl LogTable {
 #[derive(Debug)]
 struct Held {
     segment: Arc<Segment>,
-    /// Bytes of the orders whose addition or removal it records.
+    /// Bytes of the orders that it names.
     order_bytes: usize,
 }
 
@@ -98,7 +98,9 @@ impl LogWriter {
         }
         if let Some(Held { segment: open, order_bytes }) = self.segments.back_mut() {
             let mut block = None;
-            if let Event::Added(order) | Event::Removed { order, .. } = &event {
+            if let Event::Added(order) | Event::Held { order, .. } | Event::Removed { order, .. } =
+                &event
+            {
                 block = order.block();
                 *order_bytes += order.size_bytes();
             }

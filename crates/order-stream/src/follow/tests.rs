@@ -1,14 +1,16 @@
 mod forks;
 
 use alloy_consensus::transaction::Recovered;
-use alloy_primitives::Address;
+use alloy_primitives::{Address, hex};
 use chain_view::{Block, PooledTransaction};
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
-use order_pool::{Holder, OrderPool, Origin, PrivateTerms, Subscription};
+use order_pool::{
+    Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription,
+};
 use std::time::SystemTime;
 
 use super::*;
-use crate::tests::{hash, head, pool};
+use crate::tests::{deliverer, hash, head, message, pool};
 
 fn txs(count: usize) -> Vec<Recovered<PooledTransaction>> {
     let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
@@ -27,8 +29,9 @@ fn send(pool: &OrderPool, tx: &Recovered<PooledTransaction>) {
     pool.insert_transaction(Transaction::private(tx.clone(), terms, SystemTime::now()));
 }
 
-fn text(Item { record, .. }: &Item) -> String {
+fn text(Item { record, hold, .. }: &Item) -> String {
     match record {
+        Record::Order(order) if hold.is_some() => format!("held {}", order.id()),
         Record::Order(order) => order.id().to_string(),
         Record::Head(HeadRecord { head, mined, .. }) => {
             format!("head {} {}", head.number, mined.len())
@@ -198,4 +201,61 @@ fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_pu
         insert(&pool, tx, Origin::Mempool);
     }
     assert_eq!(published(), [both, vec![]]);
+}
+
+/// A builder knew only who had sent an order first: it left with that one's share, and at that one's last block.
+#[test]
+fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_in_the_publishers() {
+    // A caller may hold two private transactions and two bundles.
+    let config = PoolConfig { max_external_txs: 64, max_bundles: 64, ..PoolConfig::default() };
+    let [ingested, built] = [(); 2].map(|()| OrderPool::new(config.clone()).expect("a pool"));
+    for pool in [&ingested, &built] {
+        pool.on_head(Block::new(head(10, 0, 0), []));
+    }
+    let (mut follower, mut events) = (Follower::new(Flow::Private, true), ingested.subscribe_all());
+    let mut deliverer = deliverer(true);
+    (deliverer.pool, deliverer.flow) = (built.clone(), Flow::Private);
+    let mut deliver = |follower: &mut Follower, events: &mut Subscription| {
+        let events = std::iter::from_fn(|| events.try_next());
+        let items = events.flat_map(|event| follower.on(&event.expect("no lag"), &ingested));
+        items.collect::<Vec<_>>().iter().for_each(|item| {
+            let Encoded { id, payload } = item.encode().expect("a known kind");
+            deliverer.message(&message(&hex::encode(id), payload), SystemTime::now());
+        });
+    };
+    let stranger = Holder::caller([10, 0, 0, 9].into());
+    let send = |tx: &Recovered<PooledTransaction>, holder, max_block| {
+        let terms = PrivateTerms { signer: None, max_block };
+        let tx = Transaction::private(tx.clone(), terms, SystemTime::now());
+        ingested.insert_transaction(tx.held_by(holder));
+    };
+    let txs = txs(40);
+    for holder in [stranger, Holder::Signer(SIGNER)] {
+        send(&txs[0], holder, 11 + u64::from(holder != stranger));
+    }
+    let send_bundle = |n: usize, holder, block| {
+        let tx = Transaction::new(txs[n].clone(), Origin::Rpc, SystemTime::now());
+        let (txs, block) = (vec![tx], Some(block));
+        let parts = BundleParts { txs, block, holder, ..BundleParts::default() };
+        ingested.insert_bundle(Bundle::new(parts).expect("a bundle"));
+    };
+    for holder in [stranger, Holder::caller([10, 0, 0, 8].into())] {
+        send_bundle(0, holder, 12);
+    }
+    for (n, tx) in txs.iter().enumerate().skip(1) {
+        send(tx, stranger, 12);
+        send_bundle(n, stranger, 11);
+    }
+    deliver(&mut follower, &mut events);
+    for pool in [&ingested, &built] {
+        assert_eq!(pool.stats().bundles, 3, "the stranger's two, and the other one's");
+        assert!(pool.contains(txs[0].hash()), "the stranger's share was full");
+        pool.on_head(Block::new(head(11, 0, 0), []));
+        assert!(pool.contains(txs[0].hash()), "its last block was the stranger's");
+    }
+    // The stream is lost: a builder that starts then knows it too.
+    follower.forget_all();
+    follower.begin_comparison();
+    let published = follow(&mut follower, &ingested, &mut ingested.subscribe_all());
+    assert!(published.contains(&format!("held tx {}", txs[0].hash())), "{published:?}");
 }

@@ -208,7 +208,7 @@ impl<'a> Session<'a> {
     /// Publishes again what the stream may not have, then what is held, as far as there is room.
     async fn publish(&mut self) -> Result<(), State> {
         while let Some((sent, waited)) = self.run.window.again(Instant::now()) {
-            if let Some(encoded) = self.run.window.get(sent).and_then(|it| it.record.encode()) {
+            if let Some(encoded) = self.run.window.get(sent).and_then(Item::encode) {
                 self.run.counters.republished.add(1);
                 self.send(sent, encoded, waited).await?;
             }
@@ -222,7 +222,7 @@ impl<'a> Session<'a> {
                 let withdrawn = window.withdraw(|other| item.overrides(other));
                 counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);
             }
-            let Some(encoded) = item.record.encode() else { continue };
+            let Some(encoded) = item.encode() else { continue };
             let size = encoded.payload.len();
             counters.published.add(1);
             counters.bytes.increment(size as u64);

@@ -17,15 +17,15 @@ use super::{
     tx,
 };
 
-/// What is published of a pooled bundle. The message id is a hash of all of its fields but the first-seen time and the
+/// What is published of a bundle that this holder has sent. The message id is a hash of all of its fields but the first-seen time and the
 /// holder.
-pub(super) fn encode_bundle(bundle: &Bundle) -> Encoded {
+pub(super) fn encode_bundle(bundle: &Bundle, holder: Holder) -> Encoded {
     let parts = bundle.parts();
     let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
     // Its memory is a little more than its bytes.
     let mut writer = Writer::new(KIND_BUNDLE, bundle.size_bytes());
     writer.time(bundle.first_seen());
-    writer.holder(parts.holder);
+    writer.holder(holder);
     let content = writer.bytes.len();
     writer.number(parts.block);
     writer.number(parts.min_timestamp);

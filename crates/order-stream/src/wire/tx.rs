@@ -5,7 +5,7 @@ use std::time::SystemTime;
 use alloy_consensus::transaction::Recovered;
 use alloy_eips::eip2718::{Decodable2718 as _, Encodable2718 as _};
 use chain_view::PooledTransaction;
-use order_pool::{Origin, PrivateTerms, Transaction};
+use order_pool::{Holder, Origin, PrivateTerms, Transaction};
 
 use super::{
     Encoded, KIND_TX,
@@ -23,8 +23,13 @@ const ORIGIN_PRIVATE: u8 = 2;
 /// as announced, whoever sent it first, and its terms are void. The message id is its hash.
 #[must_use]
 pub fn encode_transaction(tx: &Transaction) -> Encoded {
+    encode(tx, tx.holder(), tx.private_terms())
+}
+
+/// The same, as another holder has sent it.
+pub(super) fn encode(tx: &Transaction, holder: Holder, terms: Option<&PrivateTerms>) -> Encoded {
     let mut writer = Writer::new(KIND_TX, tx.envelope().encode_2718_len().saturating_add(64));
-    let terms = tx.private_terms().filter(|_| !tx.is_public());
+    let terms = terms.filter(|_| !tx.is_public());
     writer.put([match terms {
         Some(_) => ORIGIN_PRIVATE,
         None if tx.is_public() => ORIGIN_MEMPOOL,
@@ -32,7 +37,7 @@ pub fn encode_transaction(tx: &Transaction) -> Encoded {
     }]);
     writer.time(tx.first_seen());
     writer.put(tx.sender());
-    writer.holder(tx.holder());
+    writer.holder(holder);
     if let Some(PrivateTerms { signer, max_block }) = terms {
         writer.option(*signer);
         writer.put(max_block.to_be_bytes());

@@ -51,7 +51,7 @@ impl Model {
         let old = slot.and_then(|slot| self.of_slot(slot));
         let is_same = |other: &Pooled| Some(other.id) == old && other.content == content;
         if let Some(same) = self.pooled.iter().find(|other| is_same(other)).map(|same| same.id) {
-            return if self.hold(same, &order) { "Known" } else { "Rejected" };
+            return self.hold_bundle(same, &order);
         }
         if let Some(key) = order.key.filter(|_| order.contents.is_empty()) {
             return self.cancel_by_bundle(key, nonce, order.holder);
@@ -75,7 +75,7 @@ impl Model {
         order.nonce = nonce;
         let id = settled;
         if self.is_pooled(&id) {
-            return if self.hold(id, &order) { "Known" } else { "Rejected" };
+            return self.hold_bundle(id, &order);
         }
         if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
             return "AlreadyRemoved";

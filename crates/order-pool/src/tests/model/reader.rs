@@ -48,6 +48,7 @@ pub(super) fn line(event: Event) -> String {
         Event::Added(order) => format!("+{}", order.id().hash()),
         Event::Removed { order, reason } => format!("-{} {reason:?}", order.id().hash()),
         Event::BecamePublic(order) => format!("p{}", order.id().hash()),
+        Event::Held { order, holder, .. } => format!("o{} {holder:?}", order.id().hash()),
         Event::Cancelled(x) => format!("x{} {:?}", key_number(x.key), x.nonce),
         Event::CancelledPrivate(x) => format!("w{} {}", x.hash, x.signer),
         Event::CancellationForgotten(key) => format!("f{}", key_number(key)),

@@ -121,6 +121,23 @@ impl Model {
         victim.is_ok()
     }
 
+    /// Readers are told, as the order is kept for someone else too, or for longer.
+    pub(super) fn tell_held(&mut self, id: B256, holder: Holder) {
+        let block = self.get_mut(id).block;
+        self.log.push((format!("o{id} {holder:?}"), block));
+    }
+
+    pub(super) fn hold_bundle(&mut self, id: B256, again: &Pooled) -> &'static str {
+        let is_known = self.get_mut(id).holders.contains(&again.claim());
+        if !self.hold(id, again) {
+            return "Rejected";
+        }
+        if !is_known {
+            self.tell_held(id, again.holder);
+        }
+        "Known"
+    }
+
     pub(super) fn admit(&mut self, mut order: Pooled) -> bool {
         let view = order.tx.expect("a transaction");
         order.external = !order.public;

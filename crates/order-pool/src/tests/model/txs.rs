@@ -14,6 +14,9 @@ impl Model {
         if !external {
             return "Known";
         }
+        let state =
+            |order: &Pooled| (order.holders.contains(&again.claim()), order.until, order.canceller);
+        let before = state(self.get_mut(again.id));
         if !again.public && !self.hold(again.id, again) {
             return "Rejected";
         }
@@ -31,6 +34,9 @@ impl Model {
         };
         let signer = again.terms.and_then(|terms| terms.signer);
         order.canceller = order.canceller.filter(|own| again.public || signer == Some(*own));
+        if !again.public && state(order) != before {
+            self.tell_held(again.id, again.holder);
+        }
         if again.public && self.make_room(&again.tx.expect("a transaction")) {
             self.get_mut(again.id).external = false;
         }
