@@ -74,6 +74,19 @@ impl Item {
         }
     }
 
+    /// The caller that has sent it, if only its address is known: not what the node has announced.
+    pub(crate) fn stranger(&self) -> Option<Holder> {
+        let holder = match (&self.record, &self.hold) {
+            (Record::Order(order), _) if order.as_tx().is_some_and(Transaction::is_public) => None,
+            (Record::Order(_), Some(hold)) => Some(hold.holder),
+            (Record::Order(order), None) => Some(order.holder()),
+            (Record::Cancellation(cancellation), _) => Some(cancellation.holder),
+            (Record::CancelPrivate(cancellation), _) => Some(cancellation.holder),
+            (Record::Head(_), _) => None,
+        };
+        holder.filter(|holder| matches!(holder, Holder::Caller(_)))
+    }
+
     /// The end of the message id. No other machine and no later run has the same.
     pub(crate) fn suffix(&self, run_id: &str) -> Option<String> {
         self.number.map(|number| format!("-{run_id}-{number}"))
@@ -135,6 +148,11 @@ impl Follower {
 
     pub(crate) fn is_private(&self) -> bool {
         self.flow == Flow::Private
+    }
+
+    /// Whether the pool holds an order that was published, or is to be.
+    pub(crate) fn holds(&self, id: &OrderId) -> bool {
+        self.published.contains_key(id)
     }
 
     /// The pool is replayed from now on: what was published is not published again, but for cancellations.

@@ -20,6 +20,7 @@ mod streams;
 mod subjects;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod window;
 
 pub use config::*;

@@ -21,6 +21,10 @@ metric_set::metric_set! {
         count refused[RefuseReason::ALL.len()] = "order_stream_refused_total", Count,
             "messages that are not published again, by `reason` (`RefuseReason::ALL`)", "reason": RefuseReason::ALL;
         gauge unfinished = "order_stream_unfinished", Count, "messages that are published and not acknowledged";
+        level waiting = "order_stream_waiting", Count,
+            "orders and cancellations of callers of whom only the address is known, whose turn has not come";
+        count unsent = "order_stream_unsent_total", Count,
+            "of these, what left the pool before its turn, and cancellations for which there was no room";
         count republished = "order_stream_republished_total", Count, "messages published once more";
         count lost_events = "order_stream_lost_events_total", Count, "events that left the pool's log unread";
         count comparisons = "order_stream_comparisons_total", Count, "comparisons with the pool";
@@ -93,6 +97,12 @@ pub struct PublisherStats {
     pub refused: [u64; RefuseReason::ALL.len()],
     /// Messages that are not acknowledged yet: `order_stream_unfinished`.
     pub unfinished: u64,
+    /// Orders and cancellations of callers of whom only the address is known, whose turn has not come: they are not published
+    /// yet. `order_stream_waiting`.
+    pub waiting: u64,
+    /// Of these, orders that left the pool before their turn, and cancellations for which there was no room: they are not
+    /// published. `order_stream_unsent_total`.
+    pub unsent: u64,
     /// Messages that were published once more: `order_stream_republished_total`.
     pub republished: u64,
     /// Events that left the pool's log before they were read; a comparison follows:
@@ -132,6 +142,8 @@ impl PublisherCounters {
             duplicate,
             refused,
             unfinished: published.saturating_sub(finished),
+            waiting: self.waiting.get(),
+            unsent: self.unsent.get(),
             republished: self.republished.get(),
             lost_events: self.lost_events.get(),
             comparisons: self.comparisons.get(),

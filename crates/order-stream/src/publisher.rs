@@ -24,12 +24,18 @@
 //!   source, and tries forever to make a consumer of a stream that is missing or denied.
 //! - **A source decodes and inserts on the thread that reads.** Neither recovers or proves anything, so both take
 //!   microseconds; what is not read stays on the server, whose requests are bounded in bytes.
+//! - **What strangers send waits behind all else**, and each of them in turn ([`crate::turns`]): a stream has no lanes, so
+//!   nothing that was published can be overtaken.
 //! - **The machine is in the subject**, because the server grants rights for subjects: a name inside the message would be
 //!   whatever its sender writes.
 
 mod session;
 
-use std::{collections::VecDeque, sync::Arc, time::SystemTime};
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Instant, SystemTime},
+};
 
 use async_nats::Subject;
 use order_pool::{OrderPool, Subscription};
@@ -42,6 +48,7 @@ use crate::{
     metrics::{PublisherCounters, PublisherStats, label},
     running::{Running, Shown},
     subjects::{stream_name, subjects},
+    turns::Turns,
     window::Window,
 };
 
@@ -49,7 +56,8 @@ use crate::{
 /// publish it. Dropping it stops it without waiting.
 ///
 /// The pool does not wait for it: it reads the pool's log on a thread of its own. While its window is full, events stay in
-/// that log, whose caps bound it, and so do private ones without a connection. After a loss, it compares the pool with what
+/// that log, whose caps bound it, and so do private ones without a connection; orders of callers of whom only the address is
+/// known wait for their turn as references to what the pool holds. After a loss, it compares the pool with what
 /// it has published and publishes what is missing. It holds a handle of the pool, whose other subscriptions therefore do not end
 /// before it does.
 pub type Publisher = Running<PublisherStats>;
@@ -74,6 +82,7 @@ impl Publisher {
             counters: Arc::clone(&counters),
             follower: Follower::new(flow, heads),
             unread: None,
+            turns: Turns::new(Instant::now()),
             window: Window::default(),
             identity: Identity::default(),
         };
@@ -93,6 +102,8 @@ struct Run {
     follower: Follower,
     /// Of the private flow, what the last connection has not read of the pool's log, and not published.
     unread: Option<(Subscription, VecDeque<Item>)>,
+    /// What strangers have sent and is not published yet.
+    turns: Turns,
     window: Window,
     identity: Identity,
 }

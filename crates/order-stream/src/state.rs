@@ -13,7 +13,8 @@ pub enum State {
     Connecting,
     /// Connected. A publisher compares its pool with what it has published; a source reads what the stream holds.
     CatchingUp,
-    /// Connected, and nothing is waiting but what is on its way.
+    /// Connected, and nothing is waiting but what is on its way, and what callers of whom only the address is known have sent
+    /// (`order_stream_waiting`).
     Live,
     /// It is slower than the flow: a publisher waits for acknowledgements, a source has more than 10,000 messages before
     /// it.

@@ -13,6 +13,10 @@ const MAX_MESSAGES: usize = 4_096;
 /// Most bytes of them, 40 transactions with six blobs. One message more may exceed it.
 const MAX_BYTES: usize = 32 << 20;
 
+/// Most of them that strangers have sent, in the same way: what others send waits for no more than these.
+const MAX_STRANGERS_MESSAGES: usize = 512;
+const MAX_STRANGERS_BYTES: usize = 1 << 20;
+
 /// How long the oldest message waits for its acknowledgement before it is published again: some hundred times what one takes
 /// within a region. A leader that steps down drops messages without a word, and the next one has the later ones meanwhile.
 const FIRST_PATIENCE: Duration = Duration::from_millis(500);
@@ -27,6 +31,7 @@ pub(crate) type Sent = (u64, u32);
 struct Slot {
     item: Item,
     size: usize,
+    is_strangers: bool,
     attempt: u32,
     /// When its acknowledgement was first waited for, and when it was last published.
     since: Instant,
@@ -47,6 +52,8 @@ pub(crate) struct Window {
     /// The numbers of those that are to be published again.
     unsent: BTreeSet<u64>,
     bytes: usize,
+    /// How many strangers have sent, and their bytes.
+    of_strangers: (usize, usize),
     next: u64,
     closed: Option<Closed>,
     /// How long the oldest message waits before it is published again.
@@ -56,7 +63,8 @@ pub(crate) struct Window {
 impl Default for Window {
     fn default() -> Self {
         let (slots, unsent) = (BTreeMap::new(), BTreeSet::new());
-        Self { slots, unsent, bytes: 0, next: 0, closed: None, patience: FIRST_PATIENCE }
+        let (bytes, of_strangers, next) = (0, (0, 0), 0);
+        Self { slots, unsent, bytes, of_strangers, next, closed: None, patience: FIRST_PATIENCE }
     }
 }
 
@@ -88,12 +96,24 @@ impl Window {
             && self.bytes < MAX_BYTES
     }
 
+    /// The same, of a stranger.
+    pub(crate) fn has_room_for_strangers(&self) -> bool {
+        let (count, bytes) = self.of_strangers;
+        self.has_room() && count < MAX_STRANGERS_MESSAGES && bytes < MAX_STRANGERS_BYTES
+    }
+
     /// Takes a message that is published for the first time.
     pub(crate) fn add(&mut self, item: Item, size: usize, now: Instant) -> Sent {
         let number = self.next;
         self.next += 1;
-        self.slots.insert(number, Slot { item, size, attempt: 0, since: now, published: now });
+        let is_strangers = item.stranger().is_some();
+        let slot = Slot { item, size, is_strangers, attempt: 0, since: now, published: now };
+        self.slots.insert(number, slot);
         self.bytes += size;
+        if is_strangers {
+            self.of_strangers.0 += 1;
+            self.of_strangers.1 += size;
+        }
         (number, 0)
     }
 
@@ -191,6 +211,10 @@ impl Window {
         self.unsent.remove(&number);
         let slot = self.slots.remove(&number);
         self.bytes -= slot.as_ref().map_or(0, |slot| slot.size);
+        if let Some(slot) = slot.as_ref().filter(|slot| slot.is_strangers) {
+            self.of_strangers.0 -= 1;
+            self.of_strangers.1 -= slot.size;
+        }
         if self.slots.is_empty() {
             self.closed = None;
         }
@@ -261,6 +285,20 @@ mod tests {
         assert!(!many.has_room(), "by number");
         many.settle((7, 0));
         assert!(many.has_room());
+    }
+
+    #[test]
+    fn strangers_fill_a_part_of_the_window() {
+        let (mut window, now) = (Window::default(), Instant::now());
+        let mut of_stranger = item(0);
+        if let Record::CancelPrivate(cancellation) = &mut of_stranger.record {
+            cancellation.holder = Holder::caller([10, 0, 0, 1].into());
+        }
+        let (sent, _) = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
+        assert!(window.has_room() && !window.has_room_for_strangers());
+        window.settle((sent, 0));
+        window.add(item(1), MAX_STRANGERS_BYTES, now);
+        assert!(window.has_room_for_strangers());
     }
 
     #[test]

@@ -51,7 +51,7 @@ struct Session<'a> {
     context: &'a Context,
     events: Subscription,
     comparing: bool,
-    /// What is to be published before other events are read.
+    /// What is to be published before other events are read. What strangers send does not hold them up.
     held: VecDeque<Item>,
     responses: FuturesUnordered<BoxFuture<'a, Responded>>,
     check: Option<BoxFuture<'a, Result<Found, State>>>,
@@ -100,7 +100,7 @@ impl running::Session for Run {
     }
 
     fn has_more(&self) -> bool {
-        self.window.len() > 0 || !self.pool.is_empty()
+        self.window.len() > 0 || self.turns.len() > 0 || !self.pool.is_empty()
     }
 }
 
@@ -116,7 +116,24 @@ impl<'a> Session<'a> {
     fn end_comparison(&mut self) {
         if self.comparing && !self.events.is_replaying() {
             self.comparing = false;
-            self.held.extend(self.run.follower.end_comparison());
+            let items = self.run.follower.end_comparison();
+            let Run { turns, follower, counters, .. } = &mut *self.run;
+            // Whose removal was not read.
+            counters.unsent.add(turns.retain(|id| follower.holds(id)));
+            self.hold(items);
+        }
+    }
+
+    /// Takes what is to be published.
+    fn hold(&mut self, items: impl IntoIterator<Item = Item>) {
+        for item in items {
+            match item.stranger() {
+                None => self.held.push_back(item),
+                Some(holder) => {
+                    let has_room = self.run.turns.push(holder, item);
+                    self.run.counters.unsent.add(u64::from(!has_room));
+                }
+            }
         }
     }
 
@@ -136,9 +153,9 @@ impl<'a> Session<'a> {
                 self.on_event(event);
             }
             self.end_comparison();
-            self.publish().await?;
-            self.show();
             let is_stopping = stop.is_set();
+            self.publish(is_stopping).await?;
+            self.show();
             if is_stopping && self.is_done() {
                 return Err(State::Ended);
             }
@@ -146,7 +163,9 @@ impl<'a> Session<'a> {
                 self.check = Some(self.ask());
             }
             let checks = self.check.is_none().then_some(self.check_at);
-            let wake = checks.into_iter().chain(self.run.window.next_wake()).min();
+            let has_turns = self.run.window.has_room_for_strangers();
+            let turn = has_turns.then(|| self.run.turns.next_wake()).flatten();
+            let wake = checks.into_iter().chain(self.run.window.next_wake()).chain(turn).min();
             // Acknowledgements before events: they make room. Nothing is lost by a branch that is dropped: each consumes
             // only what it returns.
             tokio::select! {
@@ -180,6 +199,7 @@ impl<'a> Session<'a> {
         !self.events.is_replaying()
             && self.events.behind() == 0
             && self.held.is_empty()
+            && self.run.turns.len() == 0
             && self.run.window.len() == 0
     }
 
@@ -192,11 +212,18 @@ impl<'a> Session<'a> {
             None => State::Live,
         });
         self.run.counters.unfinished.set(window.len() as f64);
+        self.run.counters.waiting.set(self.run.turns.len() as u64);
     }
 
     fn on_event(&mut self, event: Result<Event, Lagged>) {
         match event {
-            Ok(event) => self.held.extend(self.run.follower.on(&event, &self.run.pool)),
+            Ok(event) => {
+                if let Event::Removed { order, .. } = &event {
+                    self.run.counters.unsent.add(self.run.turns.remove(order.id()));
+                }
+                let items = self.run.follower.on(&event, &self.run.pool);
+                self.hold(items);
+            }
             Err(Lagged { missed, .. }) => {
                 tracing::warn!(missed, "the publisher was too slow for the pool's log");
                 self.run.counters.lost_events.add(missed);
@@ -205,17 +232,25 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// The next message that is published for the first time, if there is room for it: one of strangers behind all others.
+    fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
+        let Run { window, turns, .. } = &mut *self.run;
+        if !window.has_room() {
+            return None;
+        }
+        let turn = || turns.next(Instant::now(), is_stopping);
+        self.held.pop_front().or_else(|| window.has_room_for_strangers().then(turn)?)
+    }
+
     /// Publishes again what the stream may not have, then what is held, as far as there is room.
-    async fn publish(&mut self) -> Result<(), State> {
+    async fn publish(&mut self, is_stopping: bool) -> Result<(), State> {
         while let Some((sent, waited)) = self.run.window.again(Instant::now()) {
             if let Some(encoded) = self.run.window.get(sent).and_then(Item::encode) {
                 self.run.counters.republished.add(1);
                 self.send(sent, encoded, waited).await?;
             }
         }
-        while self.run.window.has_room()
-            && let Some(item) = self.held.pop_front()
-        {
+        while let Some(item) = self.next_item(is_stopping) {
             let Run { window, counters, .. } = &mut *self.run;
             if matches!(item.record, Record::Head(_)) {
                 // What is in flight and fails would be published again behind it.

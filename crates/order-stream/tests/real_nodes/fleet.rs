@@ -3,7 +3,7 @@
 use alloy_primitives::Address;
 use order_pool::{
     Bundle, BundleParts, CANCELLATION_RETENTION, CancelOutcome, CancelPrivateOutcome, Cancellation,
-    Clock, Holder, PrivateTerms, ReplacementKey,
+    Clock, Holder, InsertOutcome, PrivateTerms, ReplacementKey,
 };
 
 use super::*;
@@ -210,6 +210,36 @@ async fn private_orders_travel_by_their_own_stream() {
     assert_eq!((stats.published, stats.stored), (4, 4));
     assert_eq!(finish(public).await.published, 2);
     assert_eq!(finish_source(source).await.pooled, 4);
+}
+
+/// All went through the stream in the order in which it was accepted: behind a flood nothing came in time.
+#[tokio::test]
+async fn a_flood_of_one_stranger_holds_up_neither_a_known_signer_nor_another_stranger() {
+    let (stage, ingested, built) = Stage::with_pools().await;
+    // 138 kB each.
+    let txs = transactions(12, 200, 1_000);
+    let caller = |n: u8| Holder::caller([10, 0, 0, n].into());
+    let send = |tx: &Transaction, holder| {
+        let tx = Transaction::new(tx.recovered().clone(), Origin::Rpc, SystemTime::now());
+        assert_eq!(ingested.insert_transaction(tx.held_by(holder)), InsertOutcome::Added);
+    };
+    txs[2..].iter().for_each(|tx| send(tx, caller(1)));
+    send(&txs[0], Holder::Signer(SIGNER));
+    send(&txs[1], caller(2));
+    let source = stage.source_of(&built, Flow::Private, "one");
+    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+    let are_there = || txs[..2].iter().all(|tx| built.contains(tx.hash()));
+    until("those of the others", are_there).await;
+    let PublisherStats { stored, waiting, .. } = publisher.stats();
+    assert!(stored < 100 && waiting > 90, "{stored} are stored, and {waiting} wait");
+    // What a block contains is not published any more.
+    let mined: Vec<_> = txs[2..].iter().map(|tx| *tx.hash()).collect();
+    ingested.on_head(block(1, 0, 0, &mined));
+    until("nothing waits", || publisher.stats().waiting == 0).await;
+    let stats = finish(publisher).await;
+    assert_eq!(stats.published + stats.unsent, 200, "{stats:?}");
+    assert!(stats.unsent > 90, "{stats:?}");
+    finish_source(source).await;
 }
 
 #[tokio::test]

@@ -1,0 +1,207 @@
+//! What callers have sent of whom only the address is known, until its turn comes. Pure.
+//!
+//! A stream is first in, first out, and so is the way to each builder: what one address sends at the rate of its quotas, some
+//! thousand orders or 40 MB a second, would come before everybody else's. So it is published behind all that the host, signers
+//! that it knows and its node have sent, at no more than a rate that builders' links carry beside the rest, and of these
+//! callers each in turn, by bytes: one that sends an order waits for as many bytes of each other caller, however much these
+//! have sent (self-clocked fair queueing).
+//!
+//! The orders of a caller keep their sequence, and what has left the pool is not published any more. So the lines hold no more
+//! orders than the pool has of callers. A cancellation may come behind a later order of its key by another caller: pools place
+//! both by their nonce, or by their time.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use order_pool::{Holder, Order, OrderId};
+
+use crate::{follow::Item, wire::Record};
+
+/// In the memory of orders, which is a little more than their messages: a thousand plain transactions or bundles of them,
+/// twice what a pool's caps provide for. A publisher fills 8 Mbit/s of the link of each builder with it.
+const BYTES_PER_SECOND: f64 = (1 << 20) as f64;
+
+/// What may be published at once after a pause: five transactions with six blobs, or 4,000 plain ones. It delays what comes
+/// behind it by a third of a second on a link of 100 Mbit/s.
+const MAX_CREDIT_BYTES: f64 = (4 << 20) as f64;
+
+/// A cancellation, with what a server stores beside it.
+const CANCELLATION_BYTES: u64 = 256;
+
+/// Most cancellations that wait, of one caller and of all: as many as pools remember by default (`max_cancellations`). Further
+/// ones are not published.
+const MAX_CANCELLATIONS_OF_ONE: usize = 1_024;
+const MAX_CANCELLATIONS: usize = 1 << 16;
+
+/// An order as its holder sent it: first, or (`true`) after another one.
+type Place = (OrderId, Holder, bool);
+
+#[derive(Debug)]
+struct Line {
+    /// The clock when the first item became the first.
+    start: u64,
+    /// `start` and the bytes of the first item. An empty line keeps it, since what replaces an order follows its removal.
+    turn: u64,
+    items: BTreeMap<u64, Item>,
+    cancellations: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Turns {
+    lines: BTreeMap<Holder, Line>,
+    /// All lines, by their turn.
+    turns: BTreeSet<(u64, Holder)>,
+    /// The latest turn of what was published, in bytes.
+    clock: u64,
+    /// The number of each order that waits.
+    orders: BTreeMap<Place, u64>,
+    cancellations: usize,
+    numbers: u64,
+    /// What may be published at once, as of a time.
+    credit_bytes: f64,
+    as_of: Instant,
+}
+
+impl Turns {
+    pub(crate) fn new(now: Instant) -> Self {
+        Self {
+            lines: BTreeMap::new(),
+            turns: BTreeSet::new(),
+            clock: 0,
+            orders: BTreeMap::new(),
+            cancellations: 0,
+            numbers: 0,
+            credit_bytes: MAX_CREDIT_BYTES,
+            as_of: now,
+        }
+    }
+
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.orders.len() + self.cancellations
+    }
+
+    /// Takes what a caller has sent; in its place if it waits already. Returns whether there was room.
+    pub(crate) fn push(&mut self, holder: Holder, item: Item) -> bool {
+        let place = place(holder, &item);
+        let of_one = self.lines.get(&holder).map_or(0, |line| line.cancellations);
+        let is_full = of_one >= MAX_CANCELLATIONS_OF_ONE || self.cancellations >= MAX_CANCELLATIONS;
+        if place.is_none() && is_full {
+            return false;
+        }
+        let next = self.numbers;
+        self.numbers += 1;
+        let number = place.map_or(next, |place| *self.orders.entry(place).or_insert(next));
+        let more = usize::from(place.is_none());
+        self.cancellations += more;
+        let (start, turn) = (self.clock, self.clock);
+        let new = Line { start, turn, items: BTreeMap::new(), cancellations: 0 };
+        self.lines.entry(holder).or_insert(new);
+        self.change(holder, |line| {
+            line.cancellations += more;
+            line.items.insert(number, item);
+        });
+        true
+    }
+
+    /// An order has left the pool. Returns how often it waited.
+    pub(crate) fn remove(&mut self, id: OrderId) -> u64 {
+        let from = self.orders.range((id, Holder::Host, false)..);
+        let from = from.map(|(place, number)| (*place, *number));
+        let places: Vec<_> = from.take_while(|((other, ..), _)| *other == id).collect();
+        for (place, number) in &places {
+            self.orders.remove(place);
+            self.change(place.1, |line| line.items.remove(number));
+        }
+        places.len() as u64
+    }
+
+    /// Removes the orders of which this does not say that they are in the pool. Returns how many waited.
+    pub(crate) fn retain(&mut self, is_pooled: impl Fn(&OrderId) -> bool) -> u64 {
+        let left: BTreeSet<_> = self.orders.keys().map(|(id, ..)| *id).collect();
+        left.into_iter().filter(|id| !is_pooled(id)).map(|id| self.remove(id)).sum()
+    }
+
+    /// The next one, if it may be published now; with `is_last_time` whatever was published before.
+    pub(crate) fn next(&mut self, now: Instant, is_last_time: bool) -> Option<Item> {
+        let earned = now.saturating_duration_since(self.as_of).as_secs_f64() * BYTES_PER_SECOND;
+        self.credit_bytes = (self.credit_bytes + earned).min(MAX_CREDIT_BYTES);
+        self.as_of = now;
+        let (turn, holder, number) = loop {
+            let (turn, holder) = *self.turns.first()?;
+            let first = self.lines.get(&holder).and_then(|line| line.items.first_key_value());
+            match first {
+                Some((number, _)) => break (turn, holder, *number),
+                None => {
+                    self.turns.pop_first();
+                    self.lines.remove(&holder);
+                }
+            }
+        };
+        let cost = self.next_cost();
+        if cost > self.credit_bytes && !is_last_time {
+            return None;
+        }
+        self.credit_bytes = (self.credit_bytes - cost).max(0.0);
+        self.clock = self.clock.max(turn);
+        let start = self.clock;
+        let item = self.change(holder, |line| {
+            line.start = start;
+            line.items.remove(&number)
+        })??;
+        match place(holder, &item) {
+            Some(place) => _ = self.orders.remove(&place),
+            None => {
+                self.cancellations -= 1;
+                self.change(holder, |line| line.cancellations -= 1);
+            }
+        }
+        Some(item)
+    }
+
+    /// What the next one costs, zero if there is none.
+    fn next_cost(&self) -> f64 {
+        let line = self.turns.first().and_then(|(_, holder)| self.lines.get(holder));
+        let first = line.and_then(|line| line.items.values().next());
+        first.map_or(0.0, |item| (size_bytes(item) as f64).min(MAX_CREDIT_BYTES))
+    }
+
+    /// When [`Self::next`] may return something.
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
+        let missing = (self.next_cost() - self.credit_bytes).max(0.0);
+        // Not rounded to a moment at which it may not yet.
+        let wait = Duration::from_secs_f64(missing / BYTES_PER_SECOND) + Duration::from_micros(1);
+        (self.len() > 0).then(|| self.as_of + wait)
+    }
+
+    fn change<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Line) -> T) -> Option<T> {
+        let line = self.lines.get_mut(&holder)?;
+        self.turns.remove(&(line.turn, holder));
+        let changed = change(line);
+        if let Some(first) = line.items.values().next() {
+            line.turn = line.start + size_bytes(first);
+        }
+        self.turns.insert((line.turn, holder));
+        Some(changed)
+    }
+}
+
+/// Where an order stands; `None` for anything else.
+fn place(holder: Holder, item: &Item) -> Option<Place> {
+    match &item.record {
+        Record::Order(order) => Some((order.id(), holder, item.hold.is_some())),
+        _ => None,
+    }
+}
+
+fn size_bytes(item: &Item) -> u64 {
+    match &item.record {
+        Record::Order(order) => Order::size_bytes(order) as u64,
+        _ => CANCELLATION_BYTES,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,121 @@
+use std::{sync::Arc, time::SystemTime};
+
+use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::Recovered};
+use alloy_primitives::{Address, Bytes, Signature};
+use chain_view::PooledTransaction;
+use order_pool::{Cancellation, Origin, ReplacementKey, Transaction};
+use uuid::Uuid;
+
+use super::*;
+
+fn caller(n: u8) -> Holder {
+    Holder::caller([10, 0, 0, n].into())
+}
+
+/// An order of so many bytes, and some for itself.
+fn order(n: u64, bytes: usize) -> Item {
+    let tx = TxEip1559 { nonce: n, input: Bytes::from(vec![1; bytes]), ..TxEip1559::default() };
+    let tx = PooledTransaction::Eip1559(tx.into_signed(Signature::test_signature()));
+    let tx = Recovered::new_unchecked(tx, Address::ZERO);
+    let tx = Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH);
+    Item { record: Record::Order(Arc::new(Order::Tx(tx))), number: None, hold: None }
+}
+
+fn cancellation() -> Item {
+    let key = ReplacementKey { uuid: Uuid::nil(), signer: Address::ZERO };
+    let cancellation = Cancellation { key, nonce: None, holder: Holder::Host };
+    Item { record: Record::Cancellation(cancellation), number: None, hold: None }
+}
+
+fn id(item: &Item) -> OrderId {
+    let Record::Order(order) = &item.record else { panic!("no order") };
+    order.id()
+}
+
+/// With nothing left of what may be published at once, as in a flood.
+fn spent() -> (Turns, Instant) {
+    let now = Instant::now();
+    (Turns { credit_bytes: 0.0, ..Turns::new(now) }, now)
+}
+
+/// What is published until the next one has to wait.
+fn drain(turns: &mut Turns, now: Instant) -> Vec<Item> {
+    std::iter::from_fn(|| turns.next(now, false)).collect()
+}
+
+#[test]
+fn whatever_callers_flood_no_more_than_the_rate_is_published_and_another_one_waits_for_few_of_theirs()
+ {
+    let (begin, mut now) = (Instant::now(), Instant::now());
+    let mut turns = Turns::new(begin);
+    for n in 0..1_000 {
+        turns.push(caller((n % 2) as u8), order(n, 40_000));
+    }
+    let mut published: u64 = drain(&mut turns, now).iter().map(size_bytes).sum();
+    assert!(published as f64 <= MAX_CREDIT_BYTES);
+    let honest = order(5_000, 200);
+    let honest_id = id(&honest);
+    turns.push(caller(9), honest);
+    let mut waited = Vec::new();
+    while turns.orders.contains_key(&(honest_id, caller(9), false)) {
+        now = turns.next_wake().expect("some wait");
+        waited.extend(drain(&mut turns, now));
+    }
+    assert!(waited.len() <= 3, "{}", waited.len());
+    assert!(now - begin < Duration::from_millis(100), "{:?}", now - begin);
+    published += waited.iter().map(size_bytes).sum::<u64>();
+    while now < begin + Duration::from_secs(5) {
+        now = turns.next_wake().expect("some wait");
+        published += drain(&mut turns, now).iter().map(size_bytes).sum::<u64>();
+    }
+    let limit = MAX_CREDIT_BYTES + BYTES_PER_SECOND * (now - begin).as_secs_f64();
+    assert!((published as f64 - limit).abs() < 100_000.0, "{published} of {limit}");
+    let left = turns.len();
+    let rest = std::iter::from_fn(|| turns.next(now, true)).count();
+    assert_eq!((rest, turns.len(), turns.next_wake()), (left, 0, None), "at a stop, all");
+    assert!(turns.lines.is_empty() && turns.turns.is_empty());
+}
+
+#[test]
+fn an_order_that_is_replaced_again_and_again_keeps_its_place() {
+    let (mut turns, begin) = spent();
+    (0..100).for_each(|n| _ = turns.push(caller(1), order(n, 40_000)));
+    turns.push(caller(2), order(1_000, 50_000));
+    let mut latest = 1_000;
+    let mut published = Vec::new();
+    for step in 1..12 {
+        published.extend(drain(&mut turns, begin + Duration::from_millis(10) * step));
+        if turns.remove(id(&order(latest, 50_000))) == 1 {
+            latest += 1;
+            turns.push(caller(2), order(latest, 50_000));
+        }
+    }
+    let latest = id(&order(latest, 50_000));
+    assert_eq!(published.iter().map(id).filter(|id| *id == latest).count(), 1);
+    assert!(published.len() <= 3, "behind one of the other caller's, or two: {}", published.len());
+}
+
+#[test]
+fn what_has_left_the_pool_is_not_published_and_the_rest_of_a_caller_keeps_its_sequence() {
+    let (mut turns, begin) = spent();
+    for n in 0..4 {
+        assert!(turns.push(caller(1), order(n, 100)) && turns.push(caller(1), cancellation()));
+    }
+    // It is published again, as the stream has lost what it had.
+    turns.push(caller(1), order(2, 100));
+    assert_eq!((turns.len(), turns.remove(id(&order(0, 100)))), (8, 1));
+    assert_eq!(turns.retain(|pooled| *pooled != id(&order(3, 100))), 1);
+    let published = drain(&mut turns, begin + Duration::from_secs(1));
+    let is_order = |item: &Item| matches!(item.record, Record::Order(_));
+    assert_eq!(
+        published.iter().map(is_order).collect::<Vec<_>>(),
+        [false, true, false, true, false, false]
+    );
+    assert_eq!(turns.len(), 0);
+    let refused = (0..2_000).filter(|_| !turns.push(caller(1), cancellation())).count();
+    assert_eq!((refused, turns.len()), (2_000 - MAX_CANCELLATIONS_OF_ONE, 1_024));
+    (2..200).for_each(|n| _ = (0..1_024).all(|_| turns.push(caller(n), cancellation())));
+    assert_eq!((turns.len(), turns.push(caller(201), cancellation())), (MAX_CANCELLATIONS, false));
+    assert!(turns.push(caller(201), order(0, 100)), "an order has room");
+    assert_eq!(turns.lines.len(), turns.turns.len());
+}
