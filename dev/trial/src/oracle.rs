@@ -15,9 +15,8 @@ pub(crate) const GRACE_NS: u64 = 2_500_000_000;
 /// timeout for a request frees one, and is then requested of that node itself.
 pub(crate) const ASKED_ELSEWHERE_NS: u64 = 4_000_000_000;
 
-/// A bundle for the next block that comes later before the next head may not reach the builders of a fleet in time: half a
-/// slot, on a machine where what a flood sends private goes the same way, and the servers of several trials share two cores.
-const NEXT_BLOCK_NS: u64 = 1_500_000_000;
+/// A bundle for the next block that comes later before the next head may not reach the builders of a fleet in time.
+const NEXT_BLOCK_NS: u64 = 500_000_000;
 
 /// A time in which a part may be late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -258,12 +257,12 @@ mod tests {
         for late in [[150 << 20, 9, 9], [100 << 20, 12, 9], [100 << 20, 9, 12]] {
             assert_eq!(grown(&uses(late)), Some(Wrong::Grown));
         }
-        let chain = [(7, 10), (8, 2_000_000_000)];
+        let chain = [(7, 10), (8, 1_000_000_000)];
         for (machine, answered, is_for_next) in [
             (&[(7, 20)][..], 400_000_000, true),
             (&[(7, 20)], 500_000_000, false),
-            (&[(7, 20)], 2_100_000_000, false),
-            (&[(7, 20), (8, 2_050_000_000)], 2_100_000_000, true),
+            (&[(7, 20)], 1_100_000_000, false),
+            (&[(7, 20), (8, 1_050_000_000)], 1_100_000_000, true),
             (&[], 400_000_000, false),
         ] {
             assert_eq!(is_for_next_block(machine, &chain, answered), is_for_next, "{answered}");
