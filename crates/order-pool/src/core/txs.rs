@@ -67,11 +67,11 @@ impl Core {
         if tx.came_again(again.origin(), again.first_seen()) {
             self.tell(Effect::Told(Event::BecamePublic(Arc::clone(&order))));
         }
-        if self.external.get(seq).is_none() {
-            return Ok(());
-        }
         if again.origin().is_external() {
             return self.hold_tx(seq, again.holder(), again.private_terms());
+        }
+        if self.external.get(seq).is_none() {
+            return Ok(());
         }
         self.keep_until(seq, self.public_until(), false);
         let base_fee_wei = self.chain.next_base_fee_wei();
@@ -105,7 +105,16 @@ impl Core {
         holder: Holder,
         terms: Option<&PrivateTerms>,
     ) -> Result<(), RejectReason> {
-        let Some(before) = self.external.get(seq).cloned() else { return Ok(()) };
+        let Some(before) = self.external.get(seq).cloned() else {
+            // Vouched for, and so of the node's share: other pools count it for who has sent it.
+            if let Some(order) = self.order(seq).map(Arc::clone)
+                && order.holder() != holder
+                && order.as_tx().is_some_and(|tx| !tx.is_public())
+            {
+                self.tell(Effect::Told(Event::Held { order, holder, terms: terms.copied() }));
+            }
+            return Ok(());
+        };
         let is_new = self.hold(seq, (kind(terms), holder))?;
         self.external.set_signer(seq, terms.and_then(|terms| terms.signer));
         match terms {

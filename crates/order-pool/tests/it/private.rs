@@ -169,6 +169,25 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
     }
 }
 
+/// The machine that vouched for it counts it for nobody; the builders of its fleet know who has sent it alone.
+#[test]
+fn subscribers_are_told_who_else_has_sent_a_transaction_that_the_host_vouched_for_until_it_is_public()
+ {
+    let (pool, _) = pool(PoolConfig::default());
+    let by = |origin, n| tx_from(Spec::default(), origin).held_by(caller(n));
+    pool.insert_transaction(by(Origin::Rpc, 1).vouched_for());
+    let mut told = pool.subscribe_all();
+    journal(&mut told);
+    pool.insert_transaction(by(Origin::Rpc, 1));
+    assert_eq!(journal(&mut told).len(), 0);
+    pool.insert_transaction(by(Origin::Rpc, 2));
+    pool.insert_transaction(by(Origin::Mempool, 0));
+    pool.insert_transaction(by(Origin::Rpc, 3));
+    let told = journal(&mut told);
+    assert!(told[0].starts_with("Held") && told[1].starts_with("BecamePublic"), "{told:?}");
+    assert_eq!(told.len(), 2);
+}
+
 /// As many as the host may hold; each step removes 256 at most, and the head is told after the first.
 #[test]
 fn a_head_waits_for_no_more_than_a_step_of_private_transactions() {
