@@ -295,11 +295,8 @@ pub(crate) enum Request {
         /// The latest block: what names its block is for one after it.
         head: u64,
     },
-    Run {
-        server: SocketAddr,
-        lasts: Duration,
-        addresses: usize,
-    },
+    /// Attacks for so long, from so many addresses.
+    Run { server: SocketAddr, lasts: Duration, addresses: usize },
 }
 
 /// The `number`th address of the attacker.

@@ -92,20 +92,13 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     }
     if args.list {
         println!("{world:#?}");
-    }
-    for (number, (at, what)) in world.timeline.iter().enumerate() {
-        if args.list {
+        for (number, (at, what)) in world.timeline.iter().enumerate() {
             println!("{number:3}  {:6.1} s  {what}", at.as_secs_f64());
         }
-    }
-    if args.list {
         return Ok(ExitCode::SUCCESS);
     }
-    let mut number = 0;
-    world.timeline.retain(|_| {
-        number += 1;
-        !args.without.contains(&(number - 1))
-    });
+    let mut numbers = 0..;
+    world.timeline.retain(|_| numbers.next().is_some_and(|number| !args.without.contains(&number)));
     let outcomes = run::run(&world, args.quiet)?;
     for violation in outcomes.violations.iter().take(5) {
         println!(

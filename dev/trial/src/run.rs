@@ -89,15 +89,12 @@ pub(crate) struct Figures {
     pub(crate) memory: [usize; 2],
 }
 
-enum State {
-    Up(Member),
-    Stopped(Member),
-    Down,
-}
-
 struct Seat {
     config: Config,
-    state: State,
+    /// `None` while it is down.
+    member: Option<Member>,
+    /// By SIGSTOP.
+    is_stopped: bool,
     /// Since when its pool exists.
     started: u64,
     kills: Vec<u64>,
@@ -106,6 +103,20 @@ struct Seat {
     mirror: Mirror,
     /// When its builder saw the public transaction before.
     last_public: u64,
+}
+
+impl Seat {
+    /// Its process, if that is neither down nor stopped.
+    fn running(&mut self) -> Option<&mut Member> {
+        self.member.as_mut().filter(|_| !self.is_stopped)
+    }
+
+    /// Where its searchers are led to.
+    fn lead_to(&self, server: Option<SocketAddr>) {
+        if let Some(net) = &self.net {
+            net.leads_to(server);
+        }
+    }
 }
 
 struct Run<'a> {
@@ -192,19 +203,19 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         };
         let (member, address) = Member::start(&config)?;
         let net = if plan.has_rpc { Some(Net::open().await?) } else { None };
-        if let Some(net) = &net {
-            net.leads_to(address);
-        }
-        seats.push(Seat {
+        let seat = Seat {
             config,
-            state: State::Up(member),
+            member: Some(member),
+            is_stopped: false,
             started: now_ns(),
             kills: Vec::new(),
             net,
             address,
             mirror: Mirror::default(),
             last_public: 0,
-        });
+        };
+        seat.lead_to(address);
+        seats.push(seat);
     }
     let machines = seats.iter().enumerate();
     let machines = machines.filter_map(|(at, seat)| Some((at, seat.net.as_ref()?.address)));
@@ -351,13 +362,11 @@ impl Run<'_> {
             What::Burst { count } => self.network.burst(count),
             What::Kill { member, down } => {
                 let seat = &mut self.seats[member];
-                let State::Up(running) = &seat.state else { return Ok(()) };
+                let Some(running) = seat.running() else { return Ok(()) };
                 kill(pid(running), Signal::SIGKILL)?;
-                seat.state = State::Down;
+                seat.member = None;
                 seat.kills.push(now);
-                if let Some(net) = &seat.net {
-                    net.leads_to(None);
-                }
+                seat.lead_to(None);
                 self.later.push((now_at + down, After::StartMember(member)));
             }
             What::Replace { member, down } => {
@@ -365,32 +374,19 @@ impl Run<'_> {
                 // Without a stream that stores it has until its deadline, and no longer.
                 let may_lose = due(now, &way, &self.troubles) > now + GRACE_NS;
                 let seat = &mut self.seats[member];
-                match std::mem::replace(&mut seat.state, State::Down) {
-                    State::Up(running) => running.finish()?,
-                    other => {
-                        seat.state = other;
-                        return Ok(());
-                    }
-                }
+                let running = seat.member.take_if(|_| !seat.is_stopped);
+                let Some(running) = running else { return Ok(()) };
+                running.finish()?;
                 seat.kills.extend(may_lose.then(now_ns));
-                if let Some(net) = &seat.net {
-                    net.leads_to(None);
-                }
+                seat.lead_to(None);
                 self.later.push((Instant::now() + down, After::StartMember(member)));
             }
             What::Stop { member, time } => {
                 let seat = &mut self.seats[member];
-                match std::mem::replace(&mut seat.state, State::Down) {
-                    State::Up(running) => {
-                        kill(pid(&running), Signal::SIGSTOP)?;
-                        seat.state = State::Stopped(running);
-                        self.later.push((now_at + time, After::Continue(member)));
-                    }
-                    other => {
-                        seat.state = other;
-                        return Ok(());
-                    }
-                }
+                let Some(running) = seat.running() else { return Ok(()) };
+                kill(pid(running), Signal::SIGSTOP)?;
+                seat.is_stopped = true;
+                self.later.push((now_at + time, After::Continue(member)));
             }
             What::KillServer { leader, down } => {
                 let Some(cluster) = &mut self.cluster else { return Ok(()) };
@@ -467,18 +463,16 @@ impl Run<'_> {
             After::StartMember(at) => {
                 let seat = &mut self.seats[at];
                 let (member, address) = Member::start(&seat.config)?;
-                (seat.state, seat.address) = (State::Up(member), address);
+                (seat.member, seat.address) = (Some(member), address);
                 (seat.started, seat.mirror) = (now_ns(), Mirror::default());
-                if let Some(net) = &seat.net {
-                    net.leads_to(address);
-                }
+                seat.lead_to(address);
                 self.troubles.push(starts(at, seat.started));
             }
             After::Continue(at) => {
                 let seat = &mut self.seats[at];
-                if let State::Stopped(member) = std::mem::replace(&mut seat.state, State::Down) {
-                    kill(pid(&member), Signal::SIGCONT)?;
-                    seat.state = State::Up(member);
+                seat.is_stopped = false;
+                if let Some(member) = &seat.member {
+                    kill(pid(member), Signal::SIGCONT)?;
                 }
             }
             After::StartServer(at) => {
@@ -512,10 +506,9 @@ fn pid(member: &Member) -> Pid {
 impl Drop for Run<'_> {
     fn drop(&mut self) {
         // A stopped process would never see that its stdin is closed.
-        for seat in &self.seats {
-            if let State::Stopped(member) = &seat.state {
-                _ = kill(pid(member), Signal::SIGCONT);
-            }
+        for member in self.seats.iter().filter(|seat| seat.is_stopped).flat_map(|seat| &seat.member)
+        {
+            _ = kill(pid(member), Signal::SIGCONT);
         }
     }
 }

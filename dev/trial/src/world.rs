@@ -79,70 +79,37 @@ pub(crate) enum RealFault {
 /// Something that strikes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
+    /// At the node's socket.
     Node(usize, Fault),
     /// The process ends; it comes back with the chain as it is then, and with its pool or without.
-    RestartNode {
-        node: usize,
-        down: Duration,
-        keeps_pool: bool,
-    },
+    RestartNode { node: usize, down: Duration, keeps_pool: bool },
     /// The node hears of no block for a while.
-    Lag {
-        node: usize,
-        time: Duration,
-    },
+    Lag { node: usize, time: Duration },
     /// The node comes back without anything, and imports the chain from its beginning: it says that it is syncing, or not.
-    Import {
-        node: usize,
-        says: bool,
-    },
-    Reorg {
-        depth: usize,
-    },
+    Import { node: usize, says: bool },
+    /// The newest blocks are replaced by empty ones.
+    Reorg { depth: usize },
     /// Just before the next head: another branch, and back to the first at once.
-    FlipBack {
-        depth: usize,
-    },
-    Burst {
-        count: usize,
-    },
+    FlipBack { depth: usize },
+    /// So many transactions at once.
+    Burst { count: usize },
     /// SIGKILL; started again after a while.
-    Kill {
-        member: usize,
-        down: Duration,
-    },
+    Kill { member: usize, down: Duration },
     /// A shutdown, which publishes what was accepted; started again after a while.
-    Replace {
-        member: usize,
-        down: Duration,
-    },
+    Replace { member: usize, down: Duration },
     /// SIGSTOP, then SIGCONT.
-    Stop {
-        member: usize,
-        time: Duration,
-    },
+    Stop { member: usize, time: Duration },
     /// Of the fleet: the one that leads a stream, or another.
-    KillServer {
-        leader: bool,
-        down: Duration,
-    },
+    KillServer { leader: bool, down: Duration },
     /// Between the searchers and a server.
-    StallNet {
-        member: usize,
-        time: Duration,
-    },
-    ResetNet {
-        member: usize,
-    },
-    HalfClose {
-        member: usize,
-    },
-    Attack {
-        attack: Attack,
-        member: usize,
-        time: Duration,
-        addresses: usize,
-    },
+    StallNet { member: usize, time: Duration },
+    /// The connections of the searchers to a server are reset.
+    ResetNet { member: usize },
+    /// Their direction to the server is closed.
+    HalfClose { member: usize },
+    /// On the RPC port.
+    Attack { attack: Attack, member: usize, time: Duration, addresses: usize },
+    /// At anvil or geth.
     Real(usize, RealFault),
 }
 

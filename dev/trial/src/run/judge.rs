@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashSet};
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
 
-use super::{Failure, Head, REMEMBERED, Run, State};
+use super::{Failure, Head, REMEMBERED, Run, Seat};
 use crate::{
     member::{Report, Seen},
     oracle::{
@@ -27,15 +27,13 @@ impl Run<'_> {
             self.troubles.push(Trouble { part: Part::Node(node), from, until });
         }
         self.troubles.sort_by_key(|trouble| trouble.from);
-        for seat in &mut self.seats {
-            if let State::Up(member) = &mut seat.state {
-                member.ask()?;
-            }
+        for member in self.seats.iter_mut().filter_map(Seat::running) {
+            member.ask()?;
         }
         let mut reports = Vec::new();
         let (asked, mut slow) = (now_ns(), Vec::new());
         for (at, seat) in self.seats.iter_mut().enumerate() {
-            if let State::Up(member) = &mut seat.state {
+            if let Some(member) = seat.running() {
                 let report = member.report().map_err(|error| format!("member {at}: {error}"))?;
                 reports.push((at, report));
                 let took = (now_ns() - asked) as f64 / 1e9;
@@ -52,8 +50,7 @@ impl Run<'_> {
         }
         let now_late = Times::from(&self.late[0]);
         let live: Vec<_> = self.seats.iter().map(|seat| seat.mirror.len()).collect();
-        let beside =
-            |seat: &super::Seat| seat.mirror.uses.last().map_or(0, |(_, uses)| uses[0] >> 20);
+        let beside = |seat: &Seat| seat.mirror.uses.last().map_or(0, |(_, uses)| uses[0] >> 20);
         let beside: Vec<_> = self.seats.iter().map(beside).collect();
         let (orders_in, accepted) = (self.network.ledger().txs.len(), self.accepted());
         self.outcomes.heads.push(Head {
