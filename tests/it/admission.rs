@@ -14,11 +14,12 @@ use mock_node::{
 };
 use serde_json::{Value, json};
 use testkit::{
+    http,
     ingest::{Node, PATIENCE, eventually, socket},
     sign::signed,
 };
 
-use super::rpc::{DEADLINE, address, call, post};
+use super::rpc::{DEADLINE, address, call, read};
 
 /// Accounts of the node's own load; the one after them is funded too.
 const LOAD_ACCOUNTS: usize = 20;
@@ -184,7 +185,7 @@ async fn the_orders_of_one_batch_are_paid_for_together() {
         })
     };
     let batch = Value::from_iter((0..5).map(one)).to_string();
-    let sent = post(address(&ingest), "", &batch).await;
+    let sent = read(address(&ingest), &http::post(&batch, None)).await;
     let is_pooled = |answer: &Value| answer["result"].is_string();
     let answers = sent.as_array().expect("a batch");
     let (pooled, refused) = answers.split_at(2);

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, eip191_hash_message, hex, keccak256};
+use alloy_primitives::{B256, hex};
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, IngestError, OrderRpcConfig, PoolConfig,
     order_pool::{Event, Order, OrderId, Origin, RemoveReason, Subscription},
@@ -14,7 +14,7 @@ use mempool_ingest::{
 use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig, workload::Account};
 use serde_json::{Value, json};
 use testkit::{
-    http::{Answer, Connection, request},
+    http::{self, Answer, Connection},
     ingest::{Node, PATIENCE, eventually, socket},
     sign::signed,
 };
@@ -34,9 +34,9 @@ pub(crate) fn address(ingest: &Ingest) -> SocketAddr {
 }
 
 /// The answer to one request on a connection of its own.
-async fn http(to: SocketAddr, path: &str, headers: &str, body: Option<&str>) -> Answer {
+async fn ask(to: SocketAddr, request: &[u8]) -> Answer {
     let mut connection = Connection::open(Ipv4Addr::LOCALHOST, to).await.expect("it listens");
-    connection.request(&request(path, headers, body)).await.expect("it answers")
+    connection.request(request).await.expect("it answers")
 }
 
 pub(crate) async fn call(
@@ -45,21 +45,17 @@ pub(crate) async fn call(
     method: &str,
     params: Value,
 ) -> Value {
-    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params }).to_string();
-    let headers = signer.map_or(String::new(), |signer| {
-        let signature = signer.sign_hash(eip191_hash_message(keccak256(&body).to_string()));
-        format!("x-flashbots-signature: {}:{signature}\r\n", signer.address)
-    });
-    post(to, &headers, &body).await
+    read(to, &http::call(method, &params, signer)).await
 }
 
-pub(crate) async fn post(to: SocketAddr, headers: &str, body: &str) -> Value {
-    let answer = http(to, "/", headers, Some(body)).await.body;
+/// The answer as JSON.
+pub(crate) async fn read(to: SocketAddr, request: &[u8]) -> Value {
+    let answer = ask(to, request).await.body;
     serde_json::from_str(&answer).unwrap_or_else(|_| panic!("no JSON: {answer}"))
 }
 
 async fn readiness(of: SocketAddr) -> u16 {
-    http(of, "/readyz", "", None).await.status
+    ask(of, &http::request("/readyz", "", None)).await.status
 }
 
 /// A transaction of an account of this number: its hash and its bytes.

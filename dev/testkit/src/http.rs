@@ -1,10 +1,13 @@
-//! A client for the RPC server, for benches: one connection that stays open, requests written ahead.
+//! A client for the RPC server: one connection that stays open, requests written ahead.
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
 };
 
+use alloy_primitives::{eip191_hash_message, keccak256};
+use mock_node::workload::Account;
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpSocket, TcpStream},
@@ -19,6 +22,21 @@ pub fn request(path: &str, headers: &str, body: Option<&str>) -> Vec<u8> {
         "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{headers}content-length: {length}\r\n\r\n{body}"
     )
     .into_bytes()
+}
+
+/// A call of JSON-RPC; with an account, signed by it.
+pub fn call(method: &str, params: &Value, signer: Option<&Account>) -> Vec<u8> {
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+    post(&body.to_string(), signer)
+}
+
+/// A body; with an account, signed by it as searchers do (`X-Flashbots-Signature`).
+pub fn post(body: &str, signer: Option<&Account>) -> Vec<u8> {
+    let header = signer.map(|signer| {
+        let signature = signer.sign_hash(eip191_hash_message(keccak256(body).to_string()));
+        format!("x-flashbots-signature: {}:{signature}\r\n", signer.address)
+    });
+    request("/", &header.unwrap_or_default(), Some(body))
 }
 
 /// A connection that is kept.

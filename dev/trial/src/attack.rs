@@ -10,18 +10,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_consensus::TxEip1559;
-use alloy_primitives::hex;
+use alloy_primitives::Bytes;
 use hdrhistogram::Histogram;
 use mock_node::{
     DEV_CHAIN_ID,
-    workload::{Mix, Workload, WorkloadConfig, test_accounts},
+    workload::{Account, Mix, PreparedTx, Workload, WorkloadConfig, test_accounts},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use testkit::{
     figures::{Times, histogram},
-    http::{self, Answer, Connection},
+    http::{self, Answer, Connection, call, post},
     process::serve,
     sign::signed,
     usage::{allow_open_files, process_cpu},
@@ -31,8 +30,6 @@ use tokio::{
     task::LocalSet,
     time::{sleep, sleep_until, timeout_at},
 };
-
-use crate::signed::{call, key, post, raw, transfer};
 
 pub(crate) const ROLE: &str = "__attacker";
 
@@ -139,35 +136,35 @@ impl Attack {
     /// What it sends in turn, when `head` is the latest block.
     fn requests(self, most: u64, head: u64) -> Vec<Vec<u8>> {
         let ahead = |blocks: u64| format!("{:#x}", head + blocks);
-        let many = |count: u64| 0..count.min(most);
-        let eve = key(FIRST_KEY);
-        let bundle = |number: u64, key: u64| json!([{ "txs": [raw(transfer(number), &crate::signed::key(key))], "blockNumber": ahead(64) }]);
+        let many = |count: u64, request: &dyn Fn(u64) -> Vec<u8>| -> Vec<_> {
+            (0..count.min(most)).map(request).collect()
+        };
+        let fresh = |number: u64| Account::from_entropy(0, FIRST_KEY + number);
+        let eve = fresh(0);
+        let bundle = |number: u64| {
+            let (key, block) = (fresh(number), ahead(64));
+            send_bundle(json!({ "txs": [transfer(&key, number)], "blockNumber": block }), &key)
+        };
         match self {
             Self::None => Vec::new(),
             Self::UnfundedTransactions => {
-                let tx = |number: u64, gas_limit| TxEip1559 {
-                    gas_limit,
-                    max_priority_fee_per_gas: 10_u128.pow(18),
-                    max_fee_per_gas: 10_u128.pow(18),
-                    input: vec![0; 120_000].into(),
-                    ..transfer(number)
+                let sent = |number: u64, gas_limit: u64| {
+                    let (_, raw) = signed(&fresh(number), |tx| {
+                        (tx.nonce, tx.gas_limit) = (number, gas_limit);
+                        (tx.max_fee_per_gas, tx.max_priority_fee_per_gas) = (ETHER, ETHER);
+                        tx.input = vec![0; 120_000].into();
+                    });
+                    send_raw(&raw)
                 };
-                let sent = |tx: TxEip1559, number| {
-                    let raw = raw(tx, &key(FIRST_KEY + number));
-                    call("eth_sendRawTransaction", &json!([raw]), None)
-                };
-                let impossible = many(26).map(|number| sent(tx(number, u64::MAX), number));
-                let possible = many(700).map(|number| sent(tx(number, 1 << 24), number));
-                impossible.chain(possible).collect()
+                let impossible = many(26, &|number| sent(number, u64::MAX));
+                [impossible, many(700, &|number| sent(number, 1 << 24))].concat()
             }
             Self::BundleVariants => {
-                let tx = raw(transfer(0), &eve);
-                many(20_000)
-                    .map(|number| {
-                        let bundle = json!([{ "txs": [tx], "blockNumber": ahead(63), "minTimestamp": number }]);
-                        call("eth_sendBundle", &bundle, Some(&eve))
-                    })
-                    .collect()
+                let (txs, block) = ([transfer(&eve, 0)], ahead(63));
+                many(20_000, &|number| {
+                    let at = json!({ "txs": txs, "blockNumber": block, "minTimestamp": number });
+                    send_bundle(at, &eve)
+                })
             }
             Self::UnreadResponses => {
                 let name = "x".repeat(4_700_000);
@@ -175,15 +172,13 @@ impl Attack {
             }
             Self::WideObjects => {
                 // Twelve bytes each, and what stands around them.
-                let fields = (0..LARGE / 12 - 100).map(|number| (format!("{number:07}"), Value::from(1)));
-                vec![call("eth_cancelBundle", &json!([fields.collect::<Map<_, _>>()]), Some(&eve))]
+                let names = (0..LARGE / 12 - 100).map(|number| format!("{number:07}"));
+                let object: Map<_, _> = names.map(|name| (name, Value::from(1))).collect();
+                vec![call("eth_cancelBundle", &json!([object]), Some(&eve))]
             }
             Self::LongLists => {
-                let txs = r#""","#.repeat(LARGE / 3 - 100);
-                let body = format!(
-                    r#"{{"jsonrpc":"2.0","id":1,"method":"eth_sendBundle","params":[{{"txs":[{txs}""]}}]}}"#
-                );
-                vec![post(&body, Some(&eve))]
+                let txs = vec![""; LARGE / 3 - 100];
+                vec![send_bundle(json!({ "txs": txs }), &eve)]
             }
             Self::BrokenBodies => vec![post(&"[".repeat(LARGE), Some(&eve))],
             Self::StalledBodies => {
@@ -191,80 +186,67 @@ impl Attack {
                 request.pop();
                 vec![request]
             }
-            Self::SlowBodies => {
-                let bundle = bundle(0, FIRST_KEY);
-                vec![call("eth_sendBundle", &bundle, Some(&eve))]
-            }
+            Self::SlowBodies => vec![bundle(0)],
             Self::IdleConnections => vec![Vec::new()],
-            Self::HangUps => {
-                let sent = |number| call("eth_sendRawTransaction", &json!([raw(transfer(number), &eve)]), None);
-                many(1_000).map(sent).collect()
-            }
-            Self::FreshKeys => many(20_000)
-                .map(|number| {
-                    let fresh = FIRST_KEY + number;
-                    call("eth_sendBundle", &bundle(number, fresh), Some(&key(fresh)))
-                })
-                .collect(),
+            Self::HangUps => many(1_000, &|nonce| send_raw(&transfer(&eve, nonce))),
+            Self::FreshKeys => many(20_000, &bundle),
             Self::ForgedBlobs | Self::BlobReplays => {
-                let config = WorkloadConfig { accounts: 4_000, ..WorkloadConfig::new(99, DEV_CHAIN_ID) };
-                let six = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 1_000, ..Mix::default() };
-                let txs = Workload::new(WorkloadConfig { mix: six, ..config }).prepare(if most <= QUICK { 2 } else { 16 });
-                let is_forged = matches!(self, Self::ForgedBlobs);
-                let sent = |raw: &[u8]| {
-                    let mut raw = raw.to_vec();
+                let six = 1_000;
+                let mix =
+                    Mix { blobs_per_mille: 1_000, six_blobs_per_mille: six, ..Mix::default() };
+                let config = WorkloadConfig::new(99, DEV_CHAIN_ID);
+                let config = WorkloadConfig { accounts: 4_000, mix, ..config };
+                let txs = Workload::new(config).prepare(if most <= QUICK { 2 } else { 16 });
+                let sent = |tx: &PreparedTx| {
+                    let mut raw = tx.raw.to_vec();
                     // Inside a blob: they are nearly all of it.
                     let middle = raw.len() / 2;
-                    raw[middle] ^= u8::from(is_forged);
-                    json!([hex::encode_prefixed(raw)])
+                    raw[middle] ^= u8::from(self == Self::ForgedBlobs);
+                    send_raw(&raw.into())
                 };
-                txs.iter().map(|tx| call("eth_sendRawTransaction", &sent(&tx.raw), None)).collect()
+                txs.iter().map(sent).collect()
             }
-            Self::UnknownCancellations => many(700)
-                .map(|number| {
-                    let one = |place: u64| {
-                        let uuid = format!("00000000-0000-4000-8000-{:012x}", number * 100 + place);
-                        json!({ "jsonrpc": "2.0", "id": place, "method": "eth_cancelBundle", "params": [{ "replacementUuid": uuid }] })
-                    };
-                    post(&Value::from_iter((0..100).map(one)).to_string(), Some(&eve))
-                })
-                .collect(),
-            Self::FreshCancellations => many(20_000)
-                .map(|number| {
-                    let uuid = "22222222-0000-4000-8000-000000000000";
-                    let cancel = json!([{ "replacementUuid": uuid }]);
-                    call("eth_cancelBundle", &cancel, Some(&key(FIRST_KEY + number)))
-                })
-                .collect(),
-            Self::PrivateFlood | Self::LargePrivateFlood => {
-                let is_large = matches!(self, Self::LargePrivateFlood);
-                let (count, input) = if is_large { (1_700, vec![0; 40_000]) } else { (18_000, Vec::new()) };
-                let sent = |nonce| {
-                    let (max_priority_fee_per_gas, input) = (50_000_000_000, input.clone().into());
-                    let tx = TxEip1559 { max_priority_fee_per_gas, input, gas_limit: 1 << 20, ..transfer(1 + nonce) };
-                    let private = json!([{ "tx": raw(tx, &eve), "maxBlockNumber": ahead(24) }]);
-                    call("eth_sendPrivateTransaction", &private, None)
+            Self::UnknownCancellations => many(700, &|number| {
+                let one = |place: u64| {
+                    let uuid = format!("00000000-0000-4000-8000-{:012x}", number * 100 + place);
+                    let params = json!([{ "replacementUuid": uuid }]);
+                    json!({ "jsonrpc": "2.0", "id": place, "method": "eth_cancelBundle", "params": params })
                 };
-                many(count).map(sent).collect()
+                post(&Value::from_iter((0..100).map(one)).to_string(), Some(&eve))
+            }),
+            Self::FreshCancellations => many(20_000, &|number| {
+                let cancel = json!([{ "replacementUuid": "22222222-0000-4000-8000-000000000000" }]);
+                call("eth_cancelBundle", &cancel, Some(&fresh(number)))
+            }),
+            Self::PrivateFlood | Self::LargePrivateFlood => {
+                let is_large = self == Self::LargePrivateFlood;
+                let (count, bytes) = if is_large { (1_700, 40_000) } else { (18_000, 0) };
+                many(count, &|number| {
+                    let (_, raw) = signed(&eve, |tx| {
+                        (tx.nonce, tx.gas_limit) = (1 + number, 1 << 20);
+                        tx.max_priority_fee_per_gas = 50_000_000_000;
+                        tx.input = vec![0; bytes].into();
+                    });
+                    let private = json!([{ "tx": raw, "maxBlockNumber": ahead(24) }]);
+                    call("eth_sendPrivateTransaction", &private, None)
+                })
             }
             Self::SharedTransactions => {
-                let txs: Vec<_> = (0..16).map(|n| raw(transfer(0), &key(FIRST_KEY + n))).collect();
-                many(6_000)
-                    .map(|number| {
-                        let block = ahead([4, 7, 24][(number / 3 % 3) as usize]);
-                        let bundle = json!([{ "txs": txs, "blockNumber": block, "minTimestamp": number }]);
-                        call("eth_sendBundle", &bundle, Some(&key(FIRST_KEY + 100 + number % 3)))
-                    })
-                    .collect()
-            }
-            Self::HonestBurst => (0..512)
-                .map(|number| {
-                    let key = key(FIRST_KEY + number);
-                    let txs = [0, 1, 2].map(|nonce| raw(transfer(nonce), &key));
-                    let bundle = json!([{ "txs": txs, "blockNumber": ahead(32) }]);
-                    call("eth_sendBundle", &bundle, Some(&key))
+                let txs: Vec<_> = (0..16).map(|number| transfer(&fresh(number), 0)).collect();
+                many(6_000, &|number| {
+                    let block = ahead([4, 7, 24][(number / 3 % 3) as usize]);
+                    let at = json!({ "txs": txs, "blockNumber": block, "minTimestamp": number });
+                    send_bundle(at, &fresh(100 + number % 3))
                 })
-                .collect(),
+            }
+            Self::HonestBurst => {
+                let sent = |number| {
+                    let key = fresh(number);
+                    let txs = [0, 1, 2].map(|nonce| transfer(&key, nonce));
+                    send_bundle(json!({ "txs": txs, "blockNumber": ahead(32) }), &key)
+                };
+                (0..512).map(sent).collect()
+            }
             Self::Crowd => {
                 let accounts = test_accounts(3_000).split_off(2_000);
                 let sent = |number: usize| {
@@ -273,9 +255,9 @@ impl Attack {
                         tx.max_priority_fee_per_gas += number as u128;
                         (tx.gas_limit, tx.input) = (60_000, vec![0x11; 68].into());
                     });
-                    call("eth_sendRawTransaction", &json!([raw]), None)
+                    send_raw(&raw)
                 };
-                (0..40_000.min(most as usize * 10)).map(sent).collect()
+                (0..most.saturating_mul(10).min(40_000) as usize).map(sent).collect()
             }
         }
     }
@@ -284,6 +266,22 @@ impl Attack {
     pub(crate) const fn is_crowd(self) -> bool {
         matches!(self, Self::HonestBurst | Self::Crowd)
     }
+}
+
+/// In wei.
+const ETHER: u128 = 10_u128.pow(18);
+
+fn send_raw(raw: &Bytes) -> Vec<u8> {
+    call("eth_sendRawTransaction", &json!([raw]), None)
+}
+
+fn send_bundle(bundle: Value, signer: &Account) -> Vec<u8> {
+    call("eth_sendBundle", &json!([bundle]), Some(signer))
+}
+
+/// An account's transfer with this nonce.
+fn transfer(account: &Account, nonce: u64) -> Bytes {
+    signed(account, |tx| tx.nonce = nonce).1
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -13,7 +13,6 @@ mod run;
 mod scenario;
 mod searchers;
 mod shrink;
-mod signed;
 mod world;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};

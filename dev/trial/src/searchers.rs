@@ -12,23 +12,22 @@ use std::{
     time::Duration,
 };
 
-use alloy_consensus::TxEip1559;
-use alloy_primitives::{Address, B256, Bytes, U256, hex, keccak256};
-use alloy_signer_local::PrivateKeySigner;
+use alloy_primitives::{Address, B256, Bytes, U256, keccak256};
 use hdrhistogram::Histogram;
+use mock_node::workload::Account;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use serde_json::json;
 use testkit::{
     figures::histogram,
-    http::{self, Answer, Connection},
+    http::{self, Answer, Connection, call},
+    sign::signed,
     usage::now_ns,
 };
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
     oracle::Outcome,
-    signed::{call, key, raw_and_hash, transfer},
     world::{Setup, World},
 };
 
@@ -100,7 +99,7 @@ impl Wish {
     }
 
     /// That sends it with this transaction.
-    fn request(&self, raw: &str, nonce: Option<u64>, signer: &PrivateKeySigner) -> Vec<u8> {
+    fn request(&self, raw: &Bytes, nonce: Option<u64>, signer: &Account) -> Vec<u8> {
         let block = self.block.map(|block| format!("{block:#x}"));
         if self.is_private {
             let private = json!([{ "tx": raw, "maxBlockNumber": block }]);
@@ -149,7 +148,12 @@ pub(crate) const fn is_known(searcher: u64) -> bool {
 }
 
 pub(crate) fn known_signers() -> Vec<Address> {
-    (0..SEARCHERS).filter(|number| is_known(*number)).map(|number| key(number).address()).collect()
+    (0..SEARCHERS).filter(|number| is_known(*number)).map(|number| key(number).address).collect()
+}
+
+/// Keys from numbers, so that every run sends the same.
+fn key(number: u64) -> Account {
+    Account::from_entropy(0, number)
 }
 
 fn address(searcher: u64) -> Ipv4Addr {
@@ -234,12 +238,12 @@ impl Searchers {
     fn choose(
         &self,
         searcher: u64,
-        signer: &PrivateKeySigner,
+        signer: &Account,
         rng: &mut ChaCha8Rng,
     ) -> Option<(usize, &'static str, Vec<u8>)> {
         let head = self.head.load(Relaxed);
-        let (raw, tx) = self.transaction(rng);
-        let bytes = Bytes::from(hex::decode(&raw).expect("hex"));
+        let key = key(self.keys.fetch_add(1, Relaxed));
+        let (tx, raw) = signed(&key, |tx| tx.value = U256::from(rng.random::<u32>()));
         let mut log = self.log();
         let recent = log.wishes.len().saturating_sub(2_000);
         let open: Vec<_> = (recent..log.wishes.len())
@@ -273,7 +277,7 @@ impl Searchers {
             let wish = &mut log.wishes[at];
             let nonce = wish.is_numbered.then_some(wish.messages.len() as u64 - 1);
             let makes = wish.messages[wish.messages.len() - 2].makes;
-            let request = wish.request(&hex::encode_prefixed(&wish.raw), nonce, signer);
+            let request = wish.request(&wish.raw, nonce, signer);
             wish.messages.push(Sent { is_late: true, ..new_message(makes) });
             return Some((at, "late", request));
         }
@@ -283,8 +287,8 @@ impl Searchers {
             let nonce = (wish.is_numbered).then_some(wish.messages.len() as u64 + 1);
             if what < 80 && wish.uuid.is_some() {
                 wish.messages.push(new_message(Some(keccak256(tx))));
-                (wish.raw, wish.tx) = (bytes, tx);
-                return Some((at, "replaced", wish.request(&raw, nonce, signer)));
+                (wish.raw, wish.tx) = (raw, tx);
+                return Some((at, "replaced", wish.request(&wish.raw, nonce, signer)));
             }
             wish.messages.push(new_message(None));
             wish.is_closed = true;
@@ -311,20 +315,15 @@ impl Searchers {
             block: (!is_next).then(|| head + rng.random_range(2..=8)),
             messages: vec![new_message(Some(if is_private { tx } else { keccak256(tx) }))],
             is_closed: false,
-            raw: bytes,
+            raw,
             tx,
             mined: None,
             is_void: false,
         };
         let nonce = (has_uuid && wish.is_numbered).then_some(1);
-        let request = wish.request(&raw, nonce, signer);
+        let request = wish.request(&wish.raw, nonce, signer);
         log.wishes.push(wish);
         Some((at, "new", request))
-    }
-
-    fn transaction(&self, rng: &mut ChaCha8Rng) -> (String, B256) {
-        let key = key(self.keys.fetch_add(1, Relaxed));
-        raw_and_hash(TxEip1559 { value: U256::from(rng.random::<u32>()), ..transfer(0) }, &key)
     }
 
     fn note(&self, wish: usize, kind: &str, took: Duration, answer: Option<Answer>) {
