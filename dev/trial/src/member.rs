@@ -108,6 +108,13 @@ pub(crate) struct Report {
     pub(crate) threads: usize,
 }
 
+impl Report {
+    /// Whether the counts of hashes do not add up, or the builder's reader and its pool differ.
+    pub(crate) fn is_miscounted(&self) -> bool {
+        self.balance != 0 || self.sizes.is_some_and(|(view, pool)| view != pool)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Member(pub(crate) Process);
 
@@ -412,6 +419,14 @@ impl Mirror {
         let beside = report.resident_bytes.saturating_sub(report.held_bytes);
         let uses = [beside, report.open_files, report.threads];
         self.uses.push((testkit::usage::now_ns(), uses));
+    }
+
+    /// What it saw of an order, and its latest heads, each with its time.
+    pub(crate) fn life(&self, who: &str, hash: &B256) -> Vec<(u64, String)> {
+        let seen = self.lives.get(hash).into_iter().flatten();
+        let seen = seen.map(|(at, seen)| (*at, format!("{who}: {seen:?}")));
+        let heads = self.heads.iter().rev().take(6);
+        seen.chain(heads.map(|(head, at)| (*at, format!("{who} has head {head}")))).collect()
     }
 
     /// How many orders it has.

@@ -4,6 +4,8 @@
 //! were answered. A promise is due [`GRACE_NS`] after the moment from which it holds; where a fault touched the way of an
 //! order ([`Trouble`]), so long after the written bound of that fault ([`crate::world::What::touches`]).
 
+use std::collections::BTreeSet;
+
 use alloy_primitives::B256;
 
 use crate::world::Part;
@@ -99,19 +101,37 @@ pub(crate) struct Violation {
     pub(crate) text: String,
 }
 
-/// A transaction that a node holds, of which a builder must know.
-pub(crate) fn pending(due: u64, now: u64, is_there: bool) -> Option<Wrong> {
-    (due <= now && !is_there).then_some(Wrong::Missing)
+/// What a look at a builder has found.
+#[derive(Debug)]
+pub(crate) struct Findings {
+    now: u64,
+    /// Promises that were due.
+    pub(crate) checks: u64,
+    pub(crate) wrong: BTreeSet<(Wrong, B256)>,
 }
 
-/// A transaction that the block `number` contains, when the builder knows that block since `head_since`.
-pub(crate) fn mined(due: u64, now: u64, is_there: bool) -> Option<Wrong> {
-    (due <= now && is_there).then_some(Wrong::Mined)
+impl Findings {
+    pub(crate) const fn new(now: u64) -> Self {
+        Self { now, checks: 0, wrong: BTreeSet::new() }
+    }
+
+    /// A promise: once it is due it counts, and if it is not kept, this is wrong.
+    pub(crate) fn ask(&mut self, due: u64, is_kept: bool, wrong: Wrong, hash: B256) {
+        if due <= self.now {
+            self.checks += 1;
+            self.wrong.extend((!is_kept).then_some((wrong, hash)));
+        }
+    }
 }
 
-/// A head that was told so long ago that a builder must know it.
-pub(crate) fn head(due: u64, now: u64, is_known: bool) -> Option<Wrong> {
-    (due <= now && !is_known).then_some(Wrong::Behind)
+/// What each part knows of an order, in the order of time, in seconds from `begin`.
+pub(crate) fn life(mut lines: Vec<(u64, String)>, begin: u64, troubles: &[Trouble]) -> String {
+    let seconds = |at: u64| (at as f64 - begin as f64) / 1e9;
+    lines.extend(troubles.iter().map(|Trouble { part, from, until }| {
+        (*from, format!("{part:?} is touched until {:.1} s", seconds(*until)))
+    }));
+    lines.sort();
+    lines.iter().map(|(at, line)| format!("    {:8.3} s  {line}\n", seconds(*at))).collect()
 }
 
 /// Resident memory beside its orders and the hashes that it remembers, open files and threads at the looks of a process that ran for the whole run, which must
@@ -267,10 +287,10 @@ mod tests {
         ] {
             assert_eq!(is_for_next_block(machine, &chain, answered), is_for_next, "{answered}");
         }
-        assert_eq!(pending(5, 4, false).or(pending(5, 5, true)), None);
-        assert_eq!(pending(5, 5, false), Some(Wrong::Missing));
-        assert_eq!(head(5, 4, false).or(head(5, 5, true)), None);
-        assert_eq!(head(5, 5, false), Some(Wrong::Behind));
-        assert_eq!((mined(5, 5, true), mined(5, 5, false)), (Some(Wrong::Mined), None));
+        let mut found = Findings::new(5);
+        for (due, is_kept) in [(6, false), (5, true), (5, false)] {
+            found.ask(due, is_kept, Wrong::Missing, A);
+        }
+        assert_eq!((found.checks, found.wrong), (2, [(Wrong::Missing, A)].into()));
     }
 }

@@ -30,7 +30,7 @@ use testkit::usage::now_ns;
 
 use crate::{
     member::{Config, Member, Mirror, Seen},
-    oracle::{self, Trouble, Violation, Wrong, due, is_touched},
+    oracle::{self, Findings, Trouble, Violation, Wrong, due, is_touched},
     world::{DIALLED, Part, REAL_NODES, RealFault, SLOT, Setup},
 };
 
@@ -232,10 +232,10 @@ impl RealNodes {
                 continue;
             }
             match seat.look(|since| due(since, &[part], troubles)) {
-                Ok((wrong, count)) => {
-                    checks += count;
-                    seat.checks += count;
-                    violations.extend(wrong.into_iter().map(|(wrong, hash)| {
+                Ok(found) => {
+                    checks += found.checks;
+                    seat.checks += found.checks;
+                    violations.extend(found.wrong.into_iter().map(|(wrong, hash)| {
                         let text = seat.life(&hash, troubles);
                         Violation { wrong, member: members + at, hash, text }
                     }));
@@ -333,8 +333,8 @@ impl Seat {
         }
     }
 
-    /// What is wrong, and how much was asked. `due` is of what came at a time.
-    fn look(&mut self, due: impl Fn(u64) -> u64) -> io::Result<(Vec<(Wrong, B256)>, u64)> {
+    /// `due` is of what came at a time.
+    fn look(&mut self, due: impl Fn(u64) -> u64) -> io::Result<Findings> {
         let mut node = Connection::open(self.node.ipc_path())?;
         let listed = node.pending()?;
         let now = now_ns();
@@ -361,26 +361,21 @@ impl Seat {
         let still = node.pending()?;
         self.follow(&mut node)?;
         let mined: HashSet<_> = self.chain.values().flat_map(|block| &block.transactions).collect();
-        let (mut wrong, mut checks) = (Vec::new(), 0);
+        let mut found = Findings::new(now);
         if !report.is_current {
-            return Ok((wrong, checks));
+            return Ok(found);
         }
-        let mut take = |due: u64, what: Option<Wrong>, hash| {
-            checks += u64::from(due <= now);
-            wrong.extend(what.map(|what| (what, hash)));
-        };
         let due = |since: u64| due(since.max(self.started));
         for (hash, since) in &self.pending {
             if still.contains(hash) && !mined.contains(hash) {
-                let due = due(*since);
-                take(due, oracle::pending(due, now, self.mirror.has(hash)), *hash);
+                found.ask(due(*since), self.mirror.has(hash), Wrong::Missing, *hash);
             }
         }
         for (number, block) in &self.chain {
             let Some(reached) = self.mirror.reached(*number) else { continue };
             let due = due(reached.max(block.at));
             for hash in &block.transactions {
-                take(due, oracle::mined(due, now, self.mirror.has(hash)), *hash);
+                found.ask(due, !self.mirror.has(hash), Wrong::Mined, *hash);
             }
         }
         if let Some((number, at)) = told {
@@ -388,13 +383,11 @@ impl Seat {
             let is_known = self.head.is_some_and(|(known, hash)| {
                 known >= number && self.chain.get(&known).is_some_and(|block| block.hash == hash)
             });
-            take(due(at), oracle::head(due(at), now, is_known), B256::ZERO);
+            found.ask(due(at), is_known, Wrong::Behind, B256::ZERO);
         }
-        wrong.extend(self.mirror.twice.iter().map(|hash| (Wrong::Twice, *hash)));
-        if report.balance != 0 || report.sizes.is_some_and(|(view, pool)| view != pool) {
-            wrong.push((Wrong::Counts, B256::ZERO));
-        }
-        Ok((wrong, checks))
+        found.wrong.extend(self.mirror.twice.iter().map(|hash| (Wrong::Twice, *hash)));
+        found.wrong.extend(report.is_miscounted().then_some((Wrong::Counts, B256::ZERO)));
+        Ok(found)
     }
 
     /// What each part knows of a transaction, in seconds from the start.
@@ -409,17 +402,7 @@ impl Seat {
                 lines.push((block.at, format!("block {number}, {}", block.hash)));
             }
         }
-        for (at, seen) in self.mirror.lives.get(hash).into_iter().flatten() {
-            lines.push((*at, format!("the builder: {seen:?}")));
-        }
-        for (head, at) in self.mirror.heads.iter().rev().take(6) {
-            lines.push((*at, format!("the builder has head {head}")));
-        }
-        let seconds = |at: u64| (at as f64 - self.started as f64) / 1e9;
-        for Trouble { part, from, until } in troubles {
-            lines.push((*from, format!("{part:?} is touched until {:.1} s", seconds(*until))));
-        }
-        lines.sort();
-        lines.iter().map(|(at, line)| format!("    {:8.3} s  {line}\n", seconds(*at))).collect()
+        lines.extend(self.mirror.life("the builder", hash));
+        oracle::life(lines, self.started, troubles)
     }
 }

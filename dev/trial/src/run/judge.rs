@@ -1,6 +1,6 @@
 //! What the builders have, and what the oracle says to it.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
@@ -9,8 +9,8 @@ use super::{Failure, Head, REMEMBERED, Run, Seat};
 use crate::{
     member::{Report, Seen},
     oracle::{
-        self, ASKED_ELSEWHERE_NS, GRACE_NS, Message, Outcome, Time, Trouble, Violation, Wrong, due,
-        is_touched,
+        self, ASKED_ELSEWHERE_NS, Findings, GRACE_NS, Message, Outcome, Time, Trouble, Violation,
+        Wrong, due, is_touched,
     },
     searchers::{Sent, Wish, is_known},
     world::{ANSWERED, MemberPlan, Part, SLOT, Setup},
@@ -143,8 +143,7 @@ impl Run<'_> {
         }
         let (seat, plan) = (&self.seats[at], &self.world.members[at]);
         let mirror = &seat.mirror;
-        let mut wrong: BTreeSet<(Wrong, B256)> = BTreeSet::new();
-        let mut checks = 0;
+        let mut found = Findings::new(now);
         let ways = self.ways(at);
         let own: Vec<_> = ways.iter().flat_map(|(_, way)| way.clone()).collect();
         let first_start = |way: &[Part]| {
@@ -165,14 +164,10 @@ impl Run<'_> {
                 if beside.into_iter().any(|part| is_touched(since, &[*part], &self.troubles)) {
                     due += ASKED_ELSEWHERE_NS;
                 }
-                checks += u64::from(due <= now);
                 // The chain is what the node that leads has told: what is mined there is not pending.
                 let is_mined = || plan.nodes.iter().any(|node| self.network.has_mined(*node, hash));
-                if let Some(what) = oracle::pending(due, now, mirror.has(hash))
-                    && !is_mined()
-                {
-                    wrong.insert((what, *hash));
-                }
+                let is_kept = mirror.has(hash) || due <= now && is_mined();
+                found.ask(due, is_kept, Wrong::Missing, *hash);
             }
         }
         let known_since = |block: u64| mirror.reached(block);
@@ -185,10 +180,7 @@ impl Run<'_> {
             for (number, at) in self.told.iter().rev().take(3) {
                 let at = self.told_last.get(number).unwrap_or(at);
                 let due = due((*at).max(seat.started).max(since), &own, &self.troubles);
-                checks += u64::from(due <= now);
-                if let Some(what) = oracle::head(due, now, known_since(*number).is_some()) {
-                    wrong.insert((what, B256::ZERO));
-                }
+                found.ask(due, known_since(*number).is_some(), Wrong::Behind, B256::ZERO);
             }
         }
         let ledger = self.network.ledger();
@@ -205,10 +197,7 @@ impl Run<'_> {
             }
             let Some(reached) = known_since(block) else { continue };
             let due = due(reached.max(mined_at), &own, &self.troubles);
-            checks += u64::from(due <= now);
-            if let Some(what) = oracle::mined(due, now, mirror.has(&tx.hash)) {
-                wrong.insert((what, tx.hash));
-            }
+            found.ask(due, !mirror.has(&tx.hash), Wrong::Mined, tx.hash);
         }
         drop(ledger);
         let log = self.searchers.log();
@@ -217,13 +206,13 @@ impl Run<'_> {
         let wishes = log.wishes[recent..].iter().filter(|wish| !wish.is_void);
         for wish in wishes.filter(is_promised) {
             if wish.messages.iter().any(|sent| sent.machine == at && sent.is_displaced()) {
-                wrong.insert((Wrong::Refused, wish.tx));
+                found.wrong.insert((Wrong::Refused, wish.tx));
             }
             let messages = self.messages(at, wish, seat.started);
             if messages.is_empty() {
                 continue;
             }
-            checks += 1;
+            found.checks += 1;
             let Some(block) = wish.block else {
                 // Its machine has it at once; elsewhere it must come before the head that ends it.
                 let Message { makes, outcome, due } = messages[0];
@@ -234,7 +223,7 @@ impl Run<'_> {
                 let is_due =
                     outcome == Outcome::Accepted && due <= now && due == answered + GRACE_NS;
                 if is_due && has_time && !mirror.lives.contains_key(&hash) {
-                    wrong.insert((Wrong::Missing, hash));
+                    found.wrong.insert((Wrong::Missing, hash));
                 }
                 continue;
             };
@@ -248,23 +237,18 @@ impl Run<'_> {
             let there: Vec<_> = wish.versions().filter(|version| mirror.has(version)).collect();
             if let Some(what) = oracle::order(&messages, now, time, &there) {
                 let hash = there.first().copied().or(wish.versions().last());
-                wrong.insert((what, hash.unwrap_or_default()));
+                found.wrong.insert((what, hash.unwrap_or_default()));
             }
         }
         drop(log);
-        wrong.extend(mirror.twice.iter().map(|hash| (Wrong::Twice, *hash)));
-        let differs = report.sizes.is_some_and(|(view, pool)| view != pool);
-        if report.balance != 0 || differs {
-            wrong.insert((Wrong::Counts, B256::ZERO));
-        }
-        self.checks += checks;
-        let texts: Vec<_> = wrong
-            .into_iter()
-            .map(|(wrong, hash)| {
-                let text = self.life(at, &hash, report);
-                Violation { wrong, member: at, hash, text }
-            })
-            .collect();
+        found.wrong.extend(mirror.twice.iter().map(|hash| (Wrong::Twice, *hash)));
+        found.wrong.extend(report.is_miscounted().then_some((Wrong::Counts, B256::ZERO)));
+        self.checks += found.checks;
+        let violation = |(wrong, hash)| {
+            let text = self.life(at, &hash, report);
+            Violation { wrong, member: at, hash, text }
+        };
+        let texts: Vec<_> = found.wrong.into_iter().map(violation).collect();
         self.outcomes.violations.extend(texts);
     }
 
@@ -322,74 +306,36 @@ impl Run<'_> {
                 "balance of hashes {balance}, orders in the builder's view and in the pool {sizes:?}, head {head:?}"
             );
         }
-        let mut lines = Vec::new();
-        let seconds = |ns: u64| {
-            (ns as f64 - (now_ns() as f64 - self.begin.elapsed().as_nanos() as f64)) / 1e9
-        };
+        let (mut lines, now) = (Vec::new(), now_ns());
         let ledger = self.network.ledger();
         if let Some(tx) = ledger.by_hash.get(hash).map(|at| &ledger.txs[*at]) {
-            lines.push((seconds(tx.at), "announced".to_owned()));
-            if let Some((block, at)) = tx.mined {
-                lines.push((seconds(at), format!("mined in block {block}")));
-            }
+            lines.push((tx.at, "announced".to_owned()));
+            lines.extend(tx.mined.map(|(block, at)| (at, format!("mined in block {block}"))));
         }
         drop(ledger);
         for node in 0..self.world.nodes {
             let is_held = self.network.with(node, |node| node.pending().contains(hash));
-            lines.push((
-                self.begin.elapsed().as_secs_f64(),
-                format!("node {node} holds it: {is_held:?}"),
-            ));
+            lines.push((now, format!("node {node} holds it: {is_held:?}")));
         }
         let log = self.searchers.log();
-        for wish in log
-            .wishes
-            .iter()
-            .filter(|wish| wish.tx == *hash || wish.versions().any(|version| version == *hash))
-        {
-            for sent in &wish.messages {
-                let what =
-                    sent.makes.map_or("cancelled".to_owned(), |makes| format!("made {makes}"));
-                lines.push((
-                    seconds(sent.sent),
-                    format!(
-                        "searcher {}: {what} at member {}, {:?} {}, private {}, block {:?}",
-                        wish.searcher,
-                        sent.machine,
-                        sent.outcome,
-                        sent.answer,
-                        wish.is_private,
-                        wish.block
-                    ),
-                ));
+        let is_of = |wish: &&Wish| wish.tx == *hash || wish.versions().any(|it| it == *hash);
+        for wish in log.wishes.iter().filter(is_of) {
+            let Wish { searcher, is_private, block, .. } = wish;
+            for Sent { machine, makes, outcome, sent, answer, .. } in &wish.messages {
+                let what = makes.map_or("cancelled".to_owned(), |makes| format!("made {makes}"));
+                let text = format!(
+                    "searcher {searcher}: {what} at member {machine}, {outcome:?} {answer}, private {is_private}, block {block:?}"
+                );
+                lines.push((*sent, text));
             }
-            if let Some(block) = wish.mined {
-                lines.push((f64::NAN, format!("mined in block {block}")));
-            }
+            lines.extend(wish.mined.map(|block| (now, format!("mined in block {block}"))));
         }
         drop(log);
         for (member, seat) in self.seats.iter().enumerate() {
-            for (when, seen) in seat.mirror.lives.get(hash).into_iter().flatten() {
-                lines.push((seconds(*when), format!("member {member}: {seen:?}")));
-            }
+            lines.extend(seat.mirror.life(&format!("member {member}"), hash));
         }
-        for (member, seat) in self.seats.iter().enumerate() {
-            for (head, when) in seat.mirror.heads.iter().rev().take(6) {
-                lines.push((seconds(*when), format!("member {member} has head {head}")));
-            }
-        }
-        let mirror = &self.seats[at].mirror;
-        lines.push((
-            seconds(self.seats[at].started),
-            format!("member {at} started; its head is {:?}", mirror.heads.last()),
-        ));
-        for trouble in &self.troubles {
-            lines.push((
-                seconds(trouble.from),
-                format!("{:?} is touched until {:.1} s", trouble.part, seconds(trouble.until)),
-            ));
-        }
-        lines.sort_by(|a, b| a.0.total_cmp(&b.0));
-        lines.iter().map(|(at, line)| format!("    {at:8.3} s  {line}\n")).collect()
+        let (started, head) = (self.seats[at].started, self.seats[at].mirror.heads.last());
+        lines.push((started, format!("member {at} started; its head is {head:?}")));
+        oracle::life(lines, now - self.begin.elapsed().as_nanos() as u64, &self.troubles)
     }
 }
