@@ -14,7 +14,11 @@ use order_pool::{Event, InsertOutcome, OrderPool, Origin, PoolConfig, Transactio
 use parquet::{
     basic::{Compression, GzipLevel},
     data_type::{ByteArray, ByteArrayType, Int64Type},
-    file::{properties::WriterProperties, writer::SerializedFileWriter},
+    file::{
+        properties::WriterProperties, serialized_reader::SerializedFileReader,
+        writer::SerializedFileWriter,
+    },
+    record::Row,
     schema::parser::parse_message_type,
 };
 use tempfile::TempDir;
@@ -94,6 +98,15 @@ pub(crate) fn segments(folder: &Path) -> Vec<PathBuf> {
     paths.retain(|path| path.extension().is_some_and(|extension| extension == "parquet"));
     paths.sort();
     paths
+}
+
+/// The rows of a folder's segments, by the row reader of the Parquet library.
+pub(crate) fn rows(folder: &Path) -> Vec<Row> {
+    let rows_of = |path: PathBuf| {
+        let reader = SerializedFileReader::try_from(path.as_path()).expect("a Parquet file");
+        reader.into_iter().map(|row| row.expect("a row"))
+    };
+    segments(folder).into_iter().flat_map(rows_of).collect()
 }
 
 /// A column of a file that nobody would record.

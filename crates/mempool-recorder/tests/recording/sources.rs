@@ -5,28 +5,21 @@ use futures::executor::block_on;
 use mempool_recorder::{Recorder, RecorderConfig};
 use mock_node::{MockNode, NodeConfig, workload::PreparedTx};
 use order_pool::OrderPool;
-use parquet::{
-    file::reader::{FileReader as _, SerializedFileReader},
-    record::RowAccessor as _,
-};
+use parquet::record::RowAccessor as _;
 use txpool_fetcher::{Backfill, Endpoint, Fetcher, FetcherConfig};
 
-use crate::files::{LONG, pool, segments, signed};
+use crate::files::{LONG, pool, rows, signed};
 
 const NAMES: [&str; 2] = ["one", "two"];
 
 /// The column `sources` of each transaction of a folder.
 fn recorded(folder: &Path) -> BTreeMap<B256, Vec<String>> {
     let mut found = BTreeMap::new();
-    for path in segments(folder) {
-        let reader = SerializedFileReader::try_from(path.as_path()).expect("a Parquet file");
-        for row in reader.get_row_iter(None).expect("rows") {
-            let row = row.expect("a row");
-            let names = row.get_list(14).expect("a list").elements().iter();
-            let names = names.map(|name| name.to_string().trim_matches('"').to_owned()).collect();
-            let hash = row.get_string(1).expect("a hash").parse().expect("hex");
-            assert_eq!(found.insert(hash, names), None, "{hash} has two rows");
-        }
+    for row in rows(folder) {
+        let names = row.get_list(14).expect("a list").elements().iter();
+        let names = names.map(|name| name.to_string().trim_matches('"').to_owned()).collect();
+        let hash = row.get_string(1).expect("a hash").parse().expect("hex");
+        assert_eq!(found.insert(hash, names), None, "{hash} has two rows");
     }
     found
 }
