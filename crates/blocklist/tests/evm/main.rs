@@ -2,7 +2,6 @@
 
 mod guard;
 mod random;
-mod reach;
 mod rows;
 mod strict;
 mod support;

@@ -1,6 +1,6 @@
 //! Random programs in random worlds, a block at a time on one EVM: what is read from the database
-//! is what is checked, the guard blocks exactly when a listed address is named or read, and the
-//! execution is the same with and without an inspector.
+//! is what is checked, the guard blocks exactly when a listed address is named or read, the list says
+//! the same of the state, and the execution is the same with and without an inspector.
 //!
 //! `BLOCKLIST_RANDOM_TXS` sets how many transactions (default 105,000, of which some 4 % are invalid
 //! on purpose), `BLOCKLIST_SEED` where they start. A failure prints the seed of its block.
@@ -137,15 +137,18 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
         let attempts = inspected.inspector.attempts();
         saw("attempted only", u64::from(attempts.iter().any(|a| !read.contains(a))));
 
+        let by_list = guard.list().check(&expected.state, coinbase);
         if read.iter().any(is_listed) {
             saw("blocked by the state", 1);
             let refused = decided.expect_err("a listed address was read");
             let blocked = refused.blocked().unwrap_or_else(|| panic!("{refused}: {}", context()));
+            assert_eq!(by_list, Err(blocked), "{}", context());
             assert_eq!(blocked.how, How::TouchedByExecution, "{}", context());
             assert_eq!(Some(&blocked.address), read.iter().find(|a| is_listed(a)), "{}", context());
             assert_eq!(guarded.world().accounts, read, "{}", context());
             assert_eq!(guarded.world().commits, commits, "{}", context());
         } else {
+            assert_eq!(by_list, Ok(()), "{}", context());
             let checked = decided.unwrap_or_else(|refused| panic!("{refused}: {}", context()));
             assert_eq!(checked.state(), &expected.state, "{}", context());
             assert_eq!(checked.output(), &expected.result, "{}", context());
