@@ -11,9 +11,7 @@ use revm::{
     state::EvmState,
 };
 
-use crate::{
-    BlockGuard, Blocked, ExecuteError, How, Inspected, Submittable, Unverified, VerifyError,
-};
+use crate::{BlockGuard, Blocked, How, Inspected, Submittable, Unverified, VerifyError};
 
 /// Collects every address that an opcode names, also if the opcode then halts before it loads the
 /// account: out of gas, a write in a static frame, a stack too short for its other arguments.
@@ -85,40 +83,21 @@ impl BlockGuard {
             + ExecuteCommitEvm
             + InspectorEvmTr<Inspector = AttemptInspector>,
     {
-        let mut outputs = Vec::new();
-        for (index, tx) in txs.into_iter().enumerate() {
-            let output =
-                self.verify_one(evm, tx).map_err(|reason| VerifyError { index, reason })?;
-            outputs.push(output);
-        }
-        Ok(outputs)
-    }
-
-    fn verify_one<E>(
-        &self,
-        evm: &mut E,
-        tx: <E as revm::ExecuteEvm>::Tx,
-    ) -> Result<
-        <E as revm::ExecuteEvm>::ExecutionResult,
-        ExecuteError<<E as revm::ExecuteEvm>::Error>,
-    >
-    where
-        E: InspectEvm<State = EvmState>
-            + ExecuteCommitEvm
-            + InspectorEvmTr<Inspector = AttemptInspector>,
-    {
-        evm.inspector().clear();
-        let mut inspected = Inspected(evm);
-        let mut checked = self.execute(&mut inspected, tx)?;
-        // The fee recipient is not listed, so it needs no exception here.
-        let attempted = checked.evm_mut().0.inspector().attempts();
-        let listed = attempted.iter().filter(|address| self.list().contains(address)).min();
-        if let Some(address) = listed {
-            return Err(self
-                .count(Blocked { address: *address, how: How::AttemptedByExecution })
-                .into());
-        }
-        Ok(checked.commit())
+        let mut verify = |tx| {
+            evm.inspector().clear();
+            let mut inspected = Inspected(&mut *evm);
+            let mut checked = self.execute(&mut inspected, tx)?;
+            // The fee recipient is not listed, so it needs no exception here.
+            let attempted = checked.evm_mut().0.inspector().attempts();
+            let listed = attempted.iter().filter(|address| self.list().contains(address)).min();
+            if let Some(address) = listed.copied() {
+                let how = How::AttemptedByExecution;
+                return Err(self.count(Blocked { address, how }).into());
+            }
+            Ok(checked.commit())
+        };
+        let txs = txs.into_iter().enumerate();
+        txs.map(|(index, tx)| verify(tx).map_err(|reason| VerifyError { index, reason })).collect()
     }
 }
 
