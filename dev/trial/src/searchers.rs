@@ -98,6 +98,12 @@ impl Wish {
         are_sure && last.makes.is_none() && self.uuid.is_some()
     }
 
+    /// Whether it can be replaced or cancelled.
+    const fn is_open(&self) -> bool {
+        let can_change = self.uuid.is_some() || self.is_private;
+        can_change && !self.is_closed && self.mined.is_none()
+    }
+
     /// That sends it with this transaction.
     fn request(&self, raw: &Bytes, nonce: Option<u64>, signer: &Account) -> Vec<u8> {
         let block = self.block.map(|block| format!("{block:#x}"));
@@ -245,15 +251,12 @@ impl Searchers {
         let key = key(self.keys.fetch_add(1, Relaxed));
         let (tx, raw) = signed(&key, |tx| tx.value = U256::from(rng.random::<u32>()));
         let mut log = self.log();
+        // Its recent ones whose block is not too near for another message.
         let recent = log.wishes.len().saturating_sub(2_000);
-        let open: Vec<_> = (recent..log.wishes.len())
+        let own: Vec<_> = (recent..log.wishes.len())
             .filter(|at| {
                 let wish = &log.wishes[*at];
-                let can_change = wish.uuid.is_some() || wish.is_private;
-                let is_open = !wish.is_closed && wish.mined.is_none() && can_change;
-                is_open
-                    && wish.searcher == searcher
-                    && wish.block.is_some_and(|block| block >= head + 2)
+                wish.searcher == searcher && wish.block.is_some_and(|block| block >= head + 2)
             })
             .collect();
         let what = rng.random_range(0..100);
@@ -267,12 +270,7 @@ impl Searchers {
             is_late: false,
         };
         if what < 4
-            && let Some(at) = (recent..log.wishes.len()).rfind(|at| {
-                let wish = &log.wishes[*at];
-                wish.searcher == searcher
-                    && wish.is_cancelled_bundle()
-                    && wish.block >= Some(head + 2)
-            })
+            && let Some(at) = own.iter().copied().rfind(|at| log.wishes[*at].is_cancelled_bundle())
         {
             let wish = &mut log.wishes[at];
             let nonce = wish.is_numbered.then_some(wish.messages.len() as u64 - 1);
@@ -281,6 +279,7 @@ impl Searchers {
             wish.messages.push(Sent { is_late: true, ..new_message(makes) });
             return Some((at, "late", request));
         }
+        let open: Vec<_> = own.into_iter().filter(|at| log.wishes[*at].is_open()).collect();
         if what >= 55 && !open.is_empty() {
             let at = open[rng.random_range(0..open.len())];
             let wish = &mut log.wishes[at];
