@@ -330,8 +330,7 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
                 + view.accepted.min(MOST_ACCEPTED) * ACCEPTED_BYTES;
         }
         report.balance = fetcher.map_or(0, |fetcher| fetcher.counts().balance());
-        let is_settled =
-            report.balance == 0 && report.sizes.is_some_and(|(view, pool)| view == pool);
+        let is_settled = report.sizes.is_some() && !report.is_miscounted();
         if is_settled || Instant::now() > deadline {
             view.is_asked = false;
             report.seen = std::mem::take(&mut view.seen);
@@ -418,7 +417,7 @@ impl Mirror {
         };
         let beside = report.resident_bytes.saturating_sub(report.held_bytes);
         let uses = [beside, report.open_files, report.threads];
-        self.uses.push((testkit::usage::now_ns(), uses));
+        self.uses.push((now_ns(), uses));
     }
 
     /// What it saw of an order, and its latest heads, each with its time.
