@@ -2,8 +2,7 @@
 
 use std::{io, time::Duration};
 
-use devnet::NatsServer;
-use tempfile::TempDir;
+use mock_node::NodeConfig;
 use testkit::{
     figures::{Goal, Rounds, Spread, Table},
     node::NodeProcess,
@@ -12,7 +11,7 @@ use testkit::{
 
 use crate::{
     Size,
-    member::{Feed, Member},
+    member::{Feed, Look, Member},
     servers::{reset_streams, start},
 };
 
@@ -65,16 +64,20 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     Ok(())
 }
 
+/// Waits for all of them; their CPU time until then.
+fn cpu(
+    members: &mut [Member],
+    what: &str,
+    is_done: impl Fn(&Look) -> bool,
+) -> io::Result<Duration> {
+    members.iter_mut().map(|member| Ok(member.wait(what, LAST, &is_done)?.cpu)).sum()
+}
+
 fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Figures> {
     let count = (f64::from(tps) * seconds) as usize;
     let mut node = NodeProcess::spawn()?;
-    node.start(|config| mock_node::NodeConfig {
-        pool_limit: 2 * count,
-        signed_ahead: count,
-        ..config
-    })?;
-    let mut tier = None;
-    let mut members = Vec::new();
+    node.start(|config| NodeConfig { pool_limit: 2 * count, signed_ahead: count, ..config })?;
+    let (mut nats, mut ingest, mut members) = (None, Vec::new(), Vec::new());
     if is_fleet {
         let (folder, server) = start()?;
         let servers = vec![server.url()];
@@ -82,38 +85,26 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
         for number in 1..=builders {
             members.push(Member::builder(&servers, number)?);
         }
-        let ingest = Member::start(Feed::Node(node.path()), &servers)?;
-        tier = Some((ingest, server, folder));
+        ingest.push(Member::start(Feed::Node(node.path()), &servers)?);
+        nats = Some((server, folder));
     } else {
         for _ in 0..builders {
             members.push(Member::start(Feed::Node(node.path()), &[])?);
         }
     }
-    // What connecting took is nobody's share.
-    let (mut builders_before, mut tier_before) = (Duration::ZERO, Duration::ZERO);
-    for member in &mut members {
-        builders_before += member.wait("live", LAST, |look| look.is_live)?.cpu;
-    }
-    if let Some((ingest, ..)) = &mut tier {
-        tier_before = ingest.wait("live", LAST, |look| look.is_live)?.cpu;
-    }
-    let server_cpu = |tier: &Option<(Member, NatsServer, TempDir)>| {
-        let pid = tier.as_ref().and_then(|(_, server, _)| server.pid());
+    let server_cpu = || {
+        let pid = nats.as_ref().and_then(|(server, _)| server.pid());
         pid.map_or(Duration::ZERO, cpu_of)
     };
-    tier_before += server_cpu(&tier);
+    // What connecting took is nobody's share.
+    let builders_before = cpu(&mut members, "live", |look| look.is_live)?;
+    let tier_before = cpu(&mut ingest, "live", |look| look.is_live)? + server_cpu();
     node.announce(count, Some(tps))?;
     node.finish()?;
-    let mut cpu_builders = Duration::ZERO;
-    for member in &mut members {
-        cpu_builders += member.wait("the last order", LAST, |look| look.seen >= count)?.cpu;
-    }
+    let cpu_builders = cpu(&mut members, "the last order", |look| look.seen >= count)?;
     let announced = node.stop()?;
     assert_eq!(announced.txs.len(), count, "all were announced");
-    let mut cpu_tier = server_cpu(&tier);
-    if let Some((ingest, ..)) = &mut tier {
-        cpu_tier += ingest.look()?.cpu;
-    }
+    let cpu_tier = cpu(&mut ingest, "a look", |_| true)? + server_cpu();
     for member in members {
         assert_eq!(member.finish()?.len(), count, "each once");
     }

@@ -27,22 +27,12 @@ pub(crate) struct Scale {
 }
 
 impl Scale {
-    pub(crate) const fn full() -> Self {
-        Self {
-            replayed: 20_000,
-            rounds: 5,
-            window: Duration::from_secs(3),
-            pools: [1_000, 10_000, 100_000],
-        }
-    }
-
-    pub(crate) const fn quick() -> Self {
-        Self {
-            replayed: 2_000,
-            rounds: 1,
-            window: Duration::from_millis(200),
-            pools: [100, 1_000, 10_000],
-        }
+    pub(crate) const fn new(is_quick: bool) -> Self {
+        let (replayed, rounds, window_ms, pools) = match is_quick {
+            true => (2_000, 1, 200, [100, 1_000, 10_000]),
+            false => (20_000, 5, 3_000, [1_000, 10_000, 100_000]),
+        };
+        Self { replayed, rounds, window: Duration::from_millis(window_ms), pools }
     }
 }
 

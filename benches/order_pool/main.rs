@@ -11,7 +11,7 @@ mod table;
 fn main() {
     let asked = |what: &str| std::env::args().any(|argument| argument == what);
     let quick = asked("--test");
-    let scale = if quick { load::Scale::quick() } else { load::Scale::full() };
+    let scale = load::Scale::new(quick);
     if asked("holds") {
         println!("{}", table::shared(&scale));
         println!("{}", holds::holds(quick));

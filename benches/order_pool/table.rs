@@ -8,7 +8,7 @@ use std::{
 
 use alloy_primitives::B256;
 use hdrhistogram::Histogram;
-use order_pool::{InsertOutcome, OrderPool, Upkeep, UpkeepConfig};
+use order_pool::{InsertOutcome, OrderPool, Transaction, Upkeep, UpkeepConfig};
 use testkit::figures::{Goal, Spread, median, quantile_us};
 
 use crate::load::{
@@ -24,7 +24,7 @@ fn row(name: &str, times: &[Histogram<u64>]) -> f64 {
     p99
 }
 
-fn into_pool(pool: &OrderPool) -> impl Fn(order_pool::Transaction) + '_ {
+fn into_pool(pool: &OrderPool) -> impl Fn(Transaction) + '_ {
     |tx| assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added)
 }
 
@@ -32,27 +32,22 @@ fn into_pool(pool: &OrderPool) -> impl Fn(order_pool::Transaction) + '_ {
 pub(crate) fn joining(scale: &Scale) -> Goal {
     println!("\ninserts at 2,000/s while subscribers join one after another and replay");
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
-    let pause = || thread::sleep(Duration::from_millis(2));
-    for _ in 0..scale.rounds {
-        let pool = filled(scale.replayed);
+    let beside_joins = |replay: &(dyn Fn() -> u64 + Sync), insert: &dyn Fn(Transaction)| {
         let body = || {
-            assert!(replay(&pool) >= scale.replayed);
-            pause();
+            assert!(replay() >= scale.replayed);
+            thread::sleep(Duration::from_millis(2));
             1
         };
-        let (times, joins) = beside(1, body, || paced(scale.window, 1 << 32, into_pool(&pool)));
-        assert!(joins > 0);
-        ours.push(times);
-        let rival = filled_rival(scale.replayed);
-        let body = || {
-            assert!(replay_rival(&rival, scale.replayed) >= scale.replayed);
-            pause();
-            1
-        };
-        let insert = |tx| assert!(rival.insert(tx));
         let (times, joins) = beside(1, body, || paced(scale.window, 1 << 32, insert));
         assert!(joins > 0);
-        theirs.push(times);
+        times
+    };
+    for _ in 0..scale.rounds {
+        let pool = filled(scale.replayed);
+        ours.push(beside_joins(&|| replay(&pool), &into_pool(&pool)));
+        let rival = filled_rival(scale.replayed);
+        let replay = || replay_rival(&rival, scale.replayed);
+        theirs.push(beside_joins(&replay, &|tx| assert!(rival.insert(tx))));
     }
     let (ours, theirs) = (row("order pool", &ours), row("mutex rival", &theirs));
     let ratio = Spread::of([theirs / ours]);
