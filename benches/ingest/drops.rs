@@ -3,8 +3,6 @@
 //! Full objects at 2,000/s, of which the node drops none, a fifth at random, some runs of 2,000, and all; and hashes,
 //! for comparison. Every run asserts that all was pooled.
 
-use std::time::Duration;
-
 use mock_node::FullObjects;
 use testkit::{
     contest::{Contender, Load, Stage},
@@ -17,17 +15,13 @@ const TPS: u32 = 2_000;
 
 pub(crate) fn bench(plan: &Plan) {
     let count = (f64::from(TPS) * plan.seconds).round() as usize;
-    let load = |full_objects| Load {
-        latency: Duration::ZERO,
-        count,
-        tps: Some(TPS),
-        blobs_per_mille: BLOBS_PER_MILLE,
-        full_objects,
-    };
-    let dropped = |per_mille, run| load(FullObjects::Dropped { per_mille, run });
+    let blobs_per_mille = BLOBS_PER_MILLE;
+    let load = Load { count, tps: Some(TPS), blobs_per_mille, ..Load::default() };
+    let dropped =
+        |per_mille, run| Load { full_objects: FullObjects::Dropped { per_mille, run }, ..load };
     let cases = [
-        ("hashes", Contender::Hashes, load(FullObjects::Announced)),
-        ("none dropped", Contender::Full, load(FullObjects::Announced)),
+        ("hashes", Contender::Hashes, load),
+        ("none dropped", Contender::Full, load),
         ("a fifth at random", Contender::Full, dropped(200, 1)),
         ("in runs of 2,000", Contender::Full, dropped(500, 2_000)),
         ("all", Contender::Full, dropped(1_000, 1)),

@@ -85,8 +85,7 @@ impl Plan {
                     Some(tps) => ((f64::from(tps) * self.seconds).round() as usize).min(MOST),
                     None => self.burst,
                 };
-                let full_objects = FullObjects::Announced;
-                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE, full_objects }
+                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE, ..Load::default() }
             })
         });
         all.collect()

@@ -6,9 +6,8 @@
 //! all that the run brought in. A rate is *held* when every round pooled, in the end, everything that was
 //! announced, no buffer of ours was overrun, and the node kept the rate.
 
-use std::{io, time::Duration};
+use std::io;
 
-use mock_node::FullObjects;
 use testkit::{
     contest::{Contender, Load, Run, Stage},
     figures::Table,
@@ -27,8 +26,7 @@ pub(crate) const RATES: &str = "500,1000,2000,5000,10000,20000,40000";
 type Request = (Contender, u32, usize);
 
 fn load(rate: u32, count: usize) -> Load {
-    let full_objects = FullObjects::Announced;
-    Load { latency: Duration::ZERO, count, tps: Some(rate), blobs_per_mille: 0, full_objects }
+    Load { count, tps: Some(rate), ..Load::default() }
 }
 
 pub(crate) fn bench(plan: &Plan) {
