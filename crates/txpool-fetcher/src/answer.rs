@@ -8,13 +8,19 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 use std::{
+    cell::Cell,
+    fmt,
     io::{self, BufReader, Read},
+    marker::PhantomData,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use memchr::memrchr;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{
+    Deserializer as _,
+    de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
+};
 use serde_json::{error::Category, value::RawValue};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +38,13 @@ const CHUNK_BYTES: usize = 256 * 1024;
 /// Longest text without a quotation mark, 4 MiB, where a blob has 256 KiB: a string may be held as a
 /// whole.
 const MAX_STRING_BYTES: usize = 4 << 20;
+
+/// Most bytes of an answer beside its result, 1 MiB: an error is held as a whole, and has some hundred.
+const MAX_OTHER_BYTES: usize = 1 << 20;
+
+/// How deep an answer may be nested. It is the limit of `serde_json`, which has none for what it skips, and holds a byte of
+/// that for each level.
+const MAX_DEPTH: usize = 128;
 
 /// The answer, as it comes; over WebSocket when it is complete.
 pub(crate) struct Answer {
@@ -71,21 +84,95 @@ impl Answer {
 pub(crate) fn result_of<T: DeserializeOwned>(
     answer: impl Read,
 ) -> Result<Option<T>, SnapshotError> {
-    #[derive(Deserialize)]
-    struct Response<T> {
-        result: Option<T>,
-        error: Option<Box<RawValue>>,
-    }
+    let left = Cell::new(MAX_OTHER_BYTES);
+    let answer = Bounded { answer, left: &left, depth: 0, within: Within::Value };
     // It does not read on behind the answer, where the node sends nothing.
     let answer = BufReader::with_capacity(CHUNK_BYTES, answer);
-    let response = Response::deserialize(&mut serde_json::Deserializer::from_reader(answer));
-    let Response { result, error } = response.map_err(|error| match error.classify() {
+    let response = Response { left: &left, result: PhantomData };
+    let response = serde_json::Deserializer::from_reader(answer).deserialize_map(response);
+    let (result, error) = response.map_err(|error| match error.classify() {
         Category::Io => io::Error::from(error).downcast().unwrap_or_else(SnapshotError::Io),
         _ => SnapshotError::NotAPool,
     })?;
     let Some(error) = error else { return Ok(result) };
     let (code, message) = read_error(error.get());
     Err(SnapshotError::Refused { code, message })
+}
+
+/// Reads the fields of a response: its result without a bound, because whoever reads that holds little of it.
+struct Response<'a, T> {
+    left: &'a Cell<usize>,
+    result: PhantomData<T>,
+}
+
+impl<'de, T: DeserializeOwned> Visitor<'de> for Response<'_, T> {
+    type Value = (Option<T>, Option<Box<RawValue>>);
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("a response")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut result, mut error) = (None, None);
+        while let Some(field) = map.next_key::<String>()? {
+            match field.as_str() {
+                "result" if result.is_some() => return Err(A::Error::duplicate_field("result")),
+                "result" => {
+                    self.left.set(usize::MAX);
+                    result = map.next_value()?;
+                    self.left.set(MAX_OTHER_BYTES);
+                }
+                "error" => error = map.next_value()?,
+                _ => _ = map.next_value::<IgnoredAny>()?,
+            }
+        }
+        Ok((result, error))
+    }
+}
+
+/// An answer of which a part has so many bytes at most, and that is not nested too deep.
+struct Bounded<'a, R> {
+    answer: R,
+    left: &'a Cell<usize>,
+    depth: usize,
+    within: Within,
+}
+
+/// Where the next byte stands.
+enum Within {
+    Value,
+    Text,
+    /// In a text, after a backslash.
+    Escape,
+}
+
+impl<R> Bounded<'_, R> {
+    fn is_too_deep(&mut self, read: &[u8]) -> bool {
+        read.iter().any(|byte| {
+            match (&self.within, byte) {
+                (Within::Value, b'[' | b'{') => self.depth = self.depth.saturating_add(1),
+                (Within::Value, b']' | b'}') => self.depth = self.depth.saturating_sub(1),
+                (Within::Value, b'"') | (Within::Escape, _) => self.within = Within::Text,
+                (Within::Text, b'\\') => self.within = Within::Escape,
+                (Within::Text, b'"') => self.within = Within::Value,
+                _ => {}
+            }
+            self.depth > MAX_DEPTH
+        })
+    }
+}
+
+impl<R: Read> Read for Bounded<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.answer.read(into)?;
+        match self.left.get().checked_sub(count) {
+            Some(left) if !self.is_too_deep(into.get(..count).unwrap_or_default()) => {
+                self.left.set(left);
+                Ok(count)
+            }
+            _ => Err(io::Error::other(SnapshotError::NotAPool)),
+        }
+    }
 }
 
 /// An error is one of the operating system, or holds a [`SnapshotError`].

@@ -242,6 +242,28 @@ mod tests {
         assert!(matches!(error, SnapshotError::NotAPool), "{error}");
     }
 
+    /// An error was held as a whole, and of what is skipped each open bracket.
+    #[tokio::test]
+    async fn neither_an_error_without_an_end_nor_brackets_without_one_are_held() {
+        for (begin, again) in [
+            (r#"{"error":{"a":["#, r#""","#),
+            (r#"{"x":"#, r#"["","#),
+            (r#"{"result":{"x":"#, r#"["]","#),
+        ] {
+            let error = list_from(move |mut node| {
+                node.write_all(begin.as_bytes()).unwrap();
+                let again = again.repeat(1 << 14);
+                for _ in 0..(64 << 20) / again.len() {
+                    if node.write_all(again.as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            })
+            .await;
+            assert!(matches!(error, SnapshotError::NotAPool), "{begin}: {error}");
+        }
+    }
+
     #[tokio::test]
     async fn over_websocket_a_list_above_the_limit_ends_with_an_error_of_its_own() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
