@@ -13,7 +13,8 @@ use load_control::Backoff;
 pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
 
 /// How many of the fetch slots deferrable work (backfill, audits, deferred retries) may hold at
-/// once, if that is at most a quarter of them.
+/// once, if that is at most a quarter of them. With three sources or more they are as many as the sources, and each source
+/// has an equal share: one that responds slowly does not hold back what is fetched from another one.
 /// They are few because live requests wait in the node behind the responses to deferrable ones. Two
 /// still fetch 10,000 transactions in about a second from a node that responds in 0.1 ms. More
 /// slots make this faster with a slower node (10 s at 2 ms) and live fetches slower.
@@ -46,7 +47,8 @@ pub(crate) const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 pub struct Limits {
     /// [`ANNOUNCEMENT_BUFFER`].
     pub announcement_buffer: usize,
-    /// How many of the slots deferrable work may hold. `None`: 2, and at most a quarter of them.
+    /// How many of the slots deferrable work may hold. `None`: 2, or one for each source if that is more, and at most a
+    /// quarter of them.
     pub deferrable_slots: Option<usize>,
     /// How many of the request connections carry deferrable fetches too. The others stay free for
     /// live transactions, however long the backfill.

@@ -32,11 +32,11 @@ impl Settings {
         self.config.trust_node_sender.unwrap_or(is_ipc)
     }
 
-    /// How many of the slots deferrable work may hold.
+    /// How many of the slots deferrable work may hold: one for each source at least, if that is at most a quarter of them.
     pub(crate) fn deferrable_slots(&self) -> usize {
-        let slots = self.config.fetch_slots;
-        let few = || DEFERRABLE_SLOTS.min((slots / 4).max(1));
-        self.limits.deferrable_slots.unwrap_or_else(few).min(slots)
+        let FetcherConfig { fetch_slots: slots, sources, .. } = &self.config;
+        let few = || DEFERRABLE_SLOTS.max(sources.len()).min((slots / 4).max(1));
+        self.limits.deferrable_slots.unwrap_or_else(few).min(*slots)
     }
 
     /// How many of a source's request connections carry deferrable fetches too.
@@ -67,9 +67,19 @@ mod tests {
     }
 
     #[test]
-    fn deferrable_work_holds_two_slots_and_at_most_a_quarter() {
-        for (fetch_slots, deferrable) in [(1, 1), (4, 1), (7, 1), (8, 2), (64, 2)] {
-            let config = FetcherConfig { fetch_slots, ..FetcherConfig::ipc("/a") };
+    fn deferrable_work_holds_two_slots_or_one_for_each_source_and_at_most_a_quarter() {
+        for (fetch_slots, sources, deferrable) in [
+            (1, 1, 1),
+            (4, 1, 1),
+            (7, 1, 1),
+            (8, 1, 2),
+            (64, 1, 2),
+            (64, 2, 2),
+            (64, 16, 16),
+            (16, 5, 4),
+        ] {
+            let sources = (0..sources).map(|source| Endpoint::Ipc(source.to_string().into()));
+            let config = FetcherConfig { fetch_slots, ..FetcherConfig::new(sources) };
             assert_eq!(settings(config).deferrable_slots(), deferrable);
         }
     }

@@ -120,7 +120,7 @@ impl Comparison {
         if self.deferrable {
             // Only audits on the timer are deferred. Those that a caller requested, or that follow
             // a gap, list the pool at once.
-            self.fetch.deferral.acquire(DeferrableWork::Audit, Instant::now()).await;
+            self.fetch.deferral.acquire(DeferrableWork::Audit, self.source, Instant::now()).await;
         }
         if self.deferrable || self.reason == GapReason::Lagged {
             // To list the pool and to fetch what overran the buffer meanwhile would make the buffer
@@ -306,7 +306,7 @@ impl Comparison {
         let mut recovered = 0;
         let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
         for hash in missing {
-            let permit = self.fetch.deferral.acquire(work, since).await;
+            let permit = self.fetch.deferral.acquire(work, self.source, since).await;
             left.one_done();
             let at = Instant::now();
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };

@@ -32,9 +32,10 @@ pub struct DeferredStats {
     pub waiting: u64,
 }
 
-/// The right to run deferrable work. While the load is high, work that has reached the age cap
-/// takes turns with the one permit for such work: it always runs in the end, but the backfill of a
-/// whole pool does not run all at once when it reaches the age cap.
+/// The right to run deferrable work. While the load is high, the work of a source that has reached the
+/// age cap takes turns with the one permit for such work: it always runs in the end, but the backfill of
+/// a whole pool does not run all at once when it reaches the age cap. Each source has one, because a
+/// fetch from a slow node keeps it for long.
 pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
 
 /// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while
@@ -42,7 +43,8 @@ pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
 pub(crate) struct Deferral {
     watched: Option<Watched>,
     max_age: Duration,
-    aged_one: Arc<Semaphore>,
+    /// Of each source.
+    aged_one: Box<[Arc<Semaphore>]>,
     waiting: AtomicU64,
     /// Bounds the retries that may wait without a slot.
     parked: Arc<Semaphore>,
@@ -80,7 +82,7 @@ impl Deferral {
         Ok(Self {
             watched,
             max_age: settings.limits.deferral_max_age,
-            aged_one: Arc::new(Semaphore::new(1)),
+            aged_one: config.sources.iter().map(|_| Arc::new(Semaphore::new(1))).collect(),
             waiting: AtomicU64::new(0),
             parked: Arc::new(Semaphore::new(config.fetch_slots)),
             aged: AtomicU64::new(0),
@@ -108,11 +110,16 @@ impl Deferral {
     }
 
     /// Waits while the load is high. `since` is when the work could first have run: from that time
-    /// plus the age cap on, it competes for the one permit for such work.
+    /// plus the age cap on, it competes for the one permit of its source for such work.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire(&self, work: DeferrableWork, since: Instant) -> DeferralPermit {
+    pub(crate) async fn acquire(
+        &self,
+        work: DeferrableWork,
+        source: usize,
+        since: Instant,
+    ) -> DeferralPermit {
         let watched = self.watched.as_ref().filter(|_| self.is_pressed())?;
         self.metrics.deferred[work as usize].add(1);
         let _waits = Share::of(&self.waiting, 1);
@@ -125,7 +132,7 @@ impl Deferral {
         tokio::select! {
             biased;
             _ = watched.monitor.wait_until_normal(None, || {}) => None,
-            one = Arc::clone(&self.aged_one).acquire_owned() => {
+            one = Arc::clone(&self.aged_one[source]).acquire_owned() => {
                 self.aged.fetch_add(1, Relaxed);
                 // The semaphore is never closed, so this is always a permit.
                 one.ok()
@@ -164,17 +171,19 @@ impl Drop for TrackedFetch {
 mod tests {
     use super::*;
     use crate::{
-        config::{DEFAULT_FETCH_SLOTS, FetcherConfig},
+        config::{DEFAULT_FETCH_SLOTS, Endpoint, FetcherConfig},
         limits::{DEFERRABLE_SLOTS, Limits},
     };
     use futures::{FutureExt, poll};
     use load_control::MonitorConfig;
     use std::pin::pin;
 
+    /// Of two sources.
     fn deferral(max_age: Duration) -> (LoadMonitor, Deferral) {
         let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
+        let sources = ["/a", "/b"].map(|path| Endpoint::Ipc(path.into()));
         let config =
-            FetcherConfig { monitor: Some(monitor.clone()), ..FetcherConfig::ipc("/tmp/node.ipc") };
+            FetcherConfig { monitor: Some(monitor.clone()), ..FetcherConfig::new(sources) };
         let limits =
             Limits { announcement_buffer: 16, deferral_max_age: max_age, ..Limits::default() };
         let metrics = Arc::new(Metrics::new());
@@ -185,7 +194,7 @@ mod tests {
     async fn a_full_announcement_buffer_defers_until_it_has_emptied() {
         let (_, deferral) = deferral(Duration::from_secs(3_600));
         deferral.observe_backlog(0, || 12);
-        let mut wait = pin!(deferral.acquire(DeferrableWork::Backfill, Instant::now()));
+        let mut wait = pin!(deferral.acquire(DeferrableWork::Backfill, 0, Instant::now()));
         assert!(poll!(wait.as_mut()).is_pending());
         assert_eq!((deferral.stats().deferred, deferral.stats().waiting), (1, 1));
         deferral.observe_backlog(0, || 8);
@@ -197,16 +206,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_aged_runs_under_load_one_at_a_time() {
+    async fn what_has_aged_runs_under_load_one_at_a_time_of_each_source() {
         let (_, deferral) = deferral(Duration::from_millis(1));
         deferral.observe_backlog(0, || 16);
         let since = Instant::now() - Duration::from_secs(1);
-        let first = deferral.acquire(DeferrableWork::Backfill, since).now_or_never().expect("aged");
-        let mut second = pin!(deferral.acquire(DeferrableWork::Backfill, since));
+        let acquire = |source| deferral.acquire(DeferrableWork::Backfill, source, since);
+        let first = acquire(0).now_or_never().expect("aged");
+        let mut second = pin!(acquire(0));
         assert!(poll!(second.as_mut()).is_pending());
+        assert!(acquire(1).now_or_never().is_some(), "the first source may be slow");
         drop(first);
         second.await;
-        assert_eq!(deferral.stats().aged, 2);
+        assert_eq!(deferral.stats().aged, 3);
     }
 
     #[tokio::test]
@@ -215,7 +226,9 @@ mod tests {
         let left_to_live = DEFAULT_FETCH_SLOTS - DEFERRABLE_SLOTS;
         let live: Vec<_> = (0..left_to_live).map(|_| deferral.track_live_fetch()).collect();
         assert!(monitor.is_pressed());
-        assert!(deferral.acquire(DeferrableWork::Retry, Instant::now()).now_or_never().is_none());
+        assert!(
+            deferral.acquire(DeferrableWork::Retry, 0, Instant::now()).now_or_never().is_none()
+        );
         assert_eq!(deferral.stats().waiting, 0);
         drop(live);
         assert!(!monitor.is_pressed());

@@ -101,8 +101,8 @@ impl Aimd {
     }
 }
 
-/// The limit of requests in flight at one node. Deferrable work needs no limit of its own: it holds at most
-/// two slots, half of the lowest limit.
+/// The limit of requests in flight at one node. Deferrable work needs no limit of its own: what a node has listed holds at
+/// most two slots, half of the lowest limit.
 pub(crate) struct NodeLimit {
     /// As many permits as the limit and those that are owed, first come, first served.
     permits: Arc<Semaphore>,

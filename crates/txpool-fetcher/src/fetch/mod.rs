@@ -211,7 +211,7 @@ impl Fetch {
     /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
     /// was free and the fetch has begun; it does not wait for the outcome.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket, permit: DeferralPermit) {
-        let slot = self.slots.acquire_deferrable(permit).await;
+        let slot = self.slots.acquire_deferrable(ticket.arrival.source, permit).await;
         self.submit(self.task(ticket, slot));
         self.connections.flush();
     }

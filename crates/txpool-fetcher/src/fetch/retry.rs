@@ -114,8 +114,9 @@ impl Fetch {
         task.untried = unanswered;
         if let Some(_parked) = self.deferral.park() {
             drop(task.slot);
-            let permit = self.deferral.acquire(DeferrableWork::Retry, since).await;
-            task.slot = self.slots.acquire_deferrable(permit).await;
+            let source = task.ticket.arrival.source;
+            let permit = self.deferral.acquire(DeferrableWork::Retry, source, since).await;
+            task.slot = self.slots.acquire_deferrable(source, permit).await;
         }
         self.submit_when_possible(task).await;
     }

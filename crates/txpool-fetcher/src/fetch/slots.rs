@@ -24,6 +24,8 @@ pub(crate) struct Slots {
     /// with one source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
+    /// With several sources, a share of these for what each of them announced or listed. Empty with one source.
+    deferrable_of_source: Box<[Arc<Semaphore>]>,
     bytes: Arc<Semaphore>,
     budget_units: usize,
     mean_bytes: AtomicUsize,
@@ -57,10 +59,15 @@ impl Slots {
         // (1 - 1 / 2n) / (n - 1) of them.
         let share = || (slots * (2 * limited - 1)).div_ceil(2 * limited * (limited - 1));
         let of_source = || Arc::new(Semaphore::new(share()));
+        let deferrable = settings.deferrable_slots();
+        let deferrable_of_source = || Arc::new(Semaphore::new((deferrable / limited).max(1)));
         Self {
             all: Arc::new(Semaphore::new(*slots)),
             of_source: std::iter::repeat_with(of_source).take(limited).collect(),
-            deferrable: Arc::new(Semaphore::new(settings.deferrable_slots())),
+            deferrable: Arc::new(Semaphore::new(deferrable)),
+            deferrable_of_source: std::iter::repeat_with(deferrable_of_source)
+                .take(limited)
+                .collect(),
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
             mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
@@ -74,10 +81,7 @@ impl Slots {
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire_live(&self, source: usize, load: Option<TrackedFetch>) -> Slot {
-        let of_source = match self.of_source.get(source) {
-            Some(share) => Some(acquire(share, 1).await),
-            None => None,
-        };
+        let of_source = acquire_share(&self.of_source, source).await;
         self.acquire(of_source, Work::Live { _load: load }).await
     }
 
@@ -95,10 +99,12 @@ impl Slots {
         Some(self.slot(one, of_source, reserved, Work::Live { _load: load }))
     }
 
-    /// Waits for one of the slots that deferrable work may hold. `permit` is released with the slot.
-    pub(crate) async fn acquire_deferrable(&self, permit: DeferralPermit) -> Slot {
+    /// Waits for one of the slots that deferrable work of this source may hold. `permit` is released with the slot.
+    pub(crate) async fn acquire_deferrable(&self, source: usize, permit: DeferralPermit) -> Slot {
+        // Its own share first: while it waits for that it holds nothing that another source needs.
+        let of_source = acquire_share(&self.deferrable_of_source, source).await;
         let one = acquire(&self.deferrable, 1).await;
-        self.acquire(None, Work::Deferrable { _one: one, _permit: permit }).await
+        self.acquire(of_source, Work::Deferrable { _one: one, _permit: permit }).await
     }
 
     async fn acquire(&self, of_source: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
@@ -155,6 +161,13 @@ impl Drop for Slot {
     }
 }
 
+async fn acquire_share(shares: &[Arc<Semaphore>], source: usize) -> Option<OwnedSemaphorePermit> {
+    match shares.get(source) {
+        Some(share) => Some(acquire(share, 1).await),
+        None => None,
+    }
+}
+
 async fn acquire(semaphore: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {
     Arc::clone(semaphore).acquire_many_owned(count).await.expect("our semaphores are never closed")
 }
@@ -182,8 +195,8 @@ mod tests {
     #[tokio::test]
     async fn deferrable_work_holds_its_share_and_no_more() {
         let slots = slots();
-        let first = slots.acquire_deferrable(None).await;
-        assert!(slots.acquire_deferrable(None).now_or_never().is_none());
+        let first = slots.acquire_deferrable(0, None).await;
+        assert!(slots.acquire_deferrable(0, None).now_or_never().is_none());
         let live: Vec<_> =
             (0..3).map(|_| slots.acquire_live(0, None).now_or_never().unwrap()).collect();
         assert!(slots.acquire_live(0, None).now_or_never().is_none());
@@ -202,7 +215,7 @@ mod tests {
         }
         let slots = slots();
         let turn = Arc::new(Semaphore::new(1));
-        let slot = slots.acquire_deferrable(Arc::clone(&turn).acquire_owned().await.ok()).await;
+        let slot = slots.acquire_deferrable(0, Arc::clone(&turn).acquire_owned().await.ok()).await;
         let free = Arc::new(Woken(Arc::clone(&slots.deferrable), AtomicUsize::new(0)));
         let waker = Arc::clone(&free).into();
         let mut next = pin!(turn.acquire());

@@ -6,7 +6,7 @@ use mock_node::{BadAnswer, Capacity, Fault, NodeConfig, Stats, Target};
 use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
-    ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, FetcherConfig, Limits,
+    ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, FetcherConfig, Limits, SourceState,
 };
 
 use super::{
@@ -200,6 +200,21 @@ async fn a_backfill_from_several_nodes_with_equal_pools_requests_each_transactio
     settled(&fetcher, "all are in", |_| pool.len() == 1_000).await;
     let requests: Vec<u64> = nodes.iter().map(|node| node.node.stats().raw_found).collect();
     assert_eq!(requests.iter().sum::<u64>(), 1_000, "{requests:?}");
+}
+
+/// Its transactions took both deferrable slots, and the other node had the rest of a second between two of them.
+#[tokio::test]
+async fn a_slow_node_does_not_hold_back_the_backfill_from_another_one() {
+    let slow = Capacity { at_once: 8, service: Duration::from_secs(1), may_wait: 0 };
+    let [slow, other] = [Some(slow), None]
+        .map(|capacity| Node::start(600, |config: NodeConfig| NodeConfig { capacity, ..config }));
+    submit_of(&slow, 0..10);
+    submit_of(&other, 10..20);
+    let live = tokio::time::timeout(Duration::from_secs(10), ingest(sources([&slow, &other])));
+    let (fetcher, pool) = live.await.expect("the backfill from the other one is complete");
+    let states: Vec<_> = fetcher.status().iter().map(|source| source.state).collect();
+    assert_eq!(states, [SourceState::Backfilling, SourceState::Live]);
+    assert!(pool.len() >= 300, "{}", pool.len());
 }
 
 /// Backfills 2,000 transactions from a node that serves 8 at once, whose blocks wait in the same
