@@ -49,14 +49,20 @@ impl<T> Buffer<T> {
         Self { slots, few, queue: Mutex::new(queue), changed: Notify::new() }
     }
 
-    pub(crate) fn push(&self, item: T, bytes: usize) {
+    /// Returns whether an item is lost: the oldest one, which is displaced, or this one after the end.
+    pub(crate) fn push(&self, item: T, bytes: usize) -> bool {
         let mut queue = lock(&self.queue);
+        if queue.is_closed {
+            return true;
+        }
         let displaced = if queue.items.len() == self.slots { queue.pop(false) } else { None };
-        queue.lost += u64::from(displaced.is_some());
+        let is_lost = displaced.is_some();
+        queue.lost += u64::from(is_lost);
         queue.items.push_back((item, bytes));
         queue.bytes += bytes;
         drop(queue);
         self.changed.notify_one();
+        is_lost
     }
 
     /// The next item, if there is one, or how many were displaced before it. The one before counts as processed.
@@ -85,10 +91,14 @@ impl<T> Buffer<T> {
         }
     }
 
-    /// No more items will come.
-    pub(crate) fn close(&self) {
-        lock(&self.queue).is_closed = true;
+    /// No more items are taken in. Returns how many wait.
+    pub(crate) fn close(&self) -> u64 {
+        let mut queue = lock(&self.queue);
+        queue.is_closed = true;
+        let waiting = queue.items.len() as u64;
+        drop(queue);
         self.changed.notify_one();
+        waiting
     }
 
     /// How many items wait or are being processed, including those displaced without the reader's knowledge.
@@ -120,7 +130,8 @@ mod tests {
     #[test]
     fn the_oldest_are_displaced_and_counted_before_the_next_one_and_bytes_are_those_that_wait() {
         let buffer = Buffer::new(4);
-        (0..7).for_each(|item| buffer.push(item, 10));
+        let lost: Vec<_> = (0..7).map(|item| buffer.push(item, 10)).collect();
+        assert_eq!(lost, [false, false, false, false, true, true, true]);
         assert_eq!((buffer.len(), buffer.bytes()), (7, 40));
         assert_eq!(buffer.try_next(), Some(Err(3)));
         assert_eq!(buffer.try_next(), Some(Ok(3)));
@@ -133,7 +144,7 @@ mod tests {
     #[test]
     fn while_more_than_a_few_wait_the_newest_comes_first() {
         let buffer = Buffer::newest_first_above(2, 4);
-        (0..6).for_each(|item| buffer.push(item, 10));
+        (0..6).for_each(|item| _ = buffer.push(item, 10));
         assert_eq!(buffer.try_next(), Some(Err(2)));
         let rest: Vec<_> = std::iter::from_fn(|| buffer.try_next()).collect();
         assert_eq!(rest, [Ok(5), Ok(4), Ok(2), Ok(3)]);
@@ -144,8 +155,9 @@ mod tests {
     fn what_was_pushed_before_the_end_is_read() {
         let buffer = Buffer::new(4);
         assert_eq!(buffer.next().now_or_never(), None);
-        buffer.push(1, 0);
-        buffer.close();
+        assert!(!buffer.push(1, 0));
+        assert_eq!(buffer.close(), 1);
+        assert!(buffer.push(2, 0), "nobody would read it");
         assert_eq!(buffer.next().now_or_never(), Some(Some(Ok(1))));
         assert_eq!(buffer.next().now_or_never(), Some(None));
     }

@@ -52,7 +52,8 @@ metric_set::metric_set! {
         gauge unfinished = "mempool_fetcher_unfinished", Count,
             "hashes that entered and have not left";
         count lagged = "mempool_fetcher_lagged_total", Count,
-            "announcements lost by the fetcher's own buffer; a comparison fetches them";
+            "announcements lost by the fetcher's own buffer, which a comparison fetches, or left in it at the \
+             end of their source";
         count objects_missed = "mempool_fetcher_objects_missed_total", Count,
             "announced hashes whose object had not come in time; they were requested";
         count deferred[3] = "mempool_fetcher_deferred_total", Count,

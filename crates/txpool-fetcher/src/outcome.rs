@@ -68,8 +68,9 @@ pub struct Counts {
     pub failed: u64,
     /// Entered and not yet left. It has a counter of its own, and is not computed from the others.
     pub unfinished: u64,
-    /// Announcements that our own buffer lost before they could enter, or that the stream of a pool
-    /// in this process reported as lost.
+    /// Announcements that our own buffer lost before they could enter, each counted when a later one
+    /// displaces it, or that waited there when their source ended, also by a stop; and those that the
+    /// stream of a pool in this process reported as lost.
     pub lagged: u64,
     /// With full objects: announced hashes whose object had not come in time, because the node had
     /// dropped it or was late. They were requested, and count among [`announced`](Self::announced).

@@ -85,7 +85,9 @@ impl HashReader {
     /// slot for which the buffer waits.
     fn leave(&self, hash: B256, at: Instant, pairs: Option<Arc<Pairs>>) {
         self.fetch.hashes.seen.add_source(&hash, self.source);
-        self.backlog.hashes.push(Hash { hash, at, pairs }, 0);
+        if self.backlog.hashes.push(Hash { hash, at, pairs }, 0) {
+            self.fetch.metrics.lagged.add(1);
+        }
         self.fetch.deferral.observe_backlog(self.source, || self.backlog.len());
     }
 
@@ -152,7 +154,6 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
                 }
             }
             Some(Err(count)) => {
-                fetch.metrics.lagged.add(count);
                 // A buffer that has overrun overruns again at nearly every read: it is logged once per second.
                 if logged.is_none_or(|logged| logged.elapsed() >= Duration::from_secs(1)) {
                     tracing::warn!(count, "announcement buffer overruns");

@@ -3,8 +3,8 @@
 //!
 //! A [`HashReader`] leaves a hash in the buffer of the source, the [`Backlog`], while no fetch slot is free;
 //! [`process_waiting`] waits for slots for them: in their order, or, of more than 1,024 hashes without objects, for
-//! the newest first. That is the only place where announcements can be lost on our side:
-//! [`Counts::lagged`](crate::Counts::lagged).
+//! the newest first. That is the only place where announcements can be lost on our side, displaced by later ones or at
+//! the end of the source: [`Counts::lagged`](crate::Counts::lagged).
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -88,8 +88,9 @@ impl Backlog {
         self.hashes.len() + self.objects.len()
     }
 
-    pub(crate) fn close(&self) {
-        self.hashes.close();
+    /// The source has ended. Returns how many of its hashes nobody takes out any more.
+    pub(crate) fn close(&self) -> u64 {
         self.objects.close();
+        self.hashes.close()
     }
 }

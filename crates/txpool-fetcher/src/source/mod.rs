@@ -513,7 +513,7 @@ impl<S> Drop for Source<S> {
         // Also after a panic; the threads that call a pool in this process end with its reader.
         self.parts.fetch.connections.set(self.index, None);
         self.parts.fetch.metrics.unlistable.set(0.0);
-        self.shared.backlog.close();
+        self.parts.fetch.metrics.lagged.add(self.shared.backlog.close());
         self.shared.end();
         lock(&self.parts.chain.follower).set_may_lead(self.index, false);
     }

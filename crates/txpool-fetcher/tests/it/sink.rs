@@ -20,8 +20,8 @@ use testkit::ingest::{Node, PATIENCE, eventually, settled};
 use tokio::{sync::mpsc, time::timeout};
 use txpool_fetcher::{
     Announcements, AuditMode, AuditReport, Backfill, ChainEvent, Counts, Delivery, EndReason,
-    FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, Head, Holding, Limits, SinkEvent,
-    SnapshotError, StartPolicy, TransactionSink,
+    FetchedTransaction, Fetcher, FetcherConfig, FetcherEnd, Gap, GapReason, Head, Holding, Limits,
+    SinkEvent, SnapshotError, StartPolicy, TransactionSink,
 };
 
 use super::{compare, ingest_with, recover, settles_fast, start_with, submit};
@@ -493,6 +493,23 @@ async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
     eventually("it is live", || (state(&path), state(&again)) == (2.0, 4.0)).await;
 }
 
+/// What waited and what had been displaced was in no count.
+#[tokio::test]
+async fn what_has_not_entered_at_a_stop_has_lagged_and_what_is_displaced_has_at_once() {
+    let node = Node::start(1_000, |config| config);
+    let (sink, latch) = Hooked::stuck_in(Call::Deliver);
+    let limits = Limits { announcement_buffer: 16, ..Limits::default() };
+    let config = FetcherConfig { audit_interval: None, ..node.fetcher() };
+    let fetcher = start_with(config, limits, sink).await;
+    node.submit_all();
+    let counted = |counts: Counts| counts.announced + counts.lagged;
+    let all_but_the_buffers = || counted(fetcher.counts()) == 1_000 - 16;
+    eventually("all but those in the buffer are counted", all_but_the_buffers).await;
+    let (counts, _) = stop(fetcher, Duration::from_secs(1)).await;
+    assert_eq!(counted(counts), 1_000, "{counts:?}");
+    latch.open();
+}
+
 /// The pool was listed and what had overrun the buffer was fetched while the rest still waited.
 #[tokio::test]
 async fn a_comparison_for_a_lag_waits_until_live_work_has_caught_up() {
@@ -510,11 +527,12 @@ async fn a_comparison_for_a_lag_waits_until_live_work_has_caught_up() {
     let fetcher = start_with(config, limits, sink).await;
     let audits = fetcher.status()[0].audits;
     node.submit_all();
-    // Its reader may have learned of it already; else it does when it reads again.
-    let overran = || fetcher.status()[0].backlog > 400 || fetcher.counts().lagged > 0;
-    eventually("the buffer overruns", overran).await;
+    // What is not displaced waits in the buffer and in four slots.
+    eventually("the buffer overruns", || fetcher.counts().lagged > 400).await;
+    // Its reader learns of it when it reads again.
     (0..8).for_each(|_| deliver.send(()).unwrap());
-    eventually("it is known", || fetcher.counts().lagged > 0).await;
+    let is_known = |gap: &Gap| gap.reason == GapReason::Lagged;
+    eventually("it is known", || fetcher.status()[0].gaps.iter().any(is_known)).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(fetcher.status()[0].audits, audits);
     drop(deliver);
