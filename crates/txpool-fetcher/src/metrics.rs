@@ -69,8 +69,6 @@ metric_set::metric_set! {
             "answers to requests that had timed out; they are dropped";
         counter malformed_notifications = "mempool_fetcher_malformed_notifications_total", Count,
             "notifications that are neither a hash nor a head";
-        gauge unlistable = "mempool_fetcher_unlistable", Count,
-            "pending transactions that the node counts and does not list (blobs on geth)";
         gauge in_flight_bytes = "mempool_fetcher_in_flight_bytes", Bytes,
             "bytes of answers in flight, reserved or held";
         histogram fetch_seconds = "mempool_fetcher_fetch_seconds", Seconds,
@@ -104,6 +102,8 @@ metric_set::metric_set! {
             "chain of the node, 0 before it is reached; by `source`";
         gauge audited = "mempool_fetcher_source_audited", Count,
             "1 while the pool of the node can be compared with ours, else 0; by `source`";
+        gauge unlistable = "mempool_fetcher_unlistable", Count,
+            "pending transactions that the node counts and does not list (blobs on geth), by `source`";
         gauge backlog = "mempool_fetcher_backlog", Count,
             "announcements read from the socket and not yet processed, by `source`";
         gauge fetch_limit = "mempool_fetcher_fetch_limit", Count,

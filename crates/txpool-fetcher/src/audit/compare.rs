@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ::metrics::Gauge;
 use alloy_primitives::{B256, U64};
 use rand::seq::SliceRandom as _;
 use tokio::time::sleep;
@@ -58,7 +59,9 @@ pub enum AuditMode {
 pub struct AuditReport {
     /// Pending transactions that the node listed.
     pub listed: u64,
-    /// Pending transactions that the node counts and does not list: blob transactions on geth.
+    /// Pending transactions that the node counts and does not list: blob transactions on geth. It is
+    /// asked for the number before and after the list, and the smaller one is taken: a block in between takes some
+    /// away, and others come.
     pub unlistable: u64,
     /// How many of the listed transactions we never had, after both sides had time to settle.
     pub missing: u64,
@@ -108,6 +111,8 @@ pub(crate) struct Comparison {
     pub(crate) sink: Arc<SinkQueue>,
     pub(crate) state: Arc<AuditState>,
     pub(crate) backlog: Arc<Backlog>,
+    /// Of [`AuditReport::unlistable`].
+    pub(crate) unlistable: Gauge,
     pub(crate) source: usize,
     pub(crate) reason: GapReason,
     pub(crate) mode: AuditMode,
@@ -174,24 +179,25 @@ impl Comparison {
             }
             _ => None,
         };
-        let status = self.status().await;
+        let counted_before = self.status().await;
         // Transactions delivered from here on may be newer than the list.
         let epoch = fetch.hashes.seen.begin_epoch();
         let started = Instant::now();
         let content = self.list().await?;
+        let counted = counted_before.into_iter().chain(self.status().await).min().unwrap_or(0);
         // Until the announcements of the listed transactions can have been processed: those still on
         // their way, then those that were read.
         sleep(fetch.settings.limits.audit_settle).await;
         self.processed_but(0, MAX_SETTLE).await;
         let mut report = AuditReport {
             listed: content.pending.len() as u64,
-            unlistable: status.map_or(0, |n| n.saturating_sub(content.pending.len() as u64)),
+            unlistable: counted.saturating_sub(content.pending.len() as u64),
             unannounced: before.map_or(0, |before| {
                 content.pending.iter().filter(|hash| !before.contains(*hash)).count() as u64
             }),
             ..Default::default()
         };
-        fetch.metrics.unlistable.set(report.unlistable as f64);
+        self.unlistable.set(report.unlistable as f64);
         let queued = fetch.settings.config.backfill == Backfill::PendingAndQueued;
         let queued = content.queued.iter().filter(|_| queued);
         let mut missing: Vec<B256> = Vec::new();

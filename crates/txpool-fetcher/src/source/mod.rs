@@ -411,6 +411,7 @@ impl<S: TransactionSink> Source<S> {
             sink: Arc::clone(&self.parts.chain.sink),
             state: Arc::clone(&self.shared.audits),
             backlog: Arc::clone(&self.shared.backlog),
+            unlistable: self.shared.metrics.unlistable.clone(),
             source: self.index,
             reason,
             mode,
@@ -512,7 +513,6 @@ impl<S> Drop for Source<S> {
     fn drop(&mut self) {
         // Also after a panic; the threads that call a pool in this process end with its reader.
         self.parts.fetch.connections.set(self.index, None);
-        self.parts.fetch.metrics.unlistable.set(0.0);
         self.parts.fetch.metrics.lagged.add(self.shared.backlog.close());
         self.shared.end();
         lock(&self.parts.chain.follower).set_may_lead(self.index, false);

@@ -161,6 +161,7 @@ impl SourceShared {
         lock(&self.status).state = SourceState::Ended;
         self.changed();
         self.metrics.state.set(f64::from(SourceState::Ended as u8));
+        self.metrics.unlistable.set(0.0);
         self.metrics.backlog.set(0.0);
         self.metrics.fetch_limit.set(0.0);
     }

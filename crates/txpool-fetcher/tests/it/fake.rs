@@ -52,6 +52,10 @@ pub(super) enum Listing {
     /// The transactions that it has.
     #[default]
     All,
+    /// All but the first few, which it counts.
+    AllBut(usize),
+    /// A block has taken the last one since they were counted.
+    Mined,
 }
 
 #[derive(Clone, Debug)]
@@ -236,8 +240,12 @@ impl Fake {
                     }
                     Listing::Silent => return None,
                     Listing::Growing => (1..=2 + count).map(hash).collect(),
-                    Listing::All => {
-                        let pending = state.pending.iter().map(|tx| tx.hash);
+                    listing => {
+                        if matches!(listing, Listing::Mined) {
+                            state.pending.pop();
+                        }
+                        let few = if let Listing::AllBut(few) = listing { few } else { 0 };
+                        let pending = state.pending.iter().skip(few).map(|tx| tx.hash);
                         pending.chain(state.replies.keys().copied()).collect()
                     }
                 };

@@ -8,7 +8,8 @@ use std::{
 
 use alloy_primitives::B256;
 use load_control::Backoff;
-use mock_node::workload::{Workload, WorkloadConfig};
+use metrics_util::debugging::DebuggingRecorder;
+use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use serde_json::json;
 use testkit::ingest::{eventually, settled};
 use txpool_fetcher::{
@@ -17,9 +18,11 @@ use txpool_fetcher::{
 };
 
 use super::{
-    all_live,
+    all_live, compare,
     fake::{CHAIN_ID, Fake, Listing, Reply, blocks},
-    peer, start_with,
+    peer, recover,
+    sink::Figures,
+    start_with,
 };
 
 /// With these replies, and without a pool of its own.
@@ -44,9 +47,13 @@ fn requests(node: &Fake, hash: &B256) -> usize {
     node.lock().requested.iter().filter(|requested| **requested == wanted).count()
 }
 
-fn transaction(nonce: u64) -> (B256, Reply) {
+fn transactions() -> Vec<PreparedTx> {
     let config = WorkloadConfig { accounts: 1, ..WorkloadConfig::new(5, CHAIN_ID) };
-    let tx = Workload::new(config).prepare(10).swap_remove(nonce as usize);
+    Workload::new(config).prepare(10)
+}
+
+fn transaction(nonce: u64) -> (B256, Reply) {
+    let tx = transactions().swap_remove(nonce as usize);
     (tx.hash, Reply::Raw(tx.raw))
 }
 
@@ -95,7 +102,7 @@ async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_recon
         // Once with others in flight, and three times over a connection of its own.
         assert_eq!((fetcher.status()[0].reconnects, requests(&node, &poison)), (1, 4));
         // Neither a comparison nor an announcement requests it again soon.
-        let report = super::recover(&fetcher).await;
+        let report = recover(&fetcher).await;
         assert_eq!((report.refused, report.missing), (1, 0), "{report:?}");
         announce(&node, poison);
         settled(&fetcher, "it is known", |counts| counts.announced == 1).await;
@@ -308,7 +315,7 @@ async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_
     let limits = Limits { ping_interval: millis(50), ping_timeout: millis(300), ..limits() };
     let fetcher = start_with(config(&node), limits, HostileSink).await;
     // It is known how long a list takes.
-    super::recover(&fetcher).await;
+    recover(&fetcher).await;
     let lists = node.count("txpool_content");
     node.lock().listing = Listing::Silent;
     let audit = async { _ = fetcher.audit(0, AuditMode::CompareOnly).await };
@@ -321,4 +328,40 @@ async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_
         () = audit => panic!("no list comes"),
         () = given_up => {}
     }
+}
+
+/// Whichever node was compared last had the figure of all.
+#[tokio::test]
+async fn what_a_node_counts_and_does_not_list_is_a_figure_of_its_own() {
+    let recorder = DebuggingRecorder::new();
+    let figures = Figures::of(&recorder);
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let nodes = [1, 2].map(|few| {
+        let node = node([]);
+        node.lock().pending = transactions();
+        node.lock().listing = Listing::AllBut(few);
+        node
+    });
+    let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.path.clone()));
+    let fetcher = live(FetcherConfig { sources: sources.to_vec(), ..config(&nodes[0]) }).await;
+    all_live(&fetcher).await;
+    for (source, node) in nodes.iter().enumerate() {
+        let audit = fetcher.audit(source, AuditMode::CompareOnly).await;
+        assert_eq!(audit.expect("it lists its pool").unlistable, 1 + source as u64);
+        let path = node.path.display().to_string();
+        assert_eq!(figures.get("unlistable", &path).1, (1 + source) as f64);
+    }
+}
+
+/// What the block took counted as not listed, so nothing was marked as vanished.
+#[tokio::test]
+async fn a_block_between_the_count_of_a_pool_and_its_list_hides_nothing() {
+    let node = node([]);
+    let fetcher = live(config(&node)).await;
+    transactions()[2..4].iter().for_each(|tx| node.announce_tx(tx));
+    settled(&fetcher, "pooled", |counts| counts.pooled == 2).await;
+    node.lock().pending.remove(0);
+    node.lock().listing = Listing::Mined;
+    let report = compare(&fetcher).await;
+    assert_eq!((report.unlistable, report.vanished), (0, 2), "{report:?}");
 }
