@@ -101,8 +101,20 @@ pub(crate) struct AuditState {
     pub(crate) audits: AtomicU64,
     /// How many they still have to fetch.
     pub(crate) to_recover: AtomicU64,
-    /// When the latest full comparison began.
+    /// When the latest comparison began after which nothing was missing any more; or the first one.
     compared: Mutex<Option<Instant>>,
+}
+
+impl AuditState {
+    /// Notes a comparison that began at `started`. Returns how long, at most, what it found `missing` had been missing.
+    fn compared(&self, started: Instant, missing: bool, stays_missing: bool) -> Option<Duration> {
+        let mut compared = lock(&self.compared);
+        let before = *compared;
+        if !stays_missing || before.is_none() {
+            *compared = Some(started);
+        }
+        before.filter(|_| missing).map(|before| started.duration_since(before))
+    }
 }
 
 #[derive(Clone)]
@@ -229,9 +241,16 @@ impl Comparison {
         }
         let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
         report.vanished = self.mark_vanished(&listed, epoch, report.unlistable).await;
-        let before = lock(&self.state.compared).replace(started);
-        if let Some(before) = before.filter(|_| !missing.is_empty()) {
-            fetch.metrics.missing_seconds.record(started.duration_since(before).as_secs_f64());
+        // What was not fetched, or in vain, is missing since before this comparison.
+        let stays_missing = missing.iter().any(|hash| match self.mode {
+            AuditMode::CompareOnly => true,
+            AuditMode::Recover => {
+                matches!(self.verdict(hash), Verdict::AskSink { was_delivered: false })
+            }
+        });
+        let missing_for = self.state.compared(started, !missing.is_empty(), stays_missing);
+        if let Some(time) = missing_for {
+            fetch.metrics.missing_seconds.record(time.as_secs_f64());
         }
         report.missing = missing.len() as u64;
         missing.truncate(AuditReport::MISSING_SAMPLE);

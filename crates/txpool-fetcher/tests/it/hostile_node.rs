@@ -365,3 +365,30 @@ async fn a_block_between_the_count_of_a_pool_and_its_list_hides_nothing() {
     let report = compare(&fetcher).await;
     assert_eq!((report.unlistable, report.vanished), (0, 2), "{report:?}");
 }
+
+/// The time in which it was missing began with a comparison that had fetched nothing, or in vain.
+#[tokio::test]
+async fn what_stays_missing_is_missing_since_the_comparison_before() {
+    let recorder = DebuggingRecorder::new();
+    let figures = Figures::of(&recorder);
+    let _installed = metrics::set_default_local_recorder(&recorder);
+    let (second, (hash, reply)) = (Duration::from_secs(1), transaction(2));
+    let Reply::Raw(raw) = &reply else { unreachable!("a transaction") };
+    let refused = json!({ "code": -32601, "message": "no" });
+    let in_vain = Reply::BusyFor(Duration::from_millis(100), refused, raw.clone());
+    for fetches in [false, true] {
+        let node = node([]);
+        let fetcher = live(config(&node)).await;
+        recover(&fetcher).await;
+        tokio::time::sleep(second).await;
+        let reply = if fetches { in_vain.clone() } else { reply.clone() };
+        node.lock().replies.insert(hash, reply);
+        let report = if fetches { recover(&fetcher).await } else { compare(&fetcher).await };
+        assert_eq!((report.missing, fetcher.counts().pooled), (1, 0));
+        assert!(figures.get("missing_seconds", "").1 >= second.as_secs_f64());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        recover(&fetcher).await;
+        assert_eq!(fetcher.counts().pooled, 1);
+        assert!(figures.get("missing_seconds", "").1 >= 1.1 * second.as_secs_f64());
+    }
+}

@@ -179,7 +179,7 @@ async fn stop(fetcher: Fetcher, deadline: Duration) -> (Counts, Duration) {
     (counts, took.saturating_sub(deadline))
 }
 
-/// The counters and gauges of what is started on this thread while the recorder is installed.
+/// The figures of what is started on this thread while the recorder is installed.
 pub(super) struct Figures {
     snapshotter: Snapshotter,
     /// By name and label. A snapshot takes what was added since the one before, and sets a gauge to 0: so the sum, and
@@ -200,7 +200,7 @@ impl Figures {
             let value = match value {
                 DebugValue::Counter(added) => added as f64,
                 DebugValue::Gauge(value) => *value,
-                DebugValue::Histogram(_) => 0.0,
+                DebugValue::Histogram(values) => values.iter().map(|value| **value).sum(),
             };
             if value != 0.0 {
                 let key = (key.key().name().to_owned(), label.to_owned());
