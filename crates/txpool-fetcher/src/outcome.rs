@@ -9,7 +9,8 @@ metric_set::labels! {
         Announced = "announced",
         /// A comparison at start-up or after a reconnect found it pending in the node's pool.
         Backfilled = "backfilled",
-        /// An audit, or the comparison after a lag, a reorg or missed heads, found it missing.
+        /// An audit, or the comparison after a lag, a reorg or missed heads, found it missing; or it was announced while a
+        /// block contained it, and a reorg has removed that block.
         AuditRecovered = "audit_recovered",
     }
 }
@@ -48,7 +49,8 @@ pub struct Counts {
     pub announced: u64,
     /// Hashes that entered by a backfill.
     pub backfilled: u64,
-    /// Hashes that entered by an audit or after a lag, a reorg or missed heads.
+    /// Hashes that entered by an audit or after a lag, a reorg or missed heads, also those that were announced while a
+    /// block contained them that a reorg has removed.
     pub audit_recovered: u64,
     /// Accepted by the sink.
     pub pooled: u64,

@@ -31,13 +31,6 @@ pub(crate) struct Arrival {
     pub(crate) at: Instant,
 }
 
-impl Arrival {
-    /// True for backfill and audits; a live announcement stays live when it is requested again.
-    pub(super) fn is_deferrable(&self) -> bool {
-        self.entry != Entry::Announced
-    }
-}
-
 /// How many hashes a source announced, and how many of them before any other source.
 #[derive(Debug, Default)]
 pub(crate) struct AnnouncementCounts {
@@ -161,6 +154,12 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
+    /// True for backfill and audits; what was announced stays live when it is requested again, also because a block that
+    /// contained it is undone.
+    pub(super) fn is_deferrable(&self) -> bool {
+        self.arrival.entry != Entry::Announced && !self.entered.is_undone
+    }
+
     /// Records the outcome. `seen` is remembered; with `None` the hash is forgotten.
     pub(crate) fn finish(mut self, outcome: Outcome, seen: Option<Seen>) {
         let (hashes, hash) = (Arc::clone(&self.hashes), self.arrival.hash);

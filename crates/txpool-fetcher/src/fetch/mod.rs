@@ -199,7 +199,8 @@ impl Fetch {
             let _room = room;
             for hash in hashes {
                 let at = Instant::now();
-                let arrival = Arrival { hash, entry: Entry::Announced, source, at };
+                // Its announcement has been counted.
+                let arrival = Arrival { hash, entry: Entry::AuditRecovered, source, at };
                 if let Some(ticket) = fetch.hashes.enter_undone(arrival) {
                     fetch.request(ticket).await;
                 }
@@ -267,10 +268,10 @@ impl Fetch {
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
     fn submit(self: &Arc<Self>, mut task: FetchTask) {
-        let arrival = task.ticket.arrival;
+        let (source, deferrable) = (task.ticket.arrival.source, task.ticket.is_deferrable());
         let may_ask = if task.alone.is_some() { SourceSet::default() } else { task.untried };
-        for source in may_ask.iter_from(arrival.source) {
-            if let Some(permit) = self.limits[source].try_acquire(arrival.is_deferrable()) {
+        for source in may_ask.iter_from(source) {
+            if let Some(permit) = self.limits[source].try_acquire(deferrable) {
                 match self.submit_to(source, permit, task) {
                     Ok(()) => return,
                     Err(back) => task = back,
@@ -290,7 +291,7 @@ impl Fetch {
         task: FetchTask,
     ) -> Result<(), FetchTask> {
         let Some(requests) = self.connections.of(source) else { return Err(task) };
-        let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.arrival.is_deferrable());
+        let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.is_deferrable());
         let request = self.request_of(task, source, permit);
         let submitted = match &*requests {
             Requests::Node(set) => {

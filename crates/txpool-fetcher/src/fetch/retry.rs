@@ -191,7 +191,7 @@ impl Fetch {
     /// overloaded node must not delay a transaction that another one could return. If none is
     /// untried, all are eligible.
     async fn acquire_request(&self, task: &mut FetchTask) -> (usize, RequestPermit) {
-        let (first, deferrable) = (task.ticket.arrival.source, task.ticket.arrival.is_deferrable());
+        let (first, deferrable) = (task.ticket.arrival.source, task.ticket.is_deferrable());
         loop {
             self.ask_again(task);
             let untried: Vec<usize> = task.untried.iter_from(first).collect();
