@@ -19,9 +19,9 @@ use order_pool::{Holder, Order, OrderId};
 
 use crate::{follow::Item, wire::Record};
 
-/// In the memory of orders, which is a little more than their messages: a thousand plain transactions or bundles of them,
-/// twice what a pool's caps provide for. A publisher fills 8 Mbit/s of the link of each builder with it.
-const BYTES_PER_SECOND: f64 = (1 << 20) as f64;
+/// In the memory of orders, which is a little more than their messages: what one address may hold of a pool's default caps in
+/// a second. A publisher fills 67 Mbit/s of the link of each builder with it.
+const BYTES_PER_SECOND: f64 = (8 << 20) as f64;
 
 /// What may be published at once after a pause: five transactions with six blobs, or 4,000 plain ones. It delays what comes
 /// behind it by a third of a second on a link of 100 Mbit/s.

@@ -64,7 +64,7 @@ fn whatever_callers_flood_no_more_than_the_rate_is_published_and_another_one_wai
     assert!(waited.len() <= 3, "{}", waited.len());
     assert!(now - begin < Duration::from_millis(100), "{:?}", now - begin);
     published += waited.iter().map(size_bytes).sum::<u64>();
-    while now < begin + Duration::from_secs(5) {
+    while now < begin + Duration::from_secs(2) {
         now = turns.next_wake().expect("some wait");
         published += drain(&mut turns, now).iter().map(size_bytes).sum::<u64>();
     }
@@ -84,7 +84,7 @@ fn an_order_that_is_replaced_again_and_again_keeps_its_place() {
     let mut latest = 1_000;
     let mut published = Vec::new();
     for step in 1..12 {
-        published.extend(drain(&mut turns, begin + Duration::from_millis(10) * step));
+        published.extend(drain(&mut turns, begin + Duration::from_micros(1_250) * step));
         if turns.remove(id(&order(latest, 50_000))) == 1 {
             latest += 1;
             turns.push(caller(2), order(latest, 50_000));
