@@ -49,15 +49,15 @@ pub struct Gap {
     pub recovered: u64,
 }
 
-/// What the readers of a source's announcements and heads, and its pings, report to the source.
+/// What the readers of a source's announcements and heads, and who asks the node how far it is, report to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
     Head(Head),
     Gap(GapReason),
     /// The node announces hashes where it was asked for objects.
     NoObjects,
-    /// The node's answer to a ping of the connection for calls.
-    Pinged {
+    /// The node's latest block, and whether it says that it is syncing.
+    Sync {
         block: Option<u64>,
         says_syncing: bool,
     },

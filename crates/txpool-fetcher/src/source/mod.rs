@@ -205,7 +205,7 @@ impl<S: TransactionSink> Source<S> {
                 Event::Head(head.number)
             }
             Report::Gap(reason) => Event::Gap(reason),
-            Report::Pinged { block, says_syncing } => {
+            Report::Sync { block, says_syncing } => {
                 self.sync.says_syncing = says_syncing;
                 let Some(number) = block else { return };
                 Event::SawBlock(number)
@@ -504,7 +504,7 @@ async fn report_sync(calls: &Calls, limits: &Limits, backlog: &Backlog) {
         if let Ok(number) = calls.call("eth_blockNumber", (), limits.ping_timeout).await {
             let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
             let says_syncing = chain::says_syncing(calls, limits.ping_timeout).await;
-            backlog.report(Report::Pinged { block, says_syncing }).await;
+            backlog.report(Report::Sync { block, says_syncing }).await;
         }
     }
 }
