@@ -1,4 +1,4 @@
-//! Connections to a node. Entry: [`dial`], for subscriptions and calls, and [`open`], for fetches.
+//! Connections to a node. Entry: [`dial`], for subscriptions and calls, and [`open()`], for fetches.
 //!
 //! ```text
 //!  who requests                                  the reader of the connection
