@@ -4,7 +4,8 @@
 //! thousand orders or 40 MB a second, would come before everybody else's. So it is published behind all that the host, signers
 //! that it knows and its node have sent, at no more than a rate that builders' links carry beside the rest, and of these
 //! callers each in turn, by bytes: one that sends an order waits for as many bytes of each other caller, however much these
-//! have sent (self-clocked fair queueing).
+//! have sent, and however large their orders are (weighted fair queueing: the clock goes as fast as each line is served, and
+//! what would be served first if all were at once is first).
 //!
 //! The orders of a caller keep their sequence, and what has left the pool is not published any more. So the lines hold no more
 //! orders than the pool has of callers. A cancellation may come behind a later order of its key by another caller: pools place
@@ -42,7 +43,7 @@ type Place = (OrderId, Holder, bool);
 struct Line {
     /// The clock when the first item became the first.
     start: u64,
-    /// `start` and the bytes of the first item. An empty line keeps it, since what replaces an order follows its removal.
+    /// `start` and the bytes of the first item. A line that a replacement empties keeps it: the order that replaces follows.
     turn: u64,
     items: BTreeMap<u64, Item>,
     cancellations: usize,
@@ -53,7 +54,9 @@ pub(crate) struct Turns {
     lines: BTreeMap<Holder, Line>,
     /// All lines, by their turn.
     turns: BTreeSet<(u64, Holder)>,
-    /// The latest turn of what was published, in bytes.
+    /// The lines by how many cancellations wait in each.
+    crowds: BTreeSet<(usize, Holder)>,
+    /// The bytes that each line has been served, of those that had something waiting.
     clock: u64,
     /// The number of each order that waits.
     orders: BTreeMap<Place, u64>,
@@ -69,6 +72,7 @@ impl Turns {
         Self {
             lines: BTreeMap::new(),
             turns: BTreeSet::new(),
+            crowds: BTreeSet::new(),
             clock: 0,
             orders: BTreeMap::new(),
             cancellations: 0,
@@ -83,13 +87,17 @@ impl Turns {
         self.orders.len() + self.cancellations
     }
 
-    /// Takes what a caller has sent; in its place if it waits already. Returns whether there was room.
-    pub(crate) fn push(&mut self, holder: Holder, item: Item) -> bool {
+    /// Takes what a caller has sent; in its place if it waits already. Returns how many cancellations there is no room for: its
+    /// own, or the latest of the caller with the most.
+    pub(crate) fn push(&mut self, holder: Holder, item: Item) -> u64 {
         let place = place(holder, &item);
         let of_one = self.lines.get(&holder).map_or(0, |line| line.cancellations);
-        let is_full = of_one >= MAX_CANCELLATIONS_OF_ONE || self.cancellations >= MAX_CANCELLATIONS;
-        if place.is_none() && is_full {
-            return false;
+        if place.is_none() && of_one >= MAX_CANCELLATIONS_OF_ONE {
+            return 1;
+        }
+        let is_full = place.is_none() && self.cancellations >= MAX_CANCELLATIONS;
+        if is_full {
+            self.drop_cancellation();
         }
         let next = self.numbers;
         self.numbers += 1;
@@ -103,17 +111,32 @@ impl Turns {
             line.cancellations += more;
             line.items.insert(number, item);
         });
-        true
+        u64::from(is_full)
     }
 
-    /// An order has left the pool. Returns how often it waited.
-    pub(crate) fn remove(&mut self, id: OrderId) -> u64 {
+    fn drop_cancellation(&mut self) {
+        let Some((_, holder)) = self.crowds.last().copied() else { return };
+        let dropped = self.change(holder, |line| {
+            let mut latest = line.items.iter().rev();
+            let latest = latest.find(|(_, item)| place(holder, item).is_none());
+            let number = latest.map(|(number, _)| *number)?;
+            line.cancellations -= 1;
+            line.items.remove(&number)
+        });
+        self.cancellations -= usize::from(dropped.flatten().is_some());
+    }
+
+    /// An order has left the pool, for one that follows if it `is_replaced`. Returns how often it waited.
+    pub(crate) fn remove(&mut self, id: OrderId, is_replaced: bool) -> u64 {
         let from = self.orders.range((id, Holder::Host, false)..);
         let from = from.map(|(place, number)| (*place, *number));
         let places: Vec<_> = from.take_while(|((other, ..), _)| *other == id).collect();
         for (place, number) in &places {
             self.orders.remove(place);
             self.change(place.1, |line| line.items.remove(number));
+            if !is_replaced {
+                self.end_empty(place.1);
+            }
         }
         places.len() as u64
     }
@@ -121,7 +144,7 @@ impl Turns {
     /// Removes the orders of which this does not say that they are in the pool. Returns how many waited.
     pub(crate) fn retain(&mut self, is_pooled: impl Fn(&OrderId) -> bool) -> u64 {
         let left: BTreeSet<_> = self.orders.keys().map(|(id, ..)| *id).collect();
-        left.into_iter().filter(|id| !is_pooled(id)).map(|id| self.remove(id)).sum()
+        left.into_iter().filter(|id| !is_pooled(id)).map(|id| self.remove(id, false)).sum()
     }
 
     /// The next one, if it may be published now; with `is_last_time` whatever was published before.
@@ -134,10 +157,7 @@ impl Turns {
             let first = self.lines.get(&holder).and_then(|line| line.items.first_key_value());
             match first {
                 Some((number, _)) => break (turn, holder, *number),
-                None => {
-                    self.turns.pop_first();
-                    self.lines.remove(&holder);
-                }
+                None => self.end_empty(holder),
             }
         };
         let cost = self.next_cost();
@@ -145,18 +165,19 @@ impl Turns {
             return None;
         }
         self.credit_bytes = (self.credit_bytes - cost).max(0.0);
-        self.clock = self.clock.max(turn);
-        let start = self.clock;
+        let served = cost as u64 / self.turns.len() as u64;
+        // Not behind what is served now: lines end.
+        self.clock = (self.clock + served).max(self.lines.get(&holder)?.start);
+        let start = turn.max(self.clock);
         let item = self.change(holder, |line| {
             line.start = start;
-            line.items.remove(&number)
+            let item = line.items.remove(&number)?;
+            line.cancellations -= usize::from(place(holder, &item).is_none());
+            Some(item)
         })??;
         match place(holder, &item) {
             Some(place) => _ = self.orders.remove(&place),
-            None => {
-                self.cancellations -= 1;
-                self.change(holder, |line| line.cancellations -= 1);
-            }
+            None => self.cancellations -= 1,
         }
         Some(item)
     }
@@ -179,12 +200,22 @@ impl Turns {
     fn change<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Line) -> T) -> Option<T> {
         let line = self.lines.get_mut(&holder)?;
         self.turns.remove(&(line.turn, holder));
+        self.crowds.remove(&(line.cancellations, holder));
         let changed = change(line);
         if let Some(first) = line.items.values().next() {
             line.turn = line.start + size_bytes(first);
         }
         self.turns.insert((line.turn, holder));
+        self.crowds.insert((line.cancellations, holder));
         Some(changed)
+    }
+
+    fn end_empty(&mut self, holder: Holder) {
+        if let Some(line) = self.lines.get(&holder).filter(|line| line.items.is_empty()) {
+            self.turns.remove(&(line.turn, holder));
+            self.crowds.remove(&(line.cancellations, holder));
+            self.lines.remove(&holder);
+        }
     }
 }
 

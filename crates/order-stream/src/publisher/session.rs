@@ -16,7 +16,7 @@ use futures::{
     future::{BoxFuture, OptionFuture},
     stream::FuturesUnordered,
 };
-use order_pool::{Event, Lagged, Subscription};
+use order_pool::{Event, Lagged, RemoveReason, Subscription};
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Run;
@@ -130,8 +130,8 @@ impl<'a> Session<'a> {
             match item.stranger() {
                 None => self.held.push_back(item),
                 Some(holder) => {
-                    let has_room = self.run.turns.push(holder, item);
-                    self.run.counters.unsent.add(u64::from(!has_room));
+                    let unsent = self.run.turns.push(holder, item);
+                    self.run.counters.unsent.add(unsent);
                 }
             }
         }
@@ -218,8 +218,10 @@ impl<'a> Session<'a> {
     fn on_event(&mut self, event: Result<Event, Lagged>) {
         match event {
             Ok(event) => {
-                if let Event::Removed { order, .. } = &event {
-                    self.run.counters.unsent.add(self.run.turns.remove(order.id()));
+                if let Event::Removed { order, reason } = &event {
+                    let is_replaced = *reason == RemoveReason::Replaced;
+                    let waited = self.run.turns.remove(order.id(), is_replaced);
+                    self.run.counters.unsent.add(waited);
                 }
                 let items = self.run.follower.on(&event, &self.run.pool);
                 self.hold(items);

@@ -85,7 +85,7 @@ fn an_order_that_is_replaced_again_and_again_keeps_its_place() {
     let mut published = Vec::new();
     for step in 1..12 {
         published.extend(drain(&mut turns, begin + Duration::from_micros(1_250) * step));
-        if turns.remove(id(&order(latest, 50_000))) == 1 {
+        if turns.remove(id(&order(latest, 50_000)), true) == 1 {
             latest += 1;
             turns.push(caller(2), order(latest, 50_000));
         }
@@ -99,11 +99,12 @@ fn an_order_that_is_replaced_again_and_again_keeps_its_place() {
 fn what_has_left_the_pool_is_not_published_and_the_rest_of_a_caller_keeps_its_sequence() {
     let (mut turns, begin) = spent();
     for n in 0..4 {
-        assert!(turns.push(caller(1), order(n, 100)) && turns.push(caller(1), cancellation()));
+        turns.push(caller(1), order(n, 100));
+        turns.push(caller(1), cancellation());
     }
     // It is published again, as the stream has lost what it had.
     turns.push(caller(1), order(2, 100));
-    assert_eq!((turns.len(), turns.remove(id(&order(0, 100)))), (8, 1));
+    assert_eq!((turns.len(), turns.remove(id(&order(0, 100)), false)), (8, 1));
     assert_eq!(turns.retain(|pooled| *pooled != id(&order(3, 100))), 1);
     let published = drain(&mut turns, begin + Duration::from_secs(1));
     let is_order = |item: &Item| matches!(item.record, Record::Order(_));
@@ -112,10 +113,45 @@ fn what_has_left_the_pool_is_not_published_and_the_rest_of_a_caller_keeps_its_se
         [false, true, false, true, false, false]
     );
     assert_eq!(turns.len(), 0);
-    let refused = (0..2_000).filter(|_| !turns.push(caller(1), cancellation())).count();
-    assert_eq!((refused, turns.len()), (2_000 - MAX_CANCELLATIONS_OF_ONE, 1_024));
-    (2..200).for_each(|n| _ = (0..1_024).all(|_| turns.push(caller(n), cancellation())));
-    assert_eq!((turns.len(), turns.push(caller(201), cancellation())), (MAX_CANCELLATIONS, false));
-    assert!(turns.push(caller(201), order(0, 100)), "an order has room");
-    assert_eq!(turns.lines.len(), turns.turns.len());
+    let refused: u64 = (0..2_000).map(|_| turns.push(caller(1), cancellation())).sum();
+    assert_eq!((refused, turns.len()), (976, MAX_CANCELLATIONS_OF_ONE));
+    assert_eq!(turns.push(caller(2), cancellation()), 0);
+}
+
+/// The clock went to the end of what was published, so lines with one large order each stayed in step, and another one waited
+/// for an order of each.
+#[test]
+fn an_order_waits_for_as_many_bytes_of_each_other_caller_however_large_theirs_are() {
+    let (mut turns, _) = spent();
+    for n in 0..900 {
+        turns.push(caller(n as u8 % 30), order(n, 1_000_000));
+    }
+    for step in 0..200 {
+        let small = order(10_000 + step, 500);
+        let (id, holder) = (id(&small), caller(100 + step as u8 % 100));
+        turns.push(holder, small);
+        let mut before = 0;
+        while turns.orders.contains_key(&(id, holder, false)) {
+            let now = turns.next_wake().expect("some wait");
+            before += drain(&mut turns, now).len();
+        }
+        assert!(before <= 3, "{before} at {step}");
+        let now = turns.next_wake().expect("some wait");
+        drain(&mut turns, now);
+    }
+}
+
+#[test]
+fn at_the_cap_of_all_the_caller_with_the_most_cancellations_loses_its_latest() {
+    let (mut turns, begin) = spent();
+    for n in 0..MAX_CANCELLATIONS {
+        assert_eq!(turns.push(caller((n % 64) as u8), cancellation()), 0);
+    }
+    assert_eq!(turns.push(caller(200), cancellation()), 1);
+    assert_eq!(turns.len(), MAX_CANCELLATIONS);
+    assert_eq!(turns.lines[&caller(200)].cancellations, 1);
+    drain(&mut turns, begin + Duration::from_secs(60));
+    assert!(turns.len() < MAX_CANCELLATIONS);
+    assert_eq!((turns.push(caller(201), order(0, 100)), turns.turns.len()), (0, turns.lines.len()));
+    assert_eq!(turns.crowds.len(), turns.lines.len());
 }

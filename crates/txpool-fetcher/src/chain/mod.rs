@@ -192,7 +192,7 @@ impl Chain {
             let mut before = mined_before.clone();
             for ReadBlock { block, .. } in blocks {
                 let (block, carried) = (block.clone(), std::mem::take(&mut before));
-                self.sink.push(Job::Head { block, carried });
+                self.sink.push(Job::Head { block, is_undone: false, carried });
             }
             // Every block's nonces count, also those of blocks that were missed; the sink knows those of
             // what it is not told as the first head's.

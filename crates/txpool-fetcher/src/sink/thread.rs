@@ -39,6 +39,8 @@ const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) enum Job {
     Head {
         block: Block,
+        /// A reorg has undone it: what it mined is told no more if it is dropped.
+        is_undone: bool,
         /// What blocks before it contain that the sink was not told: they were dropped, or are before the first head.
         carried: Vec<B256>,
     },
@@ -89,8 +91,9 @@ impl SinkQueue {
     pub(crate) fn undo(&self, hashes: &[B256]) {
         let hashes: HashSet<B256> = hashes.iter().copied().collect();
         for job in &mut lock(&self.waiting).jobs {
-            if let Job::Head { carried, .. } = job {
+            if let Job::Head { block, carried, is_undone } = job {
                 carried.retain(|hash| !hashes.contains(hash));
+                *is_undone |= block.mined.iter().any(|hash| hashes.contains(hash));
             }
         }
     }
@@ -252,13 +255,15 @@ impl Waiting {
     /// Drops the nonces of a head that was removed; its mined hashes are passed to the next one.
     fn drop_head(&mut self, head: Job) -> Dropped {
         let mut dropped = Dropped { heads: 1, ..Dropped::default() };
-        let Job::Head { block, carried: mut mined } = head else { return dropped };
+        let Job::Head { block, carried: mut mined, is_undone } = head else { return dropped };
         let before = self.jobs.len();
         let of_it =
             |job: &Job| matches!(job, Job::Nonces(nonces) if nonces.block_hash == block.head.hash);
         self.jobs.retain(|job| !of_it(job));
         dropped.nonces = before - self.jobs.len();
-        mined.extend(block.mined.iter());
+        if !is_undone {
+            mined.extend(block.mined.iter());
+        }
         let next = self.jobs.iter_mut().find_map(|job| match job {
             Job::Head { carried, .. } => Some(carried),
             _ => None,
@@ -300,7 +305,7 @@ impl<S: TransactionSink> SinkCaller<S> {
     pub(crate) fn run(&self) {
         while let Some(job) = self.queue.next() {
             match job {
-                Job::Head { mut block, mut carried } => {
+                Job::Head { mut block, mut carried, .. } => {
                     if !carried.is_empty() {
                         carried.extend(block.mined.iter());
                         block = Block::new(block.head, carried);
@@ -353,7 +358,7 @@ mod tests {
     }
 
     fn head(number: u64) -> Job {
-        Job::Head { block: block(number), carried: Vec::new() }
+        Job::Head { block: block(number), is_undone: false, carried: Vec::new() }
     }
 
     fn nonces(number: u64) -> Job {
@@ -401,6 +406,16 @@ mod tests {
         queue.undo(&[hash(2, 2), hash(9, 2)]);
         let heads = heads(&queue);
         assert_eq!(heads[0], (4, 2), "the hashes of the first and the third");
+
+        let queue = self::queue();
+        (1..=2).for_each(|number| _ = queue.push(head(number)));
+        queue.undo(&[hash(2, 2)]);
+        (3..=EVENTS_WAITING as u64 + 2).for_each(|number| _ = queue.push(head(number)));
+        assert_eq!(
+            self::heads(&queue)[0],
+            (3, 1),
+            "of the first alone, though both were dropped later"
+        );
     }
 
     #[test]
@@ -410,7 +425,7 @@ mod tests {
         let mut dropped = 0;
         for number in 1..=EVENTS_WAITING as u64 + 2 {
             let block = Block::new(block(number).head, mined.clone());
-            let job = Job::Head { block, carried: Vec::new() };
+            let job = Job::Head { block, is_undone: false, carried: Vec::new() };
             dropped += waiting.push(job).mined;
         }
         assert_eq!(dropped, 2);
