@@ -263,7 +263,14 @@ impl Follower {
         };
         let is_linked = match link {
             Link::Needs(hash) => return Step::Read(hash),
-            Link::No(reason) => return Step::Ignored(reason),
+            Link::No(reason) => {
+                let known = chain.head().map_or(0, |latest| latest.number);
+                if reason.is_some() && head.number > known.saturating_add(MAX_ANCESTORS as u64) {
+                    // The time in which it has told such numbers does not count.
+                    self.told[source].ahead = None;
+                }
+                return Step::Ignored(reason);
+            }
             Link::Repeat => {
                 if leads {
                     self.lead(source, &head);
