@@ -126,15 +126,16 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
     let mut logged: Option<Instant> = None;
     let mut in_a_row = 0u32;
     loop {
+        if in_a_row == SUBMITTED_TOGETHER {
+            in_a_row = 0;
+            fetch.connections.flush();
+            // Yields to the sockets; with a hash in hand, a stop would lose it without a count.
+            tokio::task::yield_now().await;
+        }
         // All hashes at hand are submitted together, and sent before the wait for more.
         let next = match backlog.hashes.try_next() {
             Some(next) => {
                 in_a_row += 1;
-                if in_a_row.is_multiple_of(SUBMITTED_TOGETHER) {
-                    fetch.connections.flush();
-                    // Yields to the sockets.
-                    tokio::task::yield_now().await;
-                }
                 Some(next)
             }
             None => {
