@@ -230,15 +230,14 @@ async fn a_flood_of_one_stranger_holds_up_neither_a_known_signer_nor_another_str
     let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
     let are_there = || txs[..2].iter().all(|tx| built.contains(tx.hash()));
     until("those of the others", are_there).await;
-    let PublisherStats { stored, waiting, .. } = publisher.stats();
-    assert!(stored < 100 && waiting > 90, "{stored} are stored, and {waiting} wait");
+    let before = built.stats().txs;
+    assert!(before < 100, "behind {before} of the flood's 198");
     // What a block contains is not published any more.
     let mined: Vec<_> = txs[2..].iter().map(|tx| *tx.hash()).collect();
     ingested.on_head(block(1, 0, 0, &mined));
     until("nothing waits", || publisher.stats().waiting == 0).await;
     let stats = finish(publisher).await;
     assert_eq!(stats.published + stats.unsent, 200, "{stats:?}");
-    assert!(stats.unsent > 90, "{stats:?}");
     finish_source(source).await;
 }
 

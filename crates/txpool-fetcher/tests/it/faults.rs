@@ -133,14 +133,16 @@ async fn run(
     let audits = if announcements == Announcements::Full { 100 } else { 1 };
     let (mut missing, mut removed) = (0, 0);
     for source in 0..nodes.len() {
+        let mut report = AuditReport::default();
         for _ in 0..audits {
-            let report = audit(what, &fetcher, source, AuditMode::Recover).await;
+            audit(what, &fetcher, source, AuditMode::Recover).await;
+            // Also what was in flight, so not missing for the audit, and then got a wrong answer.
             settled(&fetcher, what, |_| true).await;
+            report = audit(what, &fetcher, source, AuditMode::CompareOnly).await;
             if report.missing == 0 {
                 break;
             }
         }
-        let report = audit(what, &fetcher, source, AuditMode::CompareOnly).await;
         (missing, removed) = (missing + report.missing, removed + report.removed);
     }
     let counts = settled(&fetcher, what, |_| true).await;
