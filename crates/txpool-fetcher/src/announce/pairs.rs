@@ -13,7 +13,7 @@ use super::Backlog;
 use crate::{
     fetch::{Arrival, Fetch, Hashes, Ticket},
     limits::Limits,
-    sync::lock,
+    sync::{OnDrop, lock},
 };
 
 /// Announcements without a counterpart in the other stream that are remembered: this many, or twice
@@ -140,7 +140,10 @@ impl Pairs {
             }
             let oldest = lock(&self.state).pop_oldest();
             if let Some(ticket) = oldest {
+                // A stop ends the wait: what is in hand has not entered yet.
+                let lost = OnDrop(|| fetch.metrics.lagged.add(1));
                 fetch.request(ticket).await;
+                std::mem::forget(lost);
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 use alloy_primitives::B256;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use mock_node::{
-    DEV_CHAIN_ID, Fault, NodeConfig,
+    DEV_CHAIN_ID, Fault, FullObjects, NodeConfig,
     workload::{PreparedTx, Workload, WorkloadConfig},
 };
 use order_pool::{OrderPool, PoolConfig};
@@ -496,18 +496,22 @@ async fn the_gauges_of_a_fetcher_are_its_own_and_go_with_it() {
 /// What waited and what had been displaced was in no count.
 #[tokio::test]
 async fn what_has_not_entered_at_a_stop_has_lagged_and_what_is_displaced_has_at_once() {
-    let node = Node::start(1_000, |config| config);
-    let (sink, latch) = Hooked::stuck_in(Call::Deliver);
-    let limits = Limits { announcement_buffer: 16, ..Limits::default() };
-    let config = FetcherConfig { audit_interval: None, ..node.fetcher() };
-    let fetcher = start_with(config, limits, sink).await;
-    node.submit_all();
-    let counted = |counts: Counts| counts.announced + counts.lagged;
-    let all_but_the_buffers = || counted(fetcher.counts()) == 1_000 - 16;
-    eventually("all but those in the buffer are counted", all_but_the_buffers).await;
-    let (counts, _) = stop(fetcher, Duration::from_secs(1)).await;
-    assert_eq!(counted(counts), 1_000, "{counts:?}");
-    latch.open();
+    // With objects, of which none comes, another hash is in hand while the oldest waits for a slot.
+    for (announcements, in_hand) in [(Announcements::Hashes, 0), (Announcements::Full, 1)] {
+        let full_objects = FullObjects::Dropped { per_mille: 1_000, run: 1 };
+        let node = Node::start(1_000, |config| NodeConfig { full_objects, ..config });
+        let (sink, latch) = Hooked::stuck_in(Call::Deliver);
+        let limits = Limits { announcement_buffer: 16, ..Limits::default() };
+        let config = FetcherConfig { audit_interval: None, announcements, ..node.fetcher() };
+        let fetcher = start_with(config, limits, sink).await;
+        node.submit_all();
+        let counted = |counts: Counts| counts.announced + counts.lagged;
+        let all_but_these = || counted(fetcher.counts()) == 1_000 - 16 - in_hand;
+        eventually("all but those in the buffer are counted", all_but_these).await;
+        let (counts, _) = stop(fetcher, Duration::from_secs(1)).await;
+        assert_eq!(counted(counts), 1_000, "{announcements:?} {counts:?}");
+        latch.open();
+    }
 }
 
 /// The pool was listed and what had overrun the buffer was fetched while the rest still waited.
