@@ -31,8 +31,8 @@ const MAX_CREDIT_BYTES: f64 = (4 << 20) as f64;
 /// A cancellation, with what a server stores beside it.
 const CANCELLATION_BYTES: u64 = 256;
 
-/// Most cancellations that wait, of one caller and of all: as many as pools remember by default (`max_cancellations`). Further
-/// ones are not published.
+/// Most cancellations that wait, of one caller and of all: as many as pools remember by default (`max_cancellations`). Beyond
+/// the former a caller's further ones are not published, beyond the latter the latest of the caller with the most.
 const MAX_CANCELLATIONS_OF_ONE: usize = 1_024;
 const MAX_CANCELLATIONS: usize = 1 << 16;
 
