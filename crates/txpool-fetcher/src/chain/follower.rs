@@ -177,8 +177,12 @@ impl Follower {
     /// Whether the heads of a source count: it is connected and not syncing.
     pub(crate) fn set_may_lead(&mut self, source: usize, may_lead: bool) {
         let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
-        if before != may_lead && self.is_leader(source) {
-            self.told.iter_mut().for_each(|told| told.ahead = None);
+        if before != may_lead {
+            // What it told before it went says nothing of what it tells when it is back.
+            let is_leader = self.is_leader(source);
+            let told = self.told.iter_mut().enumerate();
+            let concerned = told.filter(|(other, _)| is_leader || *other == source);
+            concerned.for_each(|(_, told)| told.ahead = None);
         }
     }
 

@@ -629,30 +629,36 @@ fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
 
 /// The time since it had told them counted, and they as its new heads: with its next true one it led.
 #[test]
-fn huge_numbers_that_nothing_links_do_not_bring_a_source_nearer_to_the_lead() {
-    let (mut follower, mut now) = (Follower::new(2, LEAD_TIMEOUT), Instant::now());
-    let mut chain = RecentBlocks::new(RECENT_BLOCKS);
-    (0..2).for_each(|source| follower.set_may_lead(source, true));
-    let mut tell = |source, number: u64, n, now| {
-        let head = Head::new(number, hash(n), hash(n - 1));
-        let mut branch = follower.tell(source, head.into(), now).expect("it is new");
-        loop {
-            match follower.step(&mut chain, &mut branch, now) {
-                Step::Read(hash) if hash == head.hash => {
-                    branch.read(hash, Ok(Block::new(head, []).into()));
+fn neither_huge_numbers_nor_what_it_told_before_it_went_bring_a_source_nearer_to_the_lead() {
+    let mut now = Instant::now();
+    for (numbers, goes) in [([1 << 40, 1 << 41], false), ([3, 4], true)] {
+        let mut follower = Follower::new(2, LEAD_TIMEOUT);
+        let mut chain = RecentBlocks::new(RECENT_BLOCKS);
+        (0..2).for_each(|source| follower.set_may_lead(source, true));
+        let mut tell = |follower: &mut Follower, source, number: u64, n, now| {
+            let head = Head::new(number, hash(n), hash(n - 1));
+            let mut branch = follower.tell(source, head.into(), now).expect("it is new");
+            loop {
+                match follower.step(&mut chain, &mut branch, now) {
+                    Step::Read(hash) if hash == head.hash => {
+                        branch.read(hash, Ok(Block::new(head, []).into()));
+                    }
+                    Step::Read(hash) => branch.read(hash, Err(Unread::Missing)),
+                    _ => break follower.leader.map(|leader| leader.source),
                 }
-                Step::Read(hash) => branch.read(hash, Err(Unread::Missing)),
-                _ => break follower.leader.map(|leader| leader.source),
             }
+        };
+        assert_eq!(tell(&mut follower, 0, 0, 10, now), Some(0));
+        for number in numbers {
+            assert_eq!(tell(&mut follower, 1, number, 20 * number, now), Some(0));
         }
-    };
-    assert_eq!(tell(0, 0, 10, now), Some(0));
-    for n in [1 << 40, 1 << 41] {
-        assert_eq!(tell(1, n, n, now), Some(0));
+        if goes {
+            [false, true].into_iter().for_each(|is_up| follower.set_may_lead(1, is_up));
+        }
+        now += LEAD_TIMEOUT;
+        assert_eq!(tell(&mut follower, 1, 1, 11, now), Some(0), "it extends the chain");
+        assert_eq!(tell(&mut follower, 1, 2, 12, now), Some(0));
     }
-    now += LEAD_TIMEOUT;
-    assert_eq!(tell(1, 1, 11, now), Some(0), "it extends the chain");
-    assert_eq!(tell(1, 2, 12, now), Some(0));
 }
 
 #[test]
