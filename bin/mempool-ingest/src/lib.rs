@@ -136,20 +136,25 @@ impl Running {
         let chain = ingest.fetcher().status().into_iter().find_map(|source| source.node);
         #[cfg(any(feature = "rpc", feature = "fleet"))]
         let chain = chain.map(|node| node.chain_id);
+        #[cfg(feature = "fleet")]
+        let publishing = publishing::Publishing::start(options, ingest.pool(), chain).await?;
+        // Before the first transaction of a replay arrives.
+        let watcher = Watcher::start(ingest.pool(), args.hashes.as_deref())?;
+        #[cfg(feature = "record")]
+        let files = recording::Files::start(&args.files, options, &ingest)?;
+        // Last: an order that is answered with success must not end with a start that fails.
         #[cfg(feature = "rpc")]
         if let Some(config) = &options.rpc {
             let chain_id = options.chain(config.chain_id, chain, "--rpc")?;
             ingest.start_rpc(OrderRpcConfig { chain_id, ..config.clone() })?;
         }
-        let pool = ingest.pool();
         Ok(Self {
-            #[cfg(feature = "fleet")]
-            publishing: publishing::Publishing::start(options, pool, chain).await?,
-            // Before the first transaction of a replay arrives.
-            watcher: Watcher::start(pool, args.hashes.as_deref())?,
-            #[cfg(feature = "record")]
-            files: recording::Files::start(&args.files, options, &ingest)?,
             ingest,
+            watcher,
+            #[cfg(feature = "record")]
+            files,
+            #[cfg(feature = "fleet")]
+            publishing,
         })
     }
 

@@ -53,9 +53,14 @@ impl Args {
         if let Some(path) = &self.replay {
             let chain_id = chain_of(path).map_err(|error| error.to_string())?;
             options.fetcher.sources = vec![no_node(chain_id)];
+            // What the file of a live flow says: a fleet would take what is long mined for pending.
             #[cfg(feature = "rpc")]
             {
                 options.rpc = None;
+            }
+            #[cfg(feature = "fleet")]
+            {
+                (options.publish, options.streams) = (Vec::new(), Vec::new());
             }
         }
         Ok(())

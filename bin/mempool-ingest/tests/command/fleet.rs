@@ -278,13 +278,15 @@ fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
 fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits_for_it() {
     let node = node();
     // Connections wait in its backlog.
-    let silent = TcpListener::bind(ANY_PORT).expect("a port");
-    let silent = format!("nats://{}", silent.local_addr().expect("an address"));
+    let listener = TcpListener::bind(ANY_PORT).expect("a port");
+    let taken = listener.local_addr().expect("an address").to_string();
+    let silent = format!("nats://{taken}");
     // Nothing listens on this port.
     let absent = "nats://127.0.0.1:1";
     let urls = [&silent, absent];
-    // Streams can only be made on a server.
-    let makers = urls.map(|url| ingest(&node, &["--publish", url, "--replicas", "1"]));
+    // Streams can only be made on a server, before orders are taken: a port of its own would be the error.
+    let makers =
+        urls.map(|url| ingest(&node, &["--publish", url, "--replicas", "1", "--rpc", &taken]));
     let publishers = urls.map(|url| ingest(&node, &["--publish", url, "--publish-private", url]));
     let builders = urls.map(|url| builder(&node, &["--from", url, "--from-private", url]));
     for maker in makers {

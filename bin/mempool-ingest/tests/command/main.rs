@@ -122,8 +122,12 @@ fn a_replay_says_its_chain_and_what_became_of_the_recording() {
     node.submit_all();
     wait_for(&mut running, "live ", &[" pooled=30 "]);
     finish(running);
+    // A file that publishes is for the live flow.
+    let publishes = "[[publish]]\nserver.servers = ['nats://127.0.0.1:1']\nmachine = 'm'\n";
+    let file = config::written(folder.path(), publishes);
     for (retention, held) in [("60s", 30), ("1ms", 0)] {
-        let args = ["--replay", recording, "--speed", "max", "--retention", retention];
+        let args = ["--config", &file, "--replay", recording, "--speed", "max"];
+        let args = [&args[..], &["--retention", retention]].concat();
         let ended = start(args).end(None).expect("it ends");
         assert_eq!(ended.status.code(), Some(0), "{ended:?}");
         let said = format!(": {held} are pooled, {} removed since; ", 30 - held);
@@ -134,6 +138,7 @@ fn a_replay_says_its_chain_and_what_became_of_the_recording() {
         }
         let summary = ended.json().expect("the summary");
         assert_eq!(summary["replayed"]["pooled"], 30, "{summary}");
+        assert!(!ended.stderr.contains("published "), "{ended:?}");
         assert!(summary["cpu_us_per_tx"].as_f64() > Some(0.0), "{summary}");
     }
 }
