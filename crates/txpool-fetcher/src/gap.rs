@@ -54,6 +54,8 @@ pub struct Gap {
 pub(crate) enum Report {
     Head(Head),
     Gap(GapReason),
+    /// The source whose heads led is lost, or syncs.
+    LeaderLost,
     /// The node announces hashes where it was asked for objects.
     NoObjects,
     /// The node's latest block, and whether it says that it is syncing.

@@ -174,16 +174,18 @@ impl Follower {
         Self { told, leader: None, doubtful_above: None, last_untold: None, lead_timeout }
     }
 
-    /// Whether the heads of a source count: it is connected and not syncing.
-    pub(crate) fn set_may_lead(&mut self, source: usize, may_lead: bool) {
+    /// Whether the heads of a source count: it is connected and not syncing. Returns whether those of the leader do not any
+    /// more.
+    pub(super) fn set_may_lead(&mut self, source: usize, may_lead: bool) -> bool {
         let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
+        let is_leader = self.is_leader(source);
         if before != may_lead {
             // What it told before it went says nothing of what it tells when it is back.
-            let is_leader = self.is_leader(source);
             let told = self.told.iter_mut().enumerate();
             let concerned = told.filter(|(other, _)| is_leader || *other == source);
             concerned.for_each(|(_, told)| told.ahead = None);
         }
+        is_leader && before && !may_lead
     }
 
     /// Whether any source that may lead has told a head of after `since`, in seconds since the Unix

@@ -90,6 +90,11 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
             let read = read(&chain, source, hash, &heads, &mut newer).await;
             let read = match read {
                 Some(read) => read,
+                // The same head again, which would be no news.
+                None if newer.as_ref().is_some_and(|newer| newer.head.hash == branch.hash()) => {
+                    newer = None;
+                    continue;
+                }
                 // A newer first head would be read down to the same block, and blocks may come faster.
                 None if branch.is_proven() && chain.is_empty() => Err(Unread::Missing),
                 // The block was reorged out, and a newer head waits, which finds what is missing.

@@ -141,6 +141,17 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
+    /// Whether the heads of a source count. When those of the leader cease to, the others look at theirs again, which may be
+    /// higher and did not count.
+    pub(crate) fn set_may_lead(&self, source: usize, may_lead: bool) {
+        if lock(&self.follower).set_may_lead(source, may_lead) {
+            for reports in &self.reports {
+                // If the inbox is full, heads come.
+                let _ = reports.try_send(Report::LeaderLost);
+            }
+        }
+    }
+
     /// Tells a source that announcements or blocks may have been missed.
     async fn report(&self, source: usize, gap: GapReason) {
         // If the source has ended, the report has no receiver and no use.

@@ -516,7 +516,8 @@ impl Activity {
     }
 
     fn head(&mut self, number: u64) {
-        self.head = Some(number);
+        // One that was requested may be told after a newer one that was announced meanwhile.
+        self.head = self.head.max(Some(number));
         self.behind_since = None;
         self.heads_since_hash = self.heads_since_hash.saturating_add(1);
     }
@@ -761,6 +762,14 @@ mod tests {
                 +2 saw 11 ->
                 +2 saw 11 ->
                 +2 saw 11 -> drop: the node has newer blocks than it announced | stale",
+            ),
+            (
+                "a head that was requested before a newer one was announced shows nothing",
+                "
+                head 11   ->
+                head 10   ->
+                saw 11    ->
+                +9 saw 11 -> | live",
             ),
             (
                 "a node that falls behind is Syncing, and is compared afterwards",

@@ -210,6 +210,7 @@ impl<S: TransactionSink> Source<S> {
                 let Some(number) = block else { return };
                 Event::SawBlock(number)
             }
+            Report::LeaderLost => return self.request_head(),
             Report::NoObjects => return self.shared.announces(Announcements::Hashes),
         };
         self.machine.on(event, Instant::now());
@@ -351,7 +352,7 @@ impl<S: TransactionSink> Source<S> {
         if before != state {
             self.shared.changed();
             let may_lead = matches!(state, SourceState::Backfilling | SourceState::Live);
-            lock(&self.parts.chain.follower).set_may_lead(self.index, may_lead);
+            self.parts.chain.set_may_lead(self.index, may_lead);
             let (from, to) = (before.as_str(), state.as_str());
             match state == SourceState::Live && std::mem::take(&mut self.is_lost) {
                 // At the level of the loss: who was told of that is told of its end.
@@ -515,6 +516,6 @@ impl<S> Drop for Source<S> {
         self.parts.fetch.connections.set(self.index, None);
         self.parts.fetch.metrics.lagged.add(self.shared.backlog.close());
         self.shared.end();
-        lock(&self.parts.chain.follower).set_may_lead(self.index, false);
+        self.parts.chain.set_may_lead(self.index, false);
     }
 }

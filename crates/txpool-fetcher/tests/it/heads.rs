@@ -492,6 +492,33 @@ async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
     assert!(fake.requests_for(22, false) <= 2, "{} requests", fake.requests_for(22, false));
 }
 
+/// It was given up for the newer one, which was no news.
+#[tokio::test]
+async fn a_head_that_is_told_twice_before_its_block_can_be_read_is_read() {
+    let (fake, _fetcher, pool) = at_first_head().await;
+    let block = FakeBlock::new(2, 2, 1, &[]);
+    (0..2).for_each(|_| fake.notify("newHeads", &block.json(None)));
+    eventually("it is requested", || fake.requests_for(2, false) > 0).await;
+    fake.add(&block);
+    eventually("the head", || head_number(&pool) == Some(2)).await;
+}
+
+/// Nobody looked at it again before its source told the next one.
+#[tokio::test]
+async fn a_higher_head_that_was_told_while_another_node_led_counts_when_that_node_is_lost() {
+    let (first, other) = (Fake::start(), Fake::start());
+    let (fetcher, pool) = first_leads(&first, &other, settles_fast()).await;
+    first.announce(&FakeBlock::new(2, 102, 1, &[]));
+    eventually("the first leads", || head_number(&pool) == Some(2)).await;
+    blocks(2..=3).for_each(|block| other.announce(&block));
+    eventually("both are told", || fetcher.status()[1].head == Some(3)).await;
+    eventually("it is looked into", || other.requests_for(2, false) > 0).await;
+    first.lock().is_dead = true;
+    first.restart(&blocks(1..=1).collect::<Vec<_>>());
+    let head = || pool.head().is_some_and(|head| head.hash == block_hash(3));
+    eventually("the other leads", head).await;
+}
+
 #[tokio::test]
 async fn the_chain_is_that_of_the_first_listed_source_however_late_it_responds() {
     let (first, other) = (Fake::start(), Fake::start());

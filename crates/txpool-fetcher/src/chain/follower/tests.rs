@@ -610,7 +610,7 @@ fn the_chain_is_that_of_the_honest_node_that_leads() {
 fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
     let mut follower = Follower::new(3, LEAD_TIMEOUT);
     let mut chain = RecentBlocks::new(RECENT_BLOCKS);
-    (0..3).for_each(|source| follower.set_may_lead(source, true));
+    (0..3).for_each(|source| _ = follower.set_may_lead(source, true));
     let mut gap_of = |follower: &mut Follower, source, number| {
         let head = Head::new(number, hash(number + 1), hash(number));
         let announced = AnnouncedHead { block: Some(Block::new(head, []).into()), ..head.into() };
@@ -634,7 +634,7 @@ fn neither_huge_numbers_nor_what_it_told_before_it_went_bring_a_source_nearer_to
     for (numbers, goes) in [([1 << 40, 1 << 41], false), ([3, 4], true)] {
         let mut follower = Follower::new(2, LEAD_TIMEOUT);
         let mut chain = RecentBlocks::new(RECENT_BLOCKS);
-        (0..2).for_each(|source| follower.set_may_lead(source, true));
+        (0..2).for_each(|source| _ = follower.set_may_lead(source, true));
         let mut tell = |follower: &mut Follower, source, number: u64, n, now| {
             let head = Head::new(number, hash(n), hash(n - 1));
             let mut branch = follower.tell(source, head.into(), now).expect("it is new");
@@ -653,7 +653,7 @@ fn neither_huge_numbers_nor_what_it_told_before_it_went_bring_a_source_nearer_to
             assert_eq!(tell(&mut follower, 1, number, 20 * number, now), Some(0));
         }
         if goes {
-            [false, true].into_iter().for_each(|is_up| follower.set_may_lead(1, is_up));
+            [false, true].into_iter().for_each(|is_up| _ = follower.set_may_lead(1, is_up));
         }
         now += LEAD_TIMEOUT;
         assert_eq!(tell(&mut follower, 1, 1, 11, now), Some(0), "it extends the chain");
