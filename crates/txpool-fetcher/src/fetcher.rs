@@ -141,6 +141,7 @@ impl Fetcher {
             listings: sources.iter().map(|_| Arc::default()).collect(),
             deferral,
             alone: Semaphore::new(REQUESTED_ALONE),
+            waiting: Arc::default(),
             undone: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),
             tasks: Arc::clone(&tasks),
             metrics,

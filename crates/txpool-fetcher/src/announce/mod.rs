@@ -9,7 +9,7 @@
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | pairs | who reads hashes, the thread of objects | a few look-ups; the locks of a hash that enters (`fetch`) and of the objects' buffer are taken under it |
+//! | pairs | who reads hashes, the thread of objects | a few look-ups; the locks of a hash that enters (`fetch`), of all hashes that wait and of the objects' buffer are taken under it |
 //!
 //! With full announcements there are two subscriptions, each on a connection of its own, which one thread reads and
 //! which end together: to hashes, which is the truth, and to objects, of which a node may drop some. A hash whose

@@ -138,9 +138,9 @@ fn take<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, object: &Ob
         FullAnnouncement::FetchRaw(hash) => {
             drop(permit);
             let entered = object.pairs.on_object(&fetch.hashes, arrival(hash));
-            let Some(ticket) = entered else { return };
-            // Waits while all slots are taken; a stop leaves the hash unfinished.
-            let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
+            if let Some(ticket) = entered {
+                object.pairs.request(fetch, ticket);
+            }
         }
         // Not paired: its hash is requested as if no object had come.
         FullAnnouncement::Malformed(hash, reason) => {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use tokio::{sync::Notify, time::timeout};
 
 use super::Backlog;
 use crate::{
-    fetch::{Arrival, Fetch, Hashes, Ticket},
+    fetch::{Arrival, Fetch, Hashes, Ticket, Waiting},
     limits::Limits,
     sync::{OnDrop, lock},
 };
@@ -31,7 +31,9 @@ const REMEMBERED: usize = 32_768;
 ///
 /// One queue holds the waiting hashes in the order of their arrival, and one timer looks at its front.
 pub(crate) struct Pairs {
-    backlog: Arc<Backlog>,
+    /// Which holds what was announced for this.
+    backlog: Weak<Backlog>,
+    waiting: Arc<Waiting>,
     wait: Duration,
     /// As many hashes may wait as the buffer holds; above that the oldest is requested.
     most_waiting: usize,
@@ -53,10 +55,9 @@ pub(super) enum OnHash {
 }
 
 struct State {
-    /// Hashes in the order of their arrival, and when each was read. Some have their object by now.
-    queue: VecDeque<(B256, Instant)>,
-    /// Those that still wait.
-    waiting: HashMap<B256, Ticket>,
+    /// Hashes in the order of their arrival, and when each was read; those whose objects are not whole first, without a
+    /// time. Some have their object by now.
+    queue: VecDeque<(B256, Option<Instant>)>,
     unmatched: Unmatched,
     /// When the latest of the hashes was read whose objects have come.
     passed: Instant,
@@ -76,7 +77,8 @@ struct Unmatched {
 
 /// What there is to do for the hashes that wait.
 enum Next {
-    Request(Ticket),
+    /// With whether its object has not come.
+    Request(Ticket, bool),
     /// To look again, after a fifth of the wait.
     Wait,
     /// None waits.
@@ -85,18 +87,22 @@ enum Next {
 }
 
 impl Pairs {
-    pub(super) fn new(backlog: &Arc<Backlog>, limits: &Limits) -> Arc<Self> {
+    pub(super) fn new(
+        backlog: &Arc<Backlog>,
+        waiting: &Arc<Waiting>,
+        limits: &Limits,
+    ) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::new(),
-            waiting: HashMap::default(),
             unmatched: Unmatched::default(),
             passed: now,
             processed: now,
             is_closed: false,
         };
         Arc::new(Self {
-            backlog: Arc::clone(backlog),
+            backlog: Arc::downgrade(backlog),
+            waiting: Arc::clone(waiting),
             wait: limits.object_wait,
             most_waiting: limits.announcement_buffer,
             state: Mutex::new(state),
@@ -108,7 +114,7 @@ impl Pairs {
     /// Takes in an announced hash, if that needs no wait.
     pub(super) fn on_hash(&self, hashes: &Arc<Hashes>, arrival: Arrival) -> OnHash {
         let mut state = lock(&self.state);
-        if state.waiting.len() >= self.most_waiting && !state.is_closed {
+        if state.queue.len() >= self.most_waiting && !state.is_closed {
             return OnHash::Full;
         }
         if state.unmatched.add(arrival.hash, 1) < 0 {
@@ -124,9 +130,9 @@ impl Pairs {
         if state.queue.is_empty() {
             self.changed.notify_one();
         }
-        state.queue.push_back((arrival.hash, arrival.at));
+        state.queue.push_back((arrival.hash, Some(arrival.at)));
         // It replaces none: a hash that is in flight is not entered again.
-        state.waiting.insert(arrival.hash, ticket);
+        lock(&self.waiting).insert(arrival.hash, ticket);
         OnHash::Paired
     }
 
@@ -138,8 +144,8 @@ impl Pairs {
                 OnHash::Unpaired => return fetch.on_announcement(arrival).await,
                 OnHash::Full => {}
             }
-            let oldest = lock(&self.state).pop_oldest();
-            if let Some(ticket) = oldest {
+            let oldest = self.pop_oldest(&mut lock(&self.state));
+            if let Some((ticket, _)) = oldest {
                 // A stop ends the wait: what is in hand has not entered yet.
                 let lost = OnDrop(|| fetch.metrics.lagged.add(1));
                 fetch.request(ticket).await;
@@ -154,12 +160,28 @@ impl Pairs {
         state.processed = arrival.at;
         if state.unmatched.add(arrival.hash, -1) > 0 {
             // Its hash was counted, and has been requested or known if it does not wait.
-            let ticket = state.waiting.remove(&arrival.hash)?;
+            let ticket = lock(&self.waiting).remove(&arrival.hash)?;
             state.passed = state.passed.max(ticket.arrival.at);
             return Some(ticket);
         }
         drop(state);
-        hashes.enter(arrival)
+        // Another node's hash may wait for it.
+        hashes.enter(arrival).or_else(|| lock(&self.waiting).remove(&arrival.hash))
+    }
+
+    /// Requests what has no whole object. If there is no slot for it, the timer requests it before all others: objects that
+    /// need no request are behind it.
+    pub(super) fn request(&self, fetch: &Arc<Fetch>, ticket: Ticket) {
+        let Err(ticket) = fetch.try_request(ticket) else { return };
+        let mut state = lock(&self.state);
+        if !state.is_closed && state.queue.len() < self.most_waiting {
+            state.queue.push_front((ticket.arrival.hash, None));
+            lock(&self.waiting).insert(ticket.arrival.hash, ticket);
+            return self.changed.notify_one();
+        }
+        drop(state);
+        // A stop leaves the hash unfinished.
+        let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
     }
 
     /// No object comes any more: what waits is requested now.
@@ -172,12 +194,12 @@ impl Pairs {
     pub(super) async fn request_overdue(&self, fetch: &Arc<Fetch>) {
         loop {
             let next = self.next(Instant::now());
-            if !matches!(next, Next::Request(_)) {
+            if !matches!(next, Next::Request(..)) {
                 fetch.connections.flush();
             }
             match next {
-                Next::Request(ticket) => {
-                    if !lock(&self.state).is_closed {
+                Next::Request(ticket, is_missed) => {
+                    if is_missed && !lock(&self.state).is_closed {
                         fetch.metrics.objects_missed.add(1);
                     }
                     fetch.request(ticket).await;
@@ -193,28 +215,38 @@ impl Pairs {
     fn next(&self, now: Instant) -> Next {
         let mut state = lock(&self.state);
         while let Some((hash, at)) = state.queue.front().copied() {
-            if state.waiting.contains_key(&hash) {
-                if !self.is_overdue(&state, at, now) {
+            if lock(&self.waiting).contains_key(&hash) {
+                if at.is_some_and(|at| !self.is_overdue(&state, at, now)) {
                     return Next::Wait;
                 }
-                return state.pop_oldest().map_or(Next::Wait, Next::Request);
+                let oldest = self.pop_oldest(&mut state);
+                return oldest
+                    .map_or(Next::Wait, |(ticket, is_missed)| Next::Request(ticket, is_missed));
             }
             state.queue.pop_front();
         }
         if state.is_closed { Next::End } else { Next::Idle }
     }
 
+    fn pop_oldest(&self, state: &mut State) -> Option<(Ticket, bool)> {
+        let mut oldest = std::iter::from_fn(|| state.queue.pop_front());
+        oldest.find_map(|(hash, at)| Some((lock(&self.waiting).remove(&hash)?, at.is_some())))
+    }
+
     fn is_overdue(&self, state: &State, at: Instant, now: Instant) -> bool {
         let until = at + self.wait;
-        let are_processed = || state.processed >= until || self.backlog.objects.len() == 0;
+        let is_empty = |backlog: Arc<Backlog>| backlog.objects.len() == 0;
+        let are_processed =
+            || state.processed >= until || self.backlog.upgrade().is_none_or(is_empty);
         state.is_closed || state.passed >= at + self.wait / 5 || (now >= until && are_processed())
     }
 }
 
-impl State {
-    fn pop_oldest(&mut self) -> Option<Ticket> {
-        let mut oldest = std::iter::from_fn(|| self.queue.pop_front());
-        oldest.find_map(|(hash, _)| self.waiting.remove(&hash))
+impl Drop for Pairs {
+    fn drop(&mut self) {
+        // What a stop leaves.
+        let mut state = lock(&self.state);
+        while self.pop_oldest(&mut state).is_some() {}
     }
 }
 
@@ -249,14 +281,22 @@ mod tests {
     const TXS: usize = 3;
 
     fn pairs(wait: Duration) -> (Arc<Backlog>, Arc<Pairs>) {
+        pairs_of(wait, &Arc::default())
+    }
+
+    fn pairs_of(wait: Duration, waiting: &Arc<Waiting>) -> (Arc<Backlog>, Arc<Pairs>) {
         let backlog = Arc::new(Backlog::new(16, true, tokio::sync::mpsc::channel(1).0));
         let limits = Limits { object_wait: wait, announcement_buffer: 4, ..Limits::default() };
-        let pairs = Pairs::new(&backlog, &limits);
+        let pairs = Pairs::new(&backlog, waiting, &limits);
         (backlog, pairs)
     }
 
     fn known() -> Arc<Hashes> {
         Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), 1)
+    }
+
+    fn popped(pairs: &Pairs) -> Option<Ticket> {
+        pairs.pop_oldest(&mut lock(&pairs.state)).map(|(ticket, _)| ticket)
     }
 
     fn arrival(tx: usize, at: Instant) -> Arrival {
@@ -294,14 +334,14 @@ mod tests {
                         ahead[tx] -= 1;
                         deliver(pairs.on_object(&hashes, arrival(tx, now)));
                     }
-                    _ => deliver(lock(&pairs.state).pop_oldest()),
+                    _ => deliver(popped(&pairs)),
                 }
                 let counts = hashes.counts();
                 prop_assert_eq!((counts.announced, counts.balance()), (announced, 0));
-                prop_assert_eq!(counts.unfinished, lock(&pairs.state).waiting.len() as u64);
+                prop_assert_eq!(counts.unfinished, lock(&pairs.waiting).len() as u64);
             }
             pairs.close();
-            while let Next::Request(entered) = pairs.next(now) {
+            while let Next::Request(entered, _) = pairs.next(now) {
                 deliver(Some(entered));
             }
             prop_assert!(delivered.iter().all(|times| *times <= 1), "{delivered:?}");
@@ -321,7 +361,7 @@ mod tests {
         let hashes = known();
         let start = Instant::now();
         let requested = |now| match pairs.next(now) {
-            Next::Request(ticket) => Some(ticket.arrival.hash[0]),
+            Next::Request(ticket, _) => Some(ticket.arrival.hash[0]),
             _ => None,
         };
         for (tx, after) in [(0, wait / 10), (1, wait / 5), (2, wait / 3), (3, wait)] {
@@ -354,11 +394,42 @@ mod tests {
         let mut requested = Vec::new();
         for tx in 0..6 {
             while let OnHash::Full = pairs.on_hash(&hashes, arrival(tx, now)) {
-                let oldest = lock(&pairs.state).pop_oldest();
-                requested.extend(oldest.map(|ticket| ticket.arrival.hash[0]));
+                requested.extend(popped(&pairs).map(|ticket| ticket.arrival.hash[0]));
             }
         }
         assert_eq!(requested, [0, 1]);
+    }
+
+    /// It was dropped, and the transaction late by the fault of the other node.
+    #[test]
+    fn the_object_of_one_node_is_delivered_for_the_hash_of_another() {
+        let (now, waiting, hashes) = (Instant::now(), Arc::default(), known());
+        let [(_a, first), (_b, other)] =
+            [0; 2].map(|_| pairs_of(Duration::from_secs(3_600), &waiting));
+        for (tx, hash_comes) in [(1, true), (2, false)] {
+            assert!(matches!(first.on_hash(&hashes, arrival(tx, now)), OnHash::Paired));
+            if hash_comes {
+                assert!(matches!(other.on_hash(&hashes, arrival(tx, now)), OnHash::Paired));
+            }
+            let ticket = other.on_object(&hashes, arrival(tx, now)).expect("it is news");
+            ticket.finish(Outcome::Pooled, Some(Seen::Delivered));
+            assert!(first.on_object(&hashes, arrival(tx, now)).is_none());
+        }
+        assert!(popped(&first).is_none() && lock(&waiting).is_empty());
+        assert_eq!(hashes.counts().balance(), 0);
+    }
+
+    /// Each held the other: with all that is known of hashes, after each stop.
+    #[test]
+    fn what_waits_when_a_source_ends_is_dropped_with_it() {
+        let (backlog, pairs) = pairs(Duration::from_secs(3_600));
+        let (hashes, waiting) = (known(), Arc::clone(&pairs.waiting));
+        assert!(matches!(pairs.on_hash(&hashes, arrival(1, Instant::now())), OnHash::Paired));
+        let (content, at) = (Content::Hash(B256::ZERO), Instant::now());
+        backlog.objects.push(Object { content, at, pairs }, 0);
+        backlog.close();
+        drop(backlog);
+        assert_eq!((lock(&waiting).len(), Arc::strong_count(&hashes)), (0, 1));
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     // Objects first: a hash without its object is then one that the node has dropped.
     if let Some((connection, node)) = second {
         deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
-        let paired = Pairs::new(backlog, limits);
+        let paired = Pairs::new(backlog, &fetch.waiting, limits);
         let listener = ObjectListener::new(fetch, backlog, &paired);
         match connection.subscribe((HASHES, true), listener, limit).await {
             Ok(()) => full = Some((Arc::new(connection), paired)),

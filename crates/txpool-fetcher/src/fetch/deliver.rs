@@ -45,7 +45,11 @@ impl<S: TransactionSink> Deliverer<S> {
         hex: Option<&str>,
         mut about_to_wait: impl FnMut(),
     ) -> Option<Slot> {
-        let permit = self.work_permit(&mut about_to_wait)?;
+        // What is gone needs none: the sooner it is settled, the sooner another announcement counts.
+        let permit = match hex {
+            Some("0x") => None,
+            _ => self.work_permit(&mut about_to_wait)?,
+        };
         let hash = task.ticket.arrival.hash;
         let mut read =
             hex.map_or(RawTransaction::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));

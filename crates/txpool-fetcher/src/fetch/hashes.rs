@@ -2,6 +2,7 @@
 //! that enters leaves with exactly one outcome, and both are counted.
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -141,6 +142,10 @@ impl Hashes {
         }
     }
 }
+
+/// Hashes of all sources that wait for their objects, with full announcements: the object that comes first is delivered,
+/// whichever node announces it.
+pub(crate) type Waiting = Mutex<HashMap<B256, Ticket>>;
 
 /// A hash that is in flight, with the right to record its outcome, once. If it is dropped without one (a
 /// panic, a source that has ended), the hash counts as failed and may be fetched again; after a stop it

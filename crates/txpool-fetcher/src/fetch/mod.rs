@@ -31,7 +31,7 @@ pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
     deferral::{Deferral, DeferralPermit},
     deliver::{Deliverer, ResponseReader},
-    hashes::{AnnouncementCounts, Arrival, Hashes, Ticket},
+    hashes::{AnnouncementCounts, Arrival, Hashes, Ticket, Waiting},
     limit::NodeLimit,
     retry::REQUESTED_ALONE,
     seen::{SHARDS, Seen},
@@ -62,6 +62,8 @@ pub(crate) struct Fetch {
     pub(crate) deferral: Deferral,
     /// How many requests are sent over connections of their own at once.
     pub(crate) alone: Semaphore,
+    /// Hashes that wait for their objects.
+    pub(crate) waiting: Arc<Waiting>,
     /// Room for hashes of undone blocks that wait for slots.
     pub(crate) undone: Arc<Semaphore>,
     pub(crate) tasks: Arc<Tasks>,
@@ -174,17 +176,22 @@ impl Fetch {
 
     /// The same for one that has entered.
     pub(crate) async fn request(self: &Arc<Self>, ticket: Ticket) {
-        let source = ticket.arrival.source;
-        let live = || self.deferral.track_live_fetch();
-        let slot = match self.slots.try_acquire_live(source, live()) {
-            Some(slot) => slot,
-            None => {
-                // Requests that are submitted must not wait for those that are not.
-                self.connections.flush();
-                self.slots.acquire_live(source, live()).await
-            }
+        let Err(ticket) = self.try_request(ticket) else { return };
+        // Requests that are submitted must not wait for those that are not.
+        self.connections.flush();
+        let live = self.deferral.track_live_fetch();
+        let slot = self.slots.acquire_live(ticket.arrival.source, live).await;
+        self.submit(self.task(ticket, slot));
+    }
+
+    /// The same without a wait; returned if it has to wait for a slot.
+    pub(crate) fn try_request(self: &Arc<Self>, ticket: Ticket) -> Result<(), Ticket> {
+        let live = self.deferral.track_live_fetch();
+        let Some(slot) = self.slots.try_acquire_live(ticket.arrival.source, live) else {
+            return Err(ticket);
         };
         self.submit(self.task(ticket, slot));
+        Ok(())
     }
 
     /// Requests what was announced while a block contained it, as announcements: a node that has told them before the head
@@ -239,10 +246,17 @@ impl Fetch {
         Some(task)
     }
 
-    /// The response of this source is of no use: another one is asked, if there is one. Otherwise returns the task.
+    /// The response of this source is of no use: another one that has announced it is asked, if there is one. Otherwise
+    /// returns the task.
     fn ask_other(self: &Arc<Self>, mut task: FetchTask, source: usize) -> Option<FetchTask> {
         task.untried.remove(source);
         self.ask_again(&mut task);
+        if !task.ticket.entered.is_undone {
+            // Nothing waits for one that would have to have what it has not announced.
+            let sources = self.hashes.seen.sources(&task.ticket.arrival.hash);
+            task.untried = task.untried.and(sources);
+            task.unanswered = task.unanswered.and(sources);
+        }
         if self.is_any_up(task.untried.or(task.unanswered)) {
             self.spawn_retry(task, source, None);
             return None;

@@ -134,7 +134,11 @@ impl Announcements {
                     }
                     continue;
                 }
-                (Poll::Pending, None) => poll_fn(|context| self.poll(context)).await,
+                (Poll::Pending, None) => {
+                    // What had to be requested from another source.
+                    self.fetch.connections.flush();
+                    poll_fn(|context| self.poll(context)).await
+                }
             };
             match next {
                 Some(PoolAnnouncement::Pending(hash)) => last = Some((hash, Instant::now())),

@@ -187,6 +187,27 @@ async fn what_the_node_drops_from_its_full_stream_is_requested_and_announced_onc
     }
 }
 
+/// The first that had to be requested and found no slot held up all objects behind it.
+#[tokio::test]
+async fn what_cannot_be_requested_now_does_not_hold_up_the_objects_behind_it() {
+    let mix = Mix { blobs_per_mille: 500, six_blobs_per_mille: 0, ..Mix::default() };
+    let node = Node::with_mix(30, mix, |config| config);
+    let plain = node.txs.iter().filter(|tx| tx.kind != TxKind::Blob).count();
+    assert!((1..node.txs.len() - 2).contains(&plain), "{plain}");
+    let config = FetcherConfig { fetch_slots: 2, ..full(&node) };
+    let limits = Limits {
+        object_wait: PATIENCE,
+        fetch_timeout: PATIENCE,
+        ping_timeout: PATIENCE,
+        ..Limits::default()
+    };
+    let (fetcher, pool) = ingest_with(config, limits).await;
+    node.node.inject(Fault::GoDead(Target::Request));
+    node.submit_all();
+    eventually("all that are whole are in", || pool.len() == plain).await;
+    assert_eq!(fetcher.counts().objects_missed, 0);
+}
+
 #[tokio::test]
 async fn an_object_is_delivered_before_its_hash_and_its_hash_counts_no_second_time() {
     let node = Node::start(4, |config| config);

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use alloy_primitives::B256;
 use mock_node::{BadAnswer, Capacity, Fault, NodeConfig, Stats, Target};
+use order_pool::OrderPool;
+use serde_json::json;
 use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
 use tokio::sync::mpsc;
 use txpool_fetcher::{
-    ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, FetcherConfig, Limits, SourceState,
+    ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, Limits,
+    SourceState,
 };
 
 use super::{
@@ -144,16 +148,34 @@ async fn a_node_that_fails_once_is_asked_again_for_what_others_do_not_have() {
     }
 }
 
-/// Its response was under way when it announced it.
-#[tokio::test]
-async fn a_node_that_announces_it_while_it_answers_null_is_asked_again() {
-    let (first, other) = (Fake::start(), Fake::start());
-    let both = [&first, &other].map(|fake| Endpoint::Ipc(fake.path.clone()));
+async fn of_two(first: &Fake, other: &Fake) -> (Fetcher, OrderPool) {
+    let both = [first, other].map(|fake| Endpoint::Ipc(fake.path.clone()));
     let (backfill, audit_interval) = (Backfill::Off, None);
     let config = FetcherConfig { backfill, audit_interval, ..FetcherConfig::new(both) };
     let (fetcher, pool) = ingest_with(config, Limits::default()).await;
     all_live(&fetcher).await;
+    (fetcher, pool)
+}
+
+/// It waited, with a slot, for a node that never had it.
+#[tokio::test]
+async fn what_its_node_no_longer_has_is_not_asked_of_one_that_has_not_announced_it() {
+    let (first, silent) = (Fake::start(), Fake::start());
+    let (fetcher, _pool) = of_two(&first, &silent).await;
+    silent.lock().stands_still = true;
+    first.notify("newPendingTransactions", &B256::repeat_byte(1).to_string().into());
+    let counts = settled(&fetcher, "gone", |counts| counts.gone == 1).await;
+    assert_eq!((counts.failed, counts.announced), (0, 1));
+}
+
+/// Its response was under way when it announced it.
+#[tokio::test]
+async fn a_node_that_announces_it_while_it_answers_null_is_asked_again() {
+    let (first, other) = (Fake::start(), Fake::start());
+    let (_fetcher, pool) = of_two(&first, &other).await;
     let tx = Node::start(1, |config| config).txs[0].clone();
+    let busy = json!({ "code": -32000, "message": "busy" });
+    first.lock().replies.insert(tx.hash, Reply::BusyFor(PATIENCE, busy, tx.raw.clone()));
     other.lock().replies.insert(tx.hash, Reply::NotYet(tx.raw.clone()));
     first.notify("newPendingTransactions", &tx.hash.to_string().into());
     eventually("it is in", || pool.contains(&tx.hash)).await;
@@ -170,16 +192,15 @@ async fn while_many_announcements_wait_the_latest_is_delivered_before_them_and_t
     let config = FetcherConfig { fetch_slots: 4, audit_interval: None, ..node.fetcher() };
     let limits = Limits { announcement_buffer: 2 * WAITING, ..Limits::default() };
     let fetcher = start_with(config, limits, sink).await;
-    let backlog = |least: u64| {
-        let fetcher = &fetcher;
-        async move { eventually("they wait", || fetcher.status()[0].backlog >= least).await }
+    // The one that waits for a slot has entered and is in the backlog.
+    let are_read = |count: usize| {
+        let read = || fetcher.counts().announced + fetcher.status()[0].backlog;
+        eventually("they are read", move || read() > count as u64)
     };
     submit(&node, waiting);
-    // One is in the channel, one before it, and each slot has one.
-    backlog(WAITING as u64 - 6).await;
-    let before = fetcher.status()[0].backlog;
+    are_read(WAITING).await;
     submit(&node, latest);
-    backlog(before + 1).await;
+    are_read(WAITING + 1).await;
     let mut order = Vec::new();
     while order.len() <= WAITING {
         order.push(delivered.recv().await.expect("the fetcher runs").hash());
