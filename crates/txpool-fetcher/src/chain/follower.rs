@@ -257,6 +257,7 @@ impl Follower {
         if relation == Relation::Repeat && !is_leader {
             // What two sources tell is no invention of one.
             self.doubtful_above = None;
+            self.pass_lower();
         }
         let leads = is_leader || self.takes_lead(source, &head, now);
         // What its heads undid while they did not count is known to its pool alone.
@@ -297,6 +298,8 @@ impl Follower {
         };
         if leads {
             self.lead(source, &head);
+        } else {
+            self.pass_lower();
         }
         let mut applied = self.apply(chain, branch, block, is_linked);
         applied.gap = applied.gap.or(unknown);
@@ -430,12 +433,20 @@ impl Follower {
     fn lead(&mut self, source: usize, head: &Head) {
         let is_new = !self.is_leader(source);
         self.leader = Some(Leader { source, number: head.number });
-        for told in &mut self.told {
-            let known = self.doubtful_above.unwrap_or(head.number);
-            if is_new || told.head.is_some_and(|told| told.number <= known) {
-                told.ahead = None;
-            }
+        if is_new {
+            self.told.iter_mut().for_each(|told| told.ahead = None);
         }
+        self.pass_lower();
+    }
+
+    /// No source has been higher that is not above what is known of a leader that is up.
+    fn pass_lower(&mut self) {
+        let Some(leader) = self.leader.filter(|leader| self.told[leader.source].may_lead) else {
+            return;
+        };
+        let known = self.doubtful_above.unwrap_or(leader.number);
+        let lower = |told: &&mut Told| told.head.is_some_and(|head| head.number <= known);
+        self.told.iter_mut().filter(lower).for_each(|told| told.ahead = None);
     }
 }
 

@@ -627,38 +627,63 @@ fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
     assert_eq!(gap_of(&mut follower, 2, 2), None, "it leads");
 }
 
+/// Three sources that may lead, and their chain.
+struct Three(Follower, RecentBlocks);
+
+impl Three {
+    fn new() -> Self {
+        let mut follower = Follower::new(3, LEAD_TIMEOUT);
+        (0..3).for_each(|source| _ = follower.set_may_lead(source, true));
+        Self(follower, RecentBlocks::new(RECENT_BLOCKS))
+    }
+
+    /// One tells block `n`, on block `n - 1`; none but the one that it tells can be read. Returns who leads then.
+    fn tell(&mut self, source: usize, number: u64, n: u64, now: Instant) -> Option<usize> {
+        let Self(follower, chain) = self;
+        let head = Head::new(number, hash(n), hash(n - 1));
+        let mut branch = follower.tell(source, head.into(), now).expect("it is new");
+        loop {
+            match follower.step(chain, &mut branch, now) {
+                Step::Read(hash) if hash == head.hash => {
+                    branch.read(hash, Ok(Block::new(head, []).into()));
+                }
+                Step::Read(hash) => branch.read(hash, Err(Unread::Missing)),
+                _ => return follower.leader.map(|leader| leader.source),
+            }
+        }
+    }
+}
+
 /// The time since it had told them counted, and they as its new heads: with its next true one it led.
 #[test]
 fn neither_huge_numbers_nor_what_it_told_before_it_went_bring_a_source_nearer_to_the_lead() {
     let mut now = Instant::now();
     for (numbers, goes) in [([1 << 40, 1 << 41], false), ([3, 4], true)] {
-        let mut follower = Follower::new(2, LEAD_TIMEOUT);
-        let mut chain = RecentBlocks::new(RECENT_BLOCKS);
-        (0..2).for_each(|source| _ = follower.set_may_lead(source, true));
-        let mut tell = |follower: &mut Follower, source, number: u64, n, now| {
-            let head = Head::new(number, hash(n), hash(n - 1));
-            let mut branch = follower.tell(source, head.into(), now).expect("it is new");
-            loop {
-                match follower.step(&mut chain, &mut branch, now) {
-                    Step::Read(hash) if hash == head.hash => {
-                        branch.read(hash, Ok(Block::new(head, []).into()));
-                    }
-                    Step::Read(hash) => branch.read(hash, Err(Unread::Missing)),
-                    _ => break follower.leader.map(|leader| leader.source),
-                }
-            }
-        };
-        assert_eq!(tell(&mut follower, 0, 0, 10, now), Some(0));
+        let mut three = Three::new();
+        assert_eq!(three.tell(0, 0, 10, now), Some(0));
         for number in numbers {
-            assert_eq!(tell(&mut follower, 1, number, 20 * number, now), Some(0));
+            assert_eq!(three.tell(1, number, 20 * number, now), Some(0));
         }
         if goes {
-            [false, true].into_iter().for_each(|is_up| _ = follower.set_may_lead(1, is_up));
+            [false, true].into_iter().for_each(|is_up| _ = three.0.set_may_lead(1, is_up));
         }
         now += LEAD_TIMEOUT;
-        assert_eq!(tell(&mut follower, 1, 1, 11, now), Some(0), "it extends the chain");
-        assert_eq!(tell(&mut follower, 1, 2, 12, now), Some(0));
+        assert_eq!(three.tell(1, 1, 11, now), Some(0), "it extends the chain");
+        assert_eq!(three.tell(1, 2, 12, now), Some(0));
     }
+}
+
+/// It counted as higher for as long as the leader's number was in doubt.
+#[test]
+fn a_source_that_the_leader_has_passed_is_no_nearer_to_the_lead_once_the_leaders_head_is_linked() {
+    let (mut three, mut now) = (Three::new(), Instant::now());
+    for (source, number) in [(0, 0), (0, 1), (1, 2)] {
+        assert_eq!(three.tell(source, number, 10 + number, now), Some(0));
+    }
+    assert_eq!(three.tell(0, 9, 20, now), Some(0), "nobody can read what is between");
+    assert_eq!(three.tell(2, 10, 21, now), Some(0));
+    now += LEAD_TIMEOUT;
+    assert_eq!(three.tell(1, 10, 21, now), Some(0));
 }
 
 #[test]
