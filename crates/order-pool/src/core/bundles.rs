@@ -199,8 +199,9 @@ impl Core {
         Some(order)
     }
 
-    /// Puts back a bundle that a reorg has freed, unless another took its place.
-    pub(super) fn put_back_bundle(&mut self, order: Arc<Order>) -> bool {
+    /// Puts back a bundle that a reorg has freed, unless another took its place, or is refused for want of
+    /// room. Returns whether it is back.
+    pub(super) fn put_back_bundle(&mut self, order: Arc<Order>) -> Result<bool, RejectReason> {
         let Order::Bundle(bundle) = &*order else { unreachable!("its caller has a bundle") };
         let slot = slot_of(bundle);
         let is_latest = slot.is_none_or(|slot| {
@@ -210,13 +211,13 @@ impl Core {
                 && !all.is_final
                 && all.nonce < bundle.nonce()
         });
-        let may_return = is_latest
-            && self.check_bundle(bundle).is_ok()
-            && self.find(bundle.id()).is_none()
-            && self.room_for(&order, None).is_ok_and(|victims| victims.is_empty());
+        let may_return =
+            is_latest && self.check_bundle(bundle).is_ok() && self.find(bundle.id()).is_none();
         if !may_return {
-            return false;
+            return Ok(false);
         }
+        let victims = self.room_for(&order, None)?;
+        self.end_claims(victims);
         let nonce = bundle.nonce();
         let seq = self.add_bundle(Arc::clone(&order));
         if let Some(slot) = slot {
@@ -224,7 +225,7 @@ impl Core {
             let state = KeyState { nonce, bundle: Some(seq), holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
-        true
+        Ok(true)
     }
 
     pub(super) fn forget_due_key(&mut self) -> bool {

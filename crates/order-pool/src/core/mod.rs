@@ -85,6 +85,12 @@ pub(crate) enum Effect {
     PrivateCancellationForgotten(u64),
 }
 
+impl Effect {
+    fn removed(&self) -> Option<&Order> {
+        if let Self::Removed { order, .. } = self { Some(order) } else { None }
+    }
+}
+
 /// A transaction that a block has ended for the bundles that contain it, and how far they were looked
 /// at.
 #[derive(Clone, Copy, Debug)]

@@ -108,13 +108,16 @@ impl Model {
                 && all.nonce < order.nonce
                 && (own.nonce.is_none() || own.nonce == order.nonce)
         });
-        let has_room = self.victim(&order, None) == Ok(None);
         if order.block.is_none_or(|block| self.is_ahead(block))
             && is_latest
-            && has_room
             && !self.bundle_is_taken(&order)
             && !self.is_pooled(&order.id)
         {
+            let Ok(victim) = self.victim(&order, None) else {
+                self.rejected += 1;
+                return;
+            };
+            self.evict(victim);
             if let Some(slot) = slot {
                 self.fill(slot, &order);
             }

@@ -51,6 +51,7 @@ impl Run {
 
     fn insert_tx(&mut self, sender: u64, tx: Transaction) {
         let expected = self.model.insert(view(&tx, sender));
+        self.model.rejected += u64::from(expected == "Rejected");
         assert_eq!(variant(self.pool.insert_transaction(tx)), expected);
     }
 
@@ -264,6 +265,7 @@ impl Run {
         let order = Pooled { block, key, signer, contents, content, holder, ..Pooled::default() };
         let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
+        self.model.rejected += u64::from(expected == "Rejected");
         assert_eq!(variant(self.pool.insert_bundle(bundle)), expected);
     }
 
@@ -297,6 +299,7 @@ impl Run {
         let stats = pool.stats();
         let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
         assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
+        assert_eq!(stats.rejected, model.rejected);
         // The counters add up: what came in and was not removed is there.
         let removed = stats.mined + stats.stale + stats.expired + stats.evicted;
         let removed = removed + stats.block_passed + stats.replaced + stats.cancelled;

@@ -111,6 +111,8 @@ pub(super) struct Model {
     /// Those that are forgotten, and the next place in the log: what joins behind it does not see them.
     pub(super) ended: Vec<(usize, usize)>,
     pub(super) log: Vec<Line>,
+    /// Orders refused, at entry or when a reorg freed them.
+    pub(super) rejected: u64,
 }
 
 impl Model {
