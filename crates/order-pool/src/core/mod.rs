@@ -42,8 +42,6 @@ use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate};
 
 pub use self::keys::MAX_UNKNOWN_CANCELLATIONS;
-#[cfg(all(test, not(loom)))]
-pub(crate) use self::limits::{Caps, Division};
 use self::{
     bundle_index::BundleIndex,
     chain::Chain,
@@ -53,6 +51,11 @@ use self::{
     tx_share::{TxList, TxShare},
 };
 pub(crate) use self::{chain::Change, limits::Limits};
+#[cfg(all(test, not(loom)))]
+pub(crate) use self::{
+    keys::micros,
+    limits::{Caps, Division},
+};
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},

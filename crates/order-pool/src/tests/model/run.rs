@@ -131,7 +131,7 @@ impl Run {
                 let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
                 self.insert(spec, None);
             }),
-            Op::Bundle { n, ahead, key: with, signer, holder: by } => {
+            Op::Bundle { n, ahead, key: with, signer, by, at } => {
                 let block = ahead.map(|ahead| self.model.head_number().unwrap_or(9) + ahead);
                 let key_of = with.map(|(n, _)| self::key(n));
                 let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
@@ -153,14 +153,14 @@ impl Run {
                     signer,
                     replacement_nonce: with.and_then(|(_, nonce)| nonce),
                     holder: holder(by),
-                    first_seen: Some(SystemTime::UNIX_EPOCH),
+                    first_seen: Some(SystemTime::UNIX_EPOCH + Duration::from_micros(at.into())),
                     ..Default::default()
                 };
                 self.insert_bundle(parts, with.map(|(n, _)| n), contents);
             }
             Op::Cancel { key: (n, nonce), holder: by } => {
                 let before = self.model.pooled.len();
-                let expected = self.model.cancel(n, nonce, holder(by));
+                let expected = self.model.cancel(n, nonce, None, holder(by));
                 let cancelled = self.pool.cancel_bundle(cancellation(key(n), nonce, holder(by)));
                 assert_eq!(variant(cancelled), expected);
                 if let CancelOutcome::Cancelled { removed } = cancelled {
@@ -259,10 +259,13 @@ impl Run {
         key: Option<usize>,
         contents: Vec<(B256, u64, bool)>,
     ) {
-        let BundleParts { block, signer, holder, replacement_nonce: nonce, .. } = parts;
+        let BundleParts { block, signer, holder, replacement_nonce: nonce, first_seen, .. } = parts;
+        let sent_at = first_seen.filter(|_| nonce.is_none());
+        let sent_at = sent_at.map(crate::core::micros);
         let bundle = Bundle::new(parts).expect("a valid bundle");
         let content = *bundle.id();
-        let order = Pooled { block, key, signer, contents, content, holder, ..Pooled::default() };
+        let order =
+            Pooled { block, key, signer, contents, content, holder, sent_at, ..Pooled::default() };
         let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
         self.model.rejected += u64::from(expected == "Rejected");
@@ -273,7 +276,7 @@ impl Run {
     /// got, each with its presence.
     fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> B256 {
         let block = self.model.settled_block(order);
-        let place = |key| self.model.place(key, block.unwrap_or(0), nonce).ok();
+        let place = |key| self.model.place(key, block.unwrap_or(0), nonce, order.sent_at).ok();
         let nonce = order.key.and_then(place);
         let mut preimage = order.content.to_vec();
         for number in [block, nonce] {
