@@ -21,7 +21,7 @@ macro_rules! counts {
             pub(crate) struct Counters {
                 $(count $field = $name, Count, $text;)*
                 count rejected[RejectReason::ALL.len()] = "order_pool_rejected_total", Count,
-                    "Orders refused at entry, by `reason`", "reason": RejectReason::ALL;
+                    "Orders refused, at entry or when a reorg freed them, by `reason`", "reason": RejectReason::ALL;
             }
 
             /// The present sizes and the constant caps to compare them with. Written under the writer's lock,
@@ -140,6 +140,13 @@ impl Counters {
             InsertOutcome::StaleNonce { .. } => self.late_stale.add(1),
             InsertOutcome::Rejected(reason) => self.rejected[reason.index()].add(1),
         }
+    }
+
+    /// Orders that a block had taken which is undone, and that were not kept for that.
+    pub(crate) fn not_kept(&self, count: u64) {
+        const FULL: RejectReason =
+            RejectReason::Full { count: 0, limit: 0, bytes: 0, limit_bytes: 0 };
+        self.rejected[FULL.index()].add(count);
     }
 
     pub(crate) fn removed(&self, reason: RemoveReason) {

@@ -3,7 +3,8 @@
 //! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
 //! and twice by a step of upkeep (expire, then compact): for one change and its publication. An insert
 //! evicts at most 320 transactions, or evicts 64 bundles and removes 4 that are over; a step touches at most 256
-//! transactions, removes at most 4 bundles, or rewrites at most 16 pages. Each ends at most 256 claims on orders that
+//! transactions, removes at most 4 bundles, or rewrites at most 16 pages; one that puts back what a reorg un-mined
+//! ends with the order that has it touch as many, whose insert may evict others. Each ends at most 256 claims on orders that
 //! have left. It is never held together with a sink's. Under it no
 //! sink and no waker runs: an iterator that a caller passed is drained before it is taken, and replaced
 //! values are freed after it is released. The only foreign code that runs under it is that of the
@@ -197,7 +198,7 @@ impl OrderPool {
     /// another key.
     pub fn cancel_bundle(&self, cancellation: Cancellation) -> CancelOutcome {
         let shared = self.shared();
-        let outcome = shared.write(|core| core.cancel_bundle(cancellation));
+        let outcome = shared.write(|core| core.cancel_bundle(cancellation, None));
         shared.tables.counters.outcome(&outcome.into());
         outcome
     }
@@ -229,7 +230,7 @@ impl OrderPool {
     }
 
     /// Applies a new head: the mined orders are removed, orders that it un-mined (if it replaces
-    /// known blocks) are put back, and then subscribers get [`Event::Head`], which says what is removed
+    /// known blocks) are put back as new ones are inserted (what finds no room is counted as rejected), and then subscribers get [`Event::Head`], which says what is removed
     /// before it and what after. A block that the pool knows already changes nothing, nor does one that
     /// cannot follow its parent: the returned [`Relation`] says so.
     ///
@@ -240,7 +241,8 @@ impl OrderPool {
         let shared = self.shared();
         let _in_turn = shared.in_turn();
         let (head, mined) = (block.head, Arc::clone(&block.mined));
-        let Change { relation, untaken, free } = shared.write(|core| core.push_head(block));
+        let Change { relation, mut untaken, not_kept, free } =
+            shared.write(|core| core.push_head(block));
         if !relation.is_new() {
             return relation;
         }
@@ -251,21 +253,23 @@ impl OrderPool {
         shared.sweep_some();
         let pass_private = || shared.write(|core| core.pass_private(PER_STEP));
         let are_left = pass_private();
-        let mut put_back = 0;
-        in_steps(&untaken, |orders| {
-            put_back += shared.write(|core| core.put_back(orders));
-        });
+        let counters = &shared.tables.counters;
+        counters.not_kept(not_kept);
+        while !untaken.is_empty() {
+            let (put_back, refused) = shared.write(|core| core.put_back(&mut untaken, PER_STEP));
+            counters.put_back.add(put_back);
+            refused.iter().for_each(|reason| counters.outcome(&InsertOutcome::Rejected(*reason)));
+            thread::sleep(STEP_PAUSE);
+        }
         in_steps(&free, |hashes| shared.write(|core| core.free(hashes)));
         shared.write(|core| core.tell_head(head));
         while are_left && pass_private() {
             thread::sleep(STEP_PAUSE);
         }
         shared.end_stale(&head, raised);
-        let counters = &shared.tables.counters;
         counters.heads.add(1);
         counters.reorgs.add(u64::from(relation.replaced() > 0));
         counters.head_gaps.add(u64::from(matches!(relation, Relation::Gap { .. })));
-        counters.put_back.add(put_back as u64);
         relation
     }
 

@@ -9,7 +9,7 @@ use super::{
     Core, Effect, Ended, EndedTx,
     claims::{Claim, Counted, Kind},
     costs::cost_of,
-    keys::{KeyState, Slot},
+    keys::{KeyState, Slot, micros},
 };
 use crate::{
     error::RejectReason,
@@ -44,8 +44,9 @@ impl Core {
         {
             return self.cancel_by_bundle(key, &bundle);
         }
-        let nonce =
-            slot.map(|_| state.nonce_of(bundle.nonce(), bundle.first_seen())).transpose()?;
+        let sent_at = micros(bundle.first_seen());
+        let nonce = slot.map(|_| state.nonce_of(bundle.nonce(), sent_at)).transpose()?;
+        let sent_at = bundle.nonce().is_none().then_some(sent_at);
         let block = self.check_bundle(&bundle)?;
         if let Some(slot) = &slot {
             self.check_key(slot)?;
@@ -71,7 +72,8 @@ impl Core {
         }
         let seq = self.add_bundle(Arc::new(order));
         if let Some(slot) = slot {
-            let state = KeyState { nonce, bundle: Some(seq), holder, ..KeyState::default() };
+            let bundle = Some(seq);
+            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
         self.remember(&id, seen);
@@ -87,9 +89,13 @@ impl Core {
         Ok(InsertOutcome::Known)
     }
 
-    /// Cancels messages up to a nonce; without one, permanently.
-    pub(crate) fn cancel_bundle(&mut self, cancellation: Cancellation) -> CancelOutcome {
-        let Cancellation { key, nonce, holder } = cancellation;
+    /// Cancels messages up to a nonce; without one, permanently. `sent_at` is the time of one that came as an empty
+    /// bundle without a nonce.
+    pub(crate) fn cancel_bundle(
+        &mut self,
+        Cancellation { key, nonce, holder }: Cancellation,
+        sent_at: Option<u64>,
+    ) -> CancelOutcome {
         let all = self.keys.get(&(key, None));
         if all.is_final {
             return CancelOutcome::CancelledPermanently;
@@ -104,27 +110,31 @@ impl Core {
             }
         }
         let (nonce, is_final) = (nonce.or(all.nonce), nonce.is_none());
-        let all = KeyState { nonce, is_final, holder, ..all };
+        let all = KeyState { nonce, sent_at, is_final, holder, ..all };
         CancelOutcome::Cancelled { removed: self.apply_cancellation(key, all, &blocks) }
     }
 
-    /// An empty bundle cancels earlier ones; without a nonce, all.
+    /// An empty bundle cancels earlier ones; without a nonce, all that were not sent later.
     fn cancel_by_bundle(
         &mut self,
         key: ReplacementKey,
         bundle: &Bundle,
     ) -> Result<InsertOutcome, InsertOutcome> {
-        let (nonce, holder) = (bundle.nonce(), bundle.parts().holder);
-        let all = self.keys.get(&(key, None));
-        let blocks = self.keys.blocks_of(&key);
-        let highest = blocks.iter().map(|(_, state)| state.nonce).max().flatten();
-        let highest = KeyState { nonce: all.nonce.max(highest), ..all };
-        let nonce = match nonce {
-            Some(nonce) => nonce,
-            // It gets one of its own, above the highest.
-            None => highest.nonce_of(None, bundle.first_seen())?,
+        let holder = bundle.parts().holder;
+        let (nonce, sent_at) = match bundle.nonce() {
+            Some(nonce) => (nonce, None),
+            // It gets one of its own, above the highest of these.
+            None => {
+                let sent_at = micros(bundle.first_seen());
+                let all = self.keys.get(&(key, None));
+                let states = self.keys.blocks_of(&key).into_iter().map(|(_, state)| state);
+                let earlier = states.chain([all]).filter(|state| !state.is_later_than(sent_at));
+                let nonce = earlier.map(|state| state.nonce).max().flatten();
+                let highest = KeyState { nonce, is_final: all.is_final, ..KeyState::default() };
+                (highest.nonce_of(None, sent_at)?, Some(sent_at))
+            }
         };
-        Ok(self.cancel_bundle(Cancellation { key, nonce: Some(nonce), holder }).into())
+        Ok(self.cancel_bundle(Cancellation { key, nonce: Some(nonce), holder }, sent_at).into())
     }
 
     /// Remembers an accepted order. `seen` is its earlier state.
@@ -199,8 +209,9 @@ impl Core {
         Some(order)
     }
 
-    /// Puts back a bundle that a reorg has freed, unless another took its place.
-    pub(super) fn put_back_bundle(&mut self, order: Arc<Order>) -> bool {
+    /// Puts back a bundle that a reorg has freed, unless another took its place, or is refused for want of
+    /// room. Returns whether it is back.
+    pub(super) fn put_back_bundle(&mut self, order: Arc<Order>) -> Result<bool, RejectReason> {
         let Order::Bundle(bundle) = &*order else { unreachable!("its caller has a bundle") };
         let slot = slot_of(bundle);
         let is_latest = slot.is_none_or(|slot| {
@@ -210,21 +221,23 @@ impl Core {
                 && !all.is_final
                 && all.nonce < bundle.nonce()
         });
-        let may_return = is_latest
-            && self.check_bundle(bundle).is_ok()
-            && self.find(bundle.id()).is_none()
-            && self.room_for(&order, None).is_ok_and(|victims| victims.is_empty());
+        let may_return =
+            is_latest && self.check_bundle(bundle).is_ok() && self.find(bundle.id()).is_none();
         if !may_return {
-            return false;
+            return Ok(false);
         }
+        let victims = self.room_for(&order, None)?;
+        let sent_at = slot.and_then(|slot| self.keys.get(&slot).sent_at);
+        self.end_claims(victims);
         let nonce = bundle.nonce();
         let seq = self.add_bundle(Arc::clone(&order));
         if let Some(slot) = slot {
             let holder = order.as_bundle().map_or(Holder::Host, |bundle| bundle.parts().holder);
-            let state = KeyState { nonce, bundle: Some(seq), holder, ..KeyState::default() };
+            let bundle = Some(seq);
+            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
-        true
+        Ok(true)
     }
 
     pub(super) fn forget_due_key(&mut self) -> bool {

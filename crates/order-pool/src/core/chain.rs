@@ -21,8 +21,8 @@ struct TakenOrders {
     orders: VecDeque<Arc<Order>>,
     by_hash: B256Map<Arc<Order>>,
     bytes: usize,
-    /// Orders that exceeded the byte limit and were not kept.
-    dropped: Vec<B256>,
+    /// Orders that exceeded the byte limit and were not kept, and the last block of each that has one.
+    dropped: Vec<(B256, Option<u64>)>,
 }
 
 /// The orders of one kind that recent blocks took, with a byte limit of their own.
@@ -38,7 +38,9 @@ pub(crate) struct Kept {
 pub(crate) struct Change {
     pub(crate) relation: Relation,
     /// The orders that the replaced blocks had taken, the oldest block's first.
-    pub(crate) untaken: Vec<Arc<Order>>,
+    pub(crate) untaken: VecDeque<Arc<Order>>,
+    /// How many more they had taken that are not over: there was no room to keep them.
+    pub(crate) not_kept: u64,
     /// All transactions that the replaced blocks, and those that a gap forgot, had taken or contained.
     pub(crate) free: Vec<B256>,
 }
@@ -80,9 +82,14 @@ impl Chain {
 
     /// Appends a block, after undoing those that it replaces.
     pub(crate) fn push(&mut self, block: Block) -> Change {
+        let number = block.head.number;
         let pushed = self.recent.push(block);
-        let mut change =
-            Change { relation: pushed.relation, untaken: Vec::new(), free: Vec::new() };
+        let mut change = Change {
+            relation: pushed.relation,
+            untaken: VecDeque::new(),
+            not_kept: 0,
+            free: Vec::new(),
+        };
         let undone = pushed.undone.into_iter().map(|block| (block, true));
         let forgotten = pushed.forgotten.into_iter().map(|block| (block, false));
         for (block, is_undone) in undone.chain(forgotten) {
@@ -93,8 +100,14 @@ impl Chain {
             }
             for kept in [&mut self.mined, &mut self.ended] {
                 let taken = kept.leave(&block.head);
+                if is_undone {
+                    let is_left = |(hash, last): &&(B256, Option<u64>)| {
+                        !self.recent.is_mined(hash) && last.is_none_or(|last| last > number)
+                    };
+                    change.not_kept += taken.dropped.iter().filter(is_left).count() as u64;
+                }
                 if is_free {
-                    change.free.extend(taken.dropped);
+                    change.free.extend(taken.dropped.iter().map(|(hash, _)| *hash));
                     change.free.extend(taken.orders.iter().map(|order| *order.id().hash()));
                 }
                 if is_undone {
@@ -158,7 +171,10 @@ impl Kept {
                 self.bytes -= order.size_bytes();
                 let hash = *order.id().hash();
                 oldest.by_hash.remove(&hash);
-                oldest.dropped.push(hash);
+                let terms = order.as_tx().filter(|tx| !tx.is_public());
+                let terms = terms.and_then(Transaction::private_terms);
+                let last = order.block().or(terms.map(|terms| terms.max_block));
+                oldest.dropped.push((hash, last));
             }
             if self.bytes <= self.max_bytes {
                 break;

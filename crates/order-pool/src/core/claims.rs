@@ -60,6 +60,12 @@ const fn class((kind, holder): &Claim) -> usize {
     2 * *kind as usize + holder.is_known() as usize
 }
 
+fn is_same(one: &Claim, other: &Claim) -> bool {
+    #[cfg(test)]
+    tests::COMPARED.set(tests::COMPARED.get() + 1);
+    one == other
+}
+
 impl Claims {
     pub(super) fn insert(&mut self, seq: u64, counted: Counted, claim: Claim) {
         self.orders.insert(seq, (counted, Vec::new()));
@@ -81,7 +87,8 @@ impl Claims {
     /// Ends one; returns whether nobody holds the order any more.
     pub(super) fn end(&mut self, seq: u64, claim: &Claim) -> bool {
         let Some((counted, claims)) = self.orders.get_mut(&seq) else { return false };
-        if let Some(at) = claims.iter().position(|other| other == claim) {
+        // From the back, where [`Self::end_some`] ends them.
+        if let Some(at) = claims.iter().rposition(|other| is_same(other, claim)) {
             claims.swap_remove(at);
             let Counted { rank, signer, bytes, cost } = *counted;
             self.shares[class(claim)].remove(claim.1, signer, (rank, seq), bytes);
@@ -168,11 +175,17 @@ impl Claims {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use super::*;
     use crate::config::PoolConfig;
 
+    thread_local! {
+        pub(super) static COMPARED: Cell<usize> = const { Cell::new(0) };
+    }
+
     /// Thousands of addresses can send one transaction, and hundreds of such transactions leave in one
-    /// hold of the lock.
+    /// hold of the lock. To end 256 of 18,000 claims on one took 9 ms: each was looked for from the front.
     #[test]
     fn however_many_hold_an_order_a_step_ends_no_more_claims_than_it_may() {
         let mut claims = Claims::default();
@@ -189,6 +202,7 @@ mod tests {
             claims.end_some();
             assert_eq!(left(&claims), expected);
         }
+        assert_eq!(COMPARED.get(), 600, "each is found at once");
         assert!(claims.orders.is_empty() && claims.left.is_empty());
         let limits = Limits::from(PoolConfig::default());
         assert_eq!(claims.room_for(2, &counted, &by(0), None, &limits), Ok(Vec::new()));

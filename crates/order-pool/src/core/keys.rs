@@ -30,6 +30,8 @@ pub(crate) type Slot = (ReplacementKey, Option<u64>);
 pub(crate) struct KeyState {
     /// The highest nonce of any message that took effect.
     pub(crate) nonce: Option<u64>,
+    /// When that message was sent, if it came without a nonce: see [`micros`].
+    pub(crate) sent_at: Option<u64>,
     /// For cancellations: whether it was permanent.
     pub(crate) is_final: bool,
     /// For a block: the sequence number of its pooled bundle.
@@ -45,12 +47,9 @@ pub(crate) struct KeyState {
 impl KeyState {
     /// The nonce that a message gets, or why it has no effect. One without a nonce gets the time of
     /// its arrival, in microseconds since the Unix epoch, so that of two pools whose orders meet in a
-    /// third one the later message wins; but always one above the highest known.
-    pub(crate) fn nonce_of(
-        &self,
-        nonce: Option<u64>,
-        arrived: SystemTime,
-    ) -> Result<u64, InsertOutcome> {
+    /// third one the later message wins; but one above the highest known. If that is the time of one that
+    /// was sent later, this one was only inserted later: its blobs were verified meanwhile.
+    pub(crate) fn nonce_of(&self, nonce: Option<u64>, sent_at: u64) -> Result<u64, InsertOutcome> {
         if self.is_final {
             return Err(InsertOutcome::CancelledPermanently);
         }
@@ -62,15 +61,20 @@ impl KeyState {
             (None, Some(current @ u64::MAX)) => {
                 Err(InsertOutcome::Superseded { nonce: current, current })
             }
-            (None, current) => {
-                let micros = micros(arrived);
-                Ok(current.map_or(micros, |current| micros.max(current + 1)))
+            (None, Some(current)) if self.is_later_than(sent_at) => {
+                Err(InsertOutcome::Superseded { nonce: sent_at, current })
             }
+            (None, current) => Ok(current.map_or(sent_at, |current| sent_at.max(current + 1))),
         }
+    }
+
+    /// Whether it is known that its message was sent after this time.
+    pub(crate) fn is_later_than(&self, sent_at: u64) -> bool {
+        self.sent_at.is_some_and(|own| own > sent_at)
     }
 }
 
-/// Since the Unix epoch, below the highest nonce.
+/// Microseconds since the Unix epoch, below the highest nonce.
 pub(crate) fn micros(time: SystemTime) -> u64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX - 1)
@@ -144,8 +148,8 @@ impl Keys {
     /// The state of a block's bundle, combined with that of the key's cancellations.
     pub(crate) fn with_cancellations(&self, slot: &Slot) -> KeyState {
         let (own, all) = (self.get(slot), self.get(&(slot.0, None)));
-        let nonce = own.nonce.max(all.nonce);
-        KeyState { nonce, is_final: all.is_final, published: all.published, ..own }
+        let KeyState { nonce, sent_at, .. } = if own.nonce < all.nonce { all } else { own };
+        KeyState { nonce, sent_at, is_final: all.is_final, published: all.published, ..own }
     }
 
     /// The states of the key's bundles, by block.

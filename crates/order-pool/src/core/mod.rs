@@ -42,8 +42,6 @@ use alloy_primitives::{Address, B256};
 use chain_view::{Block, Head, NonceUpdate};
 
 pub use self::keys::MAX_UNKNOWN_CANCELLATIONS;
-#[cfg(all(test, not(loom)))]
-pub(crate) use self::limits::{Caps, Division};
 use self::{
     bundle_index::BundleIndex,
     chain::Chain,
@@ -53,6 +51,11 @@ use self::{
     tx_share::{TxList, TxShare},
 };
 pub(crate) use self::{chain::Change, limits::Limits};
+#[cfg(all(test, not(loom)))]
+pub(crate) use self::{
+    keys::micros,
+    limits::{Caps, Division},
+};
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},
@@ -83,6 +86,12 @@ pub(crate) enum Effect {
     CancellationEnded(u64),
     /// The same, of a cancellation of a private transaction that is not remembered any more.
     PrivateCancellationForgotten(u64),
+}
+
+impl Effect {
+    fn removed(&self) -> Option<&Order> {
+        if let Self::Removed { order, .. } = self { Some(order) } else { None }
+    }
 }
 
 /// A transaction that a block has ended for the bundles that contain it, and how far they were looked

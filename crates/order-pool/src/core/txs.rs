@@ -1,6 +1,6 @@
 //! Single transactions: insertion, removal, and the move between shares.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use alloy_primitives::B256;
 use chain_view::Taken;
@@ -24,6 +24,10 @@ use crate::{
 /// For how many more blocks a private transaction is kept after it has become public: at 12 s each,
 /// as long as [`DEFAULT_TX_RETENTION`](crate::DEFAULT_TX_RETENTION).
 const PUBLIC_BLOCKS: u64 = 5;
+
+/// As so many transactions counts, where bundles are put back, to remove some that are over, and to look for room
+/// among all signers of a holder: a tenth of a millisecond.
+const SLOW: usize = 64;
 
 impl Core {
     pub(crate) fn insert_tx(&mut self, tx: Transaction) -> Result<InsertOutcome, InsertOutcome> {
@@ -311,27 +315,49 @@ impl Core {
     }
 
     /// Puts back orders that a reorg un-mined, transactions for a full retention from now, because
-    /// they are pending anew. Returns how many.
-    pub(crate) fn put_back(&mut self, orders: &[Arc<Order>]) -> usize {
-        let mut count = 0;
-        for order in orders {
-            let order = Arc::clone(order);
-            count += usize::from(match &*order {
+    /// they are pending anew, and evicts others for them as for new ones. Stops once it has touched `limit`
+    /// transactions, those of bundles included, and takes the orders that are done. Returns how many are back,
+    /// and why there was no room for others.
+    pub(crate) fn put_back(
+        &mut self,
+        orders: &mut VecDeque<Arc<Order>>,
+        limit: usize,
+    ) -> (u64, Vec<RejectReason>) {
+        let (mut count, mut refused, mut touched) = (0, Vec::new(), 0);
+        while touched < limit
+            && let Some(order) = orders.pop_front()
+        {
+            touched += order.txs();
+            let before = self.effects.len();
+            let is_back = match &*order {
                 Order::Tx(_) => self.put_back_tx(order),
-                Order::Bundle(_) => self.put_back_bundle(order),
-            });
+                Order::Bundle(_) => {
+                    // What is over must not take the room of this one.
+                    let are_left = self.sweep();
+                    let is_back = self.put_back_bundle(order);
+                    touched += if are_left || is_back.is_err() { SLOW } else { 0 };
+                    is_back
+                }
+            };
+            match is_back {
+                Ok(is_back) => count += u64::from(is_back),
+                Err(reason) => refused.push(reason),
+            }
+            let removed = self.effects[before..].iter().filter_map(Effect::removed);
+            touched += removed.map(|order| order.txs()).sum::<usize>();
         }
-        count
+        (count, refused)
     }
 
-    fn put_back_tx(&mut self, order: Arc<Order>) -> bool {
-        order.as_tx().is_some_and(|tx| {
+    fn put_back_tx(&mut self, order: Arc<Order>) -> Result<bool, RejectReason> {
+        let may_return = order.as_tx().is_some_and(|tx| {
             self.check_terms(tx).is_ok()
                 && self.chain.taken(tx).is_none()
                 && self.find(tx.hash()).is_none()
                 // Its signer may have cancelled it while a block contained it.
                 && self.private_cancellations.of(tx).is_none()
-        }) && self.pool_tx(order).is_ok()
+        });
+        may_return.then(|| self.pool_tx(order)).transpose().map(|pooled| pooled.is_some())
     }
 }
 

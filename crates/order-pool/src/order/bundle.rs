@@ -49,8 +49,10 @@ pub struct BundleParts {
     /// Makes it replaceable by a bundle for the same block. Needs [`Self::signer`].
     pub uuid: Option<Uuid>,
     /// Its position among the messages of its key for its block; `None` is the time of its arrival
-    /// ([`Self::first_seen`], in microseconds since the Unix epoch), and at least one above the highest
-    /// that the pool knows. So a small nonce has no effect after a message without one.
+    /// ([`Self::first_seen`], in microseconds since the Unix epoch), or one above the highest that the pool
+    /// knows. So a small nonce has no effect after a message without one. If the highest is itself of a
+    /// message without one, which arrived later and was inserted before, this one is superseded; as are those
+    /// that come while the clock, set back, is not yet where it had been.
     pub replacement_nonce: Option<u64>,
     /// Percent of the bundle's payment that is refunded, below 100.
     pub refund_percent: Option<u8>,

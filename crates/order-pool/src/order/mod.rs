@@ -98,6 +98,14 @@ impl Order {
         }
     }
 
+    /// How many transactions it has.
+    pub(crate) const fn txs(&self) -> usize {
+        match self {
+            Self::Tx(_) => 1,
+            Self::Bundle(bundle) => bundle.parts().txs.len(),
+        }
+    }
+
     /// Whether it may go into block `number`.
     pub fn may_go_into(&self, number: u64) -> bool {
         self.block().is_none_or(|block| block == number)

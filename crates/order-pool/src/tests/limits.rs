@@ -58,6 +58,30 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
     assert!(most <= 256, "{most}");
 }
 
+/// Of all that a reorg puts back each may evict something.
+#[test]
+fn a_step_that_puts_back_counts_the_transactions_of_what_it_evicts() {
+    let pool =
+        OrderPool::new(PoolConfig { max_bundles: 320, ..PoolConfig::default() }).expect("valid");
+    let insert = |n, first, holder| {
+        let mut txs: Vec<_> = (0..15).map(|i| nth(1_000 + n * 15 + i)).collect();
+        txs.push(nth(first));
+        let parts = BundleParts { txs, block: Some(14), holder, ..Default::default() };
+        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+    };
+    pool.on_head(head(10, 0, 0, &[]));
+    (0..100).for_each(|n| insert(n, 0, caller(100 + n)));
+    pool.on_head(head(11, 0, 0, &[*nth(0).hash()]));
+    while pool.upkeep() {}
+    (0..160).for_each(|n| insert(n, 1, caller(n % 16)));
+    pool.on_head(head(11, 1, 0, &[]));
+    let stats = pool.stats();
+    assert_eq!((stats.mined, stats.put_back, stats.evicted), (100, 100, 100));
+    // 16 transactions of each, and 16 of the one that it evicts: eight orders, with two effects each.
+    let most = pool.shared().most_effects.load(std::sync::atomic::Ordering::Relaxed);
+    assert!(most <= 16, "{most}");
+}
+
 /// It was looked at once for each of its transactions, with every block that its sender was in: nothing else that was
 /// over was removed, and nothing expired.
 #[test]

@@ -91,6 +91,58 @@ fn of_replacements_without_a_nonce_at_two_pools_the_latest_wins_in_a_third() {
     assert_eq!((third.len(), added(&third).txs()[0].hash()), (1, nth(5).hash()));
 }
 
+/// One whose blobs took long to verify came after those that had been sent later, and replaced or revived what they had
+/// ended.
+#[test]
+fn of_messages_without_a_nonce_the_one_sent_last_wins_in_whatever_order_they_are_inserted() {
+    const MICROS: u64 = 1_000_000;
+    // The `n`th content at a time for a block; without transactions a cancellation.
+    let sent = |n: Option<u64>, at, block| {
+        let first_seen = SystemTime::UNIX_EPOCH + Duration::from_micros(MICROS + at);
+        let parts = keyed_for(n.unwrap_or(0), block, None).parts().clone();
+        let txs = n.map(nth).into_iter().collect();
+        bundle(BundleParts { txs, first_seen: Some(first_seen), ..parts })
+    };
+    let after = |nonce, current| InsertOutcome::Superseded {
+        nonce: MICROS + nonce,
+        current: MICROS + current,
+    };
+    // A bundle and its replacement.
+    let pool = pool_at_10();
+    assert_eq!(pool.insert_bundle(sent(Some(2), 2, 12)), InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(sent(Some(3), 1, 12)), after(1, 2));
+    assert_eq!(variant(pool.insert_bundle(sent(Some(4), 3, 12))), "Replaced");
+    // A cancellation that comes late covers what was sent before it, and nothing else.
+    assert_eq!(pool.insert_bundle(sent(Some(2), 1, 13)), InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(sent(None, 2, 12)), InsertOutcome::Cancelled);
+    assert_eq!(pool.len(), 1, "that for block 12 was sent later");
+    assert_eq!(pool.insert_bundle(sent(None, 1, 12)), after(1, 3));
+    // It covers what comes after it, if that was sent before.
+    assert_eq!(pool.insert_bundle(sent(Some(5), 1, 14)), after(1, 2));
+    assert_eq!(pool.insert_bundle(sent(None, 9, 12)), InsertOutcome::Cancelled);
+    assert!(pool.is_empty());
+    assert_eq!(pool.insert_bundle(sent(Some(5), 8, 12)), after(8, 9));
+    // Of the same microsecond the one that is inserted last wins.
+    assert_eq!(pool.insert_bundle(sent(Some(6), 9, 12)), InsertOutcome::Added);
+    assert_eq!(variant(pool.insert_bundle(sent(Some(7), 9, 12))), "Replaced");
+    assert_eq!(variant(pool.insert_bundle(sent(Some(8), 9, 12))), "Replaced");
+    assert_eq!(pool.insert_bundle(sent(Some(9), 8, 12)), after(8, 12));
+    assert_eq!(pool.insert_bundle(sent(None, 9, 12)), InsertOutcome::Cancelled);
+    // An explicit nonce says nothing of a time: what comes after it is above it.
+    let numbered = keyed_for(2, 12, Some(MICROS * 2)).parts().clone();
+    assert_eq!(pool.insert_bundle(bundle(numbered)), InsertOutcome::Added);
+    assert_eq!(variant(pool.insert_bundle(sent(Some(3), 20, 12))), "Replaced");
+    assert_eq!(pool.insert_bundle(sent(None, 20, 12)), InsertOutcome::Cancelled);
+    assert!(pool.is_empty());
+    // What a reorg brings back was sent when it was.
+    let pool = pool_at_10();
+    assert_eq!(pool.insert_bundle(sent(Some(2), 5, 13)), InsertOutcome::Added);
+    pool.on_head(head(11, 0, 0, &[*nth(2).hash()]));
+    pool.on_head(head(11, 1, 0, &[]));
+    assert_eq!((pool.len(), pool.stats().put_back), (1, 1));
+    assert_eq!(pool.insert_bundle(sent(Some(3), 4, 13)), after(4, 5));
+}
+
 /// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,
 /// made the pool forget what others had cancelled.
 #[test]

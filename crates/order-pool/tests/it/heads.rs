@@ -4,13 +4,13 @@ use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Block, BundleParts, Event, Head, Holder, InsertOutcome, OrderPool, OrderStatus, Origin,
+    Block, BundleParts, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, Origin,
     PoolConfig, PrivateTerms, Relation, Transaction,
 };
 
 use crate::common::{
-    Spec, address, bundle, caller, head, insert_all, nth, pool_with, private_from, tx, tx_from,
-    upkeep,
+    Spec, address, bundle, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
+    tx_from, upkeep,
 };
 
 fn pool() -> OrderPool {
@@ -64,8 +64,43 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     pool.on_nonces(old.head.hash, [(address(1), 1)]);
     assert!(pool.is_empty());
     pool.on_head(head(2, 1, 0, &[]));
+    assert_eq!(pool.stats().rejected, 1, "it is known that it is not back");
     assert_eq!(pool.status(large().hash()), OrderStatus::Unknown, "an audit must offer it");
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
+}
+
+/// It was lost if anything had to be evicted for it.
+#[test]
+fn what_a_reorg_frees_finds_the_room_that_a_new_one_would_and_is_counted_if_there_is_none() {
+    // Of callers 160, of one address 10.
+    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
+    let of = |txs, holder| {
+        let parts = BundleParts { txs, block: Some(14), holder, ..BundleParts::default() };
+        Order::Bundle(bundle(parts))
+    };
+    let private = |nonce| {
+        let terms = PrivateTerms { signer: None, max_block: 14 };
+        Order::Tx(private_from(Spec { sender: 2, nonce, ..Spec::default() }, terms))
+    };
+    let insert = |order| assert_eq!(pool.insert(order, None), InsertOutcome::Added);
+    pool.on_head(head(10, 0, 0, &[]));
+    // Of one sender there may be 16.
+    (0..16).for_each(|nonce| insert(private(nonce)));
+    insert(of(vec![nth(1)], caller(200)));
+    pool.on_head(head(11, 0, 0, &[*nth(1).hash(), *private(0).id().hash()]));
+    assert_eq!(pool.stats().mined, 2);
+    // The nonce that the block used was its first.
+    insert(private(16));
+    (0..160).for_each(|n| insert(of(vec![nth(1_000 + n)], caller(n % 16))));
+    let mut told = pool.subscribe_all();
+    while told.try_next().is_some() {}
+    pool.on_head(head(11, 1, 0, &[]));
+    let told = journal(&mut told);
+    let [evicted, back] = &told[..] else { panic!("{told:?}") };
+    assert!(evicted.ends_with("Evicted") && back.starts_with("+bundle"), "{told:?}");
+    let stats = pool.stats();
+    assert_eq!((stats.put_back, stats.evicted, stats.bundles), (1, 1, 160));
+    assert_eq!((stats.rejected, stats.txs), (1, 16), "its sender has as many as it may");
 }
 
 /// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another

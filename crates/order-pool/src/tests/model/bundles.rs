@@ -54,9 +54,10 @@ impl Model {
             return self.hold_bundle(same, &order);
         }
         if let Some(key) = order.key.filter(|_| order.contents.is_empty()) {
-            return self.cancel_by_bundle(key, nonce, order.holder);
+            return self.cancel_by_bundle(key, nonce, order.sent_at, order.holder);
         }
-        let nonce = match order.key.map(|key| self.place(key, block, nonce)).transpose() {
+        let place = |key| self.place(key, block, nonce, order.sent_at);
+        let nonce = match order.key.map(place).transpose() {
             Ok(nonce) => nonce,
             Err(why) => return why,
         };
@@ -99,8 +100,9 @@ impl Model {
     }
 
     /// Brings a bundle back that a reorg has freed.
-    pub(super) fn put_back_bundle(&mut self, order: Pooled) {
+    pub(super) fn put_back_bundle(&mut self, mut order: Pooled) {
         let slot = Self::slot_of(&order);
+        order.sent_at = slot.and_then(|slot| self.slot(slot).sent_at);
         let is_latest = slot.is_none_or(|slot| {
             let (own, all) = (self.slot(slot), self.slot((slot.0, None)));
             self.of_slot(slot).is_none()
@@ -108,13 +110,16 @@ impl Model {
                 && all.nonce < order.nonce
                 && (own.nonce.is_none() || own.nonce == order.nonce)
         });
-        let has_room = self.victim(&order, None) == Ok(None);
         if order.block.is_none_or(|block| self.is_ahead(block))
             && is_latest
-            && has_room
             && !self.bundle_is_taken(&order)
             && !self.is_pooled(&order.id)
         {
+            let Ok(victim) = self.victim(&order, None) else {
+                self.rejected += 1;
+                return;
+            };
+            self.evict(victim);
             if let Some(slot) = slot {
                 self.fill(slot, &order);
             }

@@ -9,13 +9,16 @@ impl Model {
         key: usize,
         block: u64,
         nonce: Option<u64>,
+        sent_at: Option<u64>,
     ) -> Result<u64, &'static str> {
         let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
-        match (nonce, all.nonce.max(own.nonce)) {
+        let highest = if all.nonce > own.nonce { &all } else { &own };
+        match (nonce, highest.nonce) {
             _ if all.is_final => Err("CancelledPermanently"),
             (Some(nonce), Some(current)) if nonce <= current => Err("Superseded"),
             (Some(nonce), _) => Ok(nonce),
-            (None, current) => Ok(current.map_or(0, |current| current + 1)),
+            (None, _) if highest.sent_at > sent_at => Err("Superseded"),
+            (None, current) => Ok(sent_at.max(current.map(|current| current + 1)).unwrap_or(0)),
         }
     }
 
@@ -29,8 +32,8 @@ impl Model {
     }
 
     /// A slot gets a bundle.
-    pub(super) fn fill(&mut self, slot: KeySlot, &Pooled { nonce, holder, .. }: &Pooled) {
-        self.keys.insert(slot, KeyModel { nonce, holder, ..KeyModel::default() });
+    pub(super) fn fill(&mut self, slot: KeySlot, &Pooled { nonce, sent_at, holder, .. }: &Pooled) {
+        self.keys.insert(slot, KeyModel { nonce, sent_at, holder, ..KeyModel::default() });
     }
 
     /// The pooled bundle of a key for a block.
@@ -49,6 +52,7 @@ impl Model {
         &mut self,
         key: usize,
         nonce: Option<u64>,
+        sent_at: Option<u64>,
         holder: Holder,
     ) -> &'static str {
         let all = self.slot((key, None));
@@ -71,6 +75,7 @@ impl Model {
         }
         let state = self.keys.entry((key, None)).or_default();
         state.nonce = nonce.or(state.nonce);
+        state.sent_at = sent_at;
         state.is_final |= nonce.is_none();
         state.holder = holder;
         state.tombstone = Some(self.log.len());
@@ -81,17 +86,18 @@ impl Model {
         "Cancelled"
     }
 
-    /// A bundle without transactions cancels those up to its nonce, or else up to the highest.
+    /// A bundle without transactions cancels those up to its nonce, or else those that are not later.
     pub(super) fn cancel_by_bundle(
         &mut self,
         key: usize,
         nonce: Option<u64>,
+        sent_at: Option<u64>,
         by: Holder,
     ) -> &'static str {
         let slots = self.keys.range((key, None)..=(key, Some(u64::MAX)));
-        let highest = slots.map(|(_, state)| state.nonce).max().flatten();
-        let nonce = nonce.unwrap_or(highest.map_or(0, |highest| highest + 1));
-        self.cancel(key, Some(nonce), by)
+        let earlier = slots.filter(|(_, state)| state.sent_at <= sent_at);
+        let above = earlier.filter_map(|(_, state)| Some(state.nonce? + 1)).max();
+        self.cancel(key, nonce.or(above.max(sent_at)), sent_at, by)
     }
 
     pub(super) fn idle_keys(&self) -> Vec<(u64, ReplacementKey, KeySlot)> {

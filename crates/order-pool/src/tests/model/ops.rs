@@ -18,8 +18,8 @@ pub(super) enum Op {
     Again { which: usize, holder: Option<u8>, ahead: Option<u64> },
     // Many at once, so that logs wrap and caps are met.
     Burst { salt: u64 },
-    // The signer is that of one without a key.
-    Bundle { n: u64, ahead: Option<u64>, key: Option<Keyed>, signer: Option<u64>, holder: u8 },
+    // The signer is that of one without a key; sent at a microsecond.
+    Bundle { n: u64, ahead: Option<u64>, key: Option<Keyed>, signer: Option<u64>, by: u8, at: u8 },
     Cancel { key: Keyed, holder: u8 },
     // On the newest block, mining some of what is pooled and some that is not.
     Head { mined: u8, unknown: u64, base_fee: Option<u64> },
@@ -55,9 +55,9 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         6 => (0_usize..20, prop::option::weighted(0.9, 0_u8..4), prop::option::of(0_u64..6))
             .prop_map(|(which, holder, ahead)| Op::Again { which, holder, ahead }),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
-        6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0_u8..4)
-            .prop_map(|(n, ahead, key, signer, holder)| {
-                Op::Bundle { n, ahead, key, signer, holder }
+        6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0_u8..4, 0_u8..4)
+            .prop_map(|(n, ahead, key, signer, by, at)| {
+                Op::Bundle { n, ahead, key, signer, by, at }
             }),
         3 => (key(), 0_u8..4).prop_map(|(key, holder)| Op::Cancel { key, holder }),
         4 => (0_u8..8, 0_u64..40, prop::option::of(0_u64..20))

@@ -51,6 +51,7 @@ impl Run {
 
     fn insert_tx(&mut self, sender: u64, tx: Transaction) {
         let expected = self.model.insert(view(&tx, sender));
+        self.model.rejected += u64::from(expected == "Rejected");
         assert_eq!(variant(self.pool.insert_transaction(tx)), expected);
     }
 
@@ -130,7 +131,7 @@ impl Run {
                 let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
                 self.insert(spec, None);
             }),
-            Op::Bundle { n, ahead, key: with, signer, holder: by } => {
+            Op::Bundle { n, ahead, key: with, signer, by, at } => {
                 let block = ahead.map(|ahead| self.model.head_number().unwrap_or(9) + ahead);
                 let key_of = with.map(|(n, _)| self::key(n));
                 let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
@@ -152,14 +153,14 @@ impl Run {
                     signer,
                     replacement_nonce: with.and_then(|(_, nonce)| nonce),
                     holder: holder(by),
-                    first_seen: Some(SystemTime::UNIX_EPOCH),
+                    first_seen: Some(SystemTime::UNIX_EPOCH + Duration::from_micros(at.into())),
                     ..Default::default()
                 };
                 self.insert_bundle(parts, with.map(|(n, _)| n), contents);
             }
             Op::Cancel { key: (n, nonce), holder: by } => {
                 let before = self.model.pooled.len();
-                let expected = self.model.cancel(n, nonce, holder(by));
+                let expected = self.model.cancel(n, nonce, None, holder(by));
                 let cancelled = self.pool.cancel_bundle(cancellation(key(n), nonce, holder(by)));
                 assert_eq!(variant(cancelled), expected);
                 if let CancelOutcome::Cancelled { removed } = cancelled {
@@ -258,12 +259,16 @@ impl Run {
         key: Option<usize>,
         contents: Vec<(B256, u64, bool)>,
     ) {
-        let BundleParts { block, signer, holder, replacement_nonce: nonce, .. } = parts;
+        let BundleParts { block, signer, holder, replacement_nonce: nonce, first_seen, .. } = parts;
+        let sent_at = first_seen.filter(|_| nonce.is_none());
+        let sent_at = sent_at.map(crate::core::micros);
         let bundle = Bundle::new(parts).expect("a valid bundle");
         let content = *bundle.id();
-        let order = Pooled { block, key, signer, contents, content, holder, ..Pooled::default() };
+        let order =
+            Pooled { block, key, signer, contents, content, holder, sent_at, ..Pooled::default() };
         let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
+        self.model.rejected += u64::from(expected == "Rejected");
         assert_eq!(variant(self.pool.insert_bundle(bundle)), expected);
     }
 
@@ -271,7 +276,7 @@ impl Run {
     /// got, each with its presence.
     fn settled_id(&self, order: &Pooled, nonce: Option<u64>) -> B256 {
         let block = self.model.settled_block(order);
-        let place = |key| self.model.place(key, block.unwrap_or(0), nonce).ok();
+        let place = |key| self.model.place(key, block.unwrap_or(0), nonce, order.sent_at).ok();
         let nonce = order.key.and_then(place);
         let mut preimage = order.content.to_vec();
         for number in [block, nonce] {
@@ -297,6 +302,7 @@ impl Run {
         let stats = pool.stats();
         let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
         assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
+        assert_eq!(stats.rejected, model.rejected);
         // The counters add up: what came in and was not removed is there.
         let removed = stats.mined + stats.stale + stats.expired + stats.evicted;
         let removed = removed + stats.block_passed + stats.replaced + stats.cancelled;

@@ -29,6 +29,8 @@ pub(super) struct Pooled {
     /// Who may cancel a private one.
     pub(super) canceller: Option<Address>,
     pub(super) nonce: Option<u64>,
+    /// The microsecond of a message that came without a nonce.
+    pub(super) sent_at: Option<u64>,
     /// What a bundle contains: hash, sender, and whether it may do without.
     pub(super) contents: Vec<(B256, u64, bool)>,
     pub(super) content: B256,
@@ -75,6 +77,7 @@ pub(super) struct TxView {
 #[derive(Clone, Debug, Default)]
 pub(super) struct KeyModel {
     pub(super) nonce: Option<u64>,
+    pub(super) sent_at: Option<u64>,
     pub(super) is_final: bool,
     pub(super) holder: Holder,
     pub(super) tombstone: Option<usize>,
@@ -111,6 +114,8 @@ pub(super) struct Model {
     /// Those that are forgotten, and the next place in the log: what joins behind it does not see them.
     pub(super) ended: Vec<(usize, usize)>,
     pub(super) log: Vec<Line>,
+    /// Orders refused, at entry or when a reorg freed them.
+    pub(super) rejected: u64,
 }
 
 impl Model {
