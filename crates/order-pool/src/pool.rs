@@ -34,7 +34,10 @@ use crate::{
     event::{CancelOutcome, CancelPrivateOutcome, Event, InsertOutcome, OrderStatus},
     holder::Holder,
     metrics::{Levels, PoolStats},
-    order::{Bundle, Cancellation, Funds, Order, PrivateCancellation, PrivateTerms, Transaction},
+    order::{
+        Bundle, Cancellation, Funds, Order, PrivateCancellation, PrivateTerms, ReplacementKey,
+        Transaction,
+    },
     read::{Publisher, SeenState, Subscription, Tables},
 };
 
@@ -201,6 +204,13 @@ impl OrderPool {
         let outcome = shared.write(|core| core.cancel_bundle(cancellation, None));
         shared.tables.counters.outcome(&outcome.into());
         outcome
+    }
+
+    /// Ends the bundle of a key for a block that has a lower nonce: another pool has replaced it, by one that this pool does
+    /// not take, as its transactions are in a block here already, or for want of room. Of messages without a nonce it is
+    /// that which the other pool has given them.
+    pub fn supersede(&self, key: ReplacementKey, block: u64, nonce: u64, holder: Holder) {
+        self.shared().write(|core| core.supersede((key, Some(block)), nonce, holder));
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has

@@ -209,6 +209,18 @@ impl Core {
         Some(order)
     }
 
+    /// Ends what a message of a key replaces for a block, without the message: what is late and has a lower nonce has no
+    /// effect.
+    pub(crate) fn supersede(&mut self, slot: Slot, nonce: u64, holder: Holder) {
+        let state = self.keys.get(&slot);
+        if state.nonce < Some(nonce) {
+            state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced));
+            let state = KeyState { nonce: Some(nonce), holder, ..KeyState::default() };
+            self.keys.set(slot, state, self.now);
+            self.forget_excess_keys(&holder);
+        }
+    }
+
     /// Puts back a bundle that a reorg has freed, unless another took its place, or is refused for want of
     /// room. Returns whether it is back.
     pub(super) fn put_back_bundle(&mut self, order: Arc<Order>) -> Result<bool, RejectReason> {

@@ -143,6 +143,25 @@ fn of_messages_without_a_nonce_the_one_sent_last_wins_in_whatever_order_they_are
     assert_eq!(pool.insert_bundle(sent(Some(3), 4, 13)), after(4, 5));
 }
 
+#[test]
+fn what_another_pool_has_replaced_ends_here_although_its_successor_is_refused() {
+    let pool = pool_at_10();
+    let holder = caller(1);
+    let (key, refused) =
+        (keyed(2, SEARCHER, None).key().expect("it has one"), keyed_for(1, 12, Some(2)));
+    for block in [12, 13] {
+        assert_eq!(pool.insert_bundle(keyed_for(block, block, Some(1))), InsertOutcome::Added);
+    }
+    assert_eq!(variant(pool.insert_bundle(refused)), "Rejected");
+    pool.supersede(key, 12, 1, holder);
+    assert_eq!(pool.len(), 2, "it is no older one");
+    pool.supersede(key, 12, 2, holder);
+    assert_eq!(pool.len(), 1, "that of the other block stays");
+    let late = InsertOutcome::Superseded { nonce: 1, current: 2 };
+    assert_eq!(pool.insert_bundle(keyed_for(3, 12, Some(1))), late);
+    assert_eq!(pool.insert_bundle(keyed_for(3, 12, Some(3))), InsertOutcome::Added);
+}
+
 /// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,
 /// made the pool forget what others had cancelled.
 #[test]
