@@ -150,11 +150,6 @@ impl Follower {
         self.flow == Flow::Private
     }
 
-    /// Whether the pool holds an order that was published, or is to be.
-    pub(crate) fn holds(&self, id: &OrderId) -> bool {
-        self.published.contains_key(id)
-    }
-
     /// The pool is replayed from now on: what was published is not published again, but for cancellations.
     pub(crate) fn begin_comparison(&mut self) {
         self.comparison += 1;
