@@ -119,7 +119,7 @@ impl<'a> Session<'a> {
     fn compare(&mut self) {
         self.events.resync();
         let Run { turns, follower, counters, pool, .. } = &mut *self.run;
-        // What left before is not told any more.
+        // What left before is not told any more, nor why.
         counters.unsent.add(turns.retain(|id| pool.contains(id.hash())));
         follower.begin_comparison();
         counters.comparisons.add(1);
@@ -230,7 +230,9 @@ impl<'a> Session<'a> {
                 if let Event::Removed { order, reason } = &event {
                     let is_replaced = *reason == RemoveReason::Replaced;
                     let waited = self.run.turns.remove(order.id(), is_replaced);
-                    self.run.counters.unsent.add(waited);
+                    // Its sender wants no builder to have it.
+                    let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
+                    self.run.counters.unsent.add(if is_lost { waited } else { 0 });
                 }
                 let items = self.run.follower.on(&event, &self.run.pool);
                 self.hold(items);
@@ -439,6 +441,7 @@ mod tests {
     };
 
     use alloy_primitives::Address;
+    use chain_view::Block;
     use mock_node::workload::{Workload, WorkloadConfig};
     use order_pool::{
         Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, OrderPool,
@@ -447,7 +450,10 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::config::{Flow, PublisherConfig, ServerConfig};
+    use crate::{
+        config::{Flow, PublisherConfig, ServerConfig},
+        tests,
+    };
 
     /// To a server that answers pings, and nothing else.
     async fn link() -> Link {
@@ -479,6 +485,11 @@ mod tests {
             Transaction::new(tx.recovered(), Origin::Rpc, SystemTime::now())
         };
         txs.iter().map(transaction).collect()
+    }
+
+    fn private(pool: &OrderPool) -> Run {
+        let config = PublisherConfig::new(ServerConfig::default(), 1, "a");
+        Run::new(pool, &PublisherConfig { flow: Flow::Private, ..config })
     }
 
     /// A stranger's, for a block, in a place that others take.
@@ -518,8 +529,7 @@ mod tests {
             let clock = Clock::manual();
             let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
             let pool = OrderPool::with_clock(config, clock.clone()).expect("a pool");
-            let config = PublisherConfig::new(ServerConfig::default(), 1, "a");
-            let mut run = Run::new(&pool, &PublisherConfig { flow: Flow::Private, ..config });
+            let mut run = private(&pool);
             let events = pool.subscribe_all();
             let mut session = Session::new(&mut run, &link, &link.context, events, VecDeque::new());
             pool.insert_bundle(bundle(&txs[0], 1));
@@ -539,6 +549,31 @@ mod tests {
             assert!(!all.iter().any(is_bundle), "{all:?}");
             assert_eq!(all.len(), if is_log_lost { 700 } else { 1 });
         }
+    }
+
+    /// The counter rose with each replacement, so nobody could watch it.
+    #[tokio::test]
+    async fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
+        let (link, pool, txs) = (link().await, tests::pool(), txs(4));
+        let mut run = private(&pool);
+        let mut session =
+            Session::new(&mut run, &link, &link.context, pool.subscribe_all(), VecDeque::new());
+        let unsent = |session: &mut Session<'_>| {
+            read(session);
+            let stats = session.run.counters.stats();
+            (session.run.turns.len(), stats.unsent)
+        };
+        pool.on_head(Block::new(tests::head(1, 0, 0), []));
+        for (nonce, tx) in (1..).zip(&txs[..3]) {
+            pool.insert_bundle(bundle(tx, nonce));
+            assert_eq!(unsent(&mut session), (1, 0));
+        }
+        pool.cancel_bundle(Cancellation { key: key(), nonce: Some(4), holder: Holder::Host });
+        assert_eq!(unsent(&mut session), (0, 0));
+        pool.insert_bundle(bundle(&txs[3], 5));
+        assert_eq!(unsent(&mut session), (1, 0));
+        pool.on_head(Block::new(tests::head(2, 0, 0), [*txs[3].hash()]));
+        assert_eq!(unsent(&mut session), (0, 1));
     }
 
     #[test]
