@@ -145,7 +145,7 @@ fn head(number: u64, chain: u64) -> Encoded {
 
 fn head_with(number: u64, chain: u64, mined: Vec<B256>) -> Encoded {
     let head = tests::head(number, chain, chain);
-    encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined }))
+    encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined }.into()))
 }
 
 /// A head that leads nowhere undoes a block, whose transactions are pending again. The next head of its chain brings it back.
@@ -199,7 +199,7 @@ fn a_reorg_is_followed_at_once_and_a_chain_that_begins_anew_when_no_other_is_tol
     let other = (9, B256::repeat_byte(9));
     let branch = Head::new(other.0, other.1, parent_hash);
     let branch = HeadRecord { head: branch, previous: B256::ZERO, mined: Vec::new() };
-    assert_eq!(tell(encode(Record::Head(branch)), 10), Some(other));
+    assert_eq!(tell(encode(Record::Head(branch.into())), 10), Some(other));
     for (number, seconds) in [(1, 20), (2, 40), (3, 79)] {
         assert_eq!(tell(head(number, 1), seconds), Some(other), "after {number}");
     }
@@ -215,7 +215,7 @@ fn heads_are_applied_only_if_configured() {
     let tx = txs(1).remove(0);
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
     let head = HeadRecord { head, previous: B256::ZERO, mined: vec![*tx.hash()] };
-    let head = encode(Record::Head(head));
+    let head = encode(Record::Head(head.into()));
     for heads in [true, false] {
         let mut deliverer = deliverer(heads);
         for encoded in [encode_transaction(&tx), head.clone(), head.clone()] {
