@@ -139,6 +139,32 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_ord
     assert_eq!(deliver(&orders), ([0, 0], [4, 0, 2, 0, 0]));
 }
 
+/// The stream of private orders keeps them for 15 minutes, and a builder that started took them for new.
+#[test]
+fn raw_transactions_that_machines_have_dropped_are_not_taken_and_all_else_is() {
+    let (txs, begin) = (txs(1), SystemTime::now());
+    let raw = |n: usize| {
+        let tx = txs[n].recovered().clone();
+        encode_transaction(&Transaction::new(tx, Origin::Rpc, at(100)))
+    };
+    let terms = PrivateTerms { signer: None, max_block: 9 };
+    let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
+    let parts = BundleParts { txs: txs[2..3].to_vec(), block: Some(5), ..BundleParts::default() };
+    let bundle = Order::Bundle(Bundle::new(parts).expect("a bundle"));
+    let others = [encode_transaction(&private), encode(Record::Order(Arc::new(bundle))), raw(1)];
+    let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
+    let mut deliver = |encoded, age| {
+        deliverer.stored = Some(begin - Duration::from_secs(age));
+        deliverer.message(&message(encoded), begin);
+        counts(&deliverer)
+    };
+    assert_eq!(deliver(raw(0), 61), [0, 0, 0, 1, 0]);
+    // A machine says when it has received it: a reorg may have brought it back since.
+    assert_eq!(deliver(raw(0), 59), [1, 0, 0, 1, 0]);
+    others.into_iter().for_each(|other| _ = deliver(other, 800));
+    assert_eq!(deliver(raw(0), 800), [3, 2, 0, 1, 0], "a further caller of what is here");
+}
+
 fn head(number: u64, chain: u64) -> Encoded {
     head_with(number, chain, Vec::new())
 }
