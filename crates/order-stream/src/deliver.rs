@@ -11,8 +11,8 @@ use alloy_primitives::B256;
 use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::{Block, Head};
 use order_pool::{
-    CancelOutcome, CancelPrivateOutcome, InsertOutcome, Order, OrderPool, PrivateCancellation,
-    Relation,
+    CancelOutcome, CancelPrivateOutcome, DEFAULT_TX_RETENTION, InsertOutcome, Order, OrderPool,
+    PrivateCancellation, Relation,
 };
 
 use crate::{
@@ -55,6 +55,8 @@ pub(crate) struct Deliverer {
     chain_id: u64,
     heads: bool,
     pub(crate) counters: Arc<SourceCounters>,
+    /// When the stream has stored the message that is delivered, if that is known.
+    pub(crate) stored: Option<SystemTime>,
     /// The latest heads that were told, taken or not, the latest last. They share the hashes with the pool's blocks.
     told: VecDeque<Block>,
     /// The pool's head, and when a head was delivered that found it there for the first time.
@@ -67,8 +69,8 @@ impl Deliverer {
         &SourceConfig { flow, chain_id, heads, .. }: &SourceConfig,
         counters: Arc<SourceCounters>,
     ) -> Self {
-        let (told, found) = (VecDeque::new(), None);
-        Self { pool: pool.clone(), flow, chain_id, heads, counters, told, found }
+        let (stored, told, found) = (None, VecDeque::new(), None);
+        Self { pool: pool.clone(), flow, chain_id, heads, counters, stored, told, found }
     }
 
     pub(crate) fn message(&mut self, message: &Message, now: SystemTime) {
@@ -82,7 +84,7 @@ impl Deliverer {
     fn deliver(&mut self, message: &Message, now: SystemTime) -> Result<Delivered, WireError> {
         let id = message_id(message).ok_or(WireError::NoId)?;
         match Record::decode(&id, &message.payload, now)? {
-            Record::Order(order) => Ok(self.order(Arc::unwrap_or_clone(order))),
+            Record::Order(order) => Ok(self.order(Arc::unwrap_or_clone(order), now)),
             Record::Head(record) => {
                 let is_taken = self.heads && self.flow == Flow::Public;
                 let block = Block::new(record.head, record.mined);
@@ -158,13 +160,22 @@ impl Deliverer {
             && now.duration_since(since).unwrap_or_default() < NEW_CHAIN_AFTER
     }
 
+    /// Whether machines have dropped what pools keep for their retention. The private stream still has it, and to a pool that
+    /// does not it would be new. Not by when it was first seen: a reorg may have brought it back since.
+    fn is_old(&self, hash: &B256, now: SystemTime) -> bool {
+        let age = self.stored.and_then(|stored| now.duration_since(stored).ok());
+        age.is_some_and(|age| age > DEFAULT_TX_RETENTION) && !self.pool.contains(hash)
+    }
+
     /// Private orders come by the private stream alone.
-    fn order(&self, order: Order) -> Delivered {
+    fn order(&self, order: Order, now: SystemTime) -> Delivered {
         let is_private = self.flow == Flow::Private;
         match order {
             Order::Tx(tx) => {
                 let is_other = tx.envelope().chain_id().is_some_and(|id| id != self.chain_id);
-                if is_other || (tx.private_terms().is_some() && !is_private) {
+                let is_old =
+                    is_private && tx.private_terms().is_none() && self.is_old(tx.hash(), now);
+                if is_other || is_old || (tx.private_terms().is_some() && !is_private) {
                     return Delivered::Refused;
                 }
                 self.pool.insert_transaction(tx).into()

@@ -59,9 +59,9 @@ pub(crate) struct Item {
 /// An order counts for everyone who sent it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hold {
-    holder: Holder,
+    pub(crate) holder: Holder,
     /// Of a private transaction.
-    terms: Option<PrivateTerms>,
+    pub(crate) terms: Option<PrivateTerms>,
 }
 
 impl Item {
@@ -148,11 +148,6 @@ impl Follower {
 
     pub(crate) fn is_private(&self) -> bool {
         self.flow == Flow::Private
-    }
-
-    /// Whether the pool holds an order that was published, or is to be.
-    pub(crate) fn holds(&self, id: &OrderId) -> bool {
-        self.published.contains_key(id)
     }
 
     /// The pool is replayed from now on: what was published is not published again, but for cancellations.
@@ -325,9 +320,9 @@ impl Follower {
         sequence: u64,
         pool: &OrderPool,
     ) -> Option<Item> {
-        let Record::Head(HeadRecord { head, .. }) = &item.record else { return None };
+        let Record::Head(record) = &item.record else { return None };
         self.highest = self.highest.max(sequence);
-        if (head.hash, item.number) == self.latest {
+        if (record.head.hash, item.number) == self.latest {
             self.place = Some(sequence);
         }
         self.place.filter(|place| *place < self.highest)?;
@@ -339,7 +334,7 @@ impl Follower {
     /// A head that is no other's duplicate: all that is stored later stands behind it, also in a stream that was made anew.
     fn own_head(&mut self, record: HeadRecord) -> Item {
         let hash = record.head.hash;
-        let item = self.own(Record::Head(record));
+        let item = self.own(Record::Head(record.into()));
         (self.latest, self.place, self.highest) = ((hash, item.number), None, 0);
         item
     }
@@ -364,7 +359,7 @@ impl Follower {
             return self.own_head(record);
         }
         (self.latest, self.place) = ((head.hash, None), None);
-        Item { record: Record::Head(record), number: None, hold: None }
+        Item { record: Record::Head(record.into()), number: None, hold: None }
     }
 }
 

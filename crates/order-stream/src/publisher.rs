@@ -69,24 +69,10 @@ impl Publisher {
     /// The configuration is out of bounds, or the thread cannot be started.
     pub fn start(pool: &OrderPool, config: PublisherConfig) -> Result<Self, StreamError> {
         config.validate()?;
-        let PublisherConfig { server, flow, chain_id, machine, heads } = config;
-        let counters = Arc::new(PublisherCounters::labelled(&[label(flow)]));
-        let shown = Shown::new(counters.state[0].clone(), "publisher", flow.as_str());
-        let micros = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
-        let run = Run {
-            pool: pool.clone(),
-            stream: stream_name(flow, chain_id),
-            subjects: subjects(flow, chain_id, &machine),
-            run_id: format!("{machine}-{micros:x}"),
-            shown: shown.clone(),
-            counters: Arc::clone(&counters),
-            follower: Follower::new(flow, heads),
-            unread: None,
-            turns: Turns::new(Instant::now()),
-            window: Window::default(),
-            identity: Identity::default(),
-        };
+        let run = Run::new(pool, &config);
+        let (counters, shown) = (Arc::clone(&run.counters), run.shown.clone());
         let stats = move || counters.stats();
+        let PublisherConfig { server, machine, .. } = config;
         Self::spawn("order-stream-publish", server, machine, shown, stats, run)
     }
 }
@@ -106,4 +92,27 @@ struct Run {
     turns: Turns,
     window: Window,
     identity: Identity,
+}
+
+impl Run {
+    fn new(
+        pool: &OrderPool,
+        &PublisherConfig { flow, chain_id, ref machine, heads, .. }: &PublisherConfig,
+    ) -> Self {
+        let counters = Arc::new(PublisherCounters::labelled(&[label(flow)]));
+        let micros = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
+        Self {
+            pool: pool.clone(),
+            stream: stream_name(flow, chain_id),
+            subjects: subjects(flow, chain_id, machine),
+            run_id: format!("{machine}-{micros:x}"),
+            shown: Shown::new(counters.state[0].clone(), "publisher", flow.as_str()),
+            counters,
+            follower: Follower::new(flow, heads),
+            unread: None,
+            turns: Turns::new(Instant::now()),
+            window: Window::default(),
+            identity: Identity::default(),
+        }
+    }
 }

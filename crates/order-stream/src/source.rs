@@ -223,6 +223,7 @@ impl Reader {
                     tracing::warn!(sequence, missed, "messages left the stream unread");
                     self.deliverer.counters.missed.add(missed);
                 }
+                self.deliverer.stored = Some(info.published.into());
                 self.deliverer.message(&message, SystemTime::now());
             }
             step @ (Step::Hole | Step::Refilled) => {

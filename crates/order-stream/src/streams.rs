@@ -19,6 +19,12 @@ pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(60);
 /// (`order_pool::MAX_BLOCKS_AHEAD`), which is built 768 s later.
 pub const DEFAULT_PRIVATE_MAX_AGE: Duration = Duration::from_secs(900);
 
+/// Most time for which the ids of private messages are kept, in the server's memory, where `max_bytes` does not bound them. No
+/// two messages have the same, so they are for a publisher that sends one again whose acknowledgement was lost. Pools know a
+/// later copy, but for a private transaction that was cancelled at another machine before
+/// (`order_pool::CANCELLATION_RETENTION`): that comes back from a machine which was cut off for so long in any case.
+const MAX_PRIVATE_WINDOW: Duration = Duration::from_secs(60);
+
 /// Default of [`StreamConfig::max_bytes`]: a minute of 2,000 small transactions/s and of ten with six
 /// blobs a second.
 pub const DEFAULT_MAX_BYTES: u64 = 1 << 30;
@@ -34,9 +40,9 @@ pub struct StreamConfig {
     /// Servers that store each message: 1, or 3 or 5 of a cluster, of which one or two may fail. Default 1. 2 and 4 survive
     /// no more failures than 1 and 3.
     pub replicas: usize,
-    /// How long a message and its id are kept. Set it to the retention of the pools: a source that starts reads what is
-    /// kept, and a transaction that comes back to a pool within it is not stored again. Default [`DEFAULT_MAX_AGE`] or
-    /// [`DEFAULT_PRIVATE_MAX_AGE`]; 1 s to 1 day.
+    /// How long a message is kept, and its id, that of a private one for a minute at most. Set it to the retention of the
+    /// pools: a source that starts reads what is kept, and a transaction that comes back to a pool within it is not stored
+    /// again. Default [`DEFAULT_MAX_AGE`] or [`DEFAULT_PRIVATE_MAX_AGE`]; 1 s to 1 day.
     pub max_age: Duration,
     /// Most bytes; then the oldest messages leave, which a source that has not read them counts as missed, and one that starts
     /// later lacks: it counts that it is so ([`SourceStats::cut`](crate::SourceStats::cut)). Set it for the flow and the disk
@@ -120,8 +126,11 @@ pub async fn ensure_stream(
         subjects: stream_subjects(config.flow, config.chain_id),
         max_age: config.max_age,
         max_bytes: i64::try_from(config.max_bytes).unwrap_or(i64::MAX),
-        // As long as the messages, or an order that is published again would be stored again.
-        duplicate_window: config.max_age,
+        duplicate_window: match config.flow {
+            // As long as the messages, or an order that is published again would be stored again.
+            Flow::Public => config.max_age,
+            Flow::Private => config.max_age.min(MAX_PRIVATE_WINDOW),
+        },
         num_replicas: config.replicas,
         ..Config::default()
     };

@@ -8,8 +8,9 @@
 //! what would be served first if all were at once is first).
 //!
 //! The orders of a caller keep their sequence, and what has left the pool is not published any more. So the lines hold no more
-//! orders than the pool has of callers. A cancellation may come behind a later order of its key by another caller: pools place
-//! both by their nonce, or by their time.
+//! orders than the pool has of callers. What a caller sends that another one has sent before it is an item more while the order
+//! is pooled, so these are bounded as cancellations are. A cancellation may come behind a later order of its key by another
+//! caller: pools place both by their nonce, or by their time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,17 +25,18 @@ use crate::{follow::Item, wire::Record};
 /// a second. A publisher fills 67 Mbit/s of the link of each builder with it.
 const BYTES_PER_SECOND: f64 = (8 << 20) as f64;
 
-/// What may be published at once after a pause: five transactions with six blobs, or 4,000 plain ones. It delays what comes
+/// What may be published at once after a pause: five transactions with six blobs, or 2,700 plain ones. It delays what comes
 /// behind it by a third of a second on a link of 100 Mbit/s.
 const MAX_CREDIT_BYTES: f64 = (4 << 20) as f64;
 
 /// A cancellation, with what a server stores beside it.
 const CANCELLATION_BYTES: u64 = 256;
 
-/// Most cancellations that wait, of one caller and of all: as many as pools remember by default (`max_cancellations`). Beyond
-/// the former a caller's further ones are not published, beyond the latter the latest of the caller with the most.
-const MAX_CANCELLATIONS_OF_ONE: usize = 1_024;
-const MAX_CANCELLATIONS: usize = 1 << 16;
+/// Most cancellations, and orders that another caller had sent before, that wait, of one caller and of all: as many as pools
+/// remember of the former by default (`max_cancellations`). Beyond the first limit a caller's further ones are not published,
+/// beyond the second the latest of the caller with the most.
+const MAX_EXTRAS_OF_ONE: usize = 1_024;
+const MAX_EXTRAS: usize = 1 << 16;
 
 /// An order as its holder sent it: first, or (`true`) after another one.
 type Place = (OrderId, Holder, bool);
@@ -46,7 +48,16 @@ struct Line {
     /// `start` and the bytes of the first item. A line that a replacement empties keeps it: the order that replaces follows.
     turn: u64,
     items: BTreeMap<u64, Item>,
-    cancellations: usize,
+    /// Of these, what the pool does not bound.
+    extras: usize,
+}
+
+impl Line {
+    fn take(&mut self, number: u64) -> Option<Item> {
+        let item = self.items.remove(&number)?;
+        self.extras -= usize::from(is_extra(&item));
+        Some(item)
+    }
 }
 
 #[derive(Debug)]
@@ -54,13 +65,15 @@ pub(crate) struct Turns {
     lines: BTreeMap<Holder, Line>,
     /// All lines, by their turn.
     turns: BTreeSet<(u64, Holder)>,
-    /// The lines by how many cancellations wait in each.
+    /// The lines by how many extras wait in each.
     crowds: BTreeSet<(usize, Holder)>,
     /// The bytes that each line has been served, of those that had something waiting.
     clock: u64,
     /// The number of each order that waits.
     orders: BTreeMap<Place, u64>,
-    cancellations: usize,
+    /// The items of all lines, and the extras of these.
+    len: usize,
+    extras: usize,
     numbers: u64,
     /// What may be published at once, as of a time.
     credit_bytes: f64,
@@ -75,7 +88,8 @@ impl Turns {
             crowds: BTreeSet::new(),
             clock: 0,
             orders: BTreeMap::new(),
-            cancellations: 0,
+            len: 0,
+            extras: 0,
             numbers: 0,
             credit_bytes: MAX_CREDIT_BYTES,
             as_of: now,
@@ -83,47 +97,45 @@ impl Turns {
     }
 
     /// How many wait.
-    pub(crate) fn len(&self) -> usize {
-        self.orders.len() + self.cancellations
+    pub(crate) const fn len(&self) -> usize {
+        self.len
     }
 
-    /// Takes what a caller has sent; in its place if it waits already. Returns how many cancellations there is no room for: its
-    /// own, or the latest of the caller with the most.
+    /// Takes what a caller has sent; in its place if it waits already. Returns how many extras there is no room for: its own, or
+    /// the latest of the caller with the most.
     pub(crate) fn push(&mut self, holder: Holder, item: Item) -> u64 {
         let place = place(holder, &item);
-        let of_one = self.lines.get(&holder).map_or(0, |line| line.cancellations);
-        if place.is_none() && of_one >= MAX_CANCELLATIONS_OF_ONE {
+        let waiting = place.and_then(|place| self.orders.get(&place).copied());
+        let is_more = is_extra(&item) && waiting.is_none();
+        let of_one = self.lines.get(&holder).map_or(0, |line| line.extras);
+        if is_more && of_one >= MAX_EXTRAS_OF_ONE {
             return 1;
         }
-        let is_full = place.is_none() && self.cancellations >= MAX_CANCELLATIONS;
+        let is_full = is_more && self.extras >= MAX_EXTRAS;
         if is_full {
-            self.drop_cancellation();
+            self.drop_extra();
         }
-        let next = self.numbers;
+        let number = waiting.unwrap_or(self.numbers);
         self.numbers += 1;
-        let number = place.map_or(next, |place| *self.orders.entry(place).or_insert(next));
-        let more = usize::from(place.is_none());
-        self.cancellations += more;
+        self.orders.extend(place.map(|place| (place, number)));
         let (start, turn) = (self.clock, self.clock);
-        let new = Line { start, turn, items: BTreeMap::new(), cancellations: 0 };
+        let new = Line { start, turn, items: BTreeMap::new(), extras: 0 };
         self.lines.entry(holder).or_insert(new);
         self.change(holder, |line| {
-            line.cancellations += more;
+            line.extras += usize::from(is_more);
             line.items.insert(number, item);
         });
         u64::from(is_full)
     }
 
-    fn drop_cancellation(&mut self) {
+    fn drop_extra(&mut self) {
         let Some((_, holder)) = self.crowds.last().copied() else { return };
         let dropped = self.change(holder, |line| {
-            let mut latest = line.items.iter().rev();
-            let latest = latest.find(|(_, item)| place(holder, item).is_none());
-            let number = latest.map(|(number, _)| *number)?;
-            line.cancellations -= 1;
-            line.items.remove(&number)
+            let latest = line.items.iter().rev().find(|(_, item)| is_extra(item));
+            line.take(*latest?.0)
         });
-        self.cancellations -= usize::from(dropped.flatten().is_some());
+        let dropped = dropped.flatten().and_then(|item| place(holder, &item));
+        dropped.map(|place| self.orders.remove(&place));
     }
 
     /// An order has left the pool, for one that follows if it `is_replaced`. Returns how often it waited.
@@ -133,7 +145,7 @@ impl Turns {
         let places: Vec<_> = from.take_while(|((other, ..), _)| *other == id).collect();
         for (place, number) in &places {
             self.orders.remove(place);
-            self.change(place.1, |line| line.items.remove(number));
+            self.change(place.1, |line| line.take(*number));
             if !is_replaced {
                 self.end_empty(place.1);
             }
@@ -171,14 +183,9 @@ impl Turns {
         let start = turn.max(self.clock);
         let item = self.change(holder, |line| {
             line.start = start;
-            let item = line.items.remove(&number)?;
-            line.cancellations -= usize::from(place(holder, &item).is_none());
-            Some(item)
+            line.take(number)
         })??;
-        match place(holder, &item) {
-            Some(place) => _ = self.orders.remove(&place),
-            None => self.cancellations -= 1,
-        }
+        place(holder, &item).map(|place| self.orders.remove(&place));
         Some(item)
     }
 
@@ -200,20 +207,23 @@ impl Turns {
     fn change<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Line) -> T) -> Option<T> {
         let line = self.lines.get_mut(&holder)?;
         self.turns.remove(&(line.turn, holder));
-        self.crowds.remove(&(line.cancellations, holder));
+        self.crowds.remove(&(line.extras, holder));
+        let (len, extras) = (line.items.len(), line.extras);
         let changed = change(line);
+        self.len = self.len + line.items.len() - len;
+        self.extras = self.extras + line.extras - extras;
         if let Some(first) = line.items.values().next() {
             line.turn = line.start + size_bytes(first);
         }
         self.turns.insert((line.turn, holder));
-        self.crowds.insert((line.cancellations, holder));
+        self.crowds.insert((line.extras, holder));
         Some(changed)
     }
 
     fn end_empty(&mut self, holder: Holder) {
         if let Some(line) = self.lines.get(&holder).filter(|line| line.items.is_empty()) {
             self.turns.remove(&(line.turn, holder));
-            self.crowds.remove(&(line.cancellations, holder));
+            self.crowds.remove(&(line.extras, holder));
             self.lines.remove(&holder);
         }
     }
@@ -225,6 +235,11 @@ fn place(holder: Holder, item: &Item) -> Option<Place> {
         Record::Order(order) => Some((order.id(), holder, item.hold.is_some())),
         _ => None,
     }
+}
+
+/// Whether the pool does not bound it: not an order of who sent it first.
+const fn is_extra(item: &Item) -> bool {
+    !matches!(item, Item { record: Record::Order(_), hold: None, .. })
 }
 
 fn size_bytes(item: &Item) -> u64 {

@@ -57,8 +57,8 @@ pub enum Record {
     Cancellation(Cancellation),
     /// The cancellation of a private transaction.
     CancelPrivate(PrivateCancellation),
-    /// A new head.
-    Head(HeadRecord),
+    /// A new head, in a box: it is larger than all others.
+    Head(Box<HeadRecord>),
 }
 
 impl Record {
@@ -119,7 +119,7 @@ impl Record {
             KIND_HEAD => {
                 let mined = reader.hashes()?;
                 let found = content_id(kind, reader.0);
-                (Self::Head(HeadRecord::read(&mut reader, mined)?), found)
+                (Self::Head(HeadRecord::read(&mut reader, mined)?.into()), found)
             }
             _ => return Err(WireError::Value { field: "kind", value: kind.into() }),
         };

@@ -139,13 +139,39 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_ord
     assert_eq!(deliver(&orders), ([0, 0], [4, 0, 2, 0, 0]));
 }
 
+/// The stream of private orders keeps them for 15 minutes, and a builder that started took them for new.
+#[test]
+fn raw_transactions_that_machines_have_dropped_are_not_taken_and_all_else_is() {
+    let (txs, begin) = (txs(1), SystemTime::now());
+    let raw = |n: usize| {
+        let tx = txs[n].recovered().clone();
+        encode_transaction(&Transaction::new(tx, Origin::Rpc, at(100)))
+    };
+    let terms = PrivateTerms { signer: None, max_block: 9 };
+    let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
+    let parts = BundleParts { txs: txs[2..3].to_vec(), block: Some(5), ..BundleParts::default() };
+    let bundle = Order::Bundle(Bundle::new(parts).expect("a bundle"));
+    let others = [encode_transaction(&private), encode(Record::Order(Arc::new(bundle))), raw(1)];
+    let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
+    let mut deliver = |encoded, age| {
+        deliverer.stored = Some(begin - Duration::from_secs(age));
+        deliverer.message(&message(encoded), begin);
+        counts(&deliverer)
+    };
+    assert_eq!(deliver(raw(0), 61), [0, 0, 0, 1, 0]);
+    // A machine says when it has received it: a reorg may have brought it back since.
+    assert_eq!(deliver(raw(0), 59), [1, 0, 0, 1, 0]);
+    others.into_iter().for_each(|other| _ = deliver(other, 800));
+    assert_eq!(deliver(raw(0), 800), [3, 2, 0, 1, 0], "a further caller of what is here");
+}
+
 fn head(number: u64, chain: u64) -> Encoded {
     head_with(number, chain, Vec::new())
 }
 
 fn head_with(number: u64, chain: u64, mined: Vec<B256>) -> Encoded {
     let head = tests::head(number, chain, chain);
-    encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined }))
+    encode(Record::Head(HeadRecord { head, previous: B256::ZERO, mined }.into()))
 }
 
 /// A head that leads nowhere undoes a block, whose transactions are pending again. The next head of its chain brings it back.
@@ -199,7 +225,7 @@ fn a_reorg_is_followed_at_once_and_a_chain_that_begins_anew_when_no_other_is_tol
     let other = (9, B256::repeat_byte(9));
     let branch = Head::new(other.0, other.1, parent_hash);
     let branch = HeadRecord { head: branch, previous: B256::ZERO, mined: Vec::new() };
-    assert_eq!(tell(encode(Record::Head(branch)), 10), Some(other));
+    assert_eq!(tell(encode(Record::Head(branch.into())), 10), Some(other));
     for (number, seconds) in [(1, 20), (2, 40), (3, 79)] {
         assert_eq!(tell(head(number, 1), seconds), Some(other), "after {number}");
     }
@@ -215,7 +241,7 @@ fn heads_are_applied_only_if_configured() {
     let tx = txs(1).remove(0);
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
     let head = HeadRecord { head, previous: B256::ZERO, mined: vec![*tx.hash()] };
-    let head = encode(Record::Head(head));
+    let head = encode(Record::Head(head.into()));
     for heads in [true, false] {
         let mut deliverer = deliverer(heads);
         for encoded in [encode_transaction(&tx), head.clone(), head.clone()] {

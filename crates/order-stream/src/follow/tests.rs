@@ -33,9 +33,7 @@ fn text(Item { record, hold, .. }: &Item) -> String {
     match record {
         Record::Order(order) if hold.is_some() => format!("held {}", order.id()),
         Record::Order(order) => order.id().to_string(),
-        Record::Head(HeadRecord { head, mined, .. }) => {
-            format!("head {} {}", head.number, mined.len())
-        }
+        Record::Head(head) => format!("head {} {}", head.head.number, head.mined.len()),
         Record::CancelPrivate(cancellation) => format!("cancel {}", cancellation.hash),
         Record::Cancellation(cancellation) => format!("{cancellation:?}"),
     }

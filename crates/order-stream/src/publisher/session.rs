@@ -71,18 +71,7 @@ impl running::Session for Run {
         let unread = self.unread.take();
         let is_new = unread.is_none();
         let (events, held) = unread.unwrap_or_else(|| (self.pool.subscribe_all(), VecDeque::new()));
-        let mut session = Session {
-            run: self,
-            link,
-            context: &context,
-            events,
-            comparing: false,
-            held,
-            responses: FuturesUnordered::new(),
-            check: None,
-            check_at: Instant::now(),
-            responded_at: Instant::now(),
-        };
+        let mut session = Session::new(self, link, &context, events, held);
         if is_new {
             session.compare();
         }
@@ -105,11 +94,35 @@ impl running::Session for Run {
 }
 
 impl<'a> Session<'a> {
+    fn new(
+        run: &'a mut Run,
+        link: &'a Link,
+        context: &'a Context,
+        events: Subscription,
+        held: VecDeque<Item>,
+    ) -> Self {
+        Self {
+            run,
+            link,
+            context,
+            events,
+            comparing: false,
+            held,
+            responses: FuturesUnordered::new(),
+            check: None,
+            check_at: Instant::now(),
+            responded_at: Instant::now(),
+        }
+    }
+
     /// The pool is replayed from now on.
     fn compare(&mut self) {
         self.events.resync();
-        self.run.follower.begin_comparison();
-        self.run.counters.comparisons.add(1);
+        let Run { turns, follower, counters, pool, .. } = &mut *self.run;
+        // What left before is not told any more, nor why.
+        counters.unsent.add(turns.retain(|id| pool.contains(id.hash())));
+        follower.begin_comparison();
+        counters.comparisons.add(1);
         self.comparing = true;
     }
 
@@ -117,9 +130,6 @@ impl<'a> Session<'a> {
         if self.comparing && !self.events.is_replaying() {
             self.comparing = false;
             let items = self.run.follower.end_comparison();
-            let Run { turns, follower, counters, .. } = &mut *self.run;
-            // Whose removal was not read.
-            counters.unsent.add(turns.retain(|id| follower.holds(id)));
             self.hold(items);
         }
     }
@@ -163,8 +173,7 @@ impl<'a> Session<'a> {
                 self.check = Some(self.ask());
             }
             let checks = self.check.is_none().then_some(self.check_at);
-            let has_turns = self.run.window.has_room_for_strangers();
-            let turn = has_turns.then(|| self.run.turns.next_wake()).flatten();
+            let turn = self.has_turns().then(|| self.run.turns.next_wake()).flatten();
             let wake = checks.into_iter().chain(self.run.window.next_wake()).chain(turn).min();
             // Acknowledgements before events: they make room. Nothing is lost by a branch that is dropped: each consumes
             // only what it returns.
@@ -221,7 +230,9 @@ impl<'a> Session<'a> {
                 if let Event::Removed { order, reason } = &event {
                     let is_replaced = *reason == RemoveReason::Replaced;
                     let waited = self.run.turns.remove(order.id(), is_replaced);
-                    self.run.counters.unsent.add(waited);
+                    // Its sender wants no builder to have it.
+                    let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
+                    self.run.counters.unsent.add(if is_lost { waited } else { 0 });
                 }
                 let items = self.run.follower.on(&event, &self.run.pool);
                 self.hold(items);
@@ -234,14 +245,19 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Whether what strangers have sent may be published: when there is room for it and nothing is left to be read, which
+    /// may be that it was cancelled or replaced.
+    fn has_turns(&self) -> bool {
+        let is_all_read = !self.events.is_replaying() && self.events.behind() == 0;
+        is_all_read && self.run.window.has_room_for_strangers()
+    }
+
     /// The next message that is published for the first time, if there is room for it: one of strangers behind all others.
     fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
-        let Run { window, turns, .. } = &mut *self.run;
-        if !window.has_room() {
-            return None;
-        }
-        let turn = || turns.next(Instant::now(), is_stopping);
-        self.held.pop_front().or_else(|| window.has_room_for_strangers().then(turn)?)
+        let held = self.run.window.has_room().then(|| self.held.pop_front()).flatten();
+        held.or_else(|| {
+            self.has_turns().then(|| self.run.turns.next(Instant::now(), is_stopping))?
+        })
     }
 
     /// Publishes again what the stream may not have, then what is held, as far as there is room.
@@ -418,7 +434,147 @@ fn clock_ahead_ms(own: SystemTime, server_nanos: i128) -> Option<i128> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead as _, BufReader, Write as _},
+        net::TcpListener,
+        thread,
+    };
+
+    use alloy_primitives::Address;
+    use chain_view::Block;
+    use mock_node::workload::{Workload, WorkloadConfig};
+    use order_pool::{
+        Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, OrderPool,
+        Origin, PoolConfig, ReplacementKey, Transaction,
+    };
+    use uuid::Uuid;
+
     use super::*;
+    use crate::{
+        config::{Flow, PublisherConfig, ServerConfig},
+        tests,
+    };
+
+    /// To a server that answers pings, and nothing else.
+    async fn link() -> Link {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        thread::spawn(move || {
+            let (mut socket, _) = listener.accept().expect("the client");
+            let lines = BufReader::new(socket.try_clone().expect("a socket")).lines();
+            socket.write_all(b"INFO {\"max_payload\":1048576}\r\n").expect("sent");
+            for line in lines.map_while(Result::ok) {
+                if line == "PING" {
+                    socket.write_all(b"PONG\r\n").expect("sent");
+                }
+            }
+        });
+        Link::open(&ServerConfig::new(format!("nats://{address}")), "a").await.expect("a link")
+    }
+
+    const SIGNER: Address = Address::repeat_byte(1);
+
+    fn key() -> ReplacementKey {
+        ReplacementKey { uuid: Uuid::nil(), signer: SIGNER }
+    }
+
+    fn txs(count: usize) -> Vec<Transaction> {
+        let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
+        let txs = load.prepare(count);
+        let transaction = |tx: &mock_node::workload::PreparedTx| {
+            Transaction::new(tx.recovered(), Origin::Rpc, SystemTime::now())
+        };
+        txs.iter().map(transaction).collect()
+    }
+
+    fn private(pool: &OrderPool) -> Run {
+        let config = PublisherConfig::new(ServerConfig::default(), 1, "a");
+        Run::new(pool, &PublisherConfig { flow: Flow::Private, ..config })
+    }
+
+    /// A stranger's, for a block, in a place that others take.
+    fn bundle(tx: &Transaction, nonce: u64) -> Bundle {
+        let ReplacementKey { uuid, signer } = key();
+        let parts = BundleParts {
+            txs: vec![tx.clone()],
+            block: Some(5),
+            uuid: Some(uuid),
+            signer: Some(signer),
+            replacement_nonce: Some(nonce),
+            holder: Holder::caller([10, 0, 0, 1].into()),
+            ..BundleParts::default()
+        };
+        Bundle::new(parts).expect("a bundle")
+    }
+
+    /// What is published of what was read until now.
+    fn published(session: &mut Session<'_>) -> Vec<Record> {
+        let items = std::iter::from_fn(|| session.next_item(true));
+        items.map(|item| item.record).collect()
+    }
+
+    /// Reads the events of now.
+    fn read(session: &mut Session<'_>) {
+        while let Some(event) = session.events.try_next() {
+            session.on_event(event);
+        }
+        session.end_comparison();
+    }
+
+    /// It came to all builders: its removal was read after it, or had left the log.
+    #[tokio::test]
+    async fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_was_read() {
+        let (link, txs) = (link().await, txs(700));
+        for is_log_lost in [false, true] {
+            let clock = Clock::manual();
+            let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
+            let pool = OrderPool::with_clock(config, clock.clone()).expect("a pool");
+            let mut run = private(&pool);
+            let events = pool.subscribe_all();
+            let mut session = Session::new(&mut run, &link, &link.context, events, VecDeque::new());
+            pool.insert_bundle(bundle(&txs[0], 1));
+            read(&mut session);
+            assert_eq!(session.run.turns.len(), 1);
+            let cancellation = Cancellation { key: key(), nonce: None, holder: Holder::Host };
+            pool.cancel_bundle(cancellation);
+            if is_log_lost {
+                clock.advance(CANCELLATION_RETENTION);
+                while pool.upkeep() {}
+                txs.iter().for_each(|tx| _ = pool.insert_transaction(tx.clone()));
+            }
+            assert!(published(&mut session).is_empty());
+            read(&mut session);
+            let all = published(&mut session);
+            let is_bundle = |record: &Record| matches!(record, Record::Order(order) if order.as_bundle().is_some());
+            assert!(!all.iter().any(is_bundle), "{all:?}");
+            assert_eq!(all.len(), if is_log_lost { 700 } else { 1 });
+        }
+    }
+
+    /// The counter rose with each replacement, so nobody could watch it.
+    #[tokio::test]
+    async fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
+        let (link, pool, txs) = (link().await, tests::pool(), txs(4));
+        let mut run = private(&pool);
+        let mut session =
+            Session::new(&mut run, &link, &link.context, pool.subscribe_all(), VecDeque::new());
+        let unsent = |session: &mut Session<'_>| {
+            read(session);
+            let stats = session.run.counters.stats();
+            (session.run.turns.len(), stats.unsent)
+        };
+        pool.on_head(Block::new(tests::head(1, 0, 0), []));
+        for (nonce, tx) in (1..).zip(&txs[..3]) {
+            pool.insert_bundle(bundle(tx, nonce));
+            assert_eq!(unsent(&mut session), (1, 0));
+        }
+        pool.cancel_bundle(Cancellation { key: key(), nonce: Some(4), holder: Holder::Host });
+        assert_eq!(unsent(&mut session), (0, 0));
+        pool.insert_bundle(bundle(&txs[3], 5));
+        assert_eq!(unsent(&mut session), (1, 0));
+        pool.on_head(Block::new(tests::head(2, 0, 0), [*txs[3].hash()]));
+        assert_eq!(unsent(&mut session), (0, 1));
+    }
 
     #[test]
     fn a_clock_differs_by_more_than_an_acknowledgement_takes() {

@@ -7,6 +7,7 @@ use order_pool::{Cancellation, Origin, ReplacementKey, Transaction};
 use uuid::Uuid;
 
 use super::*;
+use crate::follow::Hold;
 
 fn caller(n: u8) -> Holder {
     Holder::caller([10, 0, 0, n].into())
@@ -114,8 +115,32 @@ fn what_has_left_the_pool_is_not_published_and_the_rest_of_a_caller_keeps_its_se
     );
     assert_eq!(turns.len(), 0);
     let refused: u64 = (0..2_000).map(|_| turns.push(caller(1), cancellation())).sum();
-    assert_eq!((refused, turns.len()), (976, MAX_CANCELLATIONS_OF_ONE));
+    assert_eq!((refused, turns.len()), (976, MAX_EXTRAS_OF_ONE));
     assert_eq!(turns.push(caller(2), cancellation()), 0);
+}
+
+/// No event of the pool takes them out while the order is pooled: they were as many as the orders of the pool times the addresses
+/// that sent each again.
+#[test]
+fn what_callers_send_again_of_others_is_bounded_as_cancellations_are() {
+    let (mut turns, begin) = spent();
+    let again = |n, holder| Item { hold: Some(Hold { holder, terms: None }), ..order(n, 100) };
+    let crowd = caller(255);
+    let unsent: u64 = (0..2_000).map(|n| turns.push(crowd, again(n, crowd))).sum();
+    assert_eq!((unsent, turns.len()), (976, MAX_EXTRAS_OF_ONE));
+    assert_eq!(turns.push(crowd, again(0, crowd)), 0, "it waits already");
+    assert_eq!(turns.push(crowd, order(0, 100)), 0, "its own");
+    assert_eq!(turns.push(crowd, cancellation()), 1);
+    assert_eq!(turns.push(caller(0), again(0, caller(0))), 0);
+    assert_eq!(turns.remove(id(&order(0, 100)), false), 3);
+    for n in 0..64 * MAX_EXTRAS_OF_ONE {
+        turns.push(caller((n % 64) as u8), cancellation());
+    }
+    assert_eq!(turns.len(), MAX_EXTRAS);
+    assert!(turns.orders.len() < MAX_EXTRAS_OF_ONE - 1, "the largest crowd loses its latest");
+    while turns.next(begin, true).is_some() {}
+    assert!(turns.len() == 0 && turns.orders.is_empty() && turns.lines.is_empty());
+    assert_eq!(turns.extras, 0);
 }
 
 /// The clock went to the end of what was published, so lines with one large order each stayed in step, and another one waited
@@ -144,14 +169,14 @@ fn an_order_waits_for_as_many_bytes_of_each_other_caller_however_large_theirs_ar
 #[test]
 fn at_the_cap_of_all_the_caller_with_the_most_cancellations_loses_its_latest() {
     let (mut turns, begin) = spent();
-    for n in 0..MAX_CANCELLATIONS {
+    for n in 0..MAX_EXTRAS {
         assert_eq!(turns.push(caller((n % 64) as u8), cancellation()), 0);
     }
     assert_eq!(turns.push(caller(200), cancellation()), 1);
-    assert_eq!(turns.len(), MAX_CANCELLATIONS);
-    assert_eq!(turns.lines[&caller(200)].cancellations, 1);
+    assert_eq!(turns.len(), MAX_EXTRAS);
+    assert_eq!(turns.lines[&caller(200)].extras, 1);
     drain(&mut turns, begin + Duration::from_secs(60));
-    assert!(turns.len() < MAX_CANCELLATIONS);
+    assert!(turns.len() < MAX_EXTRAS);
     assert_eq!((turns.push(caller(201), order(0, 100)), turns.turns.len()), (0, turns.lines.len()));
     assert_eq!(turns.crowds.len(), turns.lines.len());
 }

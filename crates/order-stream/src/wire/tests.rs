@@ -196,7 +196,7 @@ fn a_reorg_back_to_an_earlier_block_is_a_message_of_its_own() {
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
     let id = |previous, mined| {
         let previous = B256::repeat_byte(previous);
-        encode(&Record::Head(HeadRecord { head, previous, mined })).id
+        encode(&Record::Head(HeadRecord { head, previous, mined }.into())).id
     };
     assert_ne!(id(4, vec![]), id(6, vec![]));
     assert_eq!(
@@ -274,7 +274,7 @@ fn examples() -> Vec<Encoded> {
             at: at(1),
             holder: Holder::Host,
         }),
-        Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }),
+        Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }.into()),
     ];
     let [public, private] = [pooled(txs[2].clone()), private(txs[3].clone(), terms)];
     let txs = [public, private].map(|tx| encode_transaction(&tx));
@@ -297,8 +297,8 @@ proptest! {
 
     #[test]
     fn heads_keep_every_field(sent in head()) {
-        let read = round_trip(&encode(&Record::Head(sent.clone())));
-        prop_assert!(matches!(read, Record::Head(read) if read == sent));
+        let read = round_trip(&encode(&Record::Head(sent.clone().into())));
+        prop_assert!(matches!(read, Record::Head(read) if *read == sent));
     }
 
     /// What decodes has the id that it claims and encodes to the bytes that were read.

@@ -51,6 +51,28 @@ async fn a_stream_that_is_purged_or_made_anew_at_once_gets_everything_again() {
     }
 }
 
+/// They were kept as long as the messages, in memory, also of messages that the stream had no room for.
+#[tokio::test]
+async fn the_ids_of_private_messages_are_kept_for_a_minute_also_by_a_stream_that_is_there_already()
+{
+    let stage = Stage::without_streams(&NatsConfig::default());
+    let context = stage.client().await;
+    for (flow, name, kept) in
+        [(Flow::Private, "MEMPOOL_1_PRIVATE", 60), (Flow::Public, STREAM, 600)]
+    {
+        let config = stream(flow);
+        for is_before in [true, false] {
+            ensure_stream(&stage.config(), &config).await.expect("a stream");
+            let it = context.get_stream(name).await.expect("the stream");
+            let mut stored = it.cached_info().config.clone();
+            assert_eq!(stored.duplicate_window, Duration::from_secs(kept), "{name} {is_before}");
+            assert_eq!(stored.max_age, config.max_age);
+            stored.duplicate_window = config.max_age;
+            context.update_stream(stored).await.expect("as it was made before");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_stream_that_went_back_to_an_earlier_copy_and_grew_longer_gets_everything_again() {
     let (mut stage, ingested) = (Stage::new().await, pool());
