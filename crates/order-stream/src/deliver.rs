@@ -180,7 +180,18 @@ impl Deliverer {
                 }
                 self.pool.insert_transaction(tx).into()
             }
-            Order::Bundle(bundle) if is_private => self.pool.insert_bundle(bundle).into(),
+            Order::Bundle(bundle) if is_private => {
+                let slot = bundle.key().zip(bundle.block().zip(bundle.nonce()));
+                let holder = bundle.parts().holder;
+                let delivered = self.pool.insert_bundle(bundle).into();
+                if delivered == Delivered::Refused
+                    && let Some((key, (block, nonce))) = slot
+                {
+                    // Its searcher was told that it has replaced the one before it.
+                    self.pool.supersede(key, block, nonce, holder);
+                }
+                delivered
+            }
             _ => Delivered::Refused,
         }
     }

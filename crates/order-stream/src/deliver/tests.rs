@@ -139,6 +139,32 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_ord
     assert_eq!(deliver(&orders), ([0, 0], [4, 0, 2, 0, 0]));
 }
 
+/// The block of a transaction that it runs behind had come here before it: the one before it stayed until its block.
+#[test]
+fn a_replacement_that_comes_after_its_transaction_was_mined_ends_what_it_replaces() {
+    let txs = txs(1);
+    let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
+    deliverer.pool.on_head(Block::new(tests::head(10, 0, 0), vec![*txs[1].hash()]));
+    let bundle = |tx: usize, nonce| {
+        let bundle = Bundle::new(BundleParts {
+            txs: vec![txs[tx].clone()],
+            block: Some(12),
+            uuid: Some(uuid::Uuid::from_u128(7)),
+            replacement_nonce: Some(nonce),
+            signer: Some(Address::repeat_byte(1)),
+            ..BundleParts::default()
+        });
+        encode(Record::Order(Arc::new(Order::Bundle(bundle.expect("a bundle")))))
+    };
+    let mut deliver = |encoded| {
+        deliverer.message(&message(encoded), at(101));
+        (deliverer.pool.stats().bundles, counts(&deliverer))
+    };
+    assert_eq!(deliver(bundle(0, 1)), (1, [1, 0, 0, 0, 0]));
+    assert_eq!(deliver(bundle(1, 2)), (0, [1, 0, 0, 1, 0]));
+    assert_eq!(deliver(bundle(2, 1)), (0, [1, 0, 1, 1, 0]), "late");
+}
+
 /// The stream of private orders keeps them for 15 minutes, and a builder that started took them for new.
 #[test]
 fn raw_transactions_that_machines_have_dropped_are_not_taken_and_all_else_is() {
