@@ -265,7 +265,7 @@ impl Limiter {
     }
 
     /// Spends from the quota of a signer whose signature was verified.
-    pub(crate) fn charge_signer(
+    fn charge_signer(
         &self,
         signer: Address,
         by: CallerId,

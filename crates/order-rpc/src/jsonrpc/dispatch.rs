@@ -99,7 +99,7 @@ impl Dispatcher {
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
-        by: By,
+        mut by: By,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
             (Calls::parse(&body), None)
@@ -107,8 +107,15 @@ impl Dispatcher {
             let priority = self.priority(claim.as_ref(), by.caller, body.len());
             let gate = &self.limiter.gate;
             let permit = gate.acquire_external(priority, Instant::now()).await?;
-            let text = body.clone();
-            on_thread(move || (Calls::parse(&text), Some(permit))).await?
+            let (context, text) = (Arc::clone(self), body.clone());
+            let known = claim.filter(|_| priority == Priority::Known);
+            let work = move || {
+                let signed = context.sign_in(known, &text, &mut by);
+                (signed.and_then(|()| Calls::parse(&text)), by, Some(permit))
+            };
+            let (parsed, permit);
+            (parsed, by, permit) = on_thread(work).await?;
+            (parsed, permit)
         };
         let Calls { calls, is_batch } = parsed?;
         let id = match &calls[..] {
@@ -173,17 +180,12 @@ impl Dispatcher {
         let context = Arc::clone(self);
         let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
         let mut calls = std::mem::take(&mut request.calls);
+        let known = claim.filter(|_| priority == Priority::Known);
         let work = move || {
-            let ran = context.run_calls(&mut calls, which, &mut by, |by| {
-                let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
-                context.limiter.charge(*by, 1)?;
-                // A forged signature spends no signer's quota.
-                let verified = claim.verify(&body);
-                let signer = verified.inspect_err(|_| context.limiter.charge_forgery(by.caller))?;
-                by.signer = Some(signer);
-                context.limiter.charge_signer(signer, by.caller, 1)
-            });
-            ran.map(|()| (calls, by))
+            context.sign_in(known, &body, &mut by)?;
+            let sign_in = |by: &mut By| context.sign_in(claim, &body, by);
+            context.run_calls(&mut calls, which, &mut by, sign_in)?;
+            Ok::<_, ErrorResponse>((calls, by))
         };
         let gate = &self.limiter.gate;
         let ran = gate.run_external(permit, priority, Instant::now(), work).await;
@@ -199,6 +201,17 @@ impl Dispatcher {
         }
         self.insert_calls(request).await;
         Ok(())
+    }
+
+    /// Verifies a request's own signature, once: before all other work if its claim has served it before others, since
+    /// nobody would look at it if each call failed before.
+    fn sign_in(&self, claim: Option<Claim>, body: &[u8], by: &mut By) -> Result<(), ErrorResponse> {
+        let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
+        // Before it is paid for: a forged one spends no signer's quota, and is found also of a caller
+        // that has nothing left.
+        let verified = claim.verify(body);
+        by.signer = Some(verified.inspect_err(|_| self.limiter.charge_forgery(by.caller))?);
+        self.limiter.charge(*by, 1)
     }
 
     /// Lets the host decide on all orders of a request concurrently, and then inserts them in their

@@ -426,3 +426,28 @@ async fn who_forges_signatures_has_soon_spent_its_quota() {
     let socket = connect_from(ONE, server.addr).await;
     assert!(send_signed_on(socket, &signer, &body).await.is_success());
 }
+
+/// As long as every call failed before it needed the signature, it was never looked at.
+#[tokio::test]
+async fn a_forged_claim_to_be_a_known_signer_is_paid_for_whatever_its_calls_are() {
+    let (known, forger) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let no_params = request("eth_cancelBundle", json!([]));
+    for body in [no_params.clone(), no_params + &" ".repeat(9_000), "{".repeat(9_000)] {
+        let server = limited(|limits| {
+            limits.config.caller_quota = Some(Quota { per_second: 1, burst: 1_000 });
+            limits.config.known_signers = vec![known.address()];
+        });
+        let right = signature(&known, body.as_bytes());
+        let forged = claimed_by(&signature(&forger, body.as_bytes()), &known);
+        for (from, header, expected) in [(ONE, right, 0..=0), (OTHER, forged, 2..=4)] {
+            let mut refusals = 0;
+            for _ in 0..8 {
+                let headers = [("x-flashbots-signature", &*header)];
+                let socket = connect_from(from, server.addr).await;
+                let answer = send_on(socket, body.as_bytes(), &headers).await;
+                refusals += usize::from(answer.status == 429);
+            }
+            assert!(expected.contains(&refusals), "{refusals} of {} bytes", body.len());
+        }
+    }
+}
