@@ -19,7 +19,6 @@ use order_pool::Holder;
 
 use super::envelope::{Call, Calls, Id, State};
 use crate::{
-    config::body_work,
     deferral::Deferral,
     host::{Candidate, Host},
     limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
@@ -79,9 +78,7 @@ impl Dispatcher {
         entered: &mut Entered,
     ) -> Result<Reply, ErrorResponse> {
         let by = By { caller: entered.caller, signer: None };
-        // Nothing is parsed for a caller or a claimed signer without quota, and what does not parse
-        // is paid for too.
-        self.limiter.charge(by, body_work(body.len()))?;
+        // Nothing is parsed for a claimed signer without quota. The body is paid for.
         claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, by.caller))?;
         let (mut request, permit) = self.parse(body, claim, by).await?;
         let ran = self.run(&mut request, permit, entered).await;

@@ -211,6 +211,39 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
     }
 }
 
+/// The header costs nothing, so a few addresses took all requests in flight with it, or all bytes.
+#[tokio::test]
+async fn strangers_leave_room_where_a_known_signer_has_signed_whatever_they_claim() {
+    let (known, forger) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let cancel = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    let forged = claimed_by(&signature(&forger, b""), &known);
+    let claim = [("x-flashbots-signature", &*forged)];
+    for (requests, most, length, reason) in
+        [(16, 15, 100, "too_many_requests"), (64, 15, 64 << 10, "buffered_bytes")]
+    {
+        let mut config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
+        (config.max_body_bytes, config.max_buffered_bytes) = (64 << 10, MIB);
+        let server = start_limited(config, gate_config(requests), None, |_| {});
+        let send = async |signer| {
+            send_signed_on(connect_from(OTHER, server.addr).await, signer, &cancel).await
+        };
+        assert!(send(&known).await.is_success());
+        server.until_nothing_is_held().await;
+        let mut held = Vec::new();
+        for number in 0..most {
+            held.push(stall([127, 0, 1, number], &server, length, &claim).await);
+        }
+        let all = usize::from(most) * (length - 10);
+        until("they are read", || server.rpc.buffered_bytes() == all).await;
+        let mut beyond = stall([127, 0, 1, most], &server, length, &claim).await;
+        assert_eq!(read_answer(&mut beyond).await.error(), refused(503, reason));
+        // Over a connection that is new.
+        assert!(send(&known).await.is_success(), "{reason}");
+        // By which `/readyz` goes.
+        assert_eq!(server.gate.stats().requests_refused, 0);
+    }
+}
+
 #[tokio::test]
 async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
     let mapped = Ipv4Addr::from(ONE).to_ipv6_mapped();
