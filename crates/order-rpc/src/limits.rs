@@ -19,7 +19,7 @@ mod quota;
 use std::{
     hash::Hash,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::Address;
@@ -130,12 +130,14 @@ pub(crate) struct Limiter {
     caller_quotas: Option<Mutex<Quotas<CallerId>>>,
 }
 
-/// Who pays for a call, and whose its order is.
+/// Who pays for a call, whose its order is, and when it came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct By {
     pub(crate) caller: CallerId,
     /// `None` without a signature, and before it is verified.
     pub(crate) signer: Option<Address>,
+    /// When the head of the request was read: of what a signer sends, what waits for longer is not later.
+    pub(crate) arrived: SystemTime,
 }
 
 /// A request that was admitted, until dropped.
@@ -144,6 +146,7 @@ pub(crate) struct Entered {
     _active: TaskTrackerToken,
     request: Share,
     pub(crate) caller: CallerId,
+    pub(crate) arrived: SystemTime,
     /// Of the other limits, each with the reason if there is no more.
     shares: Vec<(Share, Reason)>,
     /// Whether a signer that the host knows has signed it.
@@ -209,8 +212,8 @@ impl Limiter {
         });
         let shares = shares.collect::<Result<_, ErrorResponse>>()?;
         let request = self.gate.enter(now)?;
-        let (caller, is_known) = (caller.id, false);
-        Ok(Entered { _active: active, request, caller, shares, is_known })
+        let (caller, arrived, is_known) = (caller.id, SystemTime::now(), false);
+        Ok(Entered { _active: active, request, caller, arrived, shares, is_known })
     }
 
     /// Makes a request count as `to` requests: all or nothing.
@@ -256,7 +259,7 @@ impl Limiter {
         let (before, length) = (held.all.count(), held.all.count().saturating_add(bytes));
         let work = body_work(length) - body_work(before);
         if work > 0 {
-            self.charge(By { caller: held.caller, signer: None }, work)?;
+            self.charge_caller(held.caller, work)?;
         }
         let keep_free = self.kept_from(length, held.is_stranger);
         let of_caller = held.of_caller.try_add(bytes, 0);
@@ -307,13 +310,19 @@ impl Limiter {
         }
     }
 
-    /// Spends from the quota of a caller, unless it is a front, and of its signer.
-    pub(crate) fn charge(&self, by: By, work: usize) -> Result<(), ErrorResponse> {
-        if !by.caller.is_front {
-            spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
-                quotas.take(by.caller, work, now)
-            })?;
+    /// Spends from the quota of a caller, unless it is a front.
+    fn charge_caller(&self, caller: CallerId, work: usize) -> Result<(), ErrorResponse> {
+        if caller.is_front {
+            return Ok(());
         }
+        spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
+            quotas.take(caller, work, now)
+        })
+    }
+
+    /// Spends from the quota of a caller and of its signer.
+    pub(crate) fn charge(&self, by: By, work: usize) -> Result<(), ErrorResponse> {
+        self.charge_caller(by.caller, work)?;
         by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, by.caller, work))
     }
 }

@@ -9,7 +9,11 @@
 //! The elements of a batch run one after the other. A success response is sent only for an order
 //! that is in the pool.
 
-use std::{collections::HashSet, sync::Arc, time::Instant};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use alloy_primitives::Address;
 use bytes::Bytes;
@@ -77,7 +81,7 @@ impl Dispatcher {
         claim: Option<Claim>,
         entered: &mut Entered,
     ) -> Result<Reply, ErrorResponse> {
-        let by = By { caller: entered.caller, signer: None };
+        let by = By { caller: entered.caller, signer: None, arrived: entered.arrived };
         // Nothing is parsed for a claimed signer without quota. The body is paid for.
         claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, by.caller))?;
         let (mut request, permit) = self.parse(body, claim, by).await?;
@@ -252,7 +256,7 @@ impl Dispatcher {
         sign_in: impl Fn(&mut By) -> Result<(), ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
         let mut any_waits = false;
-        for call in calls {
+        for (place, call) in calls.iter_mut().enumerate() {
             let State::Sent(method, params) = &call.state else { continue };
             let method = *method;
             if !which(method) {
@@ -266,7 +270,9 @@ impl Dispatcher {
             let verified = prepared.and_then(|prepared| {
                 // The proofs of blobs are paid for when they are verified.
                 self.limiter.charge(*by, prepared.recoveries())?;
-                prepared.verify(*by, |signer| self.holder(by.caller, signer), &self.methods.proofs)
+                // Each is later than those before it in its batch.
+                let by = By { arrived: by.arrived + Duration::from_micros(place as u64), ..*by };
+                prepared.verify(by, |signer| self.holder(by.caller, signer), &self.methods.proofs)
             });
             call.state = match verified {
                 Ok(verified) => {

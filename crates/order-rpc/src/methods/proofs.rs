@@ -168,7 +168,7 @@ impl Methods {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::Ipv4Addr, sync::Arc};
+    use std::{net::Ipv4Addr, sync::Arc, time::SystemTime};
 
     use alloy_primitives::Address;
     use order_pool::{Holder, OrderPool, PoolConfig};
@@ -193,7 +193,7 @@ mod tests {
         let _turn = methods.proofs.turn.acquire().await.unwrap();
         for (signer, is_served) in [(known, true), (stranger, false)] {
             let caller = CallerId::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
-            let by = By { caller, signer: Some(signer) };
+            let by = By { caller, signer: Some(signer), arrived: SystemTime::now() };
             let (method, (right, _)) = (Method::SendBundle, with_blobs(1));
             let params = json!([{ "txs": [right] }]).to_string();
             let prepared = methods.prepare(method, params.as_bytes(), true).unwrap();

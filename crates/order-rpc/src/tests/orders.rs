@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::B256;
@@ -89,6 +89,24 @@ async fn after_a_bundle_without_a_nonce_a_small_one_is_refused_and_the_answer_sa
     let cancel = json!([{ "replacementUuid": UUID, "replacementNonce": place + 1 }]);
     assert_eq!(send("eth_cancelBundle", cancel).await.result(), Value::Null);
     assert!(server.pool.is_empty());
+}
+
+/// One that had waited looked later than the cancellation that had overtaken it.
+#[tokio::test]
+async fn an_order_is_first_seen_when_its_request_arrives_however_long_it_waits() {
+    let server = start(config());
+    let held = server.hold_permits();
+    let bundle = |n| ("eth_sendBundle", json!({ "txs": [raw(n)], "blockNumber": 5 }));
+    let (addr, body) = (server.addr, batch(&[bundle(0), bundle(1)]));
+    let sent = tokio::spawn(async move { send(addr, body.as_bytes(), &[]).await });
+    until("it waits", || server.gate.stats().work_waited == 1).await;
+    let waited = SystemTime::now();
+    drop(held);
+    assert_eq!(sent.await.unwrap().status, 200);
+    let pooled = bundles(server.pool.subscribe_all());
+    let [first, second] = &pooled[..] else { panic!("{pooled:?}") };
+    assert!(first.first_seen() < second.first_seen(), "in their order");
+    assert!(second.first_seen() < waited);
 }
 
 /// A block took its transaction so long ago that the pool remembers only that it was here.
