@@ -1,7 +1,7 @@
 //! Callers by their address, and what each holds: connections, requests and bytes.
 //!
 //! # Locks
-//! Callers: taken by start of a connection, end of a caller that holds nothing more, for one look-up; never across an await or with another lock.
+//! Callers: taken by start of a connection, end of a caller that holds nothing more, an order with blobs, for one look-up; never across an await or with another lock.
 //! Remembered: taken by the first request of a known signer at a caller, for one push; never across an await or with another lock.
 
 use std::{
@@ -16,6 +16,7 @@ use std::{
 use alloy_primitives::map::HashMap;
 use http::HeaderMap;
 use load_control::Budget;
+use tokio::sync::Semaphore;
 
 use super::Limits;
 
@@ -57,6 +58,8 @@ pub(crate) struct Caller {
     /// Bytes of bodies and of responses.
     pub(crate) bytes: Arc<Budget>,
     pub(crate) slow_bodies: Arc<Budget>,
+    /// One of its orders is in the line for proofs of blobs, and the others wait before it.
+    pub(crate) proofs: Semaphore,
     /// Whether it is remembered. It orders nothing else.
     is_remembered: AtomicBool,
     known: Arc<Known>,
@@ -135,7 +138,7 @@ impl Callers {
         }
     }
 
-    fn with_id(&self, id: CallerId) -> Arc<Caller> {
+    pub(crate) fn with_id(&self, id: CallerId) -> Arc<Caller> {
         let mut known = lock(&self.known);
         if let Some(caller) = known.get(&id).and_then(Weak::upgrade) {
             return caller;
@@ -148,6 +151,7 @@ impl Callers {
             requests: share(limits.max_requests_per_caller),
             bytes: share(limits.max_buffered_bytes_per_caller),
             slow_bodies: share(limits.max_slow_bodies_per_caller),
+            proofs: Semaphore::new(1),
             is_remembered: AtomicBool::new(false),
             known: Arc::clone(&self.known),
         });
