@@ -139,7 +139,8 @@ pub struct OrderRpcConfig {
     pub trusted_fronts: Vec<IpAddr>,
     /// Signers that are known from the start, beside those of
     /// [`Host::with_known_signers`](crate::Host::with_known_signers). They are served first, and half of the pool's caps
-    /// is theirs, whatever strangers send. Default: none.
+    /// is theirs, whatever strangers send; so is a sixteenth of the requests in flight and of the buffered bytes at each
+    /// address where one has signed a request since the start. Default: none.
     pub known_signers: Vec<Address>,
 }
 

@@ -109,6 +109,36 @@ async fn an_order_is_first_seen_when_its_request_arrives_however_long_it_waits()
     assert!(second.first_seen() < waited);
 }
 
+/// As the README says of replays.
+#[tokio::test]
+async fn a_copy_of_a_message_without_a_nonce_is_a_later_one_and_with_a_nonce_it_is_not() {
+    let owner = PrivateKeySigner::random();
+    for is_numbered in [false, true] {
+        let server = start(config());
+        let message = |txs: &[String], nonce: u64| {
+            let nonce = is_numbered.then_some(nonce);
+            request(
+                "eth_sendBundle",
+                json!([{ "txs": txs, "blockNumber": 5, "uuid": UUID, "replacementNonce": nonce }]),
+            )
+        };
+        let [first, second] = [raw(0), raw(1)];
+        let (first, second) = (message(&[first], 1), message(&[second], 2));
+        let (empty, third) = (message(&[], 3), message(&[raw(2)], 4));
+        let mut pooled = Vec::new();
+        for body in [&first, &second, &first, &empty, &second, &third, &empty] {
+            send_signed(server.addr, &owner, body).await;
+            let nonces = bundles(server.pool.subscribe_all());
+            pooled.push(nonces.first().map(|bundle| bundle.txs()[0].nonce()));
+        }
+        let expected = match is_numbered {
+            false => [Some(0), Some(1), Some(0), None, Some(1), Some(2), None],
+            true => [Some(0), Some(1), Some(1), None, None, Some(2), Some(2)],
+        };
+        assert_eq!(pooled, expected);
+    }
+}
+
 /// A block took its transaction so long ago that the pool remembers only that it was here.
 #[tokio::test]
 async fn a_bundle_that_has_left_is_answered_as_known_and_not_as_pooled() {
