@@ -44,7 +44,8 @@ pub enum SignatureMode {
 /// recovery.
 const BYTES_PER_WORK: usize = 16 * 1_024;
 
-/// The units of work that a request with a body of this length costs its caller before it is parsed.
+/// The units of work that a request with a body of this length costs its caller before it is parsed: without a body for
+/// its head.
 pub(crate) const fn body_work(length: usize) -> usize {
     1 + length / BYTES_PER_WORK
 }
@@ -60,7 +61,7 @@ pub(crate) const WORK_OF_FORGERY: usize = 200;
 /// 50 us): one for the request's own signature, for each transaction and for each cancellation, 200
 /// for each blob whose proofs are verified. A signature that its claimed signer has not made costs the
 /// caller 200, also if it has less: it is then refused until they are paid. For the caller a request counts one more for each
-/// element and for each 16 KiB of its body, before it is parsed. The elements of a batch and their
+/// element, and for each 16 KiB of its body as they arrive. The elements of a batch and their
 /// blobs are paid for one after the other; one that the quota does not pay for is refused, and
 /// counts nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,7 +139,8 @@ pub struct OrderRpcConfig {
     pub trusted_fronts: Vec<IpAddr>,
     /// Signers that are known from the start, beside those of
     /// [`Host::with_known_signers`](crate::Host::with_known_signers). They are served first, and half of the pool's caps
-    /// is theirs, whatever strangers send. Default: none.
+    /// is theirs, whatever strangers send; so is a sixteenth of the requests in flight and of the buffered bytes at each
+    /// address where one has signed a request since the start. Default: none.
     pub known_signers: Vec<Address>,
 }
 

@@ -19,7 +19,7 @@ mod quota;
 use std::{
     hash::Hash,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::Address;
@@ -42,6 +42,9 @@ const SMALL_BODY_PART: usize = 8;
 /// The reciprocal of the part of the requests in flight that is reserved for those that claim a
 /// signature.
 const SIGNED_REQUEST_PART: usize = 8;
+/// The reciprocal of the part of the requests in flight, and of the buffered bytes, that is reserved for callers where a
+/// known signer has signed: any header claims a signature.
+const KNOWN_PART: usize = 16;
 
 /// The numbers of this room: options, shares of them, and what nobody has a reason to turn. Tests
 /// of a limit lower it.
@@ -117,6 +120,8 @@ pub(crate) struct Limiter {
     pub(crate) active: TaskTracker,
     /// Requests in flight that claim no signature; `None`: no limit.
     unsigned: Option<Arc<Budget>>,
+    /// Requests in flight of [strangers](Callers::is_stranger); `None`: no limit.
+    strangers: Option<Arc<Budget>>,
     /// Bytes of bodies, and of responses that are not sent yet.
     pub(crate) buffered: Arc<Budget>,
     /// Of signers, at each caller: who has a copy of a signed request can send it again, and must not spend what its
@@ -125,12 +130,14 @@ pub(crate) struct Limiter {
     caller_quotas: Option<Mutex<Quotas<CallerId>>>,
 }
 
-/// Who pays for a call, and whose its order is.
+/// Who pays for a call, whose its order is, and when it came.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct By {
     pub(crate) caller: CallerId,
     /// `None` without a signature, and before it is verified.
     pub(crate) signer: Option<Address>,
+    /// When the head of the request was read: of what a signer sends, what waits for longer is not later.
+    pub(crate) arrived: SystemTime,
 }
 
 /// A request that was admitted, until dropped.
@@ -139,8 +146,9 @@ pub(crate) struct Entered {
     _active: TaskTrackerToken,
     request: Share,
     pub(crate) caller: CallerId,
-    of_caller: Share,
-    unsigned: Option<Share>,
+    pub(crate) arrived: SystemTime,
+    /// Of the other limits, each with the reason if there is no more.
+    shares: Vec<(Share, Reason)>,
     /// Whether a signer that the host knows has signed it.
     pub(crate) is_known: bool,
 }
@@ -155,18 +163,20 @@ impl Entered {
 impl Limiter {
     pub(crate) fn new(limits: Limits, gate: Gate) -> Self {
         let config = &limits.config;
+        // With a limit of a few requests none are reserved for signed ones, nor when signatures are
+        // ignored.
+        let all_but = |part| {
+            let limit = gate.request_limit()?;
+            let is_kept = limit >= part && config.signatures != SignatureMode::Off;
+            is_kept.then(|| Budget::new(limit - limit / part))
+        };
         Self {
             active: TaskTracker::new(),
             callers: Callers::new(limits.clone()),
             connections: Budget::new(config.max_connections),
             slow_bodies: Semaphore::new(limits.max_slow_bodies),
-            // With a limit of a few requests none are reserved for signed ones, nor when signatures
-            // are ignored.
-            unsigned: gate.request_limit().and_then(|limit| {
-                let kept = limit / SIGNED_REQUEST_PART;
-                let is_kept = kept > 0 && config.signatures != SignatureMode::Off;
-                is_kept.then(|| Budget::new(limit - kept))
-            }),
+            unsigned: all_but(SIGNED_REQUEST_PART),
+            strangers: all_but(KNOWN_PART),
             buffered: Budget::new(config.max_buffered_bytes),
             quotas: quotas(config.quota, &limits),
             caller_quotas: quotas(config.caller_quota, &limits),
@@ -187,68 +197,86 @@ impl Limiter {
         if self.active.is_closed() {
             return Err(self.gate.refuse_closed(now).into());
         }
-        let of_caller =
-            caller.requests.take(1).ok_or_else(|| self.retry_later(Reason::CallerRequests))?;
-        let unsigned = match &self.unsigned {
-            // Requests that a front forwards were signed.
-            Some(unsigned) if !is_signed && !caller.id.is_front => {
-                Some(unsigned.take(1).ok_or_else(|| self.retry_later(Reason::UnsignedRequests))?)
-            }
-            _ => None,
-        };
+        // Requests that a front forwards were signed.
+        let unsigned = self.unsigned.as_ref().filter(|_| !is_signed && !caller.id.is_front);
+        let strangers = self.strangers.as_ref().filter(|_| self.callers.is_stranger(caller));
+        let limits = [
+            (Some(&caller.requests), Reason::CallerRequests),
+            (unsigned, Reason::UnsignedRequests),
+            (strangers, Reason::TooManyRequests),
+        ];
+        let limits = limits.into_iter().filter_map(|(limit, reason)| Some((limit?, reason)));
+        let shares = limits.map(|(limit, reason)| {
+            let share = limit.take(1).ok_or_else(|| self.retry_later(reason))?;
+            Ok((share, reason))
+        });
+        let shares = shares.collect::<Result<_, ErrorResponse>>()?;
         let request = self.gate.enter(now)?;
-        let (caller, is_known) = (caller.id, false);
-        Ok(Entered { _active: active, request, caller, of_caller, unsigned, is_known })
+        let (caller, arrived, is_known) = (caller.id, SystemTime::now(), false);
+        Ok(Entered { _active: active, request, caller, arrived, shares, is_known })
     }
 
     /// Makes a request count as `to` requests: all or nothing.
     pub(crate) fn grow(&self, entered: &mut Entered, to: usize) -> Result<(), ErrorResponse> {
         let more = to.saturating_sub(entered.weight());
-        if !entered.of_caller.try_add(more, 0) {
-            return Err(self.retry_later(Reason::CallerRequests));
-        }
-        if entered.unsigned.as_mut().is_some_and(|unsigned| !unsigned.try_add(more, 0)) {
-            return Err(self.retry_later(Reason::UnsignedRequests));
+        for (share, reason) in &mut entered.shares {
+            if !share.try_add(more, 0) {
+                return Err(self.retry_later(*reason));
+            }
         }
         Ok(self.gate.enter_batch(&mut entered.request, to, Instant::now())?)
     }
 
-    /// Whether a body that is announced with this length can be paid for and held now. It spends and holds
-    /// nothing, because none of it has arrived.
+    /// Whether a body that is announced with this length can be paid for and held now. It spends what the head costs, and
+    /// holds nothing, because none of the body has arrived.
     pub(crate) fn check_body(&self, caller: &Caller, length: usize) -> Result<(), ErrorResponse> {
         if !caller.id.is_front {
             let work = body_work(length);
             spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
-                quotas.check(caller.id, work, now)
+                quotas.check(caller.id, work, now)?;
+                quotas.take(caller.id, body_work(0), now)
             })?;
         }
         let (of_caller, of_all) = (&caller.bytes, &self.buffered);
-        self.held(of_caller.fits(length, 0), || of_all.fits(length, self.kept_from(length)))
+        let keep_free = self.kept_from(length, self.callers.is_stranger(caller));
+        self.held(of_caller.fits(length, 0), || of_all.fits(length, keep_free))
     }
 
     /// A share of no bytes for a request of this caller, to be added to.
     pub(crate) fn hold(&self, caller: &Caller) -> Held {
-        Held { all: self.buffered.empty(), of_caller: caller.bytes.empty() }
+        let is_stranger = self.callers.is_stranger(caller);
+        let (all, of_caller) = (self.buffered.empty(), caller.bytes.empty());
+        Held { all, of_caller, caller: caller.id, is_stranger }
     }
 
-    /// Adds bytes to a request's share.
+    /// Adds bytes of a body to a request's share, and spends what they cost: a body whose end does not come is paid for
+    /// too.
     ///
     /// # Errors
-    /// The bytes of all requests, or of the caller's, would exceed their limit. The share must then
+    /// The bytes of all requests, or of the caller's, would exceed their limit, or its quota is spent. The share must then
     /// be dropped.
     pub(crate) fn hold_more(&self, held: &mut Held, bytes: usize) -> Result<(), ErrorResponse> {
-        let keep_free = self.kept_from(held.all.count().saturating_add(bytes));
+        let (before, length) = (held.all.count(), held.all.count().saturating_add(bytes));
+        let work = body_work(length) - body_work(before);
+        if work > 0 {
+            self.charge_caller(held.caller, work)?;
+        }
+        let keep_free = self.kept_from(length, held.is_stranger);
         let of_caller = held.of_caller.try_add(bytes, 0);
         self.held(of_caller, || held.all.try_add(bytes, keep_free))
     }
 
-    /// The bytes that a body of this length leaves to short ones.
-    fn kept_from(&self, length: usize) -> usize {
+    /// The bytes that a body of this length leaves to short ones, and a stranger's to others.
+    fn kept_from(&self, length: usize, is_stranger: bool) -> usize {
+        let part = match (length <= SMALL_BODY_BYTES, is_stranger) {
+            (false, _) => SMALL_BODY_PART,
+            (true, true) => KNOWN_PART,
+            (true, false) => return 0,
+        };
         // A body of the maximum length always fits.
         let config = &self.limits.config;
         let (most, longest) = (config.max_buffered_bytes, config.max_body_bytes);
-        let spare = most.saturating_sub(longest).min(most / SMALL_BODY_PART);
-        if length <= SMALL_BODY_BYTES { 0 } else { spare }
+        most.saturating_sub(longest).min(most / part)
     }
 
     fn held(&self, of_caller: bool, of_all: impl FnOnce() -> bool) -> Result<(), ErrorResponse> {
@@ -265,7 +293,7 @@ impl Limiter {
     }
 
     /// Spends from the quota of a signer whose signature was verified.
-    pub(crate) fn charge_signer(
+    fn charge_signer(
         &self,
         signer: Address,
         by: CallerId,
@@ -282,13 +310,19 @@ impl Limiter {
         }
     }
 
-    /// Spends from the quota of a caller, unless it is a front, and of its signer.
-    pub(crate) fn charge(&self, by: By, work: usize) -> Result<(), ErrorResponse> {
-        if !by.caller.is_front {
-            spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
-                quotas.take(by.caller, work, now)
-            })?;
+    /// Spends from the quota of a caller, unless it is a front.
+    fn charge_caller(&self, caller: CallerId, work: usize) -> Result<(), ErrorResponse> {
+        if caller.is_front {
+            return Ok(());
         }
+        spend(&self.caller_quotas, Reason::CallerQuota, |quotas, now| {
+            quotas.take(caller, work, now)
+        })
+    }
+
+    /// Spends from the quota of a caller and of its signer.
+    pub(crate) fn charge(&self, by: By, work: usize) -> Result<(), ErrorResponse> {
+        self.charge_caller(by.caller, work)?;
         by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, by.caller, work))
     }
 }
@@ -313,6 +347,8 @@ fn spend<K>(
 pub(crate) struct Held {
     all: Share,
     of_caller: Share,
+    caller: CallerId,
+    is_stranger: bool,
 }
 
 impl Held {

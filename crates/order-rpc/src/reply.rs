@@ -23,7 +23,8 @@ labels! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum Reason {
-        /// The limit of requests in flight is reached.
+        /// The limit of requests in flight is reached, or the part of it that callers have where no known signer has
+        /// signed.
         TooManyRequests = "too_many_requests",
         /// No work permit became free in time.
         NoPermit = "no_permit",

@@ -116,8 +116,11 @@ impl Connection {
         let dispatcher = &self.server.dispatcher;
         let (body, held) = body::read(body, self.limiter(), &caller).await?;
         let reply = dispatcher.serve(body, claim, &mut entered).await?;
-        // It orders nothing else.
-        self.place.is_known.fetch_or(entered.is_known, Relaxed);
+        if entered.is_known {
+            // It orders nothing else.
+            self.place.is_known.store(true, Relaxed);
+            self.limiter().callers.remember(&caller);
+        }
         Ok(response::of_reply(reply, held))
     }
 

@@ -6,15 +6,19 @@
 //! parses them. A long one is parsed on a worker thread under the permit that then covers
 //! verification and insert, so that it delays no other caller.
 //!
-//! The elements of a batch run one after the other. A success response is sent only for an order
-//! that is in the pool.
+//! The elements of a batch run one after the other, and between them others get the work permit. A
+//! success response is sent only for an order that is in the pool.
 
-use std::{collections::HashSet, sync::Arc, time::Instant};
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use alloy_primitives::Address;
 use bytes::Bytes;
 use futures::future::join_all;
-use load_control::{Priority, WorkPermit};
+use load_control::{Priority, Refusal, WorkPermit};
 use order_pool::Holder;
 
 use super::envelope::{Call, Calls, Id, State};
@@ -33,6 +37,10 @@ use crate::{
 /// which the thread would serve no other caller.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
 
+/// The work, in recoveries, after which a batch gives its work permit back between two elements and waits for the next:
+/// 3 ms, and those of one element more. A whole batch may be half a second.
+const WORK_PER_PERMIT: usize = 64;
+
 #[derive(Debug)]
 struct Request {
     /// The signed bytes.
@@ -43,6 +51,8 @@ struct Request {
     is_batch: bool,
     /// Null for a batch.
     id: Id,
+    /// It was deferred, so that it is not refused for lack of a permit.
+    was_deferred: bool,
 }
 
 #[derive(Debug)]
@@ -70,18 +80,15 @@ impl Dispatcher {
     /// The body could not be parsed, so the id of the request is not known.
     ///
     /// # Cancel safety
-    /// If the future is dropped, work that has begun continues to its end and holds its permit
-    /// until then.
+    /// If the future is dropped, work that has begun continues until it would give its permit back.
     pub(crate) async fn serve(
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
         entered: &mut Entered,
     ) -> Result<Reply, ErrorResponse> {
-        let by = By { caller: entered.caller, signer: None };
-        // Nothing is parsed for a caller or a claimed signer without quota, and what does not parse
-        // is paid for too.
-        self.limiter.charge(by, body_work(body.len()))?;
+        let by = By { caller: entered.caller, signer: None, arrived: entered.arrived };
+        // Nothing is parsed for a claimed signer without quota. The body is paid for.
         claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, by.caller))?;
         let (mut request, permit) = self.parse(body, claim, by).await?;
         let ran = self.run(&mut request, permit, entered).await;
@@ -99,7 +106,7 @@ impl Dispatcher {
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
-        by: By,
+        mut by: By,
     ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
         let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
             (Calls::parse(&body), None)
@@ -107,15 +114,22 @@ impl Dispatcher {
             let priority = self.priority(claim.as_ref(), by.caller, body.len());
             let gate = &self.limiter.gate;
             let permit = gate.acquire_external(priority, Instant::now()).await?;
-            let text = body.clone();
-            on_thread(move || (Calls::parse(&text), Some(permit))).await?
+            let (context, text) = (Arc::clone(self), body.clone());
+            let known = claim.filter(|_| priority == Priority::Known);
+            let work = move || {
+                let signed = context.sign_in(known, &text, &mut by);
+                (signed.and_then(|()| Calls::parse(&text)), by, Some(permit))
+            };
+            let (parsed, permit);
+            (parsed, by, permit) = on_thread(work).await?;
+            (parsed, permit)
         };
         let Calls { calls, is_batch } = parsed?;
         let id = match &calls[..] {
             [single] if !is_batch => single.id.clone(),
             _ => Id::NULL,
         };
-        Ok((Request { body, claim, by, calls, is_batch, id }, permit))
+        Ok((Request { body, claim, by, calls, is_batch, id, was_deferred: false }, permit))
     }
 
     async fn run(
@@ -146,14 +160,8 @@ impl Dispatcher {
                 acquired => acquired,
             };
             match acquired {
-                Ok(acquired) => permit = acquired,
-                Err(refusal) => {
-                    for call in &mut request.calls {
-                        if matches!(call.state, State::Sent(..)) {
-                            call.state = State::Done(Err(refusal.into()));
-                        }
-                    }
-                }
+                Ok(acquired) => (permit, request.was_deferred) = (acquired, true),
+                Err(refusal) => request.refuse(|_| true, refusal),
             }
         }
         if request.has(|_| true) {
@@ -162,32 +170,44 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Runs calls on a worker thread, with the given work permit or one that it acquires.
+    /// Runs calls on a worker thread, with the given work permit or one that it acquires, and with
+    /// further ones.
     async fn work(
         self: &Arc<Self>,
         request: &mut Request,
-        permit: Option<WorkPermit>,
+        mut permit: Option<WorkPermit>,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let priority = self.priority_of(request);
-        let context = Arc::clone(self);
-        let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
-        let mut calls = std::mem::take(&mut request.calls);
-        let work = move || {
-            let ran = context.run_calls(&mut calls, which, &mut by, |by| {
-                let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
-                context.limiter.charge(*by, 1)?;
-                // A forged signature spends no signer's quota.
-                let verified = claim.verify(&body);
-                let signer = verified.inspect_err(|_| context.limiter.charge_forgery(by.caller))?;
-                by.signer = Some(signer);
-                context.limiter.charge_signer(signer, by.caller, 1)
-            });
-            ran.map(|()| (calls, by))
-        };
-        let gate = &self.limiter.gate;
-        let ran = gate.run_external(permit, priority, Instant::now(), work).await;
-        (request.calls, request.by) = ran??;
+        let (priority, gate) = (self.priority_of(request), &self.limiter.gate);
+        loop {
+            let context = Arc::clone(self);
+            let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
+            let mut calls = std::mem::take(&mut request.calls);
+            let known = claim.filter(|_| priority == Priority::Known);
+            let work = move || {
+                context.sign_in(known, &body, &mut by)?;
+                let sign_in = |by: &mut By| context.sign_in(claim, &body, by);
+                context.run_calls(&mut calls, which, &mut by, sign_in)?;
+                Ok::<_, ErrorResponse>((calls, by))
+            };
+            let ran = gate.run_external(permit.take(), priority, Instant::now(), work).await;
+            (request.calls, request.by) = ran??;
+            if !request.has(which) {
+                break;
+            }
+            let next = match request.was_deferred {
+                true => Ok(gate.acquire_external_deferred().await),
+                false => gate.acquire_external(priority, Instant::now()).await,
+            };
+            match next {
+                Ok(next) => permit = Some(next),
+                Err(refusal) => {
+                    // Not one of the calls that have run.
+                    request.refuse(which, refusal);
+                    break;
+                }
+            }
+        }
         // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.calls {
             if let Some((method, verified)) = call.take_verified() {
@@ -199,6 +219,17 @@ impl Dispatcher {
         }
         self.insert_calls(request).await;
         Ok(())
+    }
+
+    /// Verifies a request's own signature, once: before all other work if its claim has served it before others, since
+    /// nobody would look at it if each call failed before.
+    fn sign_in(&self, claim: Option<Claim>, body: &[u8], by: &mut By) -> Result<(), ErrorResponse> {
+        let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
+        // Before it is paid for: a forged one spends no signer's quota, and is found also of a caller
+        // that has nothing left.
+        let verified = claim.verify(body);
+        by.signer = Some(verified.inspect_err(|_| self.limiter.charge_forgery(by.caller))?);
+        self.limiter.charge(*by, 1)
     }
 
     /// Lets the host decide on all orders of a request concurrently, and then inserts them in their
@@ -232,8 +263,8 @@ impl Dispatcher {
         State::Done(done)
     }
 
-    /// Runs calls one after the other. `sign_in` verifies the request's own signature, once a call
-    /// has passed the checks that need none.
+    /// Runs calls one after the other, as many as one permit is for. `sign_in` verifies the request's
+    /// own signature, once a call has passed the checks that need none.
     fn run_calls(
         &self,
         calls: &mut [Call],
@@ -241,22 +272,30 @@ impl Dispatcher {
         by: &mut By,
         sign_in: impl Fn(&mut By) -> Result<(), ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
-        let mut any_waits = false;
-        for call in calls {
+        let mut any_waits = calls.iter().any(|call| matches!(call.state, State::Verified(..)));
+        let mut work = 0;
+        for (place, call) in calls.iter_mut().enumerate() {
             let State::Sent(method, params) = &call.state else { continue };
             let method = *method;
             if !which(method) {
                 continue;
             }
+            if work >= WORK_PER_PERMIT {
+                break;
+            }
             // What the pool holds decides only if nothing is to change it before.
             let prepared = self.methods.prepare(method, params, !any_waits);
-            if prepared.is_ok() {
+            work += body_work(params.len());
+            if let Ok(prepared) = &prepared {
+                work += prepared.recoveries();
                 sign_in(by)?;
             }
             let verified = prepared.and_then(|prepared| {
                 // The proofs of blobs are paid for when they are verified.
                 self.limiter.charge(*by, prepared.recoveries())?;
-                prepared.verify(*by, |signer| self.holder(by.caller, signer), &self.methods.proofs)
+                // Each is later than those before it in its batch.
+                let by = By { arrived: by.arrived + Duration::from_micros(place as u64), ..*by };
+                prepared.verify(by, |signer| self.holder(by.caller, signer), &self.methods.proofs)
             });
             call.state = match verified {
                 Ok(verified) => {
@@ -339,6 +378,15 @@ impl Request {
     /// Whether a call of such a method has not run yet.
     fn has(&self, which: fn(Method) -> bool) -> bool {
         self.calls.iter().any(|call| matches!(call.state, State::Sent(method, _) if which(method)))
+    }
+
+    /// Refuses the calls of such methods that have not run yet.
+    fn refuse(&mut self, which: fn(Method) -> bool, refusal: Refusal) {
+        for call in &mut self.calls {
+            if matches!(call.state, State::Sent(method, _) if which(method)) {
+                call.state = State::Done(Err(refusal.into()));
+            }
+        }
     }
 }
 

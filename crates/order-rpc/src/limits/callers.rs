@@ -1,22 +1,32 @@
 //! Callers by their address, and what each holds: connections, requests and bytes.
 //!
 //! # Locks
-//! Callers: taken by start of a connection, end of a caller that holds nothing more, for one look-up; never across an await or with another lock.
+//! Callers: taken by start of a connection, end of a caller that holds nothing more, an order with blobs, for one look-up; never across an await or with another lock.
+//! Remembered: taken by the first request of a known signer at a caller, for one push; never across an await or with another lock.
 
 use std::{
+    collections::VecDeque,
     net::{IpAddr, Ipv6Addr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use alloy_primitives::map::HashMap;
 use http::HeaderMap;
 use load_control::Budget;
+use tokio::sync::Semaphore;
 
 use super::Limits;
 
 /// The header in which a trusted proxy names the caller, in lower case as HTTP libraries compare
 /// it.
 const FORWARDED_FOR: &str = "x-forwarded-for";
+
+/// Callers that are remembered because a known signer has signed there, 300 bytes each. Of more the first one is
+/// forgotten.
+const MAX_REMEMBERED: usize = 1_024;
 
 /// Callers that share one share: an IPv4 address, or an IPv6 /64, which is what one subscriber is
 /// assigned.
@@ -48,6 +58,10 @@ pub(crate) struct Caller {
     /// Bytes of bodies and of responses.
     pub(crate) bytes: Arc<Budget>,
     pub(crate) slow_bodies: Arc<Budget>,
+    /// One of its orders is in the line for proofs of blobs, and the others wait before it.
+    pub(crate) proofs: Semaphore,
+    /// Whether it is remembered. It orders nothing else.
+    is_remembered: AtomicBool,
     known: Arc<Known>,
 }
 
@@ -71,12 +85,17 @@ fn lock(known: &Known) -> MutexGuard<'_, HashMap<CallerId, Weak<Caller>>> {
 #[derive(Debug)]
 pub(crate) struct Callers {
     known: Arc<Known>,
+    /// Where a known signer has signed.
+    remembered: Mutex<VecDeque<Arc<Caller>>>,
+    /// Whether there are others than strangers.
+    any_trusted: AtomicBool,
     limits: Limits,
 }
 
 impl Callers {
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { known: Arc::default(), limits }
+        let any_trusted = AtomicBool::new(!limits.config.trusted_fronts.is_empty());
+        Self { known: Arc::default(), remembered: Mutex::default(), any_trusted, limits }
     }
 
     /// The caller that opened a connection. Only the connection's address makes a front: neither a
@@ -95,7 +114,31 @@ impl Callers {
         self.with_id(CallerId::from(address))
     }
 
-    fn with_id(&self, id: CallerId) -> Arc<Caller> {
+    /// Whether this caller leaves a part to others: to fronts, and where a known signer has signed. Without any of these
+    /// nobody does.
+    pub(crate) fn is_stranger(&self, caller: &Caller) -> bool {
+        let is_trusted = caller.id.is_front || caller.is_remembered.load(Relaxed);
+        !is_trusted && self.any_trusted.load(Relaxed)
+    }
+
+    /// A known signer has signed at this caller.
+    pub(crate) fn remember(&self, caller: &Arc<Caller>) {
+        if caller.is_remembered.swap(true, Relaxed) {
+            return;
+        }
+        self.any_trusted.store(true, Relaxed);
+        let forgotten = {
+            let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+            remembered.push_back(Arc::clone(caller));
+            let first = remembered.len() > MAX_REMEMBERED;
+            first.then(|| remembered.pop_front()).flatten()
+        };
+        if let Some(forgotten) = forgotten {
+            forgotten.is_remembered.store(false, Relaxed);
+        }
+    }
+
+    pub(crate) fn with_id(&self, id: CallerId) -> Arc<Caller> {
         let mut known = lock(&self.known);
         if let Some(caller) = known.get(&id).and_then(Weak::upgrade) {
             return caller;
@@ -108,6 +151,8 @@ impl Callers {
             requests: share(limits.max_requests_per_caller),
             bytes: share(limits.max_buffered_bytes_per_caller),
             slow_bodies: share(limits.max_slow_bodies_per_caller),
+            proofs: Semaphore::new(1),
+            is_remembered: AtomicBool::new(false),
             known: Arc::clone(&self.known),
         });
         known.insert(id, Arc::downgrade(&caller));
@@ -144,6 +189,23 @@ mod tests {
         assert_eq!(lock(&callers.known).len(), 2, "the others hold nothing");
         drop((one, mapped, subscriber, same));
         assert_eq!(lock(&callers.known).len(), 0);
+    }
+
+    #[test]
+    fn where_a_known_signer_has_signed_is_remembered_until_there_are_too_many() {
+        let callers = callers(&[]);
+        let of = |number| callers.of(Ipv6Addr::new(0x2001, number, 0, 0, 0, 0, 0, 0).into());
+        let (first, stranger) = (of(0), of(u16::MAX));
+        assert!(!callers.is_stranger(&stranger), "to nobody");
+        for number in 0..MAX_REMEMBERED as u16 {
+            callers.remember(&of(number));
+        }
+        callers.remember(&first);
+        assert!(!callers.is_stranger(&first) && callers.is_stranger(&stranger));
+        callers.remember(&of(MAX_REMEMBERED as u16));
+        assert!(callers.is_stranger(&first) && !callers.is_stranger(&of(1)));
+        drop((first, stranger));
+        assert_eq!(lock(&callers.known).len(), MAX_REMEMBERED);
     }
 
     #[test]

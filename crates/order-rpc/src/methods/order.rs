@@ -58,16 +58,15 @@ impl Prepared {
         holder_of: impl Fn(Option<Address>) -> Holder,
         proofs: &Proofs,
     ) -> Result<Verified, ErrorResponse> {
-        let signer = by.signer;
+        let By { signer, arrived, .. } = by;
         let named = |address: Option<Address>| address.filter(|_| by.caller.is_front).or(signer);
-        let now = SystemTime::now();
         let terms = |last: Option<u64>| last.map(|max_block| PrivateTerms { signer, max_block });
         Ok(match self {
             Self::Pooled(hash, last_block) => {
                 Verified::Pooled(hash, holder_of(signer), terms(last_block))
             }
             Self::Transaction { tx, field, last_block } => {
-                let tx = verify::transaction(tx, field, terms(last_block), now)?
+                let tx = verify::transaction(tx, field, terms(last_block), arrived)?
                     .held_by(holder_of(signer));
                 let unproven = proofs.unproven(std::slice::from_ref(&tx));
                 Verified::Order(Box::new(Order::Tx(tx)), unproven)
@@ -75,10 +74,10 @@ impl Prepared {
             Self::Bundle(raw, txs) => {
                 let txs = txs.into_iter().enumerate();
                 let verify =
-                    |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), None, now);
+                    |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), None, arrived);
                 let txs = txs.map(verify).collect::<Result<_, _>>()?;
                 let signer = named(raw.signing_address);
-                let bundle = raw.with_transactions(txs, signer, holder_of(signer), now);
+                let bundle = raw.with_transactions(txs, signer, holder_of(signer), arrived);
                 let bundle = bundle.map_err(|error| bundle_error(&error))?;
                 let unproven = proofs.unproven(bundle.txs());
                 Verified::Order(Box::new(Order::Bundle(bundle)), unproven)
@@ -92,7 +91,7 @@ impl Prepared {
             }
             Self::PrivateCancellation(hash) => {
                 let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
-                Verified::PrivateCancellation(hash, signer, holder_of(Some(signer)), now)
+                Verified::PrivateCancellation(hash, signer, holder_of(Some(signer)), arrived)
             }
         })
     }

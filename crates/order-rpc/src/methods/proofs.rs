@@ -1,6 +1,6 @@
-//! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time and one order after
-//! the other, each blob under a permit that is acquired behind all other callers, so that no caller
-//! waits longer than that. Orders of known signers and of fronts have a line of their own, and the priority
+//! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time, each under a permit
+//! that is acquired behind all other callers, so that no caller waits longer than that. The blobs of a caller's orders
+//! come one after the other, and between two of them one of each other caller that waits. Orders of known signers and of fronts have a line of their own, and the priority
 //! that they have elsewhere. A verified blob is recognised by its digest, since the same blobs come back with
 //! a higher fee and for the next block.
 //!
@@ -20,7 +20,7 @@ use alloy_primitives::B256;
 use load_control::Priority;
 use order_pool::Transaction;
 use tokio::{
-    sync::{OnceCell, Semaphore, oneshot},
+    sync::{OnceCell, Semaphore, SemaphorePermit, oneshot},
     time::timeout,
 };
 
@@ -31,7 +31,7 @@ use crate::{
     reply::{ErrorResponse, Reason},
 };
 
-/// How long an order with blobs waits for its turn: about ten transactions of six blobs.
+/// How long an order waits for those of its caller, and then each of its blobs for those of others: about sixty callers.
 const PROOF_WAIT: Duration = Duration::from_secs(2);
 
 /// Most blobs that are remembered after their proofs were verified, of which at least half are
@@ -49,8 +49,8 @@ pub(crate) struct Unproven {
 
 #[derive(Debug)]
 pub(crate) struct Proofs {
-    /// One order of strangers at a time, and one of known signers: proofs of strangers wait for permits behind all
-    /// other callers, so several orders with blobs would only wait for each other.
+    /// One blob of strangers at a time, and one of known signers: proofs of strangers wait for permits behind all
+    /// other callers, so several blobs would only wait for each other.
     turn: Semaphore,
     turn_of_known: Semaphore,
     is_set_up: OnceCell<()>,
@@ -138,14 +138,15 @@ impl Methods {
             true => (&self.proofs.turn_of_known, Priority::Known),
             false => (&self.proofs.turn, Priority::Unsigned),
         };
-        let Ok(Ok(_turn)) = timeout(PROOF_WAIT, turn.acquire()).await else {
-            let message = "the proofs of too many blobs wait to be verified";
-            let retry_after = self.limiter.gate.retry_after();
-            return Err(ErrorResponse::retry_later(Reason::NoPermit, retry_after, message));
+        let caller = self.limiter.callers.with_id(by.caller);
+        let _own = match is_known {
+            true => None,
+            false => Some(self.turn(&caller.proofs).await?),
         };
-        self.proofs.set_up().await?;
         for unproven in verified.take_unproven() {
-            // The same blob may have come before in this order.
+            let _turn = self.turn(turn).await?;
+            self.proofs.set_up().await?;
+            // The same blob may have come meanwhile, or before in this order.
             if self.proofs.is_verified(&unproven.digest) {
                 continue;
             }
@@ -164,13 +165,23 @@ impl Methods {
         }
         Ok(verified)
     }
+
+    async fn turn<'a>(&self, of: &'a Semaphore) -> Result<SemaphorePermit<'a>, ErrorResponse> {
+        if let Ok(Ok(turn)) = timeout(PROOF_WAIT, of.acquire()).await {
+            return Ok(turn);
+        }
+        let message = "the proofs of too many blobs wait to be verified";
+        let retry_after = self.limiter.gate.retry_after();
+        Err(ErrorResponse::retry_later(Reason::NoPermit, retry_after, message))
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{net::Ipv4Addr, sync::Arc};
+    use std::{net::IpAddr, sync::Arc, time::SystemTime};
 
     use alloy_primitives::Address;
+    use futures::future::join_all;
     use order_pool::{Holder, OrderPool, PoolConfig};
     use serde_json::json;
 
@@ -181,34 +192,61 @@ mod tests {
         tests::{blobs::with_blobs, common},
     };
 
-    /// Three addresses that sent blobs with the proofs of others kept everybody's waiting for longer than they may.
-    #[tokio::test(start_paused = true)]
-    async fn known_signers_do_not_wait_behind_the_blobs_of_strangers() {
-        let [known, stranger] = [1, 2].map(Address::repeat_byte);
+    fn methods(known: Address) -> Methods {
         let gate = load_control::Gate::new(common::gate_config(64)).unwrap();
         let pool = OrderPool::new(PoolConfig::default()).unwrap();
         let host = Host::new(pool, gate.clone()).with_known_signers(move |it| it == known);
         let limits = Limits::of(OrderRpcConfig::new(common::CHAIN));
-        let methods = Methods::new(host, Arc::new(Limiter::new(limits, gate)));
+        Methods::new(host, Arc::new(Limiter::new(limits, gate)))
+    }
+
+    /// Sends a bundle with this transaction, from an address of the loopback network.
+    async fn prove(
+        methods: &Methods,
+        (from, signer): (u8, Address),
+        tx: &str,
+    ) -> Result<(), Reason> {
+        let caller = CallerId::from(IpAddr::from([127, 0, 0, from]));
+        let by = By { caller, signer: Some(signer), arrived: SystemTime::now() };
+        let (method, params) = (Method::SendBundle, json!([{ "txs": [tx] }]).to_string());
+        let prepared = methods.prepare(method, params.as_bytes(), true).unwrap();
+        let holder = |_| Holder::Signer(signer);
+        let verified = prepared.verify(by, holder, &methods.proofs).unwrap();
+        let proven = methods.prove(method, verified, by).await;
+        proven.map(drop).map_err(|error| error.reason)
+    }
+
+    /// Three addresses that sent blobs with the proofs of others kept everybody's waiting for longer than they may.
+    #[tokio::test(start_paused = true)]
+    async fn known_signers_do_not_wait_behind_the_blobs_of_strangers() {
+        let [known, stranger] = [1, 2].map(Address::repeat_byte);
+        let methods = methods(known);
         let _turn = methods.proofs.turn.acquire().await.unwrap();
-        for (signer, is_served) in [(known, true), (stranger, false)] {
-            let caller = CallerId::from(std::net::IpAddr::from(Ipv4Addr::LOCALHOST));
-            let by = By { caller, signer: Some(signer) };
-            let (method, (right, _)) = (Method::SendBundle, with_blobs(1));
-            let params = json!([{ "txs": [right] }]).to_string();
-            let prepared = methods.prepare(method, params.as_bytes(), true).unwrap();
-            let holder = |_| Holder::Signer(signer);
-            let verified = prepared.verify(by, holder, &methods.proofs).unwrap();
-            let proven = methods.prove(method, verified, by).await;
-            assert_eq!(
-                proven.map(drop).map_err(|error| error.reason),
-                match is_served {
-                    true => Ok(()),
-                    false => Err(Reason::NoPermit),
-                }
-            );
-            // Not known from before.
-            *methods.proofs.verified.lock().unwrap() = Default::default();
-        }
+        let (right, _) = with_blobs(1);
+        assert_eq!(prove(&methods, (1, known), &right).await, Ok(()));
+        // Not known from before.
+        *methods.proofs.verified.lock().unwrap() = Default::default();
+        assert_eq!(prove(&methods, (1, stranger), &right).await, Err(Reason::NoPermit));
+    }
+
+    /// And each other's.
+    #[tokio::test(start_paused = true)]
+    async fn a_blob_waits_for_one_of_each_other_caller_and_not_for_all_of_them() {
+        let methods = methods(Address::ZERO);
+        // It takes seconds, which this clock would skip.
+        methods.proofs.set_up().await.unwrap();
+        let ((three, _), (_, wrong)) = (with_blobs(3), with_blobs(1));
+        let done = Mutex::new(Vec::new());
+        let sent = [(1, &three), (1, &wrong), (2, &wrong)].into_iter().enumerate();
+        let sent = sent.map(|(number, (from, tx))| {
+            let (methods, done) = (&methods, &done);
+            async move {
+                let proven = prove(methods, (from, Address::repeat_byte(from)), tx).await;
+                assert_eq!(proven, if number == 0 { Ok(()) } else { Err(Reason::Sidecar) });
+                done.lock().unwrap().push(number);
+            }
+        });
+        join_all(sent).await;
+        assert_eq!(done.into_inner().unwrap(), [2, 0, 1]);
     }
 }

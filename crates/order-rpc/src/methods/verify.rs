@@ -75,7 +75,7 @@ pub(crate) fn transaction(
     tx: PooledTransaction,
     field: &str,
     terms: Option<PrivateTerms>,
-    now: SystemTime,
+    first_seen: SystemTime,
 ) -> Result<Transaction, ErrorResponse> {
     let hash = *tx.tx_hash();
     let tx = tx.try_into_recovered().map_err(|_| {
@@ -83,8 +83,8 @@ pub(crate) fn transaction(
         ErrorResponse::field(Reason::TransactionSignature, field, message)
     })?;
     let tx = match terms {
-        Some(terms) => Transaction::private(tx, terms, now),
-        None => Transaction::new(tx, Origin::Rpc, now),
+        Some(terms) => Transaction::private(tx, terms, first_seen),
+        None => Transaction::new(tx, Origin::Rpc, first_seen),
     };
     tx.check_commitments().map_err(|error| sidecar(field, &hash, &error))?;
     Ok(tx)

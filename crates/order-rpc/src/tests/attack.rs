@@ -1,9 +1,13 @@
 //! Too much of everything: the documented refusal, other callers served, nothing left behind.
 
-use std::time::Duration;
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use alloy_signer_local::PrivateKeySigner;
-use futures::future::join_all;
+use futures::{FutureExt as _, future::join_all};
+use load_control::{Limit, Priority};
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -90,6 +94,51 @@ async fn a_deferred_transaction_runs_when_it_is_old_enough_whatever_the_load() {
     let (server, _queue) = start_pressed(64, soon);
     assert_eq!(send(server.addr, transaction().as_bytes(), &[]).await.status, 200);
     assert_eq!(server.rpc.deferral_stats().aged, 1);
+}
+
+/// It is refused neither before its first permit nor before a later one.
+#[tokio::test]
+async fn a_deferred_batch_waits_for_each_of_its_permits() {
+    let (monitor, queue) = pressed();
+    let gate = impatient_gate_config(Duration::from_millis(10));
+    let gate = GateConfig { requests: Limit::Number(128), ..gate };
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    // `None` until the load falls.
+    let others = Arc::new(Mutex::new(None));
+    let keeps = Arc::clone(&others);
+    let server = Server::start(pool, gate, Some(monitor), |host| {
+        let gate = host.gate.clone();
+        // While it is verified, someone else comes, and keeps the permit.
+        let known = move |_| {
+            let gate = gate.clone();
+            let other = async move { gate.acquire_external(Priority::Known, Instant::now()).await };
+            let (mut other, mut others) = (Box::pin(other), keeps.lock().unwrap());
+            let others = others.as_mut().filter(|others: &&mut Vec<_>| others.is_empty());
+            if let Some(others) = others
+                && other.as_mut().now_or_never().is_none()
+            {
+                others.push(other);
+            }
+            false
+        };
+        start_by(config(), |_| {})(host.with_known_signers(known))
+    });
+    let calls: Vec<_> = (0..40).map(|n| ("eth_sendRawTransaction", json!(raw(n)))).collect();
+    let (addr, body) = (server.addr, batch(&calls));
+    let sent =
+        tokio::spawn(
+            async move { send_signed(addr, &PrivateKeySigner::random(), &body).await.json() },
+        );
+    until("it is deferred", || server.rpc.deferral_stats().waiting == 40).await;
+    *others.lock().unwrap() = Some(Vec::new());
+    queue.removed(1);
+    until("it waits for the next", || (32..40).contains(&server.pool.len())).await;
+    // Five times as long as another one would wait.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    *others.lock().unwrap() = None;
+    let answers = sent.await.unwrap();
+    let refused = (0..40).filter(|n: &usize| answers[*n].get("result").is_none()).count();
+    assert_eq!(refused, 0, "{answers}");
 }
 
 #[tokio::test]

@@ -132,6 +132,24 @@ async fn a_body_is_paid_for_before_it_is_parsed() {
     }
 }
 
+/// A body whose end never came cost nothing.
+#[tokio::test]
+async fn a_request_that_is_given_up_costs_its_head_and_what_has_come_of_its_body() {
+    // The first is 64 of them, one for its head and one for each 16 KiB.
+    let server = with_caller_quota(70);
+    let (mut body, mut given_up) = ((1 << 20, " ".repeat((1 << 20) - 10)), 0);
+    while server.counted.reason("caller_quota") == 0 {
+        assert!(given_up < 20, "they cost nothing");
+        let socket = begin([127, 0, 0, 1], server.addr, (body.0, &body.1), &[]).await;
+        let is_read = || server.held()[3] == body.1.len();
+        until("it is read", || is_read() || server.counted.reason("caller_quota") > 0).await;
+        drop(socket);
+        server.until_nothing_is_held().await;
+        (body, given_up) = ((100, "{".to_owned()), given_up + 1);
+    }
+    assert!((5..10).contains(&given_up), "{given_up}");
+}
+
 /// A body that nobody could pay for, or that had no room, was read to its end before it was refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {

@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::SeqCst},
     },
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::B256;
@@ -89,6 +89,54 @@ async fn after_a_bundle_without_a_nonce_a_small_one_is_refused_and_the_answer_sa
     let cancel = json!([{ "replacementUuid": UUID, "replacementNonce": place + 1 }]);
     assert_eq!(send("eth_cancelBundle", cancel).await.result(), Value::Null);
     assert!(server.pool.is_empty());
+}
+
+/// One that had waited looked later than the cancellation that had overtaken it.
+#[tokio::test]
+async fn an_order_is_first_seen_when_its_request_arrives_however_long_it_waits() {
+    let server = start(config());
+    let held = server.hold_permits();
+    let bundle = |n| ("eth_sendBundle", json!({ "txs": [raw(n)], "blockNumber": 5 }));
+    let (addr, body) = (server.addr, batch(&[bundle(0), bundle(1)]));
+    let sent = tokio::spawn(async move { send(addr, body.as_bytes(), &[]).await });
+    until("it waits", || server.gate.stats().work_waited == 1).await;
+    let waited = SystemTime::now();
+    drop(held);
+    assert_eq!(sent.await.unwrap().status, 200);
+    let pooled = bundles(server.pool.subscribe_all());
+    let [first, second] = &pooled[..] else { panic!("{pooled:?}") };
+    assert!(first.first_seen() < second.first_seen(), "in their order");
+    assert!(second.first_seen() < waited);
+}
+
+/// As the README says of replays.
+#[tokio::test]
+async fn a_copy_of_a_message_without_a_nonce_is_a_later_one_and_with_a_nonce_it_is_not() {
+    let owner = PrivateKeySigner::random();
+    for is_numbered in [false, true] {
+        let server = start(config());
+        let message = |txs: &[String], nonce: u64| {
+            let nonce = is_numbered.then_some(nonce);
+            request(
+                "eth_sendBundle",
+                json!([{ "txs": txs, "blockNumber": 5, "uuid": UUID, "replacementNonce": nonce }]),
+            )
+        };
+        let [first, second] = [raw(0), raw(1)];
+        let (first, second) = (message(&[first], 1), message(&[second], 2));
+        let (empty, third) = (message(&[], 3), message(&[raw(2)], 4));
+        let mut pooled = Vec::new();
+        for body in [&first, &second, &first, &empty, &second, &third, &empty] {
+            send_signed(server.addr, &owner, body).await;
+            let nonces = bundles(server.pool.subscribe_all());
+            pooled.push(nonces.first().map(|bundle| bundle.txs()[0].nonce()));
+        }
+        let expected = match is_numbered {
+            false => [Some(0), Some(1), Some(0), None, Some(1), Some(2), None],
+            true => [Some(0), Some(1), Some(1), None, None, Some(2), Some(2)],
+        };
+        assert_eq!(pooled, expected);
+    }
 }
 
 /// A block took its transaction so long ago that the pool remembers only that it was here.

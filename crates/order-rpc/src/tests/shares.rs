@@ -2,6 +2,7 @@
 
 use std::{
     net::Ipv4Addr,
+    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -211,6 +212,39 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
     }
 }
 
+/// The header costs nothing, so a few addresses took all requests in flight with it, or all bytes.
+#[tokio::test]
+async fn strangers_leave_room_where_a_known_signer_has_signed_whatever_they_claim() {
+    let (known, forger) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let cancel = request("eth_cancelBundle", json!([{ "uuid": UUID }]));
+    let forged = claimed_by(&signature(&forger, b""), &known);
+    let claim = [("x-flashbots-signature", &*forged)];
+    for (requests, most, length, reason) in
+        [(16, 15, 100, "too_many_requests"), (64, 15, 64 << 10, "buffered_bytes")]
+    {
+        let mut config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
+        (config.max_body_bytes, config.max_buffered_bytes) = (64 << 10, MIB);
+        let server = start_limited(config, gate_config(requests), None, |_| {});
+        let send = async |signer| {
+            send_signed_on(connect_from(OTHER, server.addr).await, signer, &cancel).await
+        };
+        assert!(send(&known).await.is_success());
+        server.until_nothing_is_held().await;
+        let mut held = Vec::new();
+        for number in 0..most {
+            held.push(stall([127, 0, 1, number], &server, length, &claim).await);
+        }
+        let all = usize::from(most) * (length - 10);
+        until("they are read", || server.rpc.buffered_bytes() == all).await;
+        let mut beyond = stall([127, 0, 1, most], &server, length, &claim).await;
+        assert_eq!(read_answer(&mut beyond).await.error(), refused(503, reason));
+        // Over a connection that is new.
+        assert!(send(&known).await.is_success(), "{reason}");
+        // By which `/readyz` goes.
+        assert_eq!(server.gate.stats().requests_refused, 0);
+    }
+}
+
 #[tokio::test]
 async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
     let mapped = Ipv4Addr::from(ONE).to_ipv6_mapped();
@@ -343,6 +377,57 @@ async fn known_signers_are_served_first_then_short_signed_requests_then_the_othe
     assert_eq!(served, [4, 3, 1, 2].map(Some));
 }
 
+fn long_bundle() -> (&'static str, serde_json::Value) {
+    ("eth_sendBundle", json!({ "txs": (0..80).map(raw).collect::<Vec<_>>(), "blockNumber": 5 }))
+}
+
+/// A hundred bundles of a hundred transactions kept it for half a second.
+#[tokio::test]
+async fn a_batch_gives_its_permit_to_others_between_its_elements() {
+    let server = start(config());
+    let held = server.hold_permits();
+    let short = request("eth_sendBundle", json!([{ "txs": [raw(0)], "blockNumber": 5 }]));
+    let bodies = [batch(&[long_bundle(), long_bundle(), long_bundle()]), short];
+    let mut sent = Vec::new();
+    for (body, count) in bodies.into_iter().zip(1..) {
+        let addr = server.addr;
+        sent.push(tokio::spawn(async move { send(addr, body.as_bytes(), &[]).await }));
+        until("it waits", || server.gate.stats().work_waited == count).await;
+    }
+    drop(held);
+    for answer in join_all(sent).await {
+        assert_eq!(answer.unwrap().status, 200);
+    }
+    let pooled = bundles(server.pool.subscribe_all());
+    let pooled: Vec<_> = pooled.iter().map(|bundle| bundle.txs().len()).collect();
+    assert_eq!(pooled, [80, 1, 80, 80]);
+}
+
+#[tokio::test]
+async fn what_of_a_batch_finds_no_permit_is_refused_alone() {
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    let gate = impatient_gate_config(Duration::from_millis(10));
+    let server = Server::start(pool, gate, None, |host| {
+        let (gate, waiting) = (host.gate.clone(), Mutex::new(Vec::new()));
+        // While the first bundle is verified, someone else comes, and keeps the permit.
+        let known = move |_| {
+            let gate = gate.clone();
+            let other = async move { gate.acquire_external(Priority::Known, Instant::now()).await };
+            let mut other = Box::pin(other);
+            if other.as_mut().now_or_never().is_none() {
+                waiting.lock().unwrap().push(other);
+            }
+            false
+        };
+        start_by(config(), |_| {})(host.with_known_signers(known))
+    });
+    let body = batch(&[long_bundle(), long_bundle(), long_bundle()]);
+    let answers = send_signed(server.addr, &PrivateKeySigner::random(), &body).await.json();
+    let reasons = [0, 1, 2].map(|n: usize| answers[n]["error"]["data"]["reason"].clone());
+    assert_eq!(reasons, [json!(null), json!("no_permit"), json!("no_permit")]);
+    assert_eq!((server.pool.len(), server.counted.reason("no_permit")), (1, 2));
+}
+
 /// An honest bundle was accepted, and evicted a second later by fresh keys.
 #[tokio::test]
 async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_signer() {
@@ -425,4 +510,29 @@ async fn who_forges_signatures_has_soon_spent_its_quota() {
     assert!((2..=4).contains(&refusals), "{refusals}");
     let socket = connect_from(ONE, server.addr).await;
     assert!(send_signed_on(socket, &signer, &body).await.is_success());
+}
+
+/// As long as every call failed before it needed the signature, it was never looked at.
+#[tokio::test]
+async fn a_forged_claim_to_be_a_known_signer_is_paid_for_whatever_its_calls_are() {
+    let (known, forger) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let no_params = request("eth_cancelBundle", json!([]));
+    for body in [no_params.clone(), no_params + &" ".repeat(9_000), "{".repeat(9_000)] {
+        let server = limited(|limits| {
+            limits.config.caller_quota = Some(Quota { per_second: 1, burst: 1_000 });
+            limits.config.known_signers = vec![known.address()];
+        });
+        let right = signature(&known, body.as_bytes());
+        let forged = claimed_by(&signature(&forger, body.as_bytes()), &known);
+        for (from, header, expected) in [(ONE, right, 0..=0), (OTHER, forged, 2..=4)] {
+            let mut refusals = 0;
+            for _ in 0..8 {
+                let headers = [("x-flashbots-signature", &*header)];
+                let socket = connect_from(from, server.addr).await;
+                let answer = send_on(socket, body.as_bytes(), &headers).await;
+                refusals += usize::from(answer.status == 429);
+            }
+            assert!(expected.contains(&refusals), "{refusals} of {} bytes", body.len());
+        }
+    }
 }
