@@ -406,6 +406,8 @@ impl World {
         if self.nodes[node].branch.is_none() {
             let Some(announced) = self.nodes[node].waiting.pop_front() else { return false };
             self.nodes[node].branch = self.follower.tell(node, announced, self.now);
+            // From when it is told, not from when it is read.
+            self.note_higher();
             self.nodes[node].has_failed = false;
             if self.nodes[node].branch.is_none() {
                 return true;
