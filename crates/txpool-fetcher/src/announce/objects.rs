@@ -126,7 +126,7 @@ fn take<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, object: &Ob
     match announced {
         FullAnnouncement::Transaction(announced) => {
             let arrival = arrival(*announced.tx.hash());
-            let entered = object.pairs.on_object(&fetch.hashes, arrival);
+            let entered = object.pairs.on_object(&fetch.hashes, arrival, true);
             let Some(ticket) = entered else { return };
             let read = announced.into_recovered(fetch.settings.trusts_sender_of(source));
             drop(permit);
@@ -137,7 +137,7 @@ fn take<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, object: &Ob
         }
         FullAnnouncement::FetchRaw(hash) => {
             drop(permit);
-            let entered = object.pairs.on_object(&fetch.hashes, arrival(hash));
+            let entered = object.pairs.on_object(&fetch.hashes, arrival(hash), false);
             if let Some(ticket) = entered {
                 object.pairs.request(fetch, ticket);
             }

@@ -55,8 +55,8 @@ pub(super) enum OnHash {
 }
 
 struct State {
-    /// Hashes in the order of their arrival, and when each was read; those whose objects are not whole first, without a
-    /// time. Some have their object by now.
+    /// Hashes in the order of their arrival, and when each was read; without a time those whose objects are not whole. Some
+    /// have their object by now.
     queue: VecDeque<(B256, Option<Instant>)>,
     unmatched: Unmatched,
     /// When the latest of the hashes was read whose objects have come.
@@ -154,28 +154,40 @@ impl Pairs {
         }
     }
 
-    /// Takes in an announced object. Returns its ticket, if it is news.
-    pub(super) fn on_object(&self, hashes: &Arc<Hashes>, arrival: Arrival) -> Option<Ticket> {
+    /// Takes in an announced object. Returns its ticket, if it is news; of one that is not whole not that of another source,
+    /// which requests it itself.
+    pub(super) fn on_object(
+        &self,
+        hashes: &Arc<Hashes>,
+        arrival: Arrival,
+        is_whole: bool,
+    ) -> Option<Ticket> {
+        let take = || {
+            let mut waiting = lock(&self.waiting);
+            let ticket = waiting.get(&arrival.hash)?;
+            let may_take = is_whole || ticket.arrival.source == arrival.source;
+            may_take.then(|| waiting.remove(&arrival.hash)).flatten()
+        };
         let mut state = lock(&self.state);
         state.processed = arrival.at;
         if state.unmatched.add(arrival.hash, -1) > 0 {
             // Its hash was counted, and has been requested or known if it does not wait.
-            let ticket = lock(&self.waiting).remove(&arrival.hash)?;
+            let ticket = take()?;
             state.passed = state.passed.max(ticket.arrival.at);
             return Some(ticket);
         }
         drop(state);
         // Another node's hash may wait for it.
-        hashes.enter(arrival).or_else(|| lock(&self.waiting).remove(&arrival.hash))
+        hashes.enter(arrival).or_else(take)
     }
 
-    /// Requests what has no whole object. If there is no slot for it, the timer requests it before all others: objects that
-    /// need no request are behind it.
+    /// Requests what has no whole object. If there is no slot for it, the timer requests it in its turn: objects that need no
+    /// request are behind it.
     pub(super) fn request(&self, fetch: &Arc<Fetch>, ticket: Ticket) {
         let Err(ticket) = fetch.try_request(ticket) else { return };
         let mut state = lock(&self.state);
         if !state.is_closed && state.queue.len() < self.most_waiting {
-            state.queue.push_front((ticket.arrival.hash, None));
+            state.queue.push_back((ticket.arrival.hash, None));
             lock(&self.waiting).insert(ticket.arrival.hash, ticket);
             return self.changed.notify_one();
         }
@@ -215,15 +227,15 @@ impl Pairs {
     fn next(&self, now: Instant) -> Next {
         let mut state = lock(&self.state);
         while let Some((hash, at)) = state.queue.front().copied() {
-            if lock(&self.waiting).contains_key(&hash) {
-                if at.is_some_and(|at| !self.is_overdue(&state, at, now)) {
-                    return Next::Wait;
-                }
-                let oldest = self.pop_oldest(&mut state);
-                return oldest
-                    .map_or(Next::Wait, |(ticket, is_missed)| Next::Request(ticket, is_missed));
+            let mut waiting = lock(&self.waiting);
+            let is_early = at.is_some_and(|at| !self.is_overdue(&state, at, now));
+            if is_early && waiting.contains_key(&hash) {
+                return Next::Wait;
             }
             state.queue.pop_front();
+            if let Some(ticket) = waiting.remove(&hash) {
+                return Next::Request(ticket, at.is_some());
+            }
         }
         if state.is_closed { Next::End } else { Next::Idle }
     }
@@ -292,7 +304,7 @@ mod tests {
     }
 
     fn known() -> Arc<Hashes> {
-        Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), 1)
+        Hashes::new(CancellationToken::new(), Arc::new(Metrics::new()), 2)
     }
 
     fn popped(pairs: &Pairs) -> Option<Ticket> {
@@ -332,7 +344,7 @@ mod tests {
                     1 => {
                         announced += u64::from(ahead[tx] <= 0);
                         ahead[tx] -= 1;
-                        deliver(pairs.on_object(&hashes, arrival(tx, now)));
+                        deliver(pairs.on_object(&hashes, arrival(tx, now), true));
                     }
                     _ => deliver(popped(&pairs)),
                 }
@@ -368,9 +380,9 @@ mod tests {
             let on_hash = pairs.on_hash(&hashes, arrival(tx, start + after));
             assert!(matches!(on_hash, OnHash::Paired));
         }
-        assert!(pairs.on_object(&hashes, arrival(1, start + wait)).is_some());
+        assert!(pairs.on_object(&hashes, arrival(1, start + wait), true).is_some());
         assert_eq!(requested(start + wait), None, "objects may change places a little");
-        assert!(pairs.on_object(&hashes, arrival(2, start + wait)).is_some());
+        assert!(pairs.on_object(&hashes, arrival(2, start + wait), true).is_some());
         assert_eq!(requested(start + wait), Some(0), "the object of a later hash has come");
         assert_eq!(requested(start + wait), None);
         let object = Object {
@@ -411,12 +423,17 @@ mod tests {
             if hash_comes {
                 assert!(matches!(other.on_hash(&hashes, arrival(tx, now)), OnHash::Paired));
             }
-            let ticket = other.on_object(&hashes, arrival(tx, now)).expect("it is news");
+            let ticket = other.on_object(&hashes, arrival(tx, now), true).expect("it is news");
             ticket.finish(Outcome::Pooled, Some(Seen::Delivered));
-            assert!(first.on_object(&hashes, arrival(tx, now)).is_none());
+            assert!(first.on_object(&hashes, arrival(tx, now), true).is_none());
         }
         assert!(popped(&first).is_none() && lock(&waiting).is_empty());
         assert_eq!(hashes.counts().balance(), 0);
+        // What has to be requested takes a slot of who announced it first.
+        assert!(matches!(first.on_hash(&hashes, arrival(3, now)), OnHash::Paired));
+        let of_other = Arrival { source: 1, ..arrival(3, now) };
+        assert!(other.on_object(&hashes, of_other, false).is_none());
+        assert!(popped(&first).is_some());
     }
 
     /// Each held the other: with all that is known of hashes, after each stop.
