@@ -78,7 +78,7 @@ pub enum RemoveReason {
     /// Its block is farther ahead than is accepted: it was inserted before the pool knew the head.
     BlockTooFar,
     /// A bundle with the same key for the same block and a higher nonce arrived. Its `Added`
-    /// follows.
+    /// follows, unless the pool does not take it: see [`OrderPool::supersede`](crate::OrderPool::supersede).
     Replaced,
     /// Its signer cancelled it. Of a bundle, the [`Event::Cancelled`] follows.
     Cancelled,

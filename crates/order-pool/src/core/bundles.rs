@@ -210,12 +210,13 @@ impl Core {
     }
 
     /// Ends what a message of a key replaces for a block, without the message: what is late and has a lower nonce has no
-    /// effect.
+    /// effect. The message itself may come again, and find room, or after a reorg.
     pub(crate) fn supersede(&mut self, slot: Slot, nonce: u64, holder: Holder) {
         let state = self.keys.get(&slot);
         if state.nonce < Some(nonce) {
             state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced));
-            let state = KeyState { nonce: Some(nonce), holder, ..KeyState::default() };
+            let nonce = Some(nonce);
+            let state = KeyState { nonce, is_refused: true, holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&holder);
         }

@@ -32,6 +32,8 @@ pub(crate) struct KeyState {
     pub(crate) nonce: Option<u64>,
     /// When that message was sent, if it came without a nonce: see [`micros`].
     pub(crate) sent_at: Option<u64>,
+    /// It was not taken, and may come again.
+    pub(crate) is_refused: bool,
     /// For cancellations: whether it was permanent.
     pub(crate) is_final: bool,
     /// For a block: the sequence number of its pooled bundle.
@@ -54,6 +56,7 @@ impl KeyState {
             return Err(InsertOutcome::CancelledPermanently);
         }
         match (nonce, self.nonce) {
+            (Some(nonce), Some(current)) if nonce == current && self.is_refused => Ok(nonce),
             (Some(nonce), Some(current)) if nonce <= current => {
                 Err(InsertOutcome::Superseded { nonce, current })
             }
@@ -148,8 +151,10 @@ impl Keys {
     /// The state of a block's bundle, combined with that of the key's cancellations.
     pub(crate) fn with_cancellations(&self, slot: &Slot) -> KeyState {
         let (own, all) = (self.get(slot), self.get(&(slot.0, None)));
-        let KeyState { nonce, sent_at, .. } = if own.nonce < all.nonce { all } else { own };
-        KeyState { nonce, sent_at, is_final: all.is_final, published: all.published, ..own }
+        let latest = if own.nonce <= all.nonce { all } else { own };
+        let KeyState { nonce, sent_at, is_refused, .. } = latest;
+        let KeyState { is_final, published, .. } = all;
+        KeyState { nonce, sent_at, is_refused, is_final, published, ..own }
     }
 
     /// The states of the key's bundles, by block.

@@ -159,7 +159,10 @@ fn what_another_pool_has_replaced_ends_here_although_its_successor_is_refused() 
     assert_eq!(pool.len(), 1, "that of the other block stays");
     let late = InsertOutcome::Superseded { nonce: 1, current: 2 };
     assert_eq!(pool.insert_bundle(keyed_for(3, 12, Some(1))), late);
-    assert_eq!(pool.insert_bundle(keyed_for(3, 12, Some(3))), InsertOutcome::Added);
+    // It comes again, from another machine, after a reorg.
+    pool.on_head(head(10, 1, 0, &[]));
+    assert_eq!(pool.insert_bundle(keyed_for(1, 12, Some(2))), InsertOutcome::Added);
+    assert_eq!(variant(pool.insert_bundle(keyed_for(3, 12, Some(2)))), "Superseded");
 }
 
 /// 70,000 cancellations of one signer went to every subscriber and, like those of 66,000 fresh keys,
