@@ -126,7 +126,7 @@ pub(super) struct Applied {
     /// Oldest first, the head last; none if the chain has them already.
     pub(super) blocks: Vec<ReadBlock>,
     /// Blocks before the first head of all, newest first, which the sink is not told of: with that head, and with one that
-    /// replaces it.
+    /// replaces it. Or the one that could not be read before.
     pub(super) untold: Vec<ReadBlock>,
     /// What blocks contain of which the sink is not told, if it does not know that yet or any more.
     pub(super) mined_before: Vec<B256>,
@@ -165,13 +165,16 @@ pub(crate) struct Follower {
     doubtful_above: Option<u64>,
     /// The number of the last block before the first head that still counts.
     last_untold: Option<u64>,
+    /// The latest block of the chain that could not be read.
+    unread: Option<B256>,
     lead_timeout: Duration,
 }
 
 impl Follower {
     pub(crate) fn new(sources: usize, lead_timeout: Duration) -> Self {
         let told = std::iter::repeat_with(Told::default).take(sources).collect();
-        Self { told, leader: None, doubtful_above: None, last_untold: None, lead_timeout }
+        let (leader, doubtful_above, last_untold, unread) = <_>::default();
+        Self { told, leader, doubtful_above, last_untold, unread, lead_timeout }
     }
 
     /// Whether the heads of a source count: it is connected and not syncing. Returns whether those of the leader do not any
@@ -282,7 +285,13 @@ impl Follower {
                 if leads {
                     self.lead(source, &head);
                 }
-                return Step::Applied(Applied { gap: unknown, ..Applied::default() });
+                let mut applied = Applied { gap: unknown, ..Applied::default() };
+                if self.unread.take_if(|unread| *unread == head.hash).is_some() {
+                    // This source has the block, whose nonces tell what it contains.
+                    applied.gap = unknown.or(Some(GapReason::UnreadBlock));
+                    applied.untold.extend(chain.block(&head.hash).cloned().map(ReadBlock::from));
+                }
+                return Step::Applied(applied);
             }
             Link::Linked => true,
             Link::Unlinked => false,
@@ -300,6 +309,9 @@ impl Follower {
             self.lead(source, &head);
         } else {
             self.pass_lower();
+        }
+        if branch.is_unread {
+            self.unread = Some(head.hash);
         }
         let mut applied = self.apply(chain, branch, block, is_linked);
         applied.gap = applied.gap.or(unknown);

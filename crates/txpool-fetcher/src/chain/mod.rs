@@ -209,7 +209,7 @@ impl Chain {
             // what it is not told as the first head's.
             let told = blocks.iter().map(|read| (read, read.block.head.hash));
             let first = blocks.first().map(|read| read.block.head.hash);
-            let untold = untold.iter().zip(first.into_iter().cycle());
+            let untold = untold.iter().map(|read| (read, first.unwrap_or(read.block.head.hash)));
             for (read, told_as) in told.chain(untold) {
                 self.want_nonces(Wanted { source, read: read.clone(), told_as });
             }

@@ -261,6 +261,26 @@ async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
 
 /// It was kept as mined for ever, refused as known when it was announced again, and no audit missed
 /// it.
+/// It was a repeat then, and what it contains stayed pending.
+#[tokio::test]
+async fn a_block_that_could_not_be_read_is_read_when_another_node_tells_it() {
+    let fakes = [Fake::start(), Fake::start()];
+    let (_fetcher, pool) = first_leads(&fakes[0], &fakes[1], settles_fast()).await;
+    let txs = txs(1);
+    fakes[0].pools(&pool, &txs).await;
+    let block = FakeBlock::new(2, 2, 1, &[&txs[0]]);
+    for fake in &fakes {
+        fake.lock().busy = [false, true].map(|full| ((block.hash, full), u32::MAX)).into();
+    }
+    fakes[0].announce(&block);
+    let tried = || fakes.iter().map(|fake| fake.requests_for(2, true)).sum::<usize>();
+    eventually("neither its hashes nor its nonces are read", || tried() == 7).await;
+    assert_eq!((head_number(&pool), pool.len()), (Some(2), 1));
+    fakes.iter().for_each(|fake| fake.lock().busy.clear());
+    fakes[1].announce(&block);
+    eventually("its transaction is gone", || pool.is_empty()).await;
+}
+
 #[tokio::test]
 async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     let fake = Fake::start();

@@ -246,7 +246,7 @@ impl World {
         if self.nodes[node].is_up == is_up {
             return;
         }
-        self.nodes[node].is_up = is_up;
+        (self.nodes[node].is_up, self.nodes[node].higher_since) = (is_up, None);
         self.follower.set_may_lead(node, is_up);
         if node == HONEST {
             (self.processed, self.has_led) = (None, false);
@@ -491,7 +491,9 @@ impl World {
         let Some(Leader { number, .. }) = self.follower.leader else { return };
         let number = self.follower.doubtful_above.unwrap_or(number);
         for node in 0..self.nodes.len() {
-            let is_higher = self.number(self.nodes[node].tip) > number;
+            // As it has told, not as it will.
+            let told = self.follower.told[node].head;
+            let is_higher = told.is_some_and(|head| head.number > number);
             let since = &mut self.nodes[node].higher_since;
             *since = is_higher.then(|| since.unwrap_or(self.now));
         }
