@@ -302,7 +302,10 @@ impl Follower {
         let Some(block) = branch.block.take() else { return Step::Read(head.hash) };
         self.doubtful_above = match self.leader {
             _ if is_linked => None,
-            Some(leader) if is_leader => self.doubtful_above.or(Some(leader.number)),
+            // It may have gone back.
+            Some(leader) if is_leader => {
+                Some(self.doubtful_above.unwrap_or(leader.number).min(head.number))
+            }
             _ => Some(0),
         };
         if leads {
