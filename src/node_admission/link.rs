@@ -6,7 +6,7 @@
 
 use std::{
     io::{self, BufReader, Read, Write},
-    net::{TcpStream, ToSocketAddrs as _},
+    net::{SocketAddr, TcpStream, ToSocketAddrs as _},
     os::unix::net::UnixStream,
     time::{Duration, Instant},
 };
@@ -116,9 +116,8 @@ impl Connection {
                 let host = host.ok_or(io::ErrorKind::InvalidInput)?;
                 // An IPv6 address is in brackets in a URL.
                 let host = host.trim_start_matches('[').trim_end_matches(']');
-                let address = (host, port).to_socket_addrs()?.next();
-                let address = address.ok_or(io::ErrorKind::NotFound)?;
-                let socket = TcpStream::connect_timeout(&address, CALL_TIMEOUT)?;
+                let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
+                let socket = connect(&addresses, deadline)?;
                 socket.set_nodelay(true)?;
                 let set = |socket: &TcpStream, left| {
                     socket.set_read_timeout(left).and_then(|()| socket.set_write_timeout(left))
@@ -159,6 +158,20 @@ impl Connection {
             }
         }
     }
+}
+
+/// Connects to the first address of a host at which something listens: `localhost` may be `::1` before it is 127.0.0.1, where
+/// the node is. Each may take its share of the time that is left.
+fn connect(addresses: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream> {
+    let mut failed = io::ErrorKind::NotFound.into();
+    for (address, left) in addresses.iter().zip((1..=addresses.len() as u32).rev()) {
+        let share = deadline.saturating_duration_since(Instant::now()).checked_div(left);
+        match TcpStream::connect_timeout(address, share.unwrap_or_default()) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
 }
 
 fn of_websocket(error: tungstenite::Error) -> io::Error {
@@ -237,5 +250,26 @@ impl<S: Write> Write for Timed<S> {
 
     fn flush(&mut self) -> io::Result<()> {
         self.socket.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv6Addr, TcpListener};
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_reached_at_any_address_of_its_host() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("its address");
+        let addresses = [SocketAddr::new(Ipv6Addr::LOCALHOST.into(), address.port()), address];
+        let deadline = Instant::now() + CALL_TIMEOUT;
+        let socket = connect(&addresses, deadline).expect("the second one listens");
+        assert_eq!(socket.peer_addr().expect("connected"), address);
+        let late = connect(&addresses, Instant::now() - CALL_TIMEOUT);
+        assert!(late.is_err(), "no connect begins after the deadline");
+        let none = connect(&[], deadline).expect_err("no address");
+        assert_eq!(none.kind(), io::ErrorKind::NotFound);
     }
 }

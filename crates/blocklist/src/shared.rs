@@ -10,7 +10,8 @@ use crate::{BlockGuard, Blocklist, BlocklistConfig, Error, metrics::Metrics};
 
 /// How far in the future a list may be dated: what the clocks of two synchronized machines may
 /// differ by, and far more than the resolution of file times. A list dated further ahead would
-/// exceed its maximum age by as much, so it is refused.
+/// exceed its maximum age by as much, and no list with a true date could replace it until then, so it is
+/// refused, also without a maximum age.
 pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
 /// The list in force, replaced atomically while others read it.
@@ -245,15 +246,11 @@ fn warn_of_duplicates(list: &Blocklist) {
 }
 
 fn check_age(as_of: SystemTime, config: &BlocklistConfig, now: SystemTime) -> Result<(), Error> {
-    let Some(max_age) = config.max_age else {
-        return Ok(());
-    };
-    match now.duration_since(as_of) {
-        Ok(age) if age > max_age => Err(Error::Stale { age, max_age }),
-        Ok(_) => Ok(()),
-        Err(error) if error.duration() > CLOCK_TOLERANCE => {
+    match (now.duration_since(as_of), config.max_age) {
+        (Ok(age), Some(max_age)) if age > max_age => Err(Error::Stale { age, max_age }),
+        (Err(error), _) if error.duration() > CLOCK_TOLERANCE => {
             Err(Error::FromTheFuture { ahead: error.duration(), tolerance: CLOCK_TOLERANCE })
         }
-        Err(_) => Ok(()),
+        _ => Ok(()),
     }
 }

@@ -12,7 +12,7 @@ use std::{
 
 use alloy_primitives::B256;
 use ureq::{
-    Agent,
+    Agent, Proxy,
     http::{
         HeaderMap, HeaderValue, Uri,
         header::{AGE, CACHE_CONTROL, ETAG, IF_NONE_MATCH},
@@ -28,7 +28,8 @@ use crate::{
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The URL of a published list: `https://`, or `http://` on this machine, where nobody can alter
-/// the response. Redirects are followed from HTTPS to HTTPS only.
+/// the response. Redirects are followed from HTTPS to HTTPS only, and only HTTPS goes through the proxy that
+/// the environment may name (`HTTPS_PROXY`).
 ///
 /// It remembers the response's `ETag`, so that an unchanged list is not sent again. Use one for
 /// each [`SharedBlocklist`].
@@ -107,6 +108,8 @@ fn agent(url: &Uri, timeout: Duration) -> Agent {
         .max_redirects_will_error(false)
         .http_status_as_error(false)
         .timeout_global(Some(timeout))
+        // It resolves `localhost` as itself, and could alter the response.
+        .proxy(Proxy::try_from_env().filter(|_| https))
         .build()
         .into()
 }

@@ -24,7 +24,7 @@ metric_set::metric_set! {
         level waiting = "order_stream_waiting", Count,
             "orders and cancellations of callers of whom only the address is known, whose turn has not come";
         count unsent = "order_stream_unsent_total", Count,
-            "of these, what left the pool before its turn, but for its sender, and what had no room to wait";
+            "of these, orders that left the pool before it, but for their sender, and cancellations that had no room to wait; not what another caller had sent before";
         count republished = "order_stream_republished_total", Count, "messages published once more";
         count lost_events = "order_stream_lost_events_total", Count, "events that left the pool's log unread";
         count comparisons = "order_stream_comparisons_total", Count, "comparisons with the pool";
@@ -100,9 +100,9 @@ pub struct PublisherStats {
     /// Orders and cancellations of callers of whom only the address is known, whose turn has not come: they are not published
     /// yet. `order_stream_waiting`.
     pub waiting: u64,
-    /// Of these, orders that left the pool before their turn, neither replaced nor cancelled as far as the publisher knows, and
-    /// cancellations, and orders that another caller sent before, for which there was no room: they are not published.
-    /// `order_stream_unsent_total`.
+    /// Of these, orders that left the pool before their turn, neither replaced nor cancelled nor public as far as the publisher
+    /// knows, and cancellations for which there was no room: they are not published. What another caller had sent before is
+    /// published for that one, and not counted. `order_stream_unsent_total`.
     pub unsent: u64,
     /// Messages that were published once more: `order_stream_republished_total`.
     pub republished: u64,

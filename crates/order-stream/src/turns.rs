@@ -38,7 +38,7 @@ const CANCELLATION_BYTES: u64 = 256;
 const MAX_EXTRAS_OF_ONE: usize = 1_024;
 const MAX_EXTRAS: usize = 1 << 16;
 
-/// An order as its holder sent it: first, or (`true`) after another one.
+/// An order as its holder sent it: first, or (`true`) after another one, and builders have it without that.
 type Place = (OrderId, Holder, bool);
 
 #[derive(Debug)]
@@ -101,20 +101,18 @@ impl Turns {
         self.len
     }
 
-    /// Takes what a caller has sent; in its place if it waits already. Returns how many extras there is no room for: its own, or
-    /// the latest of the caller with the most.
+    /// Takes what a caller has sent; in its place if it waits already. There may be no room for an extra: it, or the latest of the
+    /// caller with the most, is dropped. Returns how many cancellations were.
     pub(crate) fn push(&mut self, holder: Holder, item: Item) -> u64 {
         let place = place(holder, &item);
         let waiting = place.and_then(|place| self.orders.get(&place).copied());
         let is_more = is_extra(&item) && waiting.is_none();
         let of_one = self.lines.get(&holder).map_or(0, |line| line.extras);
         if is_more && of_one >= MAX_EXTRAS_OF_ONE {
-            return 1;
+            return u64::from(place.is_none());
         }
         let is_full = is_more && self.extras >= MAX_EXTRAS;
-        if is_full {
-            self.drop_extra();
-        }
+        let unsent = if is_full { self.drop_extra() } else { 0 };
         let number = waiting.unwrap_or(self.numbers);
         self.numbers += 1;
         self.orders.extend(place.map(|place| (place, number)));
@@ -125,20 +123,24 @@ impl Turns {
             line.extras += usize::from(is_more);
             line.items.insert(number, item);
         });
-        u64::from(is_full)
+        unsent
     }
 
-    fn drop_extra(&mut self) {
-        let Some((_, holder)) = self.crowds.last().copied() else { return };
+    /// Returns how many cancellations it dropped.
+    fn drop_extra(&mut self) -> u64 {
+        let Some((_, holder)) = self.crowds.last().copied() else { return 0 };
         let dropped = self.change(holder, |line| {
             let latest = line.items.iter().rev().find(|(_, item)| is_extra(item));
             line.take(*latest?.0)
         });
-        let dropped = dropped.flatten().and_then(|item| place(holder, &item));
-        dropped.map(|place| self.orders.remove(&place));
+        let Some(item) = dropped.flatten() else { return 0 };
+        let Some(place) = place(holder, &item) else { return 1 };
+        self.orders.remove(&place);
+        0
     }
 
-    /// An order has left the pool, for one that follows if it `is_replaced`. Returns how often it waited.
+    /// An order has left the pool, for one that follows if it `is_replaced`, or is published without its turn. Returns how many
+    /// orders, one or none, nobody's turn has come for: what was sent again waits as a copy of what was published first.
     pub(crate) fn remove(&mut self, id: OrderId, is_replaced: bool) -> u64 {
         let from = self.orders.range((id, Holder::Host, false)..);
         let from = from.map(|(place, number)| (*place, *number));
@@ -150,10 +152,10 @@ impl Turns {
                 self.end_empty(place.1);
             }
         }
-        places.len() as u64
+        places.iter().filter(|((_, _, is_again), _)| !is_again).count() as u64
     }
 
-    /// Removes the orders of which this does not say that they are in the pool. Returns how many waited.
+    /// Removes the orders of which this does not say that they are in the pool. Returns as [`Self::remove`].
     pub(crate) fn retain(&mut self, is_pooled: impl Fn(&OrderId) -> bool) -> u64 {
         let left: BTreeSet<_> = self.orders.keys().map(|(id, ..)| *id).collect();
         left.into_iter().filter(|id| !is_pooled(id)).map(|id| self.remove(id, false)).sum()

@@ -150,7 +150,13 @@ fn a_list_that_is_stale_or_from_the_future_does_not_start() {
     let aged =
         |config| SharedBlocklist::new(A, start(), config, start() + DEFAULT_MAX_AGE + SECOND);
     assert!(matches!(aged(default), Err(Error::Stale { .. })));
-    assert!(aged(BlocklistConfig { max_age: None, ..default }).is_ok());
+    let forever = BlocklistConfig { max_age: None, ..default };
+    assert!(aged(forever).is_ok());
+    // Whatever its age may be: no list with a true date could replace it.
+    let shared = SharedBlocklist::new(A, start(), forever, start()).expect("a good list");
+    let refused = shared.reload(A, start() + HOUR, start());
+    assert!(matches!(refused, Err(Error::FromTheFuture { .. })), "{refused:?}");
+    assert!(shared.reload(B, start() + SECOND, start() + SECOND).is_ok());
     // No list is younger than that.
     let never = BlocklistConfig { max_age: Some(Duration::ZERO), ..default };
     assert!(matches!(aged(never), Err(Error::Config { field: "max_age", .. })));

@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
+    process::Command,
     thread::JoinHandle,
     time::Duration,
 };
@@ -227,4 +228,29 @@ fn a_url_that_anybody_on_the_way_could_answer_is_refused() {
     let mut url = ListUrl::new(&server.url.replace("http:", "https:")).expect("HTTPS");
     let refused = SharedBlocklist::open_url(&mut url, hourly(), start()).map(drop);
     assert!(matches!(refused, Err(Error::Request { .. })), "{refused:?}");
+}
+
+/// It could alter the list, and its `localhost` is another machine.
+#[test]
+fn a_list_of_this_machine_does_not_come_through_the_proxy_of_the_environment() {
+    const URL: &str = "LIST_URL_OF_TEST";
+    const NAME: &str =
+        "url::a_list_of_this_machine_does_not_come_through_the_proxy_of_the_environment";
+    if let Ok(url) = std::env::var(URL) {
+        let mut url = ListUrl::new(&url).expect("a server on this machine");
+        SharedBlocklist::open_url(&mut url, hourly(), start()).expect("from the server itself");
+        return;
+    }
+    let server = Server::new([response("200 OK", "", A)]);
+    // In a process of its own, with an environment of its own. Nothing listens at the proxy's port.
+    let run = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", NAME])
+        .env(URL, &server.url)
+        .env("ALL_PROXY", "http://127.0.0.1:1")
+        .env_remove("NO_PROXY")
+        .env_remove("no_proxy")
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && said.contains("1 passed"), "{said}");
 }

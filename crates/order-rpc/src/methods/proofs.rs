@@ -144,9 +144,12 @@ impl Methods {
             false => Some(self.turn(&caller.proofs).await?),
         };
         for unproven in verified.take_unproven() {
+            // The same blob may have come meanwhile, or before in this order.
+            if self.proofs.is_verified(&unproven.digest) {
+                continue;
+            }
             let _turn = self.turn(turn).await?;
             self.proofs.set_up().await?;
-            // The same blob may have come meanwhile, or before in this order.
             if self.proofs.is_verified(&unproven.digest) {
                 continue;
             }
@@ -200,20 +203,23 @@ mod tests {
         Methods::new(host, Arc::new(Limiter::new(limits, gate)))
     }
 
-    /// Sends a bundle with this transaction, from an address of the loopback network.
-    async fn prove(
-        methods: &Methods,
-        (from, signer): (u8, Address),
-        tx: &str,
-    ) -> Result<(), Reason> {
+    /// A bundle with this transaction, from an address of the loopback network, before its blobs are proven.
+    fn sent(methods: &Methods, (from, signer): (u8, Address), tx: &str) -> (By, Verified) {
         let caller = CallerId::from(IpAddr::from([127, 0, 0, from]));
         let by = By { caller, signer: Some(signer), arrived: SystemTime::now() };
         let (method, params) = (Method::SendBundle, json!([{ "txs": [tx] }]).to_string());
         let prepared = methods.prepare(method, params.as_bytes(), true).unwrap();
         let holder = |_| Holder::Signer(signer);
-        let verified = prepared.verify(by, holder, &methods.proofs).unwrap();
-        let proven = methods.prove(method, verified, by).await;
+        (by, prepared.verify(by, holder, &methods.proofs).unwrap())
+    }
+
+    async fn prove_sent(methods: &Methods, (by, verified): (By, Verified)) -> Result<(), Reason> {
+        let proven = methods.prove(Method::SendBundle, verified, by).await;
         proven.map(drop).map_err(|error| error.reason)
+    }
+
+    async fn prove(methods: &Methods, by: (u8, Address), tx: &str) -> Result<(), Reason> {
+        prove_sent(methods, sent(methods, by, tx)).await
     }
 
     /// Three addresses that sent blobs with the proofs of others kept everybody's waiting for longer than they may.
@@ -248,5 +254,17 @@ mod tests {
         });
         join_all(sent).await;
         assert_eq!(done.into_inner().unwrap(), [2, 0, 1]);
+    }
+
+    /// It waited for the blobs of others as often as it has blobs.
+    #[tokio::test(start_paused = true)]
+    async fn a_copy_that_was_sent_while_the_first_was_proven_does_not_wait_for_other_callers() {
+        let methods = methods(Address::ZERO);
+        methods.proofs.set_up().await.unwrap();
+        let (by, (right, _)) = ((1, Address::repeat_byte(1)), with_blobs(2));
+        let copy = sent(&methods, by, &right);
+        assert_eq!(prove(&methods, by, &right).await, Ok(()));
+        let _turn = methods.proofs.turn.acquire().await.unwrap();
+        assert_eq!(prove_sent(&methods, copy).await, Ok(()));
     }
 }

@@ -16,7 +16,7 @@ use futures::{
     future::{BoxFuture, OptionFuture},
     stream::FuturesUnordered,
 };
-use order_pool::{Event, Lagged, RemoveReason, Subscription};
+use order_pool::{Event, Lagged, RemoveReason, Subscription, Transaction};
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Run;
@@ -227,12 +227,21 @@ impl<'a> Session<'a> {
     fn on_event(&mut self, event: Result<Event, Lagged>) {
         match event {
             Ok(event) => {
-                if let Event::Removed { order, reason } = &event {
-                    let is_replaced = *reason == RemoveReason::Replaced;
-                    let waited = self.run.turns.remove(order.id(), is_replaced);
-                    // Its sender wants no builder to have it.
-                    let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
-                    self.run.counters.unsent.add(if is_lost { waited } else { 0 });
+                match &event {
+                    Event::Removed { order, reason } => {
+                        let is_replaced = *reason == RemoveReason::Replaced;
+                        let unsent = self.run.turns.remove(order.id(), is_replaced);
+                        // Its sender wants no builder to have it.
+                        let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
+                        self.run.counters.unsent.add(if is_lost { unsent } else { 0 });
+                    }
+                    // The public flow publishes it. A replay tells of it with `Added`.
+                    Event::BecamePublic(order) | Event::Added(order)
+                        if order.as_tx().is_some_and(Transaction::is_public) =>
+                    {
+                        self.run.turns.remove(order.id(), false);
+                    }
+                    _ => {}
                 }
                 let items = self.run.follower.on(&event, &self.run.pool);
                 self.hold(items);
@@ -445,7 +454,7 @@ mod tests {
     use mock_node::workload::{Workload, WorkloadConfig};
     use order_pool::{
         Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, OrderPool,
-        Origin, PoolConfig, ReplacementKey, Transaction,
+        Origin, PoolConfig, ReplacementKey,
     };
     use uuid::Uuid;
 
@@ -574,6 +583,33 @@ mod tests {
         assert_eq!(unsent(&mut session), (1, 0));
         pool.on_head(Block::new(tests::head(2, 0, 0), [*txs[3].hash()]));
         assert_eq!(unsent(&mut session), (0, 1));
+    }
+
+    /// The public flow publishes it, and no event told that the turn was over.
+    #[tokio::test]
+    async fn what_the_node_announces_before_its_turn_waits_no_longer_and_is_not_counted_as_lost() {
+        let (link, txs) = (link().await, txs(700));
+        for is_log_lost in [false, true] {
+            let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
+            let pool = OrderPool::new(config).expect("a pool");
+            let mut run = private(&pool);
+            let events = pool.subscribe_all();
+            let mut session = Session::new(&mut run, &link, &link.context, events, VecDeque::new());
+            let of_caller = txs[0].clone().held_by(Holder::caller([10, 0, 0, 1].into()));
+            pool.insert_transaction(of_caller);
+            read(&mut session);
+            assert_eq!(session.run.turns.len(), 1);
+            let (tx, now) = (txs[0].recovered().clone(), SystemTime::now());
+            pool.insert_transaction(Transaction::new(tx, Origin::Mempool, now));
+            if is_log_lost {
+                txs[1..].iter().for_each(|tx| _ = pool.insert_transaction(tx.clone()));
+            }
+            read(&mut session);
+            assert_eq!(session.run.turns.len(), 0, "log lost: {is_log_lost}");
+            pool.on_head(Block::new(tests::head(1, 0, 0), [*txs[0].hash()]));
+            read(&mut session);
+            assert_eq!(session.run.counters.stats().unsent, 0);
+        }
     }
 
     #[test]
