@@ -278,9 +278,6 @@ impl Core {
     /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
     /// orders whose pause is over as offerable; returns whether more are due.
     pub(crate) fn expire(&mut self, limit: usize) -> bool {
-        if self.sweep() {
-            return true;
-        }
         for _ in 0..limit {
             if self.seen.offer_due(self.now) {
             } else if let Some(seq) = self.next_due() {
