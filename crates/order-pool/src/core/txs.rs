@@ -171,11 +171,10 @@ impl Core {
     }
 
     /// Removes at most `limit` private transactions whose last block is the head or a lower one, and
-    /// those whose last block is too far ahead, which were accepted while the pool knew no head or a
-    /// higher one; returns whether more are left.
+    /// those whose last block is too far ahead ([`Self::last_kept`]); returns whether more are left.
     pub(crate) fn pass_private(&mut self, limit: usize) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
-        let last = head.saturating_add(self.limits.max_blocks_ahead.max(PUBLIC_BLOCKS));
+        let last = self.last_kept(head);
         for _ in 0..limit {
             let passed = self.private.first().filter(|(block, _)| *block <= head);
             let too_far = || self.private.last().filter(|(block, _)| *block > last);

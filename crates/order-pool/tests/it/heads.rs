@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use alloy_primitives::{Address, B256};
 use order_pool::{
     Block, BundleParts, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, Origin,
-    PoolConfig, PrivateTerms, Relation, Transaction,
+    PoolConfig, PrivateTerms, RejectReason, Relation, Transaction,
 };
 
 use crate::common::{
@@ -101,6 +101,29 @@ fn what_a_reorg_frees_finds_the_room_that_a_new_one_would_and_is_counted_if_ther
     let stats = pool.stats();
     assert_eq!((stats.put_back, stats.evicted, stats.bundles), (1, 1, 160));
     assert_eq!((stats.rejected, stats.txs), (1, 16), "its sender has as many as it may");
+}
+
+/// The first head of the new branch has a lower number than the last one of the old, whatever comes after it.
+#[test]
+fn what_was_accepted_for_the_farthest_block_stays_while_a_reorg_lowers_the_head() {
+    let pool = pool();
+    (9..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+    let of = |n, block| {
+        let (txs, block) = (vec![nth(n)], Some(block));
+        Order::Bundle(bundle(BundleParts { txs, block, ..BundleParts::default() }))
+    };
+    let terms = PrivateTerms { signer: None, max_block: 12 + 64 };
+    let private = Order::Tx(private_from(Spec::default(), terms));
+    for order in [of(1, 12 + 64), private] {
+        assert_eq!(pool.insert(order, None), InsertOutcome::Added);
+    }
+    pool.on_head(head(10, 1, 0, &[]));
+    upkeep(&pool);
+    let too_far = RejectReason::BlockTooFar { value: 75, limit: 74 };
+    assert_eq!(pool.insert(of(2, 75), None), InsertOutcome::Rejected(too_far));
+    (11..=12).for_each(|number| _ = pool.on_head(head(number, 1, 1, &[])));
+    upkeep(&pool);
+    assert_eq!((pool.len(), pool.stats().block_too_far), (2, 0));
 }
 
 /// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another
