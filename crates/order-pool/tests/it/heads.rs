@@ -126,6 +126,23 @@ fn what_was_accepted_for_the_farthest_block_stays_while_a_reorg_lowers_the_head(
     assert_eq!((pool.len(), pool.stats().block_too_far), (2, 0));
 }
 
+#[test]
+fn a_bundle_whose_block_had_passed_is_accepted_again_once_a_reorg_has_lowered_the_head() {
+    let pool = pool();
+    (9..=10).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+    let insert = || {
+        let parts = BundleParts { txs: vec![nth(1)], block: Some(12), ..BundleParts::default() };
+        pool.insert_bundle(bundle(parts))
+    };
+    assert_eq!(insert(), InsertOutcome::Added);
+    (11..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+    assert_eq!(pool.stats().block_passed, 1);
+    let passed = RejectReason::BlockPassed { value: 12, limit: 13 };
+    assert_eq!(insert(), InsertOutcome::Rejected(passed));
+    pool.on_head(head(11, 1, 0, &[]));
+    assert_eq!(insert(), InsertOutcome::Added);
+}
+
 /// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another
 /// machine no node tells it.
 #[test]
