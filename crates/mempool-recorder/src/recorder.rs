@@ -205,7 +205,8 @@ impl Follower {
         while let Some(event) = self.subscription.try_next() {
             match event {
                 Ok(event) => self.group.take(&event, now),
-                // The next read continues with the oldest event in the log.
+                // The next read continues with the rest of the replay, if that is not finished, and the oldest
+                // event in the log.
                 Err(lagged) => {
                     tracing::warn!(
                         missed = lagged.missed,

@@ -77,7 +77,8 @@ fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recor
     let (folder, pool, mut follower) = follower(config);
     let all: Vec<_> = (0..2_000).map(|n| tx(n, Origin::Mempool)).collect();
     let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
-    // Nothing reads meanwhile.
+    // It has read what was there at its start, which is nothing; then nothing reads.
+    follower.follow(Instant::now());
     all.into_iter().for_each(|tx| insert(&pool, tx));
     follower.follow(Instant::now());
     follower.write();
@@ -86,6 +87,22 @@ fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recor
     assert_eq!(stats.rows + stats.lost_events, 2_000);
     let recorded: Vec<_> = rows(folder.path()).into_iter().map(|(hash, _)| hash).collect();
     assert_eq!(recorded, hashes[stats.lost_events as usize..]);
+}
+
+/// They were neither recorded nor counted.
+#[test]
+fn orders_that_were_pooled_at_the_start_are_recorded_if_the_log_wraps_before_they_are_read() {
+    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
+    let (folder, pool, mut follower) = follower(config);
+    let hashes: Vec<_> = (0..2_000).map(|n| *tx(n, Origin::Mempool).hash()).collect();
+    (0..500).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    follower.subscription = pool.subscribe_all();
+    (500..2_000).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    follower.follow(Instant::now());
+    follower.write();
+    assert!(follower.counters.stats().lost_events >= 1_000);
+    let recorded: Vec<_> = rows(folder.path()).into_iter().map(|(hash, _)| hash).collect();
+    assert_eq!(recorded, hashes);
 }
 
 #[test]

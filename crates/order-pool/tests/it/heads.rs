@@ -39,6 +39,25 @@ fn the_latest_head_is_known_at_any_time_with_all_its_fields() {
 }
 
 #[test]
+fn a_reader_that_lags_during_its_replay_is_shown_the_rest_of_it_once() {
+    let pool = pool();
+    insert_all(&pool, 0..100);
+    let mut late = pool.subscribe_all();
+    (0..10).for_each(|_| drop(late.try_next()));
+    pool.on_head(head(1, 0, 0, &[*nth(20).hash()]));
+    insert_all(&pool, 100..1_000);
+    pool.on_head(head(2, 0, 0, &[*nth(50).hash()]));
+    let told = journal(&mut late);
+    let id = |n| Order::Tx(nth(n)).id();
+    let left = (10..1_000).filter(|n| *n != 20).map(|n| format!("+{}", id(n)));
+    // The second removal is in the log.
+    let removed = format!("-{} Mined", id(50));
+    let expected: Vec<_> = left.chain([removed]).collect();
+    assert!(told[0].starts_with("lagged"), "{}", told[0]);
+    assert_eq!(told[1..], expected);
+}
+
+#[test]
 fn a_head_that_cannot_follow_its_parent_changes_nothing() {
     let pool = pool();
     pool.insert_transaction(nth(1));

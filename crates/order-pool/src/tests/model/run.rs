@@ -245,9 +245,7 @@ impl Run {
             }
             Op::Resync { which } => {
                 if let Some(reader) = self.readers.get_mut(which) {
-                    reader.real.resync();
-                    reader.replay = self.model.snapshot(reader.block);
-                    reader.next = self.model.log.len();
+                    reader.resync(&self.model);
                 }
             }
             Op::Drop { which } => {
