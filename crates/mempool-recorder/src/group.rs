@@ -41,7 +41,10 @@ impl Group {
                 if let Some(tx) = order.as_tx() {
                     self.since.get_or_insert(now);
                     self.bytes += tx.size_bytes();
-                    self.by_hash.insert(*tx.hash(), self.rows.len());
+                    if let Some(before) = self.by_hash.insert(*tx.hash(), self.rows.len()) {
+                        // A reorg may have undone its block.
+                        self.rows[before].1 = None;
+                    }
                     self.rows.push((Arc::clone(order), None));
                 }
             }

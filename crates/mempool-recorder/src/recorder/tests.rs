@@ -196,6 +196,24 @@ fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_wr
     assert_eq!(found, [(hashes[0], None), (hashes[1], Some(7)), (hashes[2], None)]);
 }
 
+/// The first row named the block that a reorg had undone.
+#[test]
+fn a_row_names_no_block_once_a_reorg_has_undone_it() {
+    let (folder, pool, mut follower) = follower(PoolConfig::default());
+    let hash = *tx(0, Origin::Mempool).hash();
+    insert(&pool, tx(0, Origin::Mempool));
+    let head = |number, hash, parent| {
+        let [hash, parent] = [hash, parent].map(B256::with_last_byte);
+        Head { timestamp: 84, ..Head::new(number, hash, parent) }
+    };
+    let _ = pool.on_head(Block::new(head(6, 6, 0), vec![]));
+    let _ = pool.on_head(Block::new(head(7, 7, 6), vec![hash]));
+    let _ = pool.on_head(Block::new(head(7, 8, 6), vec![]));
+    follower.follow(Instant::now());
+    follower.write();
+    assert_eq!(rows(folder.path()), [(hash, None), (hash, None)]);
+}
+
 #[test]
 fn what_only_external_callers_have_sent_is_recorded_on_demand_alone() {
     for external in [false, true] {
