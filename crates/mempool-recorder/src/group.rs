@@ -64,6 +64,11 @@ impl Group {
         }
     }
 
+    /// Events were missed, the head of what was removed last perhaps among them: the next one may be of another block.
+    pub(crate) fn forget_mined(&mut self) {
+        self.mined.clear();
+    }
+
     pub(crate) fn is_due(&self, limits: &Limits, now: Instant) -> bool {
         let age = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         self.rows.len() >= limits.rows || self.bytes >= limits.bytes || age >= limits.age

@@ -213,6 +213,7 @@ impl Follower {
                         "the recorder was too slow for the pool's log"
                     );
                     self.counters.lost[LAGGED].add(lagged.missed);
+                    self.group.forget_mined();
                 }
             }
             if self.group.is_due(&self.limits, now) {

@@ -7,7 +7,9 @@ use std::{
 
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Signature, U256, keccak256};
-use order_pool::{Block, Head, InsertOutcome, Origin, PoolConfig, Transaction};
+use order_pool::{
+    Block, Event, Head, InsertOutcome, Origin, PoolConfig, RemoveReason, Transaction,
+};
 use parquet::{
     file::reader::{FileReader as _, SerializedFileReader},
     record::RowAccessor as _,
@@ -212,6 +214,26 @@ fn a_row_names_no_block_once_a_reorg_has_undone_it() {
     follower.follow(Instant::now());
     follower.write();
     assert_eq!(rows(folder.path()), [(hash, None), (hash, None)]);
+}
+
+/// The next head that was read counted as the one that had removed it.
+#[test]
+fn a_row_names_no_block_if_the_head_that_removed_its_transaction_was_missed() {
+    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
+    let (folder, pool, mut follower) = follower(config);
+    let hash = *tx(0, Origin::Mempool).hash();
+    insert(&pool, tx(0, Origin::Mempool));
+    follower.follow(Instant::now());
+    let order = pool.get(&hash).expect("it is pooled");
+    let removed = Event::Removed { order, reason: RemoveReason::Mined };
+    follower.group.take(&removed, Instant::now());
+    (1..1_000).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    let head = Head { timestamp: 84, ..Head::new(8, B256::with_last_byte(8), B256::ZERO) };
+    let _ = pool.on_head(Block::new(head, vec![]));
+    follower.follow(Instant::now());
+    follower.write();
+    assert!(follower.counters.stats().lost_events > 0);
+    assert_eq!(rows(folder.path())[0], (hash, None));
 }
 
 #[test]
