@@ -215,8 +215,8 @@ impl OrderPool {
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
-    /// become public, or another caller sent it too. `at` is when the signer cancelled it, without it
-    /// now: what was sent later stays, and is accepted if it is sent again. Whether or not the
+    /// become public, or another caller sent it too. `at` is when the signer cancelled it:
+    /// what was sent later stays, and is accepted if it is sent again. Whether or not the
     /// transaction is here, subscribers are told, and until
     /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after `at` it is refused if it
     /// arrives with an earlier [`Transaction::first_seen`]. What is remembered counts against
@@ -226,15 +226,13 @@ impl OrderPool {
         hash: &B256,
         signer: Address,
         holder: Holder,
-        at: Option<SystemTime>,
+        at: SystemTime,
     ) -> CancelPrivateOutcome {
         let shared = self.shared();
-        let is_sent_now = at.is_none();
-        let at = at.unwrap_or_else(SystemTime::now);
         // A clock that is ahead: now.
         let age = SystemTime::now().duration_since(at).unwrap_or_default();
         let cancellation = PrivateCancellation { hash: *hash, signer, at, holder };
-        let outcome = shared.write(|core| core.cancel_private(cancellation, is_sent_now, age));
+        let outcome = shared.write(|core| core.cancel_private(cancellation, age));
         let counted = outcome == CancelPrivateOutcome::Cancelled;
         shared.tables.counters.cancellations.add(u64::from(counted));
         outcome

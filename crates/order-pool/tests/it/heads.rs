@@ -1,6 +1,6 @@
 //! Heads in the event stream: where they stand among the removals, and what a new reader is told.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::SystemTime};
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
@@ -187,7 +187,7 @@ fn a_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
         assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Mined);
     }
     assert!(pool.is_empty());
-    pool.cancel_private(&hashes[3], address(7), Holder::Host, None);
+    pool.cancel_private(&hashes[3], address(7), Holder::Host, SystemTime::now());
     pool.on_head(head(2, 1, 0, &[]));
     let is_public =
         |hash| pool.get(&hash).map(|order| order.as_tx().is_some_and(Transaction::is_public));

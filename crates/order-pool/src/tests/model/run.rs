@@ -125,7 +125,7 @@ impl Run {
                 let Some(id) = txs.map(|order| order.id).nth(which) else { return };
                 let expected = self.model.cancel_private(id, address(signer));
                 // Later than any of them was sent; the clock that ends it is the pool's.
-                let at = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33));
+                let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33);
                 assert_eq!(
                     self.pool.cancel_private(&id, address(signer), Holder::Host, at),
                     expected
