@@ -41,7 +41,10 @@ impl Group {
                 if let Some(tx) = order.as_tx() {
                     self.since.get_or_insert(now);
                     self.bytes += tx.size_bytes();
-                    self.by_hash.insert(*tx.hash(), self.rows.len());
+                    if let Some(before) = self.by_hash.insert(*tx.hash(), self.rows.len()) {
+                        // A reorg may have undone its block.
+                        self.rows[before].1 = None;
+                    }
                     self.rows.push((Arc::clone(order), None));
                 }
             }
@@ -59,6 +62,11 @@ impl Group {
             }
             _ => {}
         }
+    }
+
+    /// Events were missed, the head of what was removed last perhaps among them: the next one may be of another block.
+    pub(crate) fn forget_mined(&mut self) {
+        self.mined.clear();
     }
 
     pub(crate) fn is_due(&self, limits: &Limits, now: Instant) -> bool {

@@ -205,13 +205,15 @@ impl Follower {
         while let Some(event) = self.subscription.try_next() {
             match event {
                 Ok(event) => self.group.take(&event, now),
-                // The next read continues with the oldest event in the log.
+                // The next read continues with the rest of the replay, if that is not finished, and the oldest
+                // event in the log.
                 Err(lagged) => {
                     tracing::warn!(
                         missed = lagged.missed,
                         "the recorder was too slow for the pool's log"
                     );
                     self.counters.lost[LAGGED].add(lagged.missed);
+                    self.group.forget_mined();
                 }
             }
             if self.group.is_due(&self.limits, now) {

@@ -68,6 +68,8 @@ impl Segments {
             // An existing name belongs to another recorder: that file stays, and this segment
             // counts as lost.
             fs::hard_link(&unfinished, complete)?;
+            // Else a loss of power may take the name. If this fails the rows count as lost, though they may be there.
+            File::open(&self.folder)?.sync_all()?;
             Ok(bytes)
         });
         // The remaining file is ignored by readers.

@@ -321,6 +321,6 @@ pub struct Lagged {
     /// The exact number of log events that it missed, including those that do not concern its
     /// block.
     pub missed: u64,
-    /// It was still replaying, so orders from before its subscription are missing too.
+    /// It was still replaying. The rest of the replay follows, as of the oldest event in the log.
     pub replay_unfinished: bool,
 }

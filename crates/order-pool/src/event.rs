@@ -93,8 +93,8 @@ pub enum OrderStatus {
     /// It was removed, and is still in the dedupe window: for good, or because it expired and
     /// its pause of [`EXPIRED_PAUSE_RETENTIONS`](crate::EXPIRED_PAUSE_RETENTIONS) is not over.
     Removed,
-    /// It was evicted, or it expired and the pause is over. It is accepted if it is inserted again
-    /// and, when the pool is full, pays more than another.
+    /// It was evicted, or it expired and the pause is over, or its block has passed, which a reorg may undo. It is
+    /// accepted if it is inserted again and, when the pool is full, pays more than another.
     MayReturn,
     /// It was never in the pool, or has left the dedupe window.
     Unknown,
@@ -128,8 +128,8 @@ pub enum InsertOutcome {
     /// It is already in the pool. Nothing changed except its recorded origins
     /// ([`Transaction::second_origin`](crate::Transaction::second_origin)) and who holds it, of which subscribers are told.
     Known,
-    /// It was in the pool, was removed for good (not evicted, not expired), and is still in the
-    /// dedupe window. Nothing changed.
+    /// It was in the pool, was removed for good (not evicted, not expired, not as its block has
+    /// passed), and is still in the dedupe window. Nothing changed.
     AlreadyRemoved,
     /// A recent block contains it. Nothing changed.
     Mined,

@@ -142,7 +142,7 @@ impl Counters {
         }
     }
 
-    /// Orders that a block had taken which is undone, and that were not kept for that.
+    /// Orders that a block had taken which is undone, and that were not kept for that: at most so many.
     pub(crate) fn not_kept(&self, count: u64) {
         const FULL: RejectReason =
             RejectReason::Full { count: 0, limit: 0, bytes: 0, limit_bytes: 0 };

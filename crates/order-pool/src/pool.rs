@@ -1,7 +1,7 @@
 //! The pool: the core behind one lock for writers, and the tables that readers use without it.
 //!
 //! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
-//! and twice by a step of upkeep (expire, then compact): for one change and its publication. An insert
+//! and by a step of upkeep (to remove what is over, up to 16 times, to expire, to compact): for one change and its publication. An insert
 //! evicts at most 320 transactions, or evicts 64 bundles and removes 4 that are over; a step touches at most 256
 //! transactions, removes at most 4 bundles, or rewrites at most 16 pages; one that puts back what a reorg un-mined
 //! ends with the order that has it touch as many, whose insert may evict others. Each ends at most 256 claims on orders that
@@ -44,8 +44,9 @@ use crate::{
 /// Most transactions that one step of a head, of nonces or of upkeep touches: at about 2 us each, half a
 /// millisecond.
 const PER_STEP: usize = 256;
-/// Steps that remove bundles before a block is told: of 64, in about two milliseconds.
-const SWEEPS_PER_BLOCK: usize = 16;
+/// Steps that remove bundles before a block is told, and with each step of upkeep: of 64, in about two
+/// milliseconds.
+const SWEEPS_IN_A_ROW: usize = 16;
 
 /// The pause between two steps of a head. Without one the thread that has just released the lock
 /// would usually get it again before one that waits for it.
@@ -214,8 +215,8 @@ impl OrderPool {
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
-    /// become public, or another caller sent it too. `at` is when the signer cancelled it, without it
-    /// now: what was sent later stays, and is accepted if it is sent again. Whether or not the
+    /// become public, or another caller sent it too. `at` is when the signer cancelled it:
+    /// what was sent later stays, and is accepted if it is sent again. Whether or not the
     /// transaction is here, subscribers are told, and until
     /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after `at` it is refused if it
     /// arrives with an earlier [`Transaction::first_seen`]. What is remembered counts against
@@ -225,15 +226,13 @@ impl OrderPool {
         hash: &B256,
         signer: Address,
         holder: Holder,
-        at: Option<SystemTime>,
+        at: SystemTime,
     ) -> CancelPrivateOutcome {
         let shared = self.shared();
-        let is_sent_now = at.is_none();
-        let at = at.unwrap_or_else(SystemTime::now);
         // A clock that is ahead: now.
         let age = SystemTime::now().duration_since(at).unwrap_or_default();
         let cancellation = PrivateCancellation { hash: *hash, signer, at, holder };
-        let outcome = shared.write(|core| core.cancel_private(cancellation, is_sent_now, age));
+        let outcome = shared.write(|core| core.cancel_private(cancellation, age));
         let counted = outcome == CancelPrivateOutcome::Cancelled;
         shared.tables.counters.cancellations.add(u64::from(counted));
         outcome
@@ -378,7 +377,7 @@ impl OrderPool {
         Subscription::new(Arc::clone(&self.shared().tables), None)
     }
 
-    /// One bounded step of upkeep: removes expired orders, rewrites pages, frees memory. Returns
+    /// One bounded step of upkeep: removes orders that are over, rewrites pages, frees memory. Returns
     /// whether more is due; inserts run between steps.
     ///
     /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
@@ -425,14 +424,15 @@ impl PoolShared {
         outcome
     }
 
-    /// Removes some of the bundles that are over, with which a new block is told.
-    fn sweep_some(&self) {
-        for _ in 0..SWEEPS_PER_BLOCK {
+    /// Removes some of the bundles that are over; returns whether more are left.
+    fn sweep_some(&self) -> bool {
+        for _ in 0..SWEEPS_IN_A_ROW {
             if !self.write(Core::sweep) {
-                break;
+                return false;
             }
             thread::sleep(STEP_PAUSE);
         }
+        true
     }
 
     /// Removes what has nonces that a block used.
@@ -498,6 +498,7 @@ impl PoolShared {
 
     pub(crate) fn upkeep(&self) -> bool {
         let started = Instant::now();
+        let sweeping = self.sweep_some();
         let expiring = self.write(|core| core.expire(PER_STEP));
         let (replaced, publishing) = {
             let mut writer = self.lock();
@@ -508,6 +509,6 @@ impl PoolShared {
         drop(replaced);
         self.tables.counters.upkeep_steps.add(1);
         self.levels.upkeep_step_seconds.record(started.elapsed().as_secs_f64());
-        expiring || publishing
+        sweeping || expiring || publishing
     }
 }

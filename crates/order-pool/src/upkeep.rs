@@ -23,8 +23,9 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// together are spread over a fifth of the interval within one round.
 const JITTER: f64 = 0.2;
 
-/// The shortest pause between two steps while the load is high: steps of 256 orders then process at
-/// most 25,600 a second, well above what expires at 2,000 transactions/s.
+/// The shortest pause between two steps while the load is high: steps of 256 transactions then process at
+/// most 25,600 a second, well above what expires at 2,000 transactions/s. With each, 64 of the bundles that
+/// are over are removed: some 4,000 a second, so 20,000, the default cap, within half a block's time.
 const PRESSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The pace of upkeep.
@@ -111,7 +112,7 @@ impl Upkeep {
     }
 
     /// Ends the upkeep and waits for its thread, for at most `deadline`; a step takes less than a
-    /// millisecond.
+    /// millisecond, and a few while bundles are removed.
     pub fn shutdown(self, deadline: Duration) -> UpkeepEnd {
         drop(self.stop);
         let (reason, ended) = match self.end.recv_timeout(deadline) {

@@ -13,7 +13,9 @@ fn a_million_inserts_beside_a_subscriber_that_never_reads_stay_within_the_bound(
     let bound = config.memory_bound_bytes();
     let before = resident_bytes();
     let pool = OrderPool::new(config).expect("the default is valid");
-    let late = pool.subscribe_all();
+    let mut late = pool.subscribe_all();
+    // The replay of the empty pool.
+    assert!(late.try_next().is_none());
     let empty = resident_bytes();
     insert(&pool, 0..100_000, 200);
     let contents = rising(0, 200).size_bytes();

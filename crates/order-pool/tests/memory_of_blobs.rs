@@ -20,7 +20,9 @@ fn orders_as_large_as_blobs_beside_a_subscriber_that_never_reads_stay_within_the
     let unused = (64 << 20) + 64 * 2_857 * 256 + 6 * 8 * (1 << 20);
     let bound = config.memory_bound_bytes() - unused;
     let pool = OrderPool::new(config).expect("a valid configuration");
-    let late = pool.subscribe_all();
+    let mut late = pool.subscribe_all();
+    // The replay of the empty pool.
+    assert!(late.try_next().is_none());
     let most = insert(&pool, 0..5_000, 100_000) - before;
     println!("5,000 orders of 100 kB: at most {most} bytes resident, the bound is {bound}");
     assert!(pool.stats().evicted > 4_000 && pool.bytes() > 60 << 20);

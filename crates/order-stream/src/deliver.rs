@@ -97,7 +97,7 @@ impl Deliverer {
                 _ => Delivered::Known,
             }),
             Record::CancelPrivate(PrivateCancellation { hash, signer, at, holder }) => {
-                Ok(match self.pool.cancel_private(&hash, signer, holder, Some(at)) {
+                Ok(match self.pool.cancel_private(&hash, signer, holder, at) {
                     CancelPrivateOutcome::Cancelled => Delivered::Pooled,
                     CancelPrivateOutcome::Unknown => Delivered::Known,
                     _ => Delivered::Refused,

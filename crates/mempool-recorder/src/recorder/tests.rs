@@ -7,7 +7,9 @@ use std::{
 
 use alloy_consensus::{EthereumTxEnvelope, Signed, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, B256, Signature, U256, keccak256};
-use order_pool::{Block, Head, InsertOutcome, Origin, PoolConfig, Transaction};
+use order_pool::{
+    Block, Event, Head, InsertOutcome, Origin, PoolConfig, RemoveReason, Transaction,
+};
 use parquet::{
     file::reader::{FileReader as _, SerializedFileReader},
     record::RowAccessor as _,
@@ -77,7 +79,8 @@ fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recor
     let (folder, pool, mut follower) = follower(config);
     let all: Vec<_> = (0..2_000).map(|n| tx(n, Origin::Mempool)).collect();
     let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
-    // Nothing reads meanwhile.
+    // It has read what was there at its start, which is nothing; then nothing reads.
+    follower.follow(Instant::now());
     all.into_iter().for_each(|tx| insert(&pool, tx));
     follower.follow(Instant::now());
     follower.write();
@@ -86,6 +89,22 @@ fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recor
     assert_eq!(stats.rows + stats.lost_events, 2_000);
     let recorded: Vec<_> = rows(folder.path()).into_iter().map(|(hash, _)| hash).collect();
     assert_eq!(recorded, hashes[stats.lost_events as usize..]);
+}
+
+/// They were neither recorded nor counted.
+#[test]
+fn orders_that_were_pooled_at_the_start_are_recorded_if_the_log_wraps_before_they_are_read() {
+    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
+    let (folder, pool, mut follower) = follower(config);
+    let hashes: Vec<_> = (0..2_000).map(|n| *tx(n, Origin::Mempool).hash()).collect();
+    (0..500).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    follower.subscription = pool.subscribe_all();
+    (500..2_000).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    follower.follow(Instant::now());
+    follower.write();
+    assert!(follower.counters.stats().lost_events >= 1_000);
+    let recorded: Vec<_> = rows(folder.path()).into_iter().map(|(hash, _)| hash).collect();
+    assert_eq!(recorded, hashes);
 }
 
 #[test]
@@ -177,6 +196,44 @@ fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_wr
     follower.write();
     let found = rows(folder.path());
     assert_eq!(found, [(hashes[0], None), (hashes[1], Some(7)), (hashes[2], None)]);
+}
+
+/// The first row named the block that a reorg had undone.
+#[test]
+fn a_row_names_no_block_once_a_reorg_has_undone_it() {
+    let (folder, pool, mut follower) = follower(PoolConfig::default());
+    let hash = *tx(0, Origin::Mempool).hash();
+    insert(&pool, tx(0, Origin::Mempool));
+    let head = |number, hash, parent| {
+        let [hash, parent] = [hash, parent].map(B256::with_last_byte);
+        Head { timestamp: 84, ..Head::new(number, hash, parent) }
+    };
+    let _ = pool.on_head(Block::new(head(6, 6, 0), vec![]));
+    let _ = pool.on_head(Block::new(head(7, 7, 6), vec![hash]));
+    let _ = pool.on_head(Block::new(head(7, 8, 6), vec![]));
+    follower.follow(Instant::now());
+    follower.write();
+    assert_eq!(rows(folder.path()), [(hash, None), (hash, None)]);
+}
+
+/// The next head that was read counted as the one that had removed it.
+#[test]
+fn a_row_names_no_block_if_the_head_that_removed_its_transaction_was_missed() {
+    let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
+    let (folder, pool, mut follower) = follower(config);
+    let hash = *tx(0, Origin::Mempool).hash();
+    insert(&pool, tx(0, Origin::Mempool));
+    follower.follow(Instant::now());
+    let order = pool.get(&hash).expect("it is pooled");
+    let removed = Event::Removed { order, reason: RemoveReason::Mined };
+    follower.group.take(&removed, Instant::now());
+    (1..1_000).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    let head = Head { timestamp: 84, ..Head::new(8, B256::with_last_byte(8), B256::ZERO) };
+    let _ = pool.on_head(Block::new(head, vec![]));
+    follower.follow(Instant::now());
+    follower.write();
+    assert!(follower.counters.stats().lost_events > 0);
+    assert_eq!(rows(folder.path())[0], (hash, None));
 }
 
 #[test]

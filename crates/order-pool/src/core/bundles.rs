@@ -347,7 +347,11 @@ impl Core {
         self.claims.remove(seq);
         let id = order.id();
         self.index.remove(id.hash(), seq);
-        if matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar) {
+        // One whose block has passed is refused for that, unless a reorg has lowered the head.
+        if matches!(
+            reason,
+            RemoveReason::Evicted | RemoveReason::BlockTooFar | RemoveReason::BlockPassed
+        ) {
             self.seen.evicted(id.hash());
         }
         self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });

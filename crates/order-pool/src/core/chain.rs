@@ -39,7 +39,8 @@ pub(crate) struct Change {
     pub(crate) relation: Relation,
     /// The orders that the replaced blocks had taken, the oldest block's first.
     pub(crate) untaken: VecDeque<Arc<Order>>,
-    /// How many more they had taken that are not over: there was no room to keep them.
+    /// How many more they had taken: there was no room to keep them. Without what the new block contains, and what is for a
+    /// block that has passed; with bundles and transactions whose nonces it uses, of which no more is known than the hash.
     pub(crate) not_kept: u64,
     /// All transactions that the replaced blocks, and those that a gap forgot, had taken or contained.
     pub(crate) free: Vec<B256>,

@@ -256,11 +256,10 @@ impl Core {
     }
 
     /// Removes at most [`SWEPT_PER_STEP`] bundles that blocks have made impossible, and those for a block that
-    /// has passed or is too far above the head (accepted while the pool knew no head or a higher
-    /// one); returns whether more are left. Readers do not find a bundle whose block has passed.
+    /// has passed or is too far above the head ([`Self::last_kept`]); returns whether more are left. Readers do not find a bundle whose block has passed.
     pub(crate) fn sweep(&mut self) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
-        let last = head.saturating_add(self.limits.max_blocks_ahead);
+        let last = self.last_kept(head);
         for _ in 0..SWEPT_PER_STEP {
             if let Some(ended) = self.ended.front().copied() {
                 self.sweep_ended(ended);
@@ -278,9 +277,6 @@ impl Core {
     /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
     /// orders whose pause is over as offerable; returns whether more are due.
     pub(crate) fn expire(&mut self, limit: usize) -> bool {
-        if self.sweep() {
-            return true;
-        }
         for _ in 0..limit {
             if self.seen.offer_due(self.now) {
             } else if let Some(seq) = self.next_due() {
@@ -307,6 +303,14 @@ impl Core {
     pub(crate) fn begin(&mut self, now: Duration) {
         self.now = self.now.max(now);
         self.claims.end_some();
+    }
+
+    /// The last block for which an order is kept: more than is accepted, because a reorg begins with a lower head, and what
+    /// was accepted with the higher one before is not too far ahead once the new branch is as long. What is later was
+    /// accepted while the pool knew no head.
+    const fn last_kept(&self, head: u64) -> u64 {
+        let limits = &self.limits;
+        head.saturating_add(limits.max_blocks_ahead).saturating_add(limits.recent_blocks as u64)
     }
 
     fn find(&self, hash: &B256) -> Option<u64> {

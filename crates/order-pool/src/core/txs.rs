@@ -171,11 +171,10 @@ impl Core {
     }
 
     /// Removes at most `limit` private transactions whose last block is the head or a lower one, and
-    /// those whose last block is too far ahead, which were accepted while the pool knew no head or a
-    /// higher one; returns whether more are left.
+    /// those whose last block is too far ahead ([`Self::last_kept`]); returns whether more are left.
     pub(crate) fn pass_private(&mut self, limit: usize) -> bool {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
-        let last = head.saturating_add(self.limits.max_blocks_ahead.max(PUBLIC_BLOCKS));
+        let last = self.last_kept(head);
         for _ in 0..limit {
             let passed = self.private.first().filter(|(block, _)| *block <= head);
             let too_far = || self.private.last().filter(|(block, _)| *block > last);
@@ -193,12 +192,10 @@ impl Core {
     }
 
     /// Removes a private transaction on request of its signer, and remembers the cancellation for what its `age` leaves of the
-    /// retention: those of a stream that is replayed would take the room of new ones. One that `is_sent_now` is later than
-    /// what is pooled, whatever the clock says.
+    /// retention: those of a stream that is replayed would take the room of new ones.
     pub(crate) fn cancel_private(
         &mut self,
-        mut cancellation: PrivateCancellation,
-        is_sent_now: bool,
+        cancellation: PrivateCancellation,
         age: Duration,
     ) -> CancelPrivateOutcome {
         let PrivateCancellation { hash, signer, .. } = cancellation;
@@ -212,9 +209,6 @@ impl Core {
         let entry = found.and_then(|seq| self.external.get(seq));
         if own.is_some() && entry.is_none_or(|entry| entry.signer != Some(signer)) {
             return CancelPrivateOutcome::Public;
-        }
-        if let Some(tx) = own.filter(|_| is_sent_now) {
-            cancellation.at = cancellation.at.max(tx.first_seen());
         }
         let cancelled = found.filter(|_| own.is_some_and(|tx| tx.first_seen() <= cancellation.at));
         if let Some(seq) = cancelled {

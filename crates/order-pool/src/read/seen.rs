@@ -86,8 +86,8 @@ impl SeenTable {
 
     /// The state of an order; `None` if it is not remembered.
     pub(crate) fn state(&self, hash: &B256) -> Option<SeenState> {
-        let at = self.find(self.fingerprint(hash)).ok()?;
-        Some(SeenState::of_word(self.slots[at].load(Relaxed)))
+        let (_, state) = self.find(self.fingerprint(hash)).ok()?;
+        Some(state)
     }
 
     fn fingerprint(&self, hash: &B256) -> u64 {
@@ -98,16 +98,18 @@ impl SeenTable {
         fingerprint as usize & (self.slots.len() - 1)
     }
 
-    /// The slot of the fingerprint, or the free slot for it. Terminates because the table is at
-    /// most half full.
-    fn find(&self, fingerprint: u64) -> Result<usize, usize> {
+    /// The slot of the fingerprint and its state, or the free slot for it. Terminates because the table is at
+    /// most half full. A reader must not read the slot again: the writer may have moved another entry there.
+    fn find(&self, fingerprint: u64) -> Result<(usize, SeenState), usize> {
         let mask = self.slots.len() - 1;
         let mut at = self.home(fingerprint);
         // The bound only matters to a reader that races a writer's moves.
         for _ in 0..self.slots.len() {
             match self.slots[at].load(Relaxed) {
                 EMPTY => return Err(at),
-                found if found & FINGERPRINT == fingerprint => return Ok(at),
+                found if found & FINGERPRINT == fingerprint => {
+                    return Ok((at, SeenState::of_word(found)));
+                }
                 _ => at = (at + 1) & mask,
             }
         }
@@ -126,8 +128,8 @@ impl SeenTable {
 
     /// Sets the state of an order, if it is remembered and `from` accepts its present state.
     fn note(&self, fingerprint: u64, state: SeenState, from: impl FnOnce(SeenState) -> bool) {
-        if let Ok(at) = self.find(fingerprint)
-            && from(SeenState::of_word(self.slots[at].load(Relaxed)))
+        if let Ok((at, present)) = self.find(fingerprint)
+            && from(present)
         {
             self.slots[at].store(state.word(fingerprint), Relaxed);
         }
@@ -136,7 +138,7 @@ impl SeenTable {
     /// Removes by shifting back, so that no tombstones accumulate.
     fn remove(&self, fingerprint: u64) {
         let mask = self.slots.len() - 1;
-        let Ok(mut hole) = self.find(fingerprint) else {
+        let Ok((mut hole, _)) = self.find(fingerprint) else {
             return;
         };
         let mut at = hole;

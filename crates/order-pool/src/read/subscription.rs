@@ -89,7 +89,8 @@ impl Subscription {
     ///
     /// # Errors
     /// [`Lagged`] if the log has dropped the next event. The next read continues with the oldest
-    /// event in the log; [`Self::resync`] starts again.
+    /// event in the log, after what is left of a replay, which shows the pool as of that event;
+    /// [`Self::resync`] starts again.
     pub fn visit(&mut self, max: usize, mut visit: impl FnMut(&Event)) -> Result<usize, Lagged> {
         let mut count = 0;
         if let Some(from) = self.replay_from {
@@ -118,7 +119,7 @@ impl Subscription {
         // removal, so this table still holds everything that the log covers.
         let live = tables.live.load();
         let head = replay_head.take();
-        skip_to_tail_if_lagged(tables, next, replay_from, tables.log.load().tail())?;
+        skip_to_tail_if_lagged(tables, next, true, tables.log.load().tail())?;
         let mut count = 0;
         if let Some(head) = head {
             count += 1;
@@ -146,10 +147,10 @@ impl Subscription {
     }
 
     fn visit_log(&mut self, max: usize, visit: &mut impl FnMut(&Event)) -> Result<usize, Lagged> {
-        let Self { tables, next, replay_from, block, .. } = self;
+        let Self { tables, next, block, .. } = self;
         let head = tables.wakers.head();
         let table = tables.log.load();
-        skip_to_tail_if_lagged(tables, next, replay_from, table.tail())?;
+        skip_to_tail_if_lagged(tables, next, false, table.tail())?;
         let mut count = 0;
         for slot in table.from(*next) {
             // Slots above the head are written but not published.
@@ -224,19 +225,19 @@ impl Drop for Subscription {
     }
 }
 
-/// Moves a reader whose next event the log has dropped to the oldest one.
+/// Moves a reader whose next event the log has dropped to the oldest one. A replay goes on, as of that: the live table has
+/// all that the log covers.
 fn skip_to_tail_if_lagged(
     tables: &Tables,
     next: &mut u64,
-    replay_from: &mut Option<u64>,
+    is_replaying: bool,
     tail: u64,
 ) -> Result<(), Lagged> {
     if *next >= tail {
         return Ok(());
     }
-    let lagged = Lagged { missed: tail - *next, replay_unfinished: replay_from.is_some() };
+    let lagged = Lagged { missed: tail - *next, replay_unfinished: is_replaying };
     *next = tail;
-    *replay_from = None;
     tables.counters.lagged.add(1);
     tables.counters.missed_events.add(lagged.missed);
     Err(lagged)

@@ -60,6 +60,8 @@ const RETENTION: u64 = 50;
 const EXPIRED_PAUSE: u64 = 30;
 const LOG_EVENTS: usize = 64;
 const MAX_AHEAD: u64 = 3;
+/// A reorg may lower the head by as many blocks as are remembered.
+const MAX_KEPT_AHEAD: u64 = MAX_AHEAD + BLOCKS as u64;
 /// What private transactions pay at most, and some of the others.
 const PRIVATE_FEE: u128 = 19;
 /// The bundle that has no transactions, if it has a key.

@@ -1,11 +1,11 @@
 //! Heads in the event stream: where they stand among the removals, and what a new reader is told.
 
-use std::collections::HashSet;
+use std::{collections::HashSet, time::SystemTime};
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
     Block, BundleParts, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, Origin,
-    PoolConfig, PrivateTerms, Relation, Transaction,
+    PoolConfig, PrivateTerms, RejectReason, Relation, Transaction,
 };
 
 use crate::common::{
@@ -36,6 +36,25 @@ fn the_latest_head_is_known_at_any_time_with_all_its_fields() {
     let paying = tx(Spec { sender: 1, max_fee: u128::MAX, max_tip: u128::MAX, ..Spec::default() });
     assert_eq!(pool.insert_transaction(paying), InsertOutcome::Added);
     assert_eq!(pool.insert_transaction(nth(2)), InsertOutcome::Added);
+}
+
+#[test]
+fn a_reader_that_lags_during_its_replay_is_shown_the_rest_of_it_once() {
+    let pool = pool();
+    insert_all(&pool, 0..100);
+    let mut late = pool.subscribe_all();
+    (0..10).for_each(|_| drop(late.try_next()));
+    pool.on_head(head(1, 0, 0, &[*nth(20).hash()]));
+    insert_all(&pool, 100..1_000);
+    pool.on_head(head(2, 0, 0, &[*nth(50).hash()]));
+    let told = journal(&mut late);
+    let id = |n| Order::Tx(nth(n)).id();
+    let left = (10..1_000).filter(|n| *n != 20).map(|n| format!("+{}", id(n)));
+    // The second removal is in the log.
+    let removed = format!("-{} Mined", id(50));
+    let expected: Vec<_> = left.chain([removed]).collect();
+    assert!(told[0].starts_with("lagged"), "{}", told[0]);
+    assert_eq!(told[1..], expected);
 }
 
 #[test]
@@ -103,6 +122,46 @@ fn what_a_reorg_frees_finds_the_room_that_a_new_one_would_and_is_counted_if_ther
     assert_eq!((stats.rejected, stats.txs), (1, 16), "its sender has as many as it may");
 }
 
+/// The first head of the new branch has a lower number than the last one of the old, whatever comes after it.
+#[test]
+fn what_was_accepted_for_the_farthest_block_stays_while_a_reorg_lowers_the_head() {
+    let pool = pool();
+    (9..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+    let of = |n, block| {
+        let (txs, block) = (vec![nth(n)], Some(block));
+        Order::Bundle(bundle(BundleParts { txs, block, ..BundleParts::default() }))
+    };
+    let terms = PrivateTerms { signer: None, max_block: 12 + 64 };
+    let private = Order::Tx(private_from(Spec::default(), terms));
+    for order in [of(1, 12 + 64), private] {
+        assert_eq!(pool.insert(order, None), InsertOutcome::Added);
+    }
+    pool.on_head(head(10, 1, 0, &[]));
+    upkeep(&pool);
+    let too_far = RejectReason::BlockTooFar { value: 75, limit: 74 };
+    assert_eq!(pool.insert(of(2, 75), None), InsertOutcome::Rejected(too_far));
+    (11..=12).for_each(|number| _ = pool.on_head(head(number, 1, 1, &[])));
+    upkeep(&pool);
+    assert_eq!((pool.len(), pool.stats().block_too_far), (2, 0));
+}
+
+#[test]
+fn a_bundle_whose_block_had_passed_is_accepted_again_once_a_reorg_has_lowered_the_head() {
+    let pool = pool();
+    (9..=10).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+    let insert = || {
+        let parts = BundleParts { txs: vec![nth(1)], block: Some(12), ..BundleParts::default() };
+        pool.insert_bundle(bundle(parts))
+    };
+    assert_eq!(insert(), InsertOutcome::Added);
+    (11..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
+    assert_eq!(pool.stats().block_passed, 1);
+    let passed = RejectReason::BlockPassed { value: 12, limit: 13 };
+    assert_eq!(insert(), InsertOutcome::Rejected(passed));
+    pool.on_head(head(11, 1, 0, &[]));
+    assert_eq!(insert(), InsertOutcome::Added);
+}
+
 /// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another
 /// machine no node tells it.
 #[test]
@@ -128,7 +187,7 @@ fn a_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
         assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Mined);
     }
     assert!(pool.is_empty());
-    pool.cancel_private(&hashes[3], address(7), Holder::Host, None);
+    pool.cancel_private(&hashes[3], address(7), Holder::Host, SystemTime::now());
     pool.on_head(head(2, 1, 0, &[]));
     let is_public =
         |hash| pool.get(&hash).map(|order| order.as_tx().is_some_and(Transaction::is_public));

@@ -33,14 +33,9 @@ fn cancellations_of_fresh_keys_displace_nobody_elses_and_fill_nobodys_log() {
     let (pool, _) = pool(PoolConfig::default());
     let sent_at = SystemTime::now();
     let cancel = |n: u64, signer, holder| {
-        pool.cancel_private(
-            &B256::left_padding_from(&n.to_be_bytes()),
-            signer,
-            holder,
-            Some(sent_at),
-        )
+        pool.cancel_private(&B256::left_padding_from(&n.to_be_bytes()), signer, holder, sent_at)
     };
-    pool.cancel_private(nth(1).hash(), address(7), caller(0), Some(sent_at));
+    pool.cancel_private(nth(1).hash(), address(7), caller(0), sent_at);
     let mut told = pool.subscribe_all();
     journal(&mut told);
     // More than are remembered, of one caller and of 255.
@@ -58,9 +53,8 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
     let (pool, clock) = pool(PoolConfig::default());
     let now = SystemTime::now();
     let at = |seconds| now + Duration::from_secs(seconds);
-    let cancel = |n, seconds| {
-        pool.cancel_private(nth(n).hash(), address(7), Holder::Host, Some(at(seconds)))
-    };
+    let cancel =
+        |n, seconds| pool.cancel_private(nth(n).hash(), address(7), Holder::Host, at(seconds));
     let insert =
         |n, signer, seconds| variant(pool.insert_transaction(sent(n, signer, at(seconds))));
     assert_eq!(cancel(1, 100), CancelPrivateOutcome::Unknown);
@@ -94,7 +88,7 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
 fn a_cancellation_of_more_than_a_minute_ago_is_not_remembered() {
     let (pool, clock) = pool(PoolConfig::default());
     let now = SystemTime::now();
-    let cancel = |n, at| pool.cancel_private(nth(n).hash(), address(7), Holder::Host, Some(at));
+    let cancel = |n, at| pool.cancel_private(nth(n).hash(), address(7), Holder::Host, at);
     let insert = |n, at| variant(pool.insert_transaction(sent(n, 7, at)));
     let before = now - CANCELLATION_RETENTION;
     (1_000..1_200).for_each(|n| _ = cancel(n, before));
@@ -161,7 +155,8 @@ fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
             send(Spec { sender, max_fee: 2_000, max_tip: 1_000, ..Spec::default() });
         }
         // Nor does it leave by a cancellation of who sent it first.
-        let cancelled = pool.cancel_private(nth(1).hash(), address(8), Holder::Host, None);
+        let cancelled =
+            pool.cancel_private(nth(1).hash(), address(8), Holder::Host, SystemTime::now());
         assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
         assert!([1, 2].iter().all(|n| pool.contains(nth(*n).hash())), "first raw: {is_raw}");
         let held = if is_raw { 32 } else { 2 };
@@ -245,7 +240,7 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
     assert_eq!(insert(bundled(2, 0, true), 0), InsertOutcome::Added);
     // Nor what is before its next nonce, what has left, and what the node announces.
     assert_eq!(insert(private(2), 1), InsertOutcome::Added);
-    pool.cancel_private(private(2).id().hash(), address(7), Holder::Host, None);
+    pool.cancel_private(private(2).id().hash(), address(7), Holder::Host, SystemTime::now());
     pool.insert_transaction(tx_from(spec(0, 0), Origin::Mempool));
     assert_eq!(insert(private(3), 0), InsertOutcome::Added);
     assert!(refused(insert(private(4), 0)));

@@ -6,10 +6,11 @@ use std::{
 };
 
 use order_pool::{
-    Clock, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig, UpkeepEnd, UpkeepEndReason,
+    BundleParts, Clock, InsertOutcome, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig,
+    UpkeepEnd, UpkeepEndReason,
 };
 
-use crate::common::{insert_all, nth, pool_by_hand};
+use crate::common::{bundle, head, insert_all, nth, pool_by_hand};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -48,6 +49,26 @@ fn what_was_kept_long_enough_goes_in_steps_without_anyone_asking() {
     wait_for("four steps", || pool.stats().upkeep_steps >= before + 4);
     assert_eq!(pool.stats().expired, 1_000);
     assert!(is_ended_by(upkeep.shutdown(LONG), UpkeepEndReason::Shutdown));
+}
+
+/// Nothing expired until the last bundle was removed, which takes seconds while the load is high.
+#[test]
+fn a_step_that_removes_bundles_whose_block_has_passed_expires_transactions_too() {
+    let (pool, clock) = pool();
+    pool.on_head(head(10, 0, 0, &[]));
+    for n in 0..1_000 {
+        let parts = BundleParts { txs: vec![nth(n)], block: Some(11), ..BundleParts::default() };
+        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+    }
+    insert_all(&pool, 2_000..3_000);
+    clock.advance(Duration::from_secs(60));
+    pool.on_head(head(11, 0, 0, &[]));
+    for n in 1..=3 {
+        assert!(pool.upkeep());
+        let stats = pool.stats();
+        // With the head as many as with a step.
+        assert_eq!((stats.expired, stats.block_passed), (256 * n, 64 * (n + 1)));
+    }
 }
 
 #[test]

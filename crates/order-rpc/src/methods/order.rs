@@ -178,7 +178,7 @@ impl Verified {
                 _ => Err(ErrorResponse::internal()),
             },
             Self::PrivateCancellation(hash, signer, holder, at) => {
-                let (reason, message) = match pool.cancel_private(&hash, signer, holder, Some(at)) {
+                let (reason, message) = match pool.cancel_private(&hash, signer, holder, at) {
                     CancelPrivateOutcome::Cancelled => return Ok(json!(true)),
                     CancelPrivateOutcome::Public => (
                         Reason::BecamePublic,

@@ -163,7 +163,7 @@ fn what_a_stream_has_lost_is_published_again_and_cancellations_too() {
     txs.iter().for_each(|tx| send(&pool, tx));
     let mut follower = Follower::new(Flow::Private, true);
     assert_eq!(compare(&mut follower, &pool).len(), 2);
-    pool.cancel_private(txs[0].hash(), SIGNER, Holder::Host, None);
+    pool.cancel_private(txs[0].hash(), SIGNER, Holder::Host, SystemTime::now());
     follower.forget_all();
     let expected = [format!("tx {}", txs[1].hash()), format!("cancel {}", txs[0].hash())];
     assert_eq!(compare(&mut follower, &pool), expected);

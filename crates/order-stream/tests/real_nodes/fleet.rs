@@ -251,14 +251,14 @@ async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_
     let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
     let source = stage.source_of(&built, Flow::Private, "one");
     until_equal(&ingested, &built).await;
-    ingested.cancel_private(txs[0].hash(), SIGNER, Holder::Host, None);
+    ingested.cancel_private(txs[0].hash(), SIGNER, Holder::Host, SystemTime::now());
     until_equal(&ingested, &built).await;
     send(0);
     until("it was sent again", || built.contains(txs[0].hash())).await;
     stage.server.kill9().expect("a dead server");
     until("it knows", || is_lost(publisher.state())).await;
-    ingested.cancel_private(txs[0].hash(), SIGNER, Holder::Host, None);
-    ingested.cancel_private(txs[1].hash(), SIGNER, Holder::Host, None);
+    ingested.cancel_private(txs[0].hash(), SIGNER, Holder::Host, SystemTime::now());
+    ingested.cancel_private(txs[1].hash(), SIGNER, Holder::Host, SystemTime::now());
     stage.server.restart().expect("a server");
     until_equal(&ingested, &built).await;
     assert!(built.contains(txs[2].hash()));
@@ -347,7 +347,8 @@ async fn a_cancellation_at_another_machine_than_the_orders_holds_in_every_builde
     };
     let cancel_both = |uuid, n: usize| {
         cancel(&second, uuid, None);
-        let outcome = second.cancel_private(txs[n + 1].hash(), SIGNER, Holder::Host, None);
+        let outcome =
+            second.cancel_private(txs[n + 1].hash(), SIGNER, Holder::Host, SystemTime::now());
         assert_eq!(outcome, CancelPrivateOutcome::Unknown);
     };
     let source = stage.source_of(&built, Flow::Private, "one");

@@ -116,7 +116,7 @@ async fn a_cancellation_after_a_restart_is_stored_though_there_was_one_before_it
         for _ in 0..2 {
             ingested.insert_transaction(private(tx));
             until("it is there", || built.contains(&hash)).await;
-            ingested.cancel_private(&hash, SIGNER, order_pool::Holder::Host, None);
+            ingested.cancel_private(&hash, SIGNER, order_pool::Holder::Host, SystemTime::now());
             until("it is cancelled", || !built.contains(&hash)).await;
         }
         let stats = finish(publisher).await;

@@ -16,7 +16,7 @@ impl Model {
     /// Removes a bundle, and leaves its key without one.
     pub(super) fn end_bundle(&mut self, id: B256, reason: &str) -> Pooled {
         let order = self.remove(id, reason);
-        if matches!(reason, "Evicted" | "BlockTooFar") {
+        if matches!(reason, "Evicted" | "BlockTooFar" | "BlockPassed") {
             self.may_return.insert(id, 0);
         }
         if let Some(slot) = Self::slot_of(&order) {

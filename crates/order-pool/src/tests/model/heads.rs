@@ -38,7 +38,7 @@ impl Model {
                 self.blocks.last_mut().expect("just pushed").taken.push(order);
             }
         }
-        let too_far = number + MAX_AHEAD + 1..=u64::MAX;
+        let too_far = number + MAX_KEPT_AHEAD + 1..=u64::MAX;
         for (reason, blocks) in [("BlockPassed", 0..=number), ("BlockTooFar", too_far)] {
             let bundles = self.pooled.iter().filter(|order| order.tx.is_none());
             let over = bundles.filter(|order| blocks.contains(&order.block.unwrap_or(0)));

@@ -12,6 +12,12 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    pub(super) fn resync(&mut self, model: &Model) {
+        self.real.resync();
+        self.replay = model.snapshot(self.block);
+        self.next = model.log.len();
+    }
+
     pub(super) fn read(&mut self, model: &Model, max: usize) {
         for _ in 0..max {
             let is_others = |(_, only): &Line| !concerns(*only, self.block);
@@ -22,9 +28,11 @@ impl Reader {
                 Some(Err(lagged)) => {
                     // Exact, and not before the log has wrapped.
                     self.next = model.log.len() - self.real.behind() as usize;
-                    self.replay.clear();
                     assert!(lagged.missed > 0);
                     assert!(model.log.len() - self.next >= LOG_EVENTS, "it forgot too early");
+                    if lagged.replay_unfinished {
+                        self.resync(model);
+                    }
                 }
                 found => {
                     let expected = self.replay.pop_front().or_else(|| {

@@ -55,8 +55,13 @@ impl Run {
         assert_eq!(variant(self.pool.insert_transaction(tx)), expected);
     }
 
+    /// Without a head it may be any, too far ahead of the first one too.
+    fn block(&self, ahead: u64) -> u64 {
+        self.model.head_number().map_or(9 + 3 * ahead, |head| head + ahead)
+    }
+
     fn terms(&self, sender: u64, ahead: u64) -> PrivateTerms {
-        let max_block = self.model.head_number().unwrap_or(9) + ahead;
+        let max_block = self.block(ahead);
         PrivateTerms { signer: Some(address(sender % 2)), max_block }
     }
 
@@ -120,7 +125,7 @@ impl Run {
                 let Some(id) = txs.map(|order| order.id).nth(which) else { return };
                 let expected = self.model.cancel_private(id, address(signer));
                 // Later than any of them was sent; the clock that ends it is the pool's.
-                let at = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33));
+                let at = SystemTime::UNIX_EPOCH + Duration::from_secs(1 << 33);
                 assert_eq!(
                     self.pool.cancel_private(&id, address(signer), Holder::Host, at),
                     expected
@@ -132,7 +137,7 @@ impl Run {
                 self.insert(spec, None);
             }),
             Op::Bundle { n, ahead, key: with, signer, by, at } => {
-                let block = ahead.map(|ahead| self.model.head_number().unwrap_or(9) + ahead);
+                let block = ahead.map(|ahead| self.block(ahead));
                 let key_of = with.map(|(n, _)| self::key(n));
                 let signer = key_of.map_or(signer.map(address), |key| Some(key.signer));
                 // Every other bundle may do without its second transaction.
@@ -240,9 +245,7 @@ impl Run {
             }
             Op::Resync { which } => {
                 if let Some(reader) = self.readers.get_mut(which) {
-                    reader.real.resync();
-                    reader.replay = self.model.snapshot(reader.block);
-                    reader.next = self.model.log.len();
+                    reader.resync(&self.model);
                 }
             }
             Op::Drop { which } => {

@@ -125,7 +125,7 @@ impl Model {
                 false => self.release(*id, "BlockPassed", 0),
             }
         }
-        let limit = number + MAX_AHEAD.max(PUBLIC_BLOCKS);
+        let limit = number + MAX_KEPT_AHEAD;
         for (_, _, id, _) in kept.iter().rev().filter(|(block, ..)| *block > limit) {
             self.release(*id, "BlockTooFar", 0);
         }
