@@ -55,9 +55,8 @@ pub(super) enum OnHash {
 }
 
 struct State {
-    /// Hashes in the order of their arrival, and when each was read; without a time those whose objects are not whole. Some
-    /// have their object by now.
-    queue: VecDeque<(B256, Option<Instant>)>,
+    /// Hashes in the order of their arrival, and when each was read. Some have their object by now.
+    queue: VecDeque<(B256, Instant)>,
     unmatched: Unmatched,
     /// When the latest of the hashes was read whose objects have come.
     passed: Instant,
@@ -130,9 +129,9 @@ impl Pairs {
         if state.queue.is_empty() {
             self.changed.notify_one();
         }
-        state.queue.push_back((arrival.hash, Some(arrival.at)));
+        state.queue.push_back((arrival.hash, arrival.at));
         // It replaces none: a hash that is in flight is not entered again.
-        lock(&self.waiting).insert(arrival.hash, ticket);
+        lock(&self.waiting).insert(arrival.hash, (ticket, false));
         OnHash::Paired
     }
 
@@ -145,7 +144,7 @@ impl Pairs {
                 OnHash::Full => {}
             }
             let oldest = self.pop_oldest(&mut lock(&self.state));
-            if let Some((ticket, _)) = oldest {
+            if let Some(ticket) = oldest {
                 // A stop ends the wait: what is in hand has not entered yet.
                 let lost = OnDrop(|| fetch.metrics.lagged.add(1));
                 fetch.request(ticket).await;
@@ -164,9 +163,9 @@ impl Pairs {
     ) -> Option<Ticket> {
         let take = || {
             let mut waiting = lock(&self.waiting);
-            let ticket = waiting.get(&arrival.hash)?;
+            let (ticket, _) = waiting.get(&arrival.hash)?;
             let may_take = is_whole || ticket.arrival.source == arrival.source;
-            may_take.then(|| waiting.remove(&arrival.hash)).flatten()
+            may_take.then(|| waiting.remove(&arrival.hash)).flatten().map(|(ticket, _)| ticket)
         };
         let mut state = lock(&self.state);
         state.processed = arrival.at;
@@ -185,15 +184,22 @@ impl Pairs {
     /// request are behind it.
     pub(super) fn request(&self, fetch: &Arc<Fetch>, ticket: Ticket) {
         let Err(ticket) = fetch.try_request(ticket) else { return };
-        let mut state = lock(&self.state);
-        if !state.is_closed && state.queue.len() < self.most_waiting {
-            state.queue.push_back((ticket.arrival.hash, None));
-            lock(&self.waiting).insert(ticket.arrival.hash, ticket);
-            return self.changed.notify_one();
+        if let Err(ticket) = self.put_back(ticket) {
+            // A stop leaves the hash unfinished.
+            let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
         }
-        drop(state);
-        // A stop leaves the hash unfinished.
-        let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
+    }
+
+    fn put_back(&self, ticket: Ticket) -> Result<(), Ticket> {
+        let mut state = lock(&self.state);
+        if state.is_closed || state.queue.len() >= self.most_waiting {
+            return Err(ticket);
+        }
+        // If its hash came first, it has its turn already, and this one is found empty.
+        state.queue.push_back((ticket.arrival.hash, ticket.arrival.at));
+        lock(&self.waiting).insert(ticket.arrival.hash, (ticket, true));
+        self.changed.notify_one();
+        Ok(())
     }
 
     /// No object comes any more: what waits is requested now.
@@ -228,21 +234,21 @@ impl Pairs {
         let mut state = lock(&self.state);
         while let Some((hash, at)) = state.queue.front().copied() {
             let mut waiting = lock(&self.waiting);
-            let is_early = at.is_some_and(|at| !self.is_overdue(&state, at, now));
-            if is_early && waiting.contains_key(&hash) {
+            let has_come = waiting.get(&hash).map(|(_, has_come)| *has_come);
+            if has_come == Some(false) && !self.is_overdue(&state, at, now) {
                 return Next::Wait;
             }
             state.queue.pop_front();
-            if let Some(ticket) = waiting.remove(&hash) {
-                return Next::Request(ticket, at.is_some());
+            if let Some((ticket, has_come)) = waiting.remove(&hash) {
+                return Next::Request(ticket, !has_come);
             }
         }
         if state.is_closed { Next::End } else { Next::Idle }
     }
 
-    fn pop_oldest(&self, state: &mut State) -> Option<(Ticket, bool)> {
+    fn pop_oldest(&self, state: &mut State) -> Option<Ticket> {
         let mut oldest = std::iter::from_fn(|| state.queue.pop_front());
-        oldest.find_map(|(hash, at)| Some((lock(&self.waiting).remove(&hash)?, at.is_some())))
+        oldest.find_map(|(hash, _)| Some(lock(&self.waiting).remove(&hash)?.0))
     }
 
     fn is_overdue(&self, state: &State, at: Instant, now: Instant) -> bool {
@@ -308,7 +314,7 @@ mod tests {
     }
 
     fn popped(pairs: &Pairs) -> Option<Ticket> {
-        pairs.pop_oldest(&mut lock(&pairs.state)).map(|(ticket, _)| ticket)
+        pairs.pop_oldest(&mut lock(&pairs.state))
     }
 
     fn arrival(tx: usize, at: Instant) -> Arrival {
@@ -396,6 +402,21 @@ mod tests {
         assert_eq!(requested(start + 2 * wait), None, "an object waits for its thread");
         assert!(backlog.objects.try_next().is_none());
         assert_eq!(requested(start + 2 * wait), Some(3), "it has waited");
+    }
+
+    /// It waited until it was overdue, and counted as one that the node had dropped.
+    #[test]
+    fn what_has_come_and_is_not_whole_is_neither_early_nor_missed() {
+        let (now, hashes) = (Instant::now(), known());
+        let (_backlog, pairs) = pairs(Duration::from_secs(3_600));
+        for tx in 1..=2 {
+            assert!(matches!(pairs.on_hash(&hashes, arrival(tx, now)), OnHash::Paired));
+        }
+        let ticket = pairs.on_object(&hashes, arrival(1, now), false).expect("it is news");
+        assert!(pairs.put_back(ticket).is_ok());
+        assert!(matches!(pairs.next(now), Next::Request(_, false)));
+        assert!(matches!(pairs.next(now), Next::Wait));
+        assert_eq!(lock(&pairs.waiting).len(), 1);
     }
 
     #[test]

@@ -144,8 +144,8 @@ impl Hashes {
 }
 
 /// Hashes of all sources that wait for their objects, with full announcements: the object that comes first is delivered,
-/// whichever node announces it.
-pub(crate) type Waiting = Mutex<HashMap<B256, Ticket>>;
+/// whichever node announces it. Each with whether its object has come, and was not whole.
+pub(crate) type Waiting = Mutex<HashMap<B256, (Ticket, bool)>>;
 
 /// A hash that is in flight, with the right to record its outcome, once. If it is dropped without one (a
 /// panic, a source that has ended), the hash counts as failed and may be fetched again; after a stop it
