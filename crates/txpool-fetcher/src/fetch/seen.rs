@@ -168,8 +168,9 @@ impl SeenSet {
             entry.is_none_or(|entry| match entry.seen() {
                 // A mined transaction is not wanted again, and one request at a time is enough.
                 Seen::InFlight | Seen::Mined => false,
-                Seen::Undone => true,
-                Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Vanished => {
+                // The sink was told that it has gone.
+                Seen::Undone | Seen::Vanished => true,
+                Seen::Delivered | Seen::Refused | Seen::Postponed => {
                     let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
                     self.secs(at) >= again_at
                 }
@@ -272,6 +273,15 @@ impl SeenSet {
             .filter(|(_, entry)| entry.seen().is_held() && entry.epoch < epoch)
             .map(|(hash, _)| *hash)
             .collect()
+    }
+
+    /// Records that what was delivered before `epoch` has left the node's pool, unless something has become of it since.
+    pub(crate) fn vanished(&self, hash: B256, epoch: u32) {
+        let mut shard = self.shard(&hash);
+        let known = shard.get(&hash);
+        if known.is_some_and(|entry| entry.seen().is_held() && entry.epoch < epoch) {
+            self.insert(&mut shard, hash, Seen::Vanished);
+        }
     }
 
     fn shard(&self, hash: &B256) -> MutexGuard<'_, Shard> {
@@ -405,7 +415,6 @@ mod tests {
             (Seen::Delivered, true),
             (Seen::Refused, true),
             (Seen::Postponed, true),
-            (Seen::Vanished, true),
             (Seen::Mined, false),
             (Seen::InFlight, false),
         ];
@@ -415,6 +424,22 @@ mod tests {
             assert_eq!(again, None, "{state:?}: other nodes tell it too");
             assert_eq!(seen.insert_announced(hash(n), 0, later).is_some(), is_news, "{state:?}");
         }
+    }
+
+    #[test]
+    fn what_has_left_the_pool_is_news_at_once_and_what_came_after_the_list_has_not_left() {
+        let seen = SeenSet::new(1024);
+        (1..=2).for_each(|n| seen.settle(hash(n), Some(Seen::Delivered)));
+        let epoch = seen.begin_epoch();
+        seen.settle(hash(2), Some(Seen::Delivered));
+        (1..=2).for_each(|n| seen.vanished(hash(n), epoch));
+        assert_eq!(
+            [1, 2].map(|n| seen.get(&hash(n))),
+            [Some(Seen::Vanished), Some(Seen::Delivered)]
+        );
+        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
+        seen.vanished(hash(1), seen.begin_epoch());
+        assert_eq!(seen.get(&hash(1)), Some(Seen::InFlight));
     }
 
     #[test]

@@ -287,6 +287,10 @@ impl Machine {
                     self.open_gap(GapReason::Lagged, now);
                     let due = now + BURST_PAUSE;
                     self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
+                    // The list of one that runs may be older.
+                    if self.comparing.is_some() {
+                        self.wanted = self.wanted.max(Some(GapReason::Lagged));
+                    }
                 }
                 if self.may_compare() && self.compare_at.is_some_and(|at| now >= at) {
                     let reason = self.open_reason().unwrap_or(GapReason::Audit);
@@ -961,6 +965,17 @@ mod tests {
             comparisons += run.pass(tick).tick().len();
         }
         assert_eq!(comparisons, 1, "at its beginning");
+    }
+
+    /// That comparison closed its gap, with a list that was older.
+    #[test]
+    fn a_burst_while_a_comparison_runs_is_followed_by_another_one() {
+        let mut run = Run::new(&config());
+        run.play(LIVE).play("gap reorg -> compare reorg");
+        run.read = 2_048;
+        assert_eq!(run.pass(Duration::from_millis(100)).tick(), []);
+        run.play("compared -> compare lagged | live | reorg, lagged");
+        run.play("compared -> | live |");
     }
 
     fn any_event() -> impl Strategy<Value = Event> {

@@ -56,6 +56,8 @@ pub(super) enum Listing {
     AllBut(usize),
     /// A block has taken the last one since they were counted.
     Mined,
+    /// The transactions that it has, and no count.
+    Uncounted,
 }
 
 #[derive(Clone, Debug)]
@@ -225,7 +227,7 @@ impl Fake {
                 }
                 json!({ "result": state.blocks.get(&hash).map(|block| block.json(Some(full))) })
             }
-            "txpool_status" => {
+            "txpool_status" if !matches!(state.listing, Listing::Uncounted) => {
                 json!({ "result": {
                     "pending": format!("{:#x}", state.pending.len()), "queued": "0x0"
                 } })

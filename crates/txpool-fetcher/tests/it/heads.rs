@@ -259,8 +259,6 @@ async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
     }
 }
 
-/// It was kept as mined for ever, refused as known when it was announced again, and no audit missed
-/// it.
 /// It was a repeat then, and what it contains stayed pending.
 #[tokio::test]
 async fn a_block_that_could_not_be_read_is_read_when_another_node_tells_it() {
@@ -281,6 +279,8 @@ async fn a_block_that_could_not_be_read_is_read_when_another_node_tells_it() {
     eventually("its transaction is gone", || pool.is_empty()).await;
 }
 
+/// It was kept as mined for ever, refused as known when it was announced again, and no audit missed
+/// it.
 #[tokio::test]
 async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     let fake = Fake::start();

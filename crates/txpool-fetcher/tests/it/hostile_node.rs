@@ -366,6 +366,20 @@ async fn a_block_between_the_count_of_a_pool_and_its_list_hides_nothing() {
     assert_eq!((report.unlistable, report.vanished), (0, 2), "{report:?}");
 }
 
+/// Nothing was known to be unlisted, so what was not listed had gone.
+#[tokio::test]
+async fn nothing_has_gone_from_a_pool_that_its_node_does_not_count() {
+    let node = node([]);
+    let fetcher = live(config(&node)).await;
+    node.announce_tx(&transactions()[2]);
+    settled(&fetcher, "pooled", |counts| counts.pooled == 1).await;
+    node.lock().pending.clear();
+    for (listing, vanished) in [(Listing::Uncounted, 0), (Listing::All, 1)] {
+        node.lock().listing = listing;
+        assert_eq!(compare(&fetcher).await.vanished, vanished, "{listing:?}");
+    }
+}
+
 /// The time in which it was missing began with a comparison that had fetched nothing, or in vain.
 #[tokio::test]
 async fn what_stays_missing_is_missing_since_the_comparison_before() {
