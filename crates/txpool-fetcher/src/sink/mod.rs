@@ -206,8 +206,8 @@ pub trait TransactionSink: Send + Sync + 'static {
     /// Takes one transaction. May wait.
     ///
     /// The same transaction is delivered again when its node announces it more than 60 s after its
-    /// outcome, when a reorg undoes the block that it was announced in, or when a comparison finds that
-    /// the sink does not hold it.
+    /// outcome or after it was reported as vanished, when a reorg undoes the block that it was announced in, or when a
+    /// comparison finds that the sink does not hold it.
     ///
     /// # Cancel safety
     /// Dropped only when the fetcher stops; the transaction then stays counted as unfinished.
