@@ -198,11 +198,12 @@ impl Core {
     }
 
     /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
-    /// nonce has no effect.
+    /// nonce has no effect, and with the same one only if the bundle may return.
     pub(super) fn end_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.take_bundle(seq, reason)?;
         if let Some(slot) = order.as_bundle().and_then(slot_of) {
-            let state = KeyState { bundle: None, ..self.keys.get(&slot) };
+            let is_refused = may_return(reason);
+            let state = KeyState { bundle: None, is_refused, ..self.keys.get(&slot) };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&state.holder);
         }
@@ -347,11 +348,7 @@ impl Core {
         self.claims.remove(seq);
         let id = order.id();
         self.index.remove(id.hash(), seq);
-        // One whose block has passed is refused for that, unless a reorg has lowered the head.
-        if matches!(
-            reason,
-            RemoveReason::Evicted | RemoveReason::BlockTooFar | RemoveReason::BlockPassed
-        ) {
+        if may_return(reason) {
             self.seen.evicted(id.hash());
         }
         self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
@@ -399,6 +396,12 @@ impl Core {
             self.keys.set((key, None), KeyState { published: None, ..all }, self.now);
         }
     }
+}
+
+/// Whether a bundle that was removed for this reason is accepted if it comes again. One whose block has passed is refused
+/// for that, unless a reorg has lowered the head.
+const fn may_return(reason: RemoveReason) -> bool {
+    matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar | RemoveReason::BlockPassed)
 }
 
 /// The slot of a pooled bundle among those of its key.

@@ -7,6 +7,7 @@ use order_pool::{
     Block, BundleParts, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, Origin,
     PoolConfig, PrivateTerms, RejectReason, Relation, Transaction,
 };
+use uuid::Uuid;
 
 use crate::common::{
     Spec, address, bundle, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
@@ -149,17 +150,20 @@ fn what_was_accepted_for_the_farthest_block_stays_while_a_reorg_lowers_the_head(
 fn a_bundle_whose_block_had_passed_is_accepted_again_once_a_reorg_has_lowered_the_head() {
     let pool = pool();
     (9..=10).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-    let insert = || {
-        let parts = BundleParts { txs: vec![nth(1)], block: Some(12), ..BundleParts::default() };
-        pool.insert_bundle(bundle(parts))
+    let insert = |uuid: Option<Uuid>| {
+        let (signer, replacement_nonce) = (uuid.map(|_| address(7)), uuid.map(|_| 1));
+        let parts = BundleParts { uuid, signer, replacement_nonce, ..BundleParts::default() };
+        pool.insert_bundle(bundle(BundleParts { txs: vec![nth(1)], block: Some(12), ..parts }))
     };
-    assert_eq!(insert(), InsertOutcome::Added);
+    let all = [None, Some(Uuid::nil())];
+    assert_eq!(all.map(insert), [InsertOutcome::Added, InsertOutcome::Added]);
     (11..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-    assert_eq!(pool.stats().block_passed, 1);
-    let passed = RejectReason::BlockPassed { value: 12, limit: 13 };
-    assert_eq!(insert(), InsertOutcome::Rejected(passed));
+    assert_eq!(pool.stats().block_passed, 2);
+    let passed = || InsertOutcome::Rejected(RejectReason::BlockPassed { value: 12, limit: 13 });
+    assert_eq!(all.map(insert), [passed(), passed()]);
     pool.on_head(head(11, 1, 0, &[]));
-    assert_eq!(insert(), InsertOutcome::Added);
+    // The message of a key was superseded by itself.
+    assert_eq!(all.map(insert), [InsertOutcome::Added, InsertOutcome::Added]);
 }
 
 /// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another

@@ -12,9 +12,10 @@ impl Model {
         sent_at: Option<u64>,
     ) -> Result<u64, &'static str> {
         let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
-        let highest = if all.nonce > own.nonce { &all } else { &own };
+        let highest = if all.nonce >= own.nonce { &all } else { &own };
         match (nonce, highest.nonce) {
             _ if all.is_final => Err("CancelledPermanently"),
+            (Some(nonce), Some(current)) if nonce == current && highest.may_return => Ok(nonce),
             (Some(nonce), Some(current)) if nonce <= current => Err("Superseded"),
             (Some(nonce), _) => Ok(nonce),
             (None, _) if highest.sent_at > sent_at => Err("Superseded"),
