@@ -47,7 +47,7 @@ impl Core {
         let sent_at = micros(bundle.first_seen());
         let nonce = slot.map(|_| state.nonce_of(bundle.nonce(), sent_at)).transpose()?;
         let sent_at = bundle.nonce().is_none().then_some(sent_at);
-        let block = self.check_bundle(&bundle)?;
+        let block = self.check_bundle(&bundle, self.limits.max_blocks_ahead)?;
         if let Some(slot) = &slot {
             self.check_key(slot)?;
         }
@@ -235,9 +235,8 @@ impl Core {
                 && !all.is_final
                 && all.nonce < bundle.nonce()
         });
-        let may_return =
-            is_latest && self.check_bundle(bundle).is_ok() && self.find(bundle.id()).is_none();
-        if !may_return {
+        let is_possible = self.check_bundle(bundle, self.limits.max_blocks_kept()).is_ok();
+        if !is_latest || !is_possible || self.find(bundle.id()).is_some() {
             return Ok(false);
         }
         let victims = self.room_for(&order, None)?;
@@ -291,7 +290,7 @@ impl Core {
     }
 
     /// The checks that depend on the pool. Returns the bundle's block, if it is known.
-    fn check_bundle(&self, bundle: &Bundle) -> Result<Option<u64>, RejectReason> {
+    fn check_bundle(&self, bundle: &Bundle, max_ahead: u64) -> Result<Option<u64>, RejectReason> {
         let limits = &self.limits;
         let parts = bundle.parts();
         let lists = [
@@ -307,7 +306,7 @@ impl Core {
         }
         let next = || self.chain.head().map(|head| head.number.saturating_add(1));
         let block = bundle.block().or_else(next);
-        block.map_or(Ok(()), |block| self.check_last_block(block))?;
+        block.map_or(Ok(()), |block| self.check_last_block(block, max_ahead))?;
         match self.taken(bundle) {
             None => Ok(block),
             Some((index, taken)) => {

@@ -133,17 +133,23 @@ fn what_was_accepted_for_the_farthest_block_stays_while_a_reorg_lowers_the_head(
         Order::Bundle(bundle(BundleParts { txs, block, ..BundleParts::default() }))
     };
     let terms = PrivateTerms { signer: None, max_block: 12 + 64 };
-    let private = Order::Tx(private_from(Spec::default(), terms));
-    for order in [of(1, 12 + 64), private] {
+    let private = |sender| private_from(Spec { sender, ..Spec::default() }, terms);
+    for order in
+        [1, 3].map(|n| of(n, 12 + 64)).into_iter().chain([4, 5].map(private).map(Order::Tx))
+    {
         assert_eq!(pool.insert(order, None), InsertOutcome::Added);
     }
+    // It takes one of each, and the reorg gives them back.
+    pool.on_head(head(13, 0, 0, &[*nth(3).hash(), *private(5).hash()]));
+    upkeep(&pool);
+    assert_eq!(pool.len(), 2);
     pool.on_head(head(10, 1, 0, &[]));
     upkeep(&pool);
     let too_far = RejectReason::BlockTooFar { value: 75, limit: 74 };
     assert_eq!(pool.insert(of(2, 75), None), InsertOutcome::Rejected(too_far));
     (11..=12).for_each(|number| _ = pool.on_head(head(number, 1, 1, &[])));
     upkeep(&pool);
-    assert_eq!((pool.len(), pool.stats().block_too_far), (2, 0));
+    assert_eq!((pool.len(), pool.stats().block_too_far), (4, 0));
 }
 
 #[test]

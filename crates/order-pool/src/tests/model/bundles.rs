@@ -63,7 +63,9 @@ impl Model {
             Ok(nonce) => nonce,
             Err(why) => return why,
         };
-        if order.block.is_some_and(|block| !self.is_ahead(block)) || self.bundle_is_taken(&order) {
+        if order.block.is_some_and(|block| !self.is_ahead(block, MAX_AHEAD))
+            || self.bundle_is_taken(&order)
+        {
             return "Rejected";
         }
         if let Some(slot) = slot.filter(|slot| !self.keys.contains_key(slot))
@@ -112,7 +114,7 @@ impl Model {
                 && all.nonce < order.nonce
                 && (own.nonce.is_none() || own.nonce == order.nonce)
         });
-        if order.block.is_none_or(|block| self.is_ahead(block))
+        if order.block.is_none_or(|block| self.is_ahead(block, MAX_KEPT_AHEAD))
             && is_latest
             && !self.bundle_is_taken(&order)
             && !self.is_pooled(&order.id)
