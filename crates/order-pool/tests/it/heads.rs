@@ -10,8 +10,8 @@ use order_pool::{
 use uuid::Uuid;
 
 use crate::common::{
-    Spec, address, bundle, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
-    tx_from, upkeep,
+    Spec, address, bundle, caller, head, insert_all, journal, journal_with_heads, nth, pool_with,
+    private_from, tx, tx_from, upkeep,
 };
 
 fn pool() -> OrderPool {
@@ -56,6 +56,18 @@ fn a_reader_that_lags_during_its_replay_is_shown_the_rest_of_it_once() {
     let expected: Vec<_> = left.chain([removed]).collect();
     assert!(told[0].starts_with("lagged"), "{}", told[0]);
     assert_eq!(told[1..], expected);
+}
+
+/// The head was forgotten with the read that failed.
+#[test]
+fn a_reader_that_lags_before_it_reads_anything_is_told_the_head_of_its_replay() {
+    let pool = pool();
+    pool.on_head(head(1, 0, 0, &[]));
+    let mut late = pool.subscribe_all();
+    insert_all(&pool, 0..1_000);
+    let told = journal_with_heads(&mut late);
+    assert!(told[0].starts_with("lagged"), "{}", told[0]);
+    assert_eq!((told.len(), &*told[1]), (1_002, "head 1"));
 }
 
 #[test]
