@@ -91,10 +91,11 @@ impl Model {
             self.remove(old, "Replaced");
         }
         if let Some(slot) = slot {
-            let now = self.now;
             let all = self.keys.get_mut(&(slot.0, None));
-            if let Some(all) = all.filter(|all| all.tombstone.is_some()) {
-                (all.tombstone, all.idle_since) = (None, Some(now));
+            if let Some((all, seq)) = all.and_then(|all| all.tombstone.take().map(|seq| (all, seq)))
+            {
+                self.ended.push((seq, self.log.len()));
+                all.idle_since = Some(self.now);
             }
             self.fill(slot, &order);
         }
