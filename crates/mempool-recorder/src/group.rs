@@ -41,10 +41,7 @@ impl Group {
                 if let Some(tx) = order.as_tx() {
                     self.since.get_or_insert(now);
                     self.bytes += tx.size_bytes();
-                    if let Some(before) = self.by_hash.insert(*tx.hash(), self.rows.len()) {
-                        // A reorg may have undone its block.
-                        self.rows[before].1 = None;
-                    }
+                    self.by_hash.insert(*tx.hash(), self.rows.len());
                     self.rows.push((Arc::clone(order), None));
                 }
             }
@@ -55,6 +52,11 @@ impl Group {
             }
             // The pool publishes a block's removals before its head.
             Event::Head(head) => {
+                // A reorg has undone the blocks from this number on. What the new ones contain of them, the pool does not tell.
+                let is_undone = |of: &mut Inclusion| of.block >= head.number;
+                for (_, inclusion) in &mut self.rows {
+                    inclusion.take_if(is_undone);
+                }
                 let inclusion = Inclusion { block: head.number, timestamp_s: head.timestamp };
                 for row in self.mined.drain(..) {
                     self.rows[row].1 = Some(inclusion);

@@ -202,18 +202,21 @@ fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_wr
 #[test]
 fn a_row_names_no_block_once_a_reorg_has_undone_it() {
     let (folder, pool, mut follower) = follower(PoolConfig::default());
-    let hash = *tx(0, Origin::Mempool).hash();
-    insert(&pool, tx(0, Origin::Mempool));
+    let hashes = [0, 1, 2].map(|n| *tx(n, Origin::Mempool).hash());
+    (0..3).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
     let head = |number, hash, parent| {
         let [hash, parent] = [hash, parent].map(B256::with_last_byte);
         Head { timestamp: 84, ..Head::new(number, hash, parent) }
     };
-    let _ = pool.on_head(Block::new(head(6, 6, 0), vec![]));
-    let _ = pool.on_head(Block::new(head(7, 7, 6), vec![hash]));
-    let _ = pool.on_head(Block::new(head(7, 8, 6), vec![]));
+    let _ = pool.on_head(Block::new(head(6, 6, 0), vec![hashes[2]]));
+    let _ = pool.on_head(Block::new(head(7, 7, 6), hashes[..2].to_vec()));
+    // The pool does not tell that this one contains the second too.
+    let _ = pool.on_head(Block::new(head(7, 8, 6), vec![hashes[1]]));
     follower.follow(Instant::now());
     follower.write();
-    assert_eq!(rows(folder.path()), [(hash, None), (hash, None)]);
+    let found = rows(folder.path());
+    let [first, second, third] = hashes;
+    assert_eq!(found, [(first, None), (second, None), (third, Some(6)), (first, None)]);
 }
 
 /// The next head that was read counted as the one that had removed it.

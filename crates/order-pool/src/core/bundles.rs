@@ -47,7 +47,7 @@ impl Core {
         let sent_at = micros(bundle.first_seen());
         let nonce = slot.map(|_| state.nonce_of(bundle.nonce(), sent_at)).transpose()?;
         let sent_at = bundle.nonce().is_none().then_some(sent_at);
-        let block = self.check_bundle(&bundle)?;
+        let block = self.check_bundle(&bundle, self.limits.max_blocks_ahead)?;
         if let Some(slot) = &slot {
             self.check_key(slot)?;
         }
@@ -198,11 +198,12 @@ impl Core {
     }
 
     /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
-    /// nonce has no effect.
+    /// nonce has no effect, and with the same one only if the bundle may return.
     pub(super) fn end_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.take_bundle(seq, reason)?;
         if let Some(slot) = order.as_bundle().and_then(slot_of) {
-            let state = KeyState { bundle: None, ..self.keys.get(&slot) };
+            let is_refused = may_return(reason);
+            let state = KeyState { bundle: None, is_refused, ..self.keys.get(&slot) };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&state.holder);
         }
@@ -234,9 +235,8 @@ impl Core {
                 && !all.is_final
                 && all.nonce < bundle.nonce()
         });
-        let may_return =
-            is_latest && self.check_bundle(bundle).is_ok() && self.find(bundle.id()).is_none();
-        if !may_return {
+        let is_possible = self.check_bundle(bundle, self.limits.max_blocks_kept()).is_ok();
+        if !is_latest || !is_possible || self.find(bundle.id()).is_some() {
             return Ok(false);
         }
         let victims = self.room_for(&order, None)?;
@@ -290,7 +290,7 @@ impl Core {
     }
 
     /// The checks that depend on the pool. Returns the bundle's block, if it is known.
-    fn check_bundle(&self, bundle: &Bundle) -> Result<Option<u64>, RejectReason> {
+    fn check_bundle(&self, bundle: &Bundle, max_ahead: u64) -> Result<Option<u64>, RejectReason> {
         let limits = &self.limits;
         let parts = bundle.parts();
         let lists = [
@@ -306,7 +306,7 @@ impl Core {
         }
         let next = || self.chain.head().map(|head| head.number.saturating_add(1));
         let block = bundle.block().or_else(next);
-        block.map_or(Ok(()), |block| self.check_last_block(block))?;
+        block.map_or(Ok(()), |block| self.check_last_block(block, max_ahead))?;
         match self.taken(bundle) {
             None => Ok(block),
             Some((index, taken)) => {
@@ -347,11 +347,7 @@ impl Core {
         self.claims.remove(seq);
         let id = order.id();
         self.index.remove(id.hash(), seq);
-        // One whose block has passed is refused for that, unless a reorg has lowered the head.
-        if matches!(
-            reason,
-            RemoveReason::Evicted | RemoveReason::BlockTooFar | RemoveReason::BlockPassed
-        ) {
+        if may_return(reason) {
             self.seen.evicted(id.hash());
         }
         self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
@@ -399,6 +395,12 @@ impl Core {
             self.keys.set((key, None), KeyState { published: None, ..all }, self.now);
         }
     }
+}
+
+/// Whether a bundle that was removed for this reason is accepted if it comes again. One whose block has passed is refused
+/// for that, unless a reorg has lowered the head.
+const fn may_return(reason: RemoveReason) -> bool {
+    matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar | RemoveReason::BlockPassed)
 }
 
 /// The slot of a pooled bundle among those of its key.

@@ -32,7 +32,7 @@ pub(crate) struct KeyState {
     pub(crate) nonce: Option<u64>,
     /// When that message was sent, if it came without a nonce: see [`micros`].
     pub(crate) sent_at: Option<u64>,
-    /// It was not taken, and may come again.
+    /// It was not taken, or its bundle was removed: it may come again.
     pub(crate) is_refused: bool,
     /// For cancellations: whether it was permanent.
     pub(crate) is_final: bool,

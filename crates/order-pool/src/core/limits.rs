@@ -169,6 +169,11 @@ impl PoolConfig {
 }
 
 impl Limits {
+    /// How far ahead of the head the block of a pooled order may be: a reorg may lower the head by all recent blocks.
+    pub(crate) const fn max_blocks_kept(&self) -> u64 {
+        self.max_blocks_ahead.saturating_add(self.recent_blocks as u64)
+    }
+
     /// See [`PoolConfig::memory_bound_bytes`].
     pub(crate) fn memory_bound_bytes(&self) -> usize {
         let sum = |terms: &[usize]| terms.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));

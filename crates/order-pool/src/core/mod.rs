@@ -309,8 +309,7 @@ impl Core {
     /// was accepted with the higher one before is not too far ahead once the new branch is as long. What is later was
     /// accepted while the pool knew no head.
     const fn last_kept(&self, head: u64) -> u64 {
-        let limits = &self.limits;
-        head.saturating_add(limits.max_blocks_ahead).saturating_add(limits.recent_blocks as u64)
+        head.saturating_add(self.limits.max_blocks_kept())
     }
 
     fn find(&self, hash: &B256) -> Option<u64> {

@@ -56,7 +56,7 @@ impl Core {
             let [nonce, current] = [tx.first_seen(), cancelled].map(micros);
             return Err(InsertOutcome::Superseded { nonce, current });
         }
-        self.check_terms(&tx)?;
+        self.check_terms(&tx, self.limits.max_blocks_ahead)?;
         self.pool_tx(Arc::new(Order::Tx(tx)))?;
         self.remember(&hash, seen);
         Ok(InsertOutcome::Added)
@@ -121,8 +121,9 @@ impl Core {
         };
         let is_new = self.hold(seq, (kind(terms), holder))?;
         self.external.set_signer(seq, terms.and_then(|terms| terms.signer));
+        let max_ahead = self.limits.max_blocks_ahead;
         match terms {
-            Some(terms) if self.check_last_block(terms.max_block).is_err() => {}
+            Some(terms) if self.check_last_block(terms.max_block, max_ahead).is_err() => {}
             Some(terms) => self.keep_until(seq, terms.max_block, true),
             // As long as a new one, if it is known until when that is.
             None => self.keep_until(seq, self.public_until(), self.chain.head().is_some()),
@@ -155,18 +156,19 @@ impl Core {
         self.external.set_until(seq, Until::Block(block));
     }
 
-    fn check_terms(&self, tx: &Transaction) -> Result<(), RejectReason> {
+    fn check_terms(&self, tx: &Transaction, max_ahead: u64) -> Result<(), RejectReason> {
         let terms = tx.private_terms().filter(|_| !tx.is_public());
-        terms.map_or(Ok(()), |terms| self.check_last_block(terms.max_block))
+        terms.map_or(Ok(()), |terms| self.check_last_block(terms.max_block, max_ahead))
     }
 
-    /// Whether the only block of a bundle, or the last one of a private transaction, is ahead, and not too far.
-    pub(super) fn check_last_block(&self, value: u64) -> Result<(), RejectReason> {
+    /// Whether the only block of a bundle, or the last one of a private transaction, is ahead, and not too far: of what a
+    /// reorg frees, as far as pooled orders are kept.
+    pub(super) fn check_last_block(&self, value: u64, max_ahead: u64) -> Result<(), RejectReason> {
         let Some(head) = self.chain.head().map(|head| head.number) else { return Ok(()) };
         if value <= head {
             return Err(RejectReason::BlockPassed { value, limit: head.saturating_add(1) });
         }
-        let limit = head.saturating_add(self.limits.max_blocks_ahead);
+        let limit = head.saturating_add(max_ahead);
         if value > limit { Err(RejectReason::BlockTooFar { value, limit }) } else { Ok(()) }
     }
 
@@ -345,7 +347,7 @@ impl Core {
 
     fn put_back_tx(&mut self, order: Arc<Order>) -> Result<bool, RejectReason> {
         let may_return = order.as_tx().is_some_and(|tx| {
-            self.check_terms(tx).is_ok()
+            self.check_terms(tx, self.limits.max_blocks_kept()).is_ok()
                 && self.chain.taken(tx).is_none()
                 && self.find(tx.hash()).is_none()
                 // Its signer may have cancelled it while a block contained it.

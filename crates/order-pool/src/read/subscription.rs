@@ -118,10 +118,9 @@ impl Subscription {
         // The live table first: its writer frees an entry only after the log has dropped its
         // removal, so this table still holds everything that the log covers.
         let live = tables.live.load();
-        let head = replay_head.take();
         skip_to_tail_if_lagged(tables, next, true, tables.log.load().tail())?;
         let mut count = 0;
-        if let Some(head) = head {
+        if let Some(head) = replay_head.take() {
             count += 1;
             visit(&Event::Head(head));
         }

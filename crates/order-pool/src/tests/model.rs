@@ -2,7 +2,8 @@
 //! equal after every step.
 
 use std::{
-    collections::{BTreeMap, VecDeque, btree_map::Entry},
+    collections::{BTreeMap, HashSet, VecDeque, btree_map::Entry},
+    ops::Range,
     time::{Duration, SystemTime},
 };
 

@@ -7,10 +7,11 @@ use order_pool::{
     Block, BundleParts, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, Origin,
     PoolConfig, PrivateTerms, RejectReason, Relation, Transaction,
 };
+use uuid::Uuid;
 
 use crate::common::{
-    Spec, address, bundle, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
-    tx_from, upkeep,
+    Spec, address, bundle, caller, head, insert_all, journal, journal_with_heads, nth, pool_with,
+    private_from, tx, tx_from, upkeep,
 };
 
 fn pool() -> OrderPool {
@@ -55,6 +56,18 @@ fn a_reader_that_lags_during_its_replay_is_shown_the_rest_of_it_once() {
     let expected: Vec<_> = left.chain([removed]).collect();
     assert!(told[0].starts_with("lagged"), "{}", told[0]);
     assert_eq!(told[1..], expected);
+}
+
+/// The head was forgotten with the read that failed.
+#[test]
+fn a_reader_that_lags_before_it_reads_anything_is_told_the_head_of_its_replay() {
+    let pool = pool();
+    pool.on_head(head(1, 0, 0, &[]));
+    let mut late = pool.subscribe_all();
+    insert_all(&pool, 0..1_000);
+    let told = journal_with_heads(&mut late);
+    assert!(told[0].starts_with("lagged"), "{}", told[0]);
+    assert_eq!((told.len(), &*told[1]), (1_002, "head 1"));
 }
 
 #[test]
@@ -132,34 +145,43 @@ fn what_was_accepted_for_the_farthest_block_stays_while_a_reorg_lowers_the_head(
         Order::Bundle(bundle(BundleParts { txs, block, ..BundleParts::default() }))
     };
     let terms = PrivateTerms { signer: None, max_block: 12 + 64 };
-    let private = Order::Tx(private_from(Spec::default(), terms));
-    for order in [of(1, 12 + 64), private] {
+    let private = |sender| private_from(Spec { sender, ..Spec::default() }, terms);
+    for order in
+        [1, 3].map(|n| of(n, 12 + 64)).into_iter().chain([4, 5].map(private).map(Order::Tx))
+    {
         assert_eq!(pool.insert(order, None), InsertOutcome::Added);
     }
+    // It takes one of each, and the reorg gives them back.
+    pool.on_head(head(13, 0, 0, &[*nth(3).hash(), *private(5).hash()]));
+    upkeep(&pool);
+    assert_eq!(pool.len(), 2);
     pool.on_head(head(10, 1, 0, &[]));
     upkeep(&pool);
     let too_far = RejectReason::BlockTooFar { value: 75, limit: 74 };
     assert_eq!(pool.insert(of(2, 75), None), InsertOutcome::Rejected(too_far));
     (11..=12).for_each(|number| _ = pool.on_head(head(number, 1, 1, &[])));
     upkeep(&pool);
-    assert_eq!((pool.len(), pool.stats().block_too_far), (2, 0));
+    assert_eq!((pool.len(), pool.stats().block_too_far), (4, 0));
 }
 
 #[test]
 fn a_bundle_whose_block_had_passed_is_accepted_again_once_a_reorg_has_lowered_the_head() {
     let pool = pool();
     (9..=10).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-    let insert = || {
-        let parts = BundleParts { txs: vec![nth(1)], block: Some(12), ..BundleParts::default() };
-        pool.insert_bundle(bundle(parts))
+    let insert = |uuid: Option<Uuid>| {
+        let (signer, replacement_nonce) = (uuid.map(|_| address(7)), uuid.map(|_| 1));
+        let parts = BundleParts { uuid, signer, replacement_nonce, ..BundleParts::default() };
+        pool.insert_bundle(bundle(BundleParts { txs: vec![nth(1)], block: Some(12), ..parts }))
     };
-    assert_eq!(insert(), InsertOutcome::Added);
+    let all = [None, Some(Uuid::nil())];
+    assert_eq!(all.map(insert), [InsertOutcome::Added, InsertOutcome::Added]);
     (11..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-    assert_eq!(pool.stats().block_passed, 1);
-    let passed = RejectReason::BlockPassed { value: 12, limit: 13 };
-    assert_eq!(insert(), InsertOutcome::Rejected(passed));
+    assert_eq!(pool.stats().block_passed, 2);
+    let passed = || InsertOutcome::Rejected(RejectReason::BlockPassed { value: 12, limit: 13 });
+    assert_eq!(all.map(insert), [passed(), passed()]);
     pool.on_head(head(11, 1, 0, &[]));
-    assert_eq!(insert(), InsertOutcome::Added);
+    // The message of a key was superseded by itself.
+    assert_eq!(all.map(insert), [InsertOutcome::Added, InsertOutcome::Added]);
 }
 
 /// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another

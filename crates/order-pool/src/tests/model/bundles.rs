@@ -16,11 +16,13 @@ impl Model {
     /// Removes a bundle, and leaves its key without one.
     pub(super) fn end_bundle(&mut self, id: B256, reason: &str) -> Pooled {
         let order = self.remove(id, reason);
-        if matches!(reason, "Evicted" | "BlockTooFar" | "BlockPassed") {
+        let may_return = matches!(reason, "Evicted" | "BlockTooFar" | "BlockPassed");
+        if may_return {
             self.may_return.insert(id, 0);
         }
         if let Some(slot) = Self::slot_of(&order) {
             self.idle(slot);
+            self.keys.entry(slot).or_default().may_return = may_return;
             self.forget_excess(self.slot(slot).holder);
         }
         order
@@ -61,7 +63,9 @@ impl Model {
             Ok(nonce) => nonce,
             Err(why) => return why,
         };
-        if order.block.is_some_and(|block| !self.is_ahead(block)) || self.bundle_is_taken(&order) {
+        if order.block.is_some_and(|block| !self.is_ahead(block, MAX_AHEAD))
+            || self.bundle_is_taken(&order)
+        {
             return "Rejected";
         }
         if let Some(slot) = slot.filter(|slot| !self.keys.contains_key(slot))
@@ -87,10 +91,11 @@ impl Model {
             self.remove(old, "Replaced");
         }
         if let Some(slot) = slot {
-            let now = self.now;
             let all = self.keys.get_mut(&(slot.0, None));
-            if let Some(all) = all.filter(|all| all.tombstone.is_some()) {
-                (all.tombstone, all.idle_since) = (None, Some(now));
+            if let Some((all, seq)) = all.and_then(|all| all.tombstone.take().map(|seq| (all, seq)))
+            {
+                self.ended.push((seq, self.log.len()));
+                all.idle_since = Some(self.now);
             }
             self.fill(slot, &order);
         }
@@ -110,7 +115,7 @@ impl Model {
                 && all.nonce < order.nonce
                 && (own.nonce.is_none() || own.nonce == order.nonce)
         });
-        if order.block.is_none_or(|block| self.is_ahead(block))
+        if order.block.is_none_or(|block| self.is_ahead(block, MAX_KEPT_AHEAD))
             && is_latest
             && !self.bundle_is_taken(&order)
             && !self.is_pooled(&order.id)

@@ -63,7 +63,7 @@ impl Model {
             };
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
             let is_here = self.is_mined(&order.id) || self.is_pooled(&order.id);
-            let is_valid = self.is_possible(&order) && !self.is_withdrawn(&order);
+            let is_valid = self.is_possible(&order, MAX_KEPT_AHEAD) && !self.is_withdrawn(&order);
             if !stale && !is_here && is_valid && !self.admit(order) {
                 self.rejected += 1;
             }

@@ -12,9 +12,10 @@ impl Model {
         sent_at: Option<u64>,
     ) -> Result<u64, &'static str> {
         let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
-        let highest = if all.nonce > own.nonce { &all } else { &own };
+        let highest = if all.nonce >= own.nonce { &all } else { &own };
         match (nonce, highest.nonce) {
             _ if all.is_final => Err("CancelledPermanently"),
+            (Some(nonce), Some(current)) if nonce == current && highest.may_return => Ok(nonce),
             (Some(nonce), Some(current)) if nonce <= current => Err("Superseded"),
             (Some(nonce), _) => Ok(nonce),
             (None, _) if highest.sent_at > sent_at => Err("Superseded"),
@@ -78,7 +79,8 @@ impl Model {
         state.sent_at = sent_at;
         state.is_final |= nonce.is_none();
         state.holder = holder;
-        state.tombstone = Some(self.log.len());
+        let before = state.tombstone.replace(self.log.len());
+        self.ended.extend(before.map(|seq| (seq, self.log.len())));
         let told = if state.is_final { None } else { state.nonce };
         self.log.push((format!("x{key} {told:?}"), None));
         self.idle((key, None));
@@ -111,7 +113,8 @@ impl Model {
 
     pub(super) fn forget(&mut self, slot: KeySlot) {
         let state = self.keys.remove(&slot).expect("it is known");
-        if state.tombstone.is_some() {
+        if let Some(seq) = state.tombstone {
+            self.ended.push((seq, self.log.len()));
             self.log.push((format!("f{}", slot.0), None));
         }
     }

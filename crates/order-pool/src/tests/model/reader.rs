@@ -7,7 +7,7 @@ pub(super) struct Reader {
     pub(super) real: Subscription,
     pub(super) block: Option<u64>,
     /// What is left of it.
-    pub(super) replay: VecDeque<String>,
+    pub(super) replay: VecDeque<(usize, String)>,
     pub(super) next: usize,
 }
 
@@ -26,16 +26,21 @@ impl Reader {
             }
             match self.real.try_next() {
                 Some(Err(lagged)) => {
+                    let left = self.next;
                     // Exact, and not before the log has wrapped.
                     self.next = model.log.len() - self.real.behind() as usize;
                     assert!(lagged.missed > 0);
                     assert!(model.log.len() - self.next >= LOG_EVENTS, "it forgot too early");
                     if lagged.replay_unfinished {
-                        self.resync(model);
+                        // It goes on, with what was live at the place where the log begins.
+                        let head = self.replay.pop_front_if(|(_, line)| line.starts_with('h'));
+                        let left = self.replay.front().map_or(left, |(seq, _)| *seq);
+                        let live = model.live(left..self.next, self.block);
+                        self.replay = head.into_iter().chain(live).collect();
                     }
                 }
                 found => {
-                    let expected = self.replay.pop_front().or_else(|| {
+                    let expected = self.replay.pop_front().map(|(_, line)| line).or_else(|| {
                         let (line, _) = model.log.get(self.next)?;
                         self.next += 1;
                         Some(line.clone())

@@ -79,6 +79,8 @@ pub(super) struct KeyModel {
     pub(super) nonce: Option<u64>,
     pub(super) sent_at: Option<u64>,
     pub(super) is_final: bool,
+    /// The bundle that had its nonce may come again.
+    pub(super) may_return: bool,
     pub(super) holder: Holder,
     pub(super) tombstone: Option<usize>,
     /// When it was last touched without a bundle.
@@ -111,7 +113,7 @@ pub(super) struct Model {
     pub(super) keys: BTreeMap<KeySlot, KeyModel>,
     /// Cancelled private transactions, by signer: since when, and the place in the log.
     pub(super) withdrawn: BTreeMap<(Address, B256), (u64, usize)>,
-    /// Those that are forgotten, and the next place in the log: what joins behind it does not see them.
+    /// The cancellations that replays show no more, and the next place in the log: what joins behind it does not see them.
     pub(super) ended: Vec<(usize, usize)>,
     pub(super) log: Vec<Line>,
     /// Orders refused, at entry or when a reorg freed them.
@@ -196,7 +198,7 @@ impl Model {
     }
 
     /// The head, then what is live, in the order of acceptance, tombstones included.
-    pub(super) fn snapshot(&self, block: Option<u64>) -> VecDeque<String> {
+    pub(super) fn snapshot(&self, block: Option<u64>) -> VecDeque<(usize, String)> {
         let orders =
             self.pooled.iter().map(|order| (order.seq, format!("+{}", order.id), order.block));
         let tombstones = self.keys.values().filter_map(|state| state.tombstone);
@@ -207,8 +209,27 @@ impl Model {
         let mut live: Vec<_> = orders.chain(tombstones).collect();
         live.sort();
         let live = live.into_iter().filter(|(_, _, only)| concerns(*only, block));
-        let head = self.blocks.last().map(|block| head_line(&block.head));
-        head.into_iter().chain(live.map(|(_, line, _)| line)).collect()
+        let head = self.blocks.last().map(|block| (0, head_line(&block.head)));
+        head.into_iter().chain(live.map(|(seq, line, _)| (seq, line))).collect()
+    }
+
+    /// What of these places in the log was live as of the next one.
+    pub(super) fn live(&self, places: Range<usize>, block: Option<u64>) -> Vec<(usize, String)> {
+        let (mut live, mut removed) = (Vec::new(), HashSet::new());
+        let is_over = |seq, (of, end): &(usize, usize)| *of == seq && *end < places.end;
+        for seq in places.clone().rev() {
+            let (line, only) = &self.log[seq];
+            let id = line[1..].split(' ').next();
+            removed.extend(line.starts_with('-').then_some(id));
+            let is_live = match &line[..1] {
+                "+" => !removed.remove(&id),
+                "x" | "w" => !self.ended.iter().any(|ended| is_over(seq, ended)),
+                _ => false,
+            };
+            live.extend((is_live && concerns(*only, block)).then(|| (seq, line.clone())));
+        }
+        live.reverse();
+        live
     }
 }
 

@@ -22,7 +22,7 @@ impl Model {
         }
         let (head, has_head) = (self.head_number().unwrap_or(0), self.head_number().is_some());
         let later = match again.terms {
-            Some(terms) if self.is_possible(again) => terms.max_block,
+            Some(terms) if self.is_possible(again, MAX_AHEAD) => terms.max_block,
             Some(_) => 0,
             None => head + PUBLIC_BLOCKS,
         };
@@ -61,7 +61,7 @@ impl Model {
             "AlreadyRemoved"
         } else if self.is_withdrawn(&order) {
             "Superseded"
-        } else if !self.is_possible(&order) {
+        } else if !self.is_possible(&order, MAX_AHEAD) {
             "Rejected"
         } else if self.admit(order) {
             self.accept(id);
@@ -72,12 +72,12 @@ impl Model {
     }
 
     /// Whether the last block of a private transaction is ahead, and not too far.
-    pub(super) fn is_possible(&self, order: &Pooled) -> bool {
-        order.public || order.terms.is_none_or(|terms| self.is_ahead(terms.max_block))
+    pub(super) fn is_possible(&self, order: &Pooled, max_ahead: u64) -> bool {
+        order.public || order.terms.is_none_or(|terms| self.is_ahead(terms.max_block, max_ahead))
     }
 
-    pub(super) fn is_ahead(&self, block: u64) -> bool {
-        self.head_number().is_none_or(|head| block > head && block <= head + MAX_AHEAD)
+    pub(super) fn is_ahead(&self, block: u64, max_ahead: u64) -> bool {
+        self.head_number().is_none_or(|head| block > head && block <= head + max_ahead)
     }
 
     /// All transactions arrive and are cancelled at the same time.
