@@ -2,7 +2,6 @@
 
 use std::{
     net::Ipv4Addr,
-    sync::Mutex,
     time::{Duration, Instant},
 };
 
@@ -375,57 +374,6 @@ async fn known_signers_are_served_first_then_short_signed_requests_then_the_othe
     }
     let served: Vec<_> = bundles(server.pool.subscribe_all()).iter().map(Bundle::block).collect();
     assert_eq!(served, [4, 3, 1, 2].map(Some));
-}
-
-fn long_bundle() -> (&'static str, serde_json::Value) {
-    ("eth_sendBundle", json!({ "txs": (0..80).map(raw).collect::<Vec<_>>(), "blockNumber": 5 }))
-}
-
-/// A hundred bundles of a hundred transactions kept it for half a second.
-#[tokio::test]
-async fn a_batch_gives_its_permit_to_others_between_its_elements() {
-    let server = start(config());
-    let held = server.hold_permits();
-    let short = request("eth_sendBundle", json!([{ "txs": [raw(0)], "blockNumber": 5 }]));
-    let bodies = [batch(&[long_bundle(), long_bundle(), long_bundle()]), short];
-    let mut sent = Vec::new();
-    for (body, count) in bodies.into_iter().zip(1..) {
-        let addr = server.addr;
-        sent.push(tokio::spawn(async move { send(addr, body.as_bytes(), &[]).await }));
-        until("it waits", || server.gate.stats().work_waited == count).await;
-    }
-    drop(held);
-    for answer in join_all(sent).await {
-        assert_eq!(answer.unwrap().status, 200);
-    }
-    let pooled = bundles(server.pool.subscribe_all());
-    let pooled: Vec<_> = pooled.iter().map(|bundle| bundle.txs().len()).collect();
-    assert_eq!(pooled, [80, 1, 80, 80]);
-}
-
-#[tokio::test]
-async fn what_of_a_batch_finds_no_permit_is_refused_alone() {
-    let pool = OrderPool::new(PoolConfig::default()).unwrap();
-    let gate = impatient_gate_config(Duration::from_millis(10));
-    let server = Server::start(pool, gate, None, |host| {
-        let (gate, waiting) = (host.gate.clone(), Mutex::new(Vec::new()));
-        // While the first bundle is verified, someone else comes, and keeps the permit.
-        let known = move |_| {
-            let gate = gate.clone();
-            let other = async move { gate.acquire_external(Priority::Known, Instant::now()).await };
-            let mut other = Box::pin(other);
-            if other.as_mut().now_or_never().is_none() {
-                waiting.lock().unwrap().push(other);
-            }
-            false
-        };
-        start_by(config(), |_| {})(host.with_known_signers(known))
-    });
-    let body = batch(&[long_bundle(), long_bundle(), long_bundle()]);
-    let answers = send_signed(server.addr, &PrivateKeySigner::random(), &body).await.json();
-    let reasons = [0, 1, 2].map(|n: usize| answers[n]["error"]["data"]["reason"].clone());
-    assert_eq!(reasons, [json!(null), json!("no_permit"), json!("no_permit")]);
-    assert_eq!((server.pool.len(), server.counted.reason("no_permit")), (1, 2));
 }
 
 /// An honest bundle was accepted, and evicted a second later by fresh keys.
