@@ -1,14 +1,4 @@
 //! The state of one source as a pure state machine: `(event, now)` in, actions out.
-//!
-//! Whether a silence is plausible is judged with the Poisson distribution: if 20 announcements are expected in a silence,
-//! the probability of none is e^-20. At least two heads must have come since the last hash, so that a
-//! stalled chain is not mistaken for a dead subscription, and at least 4 s must have passed, since
-//! geth can pause for 3. Hashes count from the moment they are read from the socket, so our own
-//! back-pressure does not look like silence. Silence alone only raises a suspicion, because the load
-//! may simply have ended. The comparison that follows lists the pool, waits 4 s and lists it again.
-//! Hashes that are new in the second list and were not announced meanwhile prove that the
-//! subscription is dead; hashes of the first list prove nothing, since they may be older than the
-//! subscription.
 
 use std::{
     collections::VecDeque,
@@ -18,22 +8,16 @@ use std::{
 
 use rand::{Rng, SeedableRng, rngs::SmallRng};
 
+use super::activity::Activity;
 use crate::{
     config::Backfill,
     error::LossReason,
-    gap::{Gap, GapReason, MIN_SILENCE},
+    gap::{Gap, GapReason},
     settings::Settings,
 };
 
 /// Most gaps that are kept for the status.
 const MAX_GAPS: usize = 32;
-
-/// How many announcements must have been expected in a silence, by the recent rate, before it is
-/// suspicious.
-const SUSPICIOUS_EXPECTATION: f64 = 20.0;
-
-/// How many heads must have come since the last hash before a silence counts.
-const HEADS_WITHOUT_HASHES: u32 = 2;
 
 /// Pause between two comparisons because of blocks that could not be read.
 const UNREAD_BLOCK_PAUSE: Duration = Duration::from_secs(30);
@@ -47,18 +31,8 @@ const COMPARE_FAILS: Duration = Duration::from_secs(10);
 /// connections and closes them is not dialed faster than one that refuses them.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
 
-/// As many hashes at once may be all that a node had room for: reth's listener behind the subscription
-/// holds 2,048 and silently drops the rest, when a lower base fee promotes thousands at once.
-const LISTENER_SLOTS: u64 = 2_048;
-
-/// How long they may take to be read.
-const BURST_WINDOW: Duration = Duration::from_millis(500);
-
 /// Pause between a burst and the comparison that it is a reason for.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
-
-/// The time over which the rate of announcements is averaged.
-const RATE_WINDOW: Duration = Duration::from_secs(30);
 
 metric_set::labels! {
     /// What a source is doing.
@@ -164,21 +138,6 @@ pub(crate) struct Machine {
     settings: Arc<Settings>,
 }
 
-/// When hashes and heads came, and at what rate.
-struct Activity {
-    read: u64,
-    rate_per_s: f64,
-    ticked: Instant,
-    /// How many hashes the latest tick brought, and in which time.
-    latest: (u64, Duration),
-    /// A burst goes on: it is a reason for one comparison.
-    in_burst: bool,
-    hash_at: Instant,
-    heads_since_hash: u32,
-    head: Option<u64>,
-    behind_since: Option<Instant>,
-}
-
 impl Machine {
     pub(crate) fn new(settings: &Arc<Settings>, seed: u64, now: Instant) -> Self {
         let dial = |role| Action::Dial { role, after: Duration::ZERO };
@@ -198,7 +157,7 @@ impl Machine {
             unread_block_at: None,
             next_audit: None,
             gaps: VecDeque::new(),
-            activity: Activity::new(now),
+            activity: Activity::new(0, now),
             actions: [Role::Subscription, Role::Request].map(dial).to_vec(),
             rng: SmallRng::seed_from_u64(seed),
             settings: Arc::clone(settings),
@@ -314,7 +273,7 @@ impl Machine {
 
     /// Both kinds of connections are up, or the node has begun or ceased to follow the chain.
     fn begin(&mut self, now: Instant) {
-        self.activity = Activity { read: self.activity.read, ..Activity::new(now) };
+        self.activity = Activity::new(self.activity.read, now);
         if self.is_behind {
             self.state = SourceState::Syncing;
             // Its heads do not count until it follows the chain.
@@ -470,79 +429,6 @@ impl Machine {
     fn stale(&mut self, reason: LossReason) {
         self.state = SourceState::Stale;
         self.actions.push(Action::Drop(reason));
-    }
-}
-
-impl Activity {
-    fn new(now: Instant) -> Self {
-        Self {
-            read: 0,
-            rate_per_s: 0.0,
-            ticked: now,
-            latest: (0, Duration::ZERO),
-            in_burst: false,
-            hash_at: now,
-            heads_since_hash: 0,
-            head: None,
-            behind_since: None,
-        }
-    }
-
-    /// Returns whether so many hashes begin to come at once that the node may have dropped others.
-    fn tick(&mut self, read: u64, now: Instant) -> bool {
-        let passed = now.saturating_duration_since(self.ticked);
-        if passed.is_zero() {
-            return false;
-        }
-        let new = read.saturating_sub(self.read);
-        // A burst may come on both sides of a tick.
-        let (before, took) = std::mem::replace(&mut self.latest, (new, passed));
-        let is_burst = new + before >= LISTENER_SLOTS && took + passed <= BURST_WINDOW;
-        let has_begun = !std::mem::replace(&mut self.in_burst, is_burst) && is_burst;
-        let passed = passed.as_secs_f64();
-        if new > 0 {
-            // Averaged only over ticks with hashes: a silence is judged by the rate before it.
-            let weight = (passed / RATE_WINDOW.as_secs_f64()).min(1.0);
-            self.rate_per_s += weight * (new as f64 / passed - self.rate_per_s);
-            self.hash_at = now;
-            self.heads_since_hash = 0;
-        }
-        self.read = read;
-        self.ticked = now;
-        has_begun
-    }
-
-    /// The silence was no sign of a dead subscription, so the rate is at most one hash in its
-    /// length.
-    fn load_has_ended(&mut self, now: Instant) {
-        let silence = now.saturating_duration_since(self.hash_at);
-        self.rate_per_s = self.rate_per_s.min(1.0 / silence.max(MIN_SILENCE).as_secs_f64());
-    }
-
-    fn head(&mut self, number: u64) {
-        // One that was requested may be told after a newer one that was announced meanwhile.
-        self.head = self.head.max(Some(number));
-        self.behind_since = None;
-        self.heads_since_hash = self.heads_since_hash.saturating_add(1);
-    }
-
-    fn is_silent(&self, now: Instant) -> bool {
-        let silence = now.saturating_duration_since(self.hash_at);
-        self.heads_since_hash >= HEADS_WITHOUT_HASHES
-            && silence >= MIN_SILENCE
-            && self.rate_per_s * silence.as_secs_f64() >= SUSPICIOUS_EXPECTATION
-    }
-
-    /// Whether the node has been ahead of its own announcements for longer than [`MIN_SILENCE`].
-    fn is_behind(&mut self, number: u64, now: Instant) -> bool {
-        // Before the first announced head, compare with the first block number that was returned.
-        let known = *self.head.get_or_insert(number);
-        if number <= known {
-            self.behind_since = None;
-            return false;
-        }
-        let since = *self.behind_since.get_or_insert(now);
-        now.saturating_duration_since(since) >= MIN_SILENCE
     }
 }
 

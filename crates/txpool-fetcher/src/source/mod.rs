@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | status | the source's shell, `status()` | to write or clone the status |
 
+mod activity;
 pub(crate) mod machine;
 mod status;
 
