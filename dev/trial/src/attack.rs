@@ -310,10 +310,8 @@ pub(crate) struct Tally {
     /// Of the attacker's process.
     pub(crate) cpu: Duration,
     pub(crate) accepted: u64,
-    /// By the reason in the response.
+    /// By the reason in the response; `cut` without one.
     pub(crate) refused: BTreeMap<String, u64>,
-    /// The connection ended without a response.
-    cut: u64,
     /// How long responses took: all of the burst, the refusals of the crowd.
     pub(crate) p99_ms: Option<f64>,
 }
@@ -327,7 +325,6 @@ impl AddAssign for Tally {
         for (reason, count) in other.refused {
             *self.refused.entry(reason).or_default() += count;
         }
-        self.cut += other.cut;
         self.p99_ms = self.p99_ms.or(other.p99_ms);
     }
 }
@@ -335,8 +332,7 @@ impl AddAssign for Tally {
 impl Tally {
     pub(crate) fn reasons(&self) -> impl Iterator<Item = String> {
         let refused = self.refused.iter().map(|(reason, count)| format!("{reason} {count}"));
-        let cut = (self.cut > 0).then(|| format!("cut {}", self.cut));
-        refused.chain(cut).chain(self.p99_ms.map(|ms| format!("p99 {ms:.1} ms")))
+        refused.chain(self.p99_ms.map(|ms| format!("p99 {ms:.1} ms")))
     }
 }
 
@@ -344,22 +340,21 @@ impl Tally {
 pub(crate) fn respond() -> io::Result<()> {
     allow_open_files(FILES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut prepared = (Attack::None, Vec::new(), QUICK);
+    let mut prepared = None;
     serve(|request| match request {
         Request::Prepare { attack, most_requests: most, head } => {
-            prepared = (attack, attack.requests(most, head), most);
+            prepared = Some((attack, attack.requests(most, head), attack.connections(most)));
             Ok(Tally::default())
         }
         Request::Run { server, lasts, addresses } => {
-            let (attack, requests, most) =
-                std::mem::replace(&mut prepared, (Attack::None, Vec::new(), QUICK));
-            let connections = attack.connections(most);
-            let all_take_part = if connections == 0 { 0 } else { addresses };
+            let prepared = prepared.take().ok_or_else(|| io::Error::other("nothing prepared"))?;
+            let (attack, requests, connections) = prepared;
             let attacker = Attacker {
                 attack,
                 server,
                 requests,
-                connections: connections.max(all_take_part),
+                // All addresses take part, if any does.
+                connections: if connections == 0 { 0 } else { connections.max(addresses) },
                 addresses,
                 start: Instant::now(),
                 end: Instant::now() + lasts,
@@ -403,29 +398,26 @@ async fn run(attacker: Rc<Attacker>) -> io::Result<Tally> {
 impl Attacker {
     /// One connection after the other until the time is over. An error is the server's way to say no.
     async fn connection(self: Rc<Self>, number: usize) {
-        let from = match self.attack {
-            attack if attack.is_crowd() => Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8),
-            _ => address(number % self.addresses),
-        };
+        let is_crowd = self.attack.is_crowd();
+        let crowd = Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8);
+        let from = if is_crowd { crowd } else { address(number % self.addresses) };
         let mut next = number;
         while Instant::now() < self.end {
             self.rest().await;
             let Ok(mut connection) = Connection::open(from, self.server).await else {
-                self.tally.borrow_mut().cut += 1;
+                self.refused("cut");
                 continue;
             };
             let ended = match self.attack {
                 Attack::HonestBurst => return self.burst(&mut connection, number).await,
-                Attack::IdleConnections => self.idle(&mut connection).await,
-                Attack::SlowBodies => self.slowly(&mut connection).await,
-                Attack::StalledBodies | Attack::UnreadResponses => {
+                Attack::IdleConnections | Attack::StalledBodies | Attack::UnreadResponses => {
                     self.stall(&mut connection).await
                 }
-                Attack::HangUps => self.hang_up(connection, &mut next).await,
+                Attack::HangUps => connection.stream.write_all(self.next(&mut next)).await,
                 _ => self.ask(&mut connection, &mut next).await,
             };
             if ended.is_err() && Instant::now() < self.end {
-                self.tally.borrow_mut().cut += 1;
+                self.refused("cut");
             }
         }
     }
@@ -449,22 +441,27 @@ impl Attacker {
     }
 
     fn note(&self, answer: &Answer) {
-        let mut tally = self.tally.borrow_mut();
         // A batch has a response for each element, and is one or the other by its first.
         if answer.is_accepted() {
-            tally.accepted += 1;
+            self.tally.borrow_mut().accepted += 1;
         } else {
-            let reason = answer.reason().unwrap_or("no reason").to_owned();
-            *tally.refused.entry(reason).or_default() += 1;
+            self.refused(answer.reason().unwrap_or("no reason"));
         }
+    }
+
+    fn refused(&self, reason: &str) {
+        *self.tally.borrow_mut().refused.entry(reason.to_owned()).or_default() += 1;
     }
 
     /// Sends, waits for the response, and sends the next.
     async fn ask(&self, connection: &mut Connection, next: &mut usize) -> io::Result<()> {
         while Instant::now() < self.end {
             self.rest().await;
-            let begin = Instant::now();
-            let answer = connection.request(self.next(next)).await?;
+            let (begin, request) = (Instant::now(), self.next(next));
+            let answer = match self.attack {
+                Attack::SlowBodies => slowly(connection, request).await?,
+                _ => connection.request(request).await?,
+            };
             if self.attack == Attack::Crowd && !answer.is_accepted() {
                 self.took.borrow_mut().saturating_record(begin.elapsed().as_nanos() as u64);
             }
@@ -483,59 +480,32 @@ impl Attacker {
         self.took.borrow_mut().saturating_record(at.elapsed().as_nanos() as u64);
         match answer {
             Ok(answer) => self.note(&answer),
-            Err(_) => self.tally.borrow_mut().cut += 1,
+            Err(_) => self.refused("cut"),
         }
     }
 
-    /// Opens, and keeps what it has opened.
-    async fn idle(&self, connection: &mut Connection) -> io::Result<()> {
-        // The server says something only to refuse.
-        let answer = async {
-            self.tally.borrow_mut().sent += 1;
+    /// Sends what ends no request, or nothing, and waits for the end: the server says something only to refuse. Or sends a
+    /// whole one, and reads nothing.
+    async fn stall(&self, connection: &mut Connection) -> io::Result<()> {
+        let until_end = async {
+            connection.stream.write_all(self.next(&mut 0)).await?;
+            if self.attack == Attack::UnreadResponses {
+                std::future::pending::<()>().await;
+            }
             self.note(&connection.answer().await?);
             Ok(())
         };
-        timeout_at(self.end.into(), answer).await.unwrap_or(Ok(()))
+        timeout_at(self.end.into(), until_end).await.unwrap_or(Ok(()))
     }
+}
 
-    /// In ten pieces within 95 ms.
-    async fn slowly(&self, connection: &mut Connection) -> io::Result<()> {
-        while Instant::now() < self.end {
-            self.rest().await;
-            let request = self.next(&mut 0);
-            let begin = Instant::now();
-            for (piece, bytes) in request.chunks(request.len().div_ceil(10)).enumerate() {
-                let due = begin + Duration::from_micros(9_500) * piece as u32;
-                sleep_until(due.into()).await;
-                connection.stream.write_all(bytes).await?;
-            }
-            let answer = connection.answer().await?;
-            self.note(&answer);
-            if answer.closes {
-                break;
-            }
-        }
-        Ok(())
+/// In ten pieces within 95 ms.
+async fn slowly(connection: &mut Connection, request: &[u8]) -> io::Result<Answer> {
+    let begin = Instant::now();
+    for (piece, bytes) in request.chunks(request.len().div_ceil(10)).enumerate() {
+        let due = begin + Duration::from_micros(9_500) * piece as u32;
+        sleep_until(due.into()).await;
+        connection.stream.write_all(bytes).await?;
     }
-
-    /// Sends, reads nothing, and waits for the end.
-    async fn stall(&self, connection: &mut Connection) -> io::Result<()> {
-        let request = self.next(&mut 0);
-        timeout_at(self.end.into(), connection.stream.write_all(request))
-            .await
-            .unwrap_or(Ok(()))?;
-        if self.attack == Attack::StalledBodies {
-            let answer = timeout_at(self.end.into(), connection.answer()).await;
-            if let Ok(answer) = answer {
-                self.note(&answer?);
-            }
-        } else {
-            sleep_until(self.end.into()).await;
-        }
-        Ok(())
-    }
-
-    async fn hang_up(&self, mut connection: Connection, next: &mut usize) -> io::Result<()> {
-        connection.stream.write_all(self.next(next)).await
-    }
+    connection.answer().await
 }

@@ -15,7 +15,12 @@ mod searchers;
 mod shrink;
 mod world;
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    path::PathBuf,
+    process::ExitCode,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use clap::Parser;
 use testkit::process::run_as;
@@ -63,6 +68,11 @@ struct Args {
     /// Of scenarios: each for a moment.
     #[arg(long)]
     test: bool,
+}
+
+/// A thread that panics ends the run by itself.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn main() -> ExitCode {

@@ -6,7 +6,7 @@ use std::{
     fs, io,
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
@@ -19,6 +19,10 @@ use mempool_ingest::{
     txpool_fetcher::{Announcements, Endpoint, StartPolicy},
 };
 use mock_node::DEV_CHAIN_ID;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use order_stream::{Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig};
 use serde::{Deserialize, Serialize};
 use testkit::{
@@ -26,7 +30,10 @@ use testkit::{
     usage::{allow_open_files, now_ns, peak_resident_bytes, resident_bytes},
 };
 
-use crate::world::{AUDIT, Setup};
+use crate::{
+    lock,
+    world::{AUDIT, Setup},
+};
 
 pub(crate) const ROLE: &str = "__member";
 
@@ -51,7 +58,7 @@ const ACCEPTED_BYTES: usize = 24;
 /// For each part to stop.
 const STOPPED: Duration = Duration::from_secs(5);
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Config {
     pub(crate) nodes: Vec<PathBuf>,
     /// The signers that it knows, if it has an RPC server.
@@ -97,8 +104,6 @@ pub(crate) struct Report {
     pub(crate) sizes: Option<(usize, usize)>,
     /// Hashes that entered the fetcher less those that left it and those under way.
     pub(crate) balance: i64,
-    pub(crate) lagged: u64,
-    pub(crate) failed: u64,
     pub(crate) resident_bytes: usize,
     /// Of the orders that the builder has, and of the hashes that are remembered.
     pub(crate) held_bytes: usize,
@@ -116,7 +121,7 @@ impl Report {
 }
 
 #[derive(Debug)]
-pub(crate) struct Member(pub(crate) Process);
+pub(crate) struct Member(Process);
 
 impl Member {
     pub(crate) fn start(config: &Config) -> io::Result<(Self, Option<SocketAddr>)> {
@@ -128,6 +133,10 @@ impl Member {
     /// Asks for a report; [`Self::report`] waits for it.
     pub(crate) fn ask(&mut self) -> io::Result<()> {
         self.0.send(&Request::Look)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        Ok(kill(Pid::from_raw(self.0.id() as i32), signal)?)
     }
 
     /// Shuts everything down: what it has accepted is published first.
@@ -150,10 +159,6 @@ struct View {
     is_current: bool,
     /// A look waits: no pause now.
     is_asked: bool,
-}
-
-fn lock(view: &Mutex<View>) -> MutexGuard<'_, View> {
-    view.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Keeps running what it starts.
@@ -337,10 +342,8 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
             break;
         }
     }
-    if let Some(counts) = fetcher.map(|fetcher| fetcher.counts()) {
-        report.held_bytes += counts.pooled.min(MOST_REMEMBERED) as usize * REMEMBERED_BYTES;
-        (report.lagged, report.failed) = (counts.lagged, counts.failed);
-    }
+    let pooled = fetcher.map_or(0, |fetcher| fetcher.counts().pooled);
+    report.held_bytes += pooled.min(MOST_REMEMBERED) as usize * REMEMBERED_BYTES;
     report.resident_bytes = resident_bytes();
     report.peak_bytes = peak_resident_bytes();
     let count = |path| fs::read_dir(path).map_or(0, Iterator::count);

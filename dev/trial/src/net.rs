@@ -3,8 +3,8 @@
 
 use std::{
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    net::{Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex},
     time::Instant,
 };
 
@@ -17,6 +17,8 @@ use tokio::{
     sync::watch,
     time::sleep_until,
 };
+
+use crate::lock;
 
 #[derive(Clone, Debug)]
 struct State {
@@ -54,12 +56,8 @@ impl Net {
         Ok(net)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.state());
+        change(&mut lock(&self.state));
         self.changed.send_replace(());
     }
 
@@ -80,15 +78,14 @@ impl Net {
     }
 
     async fn pass(&self, client: TcpStream, from: SocketAddr) -> io::Result<()> {
-        let Some(server) = self.state().server else { return client.set_zero_linger() };
+        let Some(server) = lock(&self.state).server else { return client.set_zero_linger() };
         let socket = TcpSocket::new_v4()?;
         socket.bind((from.ip(), 0).into())?;
-        debug_assert!(matches!(from.ip(), IpAddr::V4(_)));
         let server = socket.connect(server).await?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let mut changed = self.changed.subscribe();
-        let State { resets, half_closes, .. } = self.state().clone();
+        let State { resets, half_closes, .. } = lock(&self.state).clone();
         let ((from_client, to_client), (from_server, to_server)) =
             (client.into_split(), server.into_split());
         let back = self.copy(from_server, to_client, None);
@@ -96,7 +93,7 @@ impl Net {
         // The order does not matter: each of them ends the connection.
         tokio::select! {
             _ = async { tokio::join!(back, forth) } => {}
-            _ = async { while self.state().resets == resets && changed.changed().await.is_ok() {} } => {}
+            _ = async { while lock(&self.state).resets == resets && changed.changed().await.is_ok() {} } => {}
         }
         Ok(())
     }
@@ -110,13 +107,13 @@ impl Net {
     ) -> io::Result<()> {
         let mut buffer = vec![0; 64 << 10];
         let mut changed = self.changed.subscribe();
-        let is_closed = || closes.is_some_and(|before| self.state().half_closes != before);
+        let is_closed = || closes.is_some_and(|before| lock(&self.state).half_closes != before);
         loop {
             let read = tokio::select! {
                 read = from.read(&mut buffer) => read?,
                 _ = async { while !is_closed() && changed.changed().await.is_ok() {} } => 0,
             };
-            let until = self.state().stalls_until;
+            let until = lock(&self.state).stalls_until;
             sleep_until(until.into()).await;
             if read == 0 {
                 return to.shutdown().await;

@@ -6,23 +6,26 @@ use std::{
     error::Error,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use alloy_consensus::{SignableTransaction as _, TxEnvelope};
-use alloy_eips::{Decodable2718 as _, Encodable2718 as _};
+use alloy_consensus::TxEnvelope;
+use alloy_eips::Decodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes};
 use mock_node::{
     BadAnswer, DEV_CHAIN_ID, Fault, MockNode, NodeConfig,
     workload::{Mix, PreparedTx, Workload, WorkloadConfig},
 };
-use testkit::usage::now_ns;
+use testkit::{sign::signed, usage::now_ns};
 
-use crate::world::{SLOT, World};
+use crate::{
+    lock,
+    world::{SLOT, World},
+};
 
 /// One account of ten sends transactions that no block takes for so long: what was lost must still be pending when a
 /// comparison comes.
@@ -40,7 +43,7 @@ pub(crate) const OLD_BLOCKS: u64 = 80;
 const IMPORTED: usize = 4;
 
 /// A public transaction.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Tx {
     pub(crate) hash: B256,
     raw: Bytes,
@@ -91,10 +94,6 @@ struct Shared {
     slots: Vec<Mutex<Slot>>,
     /// The chain that the nodes follow. Nobody connects to it, and nothing fails in it.
     reference: MockNode,
-    /// So deep the chain leaves its branch at the next block, and comes back.
-    flip: AtomicUsize,
-    /// Whether blocks contain what is public.
-    mines: bool,
     stop: AtomicBool,
     burst: AtomicUsize,
 }
@@ -104,24 +103,16 @@ pub(crate) struct Network {
     load: Option<JoinHandle<()>>,
 }
 
-fn unix_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Network {
     pub(crate) fn start(dir: &Path, world: &World) -> Result<Self, Box<dyn Error>> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
         // Large blocks, so that the base fee does not rise.
-        let reference = NodeConfig {
+        let chain = NodeConfig {
             block_gas_limit: 4_000_000_000,
-            genesis_s: Some(unix_s() - (OLD_BLOCKS + 1) * SLOT.as_secs()),
+            genesis_s: Some(now.as_secs() - (OLD_BLOCKS + 1) * SLOT.as_secs()),
             ..NodeConfig::new(dir.join("reference.ipc"))
         };
-        let chain = reference.clone();
-        let reference = MockNode::start(reference)?;
+        let reference = MockNode::start(chain.clone())?;
         reference.mine_empty(OLD_BLOCKS as usize, SLOT.as_secs());
         let mut slots = Vec::new();
         for number in 0..world.nodes {
@@ -131,13 +122,12 @@ impl Network {
                 ..chain.clone()
             };
             let node = Some(MockNode::start_beside(config.clone(), &reference, [])?);
-            let held = HashMap::new();
             slots.push(Mutex::new(Slot {
                 config,
                 node,
                 lags_until: None,
                 follows_since: now_ns(),
-                held,
+                held: HashMap::new(),
                 up_since: now_ns(),
                 bad_answers: [0; 2],
                 is_lossy: false,
@@ -147,8 +137,6 @@ impl Network {
             ledger: Mutex::default(),
             slots,
             reference,
-            flip: AtomicUsize::new(0),
-            mines: world.mines,
             stop: AtomicBool::new(false),
             burst: AtomicUsize::new(world.preload),
         });
@@ -188,15 +176,6 @@ impl Network {
         slot.node.as_ref().is_some_and(|node| node.stats().bad_answers < slot.bad_answers[1])
     }
 
-    pub(crate) fn flip_back(&self, depth: usize) {
-        self.shared.flip.store(depth, Relaxed);
-    }
-
-    /// So many blocks are left and come back before the next one.
-    pub(crate) fn flips(&self) -> usize {
-        self.shared.flip.load(Relaxed)
-    }
-
     pub(crate) fn burst(&self, count: usize) {
         self.shared.burst.fetch_add(count, Relaxed);
     }
@@ -211,9 +190,10 @@ impl Network {
         slot.lags_until.is_none().then_some(slot.follows_since)
     }
 
-    pub(crate) fn stop_node(&self, node: usize) {
+    /// Whether it ran.
+    pub(crate) fn stop_node(&self, node: usize) -> bool {
         let taken = lock(&self.shared.slots[node]).node.take();
-        drop(taken);
+        taken.is_some()
     }
 
     pub(crate) fn start_node(&self, node: usize, keeps_pool: bool) -> Result<(), Box<dyn Error>> {
@@ -258,20 +238,22 @@ impl Network {
         false
     }
 
-    /// Mines what is old enough, and with it what builders had alone. Returns the block's number.
-    pub(crate) fn mine(&self, private: &[Bytes]) -> Result<u64, Box<dyn Error>> {
+    /// Leaves so many blocks for another branch, and comes back at once: the next head comes within milliseconds.
+    pub(crate) fn flip_back(&self, depth: usize) -> Result<(), Box<dyn Error>> {
         let reference = &self.shared.reference;
-        let depth = self.shared.flip.swap(0, Relaxed);
-        if depth > 0 {
-            // Another branch, and back at once: the next head comes within milliseconds.
-            let path = reference.ipc_path().with_extension("branch");
-            let branch = MockNode::start_beside(NodeConfig::new(path), reference, [])?;
-            if reference.reorg(depth).is_ok() {
-                self.tell();
-                reference.follow(&branch);
-                self.tell();
-            }
+        let path = reference.ipc_path().with_extension("branch");
+        let branch = MockNode::start_beside(NodeConfig::new(path), reference, [])?;
+        if reference.reorg(depth).is_ok() {
+            self.tell();
+            reference.follow(&branch);
+            self.tell();
         }
+        Ok(())
+    }
+
+    /// Mines what builders had alone, and of what is public that which is old enough, if any. Returns the block's number.
+    pub(crate) fn mine(&self, private: &[Bytes], mines: bool) -> Result<u64, Box<dyn Error>> {
+        let reference = &self.shared.reference;
         let mut hashes = Vec::new();
         for raw in private {
             // A second one of the same sender is none: each has one of its own.
@@ -286,7 +268,7 @@ impl Network {
             let place = tx.replaces.unwrap_or(at);
             let age = Duration::from_nanos(now - ledger.txs[place].at);
             let least = if tx.lingers { LINGERS } else { Duration::from_millis(400) };
-            let is_open = self.shared.mines && tx.mined.is_none() && tx.replaced_by.is_none();
+            let is_open = mines && tx.mined.is_none() && tx.replaced_by.is_none();
             if is_open && age > least && !ledger.undone.contains_key(&tx.account) {
                 chosen.push((place, tx.hash));
             }
@@ -355,22 +337,16 @@ impl Network {
         let pending = slot.node.as_ref()?.pending();
         let ledger = self.ledger();
         let now = now_ns();
-        let mut held = HashMap::with_capacity(pending.len());
+        let (mut held, mut open) = (HashMap::with_capacity(pending.len()), Vec::new());
         for hash in pending {
             let Some(tx) = ledger.by_hash.get(&hash).map(|at| &ledger.txs[*at]) else { continue };
             let first = if slot.is_lossy { now } else { tx.at.max(slot.up_since) };
-            let since = slot.held.get(&hash).copied().unwrap_or(first);
-            held.insert(hash, since.max(tx.since));
+            let since = slot.held.get(&hash).copied().unwrap_or(first).max(tx.since);
+            held.insert(hash, since);
+            open.extend(tx.mined.is_none().then_some((hash, since)));
         }
         slot.held = held;
-        let is_open = |hash: &B256| ledger.txs[ledger.by_hash[hash]].mined.is_none();
-        Some(
-            slot.held
-                .iter()
-                .filter(|(hash, _)| is_open(hash))
-                .map(|(hash, at)| (*hash, *at))
-                .collect(),
-        )
+        Some(open)
     }
 }
 
@@ -393,14 +369,6 @@ impl Ledger {
     }
 }
 
-/// A transaction to be announced.
-struct New {
-    hash: B256,
-    raw: Bytes,
-    account: usize,
-    replaces: Option<usize>,
-}
-
 /// What is announced, in its order.
 struct Load {
     workload: Workload,
@@ -420,26 +388,25 @@ impl Load {
         Self { workload, accounts, signed: Vec::new().into_iter(), each }
     }
 
-    fn next(&mut self) -> New {
+    fn next(&mut self) -> Tx {
         let PreparedTx { hash, raw, sender, .. } = self.signed.next().unwrap_or_else(|| {
             self.signed = self.workload.prepare(self.each).into_iter();
             self.signed.next().expect("just signed")
         });
-        New { hash, raw, account: self.accounts[&sender], replaces: None }
+        Tx { hash, raw, account: self.accounts[&sender], ..Tx::default() }
     }
 
     /// The same with twice its fees, if its kind is one whose fees are simple.
-    fn replacement(&self, at: usize, old: &Tx) -> Option<New> {
-        let Ok(TxEnvelope::Eip1559(signed)) = TxEnvelope::decode_2718_exact(&old.raw) else {
+    fn replacement(&self, at: usize, old: &Tx) -> Option<Tx> {
+        let Ok(TxEnvelope::Eip1559(before)) = TxEnvelope::decode_2718_exact(&old.raw) else {
             return None;
         };
-        let mut tx = signed.strip_signature();
-        tx.max_fee_per_gas *= 2;
-        tx.max_priority_fee_per_gas *= 2;
-        let signature = self.workload.accounts()[old.account].sign_hash(tx.signature_hash());
-        let tx = TxEnvelope::from(tx.into_signed(signature));
-        let (hash, raw) = (*tx.tx_hash(), tx.encoded_2718().into());
-        Some(New { hash, raw, account: old.account, replaces: Some(at) })
+        let (hash, raw) = signed(&self.workload.accounts()[old.account], |tx| {
+            *tx = before.strip_signature();
+            tx.max_fee_per_gas *= 2;
+            tx.max_priority_fee_per_gas *= 2;
+        });
+        Some(Tx { hash, raw, account: old.account, replaces: Some(at), ..Tx::default() })
     }
 }
 
@@ -463,7 +430,7 @@ impl Shared {
     }
 
     /// For the oldest recent one that lingers and was not replaced.
-    fn replacement(&self, load: &Load) -> Option<New> {
+    fn replacement(&self, load: &Load) -> Option<Tx> {
         let ledger = lock(&self.ledger);
         let recent = ledger.txs.len().saturating_sub(3_000);
         let is_free =
@@ -472,30 +439,21 @@ impl Shared {
         txs.into_iter().find_map(|(at, tx)| load.replacement(at, tx))
     }
 
-    fn submit(&self, New { hash, raw, account, replaces }: New, seed: u64) {
+    fn submit(&self, mut tx: Tx, seed: u64) {
         // By account, so that no node waits for a nonce that only others have.
-        let drawn = (account + 1).wrapping_mul(seed as usize | 1) >> 3;
-        let only = drawn.is_multiple_of(5).then_some(account % self.slots.len());
-        let lingers = account % 10 == 7;
+        let drawn = (tx.account + 1).wrapping_mul(seed as usize | 1) >> 3;
+        let only = drawn.is_multiple_of(5).then_some(tx.account % self.slots.len());
+        (tx.only, tx.lingers) = (only, tx.account % 10 == 7);
+        let raw = tx.raw.clone();
         let mut ledger = lock(&self.ledger);
-        let now = now_ns();
+        tx.at = now_ns();
+        tx.since = tx.at;
         let at = ledger.txs.len();
-        if let Some(replaced) = replaces {
+        if let Some(replaced) = tx.replaces {
             ledger.txs[replaced].replaced_by = Some(at);
         }
-        ledger.by_hash.insert(hash, at);
-        ledger.txs.push(Tx {
-            hash,
-            raw: raw.clone(),
-            at: now,
-            since: now,
-            only,
-            mined: None,
-            lingers,
-            account,
-            replaced_by: None,
-            replaces,
-        });
+        ledger.by_hash.insert(tx.hash, at);
+        ledger.txs.push(tx);
         // With the ledger, so that no block is made of what is replaced.
         self.reference.submit(raw.clone()).expect("signed in the order of its nonces");
         drop(ledger);

@@ -4,7 +4,7 @@
 //! were answered. A promise is due [`GRACE_NS`] after the moment from which it holds; where a fault touched the way of an
 //! order ([`Trouble`]), so long after the written bound of that fault ([`crate::world::What::touches`]).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use alloy_primitives::B256;
 
@@ -26,6 +26,18 @@ pub(crate) struct Trouble {
     pub(crate) part: Part,
     pub(crate) from: u64,
     pub(crate) until: u64,
+}
+
+impl Trouble {
+    pub(crate) const fn new(part: Part, from: u64, lasts: Duration) -> Self {
+        Self { part, from, until: from + lasts.as_nanos() as u64 }
+    }
+
+    /// In the order of their begin, as [`due`] wants them.
+    pub(crate) fn add_to(self, troubles: &mut Vec<Self>) {
+        let before = troubles.partition_point(|other| other.from <= self.from);
+        troubles.insert(before, self);
+    }
 }
 
 /// When what came at `from` on a way over these parts must be there.

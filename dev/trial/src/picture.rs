@@ -51,7 +51,10 @@ pub(crate) fn draw(path: &Path, outcomes: &Outcomes) -> Result<(), Failure> {
     let line = |value: fn(&Head) -> f64| -> Vec<_> {
         heads.iter().map(|head| (head.at.as_secs_f64(), value(head))).collect()
     };
-    let mut lines = vec![("orders in, since the head before".to_owned(), per_head(heads))];
+    let per_head = heads
+        .windows(2)
+        .map(|pair| (pair[1].at.as_secs_f64(), (pair[1].orders_in - pair[0].orders_in) as f64));
+    let mut lines = vec![("orders in, since the head before".to_owned(), per_head.collect())];
     let builders = heads.first().map_or(0, |head| head.live.len());
     for builder in 0..builders {
         let of = heads.iter().map(|head| (head.at.as_secs_f64(), head.live[builder] as f64));
@@ -65,13 +68,6 @@ pub(crate) fn draw(path: &Path, outcomes: &Outcomes) -> Result<(), Failure> {
     draw_lines(&late, "from the announcement to a builder, ms", end, &times)?;
     area.present()?;
     Ok(())
-}
-
-fn per_head(heads: &[Head]) -> Vec<(f64, f64)> {
-    let pairs = heads.windows(2);
-    pairs
-        .map(|pair| (pair[1].at.as_secs_f64(), (pair[1].orders_in - pair[0].orders_in) as f64))
-        .collect()
 }
 
 fn draw_bands(area: &Area<'_>, outcomes: &Outcomes, end: f64) -> Result<(), Failure> {

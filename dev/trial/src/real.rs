@@ -11,7 +11,7 @@ use std::{
     os::unix::net::UnixStream,
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
@@ -29,9 +29,10 @@ use serde_json::{Value, json};
 use testkit::usage::now_ns;
 
 use crate::{
+    lock,
     member::{Config, Member, Mirror, Seen},
     oracle::{self, Findings, Trouble, Violation, Wrong, due, is_touched},
-    world::{DIALLED, Part, REAL_NODES, RealFault, SLOT, Setup},
+    world::{DIALLED, Part, REAL_NODES, RealFault, SLOT},
 };
 
 /// So long that most transactions are pending for longer than the grace.
@@ -142,7 +143,7 @@ impl Load {
     }
 
     fn accepted(&self) -> MutexGuard<'_, HashMap<B256, u64>> {
-        self.accepted.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.accepted)
     }
 }
 
@@ -244,9 +245,7 @@ impl RealNodes {
                 }
                 // It starts, and its builder dials it when it answers.
                 Err(error) if is_touched(now_ns(), &[part], troubles) => {
-                    let from = now_ns();
-                    let until = from + (SLOT + DIALLED).as_nanos() as u64;
-                    troubles.push(Trouble { part, from, until });
+                    Trouble::new(part, now_ns(), SLOT + DIALLED).add_to(troubles);
                     texts.push(format!("{name}: {error}"));
                 }
                 Err(error) => return Err(format!("{name}: {error}").into()),
@@ -277,14 +276,9 @@ impl Seat {
         let node = RealNode::start(kind, dir, BLOCK_TIME)?;
         let (member, _) = Member::start(&Config {
             nodes: vec![node.ipc_path().to_owned()],
-            rpc: None,
             name: name.to_owned(),
-            publishes_to: Vec::new(),
-            reads_from: Vec::new(),
             takes_objects: (seed + at as u64).is_multiple_of(2),
-            is_slow: false,
-            has_heads: false,
-            setup: Setup::Small,
+            ..Config::default()
         })?;
         let load = Arc::new(Load::default());
         let (path, shared) = (node.ipc_path().to_owned(), Arc::clone(&load));

@@ -16,10 +16,7 @@ use std::{
 use devnet::{NatsCluster, NatsConfig};
 use hdrhistogram::Histogram;
 use mock_node::DEV_CHAIN_ID;
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use testkit::{
     figures::{Times, histogram},
@@ -134,6 +131,8 @@ struct Run<'a> {
     ready: Option<Process>,
     attacks: Vec<JoinHandle<std::io::Result<attack::Tally>>>,
     head: u64,
+    /// So many blocks are left before the next one, and come back.
+    flip: usize,
     /// The chain's heads, each with the time before it was told.
     told: Vec<(u64, u64)>,
     /// When a head was told for the last time, if a reorg left it and came back or replaced it.
@@ -234,6 +233,7 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         ready,
         attacks: Vec::new(),
         head: OLD_BLOCKS,
+        flip: 0,
         told: Vec::new(),
         told_last: HashMap::new(),
         checks: 0,
@@ -278,9 +278,13 @@ impl Run<'_> {
             self.look()?;
             self.look_at_real()?;
             let private = self.private_for_block();
-            self.told_again(self.network.flips(), now_ns());
+            let flip = std::mem::take(&mut self.flip);
+            self.told_again(flip, now_ns());
             self.told.push((self.head + 1, now_ns()));
-            self.head = self.network.mine(&private)?;
+            if flip > 0 {
+                self.network.flip_back(flip)?;
+            }
+            self.head = self.network.mine(&private, self.world.mines)?;
             self.searchers.head.store(self.head, Relaxed);
             next_head = (next_head + SLOT).max(Instant::now() + SLOT / 2);
         }
@@ -306,7 +310,7 @@ impl Run<'_> {
         let stood = Duration::from_nanos(now_ns() - from);
         if stood > STOOD_STILL {
             self.say(&format!("the machine stood still for {:.1} s", stood.as_secs_f64()));
-            self.troubles.push(Trouble { part: Part::All, from, until: now_ns() });
+            Trouble::new(Part::All, from, stood).add_to(&mut self.troubles);
         }
     }
 
@@ -333,10 +337,9 @@ impl Run<'_> {
         match what {
             What::Node(node, fault) => self.network.inject(node, fault),
             What::RestartNode { node, down, keeps_pool } => {
-                if self.network.with(node, |_| ()).is_none() {
+                if !self.network.stop_node(node) {
                     return Ok(());
                 }
-                self.network.stop_node(node);
                 self.later.push((now_at + down, After::StartNode { node, keeps_pool }));
             }
             What::Lag { node, time } => {
@@ -344,10 +347,9 @@ impl Run<'_> {
                 self.hears_all_at_once(node, time, now);
             }
             What::Import { node, says } => {
-                if self.network.with(node, |_| ()).is_none() {
+                if !self.network.stop_node(node) {
                     return Ok(());
                 }
-                self.network.stop_node(node);
                 self.later.push((now_at + STOPPED, After::StartImport { node, says }));
                 self.hears_all_at_once(node, STOPPED + IMPORT, now);
             }
@@ -358,12 +360,12 @@ impl Run<'_> {
                     wish.is_void |= undone.contains(&wish.tx);
                 }
             }
-            What::FlipBack { depth } => self.network.flip_back(depth),
+            What::FlipBack { depth } => self.flip = depth,
             What::Burst { count } => self.network.burst(count),
             What::Kill { member, down } => {
                 let seat = &mut self.seats[member];
                 let Some(running) = seat.running() else { return Ok(()) };
-                kill(pid(running), Signal::SIGKILL)?;
+                running.signal(Signal::SIGKILL)?;
                 seat.member = None;
                 seat.kills.push(now);
                 seat.lead_to(None);
@@ -384,7 +386,7 @@ impl Run<'_> {
             What::Stop { member, time } => {
                 let seat = &mut self.seats[member];
                 let Some(running) = seat.running() else { return Ok(()) };
-                kill(pid(running), Signal::SIGSTOP)?;
+                running.signal(Signal::SIGSTOP)?;
                 seat.is_stopped = true;
                 self.later.push((now_at + time, After::Continue(member)));
             }
@@ -417,9 +419,8 @@ impl Run<'_> {
             }
         }
         if let Some((part, bound)) = what.touches(self.world.tps) {
-            self.troubles.push(Trouble { part, from: now, until: now + bound.as_nanos() as u64 });
+            Trouble::new(part, now, bound).add_to(&mut self.troubles);
         }
-        self.troubles.sort_by_key(|trouble| trouble.from);
         self.say(&what.to_string());
         self.outcomes.struck.push((self.begin.elapsed(), what));
         Ok(())
@@ -434,11 +435,11 @@ impl Run<'_> {
     /// After so long the node hears of all that the others had told, also of reorgs.
     fn hears_all_at_once(&mut self, node: usize, after: Duration, now: u64) {
         let from = now + after.as_nanos() as u64;
-        let until = from + (SLOT * 3).as_nanos() as u64;
-        let members = self.world.members.iter().enumerate();
-        let readers = members.filter(|(_, plan)| plan.nodes.contains(&node));
-        let trouble = |(at, _)| Trouble { part: Part::Member(at), from, until };
-        self.troubles.extend(readers.map(trouble));
+        for (at, plan) in self.world.members.iter().enumerate() {
+            if plan.nodes.contains(&node) {
+                Trouble::new(Part::Member(at), from, SLOT * 3).add_to(&mut self.troubles);
+            }
+        }
     }
 
     fn net(&self, member: usize, act: impl FnOnce(&Net)) {
@@ -466,14 +467,12 @@ impl Run<'_> {
                 (seat.member, seat.address) = (Some(member), address);
                 (seat.started, seat.mirror) = (now_ns(), Mirror::default());
                 seat.lead_to(address);
-                self.troubles.push(starts(at, seat.started));
+                starts(at, seat.started).add_to(&mut self.troubles);
             }
             After::Continue(at) => {
                 let seat = &mut self.seats[at];
                 seat.is_stopped = false;
-                if let Some(member) = &seat.member {
-                    kill(pid(member), Signal::SIGCONT)?;
-                }
+                seat.member.iter().try_for_each(|member| member.signal(Signal::SIGCONT))?;
             }
             After::StartServer(at) => {
                 if let Some(cluster) = &mut self.cluster {
@@ -494,21 +493,16 @@ fn attacker(attack: Attack, most_requests: u64, head: u64) -> std::io::Result<Pr
     Ok(attacker)
 }
 
-fn starts(member: usize, from: u64) -> Trouble {
-    let until = from + STARTED.as_nanos() as u64;
-    Trouble { part: Part::Member(member), from, until }
-}
-
-fn pid(member: &Member) -> Pid {
-    Pid::from_raw(member.0.id() as i32)
+const fn starts(member: usize, from: u64) -> Trouble {
+    Trouble::new(Part::Member(member), from, STARTED)
 }
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
         // A stopped process would never see that its stdin is closed.
-        for member in self.seats.iter().filter(|seat| seat.is_stopped).flat_map(|seat| &seat.member)
-        {
-            _ = kill(pid(member), Signal::SIGCONT);
+        let stopped = self.seats.iter().filter(|seat| seat.is_stopped);
+        for member in stopped.flat_map(|seat| &seat.member) {
+            _ = member.signal(Signal::SIGCONT);
         }
     }
 }

@@ -148,8 +148,7 @@ impl Case {
 
     fn world(&self, plan: &Plan) -> World {
         let Self { attack, setup, addresses } = *self;
-        let machine =
-            MemberPlan { nodes: vec![0], has_rpc: true, reads_fleet: false, is_slow: false };
+        let machine = MemberPlan { nodes: vec![0], has_rpc: true, ..MemberPlan::default() };
         World {
             seed: 1,
             lasts: plan.quiet * 2 + plan.lasts,

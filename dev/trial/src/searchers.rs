@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -17,7 +17,7 @@ use hdrhistogram::Histogram;
 use mock_node::workload::Account;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::{
     figures::histogram,
     http::{self, Answer, Connection, call},
@@ -27,6 +27,7 @@ use testkit::{
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{
+    lock,
     oracle::Outcome,
     world::{Setup, World},
 };
@@ -104,6 +105,17 @@ impl Wish {
         can_change && !self.is_closed && self.mined.is_none()
     }
 
+    /// With its uuid and nonce, as far as it has them.
+    fn named(&self, mut params: Value, nonce: Option<u64>) -> Value {
+        if let Some(uuid) = &self.uuid {
+            params["replacementUuid"] = uuid.as_str().into();
+        }
+        if let Some(nonce) = nonce {
+            params["replacementNonce"] = nonce.into();
+        }
+        params
+    }
+
     /// That sends it with this transaction.
     fn request(&self, raw: &Bytes, nonce: Option<u64>, signer: &Account) -> Vec<u8> {
         let block = self.block.map(|block| format!("{block:#x}"));
@@ -115,13 +127,7 @@ impl Wish {
         if let Some(block) = block {
             bundle["blockNumber"] = block.into();
         }
-        if let Some(uuid) = &self.uuid {
-            bundle["replacementUuid"] = uuid.as_str().into();
-        }
-        if let Some(nonce) = nonce {
-            bundle["replacementNonce"] = nonce.into();
-        }
-        call("eth_sendBundle", &json!([bundle]), Some(signer))
+        call("eth_sendBundle", &json!([self.named(bundle, nonce)]), Some(signer))
     }
 }
 
@@ -136,6 +142,13 @@ pub(crate) struct Log {
     pub(crate) refused: [u64; 2],
     /// Of the monitor's requests.
     pub(crate) health: Histogram<u64>,
+}
+
+impl Log {
+    /// Messages that were answered with success, late ones aside.
+    pub(crate) fn accepted(&self) -> u64 {
+        ["new", "replaced", "cancelled"].iter().filter_map(|kind| self.counts.get(*kind)).sum()
+    }
 }
 
 /// What all searchers share.
@@ -197,7 +210,7 @@ impl Searchers {
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, Log> {
-        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.log)
     }
 
     async fn act(self: Arc<Self>, searcher: u64, mut rng: ChaCha8Rng, between_s: f64) {
@@ -294,10 +307,7 @@ impl Searchers {
             let request = if wish.is_private {
                 call("eth_cancelPrivateTransaction", &json!([{ "txHash": wish.tx }]), Some(signer))
             } else {
-                let mut cancel = json!({ "replacementUuid": wish.uuid });
-                if let Some(nonce) = nonce {
-                    cancel["replacementNonce"] = nonce.into();
-                }
+                let cancel = wish.named(json!({}), nonce);
                 call("eth_cancelBundle", &json!([cancel]), Some(signer))
             };
             return Some((at, "cancelled", request));

@@ -37,7 +37,7 @@ const BREATH: Duration = Duration::from_secs(13);
 const ELECTED: Duration = Duration::from_secs(15);
 
 /// A process with a pool, and a builder that reads it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct MemberPlan {
     /// The nodes that it reads by IPC.
     pub(crate) nodes: Vec<usize>,
@@ -50,9 +50,10 @@ pub(crate) struct MemberPlan {
 }
 
 /// How the machines are set up.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Setup {
     /// Pools so small that attackers fill them within a run.
+    #[default]
     Small,
     /// The defaults.
     Default,
@@ -128,8 +129,6 @@ pub(crate) enum Part {
 impl What {
     /// What it touches, and until how long after its begin that part may be late: the written bounds.
     pub(crate) fn touches(&self, tps: u32) -> Option<(Part, Duration)> {
-        let of_count =
-            |count: u32| Duration::from_secs_f64(f64::from(count) / f64::from(tps.max(1)));
         Some(match *self {
             Self::Node(node, fault) => (
                 Part::Node(node),
@@ -142,7 +141,9 @@ impl What {
                         bad: BadAnswer::OutOfOrder | BadAnswer::ByteByByte, ..
                     } => Duration::from_secs(2),
                     // The next comparison finds what the node did not tell, or told wrongly.
-                    Fault::DropNotifications { count } => of_count(count) + AUDITED,
+                    Fault::DropNotifications { count } => {
+                        Duration::from_secs_f64(f64::from(count) / f64::from(tps)) + AUDITED
+                    }
                     Fault::Answers { .. } => ANSWERED,
                     Fault::DropObjects { .. } | Fault::Duplicate { .. } => return None,
                     _ => DIALLED,
@@ -150,8 +151,6 @@ impl What {
             ),
             Self::RestartNode { node, down, .. } => (Part::Node(node), down + DIALLED),
             Self::Import { node, .. } => (Part::Node(node), IMPORT + DEAD),
-            Self::Lag { .. } | Self::ResetNet { .. } | Self::HalfClose { .. } => return None,
-            Self::StallNet { .. } => return None,
             Self::Reorg { .. } => (Part::All, Duration::from_secs(5)),
             Self::FlipBack { .. } => (Part::All, SLOT + Duration::from_secs(5)),
             Self::Burst { count } => (Part::All, Duration::from_millis(2_000 + count as u64)),
@@ -165,7 +164,8 @@ impl What {
             Self::Attack { attack: Attack::Crowd, member, time, .. } => {
                 (Part::Member(member), time + Duration::from_secs(2))
             }
-            Self::Attack { .. } => return None,
+            Self::Attack { .. } | Self::Lag { .. } => return None,
+            Self::ResetNet { .. } | Self::HalfClose { .. } | Self::StallNet { .. } => return None,
             Self::Real(node, fault) => (
                 Part::Real(node),
                 match fault {
@@ -255,8 +255,7 @@ impl World {
             .map(|number| MemberPlan {
                 nodes: vec![number % nodes],
                 has_rpc: true,
-                reads_fleet: false,
-                is_slow: false,
+                ..MemberPlan::default()
             })
             .collect();
         if nodes > 1 && !has_fleet {

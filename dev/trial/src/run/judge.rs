@@ -22,11 +22,9 @@ impl Run<'_> {
         let held: Vec<_> = (0..self.world.nodes).map(|node| self.network.held(node)).collect();
         let now = now_ns();
         for node in (0..self.world.nodes).filter(|node| self.network.owes_bad_answers(*node)) {
-            let until = now + ANSWERED.as_nanos() as u64;
             let from = now - SLOT.as_nanos() as u64;
-            self.troubles.push(Trouble { part: Part::Node(node), from, until });
+            Trouble::new(Part::Node(node), from, SLOT + ANSWERED).add_to(&mut self.troubles);
         }
-        self.troubles.sort_by_key(|trouble| trouble.from);
         for member in self.seats.iter_mut().filter_map(Seat::running) {
             member.ask()?;
         }
@@ -52,7 +50,8 @@ impl Run<'_> {
         let live: Vec<_> = self.seats.iter().map(|seat| seat.mirror.len()).collect();
         let beside = |seat: &Seat| seat.mirror.uses.last().map_or(0, |(_, uses)| uses[0] >> 20);
         let beside: Vec<_> = self.seats.iter().map(beside).collect();
-        let (orders_in, accepted) = (self.network.ledger().txs.len(), self.accepted());
+        let (orders_in, accepted) =
+            (self.network.ledger().txs.len(), self.searchers.log().accepted());
         self.outcomes.heads.push(Head {
             at: self.begin.elapsed(),
             orders_in: orders_in + accepted as usize,
@@ -70,11 +69,6 @@ impl Run<'_> {
         ));
         self.forget();
         Ok(())
-    }
-
-    fn accepted(&self) -> u64 {
-        let log = self.searchers.log();
-        ["new", "replaced", "cancelled"].iter().filter_map(|kind| log.counts.get(*kind)).sum()
     }
 
     /// What a builder saw since the look before.

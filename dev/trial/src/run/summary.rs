@@ -1,6 +1,6 @@
 //! What a run came to.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
@@ -9,7 +9,6 @@ use super::{FILLED, Failure, REMEMBERED, Run};
 use crate::{
     attack,
     oracle::{self, Violation},
-    world::What,
 };
 
 impl Run<'_> {
@@ -30,7 +29,6 @@ impl Run<'_> {
         let now = now_ns();
         // One that is over touches nothing that is still judged: what is pending for longer was judged before.
         self.troubles.retain(|trouble| trouble.until + 300_000_000_000 > now);
-        self.troubles.sort_by_key(|trouble| trouble.from);
     }
 
     /// What memory, files and threads have become, where the run was long enough to tell.
@@ -43,11 +41,10 @@ impl Run<'_> {
             if let (Some([bytes, files, threads]), Some([bytes_now, files_now, threads_now])) =
                 (uses.first(), uses.last())
             {
-                let mb = |bytes: &usize| bytes >> 20;
                 println!(
                     "member {member}, after five minutes and at the end: {} and {} MiB beside its orders and the hashes that it remembers, {files} and {files_now} files, {threads} and {threads_now} threads",
-                    mb(bytes),
-                    mb(bytes_now)
+                    bytes >> 20,
+                    bytes_now >> 20
                 );
             }
             if let Some(wrong) = (uses.len() > 60).then(|| oracle::grown(&uses)).flatten() {
@@ -73,15 +70,12 @@ impl Run<'_> {
         figures.live = times;
         figures.memory = self.seats[0].mirror.memory;
         let answers_p99 = figures.answers.map(|times| times.p99);
-        let is_attack = |(_, what): &&(Duration, What)| what.is_attack();
-        let attacks = self.outcomes.struck.iter().filter(is_attack).count();
+        let attacks = self.outcomes.struck.iter().filter(|(_, what)| what.is_attack()).count();
         let builders = self.seats.len();
         let missed: u64 = self.seats.iter().map(|seat| seat.mirror.missed).sum();
-        let refused: BTreeMap<_, _> = log
-            .counts
-            .iter()
-            .filter(|(name, _)| name.starts_with("refused") || *name == "no answer")
-            .collect();
+        let is_refused = |name: &str| name.starts_with("refused") || name == "no answer";
+        let refused = log.counts.iter().filter(|(name, _)| is_refused(name));
+        let refused: BTreeMap<_, _> = refused.collect();
         // A run in which faults touched every way measured none.
         let measured = match times.count {
             0 => String::new(),
@@ -100,10 +94,7 @@ impl Run<'_> {
             self.world.seed,
             self.begin.elapsed().as_secs_f64() / 60.0,
             self.network.ledger().txs.len(),
-            ["new", "replaced", "cancelled"]
-                .iter()
-                .filter_map(|kind| log.counts.get(*kind))
-                .sum::<u64>(),
+            log.accepted(),
             self.world.nodes,
             if self.world.has_fleet { " of a fleet" } else { "" },
             self.head,
