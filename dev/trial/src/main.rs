@@ -106,8 +106,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let mut numbers = 0..;
-    world.timeline.retain(|_| numbers.next().is_some_and(|number| !args.without.contains(&number)));
+    let all = world.timeline;
+    let kept: Vec<_> = (0..all.len()).filter(|entry| !args.without.contains(entry)).collect();
+    world.timeline = kept.iter().map(|entry| all[*entry]).collect();
     let outcomes = run::run(&world, args.quiet)?;
     for violation in outcomes.violations.iter().take(5) {
         println!(
@@ -120,8 +121,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     }
     println!("{}", outcomes.summary);
     if let (true, Some(violation)) = (args.shrink, outcomes.violations.first()) {
-        let struck = (args.minutes, outcomes.struck.len());
-        shrink::shrink(&world, args.fleet, struck, &args.without, violation)?;
+        // What came after it is not its cause.
+        let struck = kept.into_iter().take(outcomes.struck.len()).collect();
+        shrink::shrink(world, &all, struck, violation.wrong)?;
     }
     Ok(if outcomes.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -4,7 +4,6 @@
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex},
     time::Instant,
 };
 
@@ -18,8 +17,6 @@ use tokio::{
     time::sleep_until,
 };
 
-use crate::lock;
-
 #[derive(Clone, Debug)]
 struct State {
     /// `None` while the server is down.
@@ -32,19 +29,14 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct Net {
     pub(crate) address: SocketAddr,
-    state: Arc<Mutex<State>>,
-    changed: watch::Sender<()>,
+    state: watch::Sender<State>,
 }
 
 impl Net {
     pub(crate) async fn open() -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let state = State { server: None, stalls_until: Instant::now(), resets: 0, half_closes: 0 };
-        let net = Self {
-            address: listener.local_addr()?,
-            state: Arc::new(Mutex::new(state)),
-            changed: watch::Sender::new(()),
-        };
+        let net = Self { address: listener.local_addr()?, state: watch::Sender::new(state) };
         let accepting = net.clone();
         tokio::spawn(async move {
             while let Ok((client, from)) = listener.accept().await {
@@ -56,36 +48,31 @@ impl Net {
         Ok(net)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut lock(&self.state));
-        self.changed.send_replace(());
-    }
-
     pub(crate) fn leads_to(&self, server: Option<SocketAddr>) {
-        self.change(|state| state.server = server);
+        self.state.send_modify(|state| state.server = server);
     }
 
     pub(crate) fn stall(&self, until: Instant) {
-        self.change(|state| state.stalls_until = until);
+        self.state.send_modify(|state| state.stalls_until = until);
     }
 
     pub(crate) fn reset(&self) {
-        self.change(|state| state.resets += 1);
+        self.state.send_modify(|state| state.resets += 1);
     }
 
     pub(crate) fn half_close(&self) {
-        self.change(|state| state.half_closes += 1);
+        self.state.send_modify(|state| state.half_closes += 1);
     }
 
     async fn pass(&self, client: TcpStream, from: SocketAddr) -> io::Result<()> {
-        let Some(server) = lock(&self.state).server else { return client.set_zero_linger() };
+        let State { server, resets, half_closes, .. } = self.state.borrow().clone();
+        let Some(server) = server else { return client.set_zero_linger() };
         let socket = TcpSocket::new_v4()?;
         socket.bind((from.ip(), 0).into())?;
         let server = socket.connect(server).await?;
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
-        let mut changed = self.changed.subscribe();
-        let State { resets, half_closes, .. } = lock(&self.state).clone();
+        let mut state = self.state.subscribe();
         let ((from_client, to_client), (from_server, to_server)) =
             (client.into_split(), server.into_split());
         let back = self.copy(from_server, to_client, None);
@@ -93,7 +80,7 @@ impl Net {
         // The order does not matter: each of them ends the connection.
         tokio::select! {
             _ = async { tokio::join!(back, forth) } => {}
-            _ = async { while lock(&self.state).resets == resets && changed.changed().await.is_ok() {} } => {}
+            _ = state.wait_for(|state| state.resets != resets) => {}
         }
         Ok(())
     }
@@ -106,14 +93,14 @@ impl Net {
         closes: Option<u64>,
     ) -> io::Result<()> {
         let mut buffer = vec![0; 64 << 10];
-        let mut changed = self.changed.subscribe();
-        let is_closed = || closes.is_some_and(|before| lock(&self.state).half_closes != before);
+        let mut state = self.state.subscribe();
+        let is_closed = |state: &State| closes.is_some_and(|before| state.half_closes != before);
         loop {
             let read = tokio::select! {
                 read = from.read(&mut buffer) => read?,
-                _ = async { while !is_closed() && changed.changed().await.is_ok() {} } => 0,
+                _ = state.wait_for(is_closed) => 0,
             };
-            let until = lock(&self.state).stalls_until;
+            let until = self.state.borrow().stalls_until;
             sleep_until(until.into()).await;
             if read == 0 {
                 return to.shutdown().await;

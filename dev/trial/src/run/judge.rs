@@ -250,20 +250,16 @@ impl Run<'_> {
     fn messages(&self, at: usize, wish: &Wish, started: u64) -> Vec<Message> {
         let plan = &self.world.members[at];
         let of = |sent: &Sent| {
-            if !plan.reads_fleet {
-                if sent.machine != at || !plan.has_rpc {
-                    return None;
-                }
-                // A restart loses everything.
-                if sent.answered < started || sent.answered == u64::MAX && sent.sent < started {
-                    return None;
-                }
-                let due = due(sent.answered.min(u64::MAX / 2), &[Part::Member(at)], &self.troubles);
-                return Some(Message { makes: sent.makes, outcome: sent.outcome, due });
+            // A restart loses everything that does not come from the fleet.
+            let is_gone =
+                sent.answered < started || sent.answered == u64::MAX && sent.sent < started;
+            if !plan.reads_fleet && (sent.machine != at || is_gone) {
+                return None;
             }
-            let way = [Part::Fleet, Part::Member(sent.machine), Part::Member(at)];
+            let ways = [Part::Fleet, Part::Member(sent.machine), Part::Member(at)];
+            let way = if plan.reads_fleet { &ways[..] } else { &ways[2..] };
             let answered = sent.answered.min(u64::MAX / 2);
-            let published = due(answered, &way[..2], &self.troubles);
+            let published = due(answered, &ways[..2], &self.troubles);
             // What a machine had accepted and not published when it was killed is lost.
             let kills = &self.seats[sent.machine].kills;
             let is_lost = kills.iter().any(|kill| (answered..published).contains(kill));
@@ -271,11 +267,8 @@ impl Run<'_> {
                 Outcome::Accepted if is_lost => Outcome::InDoubt,
                 outcome => outcome,
             };
-            Some(Message {
-                makes: sent.makes,
-                outcome,
-                due: due(answered.max(started), &way, &self.troubles),
-            })
+            let due = due(answered.max(started), way, &self.troubles);
+            Some(Message { makes: sent.makes, outcome, due })
         };
         let mut messages: Vec<Message> = Vec::new();
         for sent in &wish.messages {
