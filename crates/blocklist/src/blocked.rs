@@ -4,11 +4,10 @@ use thiserror::Error;
 
 /// A listed address, and the way a transaction reached it.
 ///
-/// A transaction can reach several listed addresses in several ways; one of them is named, the same
-/// one on every run. The pre-check names the first that it finds: it checks the sender, the
-/// recipient, the access list from its first entry to its last, and then for each authorization
-/// first its authority and then its delegation target. The check of the state names the numerically
-/// lowest address.
+/// Of several, one is named, the same one on every run. The pre-check names the first that it finds:
+/// it checks the sender, the recipient, the access list from its first entry to its last, and then
+/// for each authorization first its authority and then its delegation target. The check of the state
+/// names the numerically lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[error("blocklisted address {address}: {how}")]
 pub struct Blocked {

@@ -9,10 +9,10 @@ pub const DEFAULT_MIN_ADDRESSES: usize = 1;
 /// list that was not written for a day means that the job which writes it is broken.
 pub const DEFAULT_MAX_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A longer text is refused with [`Error::TooLarge`] before it is parsed. 16 MiB: about 370,000 addresses of 43 bytes a line. The worst case in memory while a reload runs
-/// is this text, two address sets of 20 bytes an entry at a load of 7/8 (the old and the new), and
-/// 28 bytes an entry for finding duplicates: under 70 MiB, of which under 50 MiB for milliseconds
-/// only.
+/// A longer text is refused with [`Error::TooLarge`] before it is parsed. 16 MiB: about 370,000
+/// addresses of 43 bytes a line. The worst case in memory while a reload runs is this text, two
+/// address sets of 20 bytes an entry at a load of 7/8 (the old and the new), and 28 bytes an entry
+/// for finding duplicates: under 70 MiB, of which under 50 MiB for milliseconds only.
 pub const MAX_BYTES: usize = 16 * 1024 * 1024;
 
 /// One byte above the limit detects a longer text, and bounds the memory for an endless one.

@@ -1,29 +1,14 @@
-//! What is checked, and why so.
+//! What is checked, and why so, as far as the crate's text and the items' do not say it.
 //!
-//! The check looks at the keys of the state that revm returns for one transaction: they are exactly the
-//! accounts read from the database. All keys count; a filter by *touched* would miss every read and
-//! everything in a reverted frame. The fee recipient is checked once per block and skipped per
-//! transaction, because it is always among the keys.
-//!
-//! - **Age is the file's modification time.** Reading a file again does not make it younger: if the job that
-//!   writes it has stopped, building must stop. The caller dates a list from elsewhere.
 //! - **`min_addresses`, not "allow empty".** An empty list is one case of a truncated list. A bound near the real
-//!   length catches both; 0 allows an empty list.
-//! - **An error of a reload leaves the list in force until its maximum age**, and no longer. A text with an
-//!   older date than the list in force is such an error: it may lack what was added since.
-//! - **Everything is decided on addresses.** `precheck_addresses` and `check_addresses` hold the rules and need
-//!   no EVM. The checks on revm's types (feature `revm`) pass them the addresses that a transaction names and the
-//!   keys of its state, so a host that executes elsewhere gets the same decisions.
+//!   length catches both.
+//! - **Everything is decided on addresses.** The checks on revm's types (feature `revm`) pass on the addresses that
+//!   a transaction names and the keys of its state, so a host that executes elsewhere gets the same decisions.
 //! - **`Submittable` is a value that only passing the policy returns.** Whether a finished block must still be
-//!   verified is a setting, so `finish` returns an enum; in the variant that needs verification, only
-//!   verification yields the block.
-//! - **A list from a URL is dated by the response**, less the `Age` that a cache names. An `ETag` is kept only if
-//!   its text became a list, together with that list's hash, so a 304 confirms no other list.
-//! - **`Leftover` is refused.** The accounts that `transact_one` leaves in the journal would be mixed with the
-//!   next transaction's keys. Clearing them silently would hide that an execution went unchecked.
-//! - **`Strict` has a small inspector of its own**, over the finished block only. The classic access-list
-//!   inspector leaves out precompiles, the sender and the recipient; a relay that uses geth's tracer also counts
-//!   opcodes that halted before they loaded the account. Ours notes every address that an opcode names.
+//!   verified is a setting, so `finish` returns an enum.
+//! - **`Leftover` is refused.** Clearing it silently would hide that an execution went unchecked.
+//! - **`Strict` has a small inspector of its own.** The classic access-list inspector leaves out precompiles, the
+//!   sender and the recipient, and what an opcode named that halted before it loaded the account.
 //! - **No dependency on alloy-evm.** Its trait can be wrapped in a newtype in a few lines, and a builder on plain
 //!   revm need not link it. `revm-inspectors` is only the benchmark's baseline.
 
@@ -35,9 +20,8 @@ use crate::{Blocked, Blocklist, Error, Finished, Policy, metrics::Metrics};
 
 /// The list as of the beginning of a block, with that block's fee recipient, which is not on it.
 ///
-/// One guard per block: a list that changes meanwhile applies from the next block on, so that one
-/// list applies to the whole block. Cheap to make and to clone; share it between the threads that
-/// build on the same parent.
+/// One guard per block: a list that changes meanwhile applies from the next block on. Cheap to make
+/// and to clone; share it between the threads that build on the same parent.
 ///
 /// With the feature `revm`, `execute` runs a transaction between its two checks. A host that
 /// executes by other means calls [`precheck_addresses`](Self::precheck_addresses) before and
@@ -49,16 +33,10 @@ use crate::{Blocked, Blocklist, Error, Finished, Policy, metrics::Metrics};
 /// ```
 /// use std::sync::Arc;
 ///
-/// use alloy_primitives::address;
+/// use alloy_primitives::Address;
 /// use blocklist::{BlockGuard, Blocked, Blocklist, BlocklistConfig, How};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let [alice, bob] = [
-///     address!("0x00000000000000000000000000000000000000a1"),
-///     address!("0x00000000000000000000000000000000000000b0"),
-/// ];
-/// let listed = address!("0x00000000000000000000000000000000000000bb");
-/// let fee_recipient = address!("0x00000000000000000000000000000000000000fe");
+/// let [alice, bob, listed, fee_recipient] = [0xa1, 0xb0, 0xbb, 0xfe].map(Address::with_last_byte);
 /// let list = Blocklist::from_addresses([listed], &BlocklistConfig::default())?;
 /// let guard = BlockGuard::new(Arc::new(list), fee_recipient)?;
 ///
@@ -67,8 +45,7 @@ use crate::{Blocked, Blocklist, Error, Finished, Policy, metrics::Metrics};
 /// // After it, and before the commit: the keys of its state, here of a call that reached the listed contract.
 /// let keys = [alice, bob, listed, fee_recipient];
 /// assert_eq!(guard.check_addresses(&keys), Err(Blocked { address: listed, how: How::TouchedByExecution }));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
 pub struct BlockGuard {

@@ -5,10 +5,9 @@ use crate::{Blocked, BlocklistConfig, Duplicates, Error, How};
 /// A set of addresses that no transaction of a block may reach. Two lists are equal if their
 /// addresses are.
 ///
-/// The two checks are pure functions of their arguments. Their order is:
-/// [`precheck_addresses`](Self::precheck_addresses), the execution,
-/// [`check_addresses`](Self::check_addresses), the commit. With the feature `revm`,
-/// `BlockGuard::execute` runs them in this order.
+/// The two checks are pure functions of their arguments: first
+/// [`precheck_addresses`](Self::precheck_addresses), then the execution, then
+/// [`check_addresses`](Self::check_addresses), and the commit.
 #[derive(Clone)]
 pub struct Blocklist {
     addresses: AddressSet,

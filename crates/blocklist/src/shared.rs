@@ -27,7 +27,6 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 /// use alloy_primitives::address;
 /// use blocklist::{BlocklistConfig, Error, SharedBlocklist};
 ///
-/// # fn main() -> Result<(), Error> {
 /// let (now, hour) = (SystemTime::now(), Duration::from_secs(3600));
 /// let config = BlocklistConfig { max_age: Some(hour), ..BlocklistConfig::default() };
 /// let text = b"0x00000000000000000000000000000000000000bb # one address a line";
@@ -43,8 +42,7 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 /// assert_eq!(shared.begin_block(fee_recipient, None, now)?.list().len(), 2);
 /// let refused = shared.begin_block(fee_recipient, None, now + 2 * hour);
 /// assert!(matches!(refused, Err(Error::Stale { .. })));
-/// # Ok(())
-/// # }
+/// # Ok::<(), Error>(())
 /// ```
 #[derive(Debug)]
 pub struct SharedBlocklist {
