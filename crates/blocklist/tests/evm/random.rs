@@ -11,7 +11,7 @@ use std::{
 };
 
 use blocklist::{AttemptInspector, ExecuteError, How};
-use rand::{Rng, SeedableRng, seq::IndexedRandom};
+use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use revm::{
     InspectEvm,
@@ -22,7 +22,7 @@ use revm::{
 
 use crate::support::{
     COINBASE, Over, evm_with, forks, guard_for, keys,
-    random::{self, Universe},
+    random::{self, Universe, pick},
 };
 
 const DEFAULT_TXS: u64 = 105_000;
@@ -53,14 +53,14 @@ fn named(tx: &TxEnv) -> BTreeSet<Address> {
 
 fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let spec = *forks.choose(&mut rng).expect("there are forks");
+    let spec = pick(&mut rng, forks);
     let universe = Universe::new(spec);
     let world = universe.world(&mut rng);
     let coinbase = if rng.random_bool(0.3) { universe.any(&mut rng) } else { COINBASE };
     let mut listed: Vec<Address> =
         (0..rng.random_range(0..4)).map(|_| universe.any(&mut rng)).collect();
     if rng.random_bool(0.2) {
-        listed.push(universe.sender(&mut rng).create(rng.random_range(0..3)));
+        listed.push(pick(&mut rng, &universe.senders).create(rng.random_range(0..3)));
     }
     listed.retain(|address| *address != coinbase);
     let guard = guard_for(&listed, coinbase);

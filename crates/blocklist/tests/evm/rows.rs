@@ -10,16 +10,12 @@ use revm::{
         TxEnv,
         transaction::{AccessList, AccessListItem},
     },
-    context_interface::{
-        either::Either,
-        transaction::{Authorization, RecoveredAuthority, RecoveredAuthorization},
-    },
     primitives::{Address, B256, Bytes, TxKind, U256, address, hardfork::SpecId, keccak256},
     state::EvmState,
 };
 
 use crate::support::{
-    BASE_FEE, COINBASE, OTHER, Over, ROUTER, SENDER, VICTIM, World,
+    self, BASE_FEE, COINBASE, OTHER, Over, ROUTER, SENDER, VICTIM, World,
     asm::{self, Asm},
     evm, evm_with, forks, guard, guard_for, keys, one_line, reader, tx, with_router,
 };
@@ -73,14 +69,8 @@ fn authorization(authority: Option<Address>, target: Address, nonce: u64) -> TxE
 }
 
 fn authorization_on(chain: u64, authority: Option<Address>, target: Address, nonce: u64) -> TxEnv {
-    let inner = Authorization { chain_id: U256::from(chain), address: target, nonce };
-    let authority = authority.map_or(RecoveredAuthority::Invalid, RecoveredAuthority::Valid);
-    let mut tx = tx(OTHER);
-    tx.tx_type = 4;
-    tx.gas_priority_fee = Some(1);
-    tx.authorization_list =
-        vec![Either::Right(RecoveredAuthorization::new_unchecked(inner, authority))];
-    tx
+    let authorization_list = vec![support::authorization(chain, authority, target, nonce)];
+    TxEnv { tx_type: 4, gas_priority_fee: Some(1), authorization_list, ..tx(OTHER) }
 }
 
 /// Since which fork, its name, the world, the transaction, and an address.
@@ -223,13 +213,12 @@ fn a_delegation_set_and_run_in_one_transaction_and_one_run_later_count() {
         let mut world = World::new();
         world.fund(AUTHORITY, U256::ONE);
         world.contract(VICTIM, Bytes::from_static(&[opcode::STOP]));
-        let mut both = authorization(Some(AUTHORITY), VICTIM, 0);
-        both.kind = TxKind::Call(AUTHORITY);
+        let set = authorization(Some(AUTHORITY), VICTIM, 0);
+        let both = TxEnv { kind: TxKind::Call(AUTHORITY), ..set.clone() };
         assert!(state_of("set and run", spec, &world, &both).contains_key(&VICTIM));
 
         // Set under a list that allowed it, run under one that does not.
         let mut evm = evm(world, spec);
-        let set = authorization(Some(AUTHORITY), VICTIM, 0);
         guard(&[]).execute(&mut evm, set).expect("nothing is listed").commit();
         let run = TxEnv { nonce: 1, ..tx(AUTHORITY) };
         let refused = guard(&[VICTIM]).execute(&mut evm, run).expect_err("runs it");

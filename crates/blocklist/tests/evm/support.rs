@@ -1,5 +1,5 @@
 //! A world in memory that records what is read from it, and EVMs over it.
-#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+#![allow(unreachable_pub, reason = "private to these tests")]
 
 pub mod asm;
 pub mod random;
@@ -11,7 +11,14 @@ use revm::{
     Context, Database, DatabaseCommit, ExecuteCommitEvm, ExecuteEvm, MainBuilder, MainContext,
     bytecode::{Bytecode, opcode},
     context::{BlockEnv, CfgEnv, TxEnv},
-    context_interface::{Transaction, transaction::AuthorizationTr},
+    context_interface::{
+        Transaction,
+        either::Either,
+        transaction::{
+            Authorization, AuthorizationTr, RecoveredAuthority, RecoveredAuthorization,
+            SignedAuthorization,
+        },
+    },
     database::{CacheDB, EmptyDB},
     database_interface::DBErrorMarker,
     handler::{MainnetContext, MainnetEvm},
@@ -165,6 +172,18 @@ impl<I> Over for TestEvm<I> {
 /// A legacy transaction of [`SENDER`], with a tip.
 pub fn tx(to: Address) -> TxEnv {
     TxEnv::builder().caller(SENDER).to(to).gas_limit(10_000_000).gas_price(20).build_fill()
+}
+
+/// By `authority`, or by nobody if its signature is invalid.
+pub fn authorization(
+    chain_id: u64,
+    authority: Option<Address>,
+    address: Address,
+    nonce: u64,
+) -> Either<SignedAuthorization, RecoveredAuthorization> {
+    let inner = Authorization { chain_id: U256::from(chain_id), address, nonce };
+    let authority = authority.map_or(RecoveredAuthority::Invalid, RecoveredAuthority::Valid);
+    Either::Right(RecoveredAuthorization::new_unchecked(inner, authority))
 }
 
 pub fn keys(state: &EvmState) -> BTreeSet<Address> {

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    path::Path,
+    path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
     time::{Duration, SystemTime},
 };
@@ -14,9 +14,11 @@ use blocklist::{
     Reloaded, SharedBlocklist,
 };
 use metrics_util::{
-    MetricKind,
+    CompositeKey,
     debugging::{DebugValue, DebuggingRecorder},
 };
+
+use tempfile::TempDir;
 
 use super::{HOUR, LISTED_IN_A, LISTED_IN_B, SECOND, UNLISTED, hourly, start};
 
@@ -43,8 +45,7 @@ fn a_list_is_used_up_to_its_maximum_age_and_not_longer() {
 #[test]
 fn a_failed_reload_keeps_the_list_and_its_date() {
     let shared = list_a();
-    let later = start() + HOUR / 2;
-    let too_old = start() - HOUR;
+    let (later, too_old) = (start() + HOUR / 2, start() - HOUR);
     let bad: [(&[u8], SystemTime); 7] = [
         (b"", later),
         (b"# cut off", later),
@@ -129,8 +130,7 @@ fn of_reloads_at_once_the_latest_date_is_in_force_in_the_end() {
     });
     assert_eq!(shared.as_of(), start() + 199 * SECOND);
     let latest = shared.current(now).expect("fresh");
-    let [last, before] = [200, 199].map(|n| latest.contains(&Address::with_last_byte(n)));
-    assert!(last && !before);
+    assert_eq!([200, 199].map(|n| latest.contains(&Address::with_last_byte(n))), [true, false]);
 }
 
 #[test]
@@ -139,16 +139,15 @@ fn a_list_that_is_stale_or_from_the_future_does_not_start() {
     assert!(matches!(new(start() - HOUR - SECOND), Err(Error::Stale { .. })));
     assert!(new(start() + CLOCK_TOLERANCE).is_ok());
     let ahead = CLOCK_TOLERANCE + SECOND;
-    assert!(
-        matches!(new(start() + ahead), Err(Error::FromTheFuture { ahead: by, .. }) if by == ahead)
-    );
+    let refused = new(start() + ahead);
+    assert!(matches!(refused, Err(Error::FromTheFuture { ahead: by, .. }) if by == ahead));
     // The clock jumped back under a running builder.
     let jumped = list_a().current(start() - CLOCK_TOLERANCE - SECOND);
     assert!(matches!(jumped, Err(Error::FromTheFuture { .. })));
     // A day is the default, and a list that is part of a release may be as old as it likes.
     let default = BlocklistConfig::default();
-    let aged =
-        |config| SharedBlocklist::new(A, start(), config, start() + DEFAULT_MAX_AGE + SECOND);
+    let day_later = start() + DEFAULT_MAX_AGE + SECOND;
+    let aged = |config| SharedBlocklist::new(A, start(), config, day_later);
     assert!(matches!(aged(default), Err(Error::Stale { .. })));
     let forever = BlocklistConfig { max_age: None, ..default };
     assert!(aged(forever).is_ok());
@@ -166,9 +165,7 @@ fn a_list_that_is_stale_or_from_the_future_does_not_start() {
 fn a_listed_fee_recipient_stops_the_block_also_after_a_reload() {
     let shared = list_a();
     let refused = shared.begin_block(LISTED_IN_A, None, start()).map(drop);
-    assert!(
-        matches!(refused, Err(Error::FeeRecipientListed { address }) if address == LISTED_IN_A)
-    );
+    assert!(matches!(refused, Err(Error::FeeRecipientListed { address: LISTED_IN_A })));
     shared.reload(B, start(), start()).expect("a good list");
     let guard = shared.begin_block(LISTED_IN_A, None, start()).expect("no longer listed");
     // A block is judged by one list, whatever is loaded meanwhile.
@@ -176,6 +173,14 @@ fn a_listed_fee_recipient_stops_the_block_also_after_a_reload() {
     assert!(!guard.list().contains(&LISTED_IN_A));
     assert_eq!((guard.fee_recipient(), guard.policy()), (LISTED_IN_A, Policy::PostState));
     assert!(shared.begin_block(LISTED_IN_A, None, start()).is_err());
+}
+
+/// A file with this text, of the start, in a directory that is deleted when dropped.
+fn file(text: &[u8]) -> (TempDir, PathBuf) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("blocklist");
+    write(&path, text, start());
+    (directory, path)
 }
 
 fn write(path: &Path, text: &[u8], modified: SystemTime) {
@@ -186,9 +191,7 @@ fn write(path: &Path, text: &[u8], modified: SystemTime) {
 
 #[test]
 fn a_file_is_as_old_as_its_last_change_however_often_it_is_read() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("blocklist.txt");
-    write(&path, A, start());
+    let (_directory, path) = file(A);
     let shared = SharedBlocklist::open(&path, hourly(), start()).expect("a good file");
     assert_eq!(shared.as_of(), start());
     let later = start() + HOUR;
@@ -202,10 +205,8 @@ fn a_file_is_as_old_as_its_last_change_however_often_it_is_read() {
 
 #[test]
 fn a_file_that_vanishes_or_turns_to_garbage_leaves_the_list_until_its_maximum_age() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("blocklist.json");
     let json = b"[\"0x00000000000000000000000000000000000000aa\"]";
-    write(&path, json, start());
+    let (_directory, path) = file(json);
     let shared = SharedBlocklist::open(&path, hourly(), start()).expect("a good file");
     let still_in_force = || {
         assert!(shared.current(start() + HOUR).expect("fresh").contains(&LISTED_IN_A));
@@ -227,11 +228,10 @@ fn a_file_that_vanishes_or_turns_to_garbage_leaves_the_list_until_its_maximum_ag
 
 #[test]
 fn a_file_that_is_missing_or_too_long_does_not_start() {
-    let directory = tempfile::tempdir().expect("a directory");
-    let path = directory.path().join("blocklist.txt");
-    let missing = SharedBlocklist::open(&path, hourly(), start()).map(drop);
-    assert!(matches!(missing, Err(Error::Read { path: named, .. }) if named == path));
-    write(&path, A, start());
+    let (_directory, path) = file(A);
+    let absent = path.with_extension("absent");
+    let missing = SharedBlocklist::open(&absent, hourly(), start()).map(drop);
+    assert!(matches!(missing, Err(Error::Read { path, .. }) if path == absent));
     let padded = |bytes: usize| [A, &vec![b' '; bytes - A.len()]].concat();
     write(&path, &padded(MAX_BYTES), start());
     assert!(SharedBlocklist::open(&path, hourly(), start()).is_ok());
@@ -248,9 +248,8 @@ fn a_file_whose_length_is_not_what_was_read_is_refused() {
     // The files of /proc say that they are empty, as a file does that is written meanwhile.
     let path = "/proc/self/status";
     let refused = SharedBlocklist::open(path, hourly(), start()).map(drop);
-    assert!(
-        matches!(refused, Err(Error::ChangedWhileRead { path: named }) if named == Path::new(path))
-    );
+    let Err(Error::ChangedWhileRead { path: named }) = refused else { panic!("{refused:?}") };
+    assert_eq!(named, Path::new(path));
 }
 
 #[test]
@@ -260,11 +259,8 @@ fn what_is_in_force_and_what_was_refused_is_in_the_metrics() {
     let hash = metrics::with_local_recorder(&recorder, || {
         let shared = list_a();
         // The results are tested above; here it is what they count.
-        let _ = shared.reload(
-            &[B, b"0x00000000000000000000000000000000000000cd\n", B].concat(),
-            start(),
-            start(),
-        );
+        let twice = [B, b"0x00000000000000000000000000000000000000cd\n", B].concat();
+        let _ = shared.reload(&twice, start(), start());
         let _ = shared.reload(b"", start(), start());
         let _ = shared.reload_file("/nonexistent/blocklist", start());
         let _ = shared.current(start() + 2 * HOUR);
@@ -277,21 +273,16 @@ fn what_is_in_force_and_what_was_refused_is_in_the_metrics() {
         assert!(guard.precheck_addresses(UNLISTED, recipient, [], []).is_err());
         list.hash()
     });
-    let values: BTreeMap<String, f64> = snapshotter
-        .snapshot()
-        .into_vec()
-        .into_iter()
-        .map(|(key, _, _, value)| {
-            assert!(matches!(key.kind(), MetricKind::Counter | MetricKind::Gauge));
-            let labels: Vec<&str> = key.key().labels().map(|label| label.value()).collect();
-            let value = match value {
-                DebugValue::Counter(n) => n as f64,
-                DebugValue::Gauge(n) => n.into_inner(),
-                DebugValue::Histogram(_) => panic!("there is none"),
-            };
-            (format!("{} {}", key.key().name(), labels.join(" ")).trim().to_string(), value)
-        })
-        .collect();
+    let value = |(key, _, _, value): (CompositeKey, _, _, DebugValue)| {
+        let labels = key.key().labels().map(|label| format!(" {}", label.value()));
+        let value = match value {
+            DebugValue::Counter(n) => n as f64,
+            DebugValue::Gauge(n) => n.into_inner(),
+            DebugValue::Histogram(_) => panic!("there is none"),
+        };
+        (format!("{}{}", key.key().name(), labels.collect::<String>()), value)
+    };
+    let values: BTreeMap<_, _> = snapshotter.snapshot().into_vec().into_iter().map(value).collect();
     let prefix = u64::from_str_radix(&format!("{hash:x}")[..12], 16).expect("hexadecimal");
     for (name, value) in [
         ("blocklist_addresses", 2.0),

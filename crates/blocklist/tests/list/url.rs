@@ -43,8 +43,11 @@ impl Server {
         Self { url: format!("http://127.0.0.1:{port}/lists/secret.json?key=secret"), requests }
     }
 
-    fn url(&self) -> ListUrl {
-        ListUrl::new(&self.url).expect("a server on this machine")
+    /// Its URL, and the list of its first response.
+    fn open(&self) -> (ListUrl, SharedBlocklist) {
+        let mut url = ListUrl::new(&self.url).expect("a server on this machine");
+        let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+        (url, shared)
     }
 
     /// The requests, once all were answered.
@@ -63,6 +66,14 @@ fn head(stream: &mut TcpStream) -> String {
     String::from_utf8(request).expect("text").to_ascii_lowercase()
 }
 
+fn ok(headers: &str, body: &str) -> String {
+    response("200 OK", headers, body)
+}
+
+fn not_modified() -> String {
+    response("304 Not Modified", "", "")
+}
+
 fn response(status: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     format!(
@@ -73,20 +84,17 @@ fn response(status: &str, headers: &str, body: &str) -> String {
 #[test]
 fn a_list_that_has_not_changed_is_confirmed_by_its_etag_and_not_sent_again() {
     let server = Server::new([
-        response("200 OK", "etag: \"v1\"\r\n", A),
-        response("304 Not Modified", "", ""),
-        response("200 OK", "etag: \"v2\"\r\n", B),
-        response("304 Not Modified", "", ""),
+        ok("etag: \"v1\"\r\n", A),
+        not_modified(),
+        ok("etag: \"v2\"\r\n", B),
+        not_modified(),
     ]);
-    let mut url = server.url();
-    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    let (mut url, shared) = server.open();
     assert!(shared.current(start()).expect("fresh").contains(&LISTED_IN_A));
     let later = start() + HOUR;
     let hash = shared.current(start()).expect("fresh").hash();
-    assert_eq!(
-        shared.reload_url(&mut url, later).expect("confirmed"),
-        Reloaded::Unchanged { hash }
-    );
+    let confirmed = shared.reload_url(&mut url, later).expect("confirmed");
+    assert_eq!(confirmed, Reloaded::Unchanged { hash });
     assert_eq!(shared.as_of(), later);
     assert!(shared.current(later + HOUR).is_ok(), "as new as its confirmation");
     let changed = shared.reload_url(&mut url, later).expect("a good list");
@@ -106,13 +114,12 @@ fn a_list_that_has_not_changed_is_confirmed_by_its_etag_and_not_sent_again() {
 #[test]
 fn a_list_that_is_not_in_force_cannot_be_confirmed() {
     let server = Server::new([
-        response("200 OK", "etag: \"v1\"\r\n", A),
-        response("304 Not Modified", "", ""),
-        response("200 OK", "etag: \"v1\"\r\n", A),
-        response("304 Not Modified", "", ""),
+        ok("etag: \"v1\"\r\n", A),
+        not_modified(),
+        ok("etag: \"v1\"\r\n", A),
+        not_modified(),
     ]);
-    let mut url = server.url();
-    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    let (mut url, shared) = server.open();
     shared.reload(B.as_bytes(), start(), start()).expect("a good list, from elsewhere");
     let reloaded = shared.reload_url(&mut url, start()).expect("sent whole");
     assert!(matches!(reloaded, Reloaded::Changed { .. }));
@@ -131,24 +138,18 @@ fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
         response("500 Internal Server Error", "", A),
         response("206 Partial Content", "", A),
         response("301 Moved Permanently", "location: http://127.0.0.1:1/\r\n", A),
-        response("200 OK", "etag: \"html\"\r\n", "<html>502 Bad Gateway</html>"),
-        response("200 OK", "", ""),
-        response("200 OK", "", &long),
+        ok("etag: \"html\"\r\n", "<html>502 Bad Gateway</html>"),
+        ok("", ""),
+        ok("", &long),
         // Cut: fewer bytes than announced.
-        response("200 OK", "", A).replace(&format!("length: {}", A.len()), "length: 999"),
+        ok("", A).replace(&format!("length: {}", A.len()), "length: 999"),
         "HTTP/1.1 200".to_owned(),
         "SSH-2.0-OpenSSH\r\n".to_owned(),
     ];
     let count = bad.len();
-    let server = Server::new(
-        [response("200 OK", "etag: \"v1\"\r\n", A)].into_iter().chain(bad).chain([response(
-            "304 Not Modified",
-            "",
-            "",
-        )]),
-    );
-    let mut url = server.url();
-    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    let good = [ok("etag: \"v1\"\r\n", A)].into_iter();
+    let server = Server::new(good.chain(bad).chain([not_modified()]));
+    let (mut url, shared) = server.open();
     let later = start() + HOUR;
     for n in 0..count {
         let refused = shared.reload_url(&mut url, later).expect_err("no list");
@@ -176,9 +177,8 @@ fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
 
 #[test]
 fn a_server_that_stands_still_is_given_up_after_the_time_out() {
-    let server = Server::new([response("200 OK", "", A), String::new()]);
-    let mut url = server.url();
-    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    let server = Server::new([ok("", A), String::new()]);
+    let (url, shared) = server.open();
     let mut url = url.with_timeout(Duration::from_millis(50));
     let refused = shared.reload_url(&mut url, start());
     assert!(matches!(refused, Err(Error::Request { .. })), "{refused:?}");
@@ -187,13 +187,9 @@ fn a_server_that_stands_still_is_given_up_after_the_time_out() {
 
 #[test]
 fn a_response_from_a_cache_is_as_old_as_the_cache_says() {
-    let server = Server::new([
-        response("200 OK", "age: 600\r\n", A),
-        response("200 OK", "age: 700\r\n", B),
-        response("200 OK", "age: 3601\r\n", A),
-    ]);
-    let mut url = server.url();
-    let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
+    let server =
+        Server::new([ok("age: 600\r\n", A), ok("age: 700\r\n", B), ok("age: 3601\r\n", A)]);
+    let (mut url, shared) = server.open();
     assert_eq!(shared.as_of(), start() - 600 * SECOND);
     // Another cache of the same server, which lags behind.
     let refused = shared.reload_url(&mut url, start());
@@ -241,7 +237,7 @@ fn a_list_of_this_machine_does_not_come_through_the_proxy_of_the_environment() {
         SharedBlocklist::open_url(&mut url, hourly(), start()).expect("from the server itself");
         return;
     }
-    let server = Server::new([response("200 OK", "", A)]);
+    let server = Server::new([ok("", A)]);
     // In a process of its own, with an environment of its own. Nothing listens at the proxy's port.
     let run = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", NAME])

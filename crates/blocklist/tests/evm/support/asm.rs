@@ -9,6 +9,11 @@ use revm::{
 pub const CALLS: [u8; 4] =
     [opcode::CALL, opcode::CALLCODE, opcode::DELEGATECALL, opcode::STATICCALL];
 
+/// Whether such a call sends ether.
+pub const fn takes_value(call: u8) -> bool {
+    matches!(call, opcode::CALL | opcode::CALLCODE)
+}
+
 #[derive(Debug, Clone, Default)]
 pub struct Asm(Vec<u8>);
 
@@ -19,11 +24,6 @@ impl Asm {
 
     pub fn op(mut self, op: u8) -> Self {
         self.0.push(op);
-        self
-    }
-
-    pub fn ops(mut self, ops: &[u8]) -> Self {
-        self.0.extend_from_slice(ops);
         self
     }
 
@@ -49,10 +49,7 @@ impl Asm {
     /// One of [`CALLS`] with all remaining gas, no input and no output; the result is popped.
     pub fn call(self, kind: u8, to: Address, value: u64) -> Self {
         let asm = self.push(0).push(0).push(0).push(0);
-        let asm = match kind {
-            opcode::CALL | opcode::CALLCODE => asm.push(value),
-            _ => asm,
-        };
+        let asm = if takes_value(kind) { asm.push(value) } else { asm };
         asm.address(to).op(opcode::GAS).op(kind).op(opcode::POP)
     }
 
@@ -61,10 +58,8 @@ impl Asm {
         for (index, chunk) in bytes.chunks(32).enumerate() {
             let mut word = [0; 32];
             word[..chunk.len()].copy_from_slice(chunk);
-            self = self
-                .push_word(U256::from_be_bytes(word))
-                .push(index as u64 * 32)
-                .op(opcode::MSTORE);
+            let at = index as u64 * 32;
+            self = self.push_word(U256::from_be_bytes(word)).push(at).op(opcode::MSTORE);
         }
         self
     }

@@ -11,13 +11,21 @@ use revm::{
     },
     context_interface::{
         either::Either,
-        transaction::{Authorization, RecoveredAuthority, RecoveredAuthorization},
+        transaction::{RecoveredAuthorization, SignedAuthorization},
     },
     primitives::{Address, B256, Bytes, TxKind, U256, hardfork::SpecId},
     state::AccountInfo,
 };
 
-use super::{World, asm::Asm};
+use super::{
+    World,
+    asm::{Asm, CALLS, takes_value},
+};
+
+/// One of those that there are.
+pub fn pick<T: Copy>(rng: &mut ChaCha8Rng, from: &[T]) -> T {
+    *from.choose(rng).expect("not empty")
+}
 
 /// The addresses of a world, by what stands there.
 #[derive(Debug, Clone)]
@@ -26,7 +34,6 @@ pub struct Universe {
     pub contracts: Vec<Address>,
     pub funded: Vec<Address>,
     pub empty: Vec<Address>,
-    pub missing: Vec<Address>,
     pub delegated: Vec<Address>,
     pub precompiles: Vec<Address>,
     all: Vec<Address>,
@@ -44,42 +51,19 @@ impl Universe {
         let precompiles = [1_u64, 2, 4, 6, 9, 10, 11, 256]
             .map(|n| Address::from_word(B256::from(U256::from(n))))
             .to_vec();
-        let delegated =
-            if spec.is_enabled_in(SpecId::PRAGUE) { named(0xd0, 3) } else { Vec::new() };
-        let mut universe = Self {
-            senders: named(0x5e, 3),
-            contracts: named(0xc0, 8),
-            funded: named(0xa0, 2),
-            empty: named(0xe0, 1),
-            missing: named(0x90, 4),
-            delegated,
-            precompiles,
-            all: Vec::new(),
-            transient_storage: spec.is_enabled_in(SpecId::CANCUN),
-        };
-        universe.all = [
-            &universe.senders,
-            &universe.contracts,
-            &universe.contracts,
-            &universe.funded,
-            &universe.empty,
-            &universe.missing,
-            &universe.delegated,
-            &universe.precompiles,
-        ]
-        .into_iter()
-        .flatten()
-        .copied()
-        .collect();
-        universe
+        let is_prague = spec.is_enabled_in(SpecId::PRAGUE);
+        let delegated = if is_prague { named(0xd0, 3) } else { Vec::new() };
+        let (senders, contracts, missing) = (named(0x5e, 3), named(0xc0, 8), named(0x90, 4));
+        let (funded, empty) = (named(0xa0, 2), named(0xe0, 1));
+        let accounts = [&senders, &funded, &empty, &missing, &delegated, &precompiles];
+        // What has code is drawn more often.
+        let all = accounts.into_iter().chain([&contracts; 2]).flatten().copied().collect();
+        let transient_storage = spec.is_enabled_in(SpecId::CANCUN);
+        Self { senders, contracts, funded, empty, delegated, precompiles, all, transient_storage }
     }
 
     pub fn any(&self, rng: &mut ChaCha8Rng) -> Address {
-        *self.all.choose(rng).expect("not empty")
-    }
-
-    pub fn sender(&self, rng: &mut ChaCha8Rng) -> Address {
-        *self.senders.choose(rng).expect("not empty")
+        pick(rng, &self.all)
     }
 
     pub fn world(&self, rng: &mut ChaCha8Rng) -> World {
@@ -94,10 +78,8 @@ impl Universe {
             world.contract(*address, self.program(rng, 2));
             for slot in 0..2 {
                 let value = U256::from(rng.random_range(0..3_u64));
-                world
-                    .inner
-                    .insert_account_storage(*address, U256::from(slot), value)
-                    .expect("in memory");
+                let stored = world.inner.insert_account_storage(*address, U256::from(slot), value);
+                stored.expect("in memory");
             }
         }
         for address in &self.delegated {
@@ -140,9 +122,8 @@ impl Universe {
     fn step(&self, rng: &mut ChaCha8Rng, asm: Asm, creations: u8) -> Asm {
         match rng.random_range(0..20) {
             0..=4 => {
-                let read = *[opcode::BALANCE, opcode::EXTCODESIZE, opcode::EXTCODEHASH]
-                    .choose(rng)
-                    .expect("not empty");
+                let reads = [opcode::BALANCE, opcode::EXTCODESIZE, opcode::EXTCODEHASH];
+                let read = pick(rng, &reads);
                 self.push_address(rng, asm).op(read).op(opcode::POP)
             }
             5 => {
@@ -150,15 +131,12 @@ impl Universe {
                 self.push_address(rng, asm).op(opcode::EXTCODECOPY)
             }
             6..=11 => {
-                let kind = *super::asm::CALLS.choose(rng).expect("not empty");
-                let asm = asm.push(0).push(0).push(rng.random_range(0..70)).push(0);
-                let asm = match kind {
+                let kind = pick(rng, &CALLS);
+                let mut asm = asm.push(0).push(0).push(rng.random_range(0..70)).push(0);
+                if takes_value(kind) {
                     // More than it has, now and then.
-                    opcode::CALL | opcode::CALLCODE => {
-                        asm.push(*[0, 0, 0, 1, 5, 1 << 40].choose(rng).expect("not empty"))
-                    }
-                    _ => asm,
-                };
+                    asm = asm.push(pick(rng, &[0, 0, 0, 1, 5, 1 << 40]));
+                }
                 let asm = self.push_address(rng, asm);
                 let asm = match rng.random_range(0..4) {
                     0 => asm.push(rng.random_range(0..5_000)),
@@ -170,7 +148,7 @@ impl Universe {
             13 => asm.push(rng.random_range(0..3)).push(rng.random_range(0..3)).op(opcode::SSTORE),
             14 | 15 if creations > 0 => {
                 let init = self.program(rng, creations - 1);
-                let value = *[0, 0, 1, 1 << 40].choose(rng).expect("not empty");
+                let value = pick(rng, &[0, 0, 1, 1 << 40]);
                 let create = if rng.random_bool(0.5) { Asm::create } else { Asm::create2 };
                 let asm = create(asm, &init, value);
                 // What was created is used, or called.
@@ -208,12 +186,12 @@ pub fn transaction(
     spec: SpecId,
     world: &mut World,
 ) -> TxEnv {
-    let caller = universe.sender(rng);
+    let caller = pick(rng, &universe.senders);
     let nonce = world.basic(caller).expect("in memory").map_or(0, |info| info.nonce);
     let kind = if rng.random_bool(0.12) {
         TxKind::Create
     } else if rng.random_bool(0.7) {
-        TxKind::Call(*universe.contracts.choose(rng).expect("not empty"))
+        TxKind::Call(pick(rng, &universe.contracts))
     } else {
         TxKind::Call(universe.any(rng))
     };
@@ -231,8 +209,8 @@ pub fn transaction(
         .kind(kind)
         .nonce(nonce + u64::from(rng.random_bool(0.02)))
         .gas_limit(gas_limit)
-        .gas_price(*[u128::from(super::BASE_FEE), 9, 100].choose(rng).expect("not empty"))
-        .value(U256::from(*[0_u64, 0, 1, 1000].choose(rng).expect("not empty")))
+        .gas_price(pick(rng, &[u128::from(super::BASE_FEE), 9, 100]))
+        .value(U256::from(pick(rng, &[0_u64, 0, 1, 1000])))
         .data(data)
         .build_fill();
 
@@ -249,9 +227,7 @@ pub fn transaction(
     if tx.tx_type >= 1 {
         let items = (0..rng.random_range(0..3)).map(|_| AccessListItem {
             address: universe.any(rng),
-            storage_keys: (0..rng.random_range(0..3_u64))
-                .map(|n| B256::from(U256::from(n)))
-                .collect(),
+            storage_keys: (0..rng.random_range(0..3_u8)).map(B256::with_last_byte).collect(),
         });
         tx.access_list = AccessList(items.collect());
     }
@@ -265,9 +241,8 @@ pub fn transaction(
     }
     if tx.tx_type == 4 {
         let authorizations = rng.random_range(1..4);
-        tx.authorization_list = (0..authorizations)
-            .map(|_| Either::Right(authorization(rng, universe, world)))
-            .collect();
+        let signed = (0..authorizations).map(|_| authorization(rng, universe, world));
+        tx.authorization_list = signed.collect();
     }
     tx
 }
@@ -276,16 +251,12 @@ fn authorization(
     rng: &mut ChaCha8Rng,
     universe: &Universe,
     world: &mut World,
-) -> RecoveredAuthorization {
+) -> Either<SignedAuthorization, RecoveredAuthorization> {
     let authority = universe.any(rng);
     let nonce = world.basic(authority).expect("in memory").map_or(0, |info| info.nonce);
-    let inner = Authorization {
-        chain_id: U256::from(*[0_u64, 1, 1, 1, 5].choose(rng).expect("not empty")),
-        address: if rng.random_bool(0.1) { Address::ZERO } else { universe.any(rng) },
-        nonce: if rng.random_bool(0.15) { u64::MAX - 1 } else { nonce },
-    };
-    let is_valid = !rng.random_bool(0.1);
-    let authority = is_valid.then_some(authority);
-    let authority = authority.map_or(RecoveredAuthority::Invalid, RecoveredAuthority::Valid);
-    RecoveredAuthorization::new_unchecked(inner, authority)
+    let chain_id = pick(rng, &[0, 1, 1, 1, 5]);
+    let target = if rng.random_bool(0.1) { Address::ZERO } else { universe.any(rng) };
+    let nonce = if rng.random_bool(0.15) { u64::MAX - 1 } else { nonce };
+    let authority = (!rng.random_bool(0.1)).then_some(authority);
+    super::authorization(chain_id, authority, target, nonce)
 }
