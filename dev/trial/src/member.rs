@@ -392,11 +392,8 @@ impl Mirror {
                     }
                 }
                 Seen::Removed(_) => {
-                    let count = self.live.get_mut(hash);
-                    if count.map(|count| *count = count.saturating_sub(1)).is_some()
-                        && !self.has(hash)
-                    {
-                        self.live.remove(hash);
+                    if let Some(count) = self.live.get_mut(hash) {
+                        *count = count.saturating_sub(1);
                     }
                 }
                 Seen::Head(number) => {
@@ -413,6 +410,7 @@ impl Mirror {
                 self.lives.entry(*hash).or_default().push((*at, seen.clone()));
             }
         }
+        self.live.retain(|_, count| *count > 0);
         let [idle, peak] = self.memory;
         self.memory = match self.uses.is_empty() {
             true => [report.resident_bytes; 2],

@@ -278,11 +278,8 @@ mod tests {
             (&[cancelled, message(Some(B), Refused, 0)], 30, Open, &[B], Some(Wrong::Cancelled)),
         ];
         for (messages, now, time, there, wrong) in cases {
-            assert_eq!(
-                order(messages, now, time, there),
-                wrong,
-                "{messages:?} {now} {time:?} {there:?}"
-            );
+            let found = order(messages, now, time, there);
+            assert_eq!(found, wrong, "{messages:?} {now} {time:?} {there:?}");
         }
         let uses = |late| [vec![[100 << 20, 9, 9]; 20], vec![late; 10]].concat();
         assert_eq!(grown(&uses([110 << 20, 11, 9])), None);

@@ -259,9 +259,8 @@ impl RealNodes {
         let of = |seat: &Seat| {
             let (name, checks, taken) = (seat.name, seat.checks, seat.load.accepted().len());
             if must_run && checks == 0 {
-                return Err(
-                    format!("{name} took {taken} transactions, and nothing was checked").into()
-                );
+                let text = format!("{name} took {taken} transactions, and nothing was checked");
+                return Err(text.into());
             }
             let refused = seat.load.refused.load(Relaxed);
             Ok(format!("; {name} took {taken} transactions and refused {refused}, {checks} checks"))

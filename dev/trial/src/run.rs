@@ -6,6 +6,7 @@ mod summary;
 use std::{
     collections::{HashMap, HashSet},
     error::Error,
+    io,
     net::SocketAddr,
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -86,6 +87,7 @@ pub(crate) struct Figures {
     pub(crate) memory: [usize; 2],
 }
 
+#[derive(Default)]
 struct Seat {
     config: Config,
     /// `None` while it is down.
@@ -103,6 +105,14 @@ struct Seat {
 }
 
 impl Seat {
+    fn start(&mut self) -> io::Result<()> {
+        let (member, address) = Member::start(&self.config)?;
+        (self.member, self.address) = (Some(member), address);
+        (self.started, self.mirror) = (now_ns(), Mirror::default());
+        self.lead_to(address);
+        Ok(())
+    }
+
     /// Its process, if that is neither down nor stopped.
     fn running(&mut self) -> Option<&mut Member> {
         self.member.as_mut().filter(|_| !self.is_stopped)
@@ -129,7 +139,7 @@ struct Run<'a> {
     later: Vec<(Instant, After)>,
     /// One that has signed what it will send, if it is there from the beginning.
     ready: Option<Process>,
-    attacks: Vec<JoinHandle<std::io::Result<attack::Tally>>>,
+    attacks: Vec<JoinHandle<io::Result<attack::Tally>>>,
     head: u64,
     /// So many blocks are left before the next one, and come back.
     flip: usize,
@@ -165,17 +175,14 @@ pub(crate) fn run(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
 
 async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
     let dir = tempfile::tempdir()?;
-    let cluster = if world.has_fleet {
-        let cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default())
-            .map_err(|error| format!("this world has a fleet: {error}"))?;
-        for flow in [Flow::Public, Flow::Private] {
-            let stream = StreamConfig { replicas: 3, ..StreamConfig::new(flow, DEV_CHAIN_ID) };
-            ensure_stream(&ServerConfig::cluster(cluster.urls()), &stream).await?;
-        }
-        Some(cluster)
-    } else {
-        None
-    };
+    let cluster = || NatsCluster::start(dir.path(), 3, &NatsConfig::default());
+    let cluster = world.has_fleet.then(cluster).transpose();
+    let cluster = cluster.map_err(|error| format!("this world has a fleet: {error}"))?;
+    let servers = cluster.as_ref().map_or_else(Vec::new, NatsCluster::urls);
+    for flow in [Flow::Public, Flow::Private].into_iter().filter(|_| world.has_fleet) {
+        let stream = StreamConfig { replicas: 3, ..StreamConfig::new(flow, DEV_CHAIN_ID) };
+        ensure_stream(&ServerConfig::cluster(&servers), &stream).await?;
+    }
     let real = world.has_real.then(|| RealNodes::start(dir.path(), world.seed)).transpose()?;
     let network = Network::start(dir.path(), world)?;
     // Alone, it strikes at full strength from its first moment, and signs before anybody is measured.
@@ -185,7 +192,6 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         }
         _ => None,
     };
-    let servers = cluster.as_ref().map_or_else(Vec::new, NatsCluster::urls);
     let mut seats = Vec::new();
     for (number, plan) in world.members.iter().enumerate() {
         let path = |node: &usize| -> PathBuf { dir.path().join(format!("node-{node}.ipc")) };
@@ -200,20 +206,9 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
             has_heads: number == 0,
             setup: world.setup,
         };
-        let (member, address) = Member::start(&config)?;
         let net = if plan.has_rpc { Some(Net::open().await?) } else { None };
-        let seat = Seat {
-            config,
-            member: Some(member),
-            is_stopped: false,
-            started: now_ns(),
-            kills: Vec::new(),
-            net,
-            address,
-            mirror: Mirror::default(),
-            last_public: 0,
-        };
-        seat.lead_to(address);
+        let mut seat = Seat { config, net, ..Seat::default() };
+        seat.start()?;
         seats.push(seat);
     }
     let machines = seats.iter().enumerate();
@@ -463,10 +458,7 @@ impl Run<'_> {
             }
             After::StartMember(at) => {
                 let seat = &mut self.seats[at];
-                let (member, address) = Member::start(&seat.config)?;
-                (seat.member, seat.address) = (Some(member), address);
-                (seat.started, seat.mirror) = (now_ns(), Mirror::default());
-                seat.lead_to(address);
+                seat.start()?;
                 starts(at, seat.started).add_to(&mut self.troubles);
             }
             After::Continue(at) => {
@@ -486,7 +478,7 @@ impl Run<'_> {
 }
 
 /// A process that has signed what it will send.
-fn attacker(attack: Attack, most_requests: u64, head: u64) -> std::io::Result<Process> {
+fn attacker(attack: Attack, most_requests: u64, head: u64) -> io::Result<Process> {
     let mut attacker = Process::spawn(attack::ROLE)?;
     let prepare = attack::Request::Prepare { attack, most_requests, head };
     attacker.request::<attack::Tally>(&prepare)?;

@@ -232,12 +232,12 @@ impl Case {
                 goals.push(("p99", answer_ms, 50.0, "ms"));
             }
         }
+        let name = self.name();
         let missed = goals.into_iter().filter(|(_, value, limit, _)| value > limit);
-        missed
-            .map(|(what, value, limit, unit)| {
-                format!("{}: {what} {value:.1} {unit}, goal {limit} {unit}", self.name())
-            })
-            .collect()
+        let text = |(what, value, limit, unit)| {
+            format!("{name}: {what} {value:.1} {unit}, goal {limit} {unit}")
+        };
+        missed.map(text).collect()
     }
 }
 

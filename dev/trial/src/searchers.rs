@@ -58,9 +58,8 @@ impl Sent {
     /// Whether it was refused though the machine had time for it, knew a head, and was not so late that the block was over:
     /// something of others has its place.
     pub(crate) fn is_displaced(&self) -> bool {
-        let is_untimely = ["no_permit", "head_unknown", "shutting_down", "params"]
-            .iter()
-            .any(|word| self.answer.ends_with(word));
+        let untimely = ["no_permit", "head_unknown", "shutting_down", "params"];
+        let is_untimely = untimely.iter().any(|word| self.answer.ends_with(word));
         self.outcome == Outcome::Refused && !is_untimely && !self.is_late
     }
 }
@@ -228,9 +227,8 @@ impl Searchers {
             if let Some(message) = self.log().wishes[wish].messages.last_mut() {
                 (message.machine, message.sent) = (machine, now_ns());
             }
-            let answer =
-                timeout(PATIENCE, send(&mut connections, machine, searcher, address, &request))
-                    .await;
+            let sending = send(&mut connections, machine, searcher, address, &request);
+            let answer = timeout(PATIENCE, sending).await;
             if !matches!(&answer, Ok(Ok(answer)) if !answer.closes) {
                 connections.remove(&machine);
             }
@@ -266,12 +264,11 @@ impl Searchers {
         let mut log = self.log();
         // Its recent ones whose block is not too near for another message.
         let recent = log.wishes.len().saturating_sub(2_000);
-        let own: Vec<_> = (recent..log.wishes.len())
-            .filter(|at| {
-                let wish = &log.wishes[*at];
-                wish.searcher == searcher && wish.block.is_some_and(|block| block >= head + 2)
-            })
-            .collect();
+        let is_own = |wish: &Wish| {
+            wish.searcher == searcher && wish.block.is_some_and(|block| block >= head + 2)
+        };
+        let own: Vec<_> =
+            (recent..log.wishes.len()).filter(|at| is_own(&log.wishes[*at])).collect();
         let what = rng.random_range(0..100);
         let new_message = |makes| Sent {
             machine: 0,

@@ -205,11 +205,8 @@ impl fmt::Display for What {
         match self {
             Self::Node(node, fault) => write!(f, "node {node}: {fault:?}"),
             Self::Attack { attack, member, time, addresses } => {
-                let (name, time) = (attack.name(), time.as_secs_f64());
-                write!(
-                    f,
-                    "attack on member {member}: {name}, {time:.1} s from {addresses} addresses"
-                )
+                let (name, s) = (attack.name(), time.as_secs_f64());
+                write!(f, "attack on member {member}: {name}, {s:.1} s from {addresses} addresses")
             }
             Self::Real(node, fault) => write!(f, "{}: {fault:?}", REAL_NODES[*node].0),
             other => write!(f, "{other:?}"),
@@ -396,21 +393,16 @@ impl World {
             kinds.push(What::Import { node, says: rng.random::<bool>() || is_alone });
         }
         if self.has_fleet {
-            kinds.extend(
-                [true, false]
-                    .map(|leader| What::KillServer { leader, down: ms(rng, 1_000, 5_000) }),
-            );
+            for leader in [true, false] {
+                kinds.push(What::KillServer { leader, down: ms(rng, 1_000, 5_000) });
+            }
         }
         // As many attacks as faults would leave no time: a third of the entries.
         for _ in 0..kinds.len() / 2 {
             let (attack, ..) = Attack::ALL[rng.random_range(1..Attack::ALL.len())];
             let addresses = [1, 8][rng.random_range(0..2)];
-            kinds.push(What::Attack {
-                attack,
-                member: rpc,
-                time: ms(rng, 2_000, 8_000),
-                addresses,
-            });
+            let time = ms(rng, 2_000, 8_000);
+            kinds.push(What::Attack { attack, member: rpc, time, addresses });
         }
         kinds
     }
@@ -433,8 +425,8 @@ mod tests {
         }
         let struck = |attack| {
             let all = worlds.iter().flat_map(|world| &world.timeline);
-            all.into_iter()
-                .any(|(_, what)| matches!(what, What::Attack { attack: it, .. } if *it == attack))
+            let is_it = |what| matches!(what, &What::Attack { attack: it, .. } if it == attack);
+            all.into_iter().any(|(_, what)| is_it(what))
         };
         assert!(Attack::ALL.into_iter().skip(1).all(|(attack, ..)| struck(attack)));
         assert!(worlds.iter().any(|world| world.has_fleet && world.nodes == 3));
