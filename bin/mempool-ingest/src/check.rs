@@ -1,9 +1,6 @@
 //! `mempool-ingest check`: whether a configuration is valid, and what its sources say of themselves.
 
-use std::{
-    process::ExitCode,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, PoolConfig,
@@ -19,26 +16,13 @@ use crate::{
 /// How long one source may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Prints a line for each source. The exit code is 0 if transactions can be ingested from all of them, else 1.
-pub(crate) async fn run(args: &Args) -> ExitCode {
-    let checked = match args.options().map_err(Failure::from) {
-        Ok(options) => sources(&options).await,
-        Err(error) => Err(error),
-    };
-    match checked {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            say_error(&*error);
-            ExitCode::FAILURE
-        }
-    }
-}
-
-async fn sources(options: &Options) -> Result<(), Failure> {
+/// Prints a line for each source. An error if transactions cannot be ingested from all of them.
+pub(crate) async fn run(args: &Args) -> Result<(), Failure> {
+    let options = args.options()?;
     options.validate()?;
     let (mut chains, mut failed) = (Vec::new(), 0);
     for source in &options.fetcher.sources {
-        match check(source, options).await {
+        match check(source, &options).await {
             Ok((chain, text)) => {
                 say!("{source}: {text}");
                 chains.push(chain);
@@ -73,10 +57,8 @@ async fn check(source: &Endpoint, options: &Options) -> Result<(u64, String), Fa
     while fetcher.status()[0].state == SourceState::Connecting && !left(by).is_zero() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    let audit = fetcher.audit(0, AuditMode::CompareOnly);
-    let audit = tokio::time::timeout(left(by), audit).await;
-    let status = fetcher.status().swap_remove(0);
-    let head = ingest.head();
+    let audit = tokio::time::timeout(left(by), fetcher.audit(0, AuditMode::CompareOnly)).await;
+    let (status, head) = (fetcher.status().swap_remove(0), ingest.head());
     ingest.shutdown(Duration::from_secs(2)).await;
     let node = status.node.ok_or_else(|| format!("{source}: its node says nothing of itself"))?;
     let head = head.map_or("no head yet".to_owned(), |head| {
@@ -92,15 +74,9 @@ async fn check(source: &Endpoint, options: &Options) -> Result<(u64, String), Fa
         Ok(Err(error)) => format!("does not list its pool: {error}"),
         Err(_) => format!("does not list its pool within {LIMIT:?}"),
     };
+    let named = format!("{}, chain {}", node.client, node.chain_id);
     if status.state == SourceState::Syncing {
-        return Err(format!(
-            "{source}: {}, chain {}: it is syncing, {head}",
-            node.client, node.chain_id
-        )
-        .into());
+        return Err(format!("{source}: {named}: it is syncing, {head}").into());
     }
-    Ok((
-        node.chain_id,
-        format!("{}, chain {}, {head}; announces {announces}; {lists}", node.client, node.chain_id),
-    ))
+    Ok((node.chain_id, format!("{named}, {head}; announces {announces}; {lists}")))
 }

@@ -75,12 +75,10 @@ fn section(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line>) {
 }
 
 fn headline(picture: &Picture, width: usize) -> Line<'static> {
-    let head = match picture.head {
-        Some((number, age)) => format!("  head {number}, {} ago", short(age)),
-        None => "  no head yet".to_owned(),
-    };
+    let head = picture.head.map(|(number, age)| format!("  head {number}, {} ago", short(age)));
+    let head = head.unwrap_or("  no head yet".to_owned());
     let right = format!("up {}  q ends ", clock(picture.up));
-    let node = picture.node.as_ref().map_or("no node reached yet", |(client, _)| client);
+    let node = picture.node.as_ref().map_or("no node reached yet", String::as_str);
     // Its client is cut rather than a number.
     let room = width.saturating_sub(head.len() + right.len() + 2);
     let left = format!(" {}{head}", cut(node, room));
@@ -106,7 +104,7 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
         SourceState::Connecting => Color::Yellow,
         _ => Color::Red,
     };
-    let state = format!(" ● {:<12}", source.state_name());
+    let state = format!(" ● {:<12}", source.state_name);
     let chain = source.chain_id.map(|chain| format!("chain {chain}  ")).unwrap_or_default();
     // What stands behind the endpoint, which gets the columns that are left.
     let mut spans = vec![];
@@ -203,30 +201,24 @@ fn curve(
 }
 
 fn hash_lines(picture: &Picture) -> Vec<Line<'static>> {
-    let c = &picture.counts;
+    use Color::{Red, Reset, Yellow};
+    let (c, pool) = (&picture.counts, &picture.pool);
+    let removed = pool.mined + pool.stale + pool.expired + pool.evicted;
     // A value that should be 0 is highlighted when it is not.
-    let good = |name: &'static str, value| cell(name, value, Color::Reset);
-    let bad = |name: &'static str, value| cell(name, value, Color::Red);
-    let odd = |name: &'static str, value| cell(name, value, Color::Yellow);
     [
-        [good("announced", c.announced), good("pooled", c.pooled)],
-        [good("backfilled", c.backfilled), good("known", c.known)],
-        [odd("by audit", c.audit_recovered), good("gone", c.gone)],
-        [bad("lagged", c.lagged), good("mined", c.mined)],
-        [good("in flight", c.unfinished), bad("malformed", c.malformed)],
-        [bad("failed", c.failed), odd("refused", c.refused)],
-        [good("removed", removed(picture)), odd("postponed", c.postponed)],
+        [("announced", c.announced, Reset), ("pooled", c.pooled, Reset)],
+        [("backfilled", c.backfilled, Reset), ("known", c.known, Reset)],
+        [("by audit", c.audit_recovered, Yellow), ("gone", c.gone, Reset)],
+        [("lagged", c.lagged, Red), ("mined", c.mined, Reset)],
+        [("in flight", c.unfinished, Reset), ("malformed", c.malformed, Red)],
+        [("failed", c.failed, Red), ("refused", c.refused, Yellow)],
+        [("removed", removed, Reset), ("postponed", c.postponed, Yellow)],
     ]
-    .map(|[left, right]| Line::from([left, right].concat()))
+    .map(|cells| Line::from(cells.map(cell).concat()))
     .into()
 }
 
-fn removed(picture: &Picture) -> u64 {
-    let p = &picture.pool;
-    p.mined + p.stale + p.expired + p.evicted
-}
-
-fn cell(name: &'static str, value: u64, unless_zero: Color) -> Vec<Span<'static>> {
+fn cell((name, value, unless_zero): (&str, u64, Color)) -> Vec<Span<'static>> {
     let color = if value == 0 { Color::DarkGray } else { unless_zero };
     vec![format!(" {name:<10}").into(), Span::styled(format!("{:>8}", compact(value)), color)]
 }

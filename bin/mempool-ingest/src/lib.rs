@@ -100,10 +100,11 @@ pub fn run<N>(
 /// Checks the options and reaches each source once, as the command `check`. The exit code is 0 if all can be used.
 #[cfg(feature = "config")]
 pub fn check(args: &Args) -> ExitCode {
-    match tokio::runtime::Runtime::new() {
-        Ok(runtime) => runtime.block_on(check::run(args)),
+    let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
+    match runtime.and_then(|runtime| runtime.block_on(check::run(args))) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            say_error(&error);
+            say_error(&*error);
             ExitCode::FAILURE
         }
     }

@@ -37,7 +37,7 @@ impl Log {
         let lines = tracing_subscriber::fmt::layer()
             .with_ansi(false)
             .with_target(!live)
-            .with_writer(move || LineWriter(writer.clone()));
+            .with_writer(move || writer.clone());
         let lines = match format {
             #[cfg(feature = "config")]
             Format::Json => lines.json().boxed(),
@@ -66,12 +66,10 @@ impl Log {
     }
 }
 
-/// Collects one line, which the subscriber writes in one piece.
-pub(crate) struct LineWriter(Log);
-
-impl Write for LineWriter {
+/// Of one line, which the subscriber writes in one piece.
+impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut lines = self.0.lines();
+        let mut lines = self.lines();
         let Some(lines) = &mut *lines else {
             // Who closed stderr wants to read nothing, and the subscriber would panic about it.
             let _ = io::stderr().write_all(bytes);

@@ -14,6 +14,7 @@ use mempool_ingest::{
         Announcements, ConnectError, Counts, DeferredStats, SourceError, SourceState, SourceStatus,
     },
 };
+use serde::Serialize;
 
 use crate::{
     Running,
@@ -27,8 +28,8 @@ const HISTORY: usize = 300;
 #[derive(Clone, Debug)]
 pub(crate) struct Picture {
     pub(crate) up: Duration,
-    /// The client and the chain of the first connected node.
-    pub(crate) node: Option<(String, u64)>,
+    /// The client of the first connected node.
+    pub(crate) node: Option<String>,
     /// The head's number and age.
     pub(crate) head: Option<(u64, Duration)>,
     pub(crate) sources: Vec<Source>,
@@ -54,23 +55,33 @@ pub(crate) struct Picture {
     pub(crate) events: Vec<String>,
 }
 
-#[derive(Clone, Debug)]
+/// A source. What is not skipped stands in the lines of `--status-interval` too.
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct Source {
+    #[serde(skip)]
     pub(crate) state: SourceState,
+    /// Of the state, or of a node on another chain than the wanted one, so that it is not used.
+    #[serde(rename = "state")]
+    pub(crate) state_name: &'static str,
     pub(crate) endpoint: String,
     /// The chain of its node, also if it is not the wanted one; `None` until it is reached.
     pub(crate) chain_id: Option<u64>,
-    /// Whether that is another chain than the wanted one, so that it is not used.
-    pub(crate) is_on_other_chain: bool,
+    #[serde(skip)]
     pub(crate) announcements: Announcements,
     pub(crate) audited: bool,
+    #[serde(skip)]
     pub(crate) backlog: u64,
+    #[serde(skip)]
     pub(crate) gaps: usize,
     /// Why announcements may be missing at present, and for how long.
+    #[serde(skip)]
     pub(crate) open_gap: Option<(&'static str, Duration)>,
+    #[serde(skip)]
     pub(crate) reconnects: u64,
+    #[serde(skip)]
     pub(crate) audits: u64,
     /// How many hashes a backfill has fetched, and out of how many.
+    #[serde(skip)]
     pub(crate) backfill: Option<(u64, u64)>,
     /// Why the source is not live.
     pub(crate) error: Option<String>,
@@ -135,7 +146,7 @@ impl Painter {
         Picture {
             up: self.start.elapsed(),
             sources: sources.collect(),
-            node: status.into_iter().find_map(|source| source.node).map(|n| (n.client, n.chain_id)),
+            node: status.into_iter().find_map(|source| source.node).map(|node| node.client),
             head: ingest.head().map(age),
             counts,
             announced_per_s,
@@ -156,12 +167,6 @@ impl Painter {
     }
 }
 
-impl Source {
-    pub(crate) const fn state_name(&self) -> &'static str {
-        if self.is_on_other_chain { "other_chain" } else { self.state.as_str() }
-    }
-}
-
 fn source(status: &SourceStatus, most: u64) -> Source {
     let open = status.gaps.iter().rfind(|gap| gap.to.is_none());
     let other = match status.last_error.as_deref() {
@@ -172,9 +177,9 @@ fn source(status: &SourceStatus, most: u64) -> Source {
     let error = status.last_error.as_ref().map(ToString::to_string);
     Source {
         state: status.state,
+        state_name: if other.is_some() { "other_chain" } else { status.state.as_str() },
         endpoint: status.endpoint.to_string(),
         chain_id: other.or(status.node.as_ref().map(|node| node.chain_id)),
-        is_on_other_chain: other.is_some(),
         announcements: status.announcements,
         audited: status.audited,
         backlog: status.backlog,

@@ -114,13 +114,8 @@ impl Publishing {
                  unfinished {unfinished}; {state}",
             );
             json!({
-                "flow": flow,
-                "state": state,
-                "published": published,
-                "stored": stored,
-                "duplicate": duplicate,
-                "refused": refused,
-                "unfinished": unfinished,
+                "flow": flow, "state": state, "published": published, "stored": stored,
+                "duplicate": duplicate, "refused": refused, "unfinished": unfinished,
                 "connects": connects,
             })
         }))

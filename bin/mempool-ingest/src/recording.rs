@@ -82,27 +82,20 @@ pub(crate) struct Files {
 impl Files {
     pub(crate) fn start(args: &Args, options: &Options, ingest: &Ingest) -> Result<Self, Failure> {
         let pool = ingest.pool();
-        let recorder = match &options.recorder {
-            Some(config) => {
-                let (announcers, status) =
-                    (ingest.fetcher().announcers(), ingest.fetcher().status());
-                let names: Vec<_> =
-                    status.into_iter().map(|source| source.endpoint.to_string()).collect();
-                let named = move |hash: &B256| {
-                    announcers(hash).into_iter().map(|source| names[source].clone()).collect()
-                };
-                Some(Recorder::start_with(pool, config.clone(), named)?)
-            }
-            None => None,
-        };
-        let replay = match &args.replay {
-            Some(path) => {
-                let recording = Recording::open(path, RecordingConfig::default())?;
-                Some(Replay::start(recording, args.speed, pool.clone())?)
-            }
-            None => None,
-        };
-        Ok(Self { recorder, replay })
+        let mut files = Self { recorder: None, replay: None };
+        if let Some(config) = &options.recorder {
+            let (announcers, status) = (ingest.fetcher().announcers(), ingest.fetcher().status());
+            let names: Vec<_> = status.iter().map(|source| source.endpoint.to_string()).collect();
+            let named = move |hash: &B256| {
+                announcers(hash).into_iter().map(|source| names[source].clone()).collect()
+            };
+            files.recorder = Some(Recorder::start_with(pool, config.clone(), named)?);
+        }
+        if let Some(path) = &args.replay {
+            let recording = Recording::open(path, RecordingConfig::default())?;
+            files.replay = Some(Replay::start(recording, args.speed, pool.clone())?);
+        }
+        Ok(files)
     }
 
     /// What a replay has brought into the pool.
@@ -145,11 +138,8 @@ fn recorded(stats: &RecorderStats) -> Value {
         bytes as f64 / 1e6,
     );
     json!({
-        "rows": rows,
-        "bytes": bytes,
-        "segments": segments,
-        "lost_events": lost_events,
-        "lost_rows": lost_rows,
+        "rows": rows, "bytes": bytes, "segments": segments,
+        "lost_events": lost_events, "lost_rows": lost_rows,
     })
 }
 
@@ -165,14 +155,9 @@ fn replayed(counts: &ReplayCounts, time: Duration, held: u64) -> Value {
          refused {refused}, no room {postponed}, bad rows {bad:?}",
     );
     json!({
-        "pooled": pooled,
-        "removed": removed,
-        "known": known,
-        "refused": refused,
-        "postponed": postponed,
-        "left_out": left_out,
-        "bad_rows": counts.bad_rows(),
-        "seconds": seconds,
+        "pooled": pooled, "removed": removed, "known": known, "refused": refused,
+        "postponed": postponed, "left_out": left_out,
+        "bad_rows": counts.bad_rows(), "seconds": seconds,
     })
 }
 

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures::future::select_all;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A further signal within this time is the same request: shells, `timeout` and systemd send two.
@@ -13,26 +14,25 @@ const SAME: Duration = Duration::from_millis(500);
 /// SIGTERM is what systemd and `docker stop` send, SIGINT what Ctrl-C sends, SIGHUP what a terminal sends that is closed.
 /// From its beginning on none of them ends the process at once.
 #[derive(Debug)]
-pub(crate) struct Signals([(SignalKind, Signal); 3]);
+pub(crate) struct Signals(Vec<(SignalKind, Signal)>);
 
 impl Signals {
     /// Must be called in a runtime.
     pub(crate) fn listen() -> io::Result<Self> {
-        let listen = |kind| Ok::<_, io::Error>((kind, signal(kind)?));
-        let [terminate, interrupt, hangup] =
-            [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(listen);
-        Ok(Self([terminate?, interrupt?, hangup?]))
+        let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
+        let all = kinds.into_iter().map(|kind| Ok((kind, signal(kind)?)));
+        Ok(Self(all.collect::<io::Result<_>>()?))
     }
 
     /// Waits for the next one and returns its number.
     pub(crate) async fn next(&mut self) -> i32 {
-        let [(first, terminate), (second, interrupt), (third, hangup)] = &mut self.0;
-        // The order is irrelevant: all mean the same.
-        tokio::select! {
-            _ = terminate.recv() => first.as_raw_value(),
-            _ = interrupt.recv() => second.as_raw_value(),
-            _ = hangup.recv() => third.as_raw_value(),
-        }
+        let each = self.0.iter_mut().map(|(kind, signal)| {
+            Box::pin(async {
+                signal.recv().await;
+                kind.as_raw_value()
+            })
+        });
+        select_all(each).await.0
     }
 
     /// During a stop: ends the process at the next signal, with the exit code that it would have by default, or when the

@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Status {
-    sources: Vec<SourceLine>,
+    sources: Vec<Source>,
     head: Option<u64>,
     head_age_s: Option<u64>,
     #[serde(flatten)]
@@ -35,27 +35,10 @@ pub(crate) struct Published {
     pub(crate) unfinished: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct SourceLine {
-    endpoint: String,
-    state: &'static str,
-    chain_id: Option<u64>,
-    audited: bool,
-    /// Why it is not live.
-    error: Option<String>,
-}
-
 impl Status {
     pub(crate) fn of(picture: &Picture, running: &Running) -> Self {
-        let line = |source: &Source| SourceLine {
-            endpoint: source.endpoint.clone(),
-            state: source.state_name(),
-            chain_id: source.chain_id,
-            audited: source.audited,
-            error: source.error.clone(),
-        };
         Self {
-            sources: picture.sources.iter().map(line).collect(),
+            sources: picture.sources.clone(),
             head: picture.head.map(|(number, _)| number),
             head_age_s: picture.head.map(|(_, age)| age.as_secs()),
             counts: picture.counts,
@@ -72,7 +55,7 @@ impl Status {
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, source) in self.sources.iter().enumerate() {
-            write!(f, "{}{}", if at > 0 { "," } else { "" }, source.state)?;
+            write!(f, "{}{}", if at > 0 { "," } else { "" }, source.state_name)?;
         }
         let chains = self.sources.iter().map(|source| source.chain_id);
         let text = |chain: Option<u64>| chain.map_or("?".to_owned(), |chain| chain.to_string());

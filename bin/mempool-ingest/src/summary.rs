@@ -159,32 +159,3 @@ impl Summary {
         );
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::watcher::Watcher;
-    use mempool_ingest::{
-        FetcherConfig, IngestConfig, PoolConfig,
-        txpool_fetcher::{AuditReport, StartPolicy},
-    };
-
-    /// It was -1, and what the same comparison would have said of the rest was 0.
-    #[tokio::test]
-    async fn what_no_final_audit_has_counted_is_null() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let fetcher = FetcherConfig::ipc(folder.path().join("none.ipc"));
-        let fetcher = FetcherConfig { start: StartPolicy::WaitForNode, ..fetcher };
-        let config = IngestConfig::new(fetcher, PoolConfig::default());
-        let ingest = Ingest::start(config).await.expect("it waits for the node");
-        let watcher = Watcher::start(ingest.pool(), None).expect("a thread");
-        let of = |audit: Option<&AuditReport>| {
-            let summary = Summary::of(&ingest, &watcher.seen(), audit);
-            let summary = serde_json::to_value(summary).expect("plain values");
-            ["missing", "removed", "unlistable"].map(|name| summary[name].clone())
-        };
-        assert!(of(None).iter().all(Value::is_null), "{:?}", of(None));
-        assert!(of(Some(&AuditReport::default())).iter().all(|count| *count == 0));
-        watcher.stop();
-    }
-}

@@ -65,10 +65,8 @@ async fn all_parts_are_served_while_the_node_is_dead() {
     let mut builds = text.lines().filter(|line| line.starts_with("mempool_build_info{"));
     let build = builds.next().expect("a line for the build");
     let cores = format!("cores=\"{}\"", load_control::cores());
-    assert!(
-        [version, &cores, "profile=\"", "arch=\""].iter().all(|label| build.contains(label)),
-        "{build}"
-    );
+    let labels = [version, &cores, "profile=\"", "arch=\""];
+    assert!(labels.iter().all(|label| build.contains(label)), "{build}");
     assert!(build.ends_with("} 1") && builds.next().is_none(), "{build}");
     // Made when they happen first: comparisons by reason and result, what was lost, what could not be read.
     let later = ["mempool_fetcher_reconnects_total", "mempool_fetcher_unread_blocks_total"];
@@ -80,10 +78,8 @@ async fn all_parts_are_served_while_the_node_is_dead() {
         telemetry::METRICS,
     ];
     for (name, _, help) in tables.into_iter().flatten().filter(|(name, ..)| !later.contains(name)) {
-        assert!(
-            !help.is_empty() && text.contains(&format!("# HELP {name} ")),
-            "{name} has no help"
-        );
+        let is_helped = !help.is_empty() && text.contains(&format!("# HELP {name} "));
+        assert!(is_helped, "{name} has no help");
         assert!(text.contains(&format!("# TYPE {name} ")), "{name} has no type");
     }
     // What is described nowhere would be here without help, and linted.

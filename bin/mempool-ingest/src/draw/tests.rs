@@ -1,7 +1,7 @@
 use mempool_ingest::{
     load_control::GateStats, order_pool::PoolStats, txpool_fetcher::DeferredStats,
 };
-use ratatui::{Terminal, backend::TestBackend, style::Color};
+use ratatui::{Terminal, backend::TestBackend, buffer::Cell, style::Color};
 
 use super::*;
 use crate::{summary::Latency, watcher::Content};
@@ -13,7 +13,7 @@ fn picture() -> Picture {
     (counts.announced, counts.pooled, counts.backfilled) = (1_234_567, 1_240_000, 5_432);
     Picture {
         up: Duration::from_secs(3_725),
-        node: Some(("reth/v2.5.1-d2f8cf0/x86_64-unknown-linux-gnu".into(), 1)),
+        node: Some("reth/v2.5.1-d2f8cf0/x86_64-unknown-linux-gnu".into()),
         head: Some((23_456_789, Duration::from_secs(7))),
         sources: vec![source()],
         counts,
@@ -40,8 +40,8 @@ fn picture() -> Picture {
 fn source() -> Source {
     Source {
         state: SourceState::Live,
+        state_name: SourceState::Live.as_str(),
         chain_id: Some(1),
-        is_on_other_chain: false,
         endpoint: "/data/reth/mainnet/reth.ipc".into(),
         announcements: Announcements::Full,
         audited: true,
@@ -63,20 +63,18 @@ fn screen(picture: &Picture, width: u16, height: u16) -> Terminal<TestBackend> {
 
 fn text(picture: &Picture, width: u16, height: u16) -> Vec<String> {
     let terminal = screen(picture, width, height);
-    let cells = terminal.backend().buffer().content();
-    let lines = cells.chunks(width.into());
-    lines.map(|line| line.iter().map(|cell| cell.symbol()).collect::<String>()).collect()
+    let lines = terminal.backend().buffer().content().chunks(width.into());
+    lines.map(|line| line.iter().map(Cell::symbol).collect()).collect()
 }
 
 /// The colour of the first cell of this word.
 fn color(picture: &Picture, word: &str) -> Color {
-    let line = text(picture, 80, 24).iter().position(|line| line.contains(word)).expect("a line");
     let terminal = screen(picture, 80, 24);
-    let row = &terminal.backend().buffer().content()[line * 80..(line + 1) * 80];
-    let letters: Vec<_> = row.iter().map(|cell| cell.symbol()).collect();
-    let word: Vec<_> = word.chars().map(String::from).collect();
-    let at = letters.windows(word.len()).position(|some| some == word.as_slice());
-    row[at.expect("in this line")].fg
+    let cells = terminal.backend().buffer().content();
+    let letters: Vec<_> = word.chars().map(String::from).collect();
+    let is_it = |cells: &[Cell]| cells.iter().map(Cell::symbol).eq(&letters);
+    let at = cells.windows(letters.len()).position(is_it);
+    cells[at.expect("it is shown")].fg
 }
 
 #[test]
@@ -197,7 +195,8 @@ fn what_is_wrong_stands_out() {
     assert_eq!((color(&picture, "live"), color(&picture, "normal")), (Color::Green, Color::Green));
     picture.counts.failed = 314;
     picture.load = LoadState::Critical;
-    picture.sources[0].state = SourceState::Connecting;
+    let connecting = SourceState::Connecting;
+    (picture.sources[0].state, picture.sources[0].state_name) = (connecting, connecting.as_str());
     picture.sources[0].error =
         Some("no file /data/reth/mainnet/reth.ipc: is the node running?".into());
     picture.events.push("12:01:00  WARN announcement buffer overruns count=9".into());

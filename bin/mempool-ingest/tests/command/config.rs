@@ -9,7 +9,7 @@ use testkit::{
     ingest::Node,
 };
 
-use crate::{command, finish, ipc, start, wait_for};
+use crate::{command, ended_with, finish, ipc, node_of, start, wait_for};
 
 pub(crate) fn run(args: &[&str]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
@@ -27,8 +27,11 @@ fn the_default_file_is_what_the_documents_show_and_the_command_prints() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = written(folder.path(), DEFAULT_CONFIG);
     let ended = run(&["--config", &file]);
-    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("no node is named"), "{ended:?}");
+    assert!(ended_with(2, &ended).contains("no node is named"), "{ended:?}");
+}
+
+fn on_chain_5() -> Node {
+    Node::start(0, |node| NodeConfig { chain_id: 5, ..node })
 }
 
 /// The path of a file with this text.
@@ -40,7 +43,7 @@ pub(crate) fn written(folder: &Path, text: &str) -> String {
 
 #[test]
 fn a_file_sets_what_runs_and_flags_override_it() {
-    let node = Node::start(30, |node| NodeConfig { block_time: std::time::Duration::ZERO, ..node });
+    let node = node_of(30);
     node.submit_all();
     let folder = tempfile::tempdir().expect("a folder");
     let recording = folder.path().join("recording");
@@ -63,39 +66,25 @@ fn a_file_sets_what_runs_and_flags_override_it() {
 
 #[test]
 fn a_check_says_what_each_source_is_and_fails_where_nothing_could_be_ingested() {
-    let (node, other) =
-        (Node::start(3, |node| node), Node::start(0, |node| NodeConfig { chain_id: 5, ..node }));
+    let (node, other) = (node_of(3), on_chain_5());
     node.submit_all();
     let folder = tempfile::tempdir().expect("a folder");
-    let check = |text: String| {
-        let ended = run(&["check", "--config", &written(folder.path(), &text)]);
-        (ended.status.code(), ended.stderr)
-    };
     let sources = |nodes: &[&Node]| {
         let paths: Vec<_> = nodes.iter().map(|node| ipc(node)).collect();
         format!("[fetcher]\nsources = {paths:?}\n")
     };
     let chain = format!("chain {DEV_CHAIN_ID}");
+    let good = vec!["reth/v2.5.1-mock", &chain, "head 0, ", "announces ", "its pool (3 pending)"];
     for (text, code, expected) in [
-        (
-            sources(&[&node]),
-            0,
-            vec![
-                "reth/v2.5.1-mock",
-                &chain,
-                "head 0, ",
-                "announces ",
-                "lists its pool (3 pending)",
-            ],
-        ),
+        (sources(&[&node]), 0, good),
         (sources(&[&node, &other]), 1, vec![&chain, "chain 5"]),
         (sources(&[&node]) + "chain_id = 1\n", 1, vec!["is on chain 1337, expected chain 1"]),
         ("[fetcher]\nsources = ['/none.ipc']".into(), 1, vec!["error: /none.ipc: "]),
         (sources(&[&node]) + "fetch_slots = 0\n", 1, vec!["`fetch_slots` is 0"]),
         ("[fetcher]\nslots = 1\n".into(), 1, vec!["line 2, column 1", "`fetch_slots`"]),
     ] {
-        let (ended, stderr) = check(text.clone());
-        assert_eq!(ended, Some(code), "{text}: {stderr}");
+        let ended = run(&["check", "--config", &written(folder.path(), &text)]);
+        let stderr = ended_with(code, &ended);
         assert!(expected.iter().all(|part| stderr.contains(part)), "{text}: {stderr}");
     }
 }
@@ -103,11 +92,10 @@ fn a_check_says_what_each_source_is_and_fails_where_nothing_could_be_ingested() 
 /// The flag was for the orders alone.
 #[test]
 fn a_chain_id_is_that_of_every_source() {
-    let (node, other) =
-        (Node::start(0, |node| node), Node::start(0, |node| NodeConfig { chain_id: 5, ..node }));
+    let (node, other) = (node_of(0), on_chain_5());
     let ended = run(&["--ipc", ipc(&node), "--chain-id", "1"]);
-    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("is on chain 1337, expected chain 1"), "{ended:?}");
+    let expected = "is on chain 1337, expected chain 1";
+    assert!(ended_with(2, &ended).contains(expected), "{ended:?}");
     // Also of the first, whose chain would be that of all others.
     let mut running = start(["--ipc", ipc(&other), "--ipc", ipc(&node), "--chain-id", "1337"]);
     wait_for(&mut running, "other_chain,live chain=5,1337 ", &[]);
@@ -116,11 +104,10 @@ fn a_chain_id_is_that_of_every_source() {
 
 #[test]
 fn a_password_comes_from_the_environment_or_a_file_and_from_no_command_line() {
-    let node = Node::start(0, |node| node);
+    let node = node_of(0);
     let url = "nats://ingest:secret@127.0.0.1:1";
     let ended = run(&["--ipc", ipc(&node), "--machine", "a", "--publish", url]);
-    assert_eq!(ended.status.code(), Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("MEMPOOL_INGEST_PUBLISH"), "{ended:?}");
+    assert!(ended_with(2, &ended).contains("MEMPOOL_INGEST_PUBLISH"), "{ended:?}");
     let mut command = command(["--ipc", ipc(&node), "--machine", "a"]);
     command.env("MEMPOOL_INGEST_PUBLISH", url);
     let mut running = Running::spawn(command).expect("the binary runs");
@@ -132,10 +119,8 @@ fn a_password_comes_from_the_environment_or_a_file_and_from_no_command_line() {
 #[test]
 fn the_help_has_groups_and_examples_and_the_version_is_that_of_the_workspace() {
     let help = run(&["--help"]).stdout;
-    for part in
-        ["Ingestion:", "Output:", "Searchers' orders:", "Recordings:", "Fleet:", "Examples:"]
-    {
-        assert!(help.contains(part), "{part} in {help}");
+    for part in ["Ingestion", "Output", "Searchers' orders", "Recordings", "Fleet", "Examples"] {
+        assert!(help.contains(&format!("{part}:")), "{part} in {help}");
     }
     assert_eq!(help.matches("\n  mempool-ingest ").count(), 3, "{help}");
     let version = run(&["--version"]).stdout;

@@ -4,8 +4,7 @@ use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     process::ExitCode,
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use devnet::{NatsConfig, NatsServer};
@@ -13,9 +12,9 @@ use mock_node::workload::test_accounts;
 use order_stream::{Flow, ServerConfig, State, StreamConfig, ensure_stream};
 use serde_json::{Value, json};
 use testkit::{
-    command::{Ended, Running, Signal, command_line},
+    command::{Ended, Running, command_line},
     http,
-    ingest::{Node, PATIENCE},
+    ingest::Node,
     sign::signed,
 };
 
@@ -34,10 +33,10 @@ fn a_builder_that_does_not_end() {
 }
 
 fn node() -> Node {
-    node_of(mock_node::DEV_CHAIN_ID)
+    node_on(mock_node::DEV_CHAIN_ID)
 }
 
-fn node_of(chain_id: u64) -> Node {
+fn node_on(chain_id: u64) -> Node {
     Node::start(0, |node| mock_node::NodeConfig {
         chain_id,
         state: true,
@@ -82,17 +81,13 @@ fn request(to: SocketAddr, path: &str, body: Option<&str>) -> String {
 
 /// Waits until a metric has such a value.
 fn until(metrics: SocketAddr, metric: &str, is_so: impl Fn(usize) -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    crate::until(|| {
         let text = request(metrics, "/metrics", None);
         let mut values = text.lines().filter_map(|line| line.strip_prefix(metric));
         let value = values.next().map(|value| value.trim().parse().expect("a whole number"));
-        if value.is_some_and(&is_so) {
-            return;
-        }
-        assert!(Instant::now() < deadline, "{metric} stays {value:?}:\n{text}");
-        thread::sleep(Duration::from_millis(50));
-    }
+        let is_so = value.is_some_and(&is_so);
+        is_so.then_some(()).ok_or_else(|| format!("{metric} stays {value:?}:\n{text}"))
+    });
 }
 
 fn number(value: &Value, field: &str) -> u64 {
@@ -154,9 +149,8 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     let included = |line: &str| -> Option<usize> {
         line.split_once(", included ")?.1.split(' ').next()?.parse().ok()
     };
-    builder
-        .line(|line| included(line).filter(|count| *count > PRIVATE))
-        .expect("a block with transactions of both flows");
+    let of_both = builder.line(|line| included(line).filter(|count| *count > PRIVATE));
+    of_both.expect("a block with transactions of both flows");
     wait_for(&mut ingest, "", &[" public=(live", " private=(live"]);
 
     let built = finish(builder).1;
@@ -216,10 +210,9 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     tokio::runtime::Runtime::new().expect("a runtime").block_on(made).expect("a stream");
 
     // The users of the sample have rights for one chain.
-    let node = node_of(1);
-    let ipc = node.node.ipc_path().to_str().expect("text");
+    let node = node_on(1);
     let replaced = [
-        ("/data/reth.ipc", ipc),
+        ("/data/reth.ipc", ipc(&node)),
         ("ca.pem", cert.as_str()),
         ("PASSWORD", "secret"),
         ("nats-1:4222", &host),
@@ -241,9 +234,8 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     let pooled = r#"order_stream_delivered_total{flow="public",outcome="pooled"}"#;
     until(metrics, pooled, |count| count >= 50);
     wait_for(&mut ingest, "", &[" public=(live"]);
-    for running in [builder, ingest] {
-        assert_eq!(running.end(Some(Signal::SIGTERM)).expect("it ends").status.code(), Some(0));
-    }
+    finish(builder);
+    finish(ingest);
 }
 
 /// Only a failure makes it end by itself.
@@ -268,9 +260,9 @@ fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
     }
     for (running, missing) in [(ingest(&node, &[]), "--publish"), (builder(&node, &[]), "--from")] {
         let ended = fails(running);
-        let is_named =
-            ["required arguments", missing].iter().all(|text| ended.stderr.contains(text));
-        assert!(is_named, "{ended:?}");
+        for text in ["required arguments", missing] {
+            assert!(ended.stderr.contains(text), "{text}: {ended:?}");
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use mempool_ingest_cli::DEFAULT_CONFIG;
 
 use crate::{
     config::{run, written},
-    finish, start, wait_for,
+    ended_with, finish, start, wait_for,
 };
 
 #[derive(clap::Parser)]
@@ -26,9 +26,9 @@ fn the_default_file_passes_its_check_on_a_real_anvil_and_geth() {
         let ipc = node.ipc_path().to_str().expect("text");
         let text = DEFAULT_CONFIG.replace("#sources = []", &format!("sources = ['{ipc}']"));
         let checked = run(&["check", "--config", &written(dir.path(), &text)]);
-        assert_eq!(checked.status.code(), Some(0), "{checked:?}");
+        let said = ended_with(0, &checked);
         for part in [client, "chain 1337", "announces ", "lists its pool"] {
-            assert!(checked.stderr.contains(part), "{part} in {checked:?}");
+            assert!(said.contains(part), "{part} in {checked:?}");
         }
     }
 }
@@ -50,15 +50,12 @@ fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
     let (_, summary) = finish(running);
     assert!(summary["missing"].is_null(), "{summary}");
     let checked = run(&["check", "--ipc", &ipc]);
-    assert_eq!(checked.status.code(), Some(1), "{checked:?}");
-    assert!(checked.stderr.contains("chain 1: it is syncing, "), "{checked:?}");
+    assert!(ended_with(1, &checked).contains("chain 1: it is syncing, "), "{checked:?}");
     // Nor can a load be sent to it, whose accounts own nothing here.
     let load = ["load", "--ipc", &ipc, "--tps", "10", "--duration", "1s", "--accounts", "20"];
     let refused = devnet::load::run(&Load::parse_from(load).args).expect_err("all are refused");
     let refused = refused.to_string();
     assert!(refused.starts_with("nothing was accepted: "), "{refused}");
-    assert!(
-        refused.contains("Fund the accounts: 0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266 to "),
-        "{refused}"
-    );
+    let accounts = "Fund the accounts: 0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266 to ";
+    assert!(refused.contains(accounts), "{refused}");
 }

@@ -14,7 +14,7 @@ use testkit::{
     ingest::Node,
 };
 
-use crate::{finish, ipc, start, wait_for};
+use crate::{AUDITED, ended_with, finish, ipc, live, node_of, start, wait_for};
 
 /// More than a stop may take.
 const TOO_LONG: Duration = Duration::from_secs(10);
@@ -22,7 +22,7 @@ const TOO_LONG: Duration = Duration::from_secs(10);
 /// It ended at SIGINT only, and systemd's SIGTERM and a closed session's SIGHUP killed it with up to 30 s of a recording.
 #[test]
 fn each_of_three_signals_ends_the_command_with_its_summary_and_exit_code_0() {
-    let node = Node::start(30, |node| NodeConfig { block_time: Duration::ZERO, ..node });
+    let node = node_of(30);
     node.submit_all();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let recording = tempfile::tempdir().expect("a folder");
@@ -32,7 +32,7 @@ fn each_of_three_signals_ends_the_command_with_its_summary_and_exit_code_0() {
         let mut running = start(["--ipc", ipc(&node), "--record", folder, "--hashes", list]);
         wait_for(&mut running, "live chain=1337 head=", &[" pooled=30 "]);
         let ended = running.end(Some(signal)).expect("it ends");
-        assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
+        ended_with(0, &ended);
         let last = ended.stderr.lines().last().expect("a summary");
         assert!(last.contains("; 30 pooled; 0 missing; "), "{signal}: {ended:?}");
         let summary = ended.json().expect("the summary");
@@ -65,12 +65,11 @@ fn a_command_that_is_signalled_while_its_node_starts() {
 /// The signal ended the process, and left the folder of the mock node behind.
 #[test]
 fn a_signal_that_comes_while_the_node_starts_ends_the_command_in_order() {
-    let node = Node::start(0, |node| node);
+    let node = node_of(0);
     let child = "stop::a_command_that_is_signalled_while_its_node_starts";
     let args = ["--plain", "--ipc", ipc(&node)].map(str::to_owned);
     let ended = Running::start(child, args).and_then(|running| running.end(None));
-    let ended = ended.expect("it ends");
-    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    ended_with(0, &ended.expect("it ends"));
 }
 
 /// A node, and what happens to it before the signal.
@@ -99,7 +98,9 @@ fn no_node_holds_up_a_stop_and_what_is_missing_is_unknown() {
         let began = Instant::now();
         let (ended, summary) = finish(running);
         assert!(began.elapsed() < TOO_LONG, "{what}: {:?}", began.elapsed());
-        assert!(summary["missing"].is_null(), "{what}: {summary}");
+        for count in AUDITED {
+            assert!(summary[count].is_null(), "{what}: {summary}");
+        }
         assert_eq!(summary["recorded"]["rows"], 5, "{what}: {summary}");
         assert!(ended.stderr.contains("warning: no final audit: "), "{what}: {ended:?}");
         let rows = Recording::open(folder, RecordingConfig::default()).expect("it opens");
@@ -109,9 +110,8 @@ fn no_node_holds_up_a_stop_and_what_is_missing_is_unknown() {
 
 #[test]
 fn a_second_signal_ends_the_command_at_once() {
-    let node = Node::start(0, |node| node);
-    let mut running = start(["--ipc", ipc(&node)]);
-    wait_for(&mut running, "live ", &[]);
+    let node = node_of(0);
+    let mut running = live(&node);
     // Its stop waits for it for seconds.
     node.node.inject(Fault::GoDead(Target::All));
     let began = Instant::now();
@@ -121,15 +121,13 @@ fn a_second_signal_ends_the_command_at_once() {
         assert!(began.elapsed() < Duration::from_secs(3), "it runs on");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let ended = running.end(None).expect("it has ended");
-    assert_eq!(ended.status.code(), Some(128 + Signal::SIGTERM as i32), "{ended:?}");
+    ended_with(128 + Signal::SIGTERM as i32, &running.end(None).expect("it has ended"));
 }
 
 #[test]
 fn two_signals_at_once_are_one() {
-    let node = Node::start(0, |node| node);
-    let mut running = start(["--ipc", ipc(&node)]);
-    wait_for(&mut running, "live ", &[]);
+    let node = node_of(0);
+    let running = live(&node);
     // As a shell does when its terminal is closed, beside the terminal itself.
     running.signal(Signal::SIGHUP).expect("it runs");
     let (_, summary) = finish(running);
@@ -139,7 +137,7 @@ fn two_signals_at_once_are_one() {
 /// A line that nobody could read was a panic.
 #[test]
 fn a_command_whose_lines_nobody_reads_any_more_ends_in_order() {
-    let node = Node::start(5, |node| node);
+    let node = node_of(5);
     let recording = tempfile::tempdir().expect("a folder");
     let folder = recording.path().to_str().expect("text");
     let mut running = start(["--ipc", ipc(&node), "--record", folder]);
@@ -147,6 +145,6 @@ fn a_command_whose_lines_nobody_reads_any_more_ends_in_order() {
     wait_for(&mut running, "live ", &[" pooled=5 "]);
     running.close_stderr();
     let ended = running.end(None).expect("it ends");
-    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    ended_with(0, &ended);
     assert_eq!(ended.json().expect("the summary")["recorded"]["rows"], 5, "{ended:?}");
 }

@@ -5,7 +5,6 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
     path::Path,
     process::{Child, Command, Stdio},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -14,9 +13,8 @@ use nix::{
     fcntl::{FcntlArg, FdFlag, OFlag, fcntl},
     pty::{Winsize, openpty},
 };
-use testkit::ingest::{Node, PATIENCE};
 
-use crate::ipc;
+use crate::{ipc, node_of, until};
 
 /// Enters the alternate screen.
 const ENTERS: &str = "\x1b[?1049h";
@@ -27,14 +25,14 @@ const SHOWS_CURSOR: &str = "\x1b[?25h";
 
 /// A command in a terminal of its own, whose other end is here. As in a session that is closed, it gets SIGHUP when that
 /// end is dropped. Killed when dropped.
-pub(crate) struct Terminal {
+struct Terminal {
     process: Child,
     end: Option<File>,
     shown: String,
 }
 
 impl Terminal {
-    pub(crate) fn start(term: &str, args: &[&str]) -> Self {
+    fn start(term: &str, args: &[&str]) -> Self {
         let size = Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).expect("a terminal");
         fcntl(&pty.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("it can be set");
@@ -57,31 +55,29 @@ impl Terminal {
     }
 
     /// Waits until it has shown a text.
-    pub(crate) fn wait_for(&mut self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
-        let end = self.end.as_mut().expect("it is open");
+    fn wait_for(&mut self, text: &str) {
+        let (end, shown) = (self.end.as_mut().expect("it is open"), &mut self.shown);
         let mut bytes = [0; 4096];
-        while !self.shown.contains(text) {
-            match end.read(&mut bytes) {
-                Ok(count) => self.shown.push_str(&String::from_utf8_lossy(&bytes[..count])),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    assert!(Instant::now() < deadline, "no {text:?} in {}", self.shown);
-                    thread::sleep(Duration::from_millis(20));
-                }
-                // The command has ended.
-                Err(error) => panic!("{error}, no {text:?} in {}", self.shown),
+        until(|| {
+            if shown.contains(text) {
+                return Ok(());
             }
-        }
+            match end.read(&mut bytes) {
+                Ok(count) => shown.push_str(&String::from_utf8_lossy(&bytes[..count])),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // The command has ended.
+                Err(error) => panic!("{error}, no {text:?} in {shown}"),
+            }
+            Err(format!("no {text:?} in {shown}"))
+        });
     }
 
     /// What the whole pool holds, from the file of `--hashes`: the view shows a part of it.
     fn wait_for_hashes(path: &Path, count: usize) {
-        let deadline = Instant::now() + PATIENCE;
-        let lines = || std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
-        while lines() < count {
-            assert!(Instant::now() < deadline, "{} of {count}", lines());
-            thread::sleep(Duration::from_millis(20));
-        }
+        until(|| {
+            let lines = std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
+            if lines < count { Err(format!("{lines} of {count}")) } else { Ok(()) }
+        });
     }
 
     fn press(&mut self, key: &str) {
@@ -89,20 +85,15 @@ impl Terminal {
     }
 
     /// Closes its other end.
-    pub(crate) fn close(&mut self) {
+    fn close(&mut self) {
         drop(self.end.take());
     }
 
     /// Its exit code.
-    pub(crate) fn end(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.process.try_wait().expect("it can be asked") {
-                return status.code();
-            }
-            assert!(Instant::now() < deadline, "it runs on: {}", self.shown);
-            thread::sleep(Duration::from_millis(20));
-        }
+    fn end(&mut self) -> Option<i32> {
+        let (process, shown) = (&mut self.process, &self.shown);
+        let mut ended = || process.try_wait().expect("it can be asked");
+        until(|| ended().ok_or_else(|| format!("it runs on: {shown}"))).code()
     }
 }
 
@@ -115,7 +106,7 @@ impl Drop for Terminal {
 
 #[test]
 fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
-    let node = Node::start(0, |node| node);
+    let node = node_of(0);
     let mut terminal = Terminal::start("xterm", &["--ipc", ipc(&node)]);
     terminal.wait_for(ENTERS);
     terminal.wait_for("live");
@@ -130,7 +121,7 @@ fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
 
 #[test]
 fn a_terminal_that_can_do_nothing_is_shown_lines() {
-    let node = Node::start(0, |node| node);
+    let node = node_of(0);
     // The first line may come before the first head.
     let args = ["--ipc", ipc(&node), "--duration", "3s", "--status-interval", "1s"];
     let mut terminal = Terminal::start("dumb", &args);
@@ -143,7 +134,7 @@ fn a_terminal_that_can_do_nothing_is_shown_lines() {
 /// The thread that ends the command waited for the keyboard of a terminal that was gone, and the recording was lost.
 #[test]
 fn a_terminal_that_is_closed_ends_the_command_in_order() {
-    let node = Node::start(20, |node| node);
+    let node = node_of(20);
     node.submit_all();
     for plain in [&[][..], &["--plain"]] {
         let folder = tempfile::tempdir().expect("a folder");
