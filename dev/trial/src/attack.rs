@@ -23,7 +23,7 @@ use testkit::{
     http::{self, Answer, Connection, call, post},
     process::serve,
     sign::signed,
-    usage::{allow_open_files, process_cpu},
+    usage::process_cpu,
 };
 use tokio::{
     io::AsyncWriteExt as _,
@@ -41,8 +41,6 @@ const LARGE: usize = (8 << 20) - 1;
 const FIRST_KEY: u64 = 1 << 32;
 /// Different requests of the quick pass.
 pub(crate) const QUICK: u64 = 64;
-/// Open files that the attacker needs: two addresses that hold as many connections as they get.
-const FILES: u64 = 8_192;
 
 /// One way to harm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -338,7 +336,6 @@ impl Tally {
 
 /// Runs as the attacker.
 pub(crate) fn respond() -> io::Result<()> {
-    allow_open_files(FILES)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut prepared = None;
     serve(|request| match request {

@@ -88,6 +88,7 @@ fn main() -> ExitCode {
 }
 
 fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
+    // Of all processes, which inherit it: two addresses of an attacker hold as many connections as they get.
     testkit::usage::allow_open_files(8_192)?;
     if args.scenarios || !args.scenario.is_empty() {
         scenario::run_all(&args.scenario, args.test)?;

@@ -27,7 +27,7 @@ use order_stream::{Flow, Publisher, PublisherConfig, ServerConfig, Source, Sourc
 use serde::{Deserialize, Serialize};
 use testkit::{
     process::{Process, reply, serve},
-    usage::{allow_open_files, now_ns, peak_resident_bytes, resident_bytes},
+    usage::{now_ns, peak_resident_bytes, resident_bytes},
 };
 
 use crate::{
@@ -172,7 +172,6 @@ struct Parts {
 }
 
 pub(crate) fn respond() -> io::Result<()> {
-    allow_open_files(8_192)?;
     let runtime = tokio::runtime::Runtime::new()?;
     let view = Arc::new(Mutex::new(View::default()));
     let mut parts = Parts::default();

@@ -73,8 +73,8 @@ impl Net {
         client.set_nodelay(true)?;
         server.set_nodelay(true)?;
         let mut state = self.state.subscribe();
-        let ((from_client, to_client), (from_server, to_server)) =
-            (client.into_split(), server.into_split());
+        let (from_client, to_client) = client.into_split();
+        let (from_server, to_server) = server.into_split();
         let back = self.copy(from_server, to_client, None);
         let forth = self.copy(from_client, to_server, Some(half_closes));
         // The order does not matter: each of them ends the connection.

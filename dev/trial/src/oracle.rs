@@ -20,6 +20,9 @@ pub(crate) const ASKED_ELSEWHERE_NS: u64 = 4_000_000_000;
 /// A bundle for the next block that comes later before the next head may not reach the builders of a fleet in time.
 const NEXT_BLOCK_NS: u64 = 500_000_000;
 
+/// Blocks whose transactions must stay away, and after which an order is forgotten.
+pub(crate) const REMEMBERED: u64 = 30;
+
 /// A time in which a part may be late.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Trouble {

@@ -28,14 +28,7 @@ fn row(what: &What) -> usize {
         What::StallNet { .. } | What::ResetNet { .. } | What::HalfClose { .. } => 1,
         What::KillServer { .. } => 2,
         What::Kill { .. } | What::Replace { .. } | What::Stop { .. } => 3,
-        What::Node(..)
-        | What::RestartNode { .. }
-        | What::Import { .. }
-        | What::Lag { .. }
-        | What::Reorg { .. }
-        | What::FlipBack { .. }
-        | What::Burst { .. }
-        | What::Real(..) => 4,
+        _ => 4,
     }
 }
 

@@ -31,7 +31,7 @@ use testkit::usage::now_ns;
 use crate::{
     lock,
     member::{Config, Member, Mirror, Seen},
-    oracle::{self, Findings, Trouble, Violation, Wrong, due, is_touched},
+    oracle::{self, Findings, REMEMBERED, Trouble, Violation, Wrong, due, is_touched},
     world::{DIALLED, Part, REAL_NODES, RealFault, SLOT},
 };
 
@@ -43,8 +43,6 @@ const PACE: Duration = Duration::from_millis(33);
 const ACCOUNTS: usize = 300;
 /// For a response of a node that runs.
 const ANSWERED: Duration = Duration::from_secs(5);
-/// Blocks whose transactions must stay away.
-const REMEMBERED: u64 = 30;
 /// What is told of a transaction is forgotten after it.
 const FORGOTTEN_NS: u64 = 300_000_000_000;
 

@@ -40,8 +40,6 @@ pub(crate) type Failure = Box<dyn Error>;
 
 /// A member must come up within it.
 const STARTED: Duration = Duration::from_secs(6);
-/// Blocks whose transactions must stay away, and after which an order is forgotten.
-const REMEMBERED: u64 = 30;
 /// The conductor, which hardly works, is never so late for want of a core alone.
 const STOOD_STILL: Duration = Duration::from_millis(300);
 /// A node that has lost everything is down for so long.

@@ -5,12 +5,12 @@ use std::collections::HashSet;
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
 
-use super::{Failure, Head, REMEMBERED, Run, Seat};
+use super::{Failure, Head, Run, Seat};
 use crate::{
     member::{Report, Seen},
     oracle::{
-        self, ASKED_ELSEWHERE_NS, Findings, GRACE_NS, Message, Outcome, Time, Trouble, Violation,
-        Wrong, due, is_touched,
+        self, ASKED_ELSEWHERE_NS, Findings, GRACE_NS, Message, Outcome, REMEMBERED, Time, Trouble,
+        Violation, Wrong, due, is_touched,
     },
     searchers::{Sent, Wish, is_known},
     world::{ANSWERED, MemberPlan, Part, SLOT, Setup},
@@ -29,16 +29,16 @@ impl Run<'_> {
             member.ask()?;
         }
         let mut reports = Vec::new();
-        let (asked, mut slow) = (now_ns(), Vec::new());
-        for (at, seat) in self.seats.iter_mut().enumerate() {
-            if let Some(member) = seat.running() {
-                let report = member.report().map_err(|error| format!("member {at}: {error}"))?;
-                reports.push((at, report));
-                let took = (now_ns() - asked) as f64 / 1e9;
-                slow.extend((took > 1.0).then(|| format!("member {at} told after {took:.1} s")));
+        let asked = now_ns();
+        for at in 0..self.seats.len() {
+            let Some(member) = self.seats[at].running() else { continue };
+            let report = member.report().map_err(|error| format!("member {at}: {error}"))?;
+            reports.push((at, report));
+            let took = (now_ns() - asked) as f64 / 1e9;
+            if took > 1.0 {
+                self.say(&format!("member {at} told after {took:.1} s"));
             }
         }
-        slow.iter().for_each(|text| self.say(text));
         self.late[0].reset();
         for (at, report) in &reports {
             self.take(*at, report);
@@ -50,23 +50,17 @@ impl Run<'_> {
         let live: Vec<_> = self.seats.iter().map(|seat| seat.mirror.len()).collect();
         let beside = |seat: &Seat| seat.mirror.uses.last().map_or(0, |(_, uses)| uses[0] >> 20);
         let beside: Vec<_> = self.seats.iter().map(beside).collect();
-        let (orders_in, accepted) =
-            (self.network.ledger().txs.len(), self.searchers.log().accepted());
-        self.outcomes.heads.push(Head {
-            at: self.begin.elapsed(),
-            orders_in: orders_in + accepted as usize,
-            live: live.clone(),
-            p50_ms: now_late.p50 / 1e3,
-            p99_ms: now_late.p99 / 1e3,
-        });
+        let orders_in = self.network.ledger().txs.len();
+        let accepted = self.searchers.log().accepted();
+        let [p50_ms, p99_ms] = [now_late.p50, now_late.p99].map(|us| us / 1e3);
         self.say(&format!(
-            "before head {}: {orders_in} transactions and {accepted} searchers' messages in; builders hold {live:?} and {beside:?} MiB beside them; p50 {:.1} ms, p99 {:.1} ms; {} checks, {} violations",
+            "before head {}: {orders_in} transactions and {accepted} searchers' messages in; builders hold {live:?} and {beside:?} MiB beside them; p50 {p50_ms:.1} ms, p99 {p99_ms:.1} ms; {} checks, {} violations",
             self.head + 1,
-            now_late.p50 / 1e3,
-            now_late.p99 / 1e3,
             self.checks,
             self.outcomes.violations.len()
         ));
+        let (at, orders_in) = (self.begin.elapsed(), orders_in + accepted as usize);
+        self.outcomes.heads.push(Head { at, orders_in, live, p50_ms, p99_ms });
         self.forget();
         Ok(())
     }
@@ -95,9 +89,8 @@ impl Run<'_> {
             if !seat.config.is_slow {
                 self.late[0].saturating_record(late);
             }
-            let mut way: Vec<_> =
-                self.world.members[at].nodes.iter().map(|node| Part::Node(*node)).collect();
-            way.extend([Part::Member(at), Part::Fleet]);
+            let read = self.world.members[at].nodes.iter().map(|node| Part::Node(*node));
+            let way: Vec<_> = read.chain([Part::Member(at), Part::Fleet]).collect();
             // At a node that has lost its pool, a transaction may wait for a nonce.
             let is_slow = seat.config.is_slow || self.network.is_lossy();
             // Under one attack alone, all that was announced during it counts.
@@ -179,11 +172,8 @@ impl Run<'_> {
         }
         let ledger = self.network.ledger();
         for tx in ledger.txs.iter().rev().take(30_000) {
-            let Some((block, mined_at)) =
-                tx.mined.filter(|(block, _)| block + REMEMBERED > self.head)
-            else {
-                continue;
-            };
+            let recent = tx.mined.filter(|(block, _)| block + REMEMBERED > self.head);
+            let Some((block, mined_at)) = recent else { continue };
             // Heads of a fleet tell no nonces: that of a transaction which the builder never had is unknown to it.
             let other = tx.replaced_by.map(|at| ledger.txs[at].hash);
             if plan.reads_fleet && other.is_some_and(|hash| !mirror.lives.contains_key(&hash)) {

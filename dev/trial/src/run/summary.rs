@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use alloy_primitives::B256;
 use testkit::{figures::Times, usage::now_ns};
 
-use super::{FILLED, Failure, REMEMBERED, Run};
+use super::{FILLED, Failure, Run};
 use crate::{
     attack,
-    oracle::{self, Violation},
+    oracle::{self, REMEMBERED, Violation},
 };
 
 impl Run<'_> {
