@@ -118,9 +118,7 @@ impl Args {
         options.status_interval = self.status_interval.or(options.status_interval);
         set(&mut options.log_format, self.log_format);
         #[cfg(feature = "telemetry")]
-        {
-            options.metrics = self.metrics.or(options.metrics);
-        }
+        set(&mut options.metrics, self.metrics.map(Some));
         #[cfg(feature = "rpc")]
         {
             if let Some(listen) = self.rpc {

@@ -134,9 +134,7 @@ impl Running {
         #[cfg_attr(not(feature = "rpc"), expect(unused_mut, reason = "only the server needs it"))]
         let mut ingest = Ingest::start(options.ingest()).await?;
         #[cfg(any(feature = "rpc", feature = "fleet"))]
-        let chain = ingest.fetcher().status().into_iter().find_map(|source| source.node);
-        #[cfg(any(feature = "rpc", feature = "fleet"))]
-        let chain = chain.map(|node| node.chain_id);
+        let chain = ingest.fetcher().status().into_iter().find_map(|it| Some(it.node?.chain_id));
         #[cfg(feature = "fleet")]
         let publishing = publishing::Publishing::start(options, ingest.pool(), chain).await?;
         // Before the first transaction of a replay arrives.

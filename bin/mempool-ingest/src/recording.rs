@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_consensus::Transaction as _;
+use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::B256;
 use futures::stream;
 use mempool_ingest::{
@@ -55,9 +55,7 @@ impl Args {
             options.fetcher.sources = vec![no_node(chain_id)];
             // What the file of a live flow says: a fleet would take what is long mined for pending.
             #[cfg(feature = "rpc")]
-            {
-                options.rpc = None;
-            }
+            drop(options.rpc.take());
             #[cfg(feature = "fleet")]
             {
                 (options.publish, options.streams) = (Vec::new(), Vec::new());
@@ -183,10 +181,7 @@ fn no_node(chain_id: u64) -> Endpoint {
         fn pooled(&self) -> PooledHashes {
             PooledHashes::default()
         }
-        fn get(
-            &self,
-            _: &B256,
-        ) -> Option<alloy_consensus::transaction::Recovered<PooledTransaction>> {
+        fn get(&self, _: &B256) -> Option<Recovered<PooledTransaction>> {
             None
         }
     }

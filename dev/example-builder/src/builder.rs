@@ -59,9 +59,8 @@ impl Builder {
             let slot_s = self.slot.as_secs_f64().round() as u64;
             let block = NextBlock::after(head, self.chain_id, FEE_RECIPIENT, slot_s);
             let now = SystemTime::now();
-            if let Some(Err(error)) =
-                self.list_file.as_ref().map(|it| self.list.reload_file(it, now))
-            {
+            let reloaded = self.list_file.as_ref().map(|it| self.list.reload_file(it, now));
+            if let Some(Err(error)) = reloaded {
                 eprintln!("warning: {error}; the list in force stays until its maximum age");
             }
             let is_built = match self.list.begin_block(FEE_RECIPIENT, None, now) {
