@@ -5,10 +5,7 @@
 //! `BLOCKLIST_RANDOM_TXS` sets how many transactions (default 105,000, of which some 4 % are invalid
 //! on purpose), `BLOCKLIST_SEED` where they start. A failure prints the seed of its block.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    env,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use blocklist::{AttemptInspector, ExecuteError, How};
 use rand::{Rng, SeedableRng};
@@ -19,6 +16,7 @@ use revm::{
     context_interface::{Transaction, transaction::AuthorizationTr},
     primitives::{Address, hardfork::SpecId},
 };
+use testkit::bench::number;
 
 use crate::support::{
     COINBASE, Over, evm_with, forks, guard_for, keys,
@@ -28,13 +26,6 @@ use crate::support::{
 const DEFAULT_TXS: u64 = 105_000;
 const MIN_EXECUTED: u64 = 100_000;
 const TXS_PER_BLOCK: u64 = 10;
-
-fn setting(name: &str, default: u64) -> u64 {
-    match env::var(name) {
-        Ok(value) => value.parse().unwrap_or_else(|_| panic!("{name}={value} is not a number")),
-        Err(_) => default,
-    }
-}
 
 /// How often each thing was seen, so that a generator gone blind does not pass.
 type Seen = BTreeMap<&'static str, u64>;
@@ -164,8 +155,8 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
 
 #[test]
 fn what_is_checked_is_what_was_read_in_random_blocks_on_every_fork() {
-    let txs = setting("BLOCKLIST_RANDOM_TXS", DEFAULT_TXS);
-    let first_seed = setting("BLOCKLIST_SEED", 0);
+    let txs = number("BLOCKLIST_RANDOM_TXS", &DEFAULT_TXS.to_string(), 1..=u64::MAX);
+    let first_seed = number("BLOCKLIST_SEED", "0", 0..=u64::MAX);
     let forks: Vec<SpecId> = forks().collect();
     let blocks = txs.div_ceil(TXS_PER_BLOCK);
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(8);
