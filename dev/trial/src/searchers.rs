@@ -220,9 +220,7 @@ impl Searchers {
         while !self.stop.load(Relaxed) {
             due += Duration::from_secs_f64(between_s * rng.random_range(0.2..1.8));
             sleep_until(due).await;
-            let Some((wish, kind, request)) = self.choose(searcher, &signer, &mut rng) else {
-                continue;
-            };
+            let (wish, kind, request) = self.choose(searcher, &signer, &mut rng);
             let (machine, address) = self.machines[rng.random_range(0..self.machines.len())];
             if let Some(message) = self.log().wishes[wish].messages.last_mut() {
                 (message.machine, message.sent) = (machine, now_ns());
@@ -257,7 +255,7 @@ impl Searchers {
         searcher: u64,
         signer: &Account,
         rng: &mut ChaCha8Rng,
-    ) -> Option<(usize, &'static str, Vec<u8>)> {
+    ) -> (usize, &'static str, Vec<u8>) {
         let head = self.head.load(Relaxed);
         let key = key(self.keys.fetch_add(1, Relaxed));
         let (tx, raw) = signed(&key, |tx| tx.value = U256::from(rng.random::<u32>()));
@@ -287,7 +285,7 @@ impl Searchers {
             let makes = wish.messages[wish.messages.len() - 2].makes;
             let request = wish.request(&wish.raw, nonce, signer);
             wish.messages.push(Sent { is_late: true, ..new_message(makes) });
-            return Some((at, "late", request));
+            return (at, "late", request);
         }
         let open: Vec<_> = own.into_iter().filter(|at| log.wishes[*at].is_open()).collect();
         if what >= 55 && !open.is_empty() {
@@ -297,7 +295,7 @@ impl Searchers {
             if what < 80 && wish.uuid.is_some() {
                 wish.messages.push(new_message(Some(keccak256(tx))));
                 (wish.raw, wish.tx) = (raw, tx);
-                return Some((at, "replaced", wish.request(&wish.raw, nonce, signer)));
+                return (at, "replaced", wish.request(&wish.raw, nonce, signer));
             }
             wish.messages.push(new_message(None));
             wish.is_closed = true;
@@ -307,7 +305,7 @@ impl Searchers {
                 let cancel = wish.named(json!({}), nonce);
                 call("eth_cancelBundle", &json!([cancel]), Some(signer))
             };
-            return Some((at, "cancelled", request));
+            return (at, "cancelled", request);
         }
         let at = log.wishes.len();
         let is_private = what % 5 == 0;
@@ -329,7 +327,7 @@ impl Searchers {
         let nonce = (has_uuid && wish.is_numbered).then_some(1);
         let request = wish.request(&wish.raw, nonce, signer);
         log.wishes.push(wish);
-        Some((at, "new", request))
+        (at, "new", request)
     }
 
     fn note(&self, wish: usize, kind: &str, took: Duration, answer: Option<Answer>) {
