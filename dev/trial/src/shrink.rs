@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     oracle::Wrong,
-    run::{self, Failure},
+    run,
     world::{What, World},
 };
 
@@ -17,16 +17,16 @@ pub(crate) fn shrink(
     all: &[(Duration, What)],
     mut left: Vec<usize>,
     wrong: Wrong,
-) -> Result<(), Failure> {
-    let mut shows = |kept: &[usize]| -> Result<bool, Failure> {
+) {
+    let mut shows = |kept: &[usize]| {
         world.timeline = kept.iter().map(|entry| all[*entry]).collect();
-        for _ in 0..TIMES {
-            let violations = run::run(&world, true)?.violations;
-            if violations.iter().any(|violation| violation.wrong == wrong) {
-                return Ok(true);
+        (0..TIMES).any(|_| match run::run(&world, true) {
+            Ok(outcomes) => outcomes.violations.iter().any(|violation| violation.wrong == wrong),
+            Err(error) => {
+                eprintln!("warning: {error}");
+                false
             }
-        }
-        Ok(false)
+        })
     };
     let mut size = left.len().div_ceil(2);
     while size > 0 {
@@ -34,7 +34,7 @@ pub(crate) fn shrink(
         while from < left.len() {
             let mut kept = left.clone();
             kept.drain(from..(from + size).min(left.len()));
-            if shows(&kept)? {
+            if shows(&kept) {
                 left = kept;
                 println!("shrunk to {} entries", left.len());
             } else {
@@ -48,5 +48,4 @@ pub(crate) fn shrink(
         let (at, what) = &all[entry];
         println!("{entry:3}  {:6.1} s  {what}", at.as_secs_f64());
     }
-    Ok(())
 }

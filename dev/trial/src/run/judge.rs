@@ -13,7 +13,7 @@ use crate::{
         Violation, Wrong, due, is_touched,
     },
     searchers::{Sent, Wish, is_known},
-    world::{ANSWERED, MemberPlan, Part, SLOT, Setup},
+    world::{ANSWERED, Part, SLOT, Setup},
 };
 
 impl Run<'_> {
@@ -109,18 +109,16 @@ impl Run<'_> {
 
     /// The ways of a node's transactions to a builder.
     fn ways(&self, at: usize) -> Vec<(usize, Vec<Part>)> {
-        let plan = &self.world.members[at];
-        if !plan.reads_fleet {
-            let way = |node: &usize| (*node, vec![Part::Node(*node), Part::Member(at)]);
-            return plan.nodes.iter().map(way).collect();
-        }
-        let machines = self.world.members.iter().enumerate().filter(|(_, plan)| plan.has_rpc);
-        let way = |(machine, plan): (usize, &MemberPlan)| {
-            let parts =
-                |node| vec![Part::Node(node), Part::Member(machine), Part::Fleet, Part::Member(at)];
-            plan.nodes.iter().map(|node| (*node, parts(*node))).collect::<Vec<_>>()
+        let members = &self.world.members;
+        let by = |machine: usize, further: &[Part]| -> Vec<_> {
+            let way = |node| [&[Part::Node(node), Part::Member(machine)], further].concat();
+            members[machine].nodes.iter().map(|node| (*node, way(*node))).collect()
         };
-        machines.flat_map(way).collect()
+        if !members[at].reads_fleet {
+            return by(at, &[]);
+        }
+        let machines = (0..members.len()).filter(|machine| members[*machine].has_rpc);
+        machines.flat_map(|machine| by(machine, &[Part::Fleet, Part::Member(at)])).collect()
     }
 
     fn judge(&mut self, at: usize, report: &Report, held: &[Option<Vec<(B256, u64)>>], now: u64) {
