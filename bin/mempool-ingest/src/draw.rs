@@ -8,7 +8,10 @@ use mempool_ingest::{
 };
 use ratatui::{
     Frame,
-    layout::{Constraint, Layout, Rect},
+    layout::{
+        Constraint::{Fill, Length, Min},
+        Layout, Rect,
+    },
     style::{Color, Style, Stylize as _},
     text::{Line, Span},
     widgets::{Block, Borders, Paragraph, Sparkline},
@@ -31,19 +34,11 @@ const ENDPOINT: (usize, usize) = (12, 48);
 
 pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
     let sources = picture.sources.len().min(MAX_SOURCES + 1) as u16;
-    let [title, body] =
-        Layout::vertical([Constraint::Length(1), Constraint::Fill(1)]).areas(frame.area());
+    let [title, body] = Layout::vertical([Length(1), Fill(1)]).areas(frame.area());
     let beside = if body.width < WIDE { 0 } else { body.width - MAIN };
-    let [body, side] =
-        Layout::horizontal([Constraint::Fill(1), Constraint::Length(beside)]).areas(body);
-    let [top, curves, tables, load, below] = Layout::vertical([
-        Constraint::Length(1 + sources),
-        Constraint::Length(5),
-        Constraint::Length(8),
-        Constraint::Length(3),
-        Constraint::Min(0),
-    ])
-    .areas(body);
+    let [body, side] = Layout::horizontal([Fill(1), Length(beside)]).areas(body);
+    let rows = [Length(1 + sources), Length(5), Length(8), Length(3), Min(0)];
+    let [top, curves, tables, load, below] = Layout::vertical(rows).areas(body);
     frame.render_widget(headline(picture, usize::from(title.width)), title);
     section(frame, top, "Sources", source_lines(picture, usize::from(top.width)));
     let [left, right] = halves(curves);
@@ -59,7 +54,7 @@ pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
 }
 
 fn halves(area: Rect) -> [Rect; 2] {
-    Layout::horizontal([Constraint::Fill(1), Constraint::Fill(1)]).spacing(2).areas(area)
+    Layout::horizontal([Fill(1), Fill(1)]).spacing(2).areas(area)
 }
 
 fn block(title: &str) -> Block<'_> {
@@ -164,15 +159,9 @@ fn latency(frame: &mut Frame, area: Rect, picture: &Picture) {
         us(now.p99).cyan(),
         format!(" max {}", us(all.max)).dark_gray(),
     ]);
-    curve(
-        frame,
-        area,
-        "Latency, socket to subscriber",
-        line,
-        &picture.p99_us,
-        Color::Cyan,
-        |peak| format!("p99 {}", us(peak as f64)),
-    );
+    let (title, history) = ("Latency, socket to subscriber", &picture.p99_us);
+    let peak = |peak| format!("p99 {}", us(peak as f64));
+    curve(frame, area, title, line, history, Color::Cyan, peak);
 }
 
 /// A line of text above a curve with one column per second, with its peak.
@@ -190,9 +179,7 @@ fn curve(
     let most = shown.iter().copied().max().unwrap_or(0);
     let inside = block(title).inner(area);
     frame.render_widget(block(title), area);
-    let [text, bars, caption] =
-        Layout::vertical([Constraint::Length(1), Constraint::Length(2), Constraint::Length(1)])
-            .areas(inside);
+    let [text, bars, caption] = Layout::vertical([1, 2, 1].map(Length)).areas(inside);
     frame.render_widget(line, text);
     let bars = Rect { x: bars.x + 1, width: bars.width.saturating_sub(1), ..bars };
     frame.render_widget(Sparkline::default().data(&shown).max(most.max(1)).style(color), bars);

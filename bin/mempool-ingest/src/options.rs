@@ -127,11 +127,9 @@ impl Options {
     /// Its server has the stream.
     #[cfg(feature = "fleet")]
     pub(crate) fn publisher_of(&self, stream: &StreamConfig) -> Result<&PublisherConfig, String> {
-        self.publish.iter().find(|publisher| publisher.flow == stream.flow).ok_or_else(|| {
-            format!(
-                "[[streams]]: no [[publish]] has the flow {:?}, so no server is named",
-                stream.flow
-            )
+        let flow = stream.flow;
+        self.publish.iter().find(|publisher| publisher.flow == flow).ok_or_else(|| {
+            format!("[[streams]]: no [[publish]] has the flow {flow:?}, so no server is named")
         })
     }
 
@@ -165,14 +163,11 @@ fn at(text: &str, error: &toml::de::Error) -> String {
         // A part of the name is nearer than another short name.
         names.min_by_key(|name| (!name.contains(unknown), distance(name)))
     });
-    match unknown.zip(near) {
-        Some((unknown, near)) => {
-            format!(
-                "line {line}, column {column}: there is no `{unknown}`; the nearest is `{near}`"
-            )
-        }
-        None => format!("line {line}, column {column}: {}", message.trim_end()),
-    }
+    let what = match unknown.zip(near) {
+        Some((unknown, near)) => format!("there is no `{unknown}`; the nearest is `{near}`"),
+        None => message.trim_end().to_owned(),
+    };
+    format!("line {line}, column {column}: {what}")
 }
 
 #[cfg(all(test, feature = "config"))]

@@ -46,9 +46,8 @@ impl Args {
             let root_certificates = self.nats_ca.clone();
             let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
             options.publish.retain(|publisher| publisher.flow != flow);
-            options
-                .publish
-                .push(PublisherConfig { flow, ..PublisherConfig::new(server, 0, machine) });
+            let publisher = PublisherConfig { flow, ..PublisherConfig::new(server, 0, machine) };
+            options.publish.push(publisher);
             let Some(replicas) = self.replicas else { continue };
             let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, 0) };
             if flow == Flow::Public {
