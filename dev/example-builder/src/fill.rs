@@ -140,13 +140,11 @@ impl Filling<'_> {
         }
         // Copies, because bundles are few.
         let before = (self.evm.ctx.journaled_state.database.cache.clone(), self.built.clone());
-        let mut added = candidate.txs.iter().try_for_each(|tx| self.add_tx(tx, Some(bundle)));
-        if self.built.txs.len() == before.1.txs.len() {
-            added = added.and(Err(Refusal::Unwanted));
-        }
-        if added.is_err() {
+        let added = candidate.txs.iter().try_for_each(|tx| self.add_tx(tx, Some(bundle)));
+        let is_empty = self.built.txs.len() == before.1.txs.len();
+        if added.is_err() || is_empty {
             (self.evm.ctx.journaled_state.database.cache, self.built) = before;
-            return added;
+            return added.and(Err(Refusal::Unwanted));
         }
         self.built.orders += 1;
         self.built.bundles += 1;
@@ -156,6 +154,7 @@ impl Filling<'_> {
     /// A transaction of a bundle that reverts stays in the block if `revertingTxHashes` names it, is left out if only
     /// `droppingTxHashes` does, and otherwise ends the bundle. An invalid or blocked one can only be left out.
     fn add_tx(&mut self, tx: &Tx, bundle: Option<&Bundle>) -> Result<(), Refusal> {
+        let may_drop = bundle.is_some_and(|it| it.parts().dropping_tx_hashes.contains(&tx.hash));
         let may_revert = bundle.is_none_or(|it| it.parts().reverting_tx_hashes.contains(&tx.hash));
         match self.execute(tx, |result| result.is_success() || may_revert) {
             Ok(result) => {
@@ -164,9 +163,7 @@ impl Filling<'_> {
                 self.built.txs.push((tx.clone(), result.tx_gas_used(), result.is_success()));
                 Ok(())
             }
-            Err(_) if bundle.is_some_and(|it| it.parts().dropping_tx_hashes.contains(&tx.hash)) => {
-                Ok(())
-            }
+            Err(_) if may_drop => Ok(()),
             Err(refusal) => Err(refusal),
         }
     }

@@ -65,11 +65,10 @@ impl World {
         self.runtime.block_on(has_head);
         let head = self.pool.head().expect("it has one");
         let ipc = IpcConnect::new(self.node.node.ipc_path().to_owned());
-        let connect = ProviderBuilder::new().connect_ipc(ipc);
-        let node = self.runtime.block_on(connect).expect("it listens").erased();
+        let node = self.runtime.block_on(ProviderBuilder::new().connect_ipc(ipc));
+        let node = node.expect("it listens").erased();
         let reads = Reads::new(node, self.runtime.handle().clone(), head.hash);
-        let state = NodeState::new(reads);
-        (NextBlock::after(head, DEV_CHAIN_ID, FEE_RECIPIENT, 12), state)
+        (NextBlock::after(head, DEV_CHAIN_ID, FEE_RECIPIENT, 12), NodeState::new(reads))
     }
 }
 
@@ -195,9 +194,9 @@ fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
     let list = list.to_str().expect("text");
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         let ipc = node.node.ipc_path().to_str().expect("text");
-        let args = ["--ipc", ipc, "--blocklist", list, "--json", "--compare", "--slot", "500ms"]
-            .map(Into::into);
-        let mut running = Running::start(CHILD, args).expect("this binary runs");
+        let args = ["--ipc", ipc, "--blocklist", list, "--json", "--compare", "--slot", "500ms"];
+        let running = Running::start(CHILD, args.map(Into::into));
+        let mut running = running.expect("this binary runs");
         running.line(|line| line.starts_with("block ").then_some(())).expect("a block");
         let ended = running.end(Some(signal)).expect("it ends");
         assert_eq!(ended.status.code(), Some(0), "{signal}: {ended:?}");
@@ -210,10 +209,8 @@ fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
 /// It built blocks of everything.
 #[test]
 fn without_a_blocklist_nothing_is_built_on_a_real_node() {
-    let args = ["--ipc", "/none.ipc"].map(str::to_owned);
-    let ended = Running::start(CHILD, args)
-        .and_then(|running| running.end(None))
-        .expect("this binary runs");
+    let running = Running::start(CHILD, ["--ipc", "/none.ipc"].map(str::to_owned));
+    let ended = running.and_then(|running| running.end(None)).expect("this binary runs");
     assert_ne!(ended.status.code(), Some(0), "{ended:?}");
     assert!(ended.stderr.contains("--blocklist <FILE>"), "{ended:?}");
 }
