@@ -86,8 +86,12 @@ struct Run {
     shown: Shown,
     counters: Arc<PublisherCounters>,
     follower: Follower,
-    /// Of the private flow, what the last connection has not read of the pool's log, and not published.
-    unread: Option<(Subscription, VecDeque<Item>)>,
+    /// What is not read yet of the pool's log. It is read over a connection.
+    events: Subscription,
+    /// Whether the pool is replayed, or is to be.
+    comparing: bool,
+    /// What is to be published before other events are read. What strangers send does not hold them up.
+    held: VecDeque<Item>,
     /// What strangers have sent and is not published yet.
     turns: Turns,
     window: Window,
@@ -109,7 +113,9 @@ impl Run {
             shown: Shown::new(counters.state[0].clone(), "publisher", flow.as_str()),
             counters,
             follower: Follower::new(flow, heads),
-            unread: None,
+            events: pool.subscribe_all(),
+            comparing: true,
+            held: VecDeque::new(),
             turns: Turns::new(Instant::now()),
             window: Window::default(),
             identity: Identity::default(),
