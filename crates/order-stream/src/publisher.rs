@@ -38,7 +38,7 @@ use std::{
 };
 
 use async_nats::Subject;
-use order_pool::{OrderPool, Subscription};
+use order_pool::{Event, Lagged, OrderPool, RemoveReason, Subscription, Transaction};
 
 use crate::{
     config::PublisherConfig,
@@ -47,6 +47,7 @@ use crate::{
     identity::Identity,
     metrics::{PublisherCounters, PublisherStats, label},
     running::{Running, Shown},
+    state::State,
     subjects::{stream_name, subjects},
     turns::Turns,
     window::Window,
@@ -121,4 +122,118 @@ impl Run {
             identity: Identity::default(),
         }
     }
+
+    /// The pool is replayed from now on.
+    fn compare(&mut self) {
+        self.events.resync();
+        // What left before is not told any more, nor why.
+        let unsent = self.turns.retain(|id| self.pool.contains(id.hash()));
+        self.counters.unsent.add(unsent);
+        self.follower.begin_comparison();
+        self.counters.comparisons.add(1);
+        self.comparing = true;
+    }
+
+    fn end_comparison(&mut self) {
+        if self.comparing && !self.events.is_replaying() {
+            self.comparing = false;
+            let items = self.follower.end_comparison();
+            self.hold(items);
+        }
+    }
+
+    /// Takes what is to be published.
+    fn hold(&mut self, items: impl IntoIterator<Item = Item>) {
+        for item in items {
+            match item.stranger() {
+                None => self.held.push_back(item),
+                Some(holder) => {
+                    let unsent = self.turns.push(holder, item);
+                    self.counters.unsent.add(unsent);
+                }
+            }
+        }
+    }
+
+    /// Whether a comparison is not wanted: the private flow goes on where it was in the pool's log, as the pool may have forgotten
+    /// a cancellation meanwhile.
+    fn goes_on(&self) -> bool {
+        self.follower.is_private() && !self.comparing
+    }
+
+    fn is_all_read(&self) -> bool {
+        !self.events.is_replaying() && self.events.behind() == 0
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_all_read()
+            && self.held.is_empty()
+            && self.turns.len() == 0
+            && self.window.len() == 0
+    }
+
+    fn show(&self) {
+        let window = &self.window;
+        self.shown.set(match window.trouble() {
+            Some(trouble) => trouble,
+            None if self.comparing => State::CatchingUp,
+            None if !self.held.is_empty() => State::Lagging,
+            None => State::Live,
+        });
+        self.counters.unfinished.set(window.len() as f64);
+        self.counters.waiting.set(self.turns.len() as u64);
+    }
+
+    fn on_event(&mut self, event: Result<Event, Lagged>) {
+        match event {
+            Ok(event) => {
+                match &event {
+                    Event::Removed { order, reason } => {
+                        let is_replaced = *reason == RemoveReason::Replaced;
+                        let unsent = self.turns.remove(order.id(), is_replaced);
+                        // Its sender wants no builder to have it.
+                        let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
+                        self.counters.unsent.add(if is_lost { unsent } else { 0 });
+                    }
+                    // The public flow publishes it. A replay tells of it with `Added`.
+                    Event::BecamePublic(order) | Event::Added(order)
+                        if order.as_tx().is_some_and(Transaction::is_public) =>
+                    {
+                        self.turns.remove(order.id(), false);
+                    }
+                    _ => {}
+                }
+                let items = self.follower.on(&event, &self.pool);
+                self.hold(items);
+            }
+            Err(Lagged { missed, .. }) => {
+                tracing::warn!(missed, "the publisher was too slow for the pool's log");
+                self.counters.lost_events.add(missed);
+                self.compare();
+            }
+        }
+    }
+
+    /// Whether what strangers have sent may be published: when there is room for it and nothing is left to be read, which
+    /// may be that it was cancelled or replaced.
+    fn has_turns(&self) -> bool {
+        self.is_all_read() && self.window.has_room_for_strangers()
+    }
+
+    /// The next message that is published for the first time, if there is room for it: one of strangers behind all others.
+    fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
+        let held = self.window.has_room().then(|| self.held.pop_front()).flatten();
+        held.or_else(|| self.has_turns().then(|| self.turns.next(Instant::now(), is_stopping))?)
+    }
+
+    /// The stream has lost what it had stored: everything is published again.
+    fn reset(&mut self) {
+        tracing::warn!(stream = self.stream, "the stream has lost what it had stored");
+        self.counters.resets.add(1);
+        self.follower.forget_all();
+        self.compare();
+    }
 }
+
+#[cfg(test)]
+mod tests;
