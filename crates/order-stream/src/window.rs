@@ -243,7 +243,7 @@ mod tests {
     use order_pool::{Holder, PrivateCancellation};
 
     use super::*;
-    use crate::wire::Record;
+    use crate::{tests::caller, wire::Record};
 
     const UNAVAILABLE: State = State::Unavailable;
 
@@ -292,7 +292,7 @@ mod tests {
         let (mut window, now) = (Window::default(), Instant::now());
         let mut of_stranger = item(0);
         if let Record::CancelPrivate(cancellation) = &mut of_stranger.record {
-            cancellation.holder = Holder::caller([10, 0, 0, 1].into());
+            cancellation.holder = caller(1);
         }
         let (sent, _) = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
         assert!(window.has_room() && !window.has_room_for_strangers());

@@ -1,32 +1,19 @@
-use alloy_primitives::Address;
 use chain_view::Block;
-use mock_node::workload::{Workload, WorkloadConfig};
 use order_pool::{
     Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, OrderPool, Origin,
-    PoolConfig, ReplacementKey,
+    PoolConfig,
 };
-use uuid::Uuid;
 
 use super::*;
 use crate::{
     config::{Flow, PublisherConfig, ServerConfig},
-    tests,
+    tests::{self, KEY, caller, head, keyed_parts, pool},
     wire::Record,
 };
 
-const SIGNER: Address = Address::repeat_byte(1);
-
-fn key() -> ReplacementKey {
-    ReplacementKey { uuid: Uuid::nil(), signer: SIGNER }
-}
-
 fn txs(count: usize) -> Vec<Transaction> {
-    let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
-    let txs = load.prepare(count);
-    let transaction = |tx: &mock_node::workload::PreparedTx| {
-        Transaction::new(tx.recovered(), Origin::Rpc, SystemTime::now())
-    };
-    txs.iter().map(transaction).collect()
+    let sent = |tx| Transaction::new(tx, Origin::Rpc, SystemTime::now());
+    tests::txs(count).into_iter().map(sent).collect()
 }
 
 fn private(pool: &OrderPool) -> Run {
@@ -36,16 +23,7 @@ fn private(pool: &OrderPool) -> Run {
 
 /// A stranger's, for a block, in a place that others take.
 fn bundle(tx: &Transaction, nonce: u64) -> Bundle {
-    let ReplacementKey { uuid, signer } = key();
-    let parts = BundleParts {
-        txs: vec![tx.clone()],
-        block: Some(5),
-        uuid: Some(uuid),
-        signer: Some(signer),
-        replacement_nonce: Some(nonce),
-        holder: Holder::caller([10, 0, 0, 1].into()),
-        ..BundleParts::default()
-    };
+    let parts = BundleParts { holder: caller(1), ..keyed_parts(tx, 5, nonce) };
     Bundle::new(parts).expect("a bundle")
 }
 
@@ -75,7 +53,7 @@ fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_wa
         pool.insert_bundle(bundle(&txs[0], 1));
         read(&mut run);
         assert_eq!(run.turns.len(), 1);
-        let cancellation = Cancellation { key: key(), nonce: None, holder: Holder::Host };
+        let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
         pool.cancel_bundle(cancellation);
         if is_log_lost {
             clock.advance(CANCELLATION_RETENTION);
@@ -95,23 +73,23 @@ fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_wa
 /// The counter rose with each replacement, so nobody could watch it.
 #[test]
 fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
-    let (pool, txs) = (tests::pool(), txs(4));
+    let (pool, txs) = (pool(), txs(4));
     let mut run = private(&pool);
     let unsent = |run: &mut Run| {
         read(run);
         let stats = run.counters.stats();
         (run.turns.len(), stats.unsent)
     };
-    pool.on_head(Block::new(tests::head(1, 0, 0), []));
+    pool.on_head(Block::new(head(1, 0, 0), []));
     for (nonce, tx) in (1..).zip(&txs[..3]) {
         pool.insert_bundle(bundle(tx, nonce));
         assert_eq!(unsent(&mut run), (1, 0));
     }
-    pool.cancel_bundle(Cancellation { key: key(), nonce: Some(4), holder: Holder::Host });
+    pool.cancel_bundle(Cancellation { key: KEY, nonce: Some(4), holder: Holder::Host });
     assert_eq!(unsent(&mut run), (0, 0));
     pool.insert_bundle(bundle(&txs[3], 5));
     assert_eq!(unsent(&mut run), (1, 0));
-    pool.on_head(Block::new(tests::head(2, 0, 0), [*txs[3].hash()]));
+    pool.on_head(Block::new(head(2, 0, 0), [*txs[3].hash()]));
     assert_eq!(unsent(&mut run), (0, 1));
 }
 
@@ -123,7 +101,7 @@ fn what_the_node_announces_before_its_turn_waits_no_longer_and_is_not_counted_as
         let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
         let pool = OrderPool::new(config).expect("a pool");
         let mut run = private(&pool);
-        let of_caller = txs[0].clone().held_by(Holder::caller([10, 0, 0, 1].into()));
+        let of_caller = txs[0].clone().held_by(caller(1));
         pool.insert_transaction(of_caller);
         read(&mut run);
         assert_eq!(run.turns.len(), 1);
@@ -134,7 +112,7 @@ fn what_the_node_announces_before_its_turn_waits_no_longer_and_is_not_counted_as
         }
         read(&mut run);
         assert_eq!(run.turns.len(), 0, "log lost: {is_log_lost}");
-        pool.on_head(Block::new(tests::head(1, 0, 0), [*txs[0].hash()]));
+        pool.on_head(Block::new(head(1, 0, 0), [*txs[0].hash()]));
         read(&mut run);
         assert_eq!(run.counters.stats().unsent, 0);
     }

@@ -3,15 +3,13 @@ use std::{sync::Arc, time::SystemTime};
 use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, Bytes, Signature};
 use chain_view::PooledTransaction;
-use order_pool::{Cancellation, Origin, ReplacementKey, Transaction};
-use uuid::Uuid;
+use order_pool::{Cancellation, Origin, Transaction};
 
 use super::*;
-use crate::follow::Hold;
-
-fn caller(n: u8) -> Holder {
-    Holder::caller([10, 0, 0, n].into())
-}
+use crate::{
+    follow::Hold,
+    tests::{KEY, caller},
+};
 
 /// An order of so many bytes, and some for itself.
 fn order(n: u64, bytes: usize) -> Item {
@@ -23,8 +21,7 @@ fn order(n: u64, bytes: usize) -> Item {
 }
 
 fn cancellation() -> Item {
-    let key = ReplacementKey { uuid: Uuid::nil(), signer: Address::ZERO };
-    let cancellation = Cancellation { key, nonce: None, holder: Holder::Host };
+    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
     Item { record: Record::Cancellation(cancellation), number: None, hold: None }
 }
 
