@@ -55,26 +55,6 @@ use crate::{
 /// niceness 10 that offers its core to others every 0.1 ms or so while it writes, unless it is
 /// behind or a group takes longer than a second; events that leave the log before they are read are lost and counted
 /// ([`RecorderStats::lost_events`]).
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use mempool_recorder::{Recorder, RecorderConfig};
-/// use order_pool::{OrderPool, PoolConfig};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = tempfile::tempdir()?;
-/// let pool = OrderPool::new(PoolConfig::default())?;
-/// // Blobs are 131 kB each, and a disk is only so large.
-/// let config = RecorderConfig { blobs: false, ..RecorderConfig::new(folder.path()) };
-/// let recorder = Recorder::start(&pool, config)?;
-/// // … the pool fills …
-/// let end = recorder.shutdown(Duration::from_secs(10));
-/// assert!(end.ended, "the disk is slow: the last segment is still being written");
-/// println!("{} rows in {} segments", end.stats.rows, end.stats.segments);
-/// # Ok(())
-/// # }
-/// ```
 #[derive(Debug)]
 pub struct Recorder {
     stop: SyncSender<()>,
@@ -229,8 +209,13 @@ impl Follower {
         if self.group.is_empty() {
             return;
         }
-        let turns = Turns { subscription: &self.subscription, start: Instant::now() };
-        let pause = || turns.pause(Instant::now());
+        let start = Instant::now();
+        let pause = || {
+            if may_pause(&self.subscription, start.elapsed()) {
+                // Lets the threads that wait for this core go first.
+                thread::yield_now();
+            }
+        };
         let all = self.group.rows().count();
         let rows: Vec<_> =
             self.group.rows().filter(|(tx, _)| self.external || tx.is_public()).collect();
@@ -262,27 +247,10 @@ const MAX_BEHIND: u64 = 16_384;
 /// How long a group is written with pauses: three times as long as one of 16 MiB takes.
 const MAX_PAUSING: Duration = Duration::from_secs(1);
 
-/// When the writing of a group lets others go first.
-struct Turns<'a> {
-    subscription: &'a Subscription,
-    start: Instant,
-}
-
-impl Turns<'_> {
-    fn pause(&self, now: Instant) {
-        if self.are_due(now) {
-            // Lets the threads that wait for this core go first.
-            thread::yield_now();
-        }
-    }
-
-    /// On a machine without idle time a pause costs a whole slice of each thread that waits, and
-    /// with all pauses the recorder would lose its place in the log. So it insists on its share
-    /// once it is behind.
-    fn are_due(&self, now: Instant) -> bool {
-        self.subscription.behind() < MAX_BEHIND
-            && now.saturating_duration_since(self.start) < MAX_PAUSING
-    }
+/// Whether others go first while a group is written. On a machine without idle time a pause costs a whole slice of each thread
+/// that waits, and with all pauses the recorder would lose its place in the log. So it insists on its share once it is behind.
+fn may_pause(subscription: &Subscription, writing: Duration) -> bool {
+    subscription.behind() < MAX_BEHIND && writing < MAX_PAUSING
 }
 
 #[cfg(test)]
