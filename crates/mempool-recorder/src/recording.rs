@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
+    vec,
 };
 
 use alloy_consensus::transaction::Recovered;
@@ -20,7 +21,7 @@ use parquet::{
     basic::{ConvertedType, LogicalType, TimeUnit, Type},
     data_type::{ByteArray, ByteArrayType, Int64Type},
     errors::ParquetError,
-    file::metadata::ParquetMetaData,
+    file::metadata::RowGroupMetaData,
     schema::types::SchemaDescriptor,
 };
 use txpool_fetcher::{Malformed, RawTransaction, read_raw};
@@ -150,17 +151,16 @@ type Unit = fn(u64) -> Duration;
 
 fn time(unit: Unit, value: i64) -> Result<SystemTime, BadRow> {
     let since = u64::try_from(value).ok().map(unit);
-    since
-        .and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since))
-        .ok_or(BadRow::Timestamp { value })
+    let time = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+    time.ok_or(BadRow::Timestamp { value })
 }
 
 struct OpenFile {
     path: PathBuf,
     input: Arc<Input>,
-    metadata: ParquetMetaData,
     columns: Columns,
-    next_group: usize,
+    /// Those that are still to be read.
+    groups: vec::IntoIter<RowGroupMetaData>,
     group: Option<Group>,
 }
 
@@ -209,22 +209,23 @@ impl OpenFile {
                 }
             }
         }
-        Ok(Self { path, input, metadata, columns, next_group: 0, group: None })
+        let groups = metadata.into_builder().take_row_groups().into_iter();
+        Ok(Self { path, input, columns, groups, group: None })
     }
 
     fn next(&mut self) -> Option<Result<Row, BadRow>> {
         loop {
-            if self.group.is_none() {
-                let index = self.next_group;
-                let metadata = self.metadata.row_groups().get(index)?;
-                self.next_group = self.next_group.saturating_add(1);
-                let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
-                match Group::open(&self.input, &self.metadata, index, self.columns, rows) {
-                    Ok(group) => self.group = Some(group),
-                    Err(error) => return Some(Err(self.unreadable(rows, &error))),
+            let group = match &mut self.group {
+                Some(group) => group,
+                None => {
+                    let metadata = self.groups.next()?;
+                    let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
+                    match Group::open(&self.input, &metadata, self.columns, rows) {
+                        Ok(group) => self.group.insert(group),
+                        Err(error) => return Some(Err(self.unreadable(rows, &error))),
+                    }
                 }
-            }
-            let group = self.group.as_mut()?;
+            };
             match group.next() {
                 Ok(Some(row)) => return Some(row),
                 Ok(None) => self.group = None,
@@ -289,12 +290,10 @@ impl Columns {
 impl Group {
     fn open(
         input: &Arc<Input>,
-        metadata: &ParquetMetaData,
-        index: usize,
+        group: &RowGroupMetaData,
         columns: Columns,
         rest: u64,
     ) -> Result<Self, ParquetError> {
-        let group = metadata.row_group(index);
         let bytes = |index| Column::open(input, group, index);
         Ok(Self {
             rest,
@@ -316,10 +315,6 @@ impl Group {
         let hash = self.hash.next()?;
         let raw = self.raw.next()?;
         let from = self.from.as_mut().map(Column::next).transpose()?;
-        let (timestamp, hash, raw) = match (timestamp, hash, raw) {
-            (Some(timestamp), Some(hash), Some(raw)) => (timestamp, hash, raw),
-            _ => return Err(ParquetError::EOF("its columns end before its row count".into())),
-        };
         self.rest = self.rest.saturating_sub(1);
         Ok(Some(self.row(timestamp, hash, raw, from)))
     }
@@ -329,14 +324,14 @@ impl Group {
         timestamp: Option<i64>,
         hash: Option<ByteArray>,
         raw: Option<ByteArray>,
-        from: Option<Option<Option<ByteArray>>>,
+        from: Option<Option<ByteArray>>,
     ) -> Result<Row, BadRow> {
         let null = |column| BadRow::Null { column };
         let hash = hash.ok_or(null(HASH))?;
         let sender = match from {
             None => None,
             Some(from) => {
-                let from = from.flatten().ok_or(null(FROM))?;
+                let from = from.ok_or(null(FROM))?;
                 Some(Address::from(hex(&from).ok_or(BadRow::Sender)?))
             }
         };
