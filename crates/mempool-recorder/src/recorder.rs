@@ -2,13 +2,8 @@
 //!
 //! # Why it is so
 //!
-//! `mempool-recorder` writes the columns of mempool-dumpster, so that tools and studies of that archive read ours, and
-//! a replay reads the archive.
-//!
-//! - **A segment is one row group and one file.** Parquet's footer is written last, and without it a file cannot
-//!   be read. One long file would need a repair after a crash, for which no other tool exists, and an
-//!   ever-growing list of its row groups in memory. A segment gets its name when it is complete and synced, so a
-//!   named file is never written again and any reader opens all of them.
+//! - **A segment is one row group and one file.** One long file would need a repair after a crash, for which no
+//!   other tool exists, and an ever-growing list of its row groups in memory.
 //! - **The recorder polls.** A waiting subscriber has to be woken by the writer; one that looks every 100 ms adds
 //!   nothing to the cost of an insert. Meanwhile the events stay in the pool's log, whose caps bound it. A
 //!   recorder that falls behind is a slow reader like any other: the number of events that it missed is returned.
@@ -17,10 +12,7 @@
 //!   Linux lets a running thread finish its slice even if one of a higher priority wakes on its core. So our own
 //!   code compresses pages, 8 KiB at a time, and offers the core after each step. On a full machine each offer costs
 //!   a slice of every thread that waits, so a recorder that is behind makes none and relies on its niceness.
-//! - **Whether a block took a transaction is known only later**, so the columns about inclusion are null unless it was
-//!   known when the group was written. Waiting for it would keep rows where a crash loses them.
-//! - **Private order flow is not written unless asked for**: a transaction that no node has announced by the time
-//!   its group is written is left out.
+//! - **A group does not wait for the blocks that take its transactions**: that would keep rows where a crash loses them.
 //! - **A file is outside input.** The Parquet library reserves memory for as many elements as a list of the
 //!   footer claims, and its gzip codec inflates without a bound. So the footer is walked through before it is
 //!   parsed, and our own code decompresses pages, up to a limit. A panic of the library is caught.
@@ -51,9 +43,7 @@ use crate::{
 /// Records every transaction that the pool accepts: first those already in it, then every new one.
 /// When dropped, it writes what it has and ends, and nothing waits for that.
 ///
-/// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], on a thread of
-/// niceness 10 that offers its core to others every 0.1 ms or so while it writes, unless it is
-/// behind or a group takes longer than a second; events that leave the log before they are read are lost and counted
+/// The pool does not wait for it: events that leave the pool's log before they are read are lost and counted
 /// ([`RecorderStats::lost_events`]).
 #[derive(Debug)]
 pub struct Recorder {
