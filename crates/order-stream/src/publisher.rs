@@ -117,7 +117,7 @@ impl Run {
             events: pool.subscribe_all(),
             comparing: true,
             held: VecDeque::new(),
-            turns: Turns::new(Instant::now()),
+            turns: Turns::default(),
             window: Window::default(),
             identity: Identity::default(),
         }

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use load_control::Backoff;
+
 use crate::{follow::Item, running::CONNECTED_BACKOFF, state::State};
 
 /// Most messages: at a round trip of 100 ms, enough for 40,000/s.
@@ -21,8 +23,9 @@ const MAX_STRANGERS_BYTES: usize = 1 << 20;
 /// within a region. A leader that steps down drops messages without a word, and the next one has the later ones meanwhile.
 const FIRST_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The longest it waits: longer than for a failure, so that a server which is slow to the last gets nothing twice.
-const MAX_PATIENCE: Duration = Duration::from_secs(8);
+/// How long it waits after so many times. At last longer than for a failure, so that a server which is slow to the last gets
+/// nothing twice.
+const PATIENCE: Backoff = Backoff { base: FIRST_PATIENCE, cap: Duration::from_secs(8) };
 
 /// A message by its number, and how often it was published again: a response to an earlier time is not one to the last.
 pub(crate) type Sent = (u64, u32);
@@ -46,7 +49,7 @@ struct Slot {
 /// While it stores something, the oldest message is published again without waiting for a failure. A slow server gets no more
 /// to do by that: it is one message at a time, each waits twice as long as the one before it, and only a first copy that proves
 /// to be lost, or an acknowledgement that comes in time, takes that back.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Window {
     slots: BTreeMap<u64, Slot>,
     /// The numbers of those that are to be published again.
@@ -56,16 +59,8 @@ pub(crate) struct Window {
     of_strangers: (usize, usize),
     next: u64,
     closed: Option<Closed>,
-    /// How long the oldest message waits before it is published again.
-    patience: Duration,
-}
-
-impl Default for Window {
-    fn default() -> Self {
-        let (slots, unsent) = (BTreeMap::new(), BTreeSet::new());
-        let (bytes, of_strangers, next) = (0, (0, 0), 0);
-        Self { slots, unsent, bytes, of_strangers, next, closed: None, patience: FIRST_PATIENCE }
-    }
+    /// How often an oldest message was published again since that proved to be needed.
+    repeats: u32,
 }
 
 /// While the stream stores nothing.
@@ -143,7 +138,7 @@ impl Window {
     fn repeats_at(&self) -> Option<Instant> {
         let is_open = self.closed.is_none() && self.unsent.is_empty();
         let (_, oldest) = self.slots.first_key_value().filter(|_| is_open)?;
-        Some(oldest.published + self.patience)
+        Some(oldest.published + PATIENCE.delay(self.repeats, 1.0))
     }
 
     /// The oldest, if it has waited for long. The wait goes on: a stream that stores nothing is found no later.
@@ -154,7 +149,7 @@ impl Window {
         let slot = oldest.get_mut();
         slot.attempt += 1;
         slot.published = now;
-        self.patience = (2 * self.patience).min(MAX_PATIENCE);
+        self.repeats = self.repeats.saturating_add(1);
         Some(((number, slot.attempt), now.saturating_duration_since(slot.since)))
     }
 
@@ -171,7 +166,7 @@ impl Window {
         if let Some(slot) = self.slots.get(&number) {
             let is_in_time = now.saturating_duration_since(slot.since) < FIRST_PATIENCE;
             if is_in_time || attempt > 0 {
-                self.patience = FIRST_PATIENCE;
+                self.repeats = 0;
             }
         }
         self.settle(sent)
@@ -246,8 +241,6 @@ mod tests {
     use crate::{tests::caller, wire::Record};
 
     const UNAVAILABLE: State = State::Unavailable;
-
-    const PATIENCE: Duration = Duration::from_secs(90);
 
     fn item(n: u8) -> Item {
         let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
@@ -334,7 +327,10 @@ mod tests {
         window.fail((number, 0), UNAVAILABLE, now, 1.0);
         assert_eq!(window.trouble(), None, "its last attempt has no response");
         window.fail(again, UNAVAILABLE, now, 1.0);
-        assert_eq!((window.trouble(), window.repeat(now + PATIENCE)), (Some(UNAVAILABLE), None));
+        assert_eq!(
+            (window.trouble(), window.repeat(now + 2 * PATIENCE.cap)),
+            (Some(UNAVAILABLE), None)
+        );
     }
 
     /// 2,000 messages/s, each stored after two seconds.

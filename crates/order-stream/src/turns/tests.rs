@@ -33,7 +33,8 @@ fn id(item: &Item) -> OrderId {
 /// With nothing left of what may be published at once, as in a flood.
 fn spent() -> (Turns, Instant) {
     let now = Instant::now();
-    (Turns { credit_bytes: 0.0, ..Turns::new(now) }, now)
+    let (spent_bytes, as_of) = (MAX_CREDIT_BYTES, Some(now));
+    (Turns { spent_bytes, as_of, ..Turns::default() }, now)
 }
 
 /// What is published until the next one has to wait.
@@ -45,7 +46,7 @@ fn drain(turns: &mut Turns, now: Instant) -> Vec<Item> {
 fn whatever_callers_flood_no_more_than_the_rate_is_published_and_another_one_waits_for_few_of_theirs()
  {
     let (begin, mut now) = (Instant::now(), Instant::now());
-    let mut turns = Turns::new(begin);
+    let mut turns = Turns { as_of: Some(begin), ..Turns::default() };
     for n in 0..1_000 {
         turns.push(caller((n % 2) as u8), order(n, 40_000));
     }
