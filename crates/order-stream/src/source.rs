@@ -111,7 +111,7 @@ impl Session for Reader {
             biased;
             () = stop.wait() => State::Ended,
             // What the client still holds is read again.
-            reason = link.lost() => State::Disconnected { reason },
+            state = link.ended(&[]) => state,
             Err(state) = self.read(link) => state,
         }
     }

@@ -95,7 +95,6 @@ impl<'a> Session<'a> {
         let asked = self.ask();
         let found = self.link.unless_lost(asked).await?;
         self.note_stream(found, false)?;
-        let mut status = self.link.status.clone();
         loop {
             // A replay of an empty pool ends without an event.
             if self.run.events.is_replaying()
@@ -122,15 +121,7 @@ impl<'a> Session<'a> {
             tokio::select! {
                 biased;
                 () = stop.wait(), if !is_stopping => {}
-                changed = status.changed() => {
-                    let lost = status.borrow_and_update().lost;
-                    if let Some(reason) = lost.or(changed.err().map(|_| Lost)) {
-                        return Err(State::Disconnected { reason });
-                    }
-                    if self.link.is_denied("mempool.") || self.link.is_denied("_INBOX_") {
-                        return Err(State::Denied);
-                    }
-                }
+                state = self.link.ended(&["mempool.", "_INBOX_"]) => return Err(state),
                 Some(response) = self.responses.next() => self.on_response(response),
                 Some(found) = OptionFuture::from(self.check.as_mut()) => {
                     self.check = None;
