@@ -4,14 +4,10 @@
 //!
 //! Both have a pure core (window, position, what of a pool is published) under a thread with a runtime of its own.
 //!
-//! - **The message id is the order's.** Any number of machines publish everything they have, and the stream keeps the first
-//!   of each within its duplicate window. No machine has to know of the others, and each may end at any time. In
-//!   the private flow the sequence of orders and cancellations matters, and each machine may have seen another one: there each
-//!   message has an id of its own, by the machine, the start of its publisher and a number.
-//! - **A publisher remembers which of the pool's orders it has published, and no bytes.** After a loss it publishes its
-//!   window again, then replays the pool, and publishes what it does not remember. So an outage of any length needs no queue.
-//!   In the private flow it first goes on where it was in the pool's log, as long as that reaches back: a cancellation that
-//!   the pool has forgotten is still there.
+//! - **The message id of a public order is the order's.** Any number of machines publish everything they have. No machine
+//!   has to know of the others, and each may end at any time.
+//! - **A publisher remembers which of the pool's orders it has published, and no bytes.** So an outage of any length needs
+//!   no queue. In the private flow it first goes on in the pool's log: a cancellation that the pool has forgotten is there.
 //! - **A publisher and a source are of one flow.** Private orders have a stream, credentials and a connection of their own,
 //!   so a mistake in the rights of one flow shows nothing of the other.
 //! - **The client's own reconnect is not used.** It hides the reason of a loss, and what was lost with it.
@@ -24,8 +20,6 @@
 //!   source, and tries forever to make a consumer of a stream that is missing or denied.
 //! - **A source decodes and inserts on the thread that reads.** Neither recovers or proves anything, so both take
 //!   microseconds; what is not read stays on the server, whose requests are bounded in bytes.
-//! - **What strangers send waits behind all else**, and each of them in turn ([`crate::turns`]): a stream has no lanes, so
-//!   nothing that was published can be overtaken.
 //! - **The machine is in the subject**, because the server grants rights for subjects: a name inside the message would be
 //!   whatever its sender writes.
 
@@ -56,11 +50,8 @@ use crate::{
 /// Publishes the orders of a pool: those that it holds, then every new one, each stored once however many machines
 /// publish it. Dropping it stops it without waiting.
 ///
-/// The pool does not wait for it: it reads the pool's log on a thread of its own. While its window is full, events stay in
-/// that log, whose caps bound it, and so do private ones without a connection; orders of callers of whom only the address is
-/// known wait for their turn as references to what the pool holds. After a loss, it compares the pool with what
-/// it has published and publishes what is missing. It holds a handle of the pool, whose other subscriptions therefore do not end
-/// before it does.
+/// The pool does not wait for it: while its window is full, or there is no connection, events stay in the pool's log, whose
+/// caps bound it. It holds a handle of the pool, whose other subscriptions therefore do not end before it does.
 pub type Publisher = Running<PublisherStats>;
 
 impl Publisher {
@@ -87,7 +78,7 @@ struct Run {
     shown: Shown,
     counters: Arc<PublisherCounters>,
     follower: Follower,
-    /// What is not read yet of the pool's log. It is read over a connection.
+    /// It is read while there is a connection.
     events: Subscription,
     /// Whether the pool is replayed, or is to be.
     comparing: bool,
