@@ -25,7 +25,7 @@ use crate::{
     error::StreamError,
     link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
     metrics::{SourceCounters, SourceStats, label},
-    position::{Extent, Place, Position, Step},
+    position::{Place, Position, Step},
     running::{Running, Session, Shown, Stop},
     state::State,
     subjects::stream_name,
@@ -127,7 +127,7 @@ impl Reader {
         let longest = link.client.max_payload().saturating_add(HEAD_BYTES);
         let stream = link.stream(&self.stream).await?;
         let info = stream.cached_info();
-        match self.position.begin(&extent(info)) {
+        match self.position.begin(&info.into()) {
             Some(missed) => self.deliverer.counters.missed.add(missed),
             None => {
                 tracing::warn!(stream = self.stream, "another stream, or it has lost its end");
@@ -199,7 +199,7 @@ impl Reader {
         let (stream, position) = (self.stream.clone(), self.position.clone());
         let ask = async move {
             let found = link.stream(&stream).await?;
-            Ok(position.is_other(&extent(found.cached_info())))
+            Ok(position.is_other(&found.cached_info().into()))
         };
         ask.boxed()
     }
@@ -312,15 +312,6 @@ const fn state_behind(state: State, pending: u64) -> State {
         State::Lagging if pending > LAG_MESSAGES / 2 => State::Lagging,
         _ if pending > LAG_MESSAGES => State::Lagging,
         _ => State::Live,
-    }
-}
-
-fn extent(info: &Info) -> Extent {
-    Extent {
-        created: info.created.unix_timestamp_nanos(),
-        first: info.state.first_sequence,
-        last: info.state.last_sequence,
-        messages: info.state.messages,
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{
     identity::{Acknowledged, Found},
     link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
     metrics::RefuseReason,
+    position::Extent,
     response::Response,
     running::{self, Stop},
     state::{DisconnectReason::Lost, State},
@@ -260,12 +261,10 @@ impl<'a> Session<'a> {
         let ask = async move {
             let stream = link.stream(&name).await?;
             let info = stream.cached_info();
-            let (first, last) = (info.state.first_sequence, info.state.last_sequence);
+            let extent = Extent::from(info);
             let limit = u64::try_from(info.config.max_bytes).unwrap_or(u64::MAX);
             let mut found = Found {
-                created: info.created.unix_timestamp_nanos(),
-                first,
-                last,
+                extent,
                 max_age: info.config.max_age,
                 // Not by a message of the largest size.
                 is_full: info.state.bytes > limit / 2,
@@ -273,7 +272,7 @@ impl<'a> Session<'a> {
                 in_its_place: None,
             };
             if let Some(asked) = &found.asked
-                && (first..=last).contains(&asked.sequence)
+                && (extent.first..=extent.last).contains(&asked.sequence)
                 && !link.is_denied("STREAM.MSG.GET.")
             {
                 let raw = stream.get_raw_message(asked.sequence).await.ok();
