@@ -6,7 +6,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt, fs,
+    fmt, fs, mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -123,27 +123,25 @@ impl Iterator for Recording {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let Some(file) = &mut self.file else {
-                let path = self.files.pop_front()?;
-                match OpenFile::open(path.clone(), self.config) {
-                    Ok(file) => self.file = Some(file),
-                    Err(error) => {
-                        let reason = error.to_string();
-                        return Some(Err(BadRow::Unreadable { path, rows: 0, reason }));
-                    }
-                }
-                continue;
-            };
-            match file.next() {
-                None => self.file = None,
-                Some(Err(bad)) => return Some(Err(bad)),
+            match self.file.as_mut().and_then(OpenFile::next) {
                 Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => {
                     self.left_out = self.left_out.saturating_add(1);
                 }
-                Some(Ok(row)) => return Some(row.decode()),
+                Some(row) => return Some(row.and_then(Row::decode)),
+                None => {
+                    let path = self.files.pop_front()?;
+                    match OpenFile::open(path.clone(), self.config) {
+                        Ok(file) => self.file = Some(file),
+                        Err(error) => return Some(Err(unreadable(&path, 0, &error))),
+                    }
+                }
             }
         }
     }
+}
+
+fn unreadable(path: &Path, rows: u64, error: &dyn fmt::Display) -> BadRow {
+    BadRow::Unreadable { path: path.to_owned(), rows, reason: error.to_string() }
 }
 
 /// Makes a duration of a number in the unit of a timestamp.
@@ -215,31 +213,18 @@ impl OpenFile {
 
     fn next(&mut self) -> Option<Result<Row, BadRow>> {
         loop {
-            let group = match &mut self.group {
-                Some(group) => group,
-                None => {
-                    let metadata = self.groups.next()?;
-                    let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
-                    match Group::open(&self.input, &metadata, self.columns, rows) {
-                        Ok(group) => self.group.insert(group),
-                        Err(error) => return Some(Err(self.unreadable(rows, &error))),
-                    }
-                }
-            };
-            match group.next() {
-                Ok(Some(row)) => return Some(row),
-                Ok(None) => self.group = None,
-                Err(error) => {
-                    let rest = group.rest;
-                    self.group = None;
-                    return Some(Err(self.unreadable(rest, &error)));
-                }
+            if let Some(group) = self.group.as_mut().filter(|group| group.rest > 0) {
+                return Some(group.next().unwrap_or_else(|error| {
+                    Err(unreadable(&self.path, mem::take(&mut group.rest), &error))
+                }));
+            }
+            let metadata = self.groups.next()?;
+            let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
+            match Group::open(&self.input, &metadata, self.columns, rows) {
+                Ok(group) => self.group = Some(group),
+                Err(error) => return Some(Err(unreadable(&self.path, rows, &error))),
             }
         }
-    }
-
-    fn unreadable(&self, rows: u64, error: &ParquetError) -> BadRow {
-        BadRow::Unreadable { path: self.path.clone(), rows, reason: error.to_string() }
     }
 }
 
@@ -305,42 +290,29 @@ impl Group {
         })
     }
 
-    /// `None` after the last row.
-    fn next(&mut self) -> Result<Option<Result<Row, BadRow>>, ParquetError> {
-        if self.rest == 0 {
-            return Ok(None);
-        }
+    /// While there is a rest.
+    fn next(&mut self) -> Result<Result<Row, BadRow>, ParquetError> {
         // Every column is read, whatever the others hold, so that they stay at the same row.
         let timestamp = self.timestamp.next()?;
         let hash = self.hash.next()?;
         let raw = self.raw.next()?;
         let from = self.from.as_mut().map(Column::next).transpose()?;
         self.rest = self.rest.saturating_sub(1);
-        Ok(Some(self.row(timestamp, hash, raw, from)))
-    }
-
-    fn row(
-        &self,
-        timestamp: Option<i64>,
-        hash: Option<ByteArray>,
-        raw: Option<ByteArray>,
-        from: Option<Option<ByteArray>>,
-    ) -> Result<Row, BadRow> {
-        let null = |column| BadRow::Null { column };
-        let hash = hash.ok_or(null(HASH))?;
-        let sender = match from {
-            None => None,
-            Some(from) => {
+        let row = || {
+            let null = |column| BadRow::Null { column };
+            let hash = hash.ok_or(null(HASH))?;
+            let sender = |from: Option<ByteArray>| {
                 let from = from.ok_or(null(FROM))?;
-                Some(Address::from(hex(&from).ok_or(BadRow::Sender)?))
-            }
+                hex(&from).map(Address::new).ok_or(BadRow::Sender)
+            };
+            Ok(Row {
+                sender: from.map(sender).transpose()?,
+                seen_at: time(self.unit, timestamp.ok_or(null(TIMESTAMP))?)?,
+                hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
+                raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
+            })
         };
-        Ok(Row {
-            seen_at: time(self.unit, timestamp.ok_or(null(TIMESTAMP))?)?,
-            hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
-            sender,
-            raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
-        })
+        Ok(row())
     }
 }
 
