@@ -34,7 +34,6 @@ pub(crate) type Sent = (u64, u32);
 struct Slot {
     item: Item,
     size: usize,
-    is_strangers: bool,
     attempt: u32,
     /// When its acknowledgement was first waited for, and when it was last published.
     since: Instant,
@@ -101,14 +100,13 @@ impl Window {
     pub(crate) fn add(&mut self, item: Item, size: usize, now: Instant) -> Sent {
         let number = self.next;
         self.next += 1;
-        let is_strangers = item.stranger().is_some();
-        let slot = Slot { item, size, is_strangers, attempt: 0, since: now, published: now };
-        self.slots.insert(number, slot);
         self.bytes += size;
-        if is_strangers {
+        if item.stranger().is_some() {
             self.of_strangers.0 += 1;
             self.of_strangers.1 += size;
         }
+        let slot = Slot { item, size, attempt: 0, since: now, published: now };
+        self.slots.insert(number, slot);
         (number, 0)
     }
 
@@ -160,22 +158,16 @@ impl Window {
         opens.or_else(|| self.repeats_at())
     }
 
-    /// The stream has stored it for this attempt. Returns whether it was here.
-    pub(crate) fn stored(&mut self, sent: Sent, now: Instant) -> bool {
+    /// The stream has it, stored for this attempt at this time, or will never have it. Returns whether it was here.
+    pub(crate) fn settle(&mut self, sent: Sent, stored_at: Option<Instant>) -> bool {
         let (number, attempt) = sent;
-        if let Some(slot) = self.slots.get(&number) {
-            let is_in_time = now.saturating_duration_since(slot.since) < FIRST_PATIENCE;
-            if is_in_time || attempt > 0 {
-                self.repeats = 0;
-            }
+        let Some(slot) = self.slots.get(&number) else { return false };
+        let took = stored_at.map(|at| at.saturating_duration_since(slot.since));
+        if took.is_some_and(|took| took < FIRST_PATIENCE || attempt > 0) {
+            self.repeats = 0;
         }
-        self.settle(sent)
-    }
-
-    /// The stream has it, or will never have it. Returns whether it was here.
-    pub(crate) fn settle(&mut self, (number, _): Sent) -> bool {
         // A late response to what is to be published again says nothing of the stream as it is now.
-        if !self.unsent.contains(&number) && self.slots.contains_key(&number) {
+        if !self.unsent.contains(&number) {
             self.closed = None;
         }
         self.remove(number)
@@ -204,16 +196,16 @@ impl Window {
 
     fn remove(&mut self, number: u64) -> bool {
         self.unsent.remove(&number);
-        let slot = self.slots.remove(&number);
-        self.bytes -= slot.as_ref().map_or(0, |slot| slot.size);
-        if let Some(slot) = slot.as_ref().filter(|slot| slot.is_strangers) {
+        let Some(Slot { item, size, .. }) = self.slots.remove(&number) else { return false };
+        self.bytes -= size;
+        if item.stranger().is_some() {
             self.of_strangers.0 -= 1;
-            self.of_strangers.1 -= slot.size;
+            self.of_strangers.1 -= size;
         }
         if self.slots.is_empty() {
             self.closed = None;
         }
-        slot.is_some()
+        true
     }
 
     /// Takes out what is not to be published again, of which the stream may have some. Returns how many.
@@ -265,7 +257,7 @@ mod tests {
     fn a_message_leaves_once_and_frees_its_place() {
         let (mut window, numbers, now) = window(1);
         assert!(
-            window.settle((numbers[0], 0)) && !window.settle((numbers[0], 0)),
+            window.settle((numbers[0], 0), None) && !window.settle((numbers[0], 0), None),
             "a late response"
         );
         assert_eq!((window.len(), window.bytes), (0, 0));
@@ -276,7 +268,7 @@ mod tests {
             many.add(item(0), 1, now);
         }
         assert!(!many.has_room(), "by number");
-        many.settle((7, 0));
+        many.settle((7, 0), None);
         assert!(many.has_room());
     }
 
@@ -289,7 +281,7 @@ mod tests {
         }
         let (sent, _) = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
         assert!(window.has_room() && !window.has_room_for_strangers());
-        window.settle((sent, 0));
+        window.settle((sent, 0), None);
         window.add(item(1), MAX_STRANGERS_BYTES, now);
         assert!(window.has_room_for_strangers());
     }
@@ -298,7 +290,7 @@ mod tests {
     fn a_new_connection_publishes_everything_again_in_its_order() {
         let (mut window, numbers, now) = window(3);
         assert!(resent(&mut window, now).is_empty());
-        window.settle((numbers[1], 0));
+        window.settle((numbers[1], 0), None);
         window.connected();
         assert!(!window.has_room(), "the new ones follow");
         assert_eq!(resent(&mut window, now), [numbers[0], numbers[2]]);
@@ -308,7 +300,7 @@ mod tests {
     #[test]
     fn what_the_stream_lost_is_published_again_after_half_a_second_one_behind_the_other() {
         let (mut window, numbers, begin) = window(4);
-        window.stored((numbers[1], 0), begin);
+        window.settle((numbers[1], 0), Some(begin));
         assert_eq!(window.next_wake(), Some(begin + FIRST_PATIENCE));
         assert_eq!(window.repeat(begin + FIRST_PATIENCE / 2), None);
         let mut now = begin + FIRST_PATIENCE;
@@ -318,7 +310,7 @@ mod tests {
             assert_eq!(window.repeat(now), None, "one at a time");
             assert!(window.has_room(), "new ones do not wait for it");
             now += Duration::from_millis(1);
-            assert!(window.stored(sent, now));
+            assert!(window.settle(sent, Some(now)));
         }
         assert_eq!((window.repeat(now), window.next_wake()), (None, None));
         // It is lost again: the failure counts from the first time.
@@ -342,7 +334,7 @@ mod tests {
             let now = begin + Duration::from_micros(500 * n);
             window.add(item(0), 1, now);
             if let Some(done) = n.checked_sub(4_000) {
-                window.stored((done, 0), now);
+                window.settle((done, 0), Some(now));
             }
             repeated += u32::from(window.repeat(now).is_some());
         }
@@ -367,7 +359,7 @@ mod tests {
         }
         now += Duration::from_secs(1);
         assert_eq!(resent(&mut window, now), numbers[..1]);
-        assert!(window.settle((numbers[0], 0)));
+        assert!(window.settle((numbers[0], 0), None));
         assert_eq!(window.trouble(), None);
         assert_eq!(resent(&mut window, now), numbers[1..], "the others at once");
         assert!(window.has_room());
@@ -383,14 +375,16 @@ mod tests {
         window.connected();
         assert_eq!(resent(&mut window, now), numbers[1..]);
         window.fail((numbers[0], 1), UNAVAILABLE, now, 1.0);
-        assert!(!window.settle((numbers[0], 0)) && window.trouble().is_none());
+        assert!(!window.settle((numbers[0], 0), None) && window.trouble().is_none());
     }
 
     #[test]
     fn a_late_response_does_not_open_a_stream_that_stores_nothing_unless_nothing_is_left() {
         let (mut window, numbers, now) = window(2);
         window.fail((numbers[1], 0), UNAVAILABLE, now, 1.0);
-        assert!(window.settle((numbers[1], 0)) && window.trouble().is_some());
-        assert!(window.settle((numbers[0], 0)) && window.trouble().is_none() && window.has_room());
+        assert!(window.settle((numbers[1], 0), None) && window.trouble().is_some());
+        assert!(
+            window.settle((numbers[0], 0), None) && window.trouble().is_none() && window.has_room()
+        );
     }
 }

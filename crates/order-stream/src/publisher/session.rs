@@ -209,12 +209,10 @@ impl<'a> Session<'a> {
                 let item = window.get(sent);
                 let again = item.and_then(|item| follower.acknowledged(item, sequence, pool));
                 held.extend(again);
-                let was_here =
-                    if is_duplicate { window.settle(sent) } else { window.stored(sent, now) };
-                if was_here {
+                let stored_at = (!is_duplicate).then_some(now);
+                if window.settle(sent, stored_at) {
                     counters.acknowledged[usize::from(is_duplicate)].add(1);
                 }
-                let stored_at = (!is_duplicate).then_some(now);
                 if identity.acknowledged(Acknowledged { sequence, message_id, stored_at }) {
                     self.run.reset();
                 }
@@ -228,7 +226,7 @@ impl<'a> Session<'a> {
                 }
             }
             Response::Refused(reason) => {
-                if self.run.window.settle(sent) {
+                if self.run.window.settle(sent, None) {
                     self.run.counters.refused[reason as usize].add(1);
                 }
             }
