@@ -146,6 +146,10 @@ fn what_callers_send_again_of_others_is_bounded_as_cancellations_are() {
     }
     assert_eq!(turns.len(), MAX_EXTRAS);
     assert!(turns.orders.len() < MAX_EXTRAS_OF_ONE - 1, "the largest crowd loses its latest");
+    assert_eq!((turns.push(caller(200), cancellation()), turns.len()), (1, MAX_EXTRAS));
+    assert_eq!(turns.lines[&caller(200)].extras, 1);
+    assert_eq!((turns.push(caller(201), order(0, 100)), turns.turns.len()), (0, turns.lines.len()));
+    assert_eq!(turns.crowds.len(), turns.lines.len());
     while turns.next(begin, true).is_some() {}
     assert!(turns.len() == 0 && turns.orders.is_empty() && turns.lines.is_empty());
     assert_eq!(turns.extras, 0);
@@ -172,19 +176,4 @@ fn an_order_waits_for_as_many_bytes_of_each_other_caller_however_large_theirs_ar
         let now = turns.next_wake().expect("some wait");
         drain(&mut turns, now);
     }
-}
-
-#[test]
-fn at_the_cap_of_all_the_caller_with_the_most_cancellations_loses_its_latest() {
-    let (mut turns, begin) = spent();
-    for n in 0..MAX_EXTRAS {
-        assert_eq!(turns.push(caller((n % 64) as u8), cancellation()), 0);
-    }
-    assert_eq!(turns.push(caller(200), cancellation()), 1);
-    assert_eq!(turns.len(), MAX_EXTRAS);
-    assert_eq!(turns.lines[&caller(200)].extras, 1);
-    drain(&mut turns, begin + Duration::from_secs(60));
-    assert!(turns.len() < MAX_EXTRAS);
-    assert_eq!((turns.push(caller(201), order(0, 100)), turns.turns.len()), (0, turns.lines.len()));
-    assert_eq!(turns.crowds.len(), turns.lines.len());
 }
