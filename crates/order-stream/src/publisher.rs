@@ -42,7 +42,7 @@ use crate::{
     metrics::{PublisherCounters, PublisherStats, label},
     running::{Running, Shown},
     state::State,
-    subjects::{stream_name, subjects},
+    streams::{stream_name, subjects},
     turns::Turns,
     window::Window,
 };

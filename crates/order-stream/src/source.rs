@@ -28,7 +28,7 @@ use crate::{
     position::{Place, Position, Step},
     running::{Running, Session, Shown, Stop},
     state::State,
-    subjects::stream_name,
+    streams::stream_name,
 };
 
 /// Messages of one pull request. The client holds at most two: it sends the next when half of one is left.
