@@ -149,19 +149,6 @@ fn a_private_transaction_that_left_unseen_is_cancelled_until_that_is_published()
 }
 
 #[test]
-fn what_a_stream_has_lost_is_published_again_and_cancellations_too() {
-    let pool = pool();
-    let txs = txs(2);
-    txs.iter().for_each(|tx| send(&pool, tx));
-    let mut follower = Follower::new(Flow::Private, true);
-    assert_eq!(compare(&mut follower, &pool).len(), 2);
-    pool.cancel_private(txs[0].hash(), SIGNER, Holder::Host, SystemTime::now());
-    follower.forget_all();
-    let expected = [format!("tx {}", txs[1].hash()), format!("cancel {}", txs[0].hash())];
-    assert_eq!(compare(&mut follower, &pool), expected);
-}
-
-#[test]
 fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
     let pool = pool();
     let tx = &txs(1)[0];
