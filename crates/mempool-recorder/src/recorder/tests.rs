@@ -202,19 +202,9 @@ fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
     assert_eq!(written_at(&mut follower, start + age), (6, 4));
 }
 
-#[test]
-fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_written() {
-    let (folder, pool, mut follower) = follower(PoolConfig::default());
-    let hashes = fill(&pool, 0..3);
-    mine(&pool, 7, [7, 0], &hashes[1..2]);
-    write(&mut follower);
-    let found = rows(folder.path());
-    assert_eq!(found, [(hashes[0], None), (hashes[1], Some(7)), (hashes[2], None)]);
-}
-
 /// The first row named the block that a reorg had undone.
 #[test]
-fn a_row_names_no_block_once_a_reorg_has_undone_it() {
+fn a_row_names_the_block_that_took_its_transaction_until_a_reorg_has_undone_it() {
     let (folder, pool, mut follower) = follower(PoolConfig::default());
     let hashes = fill(&pool, 0..3);
     mine(&pool, 6, [6, 0], &hashes[2..]);
