@@ -21,6 +21,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    iter::successors,
     sync::Arc,
 };
 
@@ -295,16 +296,13 @@ impl Follower {
         if self.flow != Flow::Public || !self.with_heads || is_latest {
             return Vec::new();
         }
+        let parent = |block: &Block| {
+            let Head { number, parent_hash, .. } = &block.head;
+            let is_near = number.saturating_add(MAX_HEAD_AGE) > head.number;
+            (is_near && self.place(parent_hash).is_none()).then(|| pool.block(parent_hash))?
+        };
         // The pool tells a head when it has taken it wholly, and may have left it meanwhile: the one that it went to follows.
-        let Some(first) = pool.block(&head.hash) else { return Vec::new() };
-        let mut blocks = vec![first];
-        while let Some(Block { head: Head { number, parent_hash, .. }, .. }) = blocks.last()
-            && self.place(parent_hash).is_none()
-            && number.saturating_add(MAX_HEAD_AGE) > head.number
-            && let Some(parent) = pool.block(parent_hash)
-        {
-            blocks.push(parent);
-        }
+        let blocks: Vec<_> = successors(pool.block(&head.hash), parent).collect();
         blocks.into_iter().rev().map(|block| self.head_item(block)).collect()
     }
 
@@ -338,23 +336,25 @@ impl Follower {
         let previous = self.chain.back().copied().unwrap_or_default();
         // Of the blocks that it replaces one may come back.
         self.chain.truncate(self.place(&head.parent_hash).map_or(0, |parent| parent + 1));
-        self.chain.push_back(head.hash);
-        if self.chain.len() > MAX_CHAIN {
-            self.chain.pop_front();
-        }
+        remember(&mut self.chain, head.hash, MAX_CHAIN);
         let record = HeadRecord { head, previous, mined: listed(&head, &mined) };
         let is_told = self.told.contains(&head.hash);
         if !is_told {
-            self.told.push_back(head.hash);
-            if self.told.len() > 2 * MAX_CHAIN {
-                self.told.pop_front();
-            }
+            remember(&mut self.told, head.hash, 2 * MAX_CHAIN);
         }
         if is_told || previous != head.parent_hash {
             return self.own_head(record);
         }
         (self.latest, self.place) = ((head.hash, None), None);
         Item { record: Record::Head(record.into()), number: None, hold: None }
+    }
+}
+
+/// Adds the latest, and forgets the earliest beyond so many.
+pub(crate) fn remember<T>(all: &mut VecDeque<T>, latest: T, most: usize) {
+    all.push_back(latest);
+    if all.len() > most {
+        all.pop_front();
     }
 }
 

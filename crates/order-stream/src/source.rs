@@ -147,8 +147,7 @@ impl Reader {
             self.deliverer.counters.cut.add(1);
         }
         let consumer = self.consumer(link).await?;
-        let mut pending = consumer.cached_info().num_pending;
-        self.show(State::CatchingUp, pending);
+        self.show(State::CatchingUp, consumer.cached_info().num_pending);
         let messages = consumer
             .stream()
             .max_messages_per_batch(PULL)
@@ -169,8 +168,7 @@ impl Reader {
                         tracing::warn!(%error, stream = self.stream, "reading ended");
                         link.state_after(None, "CONSUMER.MSG.NEXT.")
                     })?;
-                    pending = self.deliver(message)?;
-                    self.show(self.shown.get(), pending);
+                    self.deliver(message)?;
                     responded_at = Instant::now();
                 }
                 () = sleep_until(check_at), if check.is_none() => check = Some(self.ask(link)),
@@ -204,13 +202,13 @@ impl Reader {
         ask.boxed()
     }
 
-    /// Processes a message, unless something is missing before it. Returns how many the stream holds behind it.
-    fn deliver(&mut self, message: Message) -> Result<u64, State> {
+    /// Processes a message, unless something is missing before it.
+    fn deliver(&mut self, message: Message) -> Result<(), State> {
         let info = message.info().map_err(|error| {
             tracing::warn!(%error, stream = self.stream, "a message without a sequence number");
             State::Unavailable
         })?;
-        let (sequence, pending) = (info.stream_sequence, info.pending);
+        let sequence = info.stream_sequence;
         let place = Place {
             sequence,
             delivery: info.consumer_sequence,
@@ -232,7 +230,8 @@ impl Reader {
                 return Err(State::CatchingUp);
             }
         }
-        Ok(pending)
+        self.show(self.shown.get(), info.pending);
+        Ok(())
     }
 
     fn show(&self, state: State, pending: u64) {
