@@ -1,8 +1,8 @@
 //! The columns of Flashbots' mempool-dumpster, and how a group of rows is written in them.
 //!
-//! Names, order and types are those of `TxSummaryEntry` in its `common/txsummary.go`: numbers that may exceed 64
-//! bits are decimal text, hashes and addresses hex text, `rawTx` is bytes. Where it writes 0 for a transaction that
-//! is in no block, the three columns about inclusion are null here.
+//! Names, order and types are those of `TxSummaryEntry` in its `common/txsummary.go`: numbers that
+//! may exceed 64 bits are decimal text, hashes and addresses hex text, `rawTx` is bytes. Where it
+//! writes 0 for a transaction that is in no block, the three columns about inclusion are null here.
 
 use std::{io::Write, sync::Arc, time::SystemTime};
 

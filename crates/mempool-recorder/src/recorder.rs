@@ -2,8 +2,8 @@
 //!
 //! # Why it is so
 //!
-//! - **A segment is one row group and one file.** One long file would need a repair after a crash, for which no
-//!   other tool exists, and an ever-growing list of its row groups in memory.
+//! - **A segment is one row group and one file.** One long file would need a repair after a crash,
+//!   for which no other tool exists, and an ever-growing list of its row groups in memory.
 //! - **The recorder polls.** A waiting subscriber has to be woken by the writer; one that looks every 100 ms adds
 //!   nothing to the cost of an insert. Meanwhile the events stay in the pool's log, whose caps bound it. A
 //!   recorder that falls behind is a slow reader like any other: the number of events that it missed is returned.
@@ -12,7 +12,8 @@
 //!   Linux lets a running thread finish its slice even if one of a higher priority wakes on its core. So our own
 //!   code compresses pages, 8 KiB at a time, and offers the core after each step. On a full machine each offer costs
 //!   a slice of every thread that waits, so a recorder that is behind makes none and relies on its niceness.
-//! - **A group does not wait for the blocks that take its transactions**: that would keep rows where a crash loses them.
+//! - **A group does not wait for the blocks that take its transactions**: that would keep rows
+//!   where a crash loses them.
 //! - **A file is outside input.** The Parquet library reserves memory for as many elements as a list of the
 //!   footer claims, and its gzip codec inflates without a bound. So the footer is walked through before it is
 //!   parsed, and our own code decompresses pages, up to a limit. A panic of the library is caught.
@@ -43,8 +44,8 @@ use crate::{
 /// Records every transaction that the pool accepts: first those already in it, then every new one.
 /// When dropped, it writes what it has and ends, and nothing waits for that.
 ///
-/// The pool does not wait for it: events that leave the pool's log before they are read are lost and counted
-/// ([`RecorderStats::lost_events`]).
+/// The pool does not wait for it: events that leave the pool's log before they are read are lost
+/// and counted ([`RecorderStats::lost_events`]).
 #[derive(Debug)]
 pub struct Recorder {
     stop: SyncSender<()>,
@@ -237,8 +238,9 @@ const MAX_BEHIND: u64 = 16_384;
 /// How long a group is written with pauses: three times as long as one of 16 MiB takes.
 const MAX_PAUSING: Duration = Duration::from_secs(1);
 
-/// Whether others go first while a group is written. On a machine without idle time a pause costs a whole slice of each thread
-/// that waits, and with all pauses the recorder would lose its place in the log. So it insists on its share once it is behind.
+/// Whether others go first while a group is written. On a machine without idle time a pause costs a
+/// whole slice of each thread that waits, and with all pauses the recorder would lose its place in
+/// the log. So it insists on its share once it is behind.
 fn may_pause(subscription: &Subscription, writing: Duration) -> bool {
     subscription.behind() < MAX_BEHIND && writing < MAX_PAUSING
 }

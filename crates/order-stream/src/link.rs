@@ -106,7 +106,8 @@ impl Link {
         Ok(Self { client, context, status })
     }
 
-    /// Waits until the connection is lost, or one of these is a part of a subject that the server denies.
+    /// Waits until the connection is lost, or the server denies a subject that contains one of
+    /// these.
     pub(crate) async fn ended(&self, denied: &[&str]) -> State {
         let mut status = self.status.clone();
         let is_denied = |status: &LinkStatus| denied.iter().any(|part| status.is_denied(part));

@@ -4,10 +4,11 @@
 //!
 //! Both have a pure core (window, position, what of a pool is published) under a thread with a runtime of its own.
 //!
-//! - **The message id of a public order is the order's.** Any number of machines publish everything they have. No machine
-//!   has to know of the others, and each may end at any time.
-//! - **A publisher remembers which of the pool's orders it has published, and no bytes.** So an outage of any length needs
-//!   no queue. In the private flow it first goes on in the pool's log: a cancellation that the pool has forgotten is there.
+//! - **The message id of a public order is the order's.** Any number of machines publish all they
+//!   have. No machine has to know of the others, and each may end at any time.
+//! - **A publisher remembers which of the pool's orders it has published, and no bytes.** So an
+//!   outage of any length needs no queue. In the private flow it first goes on in the pool's log: a
+//!   cancellation that the pool has forgotten is there.
 //! - **A publisher and a source are of one flow.** Private orders have a stream, credentials and a connection of their own,
 //!   so a mistake in the rights of one flow shows nothing of the other.
 //! - **The client's own reconnect is not used.** It hides the reason of a loss, and what was lost with it.
@@ -50,8 +51,9 @@ use crate::{
 /// Publishes the orders of a pool: those that it holds, then every new one, each stored once however many machines
 /// publish it. Dropping it stops it without waiting.
 ///
-/// The pool does not wait for it: while its window is full, or there is no connection, events stay in the pool's log, whose
-/// caps bound it. It holds a handle of the pool, whose other subscriptions therefore do not end before it does.
+/// The pool does not wait for it: while its window is full, or there is no connection, events stay
+/// in the pool's log, whose caps bound it. It holds a handle of the pool, whose other
+/// subscriptions therefore do not end before it does.
 pub type Publisher = Running<PublisherStats>;
 
 impl Publisher {
@@ -146,8 +148,8 @@ impl Run {
         }
     }
 
-    /// Whether a comparison is not wanted: the private flow goes on where it was in the pool's log, as the pool may have forgotten
-    /// a cancellation meanwhile.
+    /// Whether it goes on in the pool's log with the next connection, instead of a comparison: of
+    /// the private flow the pool may have forgotten a cancellation meanwhile.
     fn goes_on(&self) -> bool {
         self.follower.is_private() && !self.comparing
     }

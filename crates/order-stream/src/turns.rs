@@ -1,9 +1,9 @@
 //! What callers have sent of whom only the address is known, until its turn comes. Pure.
 //!
-//! A stream is first in, first out, so nothing that was published can be overtaken, and so is the way to each builder: what one
-//! address sends at the rate of its quotas, some thousand orders or 40 MB a second, would come before everybody else's. So it is
-//! published behind all that the host, signers that it knows and its node have sent, at no more than a rate that builders' links
-//! carry beside the rest, and of these callers each in turn, by bytes: one that sends an order waits for as many bytes of each other caller, however much these
+//! A stream is first in, first out, and so is the way to each builder: what one address sends at the rate of its quotas, some
+//! thousand orders or 40 MB a second, would come before everybody else's. So it is published behind all that the host, signers
+//! that it knows and its node have sent, at no more than a rate that builders' links carry beside the rest, and of these
+//! callers each in turn, by bytes: one that sends an order waits for as many bytes of each other caller, however much these
 //! have sent, and however large their orders are (weighted fair queueing: the clock goes as fast as each line is served, and
 //! what would be served first if all were at once is first).
 //!

@@ -23,8 +23,8 @@ const MAX_STRANGERS_BYTES: usize = 1 << 20;
 /// within a region. A leader that steps down drops messages without a word, and the next one has the later ones meanwhile.
 const FIRST_PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long it waits after so many times. At last longer than for a failure, so that a server which is slow to the last gets
-/// nothing twice.
+/// How long it waits after so many times: at last longer than for a failure, so that a server which
+/// is slow to the last gets nothing twice.
 const PATIENCE: Backoff = Backoff { base: FIRST_PATIENCE, cap: Duration::from_secs(8) };
 
 /// A message by its number, and how often it was published again: a response to an earlier time is not one to the last.
@@ -158,7 +158,8 @@ impl Window {
         opens.or_else(|| self.repeats_at())
     }
 
-    /// The stream has it, stored for this attempt at this time, or will never have it. Returns whether it was here.
+    /// The stream has it, stored at this time for this attempt, or will never have it. Returns
+    /// whether it was here.
     pub(crate) fn settle(&mut self, sent: Sent, stored_at: Option<Instant>) -> bool {
         let (number, attempt) = sent;
         let Some(slot) = self.slots.get(&number) else { return false };

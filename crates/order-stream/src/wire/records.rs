@@ -22,9 +22,10 @@ const ORIGIN_MEMPOOL: u8 = 0;
 const ORIGIN_RPC: u8 = 1;
 const ORIGIN_PRIVATE: u8 = 2;
 
-/// Encodes what is published of a pooled transaction: origin, first-seen time, sender and holder, 30 to 50 bytes; of a
-/// private one its terms; then the transaction in EIP-2718 form, with its sidecar if it has blobs. One that a node has
-/// announced counts as announced, whoever sent it first, and its terms are void. The message id is its hash.
+/// Encodes what is published of a pooled transaction: origin, first-seen time, sender and holder,
+/// 30 to 50 bytes; of a private one its terms; then the transaction in EIP-2718 form, with its
+/// sidecar if it has blobs. One that a node has announced counts as announced, whoever sent it
+/// first, and its terms are void. The message id is its hash.
 #[must_use]
 pub fn encode_transaction(tx: &Transaction) -> Encoded {
     encode_tx(tx, tx.holder(), tx.private_terms())
@@ -78,7 +79,7 @@ fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {
         .map_err(|source| WireError::Undecodable { index, source })
 }
 
-/// A bundle that this holder has sent. The message id covers all of its fields but the first-seen time and the holder.
+/// The message id covers all fields but the first-seen time and the holder.
 pub(super) fn encode_bundle(bundle: &Bundle, holder: Holder) -> Encoded {
     let parts = bundle.parts();
     let numbers = [parts.block, parts.min_timestamp, parts.max_timestamp, parts.replacement_nonce];
@@ -183,9 +184,9 @@ pub(super) fn read_cancel_private(
 pub struct HeadRecord {
     /// The head.
     pub head: Head,
-    /// The head that the publisher had before, zero if it had none, the head itself if it is told once more: the same block
-    /// is another message after another one. The blocks above it that come back with it have a number of their own behind
-    /// the message id.
+    /// The head that the publisher had before, zero if it had none, the head itself if it is told
+    /// once more: the same block is another message after another one. The blocks above it that
+    /// come back with it have a number of their own behind the message id.
     pub previous: B256,
     /// The transactions of its block, as far as the publisher knows them. The message id does not cover them, since a
     /// machine may not have read the block.

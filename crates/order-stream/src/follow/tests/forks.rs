@@ -162,9 +162,9 @@ fn a_reorg_publishes_the_blocks_of_the_new_branch_alone_and_a_flip_back_those_of
 }
 
 proptest! {
-    /// The head of a branch was told before the machine that had left it came back: it was dropped as a duplicate, and the
-    /// builder stood on the block before. And the builder had forgotten the branching, so that it took the first block of a
-    /// branch for an old one.
+    /// A head that was told before its machine came back to it was dropped as a duplicate, and the
+    /// builder stood on the block before. And a builder that had forgotten the branching took the
+    /// first block of a branch for an old one.
     #[test]
     fn a_builder_stands_where_all_machines_do_as_soon_as_they_agree(
         steps in prop::collection::vec((0..3_usize, 0..3_u64, 101..106_u64, any::<bool>()), 1..40),
