@@ -2,6 +2,7 @@
 
 use std::{
     convert::Infallible,
+    pin::pin,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -96,6 +97,7 @@ impl<'a> Session<'a> {
         let asked = self.ask();
         let found = self.link.unless_lost(asked).await?;
         self.note_stream(found, false)?;
+        let mut ended = pin!(self.link.ended(&["mempool.", "_INBOX_"]));
         loop {
             // A replay of an empty pool ends without an event.
             if self.run.events.is_replaying()
@@ -122,7 +124,7 @@ impl<'a> Session<'a> {
             tokio::select! {
                 biased;
                 () = stop.wait(), if !is_stopping => {}
-                state = self.link.ended(&["mempool.", "_INBOX_"]) => return Err(state),
+                state = &mut ended => return Err(state),
                 Some(response) = self.responses.next() => self.on_response(response),
                 Some(found) = OptionFuture::from(self.check.as_mut()) => {
                     self.check = None;
