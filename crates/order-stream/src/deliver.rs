@@ -18,7 +18,6 @@ use order_pool::{
 
 use crate::{
     config::{Flow, SourceConfig},
-    follow::remember,
     metrics::{Delivered, SourceCounters},
     wire::{Record, WireError},
 };
@@ -112,7 +111,10 @@ impl Deliverer {
         let branch = self.branch(&block);
         let is_behind = self.is_behind(&block.head, now);
         if !self.told.iter().any(|told| told.head.hash == block.head.hash) {
-            remember(&mut self.told, block, MAX_TOLD);
+            self.told.push_back(block);
+            if self.told.len() > MAX_TOLD {
+                self.told.pop_front();
+            }
         }
         let mut relation = None;
         for block in branch.into_iter().rev().filter(|_| !is_behind) {

@@ -336,25 +336,23 @@ impl Follower {
         let previous = self.chain.back().copied().unwrap_or_default();
         // Of the blocks that it replaces one may come back.
         self.chain.truncate(self.place(&head.parent_hash).map_or(0, |parent| parent + 1));
-        remember(&mut self.chain, head.hash, MAX_CHAIN);
+        self.chain.push_back(head.hash);
+        if self.chain.len() > MAX_CHAIN {
+            self.chain.pop_front();
+        }
         let record = HeadRecord { head, previous, mined: listed(&head, &mined) };
         let is_told = self.told.contains(&head.hash);
         if !is_told {
-            remember(&mut self.told, head.hash, 2 * MAX_CHAIN);
+            self.told.push_back(head.hash);
+            if self.told.len() > 2 * MAX_CHAIN {
+                self.told.pop_front();
+            }
         }
         if is_told || previous != head.parent_hash {
             return self.own_head(record);
         }
         (self.latest, self.place) = ((head.hash, None), None);
         Item { record: Record::Head(record.into()), number: None, hold: None }
-    }
-}
-
-/// Adds the latest, and forgets the earliest beyond so many.
-pub(crate) fn remember<T>(all: &mut VecDeque<T>, latest: T, most: usize) {
-    all.push_back(latest);
-    if all.len() > most {
-        all.pop_front();
     }
 }
 
