@@ -2,8 +2,7 @@
 //!
 //! Names, order and types are those of `TxSummaryEntry` in its `common/txsummary.go`: numbers that
 //! may exceed 64 bits are decimal text, hashes and addresses hex text, `rawTx` is bytes. Where it
-//! writes 0 for a transaction that is in no block, the three columns about inclusion are null here,
-//! because blocks after the row is written are not known.
+//! writes 0 for a transaction that is in no block, the three columns about inclusion are null here.
 
 use std::{io::Write, sync::Arc, time::SystemTime};
 
@@ -31,11 +30,8 @@ use crate::pages::{GzipPages, Pause, STEP_BYTES};
 
 /// When a transaction was first seen.
 pub(crate) const TIMESTAMP: &str = "timestamp";
-/// Its hash.
 pub(crate) const HASH: &str = "hash";
-/// Its sender.
 pub(crate) const FROM: &str = "from";
-/// The transaction.
 pub(crate) const RAW_TX: &str = "rawTx";
 
 const SCHEMA: &str = "

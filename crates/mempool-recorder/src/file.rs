@@ -162,14 +162,17 @@ impl<T: DataType> Column<T> {
         Ok(Self { reader, is_optional, values: Vec::new(), definitions: Vec::new() })
     }
 
-    /// The next value: `None` after the last one, and `Some(None)` for a null.
-    pub(crate) fn next(&mut self) -> Result<Option<Option<T::T>>> {
+    /// The next value, `None` for a null.
+    pub(crate) fn next(&mut self) -> Result<Option<T::T>> {
         self.values.clear();
         self.definitions.clear();
         let Self { reader, values, definitions, is_optional } = self;
         let definitions = is_optional.then_some(definitions);
         let (records, ..) = caught(|| reader.read_records(1, definitions, None, values))?;
-        Ok((records > 0).then(|| self.values.pop()))
+        match records {
+            0 => Err(ParquetError::EOF("its columns end before its row count".into())),
+            _ => Ok(self.values.pop()),
+        }
     }
 }
 

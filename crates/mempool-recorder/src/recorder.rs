@@ -2,13 +2,8 @@
 //!
 //! # Why it is so
 //!
-//! `mempool-recorder` writes the columns of mempool-dumpster, so that tools and studies of that archive read ours, and
-//! a replay reads the archive.
-//!
-//! - **A segment is one row group and one file.** Parquet's footer is written last, and without it a file cannot
-//!   be read. One long file would need a repair after a crash, for which no other tool exists, and an
-//!   ever-growing list of its row groups in memory. A segment gets its name when it is complete and synced, so a
-//!   named file is never written again and any reader opens all of them.
+//! - **A segment is one row group and one file.** One long file would need a repair after a crash,
+//!   for which no other tool exists, and an ever-growing list of its row groups in memory.
 //! - **The recorder polls.** A waiting subscriber has to be woken by the writer; one that looks every 100 ms adds
 //!   nothing to the cost of an insert. Meanwhile the events stay in the pool's log, whose caps bound it. A
 //!   recorder that falls behind is a slow reader like any other: the number of events that it missed is returned.
@@ -17,10 +12,8 @@
 //!   Linux lets a running thread finish its slice even if one of a higher priority wakes on its core. So our own
 //!   code compresses pages, 8 KiB at a time, and offers the core after each step. On a full machine each offer costs
 //!   a slice of every thread that waits, so a recorder that is behind makes none and relies on its niceness.
-//! - **Whether a block took a transaction is known only later**, so the columns about inclusion are null unless it was
-//!   known when the group was written. Waiting for it would keep rows where a crash loses them.
-//! - **Private order flow is not written unless asked for**: a transaction that no node has announced by the time
-//!   its group is written is left out.
+//! - **A group does not wait for the blocks that take its transactions**: that would keep rows
+//!   where a crash loses them.
 //! - **A file is outside input.** The Parquet library reserves memory for as many elements as a list of the
 //!   footer claims, and its gzip codec inflates without a bound. So the footer is walked through before it is
 //!   parsed, and our own code decompresses pages, up to a limit. A panic of the library is caught.
@@ -51,30 +44,8 @@ use crate::{
 /// Records every transaction that the pool accepts: first those already in it, then every new one.
 /// When dropped, it writes what it has and ends, and nothing waits for that.
 ///
-/// The pool does not wait for it. It reads the pool's log every [`POLL_INTERVAL`], on a thread of
-/// niceness 10 that offers its core to others every 0.1 ms or so while it writes, unless it is
-/// behind or a group takes longer than a second; events that leave the log before they are read are lost and counted
-/// ([`RecorderStats::lost_events`]).
-///
-/// ```
-/// use std::time::Duration;
-///
-/// use mempool_recorder::{Recorder, RecorderConfig};
-/// use order_pool::{OrderPool, PoolConfig};
-///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = tempfile::tempdir()?;
-/// let pool = OrderPool::new(PoolConfig::default())?;
-/// // Blobs are 131 kB each, and a disk is only so large.
-/// let config = RecorderConfig { blobs: false, ..RecorderConfig::new(folder.path()) };
-/// let recorder = Recorder::start(&pool, config)?;
-/// // … the pool fills …
-/// let end = recorder.shutdown(Duration::from_secs(10));
-/// assert!(end.ended, "the disk is slow: the last segment is still being written");
-/// println!("{} rows in {} segments", end.stats.rows, end.stats.segments);
-/// # Ok(())
-/// # }
-/// ```
+/// The pool does not wait for it: events that leave the pool's log before they are read are lost
+/// and counted ([`RecorderStats::lost_events`]).
 #[derive(Debug)]
 pub struct Recorder {
     stop: SyncSender<()>,
@@ -229,8 +200,13 @@ impl Follower {
         if self.group.is_empty() {
             return;
         }
-        let turns = Turns { subscription: &self.subscription, start: Instant::now() };
-        let pause = || turns.pause(Instant::now());
+        let start = Instant::now();
+        let pause = || {
+            if may_pause(&self.subscription, start.elapsed()) {
+                // Lets the threads that wait for this core go first.
+                thread::yield_now();
+            }
+        };
         let all = self.group.rows().count();
         let rows: Vec<_> =
             self.group.rows().filter(|(tx, _)| self.external || tx.is_public()).collect();
@@ -262,27 +238,11 @@ const MAX_BEHIND: u64 = 16_384;
 /// How long a group is written with pauses: three times as long as one of 16 MiB takes.
 const MAX_PAUSING: Duration = Duration::from_secs(1);
 
-/// When the writing of a group lets others go first.
-struct Turns<'a> {
-    subscription: &'a Subscription,
-    start: Instant,
-}
-
-impl Turns<'_> {
-    fn pause(&self, now: Instant) {
-        if self.are_due(now) {
-            // Lets the threads that wait for this core go first.
-            thread::yield_now();
-        }
-    }
-
-    /// On a machine without idle time a pause costs a whole slice of each thread that waits, and
-    /// with all pauses the recorder would lose its place in the log. So it insists on its share
-    /// once it is behind.
-    fn are_due(&self, now: Instant) -> bool {
-        self.subscription.behind() < MAX_BEHIND
-            && now.saturating_duration_since(self.start) < MAX_PAUSING
-    }
+/// Whether others go first while a group is written. On a machine without idle time a pause costs a
+/// whole slice of each thread that waits, and with all pauses the recorder would lose its place in
+/// the log. So it insists on its share once it is behind.
+fn may_pause(subscription: &Subscription, writing: Duration) -> bool {
+    subscription.behind() < MAX_BEHIND && writing < MAX_PAUSING
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@
 
 use std::{
     collections::VecDeque,
-    fmt, fs,
+    fmt, fs, mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
+    vec,
 };
 
 use alloy_consensus::transaction::Recovered;
@@ -20,7 +21,7 @@ use parquet::{
     basic::{ConvertedType, LogicalType, TimeUnit, Type},
     data_type::{ByteArray, ByteArrayType, Int64Type},
     errors::ParquetError,
-    file::metadata::ParquetMetaData,
+    file::metadata::RowGroupMetaData,
     schema::types::SchemaDescriptor,
 };
 use txpool_fetcher::{Malformed, RawTransaction, read_raw};
@@ -122,27 +123,25 @@ impl Iterator for Recording {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            let Some(file) = &mut self.file else {
-                let path = self.files.pop_front()?;
-                match OpenFile::open(path.clone(), self.config) {
-                    Ok(file) => self.file = Some(file),
-                    Err(error) => {
-                        let reason = error.to_string();
-                        return Some(Err(BadRow::Unreadable { path, rows: 0, reason }));
-                    }
-                }
-                continue;
-            };
-            match file.next() {
-                None => self.file = None,
-                Some(Err(bad)) => return Some(Err(bad)),
+            match self.file.as_mut().and_then(OpenFile::next) {
                 Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => {
                     self.left_out = self.left_out.saturating_add(1);
                 }
-                Some(Ok(row)) => return Some(row.decode()),
+                Some(row) => return Some(row.and_then(Row::decode)),
+                None => {
+                    let path = self.files.pop_front()?;
+                    match OpenFile::open(path.clone(), self.config) {
+                        Ok(file) => self.file = Some(file),
+                        Err(error) => return Some(Err(unreadable(&path, 0, &error))),
+                    }
+                }
             }
         }
     }
+}
+
+fn unreadable(path: &Path, rows: u64, error: &dyn fmt::Display) -> BadRow {
+    BadRow::Unreadable { path: path.to_owned(), rows, reason: error.to_string() }
 }
 
 /// Makes a duration of a number in the unit of a timestamp.
@@ -150,17 +149,16 @@ type Unit = fn(u64) -> Duration;
 
 fn time(unit: Unit, value: i64) -> Result<SystemTime, BadRow> {
     let since = u64::try_from(value).ok().map(unit);
-    since
-        .and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since))
-        .ok_or(BadRow::Timestamp { value })
+    let time = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+    time.ok_or(BadRow::Timestamp { value })
 }
 
 struct OpenFile {
     path: PathBuf,
     input: Arc<Input>,
-    metadata: ParquetMetaData,
     columns: Columns,
-    next_group: usize,
+    /// Those that are still to be read.
+    groups: vec::IntoIter<RowGroupMetaData>,
     group: Option<Group>,
 }
 
@@ -209,36 +207,24 @@ impl OpenFile {
                 }
             }
         }
-        Ok(Self { path, input, metadata, columns, next_group: 0, group: None })
+        let groups = metadata.into_builder().take_row_groups().into_iter();
+        Ok(Self { path, input, columns, groups, group: None })
     }
 
     fn next(&mut self) -> Option<Result<Row, BadRow>> {
         loop {
-            if self.group.is_none() {
-                let index = self.next_group;
-                let metadata = self.metadata.row_groups().get(index)?;
-                self.next_group = self.next_group.saturating_add(1);
-                let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
-                match Group::open(&self.input, &self.metadata, index, self.columns, rows) {
-                    Ok(group) => self.group = Some(group),
-                    Err(error) => return Some(Err(self.unreadable(rows, &error))),
-                }
+            if let Some(group) = self.group.as_mut().filter(|group| group.rest > 0) {
+                return Some(group.next().unwrap_or_else(|error| {
+                    Err(unreadable(&self.path, mem::take(&mut group.rest), &error))
+                }));
             }
-            let group = self.group.as_mut()?;
-            match group.next() {
-                Ok(Some(row)) => return Some(row),
-                Ok(None) => self.group = None,
-                Err(error) => {
-                    let rest = group.rest;
-                    self.group = None;
-                    return Some(Err(self.unreadable(rest, &error)));
-                }
+            let metadata = self.groups.next()?;
+            let rows = u64::try_from(metadata.num_rows()).unwrap_or(0);
+            match Group::open(&self.input, &metadata, self.columns, rows) {
+                Ok(group) => self.group = Some(group),
+                Err(error) => return Some(Err(unreadable(&self.path, rows, &error))),
             }
         }
-    }
-
-    fn unreadable(&self, rows: u64, error: &ParquetError) -> BadRow {
-        BadRow::Unreadable { path: self.path.clone(), rows, reason: error.to_string() }
     }
 }
 
@@ -289,12 +275,10 @@ impl Columns {
 impl Group {
     fn open(
         input: &Arc<Input>,
-        metadata: &ParquetMetaData,
-        index: usize,
+        group: &RowGroupMetaData,
         columns: Columns,
         rest: u64,
     ) -> Result<Self, ParquetError> {
-        let group = metadata.row_group(index);
         let bytes = |index| Column::open(input, group, index);
         Ok(Self {
             rest,
@@ -306,46 +290,29 @@ impl Group {
         })
     }
 
-    /// `None` after the last row.
-    fn next(&mut self) -> Result<Option<Result<Row, BadRow>>, ParquetError> {
-        if self.rest == 0 {
-            return Ok(None);
-        }
+    /// While there is a rest.
+    fn next(&mut self) -> Result<Result<Row, BadRow>, ParquetError> {
         // Every column is read, whatever the others hold, so that they stay at the same row.
         let timestamp = self.timestamp.next()?;
         let hash = self.hash.next()?;
         let raw = self.raw.next()?;
         let from = self.from.as_mut().map(Column::next).transpose()?;
-        let (timestamp, hash, raw) = match (timestamp, hash, raw) {
-            (Some(timestamp), Some(hash), Some(raw)) => (timestamp, hash, raw),
-            _ => return Err(ParquetError::EOF("its columns end before its row count".into())),
-        };
         self.rest = self.rest.saturating_sub(1);
-        Ok(Some(self.row(timestamp, hash, raw, from)))
-    }
-
-    fn row(
-        &self,
-        timestamp: Option<i64>,
-        hash: Option<ByteArray>,
-        raw: Option<ByteArray>,
-        from: Option<Option<Option<ByteArray>>>,
-    ) -> Result<Row, BadRow> {
-        let null = |column| BadRow::Null { column };
-        let hash = hash.ok_or(null(HASH))?;
-        let sender = match from {
-            None => None,
-            Some(from) => {
-                let from = from.flatten().ok_or(null(FROM))?;
-                Some(Address::from(hex(&from).ok_or(BadRow::Sender)?))
-            }
+        let row = || {
+            let null = |column| BadRow::Null { column };
+            let hash = hash.ok_or(null(HASH))?;
+            let sender = |from: Option<ByteArray>| {
+                let from = from.ok_or(null(FROM))?;
+                hex(&from).map(Address::new).ok_or(BadRow::Sender)
+            };
+            Ok(Row {
+                sender: from.map(sender).transpose()?,
+                seen_at: time(self.unit, timestamp.ok_or(null(TIMESTAMP))?)?,
+                hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
+                raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
+            })
         };
-        Ok(Row {
-            seen_at: time(self.unit, timestamp.ok_or(null(TIMESTAMP))?)?,
-            hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
-            sender,
-            raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
-        })
+        Ok(row())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    iter::successors,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -130,20 +131,15 @@ impl Deliverer {
     /// the pool would forget the chain that it leaves, and then not know the first block of a reorg; and what it undid for
     /// another branch would stay undone.
     fn branch(&self, block: &Block) -> Vec<Block> {
-        let mut branch = vec![block.clone()];
         let is_known = |hash: &B256| self.pool.block(hash).is_some();
-        while branch.len() < MAX_BRANCH
-            && !is_known(&block.head.hash)
-            && let Some(&Block { head: Head { number, parent_hash, .. }, .. }) = branch.last()
-            && !is_known(&parent_hash)
-        {
-            let is_parent = |told: &&Block| told.head.hash == parent_hash;
-            match self.told.iter().find(is_parent).filter(|told| told.head.number < number) {
-                Some(parent) => branch.push(parent.clone()),
-                None => break,
-            }
-        }
-        branch
+        let parent = |Block { head, .. }: &Block| {
+            let is_parent = |told: &&Block| {
+                told.head.hash == head.parent_hash && told.head.number < head.number
+            };
+            let is_new = !is_known(&head.hash) && !is_known(&head.parent_hash);
+            is_new.then(|| self.told.iter().find(is_parent).cloned())?
+        };
+        successors(Some(block.clone()), parent).take(MAX_BRANCH).collect()
     }
 
     /// Whether a head is not to be followed: one that is no higher than the pool's, while the pool knows neither it nor its

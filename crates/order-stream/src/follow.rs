@@ -21,6 +21,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    iter::successors,
     sync::Arc,
 };
 
@@ -202,16 +203,10 @@ impl Follower {
 
     /// What is to be published because of an event of a pool.
     pub(crate) fn on(&mut self, event: &Event, pool: &OrderPool) -> Vec<Item> {
-        match event {
-            Event::Head(head) => self.on_head(head, |hash| pool.block(hash)),
-            Event::Added(order) | Event::BecamePublic(order) => self.on_added(order),
-            other => self.on_order(other).into_iter().collect(),
-        }
-    }
-
-    fn on_order(&mut self, event: &Event) -> Option<Item> {
         let is_private = self.is_private();
-        match event {
+        let item = match event {
+            Event::Head(head) => return self.on_head(head, pool),
+            Event::Added(order) | Event::BecamePublic(order) => return self.on_added(order),
             Event::Held { order, holder, terms } if is_private => {
                 self.on_held(order, Hold { holder: *holder, terms: *terms })
             }
@@ -233,7 +228,8 @@ impl Follower {
                 Some(self.own(Record::CancelPrivate(*cancellation)))
             }
             _ => None,
-        }
+        };
+        item.into_iter().collect()
     }
 
     /// A message that is no other's duplicate.
@@ -295,21 +291,18 @@ impl Follower {
     /// A head is published with all that its block contains: builders may hold what this pool never held. Before it come
     /// the blocks since the latest that builders have of its chain: those that the pool took while nothing could be
     /// published, and all of the last [`MAX_HEAD_AGE`] if the stream is new to this run.
-    fn on_head(&mut self, head: &Head, block: impl Fn(&B256) -> Option<Block>) -> Vec<Item> {
+    fn on_head(&mut self, head: &Head, pool: &OrderPool) -> Vec<Item> {
         let is_latest = self.chain.back() == Some(&head.hash);
         if self.flow != Flow::Public || !self.with_heads || is_latest {
             return Vec::new();
         }
+        let parent = |block: &Block| {
+            let Head { number, parent_hash, .. } = &block.head;
+            let is_near = number.saturating_add(MAX_HEAD_AGE) > head.number;
+            (is_near && self.place(parent_hash).is_none()).then(|| pool.block(parent_hash))?
+        };
         // The pool tells a head when it has taken it wholly, and may have left it meanwhile: the one that it went to follows.
-        let Some(first) = block(&head.hash) else { return Vec::new() };
-        let mut blocks = vec![first];
-        while let Some(Block { head: Head { number, parent_hash, .. }, .. }) = blocks.last()
-            && self.place(parent_hash).is_none()
-            && number.saturating_add(MAX_HEAD_AGE) > head.number
-            && let Some(parent) = block(parent_hash)
-        {
-            blocks.push(parent);
-        }
+        let blocks: Vec<_> = successors(pool.block(&head.hash), parent).collect();
         blocks.into_iter().rev().map(|block| self.head_item(block)).collect()
     }
 

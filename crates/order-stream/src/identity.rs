@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::position::Extent;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acknowledged {
     pub(crate) sequence: u64,
@@ -10,13 +12,10 @@ pub(crate) struct Acknowledged {
     pub(crate) stored_at: Option<Instant>,
 }
 
-/// What the server says of the stream.
+/// What the server says of the stream, and of what stands in it.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// When it was made, in nanoseconds.
-    pub(crate) created: i128,
-    pub(crate) first: u64,
-    pub(crate) last: u64,
+    pub(crate) extent: Extent,
     pub(crate) max_age: Duration,
     /// Whether messages leave it because it is full.
     pub(crate) is_full: bool,
@@ -62,9 +61,9 @@ impl Identity {
     /// Compares the stream with what it acknowledged. Returns whether it was made anew or has lost messages before their
     /// age: then it has to get everything again.
     pub(crate) fn is_reset(&mut self, found: &Found, now: Instant) -> bool {
-        let before = self.created.replace(found.created);
-        let is_reset =
-            before.is_some_and(|created| created != found.created) || self.has_lost(found, now);
+        let created = found.extent.created;
+        let is_other = self.created.replace(created).is_some_and(|before| before != created);
+        let is_reset = is_other || self.has_lost(found, now);
         if is_reset {
             (self.before, self.highest, self.witness) = (0, None, None);
         } else if found.asked.is_some() {
@@ -76,12 +75,12 @@ impl Identity {
     fn has_lost(&self, found: &Found, now: Instant) -> bool {
         let is_other = found.asked.as_ref().is_some_and(|asked| {
             let id = found.in_its_place.as_ref();
-            asked.sequence > found.last || id.is_some_and(|id| *id != asked.message_id)
+            asked.sequence > found.extent.last || id.is_some_and(|id| *id != asked.message_id)
         });
         // One that is gone has left by its age, since the stream was full, or because someone purged the stream.
         let is_purged = self.witness.as_ref().is_some_and(|witness| {
             let age = witness.stored_at.map(|at| now.saturating_duration_since(at));
-            witness.sequence < found.first
+            witness.sequence < found.extent.first
                 && !found.is_full
                 && age.is_some_and(|age| age < found.max_age.mul_f64(0.9))
         });
@@ -100,7 +99,8 @@ mod tests {
 
     fn found(identity: &Identity, created: i128, first: u64, last: u64) -> Found {
         let (max_age, asked) = (Duration::from_secs(60), identity.highest.clone());
-        Found { created, first, last, max_age, is_full: false, asked, in_its_place: None }
+        let extent = Extent { created, first, last, messages: 0 };
+        Found { extent, max_age, is_full: false, asked, in_its_place: None }
     }
 
     #[test]

@@ -17,7 +17,6 @@ mod running;
 mod source;
 mod state;
 mod streams;
-mod subjects;
 #[cfg(test)]
 mod tests;
 mod turns;
@@ -32,5 +31,5 @@ pub use source::Source;
 pub use state::{DisconnectReason, State};
 pub use streams::{
     DEFAULT_MAX_AGE, DEFAULT_MAX_BYTES, DEFAULT_PRIVATE_MAX_AGE, StreamConfig, ensure_stream,
+    stream_name, stream_subjects,
 };
-pub use subjects::{stream_name, stream_subjects};

@@ -50,18 +50,24 @@ const MAX_UNACKNOWLEDGED: usize = 1 << 20;
 
 /// What the server has said about the connection.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct LinkStatus {
-    pub(crate) lost: Option<DisconnectReason>,
+struct LinkStatus {
+    lost: Option<DisconnectReason>,
     /// The subjects on which the user may not publish, or to which it may not subscribe: some of the few that are used over
     /// a connection.
     denied: BTreeSet<String>,
+}
+
+impl LinkStatus {
+    fn is_denied(&self, part: &str) -> bool {
+        self.denied.iter().any(|subject| subject.contains(part))
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) client: Client,
     pub(crate) context: Context,
-    pub(crate) status: watch::Receiver<LinkStatus>,
+    status: watch::Receiver<LinkStatus>,
 }
 
 impl Link {
@@ -100,11 +106,18 @@ impl Link {
         Ok(Self { client, context, status })
     }
 
-    pub(crate) async fn lost(&self) -> DisconnectReason {
+    /// Waits until the connection is lost, or the server denies a subject that contains one of
+    /// these.
+    pub(crate) async fn ended(&self, denied: &[&str]) -> State {
         let mut status = self.status.clone();
-        let lost = status.wait_for(|status| status.lost.is_some()).await;
-        // Without a status the client's task has ended.
-        lost.ok().and_then(|status| status.lost).unwrap_or(DisconnectReason::Lost)
+        let is_denied = |status: &LinkStatus| denied.iter().any(|part| status.is_denied(part));
+        let is_ended = |status: &LinkStatus| status.lost.is_some() || is_denied(status);
+        match status.wait_for(is_ended).await.map(|status| status.lost) {
+            Ok(None) => State::Denied,
+            Ok(Some(reason)) => State::Disconnected { reason },
+            // The client's task has ended.
+            Err(_) => State::Disconnected { reason: DisconnectReason::Lost },
+        }
     }
 
     /// Waits for something over this connection.
@@ -112,7 +125,7 @@ impl Link {
         tokio::select! {
             biased;
             done = done => Ok(done),
-            reason = self.lost() => Err(State::Disconnected { reason }),
+            state = self.ended(&[]) => Err(state),
         }
     }
 
@@ -142,7 +155,7 @@ impl Link {
 
     /// Whether the server has denied a subject that contains this. It names the subject to which it has mapped a request.
     pub(crate) fn is_denied(&self, part: &str) -> bool {
-        self.status.borrow().denied.iter().any(|subject| subject.contains(part))
+        self.status.borrow().is_denied(part)
     }
 }
 

@@ -85,8 +85,7 @@ impl Delivered {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PublisherStats {
-    /// Messages that were published for the first time, orders, cancellations and heads:
-    /// `order_stream_published_total`.
+    /// Messages that were published for the first time: `order_stream_published_total`.
     pub published: u64,
     /// Of these, the stream stored this publisher's: `order_stream_acknowledged_total{outcome="stored"}`.
     pub stored: u64,
@@ -106,8 +105,7 @@ pub struct PublisherStats {
     pub unsent: u64,
     /// Messages that were published once more: `order_stream_republished_total`.
     pub republished: u64,
-    /// Events that left the pool's log before they were read; a comparison follows:
-    /// `order_stream_lost_events_total`.
+    /// Events that left the pool's log unread; a comparison follows: `order_stream_lost_events_total`.
     pub lost_events: u64,
     /// Comparisons with the pool, one for each connection among them: `order_stream_comparisons_total`.
     pub comparisons: u64,

@@ -1,5 +1,7 @@
 //! The position in a stream: what comes next, and what is missing. Pure.
 
+use async_nats::jetstream::stream::Info;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Step {
     /// Deliver it. The stream no longer has this many messages before it.
@@ -22,7 +24,7 @@ pub(crate) struct Place {
     pub(crate) stored: i128,
 }
 
-/// The stream when reading begins.
+/// What the server says of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     /// When it was made, in nanoseconds.
@@ -32,6 +34,13 @@ pub(crate) struct Extent {
     /// That of the latest message that it ever had.
     pub(crate) last: u64,
     pub(crate) messages: u64,
+}
+
+impl From<&Info> for Extent {
+    fn from(Info { created, state, .. }: &Info) -> Self {
+        let (first, last, messages) = (state.first_sequence, state.last_sequence, state.messages);
+        Self { created: created.unix_timestamp_nanos(), first, last, messages }
+    }
 }
 
 #[derive(Clone, Debug, Default)]

@@ -4,14 +4,11 @@
 //!
 //! Both have a pure core (window, position, what of a pool is published) under a thread with a runtime of its own.
 //!
-//! - **The message id is the order's.** Any number of machines publish everything they have, and the stream keeps the first
-//!   of each within its duplicate window. No machine has to know of the others, and each may end at any time. In
-//!   the private flow the sequence of orders and cancellations matters, and each machine may have seen another one: there each
-//!   message has an id of its own, by the machine, the start of its publisher and a number.
-//! - **A publisher remembers which of the pool's orders it has published, and no bytes.** After a loss it publishes its
-//!   window again, then replays the pool, and publishes what it does not remember. So an outage of any length needs no queue.
-//!   In the private flow it first goes on where it was in the pool's log, as long as that reaches back: a cancellation that
-//!   the pool has forgotten is still there.
+//! - **The message id of a public order is the order's.** Any number of machines publish all they
+//!   have. No machine has to know of the others, and each may end at any time.
+//! - **A publisher remembers which of the pool's orders it has published, and no bytes.** So an
+//!   outage of any length needs no queue. In the private flow it first goes on in the pool's log: a
+//!   cancellation that the pool has forgotten is there.
 //! - **A publisher and a source are of one flow.** Private orders have a stream, credentials and a connection of their own,
 //!   so a mistake in the rights of one flow shows nothing of the other.
 //! - **The client's own reconnect is not used.** It hides the reason of a loss, and what was lost with it.
@@ -24,8 +21,6 @@
 //!   source, and tries forever to make a consumer of a stream that is missing or denied.
 //! - **A source decodes and inserts on the thread that reads.** Neither recovers or proves anything, so both take
 //!   microseconds; what is not read stays on the server, whose requests are bounded in bytes.
-//! - **What strangers send waits behind all else**, and each of them in turn ([`crate::turns`]): a stream has no lanes, so
-//!   nothing that was published can be overtaken.
 //! - **The machine is in the subject**, because the server grants rights for subjects: a name inside the message would be
 //!   whatever its sender writes.
 
@@ -38,7 +33,7 @@ use std::{
 };
 
 use async_nats::Subject;
-use order_pool::{OrderPool, Subscription};
+use order_pool::{Event, Lagged, OrderPool, RemoveReason, Subscription, Transaction};
 
 use crate::{
     config::PublisherConfig,
@@ -47,7 +42,8 @@ use crate::{
     identity::Identity,
     metrics::{PublisherCounters, PublisherStats, label},
     running::{Running, Shown},
-    subjects::{stream_name, subjects},
+    state::State,
+    streams::{stream_name, subjects},
     turns::Turns,
     window::Window,
 };
@@ -55,11 +51,9 @@ use crate::{
 /// Publishes the orders of a pool: those that it holds, then every new one, each stored once however many machines
 /// publish it. Dropping it stops it without waiting.
 ///
-/// The pool does not wait for it: it reads the pool's log on a thread of its own. While its window is full, events stay in
-/// that log, whose caps bound it, and so do private ones without a connection; orders of callers of whom only the address is
-/// known wait for their turn as references to what the pool holds. After a loss, it compares the pool with what
-/// it has published and publishes what is missing. It holds a handle of the pool, whose other subscriptions therefore do not end
-/// before it does.
+/// The pool does not wait for it: while its window is full, or there is no connection, events stay
+/// in the pool's log, whose caps bound it. It holds a handle of the pool, whose other
+/// subscriptions therefore do not end before it does.
 pub type Publisher = Running<PublisherStats>;
 
 impl Publisher {
@@ -86,8 +80,12 @@ struct Run {
     shown: Shown,
     counters: Arc<PublisherCounters>,
     follower: Follower,
-    /// Of the private flow, what the last connection has not read of the pool's log, and not published.
-    unread: Option<(Subscription, VecDeque<Item>)>,
+    /// It is read while there is a connection.
+    events: Subscription,
+    /// Whether the pool is replayed, or is to be.
+    comparing: bool,
+    /// What is to be published before other events are read. What strangers send does not hold them up.
+    held: VecDeque<Item>,
     /// What strangers have sent and is not published yet.
     turns: Turns,
     window: Window,
@@ -109,10 +107,126 @@ impl Run {
             shown: Shown::new(counters.state[0].clone(), "publisher", flow.as_str()),
             counters,
             follower: Follower::new(flow, heads),
-            unread: None,
-            turns: Turns::new(Instant::now()),
+            events: pool.subscribe_all(),
+            comparing: true,
+            held: VecDeque::new(),
+            turns: Turns::default(),
             window: Window::default(),
             identity: Identity::default(),
         }
     }
+
+    /// The pool is replayed from now on.
+    fn compare(&mut self) {
+        self.events.resync();
+        // What left before is not told any more, nor why.
+        let unsent = self.turns.retain(|id| self.pool.contains(id.hash()));
+        self.counters.unsent.add(unsent);
+        self.follower.begin_comparison();
+        self.counters.comparisons.add(1);
+        self.comparing = true;
+    }
+
+    fn end_comparison(&mut self) {
+        if self.comparing && !self.events.is_replaying() {
+            self.comparing = false;
+            let items = self.follower.end_comparison();
+            self.hold(items);
+        }
+    }
+
+    /// Takes what is to be published.
+    fn hold(&mut self, items: impl IntoIterator<Item = Item>) {
+        for item in items {
+            match item.stranger() {
+                None => self.held.push_back(item),
+                Some(holder) => {
+                    let unsent = self.turns.push(holder, item);
+                    self.counters.unsent.add(unsent);
+                }
+            }
+        }
+    }
+
+    /// Whether it goes on in the pool's log with the next connection, instead of a comparison: of
+    /// the private flow the pool may have forgotten a cancellation meanwhile.
+    fn goes_on(&self) -> bool {
+        self.follower.is_private() && !self.comparing
+    }
+
+    fn is_all_read(&self) -> bool {
+        !self.events.is_replaying() && self.events.behind() == 0
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_all_read()
+            && self.held.is_empty()
+            && self.turns.len() == 0
+            && self.window.len() == 0
+    }
+
+    fn show(&self) {
+        let window = &self.window;
+        self.shown.set(match window.trouble() {
+            Some(trouble) => trouble,
+            None if self.comparing => State::CatchingUp,
+            None if !self.held.is_empty() => State::Lagging,
+            None => State::Live,
+        });
+        self.counters.unfinished.set(window.len() as f64);
+        self.counters.waiting.set(self.turns.len() as u64);
+    }
+
+    fn on_event(&mut self, event: Result<Event, Lagged>) {
+        match event {
+            Ok(event) => {
+                match &event {
+                    Event::Removed { order, reason } => {
+                        let is_replaced = *reason == RemoveReason::Replaced;
+                        let unsent = self.turns.remove(order.id(), is_replaced);
+                        // Its sender wants no builder to have it.
+                        let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
+                        self.counters.unsent.add(if is_lost { unsent } else { 0 });
+                    }
+                    // The public flow publishes it. A replay tells of it with `Added`.
+                    Event::BecamePublic(order) | Event::Added(order)
+                        if order.as_tx().is_some_and(Transaction::is_public) =>
+                    {
+                        self.turns.remove(order.id(), false);
+                    }
+                    _ => {}
+                }
+                let items = self.follower.on(&event, &self.pool);
+                self.hold(items);
+            }
+            Err(Lagged { missed, .. }) => {
+                tracing::warn!(missed, "the publisher was too slow for the pool's log");
+                self.counters.lost_events.add(missed);
+                self.compare();
+            }
+        }
+    }
+
+    /// Whether what strangers have sent may be published: when there is room for it and nothing is left to be read, which
+    /// may be that it was cancelled or replaced.
+    fn has_turns(&self) -> bool {
+        self.is_all_read() && self.window.has_room_for_strangers()
+    }
+
+    /// The next message that is published for the first time, if there is room for it: one of strangers behind all others.
+    fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
+        let held = self.window.has_room().then(|| self.held.pop_front()).flatten();
+        held.or_else(|| self.has_turns().then(|| self.turns.next(Instant::now(), is_stopping))?)
+    }
+
+    /// The stream has lost what it had stored: everything is published again.
+    fn reset(&mut self) {
+        tracing::warn!(stream = self.stream, "the stream has lost what it had stored");
+        self.counters.resets.add(1);
+        self.follower.forget_all();
+        self.compare();
+    }
 }
+
+#[cfg(test)]
+mod tests;

@@ -25,10 +25,10 @@ use crate::{
     error::StreamError,
     link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
     metrics::{SourceCounters, SourceStats, label},
-    position::{Extent, Place, Position, Step},
+    position::{Place, Position, Step},
     running::{Running, Session, Shown, Stop},
     state::State,
-    subjects::stream_name,
+    streams::stream_name,
 };
 
 /// Messages of one pull request. The client holds at most two: it sends the next when half of one is left.
@@ -111,7 +111,7 @@ impl Session for Reader {
             biased;
             () = stop.wait() => State::Ended,
             // What the client still holds is read again.
-            reason = link.lost() => State::Disconnected { reason },
+            state = link.ended(&[]) => state,
             Err(state) = self.read(link) => state,
         }
     }
@@ -127,7 +127,7 @@ impl Reader {
         let longest = link.client.max_payload().saturating_add(HEAD_BYTES);
         let stream = link.stream(&self.stream).await?;
         let info = stream.cached_info();
-        match self.position.begin(&extent(info)) {
+        match self.position.begin(&info.into()) {
             Some(missed) => self.deliverer.counters.missed.add(missed),
             None => {
                 tracing::warn!(stream = self.stream, "another stream, or it has lost its end");
@@ -147,8 +147,7 @@ impl Reader {
             self.deliverer.counters.cut.add(1);
         }
         let consumer = self.consumer(link).await?;
-        let mut pending = consumer.cached_info().num_pending;
-        self.show(State::CatchingUp, pending);
+        self.show(State::CatchingUp, consumer.cached_info().num_pending);
         let messages = consumer
             .stream()
             .max_messages_per_batch(PULL)
@@ -169,8 +168,7 @@ impl Reader {
                         tracing::warn!(%error, stream = self.stream, "reading ended");
                         link.state_after(None, "CONSUMER.MSG.NEXT.")
                     })?;
-                    pending = self.deliver(message)?;
-                    self.show(self.shown.get(), pending);
+                    self.deliver(message)?;
                     responded_at = Instant::now();
                 }
                 () = sleep_until(check_at), if check.is_none() => check = Some(self.ask(link)),
@@ -199,18 +197,18 @@ impl Reader {
         let (stream, position) = (self.stream.clone(), self.position.clone());
         let ask = async move {
             let found = link.stream(&stream).await?;
-            Ok(position.is_other(&extent(found.cached_info())))
+            Ok(position.is_other(&found.cached_info().into()))
         };
         ask.boxed()
     }
 
-    /// Processes a message, unless something is missing before it. Returns how many the stream holds behind it.
-    fn deliver(&mut self, message: Message) -> Result<u64, State> {
+    /// Processes a message, unless something is missing before it.
+    fn deliver(&mut self, message: Message) -> Result<(), State> {
         let info = message.info().map_err(|error| {
             tracing::warn!(%error, stream = self.stream, "a message without a sequence number");
             State::Unavailable
         })?;
-        let (sequence, pending) = (info.stream_sequence, info.pending);
+        let sequence = info.stream_sequence;
         let place = Place {
             sequence,
             delivery: info.consumer_sequence,
@@ -232,7 +230,8 @@ impl Reader {
                 return Err(State::CatchingUp);
             }
         }
-        Ok(pending)
+        self.show(self.shown.get(), info.pending);
+        Ok(())
     }
 
     fn show(&self, state: State, pending: u64) {
@@ -312,15 +311,6 @@ const fn state_behind(state: State, pending: u64) -> State {
         State::Lagging if pending > LAG_MESSAGES / 2 => State::Lagging,
         _ if pending > LAG_MESSAGES => State::Lagging,
         _ => State::Live,
-    }
-}
-
-fn extent(info: &Info) -> Extent {
-    Extent {
-        created: info.created.unix_timestamp_nanos(),
-        first: info.state.first_sequence,
-        last: info.state.last_sequence,
-        messages: info.state.messages,
     }
 }
 

@@ -2,11 +2,17 @@
 
 use std::sync::Arc;
 
-use alloy_primitives::B256;
+use alloy_consensus::{
+    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar, transaction::Recovered,
+};
+use alloy_eips::eip7594::BlobTransactionSidecarVariant;
+use alloy_primitives::{Address, B256, Signature};
 use async_nats::{HeaderMap, Message, jetstream::stream::Info};
 use bytes::Bytes;
-use chain_view::Head;
-use order_pool::{OrderPool, PoolConfig};
+use chain_view::{Head, PooledTransaction};
+use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
+use order_pool::{BundleParts, Holder, OrderPool, PoolConfig, ReplacementKey, Transaction};
+use uuid::Uuid;
 
 use crate::{
     config::{ServerConfig, SourceConfig},
@@ -16,6 +22,42 @@ use crate::{
 
 pub(crate) fn pool() -> OrderPool {
     OrderPool::new(PoolConfig::default()).expect("a pool")
+}
+
+/// A caller of whom only the address is known.
+pub(crate) fn caller(n: u8) -> Holder {
+    Holder::caller([10, 0, 0, n].into())
+}
+
+pub(crate) const SIGNER: Address = Address::repeat_byte(1);
+
+pub(crate) const KEY: ReplacementKey = ReplacementKey { uuid: Uuid::from_u128(7), signer: SIGNER };
+
+/// Signed, of every type without blobs.
+pub(crate) fn txs(count: usize) -> Vec<Recovered<PooledTransaction>> {
+    let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
+    load.prepare(count).iter().map(PreparedTx::recovered).collect()
+}
+
+/// What carries these blobs, signed by nobody.
+pub(crate) fn of_blobs(
+    blob_versioned_hashes: Vec<B256>,
+    sidecar: BlobTransactionSidecarVariant,
+) -> PooledTransaction {
+    let tx = TxEip4844 { chain_id: 1, blob_versioned_hashes, ..TxEip4844::default() };
+    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar);
+    PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()))
+}
+
+/// Of a bundle that has no place of its own.
+pub(crate) fn parts(tx: &Transaction, block: u64) -> BundleParts {
+    BundleParts { txs: vec![tx.clone()], block: Some(block), ..BundleParts::default() }
+}
+
+/// The same, in the place of [`KEY`].
+pub(crate) fn keyed_parts(tx: &Transaction, block: u64, nonce: u64) -> BundleParts {
+    let (uuid, signer, replacement_nonce) = (Some(KEY.uuid), Some(KEY.signer), Some(nonce));
+    BundleParts { uuid, signer, replacement_nonce, ..parts(tx, block) }
 }
 
 /// The hash of a block by its number and its branch.

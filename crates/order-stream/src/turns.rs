@@ -60,7 +60,7 @@ impl Line {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Turns {
     lines: BTreeMap<Holder, Line>,
     /// All lines, by their turn.
@@ -75,27 +75,12 @@ pub(crate) struct Turns {
     len: usize,
     extras: usize,
     numbers: u64,
-    /// What may be published at once, as of a time.
-    credit_bytes: f64,
-    as_of: Instant,
+    /// What was published of [`MAX_CREDIT_BYTES`] and is not earned again, as of a time.
+    spent_bytes: f64,
+    as_of: Option<Instant>,
 }
 
 impl Turns {
-    pub(crate) fn new(now: Instant) -> Self {
-        Self {
-            lines: BTreeMap::new(),
-            turns: BTreeSet::new(),
-            crowds: BTreeSet::new(),
-            clock: 0,
-            orders: BTreeMap::new(),
-            len: 0,
-            extras: 0,
-            numbers: 0,
-            credit_bytes: MAX_CREDIT_BYTES,
-            as_of: now,
-        }
-    }
-
     /// How many wait.
     pub(crate) const fn len(&self) -> usize {
         self.len
@@ -163,9 +148,9 @@ impl Turns {
 
     /// The next one, if it may be published now; with `is_last_time` whatever was published before.
     pub(crate) fn next(&mut self, now: Instant, is_last_time: bool) -> Option<Item> {
-        let earned = now.saturating_duration_since(self.as_of).as_secs_f64() * BYTES_PER_SECOND;
-        self.credit_bytes = (self.credit_bytes + earned).min(MAX_CREDIT_BYTES);
-        self.as_of = now;
+        let as_of = self.as_of.replace(now).unwrap_or(now);
+        let earned = now.saturating_duration_since(as_of).as_secs_f64() * BYTES_PER_SECOND;
+        self.spent_bytes = (self.spent_bytes - earned).max(0.0);
         let (turn, holder, number) = loop {
             let (turn, holder) = *self.turns.first()?;
             let first = self.lines.get(&holder).and_then(|line| line.items.first_key_value());
@@ -175,10 +160,11 @@ impl Turns {
             }
         };
         let cost = self.next_cost();
-        if cost > self.credit_bytes && !is_last_time {
+        let spent = self.spent_bytes + cost;
+        if spent > MAX_CREDIT_BYTES && !is_last_time {
             return None;
         }
-        self.credit_bytes = (self.credit_bytes - cost).max(0.0);
+        self.spent_bytes = spent.min(MAX_CREDIT_BYTES);
         let served = cost as u64 / self.turns.len() as u64;
         // Not behind what is served now: lines end.
         self.clock = (self.clock + served).max(self.lines.get(&holder)?.start);
@@ -198,12 +184,12 @@ impl Turns {
         first.map_or(0.0, |item| (size_bytes(item) as f64).min(MAX_CREDIT_BYTES))
     }
 
-    /// When [`Self::next`] may return something.
+    /// When [`Self::next`] may return something that it did not.
     pub(crate) fn next_wake(&self) -> Option<Instant> {
-        let missing = (self.next_cost() - self.credit_bytes).max(0.0);
+        let missing = (self.spent_bytes + self.next_cost() - MAX_CREDIT_BYTES).max(0.0);
         // Not rounded to a moment at which it may not yet.
         let wait = Duration::from_secs_f64(missing / BYTES_PER_SECOND) + Duration::from_micros(1);
-        (self.len() > 0).then(|| self.as_of + wait)
+        self.as_of.filter(|_| self.len > 0).map(|as_of| as_of + wait)
     }
 
     fn change<T>(&mut self, holder: Holder, change: impl FnOnce(&mut Line) -> T) -> Option<T> {

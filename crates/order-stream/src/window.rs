@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use load_control::Backoff;
+
 use crate::{follow::Item, running::CONNECTED_BACKOFF, state::State};
 
 /// Most messages: at a round trip of 100 ms, enough for 40,000/s.
@@ -21,8 +23,9 @@ const MAX_STRANGERS_BYTES: usize = 1 << 20;
 /// within a region. A leader that steps down drops messages without a word, and the next one has the later ones meanwhile.
 const FIRST_PATIENCE: Duration = Duration::from_millis(500);
 
-/// The longest it waits: longer than for a failure, so that a server which is slow to the last gets nothing twice.
-const MAX_PATIENCE: Duration = Duration::from_secs(8);
+/// How long it waits after so many times: at last longer than for a failure, so that a server which
+/// is slow to the last gets nothing twice.
+const PATIENCE: Backoff = Backoff { base: FIRST_PATIENCE, cap: Duration::from_secs(8) };
 
 /// A message by its number, and how often it was published again: a response to an earlier time is not one to the last.
 pub(crate) type Sent = (u64, u32);
@@ -31,7 +34,6 @@ pub(crate) type Sent = (u64, u32);
 struct Slot {
     item: Item,
     size: usize,
-    is_strangers: bool,
     attempt: u32,
     /// When its acknowledgement was first waited for, and when it was last published.
     since: Instant,
@@ -46,7 +48,7 @@ struct Slot {
 /// While it stores something, the oldest message is published again without waiting for a failure. A slow server gets no more
 /// to do by that: it is one message at a time, each waits twice as long as the one before it, and only a first copy that proves
 /// to be lost, or an acknowledgement that comes in time, takes that back.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Window {
     slots: BTreeMap<u64, Slot>,
     /// The numbers of those that are to be published again.
@@ -56,16 +58,8 @@ pub(crate) struct Window {
     of_strangers: (usize, usize),
     next: u64,
     closed: Option<Closed>,
-    /// How long the oldest message waits before it is published again.
-    patience: Duration,
-}
-
-impl Default for Window {
-    fn default() -> Self {
-        let (slots, unsent) = (BTreeMap::new(), BTreeSet::new());
-        let (bytes, of_strangers, next) = (0, (0, 0), 0);
-        Self { slots, unsent, bytes, of_strangers, next, closed: None, patience: FIRST_PATIENCE }
-    }
+    /// How often an oldest message was published again since that proved to be needed.
+    repeats: u32,
 }
 
 /// While the stream stores nothing.
@@ -106,14 +100,13 @@ impl Window {
     pub(crate) fn add(&mut self, item: Item, size: usize, now: Instant) -> Sent {
         let number = self.next;
         self.next += 1;
-        let is_strangers = item.stranger().is_some();
-        let slot = Slot { item, size, is_strangers, attempt: 0, since: now, published: now };
-        self.slots.insert(number, slot);
         self.bytes += size;
-        if is_strangers {
+        if item.stranger().is_some() {
             self.of_strangers.0 += 1;
             self.of_strangers.1 += size;
         }
+        let slot = Slot { item, size, attempt: 0, since: now, published: now };
+        self.slots.insert(number, slot);
         (number, 0)
     }
 
@@ -143,7 +136,7 @@ impl Window {
     fn repeats_at(&self) -> Option<Instant> {
         let is_open = self.closed.is_none() && self.unsent.is_empty();
         let (_, oldest) = self.slots.first_key_value().filter(|_| is_open)?;
-        Some(oldest.published + self.patience)
+        Some(oldest.published + PATIENCE.delay(self.repeats, 1.0))
     }
 
     /// The oldest, if it has waited for long. The wait goes on: a stream that stores nothing is found no later.
@@ -154,7 +147,7 @@ impl Window {
         let slot = oldest.get_mut();
         slot.attempt += 1;
         slot.published = now;
-        self.patience = (2 * self.patience).min(MAX_PATIENCE);
+        self.repeats = self.repeats.saturating_add(1);
         Some(((number, slot.attempt), now.saturating_duration_since(slot.since)))
     }
 
@@ -165,22 +158,17 @@ impl Window {
         opens.or_else(|| self.repeats_at())
     }
 
-    /// The stream has stored it for this attempt. Returns whether it was here.
-    pub(crate) fn stored(&mut self, sent: Sent, now: Instant) -> bool {
+    /// The stream has it, stored at this time for this attempt, or will never have it. Returns
+    /// whether it was here.
+    pub(crate) fn settle(&mut self, sent: Sent, stored_at: Option<Instant>) -> bool {
         let (number, attempt) = sent;
-        if let Some(slot) = self.slots.get(&number) {
-            let is_in_time = now.saturating_duration_since(slot.since) < FIRST_PATIENCE;
-            if is_in_time || attempt > 0 {
-                self.patience = FIRST_PATIENCE;
-            }
+        let Some(slot) = self.slots.get(&number) else { return false };
+        let took = stored_at.map(|at| at.saturating_duration_since(slot.since));
+        if took.is_some_and(|took| took < FIRST_PATIENCE || attempt > 0) {
+            self.repeats = 0;
         }
-        self.settle(sent)
-    }
-
-    /// The stream has it, or will never have it. Returns whether it was here.
-    pub(crate) fn settle(&mut self, (number, _): Sent) -> bool {
         // A late response to what is to be published again says nothing of the stream as it is now.
-        if !self.unsent.contains(&number) && self.slots.contains_key(&number) {
+        if !self.unsent.contains(&number) {
             self.closed = None;
         }
         self.remove(number)
@@ -209,16 +197,16 @@ impl Window {
 
     fn remove(&mut self, number: u64) -> bool {
         self.unsent.remove(&number);
-        let slot = self.slots.remove(&number);
-        self.bytes -= slot.as_ref().map_or(0, |slot| slot.size);
-        if let Some(slot) = slot.as_ref().filter(|slot| slot.is_strangers) {
+        let Some(Slot { item, size, .. }) = self.slots.remove(&number) else { return false };
+        self.bytes -= size;
+        if item.stranger().is_some() {
             self.of_strangers.0 -= 1;
-            self.of_strangers.1 -= slot.size;
+            self.of_strangers.1 -= size;
         }
         if self.slots.is_empty() {
             self.closed = None;
         }
-        slot.is_some()
+        true
     }
 
     /// Takes out what is not to be published again, of which the stream may have some. Returns how many.
@@ -243,11 +231,9 @@ mod tests {
     use order_pool::{Holder, PrivateCancellation};
 
     use super::*;
-    use crate::wire::Record;
+    use crate::{tests::caller, wire::Record};
 
     const UNAVAILABLE: State = State::Unavailable;
-
-    const PATIENCE: Duration = Duration::from_secs(90);
 
     fn item(n: u8) -> Item {
         let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
@@ -272,7 +258,7 @@ mod tests {
     fn a_message_leaves_once_and_frees_its_place() {
         let (mut window, numbers, now) = window(1);
         assert!(
-            window.settle((numbers[0], 0)) && !window.settle((numbers[0], 0)),
+            window.settle((numbers[0], 0), None) && !window.settle((numbers[0], 0), None),
             "a late response"
         );
         assert_eq!((window.len(), window.bytes), (0, 0));
@@ -283,7 +269,7 @@ mod tests {
             many.add(item(0), 1, now);
         }
         assert!(!many.has_room(), "by number");
-        many.settle((7, 0));
+        many.settle((7, 0), None);
         assert!(many.has_room());
     }
 
@@ -292,11 +278,11 @@ mod tests {
         let (mut window, now) = (Window::default(), Instant::now());
         let mut of_stranger = item(0);
         if let Record::CancelPrivate(cancellation) = &mut of_stranger.record {
-            cancellation.holder = Holder::caller([10, 0, 0, 1].into());
+            cancellation.holder = caller(1);
         }
         let (sent, _) = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
         assert!(window.has_room() && !window.has_room_for_strangers());
-        window.settle((sent, 0));
+        window.settle((sent, 0), None);
         window.add(item(1), MAX_STRANGERS_BYTES, now);
         assert!(window.has_room_for_strangers());
     }
@@ -305,7 +291,7 @@ mod tests {
     fn a_new_connection_publishes_everything_again_in_its_order() {
         let (mut window, numbers, now) = window(3);
         assert!(resent(&mut window, now).is_empty());
-        window.settle((numbers[1], 0));
+        window.settle((numbers[1], 0), None);
         window.connected();
         assert!(!window.has_room(), "the new ones follow");
         assert_eq!(resent(&mut window, now), [numbers[0], numbers[2]]);
@@ -315,7 +301,7 @@ mod tests {
     #[test]
     fn what_the_stream_lost_is_published_again_after_half_a_second_one_behind_the_other() {
         let (mut window, numbers, begin) = window(4);
-        window.stored((numbers[1], 0), begin);
+        window.settle((numbers[1], 0), Some(begin));
         assert_eq!(window.next_wake(), Some(begin + FIRST_PATIENCE));
         assert_eq!(window.repeat(begin + FIRST_PATIENCE / 2), None);
         let mut now = begin + FIRST_PATIENCE;
@@ -325,7 +311,7 @@ mod tests {
             assert_eq!(window.repeat(now), None, "one at a time");
             assert!(window.has_room(), "new ones do not wait for it");
             now += Duration::from_millis(1);
-            assert!(window.stored(sent, now));
+            assert!(window.settle(sent, Some(now)));
         }
         assert_eq!((window.repeat(now), window.next_wake()), (None, None));
         // It is lost again: the failure counts from the first time.
@@ -334,7 +320,10 @@ mod tests {
         window.fail((number, 0), UNAVAILABLE, now, 1.0);
         assert_eq!(window.trouble(), None, "its last attempt has no response");
         window.fail(again, UNAVAILABLE, now, 1.0);
-        assert_eq!((window.trouble(), window.repeat(now + PATIENCE)), (Some(UNAVAILABLE), None));
+        assert_eq!(
+            (window.trouble(), window.repeat(now + 2 * PATIENCE.cap)),
+            (Some(UNAVAILABLE), None)
+        );
     }
 
     /// 2,000 messages/s, each stored after two seconds.
@@ -346,7 +335,7 @@ mod tests {
             let now = begin + Duration::from_micros(500 * n);
             window.add(item(0), 1, now);
             if let Some(done) = n.checked_sub(4_000) {
-                window.stored((done, 0), now);
+                window.settle((done, 0), Some(now));
             }
             repeated += u32::from(window.repeat(now).is_some());
         }
@@ -371,7 +360,7 @@ mod tests {
         }
         now += Duration::from_secs(1);
         assert_eq!(resent(&mut window, now), numbers[..1]);
-        assert!(window.settle((numbers[0], 0)));
+        assert!(window.settle((numbers[0], 0), None));
         assert_eq!(window.trouble(), None);
         assert_eq!(resent(&mut window, now), numbers[1..], "the others at once");
         assert!(window.has_room());
@@ -387,14 +376,16 @@ mod tests {
         window.connected();
         assert_eq!(resent(&mut window, now), numbers[1..]);
         window.fail((numbers[0], 1), UNAVAILABLE, now, 1.0);
-        assert!(!window.settle((numbers[0], 0)) && window.trouble().is_none());
+        assert!(!window.settle((numbers[0], 0), None) && window.trouble().is_none());
     }
 
     #[test]
     fn a_late_response_does_not_open_a_stream_that_stores_nothing_unless_nothing_is_left() {
         let (mut window, numbers, now) = window(2);
         window.fail((numbers[1], 0), UNAVAILABLE, now, 1.0);
-        assert!(window.settle((numbers[1], 0)) && window.trouble().is_some());
-        assert!(window.settle((numbers[0], 0)) && window.trouble().is_none() && window.has_room());
+        assert!(window.settle((numbers[1], 0), None) && window.trouble().is_some());
+        assert!(
+            window.settle((numbers[0], 0), None) && window.trouble().is_none() && window.has_room()
+        );
     }
 }

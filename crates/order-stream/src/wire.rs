@@ -10,9 +10,7 @@
 
 mod bytes;
 mod error;
-mod head;
-mod private;
-mod tx;
+mod records;
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -21,7 +19,10 @@ use alloy_primitives::{B256, Keccak256};
 use order_pool::{Cancellation, Holder, Order, PrivateCancellation, PrivateTerms, Transaction};
 
 use self::bytes::Reader;
-pub use self::{error::WireError, head::HeadRecord, tx::encode_transaction};
+pub use self::{
+    error::WireError,
+    records::{HeadRecord, encode_transaction},
+};
 
 /// The version of the encoding. A decoder refuses every other.
 pub const VERSION: u8 = 1;
@@ -70,9 +71,9 @@ impl Record {
                 let terms = order.as_tx().and_then(Transaction::private_terms);
                 return encode_order(order, order.holder(), terms);
             }
-            Self::Cancellation(cancellation) => private::encode_cancellation(cancellation),
-            Self::CancelPrivate(cancellation) => private::encode_cancel_private(cancellation),
-            Self::Head(record) => record.encode(),
+            Self::Cancellation(cancellation) => records::encode_cancellation(cancellation),
+            Self::CancelPrivate(cancellation) => records::encode_cancel_private(cancellation),
+            Self::Head(record) => records::encode_head(record),
         })
     }
 
@@ -88,45 +89,31 @@ impl Record {
         if payload.len() > MAX_MESSAGE_BYTES {
             return Err(WireError::Value { field: "length", value: payload.len() as u64 });
         }
-        let mut reader = Reader(payload);
+        let mut reader = Reader::new(payload);
         let [version, kind] = reader.array()?;
         if version != VERSION {
             return Err(WireError::Value { field: "version", value: version.into() });
         }
-        let (record, found) = match kind {
-            KIND_TX => {
-                let tx = tx::read(&mut reader, now)?;
-                let hash = *tx.hash();
-                (Self::Order(Arc::new(Order::Tx(tx))), hash)
-            }
+        let record = match kind {
+            KIND_TX => Self::Order(Arc::new(Order::Tx(records::read_tx(&mut reader, now)?))),
             KIND_BUNDLE => {
-                let (first_seen, holder) = (reader.time()?.min(now), reader.holder()?);
-                let found = content_id(kind, reader.0);
-                let bundle = private::read_bundle(&mut reader, first_seen, holder)?;
-                (Self::Order(Arc::new(Order::Bundle(bundle))), found)
+                Self::Order(Arc::new(Order::Bundle(records::read_bundle(&mut reader, now)?)))
             }
-            KIND_CANCELLATION => {
-                let holder = reader.holder()?;
-                let found = content_id(kind, reader.0);
-                (Self::Cancellation(private::read_cancellation(&mut reader, holder)?), found)
-            }
+            KIND_CANCELLATION => Self::Cancellation(records::read_cancellation(&mut reader)?),
             KIND_CANCEL_PRIVATE => {
-                let (at, holder) = (reader.time()?.min(now), reader.holder()?);
-                let found = content_id(kind, reader.0);
-                let (hash, signer) = (reader.hash()?, reader.address()?);
-                (Self::CancelPrivate(PrivateCancellation { hash, signer, at, holder }), found)
+                Self::CancelPrivate(records::read_cancel_private(&mut reader, now)?)
             }
-            KIND_HEAD => {
-                let mined = reader.hashes()?;
-                let found = content_id(kind, reader.0);
-                (Self::Head(HeadRecord::read(&mut reader, mined)?.into()), found)
-            }
+            KIND_HEAD => Self::Head(records::read_head(&mut reader)?.into()),
             _ => return Err(WireError::Value { field: "kind", value: kind.into() }),
         };
-        if !reader.0.is_empty() {
-            let value = reader.0.len() as u64;
+        if !reader.rest.is_empty() {
+            let value = reader.rest.len() as u64;
             return Err(WireError::Value { field: "bytes behind the end", value });
         }
+        let found = match &record {
+            Self::Order(order) if kind == KIND_TX => *order.id().hash(),
+            _ => content_id(kind, reader.content),
+        };
         if found == *id { Ok(record) } else { Err(WireError::Id { found, expected: *id }) }
     }
 }
@@ -138,8 +125,8 @@ pub(crate) fn encode_order(
     terms: Option<&PrivateTerms>,
 ) -> Option<Encoded> {
     match order {
-        Order::Tx(tx) => Some(tx::encode(tx, holder, terms)),
-        Order::Bundle(bundle) => Some(private::encode_bundle(bundle, holder)),
+        Order::Tx(tx) => Some(records::encode_tx(tx, holder, terms)),
+        Order::Bundle(bundle) => Some(records::encode_bundle(bundle, holder)),
         _ => None,
     }
 }

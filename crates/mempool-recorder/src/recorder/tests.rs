@@ -1,5 +1,6 @@
 use std::{
     fs,
+    ops::Range,
     path::Path,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
     time::SystemTime,
@@ -33,7 +34,7 @@ fn tx_with_input(n: u64, origin: Origin, bytes: usize) -> Transaction {
         ..Default::default()
     };
     let signature = Signature::new(U256::from(1), U256::from(1), false);
-    let signed = Signed::new_unchecked(inner, signature, keccak256(n.to_be_bytes()));
+    let signed = Signed::new_unchecked(inner, signature, hash(n));
     let sender = Address::left_padding_from(&(n + 1).to_be_bytes());
     let tx = Recovered::new_unchecked(EthereumTxEnvelope::Eip1559(signed), sender);
     Transaction::new(tx, origin, SystemTime::UNIX_EPOCH + Duration::from_secs(5))
@@ -41,6 +42,26 @@ fn tx_with_input(n: u64, origin: Origin, bytes: usize) -> Transaction {
 
 fn insert(pool: &OrderPool, tx: Transaction) {
     assert!(matches!(pool.insert_transaction(tx), InsertOutcome::Added));
+}
+
+/// Inserts transactions that the node has announced. Returns their hashes.
+fn fill(pool: &OrderPool, numbers: Range<u64>) -> Vec<B256> {
+    let insert = |n| {
+        insert(pool, tx(n, Origin::Mempool));
+        hash(n)
+    };
+    numbers.map(insert).collect()
+}
+
+fn hash(n: u64) -> B256 {
+    keccak256(n.to_be_bytes())
+}
+
+/// A head, and what its block contains.
+fn mine(pool: &OrderPool, number: u64, [hash, parent]: [u8; 2], mined: &[B256]) {
+    let [hash, parent] = [hash, parent].map(B256::with_last_byte);
+    let head = Head { timestamp: 84, ..Head::new(number, hash, parent) };
+    let _ = pool.on_head(Block::new(head, mined));
 }
 
 /// A follower of an empty pool, and the folder of its segments.
@@ -53,7 +74,14 @@ fn follower(config: PoolConfig) -> (TempDir, OrderPool, Follower) {
     (folder, pool, follower)
 }
 
-/// The number in a hash of [`tx`], of each row of the folder, and the block that took it.
+/// Reads what there is, and writes it.
+fn write(follower: &mut Follower) -> RecorderStats {
+    follower.follow(Instant::now());
+    follower.write();
+    follower.counters.stats()
+}
+
+/// The hash of each row of the folder, and the block that took it.
 fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
     let mut files: Vec<_> = fs::read_dir(folder)
         .expect("a folder")
@@ -77,14 +105,10 @@ fn rows(folder: &Path) -> Vec<(B256, Option<i64>)> {
 fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recorded() {
     let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
     let (folder, pool, mut follower) = follower(config);
-    let all: Vec<_> = (0..2_000).map(|n| tx(n, Origin::Mempool)).collect();
-    let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
     // It has read what was there at its start, which is nothing; then nothing reads.
     follower.follow(Instant::now());
-    all.into_iter().for_each(|tx| insert(&pool, tx));
-    follower.follow(Instant::now());
-    follower.write();
-    let stats = follower.counters.stats();
+    let hashes = fill(&pool, 0..2_000);
+    let stats = write(&mut follower);
     assert!(stats.lost_events >= 1_000, "{stats:?}");
     assert_eq!(stats.rows + stats.lost_events, 2_000);
     let recorded: Vec<_> = rows(folder.path()).into_iter().map(|(hash, _)| hash).collect();
@@ -96,31 +120,25 @@ fn what_the_log_forgets_while_the_thread_stalls_is_counted_and_the_rest_is_recor
 fn orders_that_were_pooled_at_the_start_are_recorded_if_the_log_wraps_before_they_are_read() {
     let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
     let (folder, pool, mut follower) = follower(config);
-    let hashes: Vec<_> = (0..2_000).map(|n| *tx(n, Origin::Mempool).hash()).collect();
-    (0..500).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
+    fill(&pool, 0..500);
     follower.subscription = pool.subscribe_all();
-    (500..2_000).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
-    follower.follow(Instant::now());
-    follower.write();
-    assert!(follower.counters.stats().lost_events >= 1_000);
-    let recorded: Vec<_> = rows(folder.path()).into_iter().map(|(hash, _)| hash).collect();
-    assert_eq!(recorded, hashes);
+    fill(&pool, 500..2_000);
+    assert!(write(&mut follower).lost_events >= 1_000);
+    let recorded = rows(folder.path()).into_iter().map(|(hash, _)| hash);
+    assert!(recorded.eq((0..2_000).map(hash)));
 }
 
 #[test]
 fn a_group_that_cannot_be_written_is_counted_and_the_next_one_is_written() {
     let (folder, pool, mut follower) = follower(PoolConfig::default());
-    insert(&pool, tx(0, Origin::Mempool));
-    insert(&pool, tx(1, Origin::Mempool));
+    fill(&pool, 0..2);
     fs::remove_dir_all(folder.path()).expect("a folder");
-    follower.follow(Instant::now());
-    follower.write();
-    assert_eq!((follower.counters.stats().lost_rows, follower.counters.stats().rows), (2, 0));
+    let stats = write(&mut follower);
+    assert_eq!((stats.lost_rows, stats.rows), (2, 0));
     fs::create_dir(folder.path()).expect("a folder");
-    insert(&pool, tx(2, Origin::Mempool));
-    follower.follow(Instant::now());
-    follower.write();
-    assert_eq!((follower.counters.stats().lost_rows, follower.counters.stats().rows), (2, 1));
+    fill(&pool, 2..3);
+    let stats = write(&mut follower);
+    assert_eq!((stats.lost_rows, stats.rows), (2, 1));
     assert_eq!(rows(folder.path()).len(), 1);
 }
 
@@ -154,15 +172,14 @@ fn a_group_is_written_in_steps_of_few_bytes_and_few_rows() {
 fn a_recorder_that_is_behind_or_writes_for_long_does_not_pause() {
     let pool = OrderPool::new(PoolConfig::default()).expect("bounds");
     let mut subscription = pool.subscribe_all();
-    let start = Instant::now();
-    let are_due = |subscription: &Subscription, now| Turns { subscription, start }.are_due(now);
-    assert!(are_due(&subscription, start));
-    assert!(are_due(&subscription, start + MAX_PAUSING - Duration::from_millis(1)));
-    assert!(!are_due(&subscription, start + MAX_PAUSING));
-    (0..MAX_BEHIND).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
-    assert!(!are_due(&subscription, start));
+    let may_pause = |subscription: &Subscription| may_pause(subscription, Duration::ZERO);
+    assert!(may_pause(&subscription));
+    assert!(super::may_pause(&subscription, MAX_PAUSING - Duration::from_millis(1)));
+    assert!(!super::may_pause(&subscription, MAX_PAUSING));
+    fill(&pool, 0..MAX_BEHIND);
+    assert!(!may_pause(&subscription));
     while subscription.try_next().is_some() {}
-    assert!(are_due(&subscription, start));
+    assert!(may_pause(&subscription));
 }
 
 #[test]
@@ -171,52 +188,33 @@ fn a_group_is_written_at_its_rows_its_bytes_or_its_age() {
     let age = Duration::from_secs(7);
     follower.limits = Limits { rows: 3, age, ..follower.limits };
     let start = Instant::now();
-    (0..4).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
-    follower.follow(start);
-    assert_eq!(follower.counters.stats().rows, 3);
-    follower.follow(start + age - Duration::from_millis(1));
-    assert_eq!(follower.counters.stats().rows, 3);
-    follower.follow(start + age);
-    assert_eq!((follower.counters.stats().rows, follower.counters.stats().segments), (4, 2));
+    let written_at = |follower: &mut Follower, now| {
+        follower.follow(now);
+        let stats = follower.counters.stats();
+        (stats.rows, stats.segments)
+    };
+    fill(&pool, 0..4);
+    assert_eq!(written_at(&mut follower, start), (3, 1));
+    assert_eq!(written_at(&mut follower, start + age - Duration::from_millis(1)), (3, 1));
+    assert_eq!(written_at(&mut follower, start + age), (4, 2));
     follower.limits.bytes = 1;
-    (4..6).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
-    follower.follow(start + age);
-    assert_eq!((follower.counters.stats().rows, follower.counters.stats().segments), (6, 4));
-}
-
-#[test]
-fn a_row_names_the_block_that_took_its_transaction_if_that_came_before_it_was_written() {
-    let (folder, pool, mut follower) = follower(PoolConfig::default());
-    let all: Vec<_> = (0..3).map(|n| tx(n, Origin::Mempool)).collect();
-    let hashes: Vec<_> = all.iter().map(|tx| *tx.hash()).collect();
-    all.into_iter().for_each(|tx| insert(&pool, tx));
-    let head = Head { timestamp: 84, ..Head::new(7, B256::with_last_byte(7), B256::ZERO) };
-    let _ = pool.on_head(Block::new(head, vec![hashes[1]]));
-    follower.follow(Instant::now());
-    follower.write();
-    let found = rows(folder.path());
-    assert_eq!(found, [(hashes[0], None), (hashes[1], Some(7)), (hashes[2], None)]);
+    fill(&pool, 4..6);
+    assert_eq!(written_at(&mut follower, start + age), (6, 4));
 }
 
 /// The first row named the block that a reorg had undone.
 #[test]
-fn a_row_names_no_block_once_a_reorg_has_undone_it() {
+fn a_row_names_the_block_that_took_its_transaction_until_a_reorg_has_undone_it() {
     let (folder, pool, mut follower) = follower(PoolConfig::default());
-    let hashes = [0, 1, 2].map(|n| *tx(n, Origin::Mempool).hash());
-    (0..3).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
-    let head = |number, hash, parent| {
-        let [hash, parent] = [hash, parent].map(B256::with_last_byte);
-        Head { timestamp: 84, ..Head::new(number, hash, parent) }
-    };
-    let _ = pool.on_head(Block::new(head(6, 6, 0), vec![hashes[2]]));
-    let _ = pool.on_head(Block::new(head(7, 7, 6), hashes[..2].to_vec()));
+    let hashes = fill(&pool, 0..3);
+    mine(&pool, 6, [6, 0], &hashes[2..]);
+    mine(&pool, 7, [7, 6], &hashes[..2]);
     // The pool does not tell that this one contains the second too.
-    let _ = pool.on_head(Block::new(head(7, 8, 6), vec![hashes[1]]));
-    follower.follow(Instant::now());
-    follower.write();
-    let found = rows(folder.path());
-    let [first, second, third] = hashes;
-    assert_eq!(found, [(first, None), (second, None), (third, Some(6)), (first, None)]);
+    mine(&pool, 7, [8, 6], &hashes[1..2]);
+    write(&mut follower);
+    let [first, second, third] = [0, 1, 2].map(hash);
+    let expected = [(first, None), (second, None), (third, Some(6)), (first, None)];
+    assert_eq!(rows(folder.path()), expected);
 }
 
 /// The next head that was read counted as the one that had removed it.
@@ -224,19 +222,15 @@ fn a_row_names_no_block_once_a_reorg_has_undone_it() {
 fn a_row_names_no_block_if_the_head_that_removed_its_transaction_was_missed() {
     let config = PoolConfig { log_events: 256, ..PoolConfig::default() };
     let (folder, pool, mut follower) = follower(config);
-    let hash = *tx(0, Origin::Mempool).hash();
-    insert(&pool, tx(0, Origin::Mempool));
+    fill(&pool, 0..1);
     follower.follow(Instant::now());
-    let order = pool.get(&hash).expect("it is pooled");
+    let order = pool.get(&hash(0)).expect("it is pooled");
     let removed = Event::Removed { order, reason: RemoveReason::Mined };
     follower.group.take(&removed, Instant::now());
-    (1..1_000).for_each(|n| insert(&pool, tx(n, Origin::Mempool)));
-    let head = Head { timestamp: 84, ..Head::new(8, B256::with_last_byte(8), B256::ZERO) };
-    let _ = pool.on_head(Block::new(head, vec![]));
-    follower.follow(Instant::now());
-    follower.write();
-    assert!(follower.counters.stats().lost_events > 0);
-    assert_eq!(rows(folder.path())[0], (hash, None));
+    fill(&pool, 1..1_000);
+    mine(&pool, 8, [8, 0], &[]);
+    assert!(write(&mut follower).lost_events > 0);
+    assert_eq!(rows(folder.path())[0], (hash(0), None));
 }
 
 #[test]
@@ -251,9 +245,7 @@ fn what_only_external_callers_have_sent_is_recorded_on_demand_alone() {
         // The last one becomes public before the group is written.
         let again = pool.insert_transaction(tx(3, Origin::Mempool));
         assert!(matches!(again, InsertOutcome::Known), "{again:?}");
-        follower.follow(Instant::now());
-        follower.write();
-        let stats = follower.counters.stats();
+        let stats = write(&mut follower);
         assert_eq!((stats.rows, stats.skipped), if external { (4, 0) } else { (2, 2) });
     }
 }

@@ -71,11 +71,6 @@ pub(crate) fn record_segments(folder: &Path, txs: &[PreparedTx], rows: usize) {
     }
 }
 
-/// The text in the column `hash` of each.
-pub(crate) fn hash_texts(txs: &[PreparedTx]) -> Vec<Vec<u8>> {
-    txs.iter().map(|tx| tx.hash.to_string().into_bytes()).collect()
-}
-
 /// A folder, and where a file of it will be.
 pub(crate) fn file() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -110,14 +105,31 @@ pub(crate) fn rows(folder: &Path) -> Vec<Row> {
 }
 
 /// A column of a file that nobody would record.
-pub(crate) enum Values<'a> {
+pub(crate) enum Values {
     Numbers(&'static str, Vec<i64>),
     /// Optional: `None` is null.
-    Bytes(&'static str, Vec<Option<&'a [u8]>>),
+    Bytes(&'static str, Vec<Option<ByteArray>>),
+}
+
+pub(crate) fn hash_text(tx: &PreparedTx) -> Option<ByteArray> {
+    Some(tx.hash.to_string().into_bytes().into())
+}
+
+pub(crate) fn raw(tx: &PreparedTx) -> Option<ByteArray> {
+    Some(tx.raw.to_vec().into())
+}
+
+/// The columns that a file must have, of rows that were seen at these times.
+pub(crate) fn columns(times: &[i64], txs: &[PreparedTx]) -> [Values; 3] {
+    [
+        Values::Numbers("timestamp", times.to_vec()),
+        Values::Bytes("hash", txs.iter().map(hash_text).collect()),
+        Values::Bytes("rawTx", txs.iter().map(raw).collect()),
+    ]
 }
 
 /// Writes the columns with gzip, in one row group.
-pub(crate) fn write(path: &Path, columns: &[Values<'_>]) {
+pub(crate) fn write(path: &Path, columns: &[Values]) {
     let fields: String = columns
         .iter()
         .map(|column| match column {
@@ -138,8 +150,7 @@ pub(crate) fn write(path: &Path, columns: &[Values<'_>]) {
                 next.typed::<Int64Type>().write_batch(values, None, None).expect("written");
             }
             Values::Bytes(_, values) => {
-                let there: Vec<_> =
-                    values.iter().flatten().map(|bytes| ByteArray::from(bytes.to_vec())).collect();
+                let there: Vec<_> = values.iter().flatten().cloned().collect();
                 let levels: Vec<_> =
                     values.iter().map(|value| i16::from(value.is_some())).collect();
                 let typed = next.typed::<ByteArrayType>();

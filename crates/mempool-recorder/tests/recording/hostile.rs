@@ -5,7 +5,7 @@ use mempool_recorder::{BadRow, MAX_PAGE_BYTES, Recording, RecordingConfig, Repla
 use proptest::prelude::*;
 use testkit::corpus::{Seed, damaged_seeds, seeds};
 
-use crate::files::{Values, all, file, open, record_segments, segments, signed, write};
+use crate::files::{Values, all, columns, file, open, record_segments, segments, signed, write};
 
 /// A folder of two segments: 20 rows, then 10.
 fn two_segments() -> (tempfile::TempDir, [Vec<u8>; 2]) {
@@ -57,14 +57,9 @@ fn a_folder_cut_at_any_byte_of_its_last_segment_gives_all_rows_before() {
 #[test]
 fn a_page_that_inflates_beyond_its_bound_is_not_inflated() {
     let (_folder, path) = file();
-    let long = vec![0; MAX_PAGE_BYTES + 1];
-    let hash = B256::repeat_byte(0x11).to_string();
-    let columns = [
-        Values::Numbers("timestamp", vec![1]),
-        Values::Bytes("hash", vec![Some(hash.as_bytes())]),
-        Values::Bytes("rawTx", vec![Some(&long)]),
-    ];
-    write(&path, &columns);
+    let [time, hash, _] = columns(&[1], &signed(1, 0));
+    let long = vec![0; MAX_PAGE_BYTES + 1].into();
+    write(&path, &[time, hash, Values::Bytes("rawTx", vec![Some(long)])]);
     assert!(fs::metadata(&path).expect("a file").len() < 1 << 20, "it is not compressed");
     let rows: Vec<_> = open(&path).collect();
     let [Err(BadRow::Unreadable { rows: 1, reason, .. })] = rows.as_slice() else {

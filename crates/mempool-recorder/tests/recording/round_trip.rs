@@ -7,8 +7,8 @@ use order_pool::PooledTransaction;
 use parquet::record::RowAccessor as _;
 
 use crate::files::{
-    LONG, Values, all, file, hash_texts, hashes, insert, open, pool, record, record_segments, rows,
-    segments, signed, write,
+    LONG, Values, all, columns, file, hash_text, hashes, insert, open, pool, raw, record,
+    record_segments, rows, segments, signed, write,
 };
 
 #[test]
@@ -97,14 +97,7 @@ fn blobs_are_left_out_on_either_side_on_demand() {
 fn a_column_that_is_needed_and_missing_is_named_and_the_others_are_not_needed() {
     let (_folder, path) = file();
     let txs = signed(1, 0);
-    let hash = txs[0].hash.to_string().into_bytes();
-    let columns = || {
-        [
-            Values::Numbers("timestamp", vec![5]),
-            Values::Bytes("hash", vec![Some(&hash)]),
-            Values::Bytes("rawTx", vec![Some(&txs[0].raw)]),
-        ]
-    };
+    let columns = || columns(&[5], &txs);
     write(&path, &columns());
     assert_eq!(all(&path).len(), 1);
     for (gone, name) in ["timestamp", "hash", "rawTx"].into_iter().enumerate() {
@@ -126,30 +119,23 @@ fn a_column_that_is_needed_and_missing_is_named_and_the_others_are_not_needed() 
 fn a_bad_row_is_counted_by_its_reason_and_the_next_one_is_replayed() {
     let (_folder, path) = file();
     let txs = signed(3, 0);
-    let raw: Vec<&[u8]> = txs.iter().map(|tx| &tx.raw[..]).collect();
-    let hashes_of = hash_texts(&txs);
-    let [first, second, third] = [0, 1, 2].map(|index| Some(hashes_of[index].as_slice()));
-    let cut = &raw[1][..raw[1].len() - 1];
-    type Row<'a> = (i64, Option<&'a [u8]>, Option<&'a [u8]>);
-    let rows: [Row; 9] = [
-        (1, first, Some(raw[0])),
-        (2, None, Some(raw[1])),
-        (3, second, None),
-        (4, Some(b"0xabc"), Some(raw[1])),
-        (-5, second, Some(raw[1])),
-        (6, second, Some(cut)),
-        (7, second, Some(raw[0])),
-        (8, second, Some(&[])),
-        (9, third, Some(raw[2])),
+    let [first, second, third] = [0, 1, 2].map(|n| (hash_text(&txs[n]), raw(&txs[n])));
+    let bytes = |bytes: &[u8]| Some(bytes.to_vec().into());
+    let cut = bytes(&txs[1].raw[..txs[1].raw.len() - 1]);
+    let rows = [
+        (1, first.clone()),
+        (2, (None, second.1.clone())),
+        (3, (second.0.clone(), None)),
+        (4, (bytes(b"0xabc"), second.1.clone())),
+        (-5, second.clone()),
+        (6, (second.0.clone(), cut)),
+        (7, (second.0.clone(), first.1)),
+        (8, (second.0, bytes(&[]))),
+        (9, third),
     ];
-    write(
-        &path,
-        &[
-            Values::Bytes("rawTx", rows.iter().map(|row| row.2).collect()),
-            Values::Numbers("timestamp", rows.iter().map(|row| row.0).collect()),
-            Values::Bytes("hash", rows.iter().map(|row| row.1).collect()),
-        ],
-    );
+    let (times, (hash, raw)): (Vec<_>, (Vec<_>, Vec<_>)) = rows.into_iter().unzip();
+    let [times, hash] = [Values::Numbers("timestamp", times), Values::Bytes("hash", hash)];
+    write(&path, &[Values::Bytes("rawTx", raw), times, hash]);
     let pool = pool();
     let replay = Replay::start(open(&path), Speed::Max, pool.clone()).expect("a thread");
     assert_eq!(replay.wait(LONG), Some(ReplayEndReason::Finished));
@@ -168,19 +154,11 @@ fn a_sender_of_the_file_is_believed_on_demand_alone() {
     let (_folder, path) = file();
     let txs = signed(3, 0);
     let forged = format!("{:#x}", alloy_primitives::Address::repeat_byte(0x66)).into_bytes();
-    let hashes_of = hash_texts(&txs);
-    write(
-        &path,
-        &[
-            Values::Numbers("timestamp", vec![1, 2, 3]),
-            Values::Bytes(
-                "hash",
-                vec![Some(&hashes_of[0]), Some(&hashes_of[0]), Some(&hashes_of[2])],
-            ),
-            Values::Bytes("from", vec![Some(&forged), Some(&forged), Some(b"0x66")]),
-            Values::Bytes("rawTx", txs.iter().map(|tx| Some(&tx.raw[..])).collect()),
-        ],
-    );
+    let [times, _, raw] = columns(&[1, 2, 3], &txs);
+    let hash = [0, 0, 2].map(|n| hash_text(&txs[n]));
+    let from = [forged.clone(), forged, b"0x66".to_vec()].map(|from| Some(from.into()));
+    let bytes = |name, values: [_; 3]| Values::Bytes(name, values.into());
+    write(&path, &[times, bytes("hash", hash), bytes("from", from), raw]);
     let mut rows = open(&path);
     assert_eq!(rows.next().expect("a row").expect("good").tx.signer(), txs[0].sender);
     let trusting = RecordingConfig { trust_senders: true, ..RecordingConfig::default() };
@@ -197,16 +175,8 @@ fn a_sender_of_the_file_is_believed_on_demand_alone() {
 fn a_replay_stops_while_it_waits_for_a_row() {
     let (_folder, path) = file();
     let txs = signed(2, 0);
-    let hashes_of = hash_texts(&txs);
-    write(
-        &path,
-        &[
-            // A year apart.
-            Values::Numbers("timestamp", vec![0, 365 * 86_400_000]),
-            Values::Bytes("hash", hashes_of.iter().map(|hash| Some(&hash[..])).collect()),
-            Values::Bytes("rawTx", txs.iter().map(|tx| Some(&tx.raw[..])).collect()),
-        ],
-    );
+    // A year apart.
+    write(&path, &columns(&[0, 365 * 86_400_000], &txs));
     let pool = pool();
     let mut orders = pool.subscribe_all();
     let replay = Replay::start(open(&path), Speed::RECORDED, pool).expect("a thread");

@@ -1,23 +1,17 @@
 use std::time::Duration;
 
-use alloy_consensus::{
-    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar, transaction::Recovered,
-};
-use alloy_eips::{
-    eip4844::{Blob, BlobTransactionSidecar, Bytes48},
-    eip7594::BlobTransactionSidecarVariant,
-};
-use alloy_primitives::{Address, Signature, hex};
-use chain_view::{Head, PooledTransaction};
-use mock_node::workload::{Workload, WorkloadConfig};
+use alloy_consensus::transaction::Recovered;
+use alloy_eips::eip4844::{Blob, BlobTransactionSidecar, Bytes48};
+use alloy_primitives::{Address, hex};
+use chain_view::Head;
 use order_pool::{
     Bundle, BundleParts, Cancellation, Holder, Origin, PrivateCancellation, PrivateTerms,
-    ReplacementKey, Transaction,
+    Transaction,
 };
 
 use super::*;
 use crate::{
-    tests::{self, deliverer},
+    tests::{self, KEY, SIGNER, deliverer, keyed_parts, of_blobs, parts},
     wire::{Encoded, HeadRecord, encode_transaction},
 };
 
@@ -25,11 +19,9 @@ fn at(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-fn txs(chain_id: u64) -> Vec<Transaction> {
-    let mut load =
-        Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, chain_id) });
-    let txs = load.prepare(6);
-    txs.iter().map(|tx| Transaction::new(tx.recovered(), Origin::Mempool, at(100))).collect()
+fn txs(count: usize) -> Vec<Transaction> {
+    let announced = |tx| Transaction::new(tx, Origin::Mempool, at(100));
+    tests::txs(count).into_iter().map(announced).collect()
 }
 
 fn encode(record: Record) -> Encoded {
@@ -38,6 +30,10 @@ fn encode(record: Record) -> Encoded {
 
 fn message(Encoded { id, payload }: Encoded) -> Message {
     tests::message(&hex::encode(id), payload)
+}
+
+fn bundle(parts: BundleParts) -> Encoded {
+    encode(Record::Order(Arc::new(Order::Bundle(Bundle::new(parts).expect("a bundle")))))
 }
 
 /// The counts: pooled, known, superseded, refused, malformed. They make up what was received.
@@ -53,11 +49,7 @@ fn counts(deliverer: &Deliverer) -> [u64; 5] {
 fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
     let (blobs, words) = (vec![Blob::ZERO; 6], vec![Bytes48::ZERO; 6]);
     let sidecar = BlobTransactionSidecar { blobs, commitments: words.clone(), proofs: words };
-    let blob_versioned_hashes = sidecar.versioned_hashes().collect();
-    let tx = TxEip4844 { chain_id: 1, blob_versioned_hashes, ..TxEip4844::default() };
-    let sidecar = BlobTransactionSidecarVariant::from(sidecar);
-    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar);
-    let tx = PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()));
+    let tx = of_blobs(sidecar.versioned_hashes().collect(), sidecar.into());
     let tx = Recovered::new_unchecked(tx, Address::ZERO);
     let tx = Transaction::new(tx, Origin::Mempool, at(100));
     let mut deliverer = deliverer(true);
@@ -70,7 +62,7 @@ fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
 #[test]
 fn what_is_damaged_or_without_its_id_is_malformed() {
     let mut deliverer = deliverer(true);
-    let txs = txs(1);
+    let txs = txs(2);
     let sound = encode_transaction(&txs[0]);
     let other = Encoded { id: *txs[1].hash(), ..sound.clone() };
     let cut = Encoded { payload: sound.payload.slice(..40), ..sound.clone() };
@@ -87,16 +79,13 @@ fn the_public_stream_brings_no_private_order_and_no_other_chain() {
     let terms = PrivateTerms { signer: None, max_block: 9 };
     let tx = txs(1).remove(0);
     let private = Transaction::private(tx.recovered().clone(), terms, at(100));
-    let key = ReplacementKey { uuid: uuid::Uuid::nil(), signer: Address::ZERO };
+    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
     let mut public = deliverer(true);
-    let others = [
-        encode_transaction(&private),
-        encode(Record::Cancellation(Cancellation { key, nonce: None, holder: Holder::Host })),
-        encode_transaction(&txs(5)[0]),
-    ];
-    for other in others {
+    for other in [encode_transaction(&private), encode(Record::Cancellation(cancellation))] {
         public.message(&message(other), at(101));
     }
+    public.chain_id = 5;
+    public.message(&message(encode_transaction(&tx)), at(101));
     assert_eq!(counts(&public), [0, 0, 0, 3, 0]);
 }
 
@@ -105,24 +94,13 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_ord
     // The pool forgets a cancellation by its own clock.
     let begin = SystemTime::now();
     let at = |seconds| begin + Duration::from_secs(seconds);
-    let (txs, signer) = (txs(1), Address::repeat_byte(1));
-    let bundle = Bundle::new(BundleParts {
-        txs: vec![txs[0].clone()],
-        block: Some(5),
-        uuid: Some(uuid::Uuid::from_u128(7)),
-        replacement_nonce: Some(1),
-        signer: Some(signer),
-        ..BundleParts::default()
-    });
-    let bundle = bundle.expect("a bundle");
-    let (key, holder) = (bundle.key().expect("a key"), Holder::Host);
+    let (txs, signer, holder) = (txs(2), SIGNER, Holder::Host);
     let terms = PrivateTerms { signer: Some(signer), max_block: 9 };
     let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
     let cancelled = PrivateCancellation { hash: *private.hash(), signer, at: at(100), holder };
-    let orders =
-        [encode(Record::Order(Arc::new(Order::Bundle(bundle)))), encode_transaction(&private)];
+    let orders = [bundle(keyed_parts(&txs[0], 5, 1)), encode_transaction(&private)];
     let cancellations = [
-        encode(Record::Cancellation(Cancellation { key, nonce: Some(2), holder })),
+        encode(Record::Cancellation(Cancellation { key: KEY, nonce: Some(2), holder })),
         encode(Record::CancelPrivate(cancelled)),
     ];
     let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
@@ -142,20 +120,10 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_ord
 /// The block of a transaction that it runs behind had come here before it: the one before it stayed until its block.
 #[test]
 fn a_replacement_that_comes_after_its_transaction_was_mined_ends_what_it_replaces() {
-    let txs = txs(1);
+    let txs = txs(3);
     let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
     deliverer.pool.on_head(Block::new(tests::head(10, 0, 0), vec![*txs[1].hash()]));
-    let bundle = |tx: usize, nonce| {
-        let bundle = Bundle::new(BundleParts {
-            txs: vec![txs[tx].clone()],
-            block: Some(12),
-            uuid: Some(uuid::Uuid::from_u128(7)),
-            replacement_nonce: Some(nonce),
-            signer: Some(Address::repeat_byte(1)),
-            ..BundleParts::default()
-        });
-        encode(Record::Order(Arc::new(Order::Bundle(bundle.expect("a bundle")))))
-    };
+    let bundle = |tx: usize, nonce| bundle(keyed_parts(&txs[tx], 12, nonce));
     let mut deliver = |encoded| {
         deliverer.message(&message(encoded), at(101));
         (deliverer.pool.stats().bundles, counts(&deliverer))
@@ -168,16 +136,14 @@ fn a_replacement_that_comes_after_its_transaction_was_mined_ends_what_it_replace
 /// The stream of private orders keeps them for 15 minutes, and a builder that started took them for new.
 #[test]
 fn raw_transactions_that_machines_have_dropped_are_not_taken_and_all_else_is() {
-    let (txs, begin) = (txs(1), SystemTime::now());
+    let (txs, begin) = (txs(3), SystemTime::now());
     let raw = |n: usize| {
         let tx = txs[n].recovered().clone();
         encode_transaction(&Transaction::new(tx, Origin::Rpc, at(100)))
     };
     let terms = PrivateTerms { signer: None, max_block: 9 };
     let private = Transaction::private(txs[1].recovered().clone(), terms, at(100));
-    let parts = BundleParts { txs: txs[2..3].to_vec(), block: Some(5), ..BundleParts::default() };
-    let bundle = Order::Bundle(Bundle::new(parts).expect("a bundle"));
-    let others = [encode_transaction(&private), encode(Record::Order(Arc::new(bundle))), raw(1)];
+    let others = [encode_transaction(&private), bundle(parts(&txs[2], 5)), raw(1)];
     let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
     let mut deliver = |encoded, age| {
         deliverer.stored = Some(begin - Duration::from_secs(age));
@@ -226,8 +192,8 @@ fn a_machine_whose_node_is_far_behind_undoes_nothing_however_long_it_is() {
     let pool = deliverer.pool.clone();
     let mut tell = |encoded, seconds| deliverer.message(&message(encoded), at(seconds));
     (1..=100).for_each(|number| tell(head(number, 0), 12 * number));
-    let parts = BundleParts { txs: txs(1), block: Some(121), ..BundleParts::default() };
-    let outcome = pool.insert_bundle(Bundle::new(parts).expect("a bundle"));
+    let bundle = Bundle::new(parts(&txs(1)[0], 121)).expect("a bundle");
+    let outcome = pool.insert_bundle(bundle);
     assert_eq!(outcome, InsertOutcome::Added);
     for number in 101..=120 {
         tell(head(number - 75, 0), 12 * number - 5);

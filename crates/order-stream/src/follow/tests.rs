@@ -1,27 +1,19 @@
 mod forks;
 
 use alloy_consensus::transaction::Recovered;
-use alloy_primitives::{Address, hex};
+use alloy_primitives::hex;
 use chain_view::{Block, PooledTransaction};
-use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use order_pool::{
     Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription,
 };
 use std::time::SystemTime;
 
 use super::*;
-use crate::tests::{deliverer, hash, head, message, pool};
-
-fn txs(count: usize) -> Vec<Recovered<PooledTransaction>> {
-    let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
-    load.prepare(count).iter().map(PreparedTx::recovered).collect()
-}
+use crate::tests::{SIGNER, caller, deliverer, hash, head, message, parts, pool, txs};
 
 fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
     pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
 }
-
-const SIGNER: Address = Address::repeat_byte(1);
 
 /// Inserts a private transaction, which its signer may cancel.
 fn send(pool: &OrderPool, tx: &Recovered<PooledTransaction>) {
@@ -157,19 +149,6 @@ fn a_private_transaction_that_left_unseen_is_cancelled_until_that_is_published()
 }
 
 #[test]
-fn what_a_stream_has_lost_is_published_again_and_cancellations_too() {
-    let pool = pool();
-    let txs = txs(2);
-    txs.iter().for_each(|tx| send(&pool, tx));
-    let mut follower = Follower::new(Flow::Private, true);
-    assert_eq!(compare(&mut follower, &pool).len(), 2);
-    pool.cancel_private(txs[0].hash(), SIGNER, Holder::Host, SystemTime::now());
-    follower.forget_all();
-    let expected = [format!("tx {}", txs[1].hash()), format!("cancel {}", txs[0].hash())];
-    assert_eq!(compare(&mut follower, &pool), expected);
-}
-
-#[test]
 fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
     let pool = pool();
     let tx = &txs(1)[0];
@@ -221,7 +200,7 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
             deliverer.message(&message(&hex::encode(id), payload), SystemTime::now());
         });
     };
-    let stranger = Holder::caller([10, 0, 0, 9].into());
+    let stranger = caller(9);
     let send = |tx: &Recovered<PooledTransaction>, holder, max_block| {
         let terms = PrivateTerms { signer: None, max_block };
         let tx = Transaction::private(tx.clone(), terms, SystemTime::now());
@@ -233,11 +212,10 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
     }
     let send_bundle = |n: usize, holder, block| {
         let tx = Transaction::new(txs[n].clone(), Origin::Rpc, SystemTime::now());
-        let (txs, block) = (vec![tx], Some(block));
-        let parts = BundleParts { txs, block, holder, ..BundleParts::default() };
+        let parts = BundleParts { holder, ..parts(&tx, block) };
         ingested.insert_bundle(Bundle::new(parts).expect("a bundle"));
     };
-    for holder in [stranger, Holder::caller([10, 0, 0, 8].into())] {
+    for holder in [stranger, caller(8)] {
         send_bundle(0, holder, 12);
     }
     for (n, tx) in txs.iter().enumerate().skip(1) {

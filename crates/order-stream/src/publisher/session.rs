@@ -1,8 +1,8 @@
 //! One connection of a publisher: events of the pool out, acknowledgements in.
 
 use std::{
-    collections::VecDeque,
     convert::Infallible,
+    pin::pin,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -16,7 +16,6 @@ use futures::{
     future::{BoxFuture, OptionFuture},
     stream::FuturesUnordered,
 };
-use order_pool::{Event, Lagged, RemoveReason, Subscription, Transaction};
 use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Run;
@@ -25,6 +24,7 @@ use crate::{
     identity::{Acknowledged, Found},
     link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
     metrics::RefuseReason,
+    position::Extent,
     response::Response,
     running::{self, Stop},
     state::{DisconnectReason::Lost, State},
@@ -48,11 +48,7 @@ type Responded = (Sent, String, Response);
 struct Session<'a> {
     run: &'a mut Run,
     link: &'a Link,
-    context: &'a Context,
-    events: Subscription,
-    comparing: bool,
-    /// What is to be published before other events are read. What strangers send does not hold them up.
-    held: VecDeque<Item>,
+    context: Context,
     responses: FuturesUnordered<BoxFuture<'a, Responded>>,
     check: Option<BoxFuture<'a, Result<Found, State>>>,
     check_at: Instant,
@@ -68,23 +64,24 @@ impl running::Session for Run {
         context.set_timeout(ACK_TIMEOUT);
         self.identity.connected();
         self.window.connected();
-        let unread = self.unread.take();
-        let is_new = unread.is_none();
-        let (events, held) = unread.unwrap_or_else(|| (self.pool.subscribe_all(), VecDeque::new()));
-        let mut session = Session::new(self, link, &context, events, held);
-        if is_new {
-            session.compare();
+        if !self.goes_on() {
+            self.compare();
         }
+        let session = Session {
+            run: self,
+            link,
+            context,
+            responses: FuturesUnordered::new(),
+            check: None,
+            check_at: Instant::now(),
+            responded_at: Instant::now(),
+        };
         let Err(end) = session.serve(stop).await;
-        let Session { run, held, events, comparing, .. } = session;
-        if run.follower.is_private() && !comparing {
-            // The pool may forget a cancellation before there is another connection.
-            run.unread = Some((events, held));
-        } else {
+        if !self.goes_on() {
             // The latest first: of several heads the one before the earliest was published.
-            held.iter().rev().for_each(|item| run.follower.forget(item));
+            self.held.drain(..).rev().for_each(|item| self.follower.forget(&item));
         }
-        run.counters.unfinished.set(run.window.len() as f64);
+        self.counters.unfinished.set(self.window.len() as f64);
         end
     }
 
@@ -94,179 +91,53 @@ impl running::Session for Run {
 }
 
 impl<'a> Session<'a> {
-    fn new(
-        run: &'a mut Run,
-        link: &'a Link,
-        context: &'a Context,
-        events: Subscription,
-        held: VecDeque<Item>,
-    ) -> Self {
-        Self {
-            run,
-            link,
-            context,
-            events,
-            comparing: false,
-            held,
-            responses: FuturesUnordered::new(),
-            check: None,
-            check_at: Instant::now(),
-            responded_at: Instant::now(),
-        }
-    }
-
-    /// The pool is replayed from now on.
-    fn compare(&mut self) {
-        self.events.resync();
-        let Run { turns, follower, counters, pool, .. } = &mut *self.run;
-        // What left before is not told any more, nor why.
-        counters.unsent.add(turns.retain(|id| pool.contains(id.hash())));
-        follower.begin_comparison();
-        counters.comparisons.add(1);
-        self.comparing = true;
-    }
-
-    fn end_comparison(&mut self) {
-        if self.comparing && !self.events.is_replaying() {
-            self.comparing = false;
-            let items = self.run.follower.end_comparison();
-            self.hold(items);
-        }
-    }
-
-    /// Takes what is to be published.
-    fn hold(&mut self, items: impl IntoIterator<Item = Item>) {
-        for item in items {
-            match item.stranger() {
-                None => self.held.push_back(item),
-                Some(holder) => {
-                    let unsent = self.run.turns.push(holder, item);
-                    self.run.counters.unsent.add(unsent);
-                }
-            }
-        }
-    }
-
-    async fn serve(&mut self, mut stop: Stop) -> Result<Infallible, State> {
+    async fn serve(mut self, mut stop: Stop) -> Result<Infallible, State> {
         // Before anything is published: a stream that is missing or another one is found here. One that does not respond
         // now is asked again beside the publishing.
         let asked = self.ask();
         let found = self.link.unless_lost(asked).await?;
         self.note_stream(found, false)?;
-        let mut status = self.link.status.clone();
+        let mut ended = pin!(self.link.ended(&["mempool.", "_INBOX_"]));
         loop {
             // A replay of an empty pool ends without an event.
-            if self.events.is_replaying()
-                && self.held.is_empty()
-                && let Some(event) = self.events.try_next()
+            if self.run.events.is_replaying()
+                && self.run.held.is_empty()
+                && let Some(event) = self.run.events.try_next()
             {
-                self.on_event(event);
+                self.run.on_event(event);
             }
-            self.end_comparison();
+            self.run.end_comparison();
             let is_stopping = stop.is_set();
             self.publish(is_stopping).await?;
-            self.show();
-            if is_stopping && self.is_done() {
+            self.run.show();
+            if is_stopping && self.run.is_done() {
                 return Err(State::Ended);
             }
             if self.check.is_none() && self.check_at <= Instant::now() {
                 self.check = Some(self.ask());
             }
             let checks = self.check.is_none().then_some(self.check_at);
-            let turn = self.has_turns().then(|| self.run.turns.next_wake()).flatten();
+            let turn = self.run.has_turns().then(|| self.run.turns.next_wake()).flatten();
             let wake = checks.into_iter().chain(self.run.window.next_wake()).chain(turn).min();
             // Acknowledgements before events: they make room. Nothing is lost by a branch that is dropped: each consumes
             // only what it returns.
             tokio::select! {
                 biased;
                 () = stop.wait(), if !is_stopping => {}
-                changed = status.changed() => {
-                    let lost = status.borrow_and_update().lost;
-                    if let Some(reason) = lost.or(changed.err().map(|_| Lost)) {
-                        return Err(State::Disconnected { reason });
-                    }
-                    if self.link.is_denied("mempool.") || self.link.is_denied("_INBOX_") {
-                        return Err(State::Denied);
-                    }
-                }
+                state = &mut ended => return Err(state),
                 Some(response) = self.responses.next() => self.on_response(response),
                 Some(found) = OptionFuture::from(self.check.as_mut()) => {
                     self.check = None;
                     self.note_stream(found, is_stopping)?;
                 }
                 Some(()) = OptionFuture::from(wake.map(|at| sleep_until(at.into()))) => {}
-                event = self.events.next(), if self.held.is_empty() => {
+                event = self.run.events.next(), if self.run.held.is_empty() => {
                     // Not while this holds a handle of the pool.
                     let Some(event) = event else { return Err(State::Ended) };
-                    self.on_event(event);
+                    self.run.on_event(event);
                 }
             }
         }
-    }
-
-    fn is_done(&self) -> bool {
-        !self.events.is_replaying()
-            && self.events.behind() == 0
-            && self.held.is_empty()
-            && self.run.turns.len() == 0
-            && self.run.window.len() == 0
-    }
-
-    fn show(&self) {
-        let window = &self.run.window;
-        self.run.shown.set(match window.trouble() {
-            Some(trouble) => trouble,
-            None if self.comparing => State::CatchingUp,
-            None if !self.held.is_empty() => State::Lagging,
-            None => State::Live,
-        });
-        self.run.counters.unfinished.set(window.len() as f64);
-        self.run.counters.waiting.set(self.run.turns.len() as u64);
-    }
-
-    fn on_event(&mut self, event: Result<Event, Lagged>) {
-        match event {
-            Ok(event) => {
-                match &event {
-                    Event::Removed { order, reason } => {
-                        let is_replaced = *reason == RemoveReason::Replaced;
-                        let unsent = self.run.turns.remove(order.id(), is_replaced);
-                        // Its sender wants no builder to have it.
-                        let is_lost = !is_replaced && *reason != RemoveReason::Cancelled;
-                        self.run.counters.unsent.add(if is_lost { unsent } else { 0 });
-                    }
-                    // The public flow publishes it. A replay tells of it with `Added`.
-                    Event::BecamePublic(order) | Event::Added(order)
-                        if order.as_tx().is_some_and(Transaction::is_public) =>
-                    {
-                        self.run.turns.remove(order.id(), false);
-                    }
-                    _ => {}
-                }
-                let items = self.run.follower.on(&event, &self.run.pool);
-                self.hold(items);
-            }
-            Err(Lagged { missed, .. }) => {
-                tracing::warn!(missed, "the publisher was too slow for the pool's log");
-                self.run.counters.lost_events.add(missed);
-                self.compare();
-            }
-        }
-    }
-
-    /// Whether what strangers have sent may be published: when there is room for it and nothing is left to be read, which
-    /// may be that it was cancelled or replaced.
-    fn has_turns(&self) -> bool {
-        let is_all_read = !self.events.is_replaying() && self.events.behind() == 0;
-        is_all_read && self.run.window.has_room_for_strangers()
-    }
-
-    /// The next message that is published for the first time, if there is room for it: one of strangers behind all others.
-    fn next_item(&mut self, is_stopping: bool) -> Option<Item> {
-        let held = self.run.window.has_room().then(|| self.held.pop_front()).flatten();
-        held.or_else(|| {
-            self.has_turns().then(|| self.run.turns.next(Instant::now(), is_stopping))?
-        })
     }
 
     /// Publishes again what the stream may not have, then what is held, as far as there is room.
@@ -277,7 +148,7 @@ impl<'a> Session<'a> {
                 self.send(sent, encoded, waited).await?;
             }
         }
-        while let Some(item) = self.next_item(is_stopping) {
+        while let Some(item) = self.run.next_item(is_stopping) {
             let Run { window, counters, .. } = &mut *self.run;
             if matches!(item.record, Record::Head(_)) {
                 // What is in flight and fails would be published again behind it.
@@ -336,18 +207,16 @@ impl<'a> Session<'a> {
         let now = Instant::now();
         match response {
             Response::Stored { sequence, is_duplicate } => {
-                let Run { window, counters, identity, follower, pool, .. } = &mut *self.run;
+                let Run { window, counters, identity, follower, pool, held, .. } = &mut *self.run;
                 let item = window.get(sent);
                 let again = item.and_then(|item| follower.acknowledged(item, sequence, pool));
-                self.held.extend(again);
-                let was_here =
-                    if is_duplicate { window.settle(sent) } else { window.stored(sent, now) };
-                if was_here {
+                held.extend(again);
+                let stored_at = (!is_duplicate).then_some(now);
+                if window.settle(sent, stored_at) {
                     counters.acknowledged[usize::from(is_duplicate)].add(1);
                 }
-                let stored_at = (!is_duplicate).then_some(now);
                 if identity.acknowledged(Acknowledged { sequence, message_id, stored_at }) {
-                    self.reset();
+                    self.run.reset();
                 }
             }
             Response::InProcess => self.run.window.unsend(sent),
@@ -359,19 +228,11 @@ impl<'a> Session<'a> {
                 }
             }
             Response::Refused(reason) => {
-                if self.run.window.settle(sent) {
+                if self.run.window.settle(sent, None) {
                     self.run.counters.refused[reason as usize].add(1);
                 }
             }
         }
-    }
-
-    /// The stream has lost what it had stored: everything is published again.
-    fn reset(&mut self) {
-        tracing::warn!(stream = self.run.stream, "the stream has lost what it had stored");
-        self.run.counters.resets.add(1);
-        self.run.follower.forget_all();
-        self.compare();
     }
 
     fn note_stream(&mut self, found: Result<Found, State>, is_stopping: bool) -> Result<(), State> {
@@ -381,7 +242,7 @@ impl<'a> Session<'a> {
             Ok(found) => {
                 self.responded_at = now;
                 if self.run.identity.is_reset(&found, now) {
-                    self.reset();
+                    self.run.reset();
                 }
                 Ok(())
             }
@@ -400,12 +261,10 @@ impl<'a> Session<'a> {
         let ask = async move {
             let stream = link.stream(&name).await?;
             let info = stream.cached_info();
-            let (first, last) = (info.state.first_sequence, info.state.last_sequence);
+            let extent = Extent::from(info);
             let limit = u64::try_from(info.config.max_bytes).unwrap_or(u64::MAX);
             let mut found = Found {
-                created: info.created.unix_timestamp_nanos(),
-                first,
-                last,
+                extent,
                 max_age: info.config.max_age,
                 // Not by a message of the largest size.
                 is_full: info.state.bytes > limit / 2,
@@ -413,7 +272,7 @@ impl<'a> Session<'a> {
                 in_its_place: None,
             };
             if let Some(asked) = &found.asked
-                && (first..=last).contains(&asked.sequence)
+                && (extent.first..=extent.last).contains(&asked.sequence)
                 && !link.is_denied("STREAM.MSG.GET.")
             {
                 let raw = stream.get_raw_message(asked.sequence).await.ok();
@@ -443,174 +302,7 @@ fn clock_ahead_ms(own: SystemTime, server_nanos: i128) -> Option<i128> {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{BufRead as _, BufReader, Write as _},
-        net::TcpListener,
-        thread,
-    };
-
-    use alloy_primitives::Address;
-    use chain_view::Block;
-    use mock_node::workload::{Workload, WorkloadConfig};
-    use order_pool::{
-        Bundle, BundleParts, CANCELLATION_RETENTION, Cancellation, Clock, Holder, OrderPool,
-        Origin, PoolConfig, ReplacementKey,
-    };
-    use uuid::Uuid;
-
     use super::*;
-    use crate::{
-        config::{Flow, PublisherConfig, ServerConfig},
-        tests,
-    };
-
-    /// To a server that answers pings, and nothing else.
-    async fn link() -> Link {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-        let address = listener.local_addr().expect("its address");
-        thread::spawn(move || {
-            let (mut socket, _) = listener.accept().expect("the client");
-            let lines = BufReader::new(socket.try_clone().expect("a socket")).lines();
-            socket.write_all(b"INFO {\"max_payload\":1048576}\r\n").expect("sent");
-            for line in lines.map_while(Result::ok) {
-                if line == "PING" {
-                    socket.write_all(b"PONG\r\n").expect("sent");
-                }
-            }
-        });
-        Link::open(&ServerConfig::new(format!("nats://{address}")), "a").await.expect("a link")
-    }
-
-    const SIGNER: Address = Address::repeat_byte(1);
-
-    fn key() -> ReplacementKey {
-        ReplacementKey { uuid: Uuid::nil(), signer: SIGNER }
-    }
-
-    fn txs(count: usize) -> Vec<Transaction> {
-        let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
-        let txs = load.prepare(count);
-        let transaction = |tx: &mock_node::workload::PreparedTx| {
-            Transaction::new(tx.recovered(), Origin::Rpc, SystemTime::now())
-        };
-        txs.iter().map(transaction).collect()
-    }
-
-    fn private(pool: &OrderPool) -> Run {
-        let config = PublisherConfig::new(ServerConfig::default(), 1, "a");
-        Run::new(pool, &PublisherConfig { flow: Flow::Private, ..config })
-    }
-
-    /// A stranger's, for a block, in a place that others take.
-    fn bundle(tx: &Transaction, nonce: u64) -> Bundle {
-        let ReplacementKey { uuid, signer } = key();
-        let parts = BundleParts {
-            txs: vec![tx.clone()],
-            block: Some(5),
-            uuid: Some(uuid),
-            signer: Some(signer),
-            replacement_nonce: Some(nonce),
-            holder: Holder::caller([10, 0, 0, 1].into()),
-            ..BundleParts::default()
-        };
-        Bundle::new(parts).expect("a bundle")
-    }
-
-    /// What is published of what was read until now.
-    fn published(session: &mut Session<'_>) -> Vec<Record> {
-        let items = std::iter::from_fn(|| session.next_item(true));
-        items.map(|item| item.record).collect()
-    }
-
-    /// Reads the events of now.
-    fn read(session: &mut Session<'_>) {
-        while let Some(event) = session.events.try_next() {
-            session.on_event(event);
-        }
-        session.end_comparison();
-    }
-
-    /// It came to all builders: its removal was read after it, or had left the log.
-    #[tokio::test]
-    async fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_was_read() {
-        let (link, txs) = (link().await, txs(700));
-        for is_log_lost in [false, true] {
-            let clock = Clock::manual();
-            let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
-            let pool = OrderPool::with_clock(config, clock.clone()).expect("a pool");
-            let mut run = private(&pool);
-            let events = pool.subscribe_all();
-            let mut session = Session::new(&mut run, &link, &link.context, events, VecDeque::new());
-            pool.insert_bundle(bundle(&txs[0], 1));
-            read(&mut session);
-            assert_eq!(session.run.turns.len(), 1);
-            let cancellation = Cancellation { key: key(), nonce: None, holder: Holder::Host };
-            pool.cancel_bundle(cancellation);
-            if is_log_lost {
-                clock.advance(CANCELLATION_RETENTION);
-                while pool.upkeep() {}
-                txs.iter().for_each(|tx| _ = pool.insert_transaction(tx.clone()));
-            }
-            assert!(published(&mut session).is_empty());
-            read(&mut session);
-            let all = published(&mut session);
-            let is_bundle = |record: &Record| matches!(record, Record::Order(order) if order.as_bundle().is_some());
-            assert!(!all.iter().any(is_bundle), "{all:?}");
-            assert_eq!(all.len(), if is_log_lost { 700 } else { 1 });
-        }
-    }
-
-    /// The counter rose with each replacement, so nobody could watch it.
-    #[tokio::test]
-    async fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
-        let (link, pool, txs) = (link().await, tests::pool(), txs(4));
-        let mut run = private(&pool);
-        let mut session =
-            Session::new(&mut run, &link, &link.context, pool.subscribe_all(), VecDeque::new());
-        let unsent = |session: &mut Session<'_>| {
-            read(session);
-            let stats = session.run.counters.stats();
-            (session.run.turns.len(), stats.unsent)
-        };
-        pool.on_head(Block::new(tests::head(1, 0, 0), []));
-        for (nonce, tx) in (1..).zip(&txs[..3]) {
-            pool.insert_bundle(bundle(tx, nonce));
-            assert_eq!(unsent(&mut session), (1, 0));
-        }
-        pool.cancel_bundle(Cancellation { key: key(), nonce: Some(4), holder: Holder::Host });
-        assert_eq!(unsent(&mut session), (0, 0));
-        pool.insert_bundle(bundle(&txs[3], 5));
-        assert_eq!(unsent(&mut session), (1, 0));
-        pool.on_head(Block::new(tests::head(2, 0, 0), [*txs[3].hash()]));
-        assert_eq!(unsent(&mut session), (0, 1));
-    }
-
-    /// The public flow publishes it, and no event told that the turn was over.
-    #[tokio::test]
-    async fn what_the_node_announces_before_its_turn_waits_no_longer_and_is_not_counted_as_lost() {
-        let (link, txs) = (link().await, txs(700));
-        for is_log_lost in [false, true] {
-            let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
-            let pool = OrderPool::new(config).expect("a pool");
-            let mut run = private(&pool);
-            let events = pool.subscribe_all();
-            let mut session = Session::new(&mut run, &link, &link.context, events, VecDeque::new());
-            let of_caller = txs[0].clone().held_by(Holder::caller([10, 0, 0, 1].into()));
-            pool.insert_transaction(of_caller);
-            read(&mut session);
-            assert_eq!(session.run.turns.len(), 1);
-            let (tx, now) = (txs[0].recovered().clone(), SystemTime::now());
-            pool.insert_transaction(Transaction::new(tx, Origin::Mempool, now));
-            if is_log_lost {
-                txs[1..].iter().for_each(|tx| _ = pool.insert_transaction(tx.clone()));
-            }
-            read(&mut session);
-            assert_eq!(session.run.turns.len(), 0, "log lost: {is_log_lost}");
-            pool.on_head(Block::new(tests::head(1, 0, 0), [*txs[0].hash()]));
-            read(&mut session);
-            assert_eq!(session.run.counters.stats().unsent, 0);
-        }
-    }
 
     #[test]
     fn a_clock_differs_by_more_than_an_acknowledgement_takes() {

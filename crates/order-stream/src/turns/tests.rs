@@ -3,15 +3,13 @@ use std::{sync::Arc, time::SystemTime};
 use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::Recovered};
 use alloy_primitives::{Address, Bytes, Signature};
 use chain_view::PooledTransaction;
-use order_pool::{Cancellation, Origin, ReplacementKey, Transaction};
-use uuid::Uuid;
+use order_pool::{Cancellation, Origin, Transaction};
 
 use super::*;
-use crate::follow::Hold;
-
-fn caller(n: u8) -> Holder {
-    Holder::caller([10, 0, 0, n].into())
-}
+use crate::{
+    follow::Hold,
+    tests::{KEY, caller},
+};
 
 /// An order of so many bytes, and some for itself.
 fn order(n: u64, bytes: usize) -> Item {
@@ -23,8 +21,7 @@ fn order(n: u64, bytes: usize) -> Item {
 }
 
 fn cancellation() -> Item {
-    let key = ReplacementKey { uuid: Uuid::nil(), signer: Address::ZERO };
-    let cancellation = Cancellation { key, nonce: None, holder: Holder::Host };
+    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
     Item { record: Record::Cancellation(cancellation), number: None, hold: None }
 }
 
@@ -36,7 +33,8 @@ fn id(item: &Item) -> OrderId {
 /// With nothing left of what may be published at once, as in a flood.
 fn spent() -> (Turns, Instant) {
     let now = Instant::now();
-    (Turns { credit_bytes: 0.0, ..Turns::new(now) }, now)
+    let (spent_bytes, as_of) = (MAX_CREDIT_BYTES, Some(now));
+    (Turns { spent_bytes, as_of, ..Turns::default() }, now)
 }
 
 /// What is published until the next one has to wait.
@@ -48,7 +46,7 @@ fn drain(turns: &mut Turns, now: Instant) -> Vec<Item> {
 fn whatever_callers_flood_no_more_than_the_rate_is_published_and_another_one_waits_for_few_of_theirs()
  {
     let (begin, mut now) = (Instant::now(), Instant::now());
-    let mut turns = Turns::new(begin);
+    let mut turns = Turns { as_of: Some(begin), ..Turns::default() };
     for n in 0..1_000 {
         turns.push(caller((n % 2) as u8), order(n, 40_000));
     }
@@ -148,6 +146,10 @@ fn what_callers_send_again_of_others_is_bounded_as_cancellations_are() {
     }
     assert_eq!(turns.len(), MAX_EXTRAS);
     assert!(turns.orders.len() < MAX_EXTRAS_OF_ONE - 1, "the largest crowd loses its latest");
+    assert_eq!((turns.push(caller(200), cancellation()), turns.len()), (1, MAX_EXTRAS));
+    assert_eq!(turns.lines[&caller(200)].extras, 1);
+    assert_eq!((turns.push(caller(201), order(0, 100)), turns.turns.len()), (0, turns.lines.len()));
+    assert_eq!(turns.crowds.len(), turns.lines.len());
     while turns.next(begin, true).is_some() {}
     assert!(turns.len() == 0 && turns.orders.is_empty() && turns.lines.is_empty());
     assert_eq!(turns.extras, 0);
@@ -174,19 +176,4 @@ fn an_order_waits_for_as_many_bytes_of_each_other_caller_however_large_theirs_ar
         let now = turns.next_wake().expect("some wait");
         drain(&mut turns, now);
     }
-}
-
-#[test]
-fn at_the_cap_of_all_the_caller_with_the_most_cancellations_loses_its_latest() {
-    let (mut turns, begin) = spent();
-    for n in 0..MAX_EXTRAS {
-        assert_eq!(turns.push(caller((n % 64) as u8), cancellation()), 0);
-    }
-    assert_eq!(turns.push(caller(200), cancellation()), 1);
-    assert_eq!(turns.len(), MAX_EXTRAS);
-    assert_eq!(turns.lines[&caller(200)].extras, 1);
-    drain(&mut turns, begin + Duration::from_secs(60));
-    assert!(turns.len() < MAX_EXTRAS);
-    assert_eq!((turns.push(caller(201), order(0, 100)), turns.turns.len()), (0, turns.lines.len()));
-    assert_eq!(turns.crowds.len(), turns.lines.len());
 }

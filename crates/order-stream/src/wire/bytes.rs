@@ -11,20 +11,33 @@ use order_pool::Holder;
 
 use super::{Encoded, VERSION, content_id, error::WireError};
 
-/// Reads fields one after the other from what is not read yet.
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+/// Reads fields one after the other.
+pub(super) struct Reader<'a> {
+    /// What is not read yet.
+    pub(super) rest: &'a [u8],
+    /// What the message id is a hash of, to the end of the message.
+    pub(super) content: &'a [u8],
+}
 
 impl<'a> Reader<'a> {
+    pub(super) const fn new(message: &'a [u8]) -> Self {
+        Self { rest: message, content: message }
+    }
+
+    pub(super) const fn begin_content(&mut self) {
+        self.content = self.rest;
+    }
+
     pub(super) fn take(&mut self, count: usize) -> Result<&'a [u8], WireError> {
-        let left = self.0.len();
-        let split = self.0.split_at_checked(count);
+        let left = self.rest.len();
+        let split = self.rest.split_at_checked(count);
         let (taken, rest) = split.ok_or(WireError::Truncated { needed: count, left })?;
-        self.0 = rest;
+        self.rest = rest;
         Ok(taken)
     }
 
     pub(super) fn array<const N: usize>(&mut self) -> Result<[u8; N], WireError> {
-        let left = self.0.len();
+        let left = self.rest.len();
         self.take(N)?.try_into().map_err(|_| WireError::Truncated { needed: N, left })
     }
 
@@ -87,13 +100,19 @@ impl<'a> Reader<'a> {
 pub(super) struct Writer {
     pub(super) bytes: BytesMut,
     kind: u8,
+    /// Where it begins.
+    content: usize,
 }
 
 impl Writer {
     pub(super) fn new(kind: u8, capacity: usize) -> Self {
         let mut bytes = BytesMut::with_capacity(capacity);
         bytes.put_slice(&[VERSION, kind]);
-        Self { bytes, kind }
+        Self { bytes, kind, content: 0 }
+    }
+
+    pub(super) fn begin_content(&mut self) {
+        self.content = self.bytes.len();
     }
 
     pub(super) fn put(&mut self, bytes: impl AsRef<[u8]>) {
@@ -144,10 +163,10 @@ impl Writer {
         hashes.iter().for_each(|hash| self.put(hash));
     }
 
-    /// The message whose id is a hash of what stands at this place and behind it.
-    pub(super) fn finish(self, content: usize) -> Encoded {
+    /// The message whose id is a hash of its content.
+    pub(super) fn finish(self) -> Encoded {
         let payload = self.bytes.freeze();
-        let id = content_id(self.kind, payload.get(content..).unwrap_or_default());
+        let id = content_id(self.kind, payload.get(self.content..).unwrap_or_default());
         Encoded { id, payload }
     }
 }

@@ -3,27 +3,21 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use alloy_consensus::{
-    SignableTransaction as _, TxEip4844, TxEip4844WithSidecar,
-    transaction::{Recovered, SignerRecoverable as _},
-};
+use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
 use alloy_eips::{
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
-    eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant},
+    eip7594::BlobTransactionSidecarEip7594,
 };
-use alloy_primitives::Signature;
+use alloy_primitives::Address;
 use chain_view::{Head, PooledTransaction};
-use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
 use order_pool::{
-    Bundle, BundleParts, Holder, Origin, PrivateCancellation, PrivateTerms, ReplacementKey,
-    Transaction,
+    Bundle, BundleParts, Holder, Origin, PrivateCancellation, PrivateTerms, Transaction,
 };
 use proptest::{collection::vec, option, prelude::*};
 use testkit::corpus::damaged;
 
-use alloy_primitives::Address;
-
 use super::*;
+use crate::tests::{KEY, SIGNER, keyed_parts, of_blobs, txs};
 
 fn at(nanos: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_nanos(nanos)
@@ -31,10 +25,8 @@ fn at(nanos: u64) -> SystemTime {
 
 /// Signed transactions of every type without blobs, at most 200.
 fn envelopes(count: usize) -> Vec<PooledTransaction> {
-    static ALL: LazyLock<Vec<PooledTransaction>> = LazyLock::new(|| {
-        let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1) });
-        load.prepare(200).iter().map(PreparedTx::recovered).map(Recovered::into_inner).collect()
-    });
+    static ALL: LazyLock<Vec<PooledTransaction>> =
+        LazyLock::new(|| txs(200).into_iter().map(Recovered::into_inner).collect());
     ALL[..count].to_vec()
 }
 
@@ -44,16 +36,12 @@ fn blob(with_cells: bool) -> PooledTransaction {
     let (blobs, commitments, proofs) = (vec![Blob::ZERO], vec![infinity], vec![infinity]);
     let sidecar = BlobTransactionSidecar { blobs, commitments, proofs };
     let hashes = sidecar.versioned_hashes().collect();
-    let tx = TxEip4844 { chain_id: 1, blob_versioned_hashes: hashes, ..Default::default() };
-    let sidecar: BlobTransactionSidecarVariant = if with_cells {
-        let BlobTransactionSidecar { blobs, commitments, proofs } = sidecar;
-        let cell_proofs = proofs.repeat(128);
-        BlobTransactionSidecarEip7594 { blobs, commitments, cell_proofs }.into()
-    } else {
-        sidecar.into()
-    };
-    let tx = TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar);
-    PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()))
+    if !with_cells {
+        return of_blobs(hashes, sidecar.into());
+    }
+    let BlobTransactionSidecar { blobs, commitments, proofs } = sidecar;
+    let cell_proofs = proofs.repeat(128);
+    of_blobs(hashes, BlobTransactionSidecarEip7594 { blobs, commitments, cell_proofs }.into())
 }
 
 fn pooled(tx: PooledTransaction) -> Transaction {
@@ -176,17 +164,16 @@ fn an_announced_transaction_costs_32_bytes_more_than_its_own() {
 
 #[test]
 fn cancellations_keep_their_fields_and_differ_in_their_ids() {
-    let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::repeat_byte(1) };
+    let holder = Holder::Signer(SIGNER);
     let mut ids = std::collections::BTreeSet::new();
     for nonce in [None, Some(0), Some(u64::MAX)] {
-        let holder = Holder::Signer(key.signer);
-        let sent = Cancellation { key, nonce, holder };
+        let sent = Cancellation { key: KEY, nonce, holder };
         let encoded = encode(&Record::Cancellation(sent));
         assert!(matches!(round_trip(&encoded), Record::Cancellation(read) if read == sent));
         assert!(ids.insert(encoded.id));
     }
-    let (hash, signer) = (B256::repeat_byte(9), Address::repeat_byte(1));
-    let sent = PrivateCancellation { hash, signer, at: at(7), holder: Holder::Signer(signer) };
+    let hash = B256::repeat_byte(9);
+    let sent = PrivateCancellation { hash, signer: SIGNER, at: at(7), holder };
     let read = round_trip(&encode(&Record::CancelPrivate(sent)));
     assert!(matches!(read, Record::CancelPrivate(read) if read == sent));
 }
@@ -220,9 +207,8 @@ fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
     assert!(matches!(decode(&B256::ZERO, &payload), Err(WireError::Id { .. })));
     let longer = vec![VERSION; MAX_MESSAGE_BYTES + 1];
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { field: "length", .. })));
-    let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::ZERO };
-    let Encoded { id, payload } =
-        encode(&Record::Cancellation(Cancellation { key, nonce: None, holder: Holder::Host }));
+    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
+    let Encoded { id, payload } = encode(&Record::Cancellation(cancellation));
     let longer = [&payload[..], &[0]].concat();
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { value: 1, .. })));
 }
@@ -253,27 +239,19 @@ static EXAMPLES: LazyLock<Vec<Encoded>> = LazyLock::new(examples);
 
 fn examples() -> Vec<Encoded> {
     let terms = PrivateTerms { signer: Some(Address::repeat_byte(3)), max_block: 77 };
-    let key = ReplacementKey { uuid: uuid::Uuid::from_u128(5), signer: Address::repeat_byte(1) };
     let txs = envelopes(4);
-    let parts = BundleParts {
+    let (hash, holder) = (*txs[0].tx_hash(), Holder::Host);
+    let bundle = bundle(BundleParts {
         txs: txs[..2].iter().cloned().map(pooled).collect(),
-        block: Some(1),
-        uuid: Some(key.uuid),
-        signer: Some(key.signer),
-        reverting_tx_hashes: vec![*txs[0].tx_hash()],
+        reverting_tx_hashes: vec![hash],
         first_seen: Some(at(1)),
-        ..Default::default()
-    };
+        ..keyed_parts(&pooled(txs[0].clone()), 1, 4)
+    });
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
     let records = [
-        bundle(parts),
-        Record::Cancellation(Cancellation { key, nonce: Some(4), holder: Holder::Host }),
-        Record::CancelPrivate(PrivateCancellation {
-            hash: B256::ZERO,
-            signer: key.signer,
-            at: at(1),
-            holder: Holder::Host,
-        }),
+        bundle,
+        Record::Cancellation(Cancellation { key: KEY, nonce: Some(4), holder }),
+        Record::CancelPrivate(PrivateCancellation { hash, signer: SIGNER, at: at(1), holder }),
         Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }.into()),
     ];
     let [public, private] = [pooled(txs[2].clone()), private(txs[3].clone(), terms)];

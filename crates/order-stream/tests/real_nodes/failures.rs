@@ -31,7 +31,7 @@ async fn store(stage: &Stage, txs: &[Transaction]) {
 async fn a_server_that_is_killed_and_started_again_loses_nothing() {
     let (mut stage, ingested, built) = Stage::with_pools().await;
     let txs = transactions(11, 900, 0);
-    let (publisher, source) = stage.both(&ingested, &built);
+    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
     insert(&ingested, &txs[..300]);
     until_equal(&ingested, &built).await;
     insert(&ingested, &txs[300..600]);
@@ -55,7 +55,7 @@ async fn a_stream_that_is_missing_is_waited_for_and_one_that_is_made_anew_gets_e
     let (ingested, built) = (pool(), pool());
     let txs = transactions(12, 200, 0);
     insert(&ingested, &txs[..100]);
-    let (publisher, source) = stage.both(&ingested, &built);
+    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
     until_both(State::StreamMissing, &publisher, &source).await;
     stage.make(&stage.config()).await;
     until_equal(&ingested, &built).await;
@@ -110,7 +110,7 @@ async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
     insert(&ingested, &txs);
     let blobs = txs.iter().filter(|tx| tx.blob_count() > 0).count() as u64;
     assert!(blobs > 0);
-    let (publisher, source) = stage.both(&ingested, &built);
+    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
     until("the others", || built.stats().txs == 200 - blobs).await;
     let stats = finish(publisher).await;
     assert_eq!(stats.refused[RefuseReason::TooLarge as usize], blobs);
@@ -136,9 +136,7 @@ async fn a_builder_that_is_behind_misses_nothing() {
 async fn what_was_deleted_is_missed_and_the_rest_is_not() {
     let (stage, ingested, built) = Stage::with_pools().await;
     let txs = transactions(16, 21, 0);
-    insert(&ingested, &txs[..20]);
-    let publisher = stage.publisher(&ingested, "a");
-    until("all stored", || publisher.stats().stored == 20).await;
+    let publisher = stage.publish(&ingested, &txs[..20]).await;
     let stream = stage.client().await.get_stream(STREAM).await.expect("the stream");
     for sequence in [5, 6, 11, 20] {
         assert!(stream.delete_message(sequence).await.expect("a deletion"));
@@ -211,7 +209,7 @@ async fn a_shutdown_waits_for_a_server_that_comes_back_and_publishes_everything(
 #[tokio::test]
 async fn a_shutdown_lasts_no_longer_than_its_limit_beside_a_server_that_hangs() {
     let (stage, ingested, built) = Stage::with_pools().await;
-    let (publisher, source) = stage.both(&ingested, &built);
+    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
     until_both(State::Live, &publisher, &source).await;
     stage.server.sigstop().expect("a stopped server");
     // Far more than the client and the sockets buffer.

@@ -13,7 +13,7 @@ async fn a_builders_pool_becomes_the_publishers_and_stays_it() {
     let (stage, ingested, built) = Stage::with_pools().await;
     let txs = transactions(1, 400, 20);
     insert(&ingested, &txs[..200]);
-    let (publisher, source) = stage.both(&ingested, &built);
+    let (publisher, source) = stage.both(Flow::Public, &ingested, &built);
     until_equal(&ingested, &built).await;
     insert(&ingested, &txs[200..]);
     until_equal(&ingested, &built).await;
@@ -38,9 +38,8 @@ async fn two_machines_whose_pools_overlap_store_the_union_once() {
     let (first, second) = (pool(), pool());
     let publishers =
         [(&first, "a"), (&second, "b")].map(|(pool, machine)| stage.publisher(pool, machine));
-    let built: Vec<_> = (0..2).map(|_| pool()).collect();
-    let sources: Vec<_> =
-        built.iter().zip(["one", "two"]).map(|(pool, name)| stage.source(pool, name)).collect();
+    let built = [pool(), pool()];
+    let sources = [(0, "one"), (1, "two")].map(|(n, name)| stage.source(&built[n], name));
     for chunk in txs.chunks(50) {
         // Of ten, seven reach both, two only the first and one only the second.
         for (n, tx) in chunk.iter().enumerate() {
@@ -127,9 +126,7 @@ async fn a_builder_that_starts_late_or_again_reads_what_the_stream_holds() {
     let stage = Stage::new().await;
     let ingested = pool();
     let txs = transactions(3, 600, 0);
-    insert(&ingested, &txs[..300]);
-    let publisher = stage.publisher(&ingested, "a");
-    until("all stored", || publisher.stats().stored == 300).await;
+    let publisher = stage.publish(&ingested, &txs[..300]).await;
     let late = pool();
     let source = stage.source(&late, "late");
     until_equal(&ingested, &late).await;
@@ -226,8 +223,7 @@ async fn a_flood_of_one_stranger_holds_up_neither_a_known_signer_nor_another_str
     txs[2..].iter().for_each(|tx| send(tx, caller(1)));
     send(&txs[0], Holder::Signer(SIGNER));
     send(&txs[1], caller(2));
-    let source = stage.source_of(&built, Flow::Private, "one");
-    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+    let (publisher, source) = stage.both(Flow::Private, &ingested, &built);
     let are_there = || txs[..2].iter().all(|tx| built.contains(tx.hash()));
     until("those of the others", are_there).await;
     let before = built.stats().txs;
@@ -248,8 +244,7 @@ async fn a_private_cancellation_arrives_though_it_came_without_a_connection_and_
     let txs = transactions(6, 3, 0);
     let send = |n: usize| ingested.insert_transaction(private(&txs[n]));
     (0..3).for_each(|n| _ = send(n));
-    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
-    let source = stage.source_of(&built, Flow::Private, "one");
+    let (publisher, source) = stage.both(Flow::Private, &ingested, &built);
     until_equal(&ingested, &built).await;
     ingested.cancel_private(txs[0].hash(), SIGNER, Holder::Host, SystemTime::now());
     until_equal(&ingested, &built).await;
@@ -398,8 +393,7 @@ fn forgetful() -> ([OrderPool; 2], impl Fn()) {
 async fn a_cancellation_in_an_outage_longer_than_pools_remember_it_holds_in_every_builder() {
     let (mut stage, txs) = (Stage::new().await, transactions(10, 2, 0));
     let ([ingested, built], forget) = forgetful();
-    let source = stage.source_of(&built, Flow::Private, "one");
-    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+    let (publisher, source) = stage.both(Flow::Private, &ingested, &built);
     for (uuid, tx) in (1..).zip(&txs) {
         ingested.insert_bundle(sent(uuid, None, tx));
     }
@@ -417,8 +411,7 @@ async fn a_cancellation_in_an_outage_longer_than_pools_remember_it_holds_in_ever
 async fn a_uuid_that_is_forgotten_and_used_again_can_be_cancelled_again() {
     let (stage, tx) = (Stage::new().await, &transactions(9, 1, 0)[0]);
     let ([ingested, built], forget) = forgetful();
-    let source = stage.source_of(&built, Flow::Private, "one");
-    let publisher = stage.publisher_of(&ingested, Flow::Private, "a");
+    let (publisher, source) = stage.both(Flow::Private, &ingested, &built);
     for _ in 0..2 {
         ingested.insert_bundle(sent(1, None, tx));
         until("it is there", || built.stats().bundles == 1).await;

@@ -85,8 +85,16 @@ impl Stage {
         self.source_of(pool, Flow::Public, name)
     }
 
-    fn both(&self, ingested: &OrderPool, built: &OrderPool) -> (Publisher, Source) {
-        (self.publisher(ingested, "a"), self.source(built, "one"))
+    fn both(&self, flow: Flow, ingested: &OrderPool, built: &OrderPool) -> (Publisher, Source) {
+        (self.publisher_of(ingested, flow, "a"), self.source_of(built, flow, "one"))
+    }
+
+    /// Publishes these, until the stream has them.
+    async fn publish(&self, pool: &OrderPool, txs: &[Transaction]) -> Publisher {
+        insert(pool, txs);
+        let publisher = self.publisher(pool, "a");
+        until("stored", || publisher.stats().stored == txs.len() as u64).await;
+        publisher
     }
 
     async fn client(&self) -> async_nats::jetstream::Context {

@@ -24,19 +24,12 @@ async fn a_new_builder_equals(
     assert!(resets > 0, "{what}");
 }
 
-async fn publish(stage: &Stage, ingested: &OrderPool, txs: &[Transaction]) -> Publisher {
-    insert(ingested, txs);
-    let publisher = stage.publisher(ingested, "a");
-    until("stored", || publisher.stats().stored == txs.len() as u64).await;
-    publisher
-}
-
 #[tokio::test]
 async fn a_stream_that_is_purged_or_made_anew_at_once_gets_everything_again() {
     for is_purged in [true, false] {
         let (stage, ingested) = (Stage::new().await, pool());
         let txs = transactions(61, 110, 0);
-        let publisher = publish(&stage, &ingested, &txs[..100]).await;
+        let publisher = stage.publish(&ingested, &txs[..100]).await;
         let context = stage.client().await;
         if is_purged {
             let stream = context.get_stream(STREAM).await.expect("the stream");
@@ -77,7 +70,7 @@ async fn the_ids_of_private_messages_are_kept_for_a_minute_also_by_a_stream_that
 async fn a_stream_that_went_back_to_an_earlier_copy_and_grew_longer_gets_everything_again() {
     let (mut stage, ingested) = (Stage::new().await, pool());
     let txs = transactions(63, 500, 0);
-    let publisher = publish(&stage, &ingested, &txs[..50]).await;
+    let publisher = stage.publish(&ingested, &txs[..50]).await;
     stage.server.kill9().expect("a dead server");
     let (folder, copy) = (stage.dir.path().join("nats-1"), stage.dir.path().join("copy"));
     let copied = |from: &std::path::Path, to: &std::path::Path| {

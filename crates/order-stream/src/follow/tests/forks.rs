@@ -161,30 +161,10 @@ fn a_reorg_publishes_the_blocks_of_the_new_branch_alone_and_a_flip_back_those_of
     check(&mut fleet, 103..=106);
 }
 
-/// The head of the branch was told before the machine that has left it came back: it was dropped as a duplicate, and the
-/// builder stood on the block before.
-#[test]
-fn a_machine_that_comes_to_a_branch_which_another_one_told_before_brings_the_builder_there() {
-    let mut fleet = Fleet::new(2);
-    fleet.tell(0, (102, 0));
-    fleet.tell(1, (101, 1));
-    fleet.tell(1, (102, 0));
-    assert_eq!(fleet.head(), Some(block((102, 0)).head));
-}
-
-/// The builder had forgotten the branching, so that it took the first block of the branch for an old one.
-#[test]
-fn a_builder_goes_back_to_a_branch_of_the_height_that_it_has() {
-    let mut fleet = Fleet::new(2);
-    fleet.tell(0, (101, 0));
-    fleet.tell(1, (101, 0));
-    for (n, to) in [(0, (102, 0)), (1, (102, 1)), (0, (103, 0)), (1, (103, 1)), (0, (103, 1))] {
-        fleet.tell(n, to);
-    }
-    assert_eq!(fleet.head(), Some(block((103, 1)).head));
-}
-
 proptest! {
+    /// A head that was told before its machine came back to it was dropped as a duplicate, and the
+    /// builder stood on the block before. And a builder that had forgotten the branching took the
+    /// first block of a branch for an old one.
     #[test]
     fn a_builder_stands_where_all_machines_do_as_soon_as_they_agree(
         steps in prop::collection::vec((0..3_usize, 0..3_u64, 101..106_u64, any::<bool>()), 1..40),
