@@ -1,37 +1,26 @@
 //! A burst of honest searchers: none is refused.
 
-use std::sync::Arc;
+use tokio::sync::Barrier;
 
-use alloy_signer_local::PrivateKeySigner;
-use futures::future::join_all;
-use load_control::GateConfig;
-use serde_json::json;
-use tokio::{io::AsyncWriteExt, sync::Barrier};
-
-use super::{common::*, *};
+use super::*;
 
 const SEARCHERS: usize = 512;
 /// As many searchers share one.
 const ADDRESSES: usize = 64;
 
-/// A signed request with a bundle of three transactions, as it is sent.
-fn bundle() -> Vec<u8> {
-    let txs = [raw(0), raw(1), raw(2)];
-    let body = request("eth_sendBundle", json!([{ "txs": txs, "blockNumber": "0x5" }]));
-    let header = signature(&PrivateKeySigner::random(), body.as_bytes());
-    (head("POST", "/", body.len(), &[("X-Flashbots-Signature", &header)]) + &body).into_bytes()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_of_512_honest_bundles_is_served_and_none_is_refused() {
     // The default, but for the wait: how fast this machine is now is no part of the promise.
     let gate = GateConfig { permit_wait: PATIENCE, ..GateConfig::for_cores(2) };
-    let server = start_limited(config(), gate, None, |_| {});
+    let server = Setup { gate, ..Setup::default() }.limited(|_| {});
     let at_once = Arc::new(Barrier::new(SEARCHERS));
     let mut searchers = Vec::new();
     for number in 0..SEARCHERS {
-        let address = [127, 0, 1, (number % ADDRESSES) as u8];
-        let (mut socket, bytes) = (connect_from(address, server.addr).await, bundle());
+        let client = server.from([127, 0, 1, (number % ADDRESSES) as u8]);
+        let bundle = json!([{ "txs": [raw(0), raw(1), raw(2)], "blockNumber": "0x5" }]);
+        let body = request("eth_sendBundle", bundle);
+        let mut socket = client.connect().await;
+        let bytes = client.signed(&PrivateKeySigner::random()).post(body.as_bytes());
         let at_once = Arc::clone(&at_once);
         searchers.push(tokio::spawn(async move {
             at_once.wait().await;
@@ -40,8 +29,7 @@ async fn a_burst_of_512_honest_bundles_is_served_and_none_is_refused() {
         }));
     }
     for answer in join_all(searchers).await {
-        let answer = answer.unwrap();
-        assert!(answer.json()["result"]["bundleHash"].is_string(), "{answer:?}");
+        assert!(answer.unwrap().result()["bundleHash"].is_string());
     }
     assert_eq!(server.pool.len(), SEARCHERS);
     let stats = server.gate.stats();
