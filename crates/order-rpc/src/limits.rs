@@ -292,16 +292,6 @@ impl Limiter {
         spend(&self.quotas, Reason::Quota, |quotas, now| quotas.check((claimed, by), 1, now))
     }
 
-    /// Spends from the quota of a signer whose signature was verified.
-    fn charge_signer(
-        &self,
-        signer: Address,
-        by: CallerId,
-        work: usize,
-    ) -> Result<(), ErrorResponse> {
-        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take((signer, by), work, now))
-    }
-
     /// A caller has sent what its claimed signer did not sign, and has been served before others for it.
     pub(crate) fn charge_forgery(&self, by: CallerId) {
         if let (false, Some(quotas)) = (by.is_front, &self.caller_quotas) {
@@ -320,10 +310,12 @@ impl Limiter {
         })
     }
 
-    /// Spends from the quota of a caller and of its signer.
+    /// Spends from the quota of a caller, and of its signer, whose signature was verified.
     pub(crate) fn charge(&self, by: By, work: usize) -> Result<(), ErrorResponse> {
         self.charge_caller(by.caller, work)?;
-        by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, by.caller, work))
+        let Some(signer) = by.signer else { return Ok(()) };
+        let signer = (signer, by.caller);
+        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take(signer, work, now))
     }
 }
 

@@ -26,10 +26,10 @@ use tokio::sync::Semaphore;
 pub(crate) use self::{
     admission::{Admitted, Ended},
     order::{Prepared, Verified},
-    signature::{Claim, HEADER as SIGNATURE_HEADER, SignatureError},
+    signature::{Claim, HEADER as SIGNATURE_HEADER, refused as signature_refused},
 };
 use self::{
-    params::{RawCancelPrivate, RawPrivate},
+    params::{PrivateRaw, Raw, RawCancelPrivate, RawPrivate},
     proofs::Proofs,
 };
 use crate::{
@@ -94,7 +94,7 @@ impl Methods {
         };
         match method {
             Method::SendRawTransaction => {
-                let raw = params::raw(params)?;
+                let [raw]: Raw = params::list(params)?;
                 transaction(&raw, params::FIRST, None)
             }
             Method::SendBundle => self.prepare_bundle(params),
@@ -103,13 +103,11 @@ impl Methods {
             }
             Method::SendPrivateTransaction => {
                 let RawPrivate { tx, max_block_number, .. } = params::one(params, "tx")?;
-                let last = self.last_block(max_block_number)?;
-                transaction(&tx, "tx", Some(last))
+                transaction(&tx, "tx", Some(self.last_block(max_block_number)?))
             }
             Method::SendPrivateRawTransaction => {
-                let raw = params::private_raw(params)?;
-                let last = self.last_block(None)?;
-                transaction(&raw, params::FIRST, Some(last))
+                let PrivateRaw(raw, _) = params::list(params)?;
+                transaction(&raw, params::FIRST, Some(self.last_block(None)?))
             }
             Method::CancelPrivateTransaction => {
                 let RawCancelPrivate { tx_hash } = params::one(params, "txHash")?;

@@ -133,7 +133,7 @@ impl HttpServer {
         let response = response::raw_http(&error);
         self.tasks.spawn(async move {
             let reject = async {
-                socket.write_all(&response).await?;
+                socket.write_all(response.as_bytes()).await?;
                 socket.shutdown().await?;
                 // Lingering close: unread bytes would reset the connection and lose the response.
                 let mut read = [0; 1_024];

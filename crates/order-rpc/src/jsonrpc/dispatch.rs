@@ -153,14 +153,12 @@ impl Dispatcher {
             drop(permit.take());
             let acquired = match self.deferral.acquire(entered.weight()).await {
                 // The load has fallen. A refusal now is not one of the calls that have run.
-                Ok(None) => {
-                    let (gate, priority) = (&self.limiter.gate, self.priority_of(request));
-                    gate.acquire_external(priority, Instant::now()).await.map(Some)
-                }
-                acquired => acquired,
+                Ok(None) => self.next_permit(request).await,
+                Ok(Some(permit)) => Ok(permit),
+                Err(refusal) => Err(refusal),
             };
             match acquired {
-                Ok(acquired) => (permit, request.was_deferred) = (acquired, true),
+                Ok(acquired) => (permit, request.was_deferred) = (Some(acquired), true),
                 Err(refusal) => request.refuse(|_| true, refusal),
             }
         }
@@ -195,11 +193,7 @@ impl Dispatcher {
             if !request.has(which) {
                 break;
             }
-            let next = match request.was_deferred {
-                true => Ok(gate.acquire_external_deferred().await),
-                false => gate.acquire_external(priority, Instant::now()).await,
-            };
-            match next {
+            match self.next_permit(request).await {
                 Ok(next) => permit = Some(next),
                 Err(refusal) => {
                     // Not one of the calls that have run.
@@ -211,14 +205,21 @@ impl Dispatcher {
         // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.calls {
             if let Some((method, verified)) = call.take_verified() {
-                call.state = match self.methods.prove(method, verified, request.by).await {
-                    Ok(verified) => State::Verified(method, verified),
-                    Err(error) => State::Done(Err(error)),
-                };
+                let proven = self.methods.prove(method, verified, request.by).await;
+                call.state = proven.map_or_else(State::refused, |it| State::Verified(method, it));
             }
         }
         self.insert_calls(request).await;
         Ok(())
+    }
+
+    /// A further permit for a request of which some calls have run.
+    async fn next_permit(&self, request: &Request) -> Result<WorkPermit, Refusal> {
+        let gate = &self.limiter.gate;
+        match request.was_deferred {
+            true => Ok(gate.acquire_external_deferred().await),
+            false => gate.acquire_external(self.priority_of(request), Instant::now()).await,
+        }
     }
 
     /// Verifies a request's own signature, once: before all other work if its claim has served it before others, since
@@ -248,10 +249,8 @@ impl Dispatcher {
         let admitted = join_all(request.calls.iter().map(ask)).await;
         for (call, admitted) in request.calls.iter_mut().zip(admitted) {
             let Some((method, verified)) = call.take_verified() else { continue };
-            call.state = match admitted {
-                Ok(admitted) => self.insert(method, verified, admitted),
-                Err(error) => State::Done(Err(error)),
-            };
+            let insert = |admitted| self.insert(method, verified, admitted);
+            call.state = admitted.map_or_else(State::refused, insert);
         }
     }
 
@@ -310,7 +309,7 @@ impl Dispatcher {
                         self.insert(method, verified, None)
                     }
                 }
-                Err(error) => State::Done(Err(error)),
+                Err(error) => State::refused(error),
             };
         }
         Ok(())
@@ -384,7 +383,7 @@ impl Request {
     fn refuse(&mut self, which: fn(Method) -> bool, refusal: Refusal) {
         for call in &mut self.calls {
             if matches!(call.state, State::Sent(method, _) if which(method)) {
-                call.state = State::Done(Err(refusal.into()));
+                call.state = State::refused(refusal.into());
             }
         }
     }

@@ -67,13 +67,19 @@ pub(crate) enum State {
     Done(Result<Value, ErrorResponse>),
 }
 
+impl State {
+    pub(crate) const fn refused(error: ErrorResponse) -> Self {
+        Self::Done(Err(error))
+    }
+}
+
 impl Call {
     /// Takes the verified value, for a step that puts its result back.
     pub(crate) fn take_verified(&mut self) -> Option<(Method, Verified)> {
         if !matches!(self.state, State::Verified(..)) {
             return None;
         }
-        let unfinished = State::Done(Err(ErrorResponse::internal()));
+        let unfinished = State::refused(ErrorResponse::internal());
         match std::mem::replace(&mut self.state, unfinished) {
             State::Verified(method, verified) => Some((method, verified)),
             _ => None,
@@ -168,18 +174,13 @@ impl<'a> Envelope<'a> {
     fn call(self, body: &Bytes) -> Call {
         // Notifications are refused too: their sender could not be told that an order was refused.
         let absent = || Err(invalid("id is absent, must be a number or a string"));
-        let (id, read) = match self.id.map_or_else(absent, Id::read) {
-            Ok(id) => (id, self.read(body)),
-            Err(error) => (Id::NULL, Err(error)),
-        };
-        let refused = |error| State::Done(Err(error));
-        Call {
-            id,
-            state: read.map_or_else(refused, |(method, params)| State::Sent(method, params)),
+        match self.id.map_or_else(absent, Id::read) {
+            Ok(id) => Call { id, state: self.read(body).unwrap_or_else(State::refused) },
+            Err(error) => Call { id: Id::NULL, state: State::refused(error) },
         }
     }
 
-    fn read(self, body: &Bytes) -> Result<(Method, Bytes), ErrorResponse> {
+    fn read(self, body: &Bytes) -> Result<State, ErrorResponse> {
         if self.jsonrpc.map(RawValue::get) != Some("\"2.0\"") {
             return Err(invalid("jsonrpc must be \"2.0\""));
         }
@@ -197,7 +198,7 @@ impl<'a> Envelope<'a> {
             Some(params) => body.slice_ref(params.get().as_bytes()),
             None => Bytes::from_static(b"null"),
         };
-        Ok((method, params))
+        Ok(State::Sent(method, params))
     }
 }
 
@@ -279,8 +280,8 @@ mod tests {
                     params::one::<RawCancelBundle>(&params, "replacementUuid").err(),
                     params::one::<params::RawPrivate>(&params, "tx").err(),
                     params::one::<params::RawCancelPrivate>(&params, "txHash").err(),
-                    params::raw(&params).err(),
-                    params::private_raw(&params).err(),
+                    params::list::<params::Raw>(&params).err(),
+                    params::list::<params::PrivateRaw>(&params).err(),
                 ];
                 for error in errors.into_iter().flatten() {
                     proptest::prop_assert!(!error.field_name().is_empty());

@@ -61,18 +61,16 @@ pub(crate) struct RawCancelPrivate {
 }
 
 /// The parameters of `eth_sendRawTransaction`.
-pub(crate) fn raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
-    let read = serde_json::from_slice(params).map(|[raw]: [Bytes; 1]| raw);
-    read.map_err(|error| invalid(FIRST, &error))
-}
+pub(crate) type Raw = [Bytes; 1];
 
 /// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and optionally its
 /// preferences.
-pub(crate) fn private_raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
-    #[derive(Deserialize)]
-    struct Params(Bytes, #[serde(default)] IgnoredAny);
-    let read = serde_json::from_slice::<Params>(params).map(|Params(raw, _)| raw);
-    read.map_err(|error| invalid(FIRST, &error))
+#[derive(Debug, Deserialize)]
+pub(crate) struct PrivateRaw(pub(crate) Bytes, #[serde(default)] pub(crate) IgnoredAny);
+
+/// Parameters that are no object.
+pub(crate) fn list<T: DeserializeOwned>(params: &[u8]) -> Result<T, ErrorResponse> {
+    serde_json::from_slice(params).map_err(|error| invalid(FIRST, &error))
 }
 
 /// Reads an object, and notes the field that it is at.
@@ -181,17 +179,13 @@ impl<'de> Visitor<'de> for Bounded {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let (mut elements, mut count) = (Vec::new(), 0_usize);
-        loop {
-            if count >= self.max {
-                if seq.next_element::<IgnoredAny>()?.is_none() {
-                    break;
-                }
-            } else if let Some(element) = seq.next_element()? {
-                elements.push(element);
-            } else {
-                break;
-            }
+        let mut elements = Vec::new();
+        while elements.len() < self.max {
+            let Some(element) = seq.next_element()? else { break };
+            elements.push(element);
+        }
+        let mut count = elements.len();
+        while seq.next_element::<IgnoredAny>()?.is_some() {
             count = count.saturating_add(1);
         }
         Ok((elements, count))

@@ -104,23 +104,17 @@ fn fits(
     let refused = |reason, what: String| {
         Err(ErrorResponse::field(reason, field, format!("{field} ({hash}): {what}")))
     };
-    match tx.chain_id() {
-        Some(id) if id == chain_id => {}
-        Some(id) => {
-            return refused(Reason::ChainId, format!("chainId is {id}, must be {chain_id}"));
-        }
-        // Valid on every chain (before EIP-155), so anyone who sees it can replay it.
-        None => {
-            return refused(Reason::ChainId, format!("chainId is absent, must be {chain_id}"));
-        }
+    // Without one it is valid on every chain (before EIP-155), so anyone who sees it can replay it.
+    if tx.chain_id() != Some(chain_id) {
+        let id = tx.chain_id().map_or("absent".to_owned(), |id| id.to_string());
+        return refused(Reason::ChainId, format!("chainId is {id}, must be {chain_id}"));
     }
+    let (blobs, limit) = (tx.blob_versioned_hashes().map(<[_]>::len), MAX_BLOBS_PER_TX);
     // An empty sidecar would match it, but no block may contain it (EIP-4844: at least one blob).
-    if tx.blob_versioned_hashes().is_some_and(<[_]>::is_empty) {
-        let what = "blobVersionedHashes is empty, must have one".to_owned();
-        return refused(Reason::Sidecar, what);
+    if blobs == Some(0) {
+        return refused(Reason::Sidecar, "blobVersionedHashes is empty, must have one".to_owned());
     }
-    let (blobs, limit) = (tx.blob_versioned_hashes().map_or(0, <[_]>::len), MAX_BLOBS_PER_TX);
-    if blobs > limit {
+    if let Some(blobs) = blobs.filter(|blobs| *blobs > limit) {
         let what = format!("blobVersionedHashes has {blobs} entries, the most is {limit}");
         return refused(Reason::TooManyBlobs, what);
     }
