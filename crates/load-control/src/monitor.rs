@@ -119,14 +119,12 @@ impl LoadMonitor {
         mut on_poll: impl FnMut(),
     ) -> bool {
         while self.is_pressed() {
-            let mut next = Instant::now() + POLL_INTERVAL;
-            if let Some(deadline) = deadline {
-                if Instant::now() >= deadline {
-                    return false;
-                }
-                next = next.min(deadline);
+            let now = Instant::now();
+            let left = deadline.map_or(POLL_INTERVAL, |end| end.saturating_duration_since(now));
+            if left.is_zero() {
+                return false;
             }
-            tokio::time::sleep_until(next.into()).await;
+            tokio::time::sleep(left.min(POLL_INTERVAL)).await;
             on_poll();
         }
         true
