@@ -245,8 +245,9 @@ impl Gate {
         ran.ok_or(WorkError::Lost)?.map_err(|reason| refuse(reason).into())
     }
 
-    /// A work permit for work of an external caller that was deferred because of the load. Such work has waited already, so it waits for its permit instead of being refused,
-    /// also after [`Self::close`]; the permit counts among those that external callers may hold.
+    /// A work permit for work of an external caller that was deferred because of the load. It waits
+    /// as long as it takes instead of being refused, also after [`Self::close`]; the permit counts
+    /// among those that external callers may hold.
     ///
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue and holds nothing.
@@ -279,8 +280,7 @@ impl Gate {
         self.refuse(GateName::Work, RefusalReason::Deferred, now)
     }
 
-    /// Counts and returns a refusal because of the shutdown, for work that was not finished before
-    /// it.
+    /// Counts and returns a refusal of work that was not finished before the shutdown.
     pub fn refuse_closed(&self, now: Instant) -> Refusal {
         self.refuse(GateName::Work, RefusalReason::ShuttingDown, now)
     }
@@ -306,8 +306,7 @@ impl Gate {
         requests.shedding.is_sustained(now) | work.shedding.is_sustained(now)
     }
 
-    /// A time after which a refused caller should retry, drawn anew for each call. For refusals by
-    /// limits other than this gate's.
+    /// A time after which to retry, drawn anew for each call, for refusals by other limits.
     pub fn retry_after(&self) -> Duration {
         RETRY_AFTER + RETRY_JITTER.mul_f64(rand::random())
     }

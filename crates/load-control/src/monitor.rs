@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 /// of a second word marks which are in use.
 pub const MAX_QUEUES: usize = 31;
 
-/// The kill switch, above the bits of the queues: one comparison tells whether the load is high,
-/// which is so if the word is not zero and below this.
+/// The kill switch, above the bits of the queues: the load is high if the word is in `1..OFF`.
 const OFF: u64 = 1 << 63;
 
 /// How often [`LoadMonitor::wait_until_normal`] polls.
@@ -83,8 +82,7 @@ impl LoadMonitor {
             if slot as usize >= MAX_QUEUES {
                 return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
             }
-            // SeqCst, as for the word: registration is rare, so a weaker ordering would gain
-            // nothing.
+            // SeqCst, as for the word: a weaker ordering would gain nothing here.
             match self.shared.taken.compare_exchange(taken, taken | 1 << slot, SeqCst, SeqCst) {
                 Ok(_) => break slot,
                 Err(now) => taken = now,
@@ -97,8 +95,7 @@ impl LoadMonitor {
 
     /// Whether the load is high, so that deferrable work should wait: one relaxed load, for hot paths.
     pub fn is_pressed(&self) -> bool {
-        // Relaxed: nothing else that is read depends on it, and a decision may be a few nanoseconds
-        // old.
+        // Relaxed: nothing else depends on it, and a decision may be a few nanoseconds old.
         (1..OFF).contains(&self.shared.word.load(Relaxed))
     }
 
@@ -147,8 +144,7 @@ impl LoadMonitor {
         self.shared.changed(before, after);
     }
 
-    /// How often the state changed from `from` to `to` since the monitor was made, changes by the
-    /// kill switch included.
+    /// How often the state changed from `from` to `to`, also by the kill switch.
     pub fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
         self.shared.metrics.transitions(from, to)
     }
@@ -197,7 +193,6 @@ impl QueueLoad {
     /// Reports that `items` items entered.
     pub fn added(&self, items: usize) {
         let watched = &self.watched;
-        // Wraps only if more was removed than added, which `removed` prevents.
         watched.depth.fetch_add(items, Relaxed);
         watched.settle();
     }
@@ -211,10 +206,7 @@ impl QueueLoad {
         watched.settle();
     }
 
-    /// Reports the present number of items.
-    ///
-    /// If two threads report different depths at once, the monitor keeps one of them until the next
-    /// observation.
+    /// Reports the present number of items. Of two threads that do so at once one counts.
     pub fn observe(&self, depth: usize) {
         let watched = &self.watched;
         watched.depth.store(depth, Relaxed);
@@ -294,8 +286,7 @@ fn next(config: &MonitorConfig, level: LoadState, depth: usize, capacity: usize)
         Critical if is_at(config.critical_until_percent) => Critical,
         Elevated | Critical => Elevated,
     };
-    // In a queue of a few items a rising and a falling threshold can be the same item. Then the rising
-    // one applies, so the state does not alternate.
+    // In a queue of a few items both thresholds can be the same item. Then the rising one applies.
     rising.max(falling)
 }
 

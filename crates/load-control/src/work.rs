@@ -1,7 +1,7 @@
 //! The inner limit: permits for CPU-heavy work.
 //!
-//! The lock of the external permits is taken when an external caller acquires or releases a permit, or
-//! stops waiting: for one push or pop.
+//! The lock of the external permits is taken for one push or pop: when an external caller acquires
+//! or releases a permit, or stops waiting.
 
 use std::{
     collections::BTreeMap,
@@ -22,8 +22,7 @@ use crate::{
     refusal::RefusalReason,
 };
 
-/// The order of the external callers that wait for a work permit; first come first served within a
-/// priority.
+/// The order in which external callers get a work permit; first come first served within each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     /// A caller that the host knows.
@@ -80,8 +79,7 @@ struct Job {
     runtime: Handle,
     /// The latest time until which it may wait for one of all permits.
     deadline: Instant,
-    /// Does the work, if it may. What it returns reports the result, or why the work was not done,
-    /// to the caller.
+    /// Does the work, if it may. What it returns tells the caller the result, or why there is none.
     run: Box<dyn FnOnce(Result<(), RefusalReason>) -> Report + Send>,
 }
 
@@ -286,8 +284,7 @@ impl Waiting {
     /// Called on any thread, so nothing is run here.
     fn begin(self, external: ExternalPermit) {
         match self {
-            // If the waiter has just gone, the permit is dropped with the channel and passed to the
-            // next.
+            // If the waiter has just gone, the permit is dropped, and so passed to the next.
             Self::Task(sender) => drop(sender.send(external)),
             Self::Job(job) => job.begin(external),
         }
@@ -315,8 +312,7 @@ impl Job {
         self.runtime.clone().spawn_blocking(move || self.run_and_go_on(permit));
     }
 
-    /// Runs the job, and then the next waiting jobs, until the next waiter is a task or the queue
-    /// is empty.
+    /// Runs the job, and then the next ones, until the next waiter is a task or there is none.
     fn run_and_go_on(self, mut permit: WorkPermit) {
         let mut job = self;
         loop {
@@ -350,14 +346,12 @@ impl Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // If a permit was granted and not received, it is dropped with the channel and passed to
-        // the next.
+        // A permit that was granted and not received is dropped with its channel.
         self.leave();
     }
 }
 
-/// One of the permits that external callers may hold. When dropped, it is passed to the first
-/// waiter.
+/// One of the permits that external callers may hold. A drop passes it to the first waiter.
 #[derive(Debug)]
 struct ExternalPermit(Arc<Shared>);
 
@@ -395,8 +389,7 @@ impl Drop for AnyPermit {
 #[derive(Debug)]
 #[must_use = "dropping it releases the permit at once"]
 pub struct WorkPermit {
-    // Fields are dropped in this order: the caller that then gets the external permit finds this
-    // one released too.
+    // Dropped in this order: the caller that then gets the external permit finds this one free.
     all: AnyPermit,
     external: Option<ExternalPermit>,
 }

@@ -23,8 +23,7 @@ use crate::{
 /// lack of one.
 ///
 /// A deferred request stays in flight, for seconds. Bundles and cancellations, which are never
-/// deferred, share the limit of requests in flight with it, so deferred requests may use at most
-/// half of that limit.
+/// deferred, have the same limit of requests in flight, so deferred ones may use half of it.
 #[derive(Debug)]
 pub(crate) struct Deferral {
     /// In the line; each element of a batch takes one.
@@ -65,8 +64,8 @@ impl Deferral {
         }
     }
 
-    /// Whether a request that arrives now has to wait: also while earlier ones do, so that none of the
-    /// same sender overtakes them.
+    /// Whether a request that arrives now has to wait: also while earlier ones do, which it would
+    /// overtake.
     pub(crate) fn must_wait(&self) -> bool {
         let is_pressed = self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed);
         is_pressed || self.places.used() > 0 || self.closed.is_cancelled()

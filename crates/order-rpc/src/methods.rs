@@ -1,9 +1,8 @@
 //! The JSON-RPC methods: what each takes, checks and does.
 //!
 //! Checks run in the order of their cost: the length, whether the transaction is pooled, the block,
-//! the chain, gas and fees, the quotas; then the request's signature, the senders, and the blob
-//! proofs. The last check is the host's. Only the signature of a known signer comes first, since it
-//! has served the request before others.
+//! the chain, gas and fees, the quotas; then the request's signature, the senders, the blob proofs,
+//! and what the host says. Only the signature of a known signer, who is served first, comes first.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -38,9 +37,8 @@ use crate::{
     reply::{ErrorResponse, Reason},
 };
 
-/// The most blocks above the head for which a private transaction is kept: a higher
-/// `maxBlockNumber` is lowered to it, and it replaces an absent one. Flashbots uses the same
-/// (`eth_sendPrivateTransaction`). The pool's bound applies too.
+/// The most blocks above the head for which a private transaction is kept: a higher or absent
+/// `maxBlockNumber` becomes this, as at Flashbots. The pool's bound applies too.
 pub(crate) const MAX_PRIVATE_BLOCKS: u64 = 25;
 
 labels! {

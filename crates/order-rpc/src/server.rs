@@ -60,8 +60,7 @@ pub struct OrderRpc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OrderRpcEnd {
-    /// Whether every request got its response in time; false also if a thread of the server
-    /// panicked.
+    /// Whether every request got its response in time, and no thread of the server panicked.
     pub ended: bool,
     /// Requests that had no response at the deadline. Orders that the pool has accepted stay in it.
     pub unanswered: usize,
@@ -85,8 +84,7 @@ impl OrderRpc {
         let (started, starting) = mpsc::sync_channel(1);
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
-        // The runtime is made and dropped on this thread: one that is dropped on the caller's thread
-        // panics if that belongs to another runtime.
+        // The runtime is made and dropped on this thread: another runtime's may not drop it.
         let main = move || {
             let (runtime, listener, local_addr) = match set_up(&server) {
                 Ok(all) => all,

@@ -1,5 +1,4 @@
-//! One HTTP connection: admits requests before their bodies are read, and sends error responses to
-//! those that are refused.
+//! One HTTP connection: admits requests before their bodies are read, or sends error responses.
 
 use std::{
     convert::Infallible,
@@ -124,9 +123,8 @@ impl Connection {
         Ok(response::of_reply(reply, held))
     }
 
-    /// Refuses a request that was sent to a name that is not ours. A web page can have a browser
-    /// send requests to a name of its own that leads here, and read the responses (DNS rebinding). A
-    /// browser always names its host.
+    /// Refuses a request to a name that is not ours. A web page can have a browser send requests to
+    /// a name of its own that leads here (DNS rebinding). A browser always names its host.
     fn check_host(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
         let mut named = headers.get_all(header::HOST).iter();
         let Some(host) = named.next() else { return Ok(()) };
@@ -176,9 +174,8 @@ impl Connection {
         Ok((caller, entered, claim))
     }
 
-    /// Lingering close: reads and discards the body of a refused request while its response is
-    /// sent. A connection that is closed with unread bytes is reset, and the response may be lost.
-    /// Limited in time, in bytes and in the number of concurrent bodies; nothing is kept.
+    /// Lingering close: discards the body of a refused request, bounded in time, bytes and number.
+    /// A connection that is closed with unread bytes is reset, and its response may be lost.
     fn linger(&self, mut body: Incoming) {
         if body.is_end_stream() {
             return;

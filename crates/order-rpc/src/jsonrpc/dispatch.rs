@@ -6,8 +6,8 @@
 //! parses them. A long one is parsed on a worker thread under the permit that then covers
 //! verification and insert, so that it delays no other caller.
 //!
-//! The elements of a batch run one after the other, and between them others get the work permit. A
-//! success response is sent only for an order that is in the pool.
+//! Between two elements of a batch others get the work permit. A success response is sent only for
+//! an order that is in the pool.
 
 use std::{
     collections::HashSet,
@@ -32,9 +32,8 @@ use crate::{
     reply::{ErrorResponse, Reply},
 };
 
-/// Bodies up to this size are parsed on the thread that read them, which takes microseconds. Longer
-/// ones are parsed on a worker thread, under a work permit: a megabyte takes milliseconds, during
-/// which the thread would serve no other caller.
+/// Bodies up to this size are parsed on the thread that read them, in microseconds. Longer ones are
+/// parsed on a worker thread, under a work permit: a megabyte takes milliseconds.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
 
 /// The work, in recoveries, after which a batch gives its work permit back between two elements and waits for the next:
@@ -168,8 +167,7 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Runs calls on a worker thread, with the given work permit or one that it acquires, and with
-    /// further ones.
+    /// Runs calls on a worker thread, with the given work permit, if any, and with further ones.
     async fn work(
         self: &Arc<Self>,
         request: &mut Request,
@@ -226,15 +224,13 @@ impl Dispatcher {
     /// nobody would look at it if each call failed before.
     fn sign_in(&self, claim: Option<Claim>, body: &[u8], by: &mut By) -> Result<(), ErrorResponse> {
         let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
-        // Before it is paid for: a forged one spends no signer's quota, and is found also of a caller
-        // that has nothing left.
+        // Before it is paid for: a forged one spends no signer's quota, and is found all the same.
         let verified = claim.verify(body);
         by.signer = Some(verified.inspect_err(|_| self.limiter.charge_forgery(by.caller))?);
         self.limiter.charge(*by, 1)
     }
 
-    /// Lets the host decide on all orders of a request concurrently, and then inserts them in their
-    /// order.
+    /// Lets the host decide on all orders of a request at once, and inserts them in their order.
     async fn insert_calls(&self, request: &mut Request) {
         let signer = request.by.signer;
         let ask = |call| async move {
@@ -304,8 +300,7 @@ impl Dispatcher {
                     if any_waits {
                         State::Verified(method, verified)
                     } else {
-                        // Most orders are inserted here: switching to another thread would cost
-                        // more than the insert.
+                        // To switch to another thread would cost more than the insert.
                         self.insert(method, verified, None)
                     }
                 }
@@ -334,8 +329,7 @@ impl Dispatcher {
             None if caller.is_front => Priority::Known,
             None => Priority::Unsigned,
             Some(true) => Priority::Known,
-            // Anyone can sign, and 8 MB take tens of milliseconds to parse, so only short requests
-            // get the priority.
+            // Anyone can sign, and 8 MB take tens of milliseconds to parse.
             Some(false) if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
             Some(false) => Priority::Signed,
         }

@@ -16,18 +16,15 @@ use crate::{
     reply::{ErrorResponse, METHOD_NOT_FOUND, PARSE, Reason, cut},
 };
 
-/// Most bytes of an id. It is repeated in the response; counters and random ids of clients are
-/// shorter.
+/// Most bytes of an id, which the response repeats. Counters and random ids are shorter.
 const MAX_ID_BYTES: usize = 128;
 /// Elements of a batch.
 const MAX_BATCH: usize = 100;
-/// Most commas of a body, and so most values within a few: a batch of 100 bundles with three lists of 100
-/// has half of them. To read the 2,800,000 strings of 8 MB of `"",` takes 50 ms under a work permit;
-/// to count the commas takes one.
+/// Most commas of a body, and so most values: 100 bundles with three lists of 100 have half of it.
+/// To read 8 MB of `"",` takes 50 ms under a work permit; to count the commas takes one.
 const MAX_COMMAS: usize = 65_536;
 
-/// The id of a call as it was sent, a number or a string; null in the response to a call without
-/// one.
+/// The id of a call as it was sent, a number or a string; null for a call without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Id(Cow<'static, str>);
 

@@ -56,8 +56,7 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
         Self { quota, max_keys, buckets: HashMap::default(), shared, swept: now }
     }
 
-    /// Whether a signer has spent its quota. Spends nothing, because a claim in a header is not
-    /// verified yet.
+    /// Whether a quota is spent. Spends nothing: a claim in a header is not verified yet.
     pub(crate) fn check(&self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let Some(mut bucket) = self.buckets.get(&signer).copied() else { return Ok(()) };
         bucket.fill(&self.quota, now);

@@ -1,7 +1,6 @@
 //! Asks the host about an order before it is pooled.
 //!
-//! This is the last check, after the work permit is released, because it may take as long as a
-//! node's response.
+//! This is the last check, without a work permit: it may take as long as a node's response.
 
 use std::panic::AssertUnwindSafe;
 

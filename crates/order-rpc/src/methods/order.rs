@@ -50,8 +50,7 @@ impl Prepared {
         }
     }
 
-    /// Does everything but the proofs. A bundle or a cancellation from a front has the signer
-    /// that it names.
+    /// Does everything but the proofs. What a front sends of a bundle has the signer that it names.
     pub(crate) fn verify(
         self,
         by: By,
@@ -105,8 +104,8 @@ pub(crate) enum Verified {
     /// With the blobs whose proofs are not verified yet.
     Order(Box<Order>, Vec<Unproven>),
     Cancellation(Cancellation),
-    /// Of the private transaction with this hash, by this signer, and when it came: what stands behind it
-    /// in a batch is later, though it is verified before this is done.
+    /// Of the private transaction with this hash, by this signer, and when it came: what stands
+    /// behind it in a batch is later, though it is verified before this is done.
     PrivateCancellation(B256, Address, Holder, SystemTime),
 }
 
@@ -155,8 +154,7 @@ impl Verified {
         tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
     }
 
-    /// Inserts it into the pool, which takes microseconds. `admitted` is the host's decision, if
-    /// there is one.
+    /// Inserts it into the pool, in microseconds. `admitted` is the host's decision, if any.
     pub(crate) fn insert(
         self,
         pool: &OrderPool,

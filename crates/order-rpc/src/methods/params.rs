@@ -19,10 +19,8 @@ use crate::reply::{ErrorResponse, Reason, cut};
 /// The field of what is not part of an object.
 pub(crate) const FIRST: &str = "params[0]";
 
-/// The single object of `params`. `required` is the field that an object must have, or empty.
-///
-/// # Errors
-/// Names the invalid field.
+/// The single object of `params`, or an error that names the invalid field. `required` is the field
+/// that an object must have, or empty.
 pub(crate) fn one<T: DeserializeOwned>(
     params: &[u8],
     required: &'static str,
@@ -63,8 +61,7 @@ pub(crate) struct RawCancelPrivate {
 /// The parameters of `eth_sendRawTransaction`.
 pub(crate) type Raw = [Bytes; 1];
 
-/// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and optionally its
-/// preferences.
+/// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and maybe its preferences.
 #[derive(Debug, Deserialize)]
 pub(crate) struct PrivateRaw(pub(crate) Bytes, #[serde(default)] pub(crate) IgnoredAny);
 
@@ -126,8 +123,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Fields<'_, A> {
     }
 }
 
-/// Checks what the types of the fields do not: the lengths of lists, before anything of them is
-/// kept, and that a number has digits.
+/// Checks what types do not: that a list is short, before it is read, and a number has digits.
 fn check(field: &str, value: &str) -> Result<(), String> {
     let limit = match field {
         "txs" | "revertingTxHashes" | "droppingTxHashes" => MAX_TXS_PER_BUNDLE,

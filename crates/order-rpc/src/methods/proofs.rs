@@ -1,11 +1,13 @@
 //! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time, each under a permit
-//! that is acquired behind all other callers, so that no caller waits longer than that. The blobs of a caller's orders
-//! come one after the other, and between two of them one of each other caller that waits. Orders of known signers and of fronts have a line of their own, and the priority
-//! that they have elsewhere. A verified blob is recognised by its digest, since the same blobs come back with
-//! a higher fee and for the next block.
+//! that is acquired behind all other callers, so that none waits longer than that. The blobs of a
+//! caller's orders come one after the other, and between two of them one of each other caller that
+//! waits. Orders of known signers and of fronts have a line of their own, and the priority that
+//! they have elsewhere. A verified blob is recognised by its digest, since the same blobs come back
+//! with a higher fee and for the next block.
 //!
 //! # Locks
-//! Verified blobs: taken by an order with blobs, on its worker thread, for one look-up, or one digest; every 10,000 blobs it frees as many; never across an await or with another lock.
+//! Verified blobs: taken by an order with blobs, for one look-up, or one digest; every 10,000 blobs
+//! it frees as many; never across an await or with another lock.
 
 use std::{
     collections::HashSet,
@@ -65,8 +67,7 @@ impl Proofs {
         Self { turn, turn_of_known, is_set_up: OnceCell::new(), verified }
     }
 
-    /// The blobs of these transactions whose proofs are not verified yet: less than a millisecond
-    /// for each.
+    /// The blobs whose proofs are not verified yet: less than a millisecond for each.
     pub(crate) fn unproven(&self, txs: &[Transaction]) -> Vec<Unproven> {
         let mut unproven = Vec::new();
         for (tx, transaction) in txs.iter().enumerate() {
@@ -96,8 +97,7 @@ impl Proofs {
         later.insert(digest);
     }
 
-    /// Loads the trusted setup, once, on a thread of its own: it takes seconds, for which it would
-    /// otherwise hold a work permit.
+    /// Loads the trusted setup, once, on a thread of its own, without a permit: it takes seconds.
     pub(crate) async fn set_up(&self) -> Result<(), ErrorResponse> {
         let load = || async {
             let (done, loaded) = oneshot::channel();
@@ -121,8 +121,7 @@ impl Proofs {
 }
 
 impl Methods {
-    /// Verifies the proofs of an order's blobs, if there are any, each under a work permit of its
-    /// own.
+    /// Verifies the proofs of an order's blobs, if any, each under a work permit of its own.
     pub(crate) async fn prove(
         &self,
         method: Method,

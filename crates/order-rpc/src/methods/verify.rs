@@ -9,8 +9,7 @@ use order_pool::{Origin, PooledTransaction, PrivateTerms, SidecarError, Transact
 
 use crate::reply::{ErrorResponse, Reason};
 
-/// Bytes of a transaction without its blobs: geth accepts no larger one into its pool (txMaxSize,
-/// 1.16).
+/// Bytes of a transaction without its blobs: the most of geth's pool (txMaxSize, 1.16).
 const MAX_TX_BYTES: usize = 128 << 10;
 /// Gas of a transaction (EIP-7825).
 const MAX_TX_GAS: u64 = 1 << 24;
@@ -23,8 +22,7 @@ const TX_GAS: u64 = 21_000;
 const CREATE_GAS: u64 = 32_000;
 /// Gas of a zero byte of input (Yellow Paper).
 const ZERO_BYTE_GAS: u64 = 4;
-/// Tokens of EIP-7623 for any other byte of input (EIP-2028): it costs as much as this many zero
-/// bytes.
+/// Tokens of EIP-7623 for any other byte of input, which costs so many zero bytes (EIP-2028).
 const TOKENS_PER_NONZERO_BYTE: u64 = 4;
 /// The least gas per token of input (EIP-7623).
 const FLOOR_GAS_PER_TOKEN: u64 = 10;
@@ -47,8 +45,7 @@ pub(crate) fn has_blobs(raw: &[u8]) -> bool {
     raw.first() == Some(&BLOB_TX_TYPE)
 }
 
-/// Decodes and runs the checks that need no signature, cheap ones first: about 10 us, and as much
-/// per blob.
+/// Decodes and runs the checks that need no signature, cheap ones first: 10 us, and 10 per blob.
 pub(crate) fn decode(
     raw: &[u8],
     field: &str,
@@ -69,8 +66,7 @@ pub(crate) fn decode(
     Ok(tx)
 }
 
-/// Recovers the sender, and compares the blobs' commitments with the transaction: about 50 us. Does
-/// not verify the proofs.
+/// Recovers the sender, and compares the blobs' commitments, but verifies no proofs: about 50 us.
 pub(crate) fn transaction(
     tx: PooledTransaction,
     field: &str,
