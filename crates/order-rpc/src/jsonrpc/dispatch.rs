@@ -150,13 +150,8 @@ impl Dispatcher {
                 self.work(request, permit.take(), urgent).await?;
             }
             drop(permit.take());
-            let acquired = match self.deferral.acquire(entered.weight()).await {
-                // The load has fallen. A refusal now is not one of the calls that have run.
-                Ok(None) => self.next_permit(request).await,
-                Ok(Some(permit)) => Ok(permit),
-                Err(refusal) => Err(refusal),
-            };
-            match acquired {
+            // A refusal now is not one of the calls that have run.
+            match self.deferral.acquire(entered.weight()).await {
                 Ok(acquired) => (permit, request.was_deferred) = (Some(acquired), true),
                 Err(refusal) => request.refuse(|_| true, refusal),
             }
@@ -191,7 +186,11 @@ impl Dispatcher {
             if !request.has(which) {
                 break;
             }
-            match self.next_permit(request).await {
+            let next = match request.was_deferred {
+                true => Ok(gate.acquire_external_deferred().await),
+                false => gate.acquire_external(priority, Instant::now()).await,
+            };
+            match next {
                 Ok(next) => permit = Some(next),
                 Err(refusal) => {
                     // Not one of the calls that have run.
@@ -209,15 +208,6 @@ impl Dispatcher {
         }
         self.insert_calls(request).await;
         Ok(())
-    }
-
-    /// A further permit for a request of which some calls have run.
-    async fn next_permit(&self, request: &Request) -> Result<WorkPermit, Refusal> {
-        let gate = &self.limiter.gate;
-        match request.was_deferred {
-            true => Ok(gate.acquire_external_deferred().await),
-            false => gate.acquire_external(self.priority_of(request), Instant::now()).await,
-        }
     }
 
     /// Verifies a request's own signature, once: before all other work if its claim has served it before others, since

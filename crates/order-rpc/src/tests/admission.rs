@@ -150,33 +150,6 @@ async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_fir
     assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
 }
 
-/// The whole batch was answered as refused, though the bundle in it was pooled.
-#[tokio::test]
-async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() {
-    let (monitor, queue) = pressed();
-    let gate = impatient_gate_config(Duration::from_millis(10));
-    let setup = Setup { monitor, gate, ..Setup::default() };
-    let server = setup.start(
-        |_| {},
-        |host| {
-            let (gate, permits) = (host.gate.clone(), Mutex::new(Vec::<WorkPermit>::new()));
-            // While it decides, the load falls, and all permits are taken.
-            let busy = move |_: Candidate<'_>| {
-                queue.removed(1);
-                let acquire =
-                    || gate.acquire_external(Priority::Known, Instant::now()).now_or_never();
-                permits.lock().unwrap().extend(std::iter::from_fn(|| acquire()?.ok()));
-                at_once(Verdict::Accept)
-            };
-            host.with_admission(Decides(busy, false))
-        },
-    );
-    let calls =
-        [("eth_sendRawTransaction", json!(raw(0))), ("eth_sendBundle", json!({ "txs": [raw(1)] }))];
-    assert_eq!(server.send(batch(&calls)).await.reasons(), [Some("no_permit"), None]);
-    assert_eq!(server.pool.len(), 1);
-}
-
 #[tokio::test]
 async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() {
     let pool = PoolConfig { max_external_txs: 1, ..PoolConfig::default() };

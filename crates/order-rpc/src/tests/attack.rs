@@ -75,6 +75,16 @@ async fn a_deferred_transaction_runs_when_it_is_old_enough_whatever_the_load() {
     assert_eq!(server.rpc.deferral_stats().aged, 1);
 }
 
+/// The whole batch was answered as refused, though the bundle in it was pooled.
+#[tokio::test]
+async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_place_to_wait() {
+    let (server, _queue) = start_pressed(64, |limits| limits.max_deferred = 1);
+    let calls =
+        [("eth_sendRawTransaction", json!(raw(0))), ("eth_sendBundle", json!({ "txs": [raw(1)] }))];
+    assert_eq!(server.send(batch(&calls)).await.reasons(), [Some("deferred_full"), None]);
+    assert_eq!(server.pool.len(), 1);
+}
+
 fn long_bundle() -> (&'static str, Value) {
     ("eth_sendBundle", json!({ "txs": (0..80).map(raw).collect::<Vec<_>>(), "blockNumber": 5 }))
 }
