@@ -138,8 +138,7 @@ pub(crate) struct By {
 pub(crate) struct Entered {
     _active: TaskTrackerToken,
     request: Share,
-    pub(crate) caller: CallerId,
-    pub(crate) arrived: SystemTime,
+    pub(crate) by: By,
     /// Of the other limits, each with the reason if there is no more.
     shares: Vec<(Share, Reason)>,
     /// Whether a signer that the host knows has signed it.
@@ -204,8 +203,8 @@ impl Limiter {
         });
         let shares = shares.collect::<Result<_, ErrorResponse>>()?;
         let request = self.gate.enter(now)?;
-        let (caller, arrived, is_known) = (caller.id, SystemTime::now(), false);
-        Ok(Entered { _active: active, request, caller, arrived, shares, is_known })
+        let by = By { caller: caller.id, signer: None, arrived: SystemTime::now() };
+        Ok(Entered { _active: active, request, by, shares, is_known: false })
     }
 
     /// Makes a request count as `to` requests: all or nothing.

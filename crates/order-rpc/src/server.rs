@@ -160,10 +160,7 @@ fn set_up(server: &HttpServer) -> Result<(Runtime, TcpListener, SocketAddr), Sta
         .map_err(StartError::Thread)?;
     let address = config.listen;
     let failed = |source| StartError::Listen { address, source };
-    let listener = {
-        let _in_runtime = runtime.enter();
-        listen(address).map_err(failed)?
-    };
+    let listener = runtime.block_on(async { listen(address) }).map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     Ok((runtime, listener, local_addr))
 }

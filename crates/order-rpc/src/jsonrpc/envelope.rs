@@ -88,6 +88,8 @@ impl Call {
 pub(crate) struct Calls {
     pub(crate) calls: Vec<Call>,
     pub(crate) is_batch: bool,
+    /// Of what refuses all of them: null for a batch.
+    pub(crate) id: Id,
 }
 
 impl Calls {
@@ -115,7 +117,7 @@ impl Calls {
                 } else {
                     let calls =
                         elements.into_iter().map(|raw| Envelope::of(raw).call(body)).collect();
-                    return Ok(Self { calls, is_batch: true });
+                    return Ok(Self { calls, is_batch: true, id: Id::NULL });
                 };
                 Err(ErrorResponse::http(StatusCode::BAD_REQUEST, Reason::BatchLength, wrong))
             }
@@ -126,7 +128,8 @@ impl Calls {
                     Err(error) if error.is_data() => Envelope::default(),
                     Err(error) => return Err(no_json(error)),
                 };
-                Ok(Self { calls: vec![envelope.call(body)], is_batch: false })
+                let call = envelope.call(body);
+                Ok(Self { id: call.id.clone(), calls: vec![call], is_batch: false })
             }
             _ => Err(no_json(serde::de::Error::custom("no object or array"))),
         }
