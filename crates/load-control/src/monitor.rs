@@ -76,18 +76,12 @@ impl LoadMonitor {
         if capacity == 0 {
             return Err(ConfigError::ZeroCapacity { queue });
         }
-        let mut taken = self.shared.taken.load(Relaxed);
-        let slot = loop {
-            let slot = taken.trailing_ones();
-            if slot as usize >= MAX_QUEUES {
-                return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
-            }
-            // SeqCst, as for the word: a weaker ordering would gain nothing here.
-            match self.shared.taken.compare_exchange(taken, taken | 1 << slot, SeqCst, SeqCst) {
-                Ok(_) => break slot,
-                Err(now) => taken = now,
-            }
-        };
+        let free = |taken: &u64| (taken.trailing_ones() as usize) < MAX_QUEUES;
+        let take = |taken| Some(taken).filter(free).map(|taken| taken | 1 << taken.trailing_ones());
+        // SeqCst, as for the word: a weaker ordering would gain nothing here.
+        let taken = self.shared.taken.fetch_update(SeqCst, SeqCst, take);
+        let full = |_| ConfigError::TooManyQueues { queue, limit: MAX_QUEUES };
+        let slot = taken.map_err(full)?.trailing_ones();
         let depth = AtomicUsize::new(0);
         let watched = Watched { monitor: self.clone(), shift: slot * 2, capacity, depth };
         Ok(QueueLoad { watched: Arc::new(watched) })
@@ -192,25 +186,22 @@ struct Watched {
 impl QueueLoad {
     /// Reports that `items` items entered.
     pub fn added(&self, items: usize) {
-        let watched = &self.watched;
-        watched.depth.fetch_add(items, Relaxed);
-        watched.settle();
+        self.watched.depth.fetch_add(items, Relaxed);
+        self.watched.settle();
     }
 
     /// Reports that `items` items left. The depth does not go below zero.
     pub fn removed(&self, items: usize) {
-        let watched = &self.watched;
         let lower = |depth: usize| Some(depth.saturating_sub(items));
         // Never an error, because the closure always returns a value.
-        let _ = watched.depth.fetch_update(Relaxed, Relaxed, lower);
-        watched.settle();
+        let _ = self.watched.depth.fetch_update(Relaxed, Relaxed, lower);
+        self.watched.settle();
     }
 
     /// Reports the present number of items. Of two threads that do so at once one counts.
     pub fn observe(&self, depth: usize) {
-        let watched = &self.watched;
-        watched.depth.store(depth, Relaxed);
-        watched.settle();
+        self.watched.depth.store(depth, Relaxed);
+        self.watched.settle();
     }
 
     /// The depth that was last reported.

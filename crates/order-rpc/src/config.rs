@@ -187,20 +187,13 @@ impl OrderRpcConfig {
             }
         }
         // What a limit admits, those behind it must be able to.
-        let body = self.max_body_bytes;
+        let (for_field, for_value) = ("max_body_bytes", self.max_body_bytes);
         for (field, value, least) in [
-            ("max_buffered_bytes", self.max_buffered_bytes, body),
-            ("caller_quota.burst", caller_burst as usize, body_work(body)),
+            ("max_buffered_bytes", self.max_buffered_bytes, for_value),
+            ("caller_quota.burst", caller_burst as usize, body_work(for_value)),
         ] {
             if value < least {
-                let for_field = "max_body_bytes";
-                return Err(ConfigError::TooSmall {
-                    field,
-                    value,
-                    least,
-                    for_field,
-                    for_value: body,
-                });
+                return Err(ConfigError::TooSmall { field, value, least, for_field, for_value });
             }
         }
         let is_front = |proxy: &&IpAddr| {

@@ -10,7 +10,6 @@ mod admission;
 mod attack;
 mod bad_input;
 pub(crate) mod blobs;
-mod burst;
 pub(crate) mod common;
 mod front;
 mod hostile;

@@ -194,9 +194,10 @@ impl Dispatcher {
         }
         // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.sent.calls {
-            if let Some((method, verified)) = call.take_verified() {
-                let proven = self.methods.prove(method, verified, request.by).await;
-                call.state = proven.map_or_else(State::refused, |it| State::Verified(method, it));
+            if let State::Verified(method, verified) = &mut call.state
+                && let Err(error) = self.methods.prove(*method, verified, request.by).await
+            {
+                call.state = State::refused(error);
             }
         }
         self.insert_calls(request).await;

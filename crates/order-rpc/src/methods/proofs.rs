@@ -12,7 +12,7 @@
 use std::{
     collections::HashSet,
     mem,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -26,7 +26,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Method, Methods, Verified};
+use super::{Method, Methods, Verified, order::check_blob};
 use crate::{
     config::WORK_PER_BLOB,
     limits::{By, on_thread},
@@ -125,11 +125,12 @@ impl Methods {
     pub(crate) async fn prove(
         &self,
         method: Method,
-        mut verified: Verified,
+        verified: &mut Verified,
         by: By,
-    ) -> Result<Verified, ErrorResponse> {
-        if !verified.is_unproven() {
-            return Ok(verified);
+    ) -> Result<(), ErrorResponse> {
+        let Verified::Order(order, unproven) = verified else { return Ok(()) };
+        if unproven.is_empty() {
+            return Ok(());
         }
         let is_known =
             by.caller.is_front || by.signer.is_some_and(|it| (self.host.knows_signer)(it));
@@ -142,7 +143,7 @@ impl Methods {
             true => None,
             false => Some(self.turn(&caller.proofs).await?),
         };
-        for unproven in verified.take_unproven() {
+        for unproven in mem::take(unproven) {
             // The same blob may have come meanwhile, or before in this order.
             if self.proofs.is_verified(&unproven.digest) {
                 continue;
@@ -155,17 +156,15 @@ impl Methods {
             let now = Instant::now();
             let permit = self.limiter.gate.acquire_external(priority, now).await?;
             self.limiter.charge(by, WORK_PER_BLOB)?;
-            let (returned, checked) = on_thread(move || {
+            let order = Arc::clone(order);
+            let check = move || {
                 let _permit = permit;
-                let checked = verified.check_blob(method, unproven);
-                (verified, checked)
-            })
-            .await?;
-            checked?;
+                check_blob(&order, method, unproven)
+            };
+            on_thread(check).await??;
             self.proofs.remember(unproven.digest);
-            verified = returned;
         }
-        Ok(verified)
+        Ok(())
     }
 
     async fn turn<'a>(&self, of: &'a Semaphore) -> Result<SemaphorePermit<'a>, ErrorResponse> {
@@ -180,7 +179,7 @@ impl Methods {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::IpAddr, sync::Arc, time::SystemTime};
+    use std::{net::IpAddr, time::SystemTime};
 
     use alloy_primitives::Address;
     use futures::future::join_all;
@@ -212,9 +211,10 @@ mod tests {
         (by, prepared.verify(by, holder, &methods.proofs).unwrap())
     }
 
-    async fn prove_sent(methods: &Methods, (by, verified): (By, Verified)) -> Result<(), Reason> {
-        let proven = methods.prove(Method::SendBundle, verified, by).await;
-        proven.map(drop).map_err(|error| error.reason)
+    async fn prove_sent(methods: &Methods, sent: (By, Verified)) -> Result<(), Reason> {
+        let (by, mut verified) = sent;
+        let proven = methods.prove(Method::SendBundle, &mut verified, by).await;
+        proven.map_err(|error| error.reason)
     }
 
     async fn prove(methods: &Methods, by: (u8, Address), tx: &str) -> Result<(), Reason> {

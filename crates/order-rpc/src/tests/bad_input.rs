@@ -98,11 +98,7 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
         (json!({}), "params", "txs"),
         (json!({ "txs": [tx, "0x02"] }), "undecodable", "txs[1]"),
         (json!({ "txs": [tx, wrong_chain] }), "chain_id", "txs[1]"),
-        (
-            json!({ "txs": [tx], "minTimestamp": "0x2", "maxTimestamp": "0x1" }),
-            "params",
-            "minTimestamp",
-        ),
+        (json!({ "txs": [tx], "minTimestamp": 2, "maxTimestamp": 1 }), "params", "minTimestamp"),
         (json!({ "txs": [tx], "refundPercent": "0x65" }), "params", "refundPercent"),
         (json!({ "txs": [tx], "replacementNonce": "0x1" }), "params", "replacementNonce"),
         (json!({ "txs": [tx], "replacementUuid": UUID }), "signature", "replacementUuid"),
@@ -261,29 +257,21 @@ async fn signatures_are_required_optional_or_off() {
     let forged = forged(&signer, body.as_bytes(), &other);
     let bad = [of_another_body.as_str(), forged.as_str(), "nonsense", ":", "0x00:0x00"];
     let bad = bad.map(|header| vec![header]).into_iter();
-    for (signatures, is_off) in [
-        (SignatureMode::Required, false),
-        (SignatureMode::Optional, false),
-        (SignatureMode::Off, true),
-    ] {
+    for signatures in [SignatureMode::Required, SignatureMode::Optional, SignatureMode::Off] {
         let server = start(OrderRpcConfig { signatures, ..config() });
+        let is_off = signatures == SignatureMode::Off;
         let needs_none = signatures != SignatureMode::Required;
         let cases = bad.clone().chain([vec![&*valid; 2]]).map(|headers| (headers, is_off));
         for (headers, is_served) in cases.chain([(vec![&*valid], true), (vec![], needs_none)]) {
-            let client = server.from(ONE);
-            let client =
-                headers.iter().fold(client, |to, header| to.with("X-Flashbots-Signature", header));
-            let answer = client.send(&body).await;
+            let sign = |to: Client, header: &&str| to.with("X-Flashbots-Signature", header);
+            let answer = headers.iter().fold(server.from(ONE), sign).send(&body).await;
             if is_served {
                 answer.result();
-            } else {
-                assert_eq!(
-                    answer.error(),
-                    (401, -32600, "signature"),
-                    "{signatures:?} {headers:?}"
-                );
-                assert_eq!(server.counted.take("signature"), 1);
+                continue;
             }
+            let refused = (401, -32600, "signature");
+            assert_eq!(answer.error(), refused, "{signatures:?} {headers:?}");
+            assert_eq!(server.counted.take("signature"), 1);
         }
     }
 }
