@@ -104,15 +104,12 @@ impl Gate {
     pub fn new(config: GateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let limit = config.requests.resolve(cores());
-        let external = match limit {
-            Some(_) => config.work_permits - config.reserved_permits,
-            None => config.work_permits,
-        };
+        let reserved = limit.map_or(0, |_| config.reserved_permits);
         let gates = GateName::ALL.map(GateState::new);
         let [requests_level, work_level] = gates.each_ref().map(|gate| gate.metrics.in_use.clone());
         let shared = GateShared {
             requests: Budget::with_level(limit.unwrap_or(usize::MAX), requests_level),
-            work: WorkPermits::new(config, external, work_level),
+            work: WorkPermits::new(config, config.work_permits - reserved, work_level),
             limited: limit.is_some(),
             closed: AtomicBool::new(false),
             config,

@@ -191,17 +191,15 @@ impl Limiter {
         // Requests that a front forwards were signed.
         let unsigned = self.unsigned.as_ref().filter(|_| !is_signed && !caller.id.is_front);
         let strangers = self.strangers.as_ref().filter(|_| self.callers.is_stranger(caller));
-        let limits = [
+        let mut shares = Vec::new();
+        for (limit, reason) in [
             (Some(&caller.requests), Reason::CallerRequests),
             (unsigned, Reason::UnsignedRequests),
             (strangers, Reason::TooManyRequests),
-        ];
-        let limits = limits.into_iter().filter_map(|(limit, reason)| Some((limit?, reason)));
-        let shares = limits.map(|(limit, reason)| {
-            let share = limit.take(1).ok_or_else(|| self.retry_later(reason))?;
-            Ok((share, reason))
-        });
-        let shares = shares.collect::<Result<_, ErrorResponse>>()?;
+        ] {
+            let Some(limit) = limit else { continue };
+            shares.push((limit.take(1).ok_or_else(|| self.retry_later(reason))?, reason));
+        }
         let request = self.gate.enter(now)?;
         let by = By { caller: caller.id, signer: None, arrived: SystemTime::now() };
         Ok(Entered { _active: active, request, by, shares, is_known: false })

@@ -146,14 +146,11 @@ impl OrderRpc {
 
 fn set_up(server: &HttpServer) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
     let Limiter { gate, limits: Limits { config, .. }, .. } = &*server.dispatcher.limiter;
-    let external_permits = match gate.request_limit() {
-        Some(_) => gate.config().work_permits - gate.config().reserved_permits,
-        None => gate.config().work_permits,
-    };
+    let reserved = gate.request_limit().map_or(0, |_| gate.config().reserved_permits);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
         // One for each work permit of external callers: more never run at once.
-        .max_blocking_threads(external_permits)
+        .max_blocking_threads(gate.config().work_permits - reserved)
         .thread_name("order-rpc")
         .enable_all()
         .build()

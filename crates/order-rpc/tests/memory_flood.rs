@@ -1,5 +1,4 @@
-//! As many transactions as many clients can send, and then one signer who cannot stop. Alone in its
-//! program: it measures resident memory.
+//! A flood of many clients, and then of one signer. Alone in its program, as it measures memory.
 #![cfg(target_os = "linux")]
 
 #[path = "../src/tests/common.rs"]
@@ -13,8 +12,7 @@ use std::{
 use common::*;
 
 const CLIENTS: usize = 32;
-/// Of as many signers. They come again and again: the flood is in the asking, and the pool's own
-/// bounds have tests of their own.
+/// Of as many signers, again and again: the pool's own bounds have tests of their own.
 const TRANSACTIONS: usize = 256;
 /// Of each client, before memory is compared.
 const WARM_UP: usize = 48;

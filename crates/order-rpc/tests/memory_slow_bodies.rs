@@ -1,5 +1,4 @@
-//! Bodies that come a byte at a time, round after round. Alone in its program: it measures resident
-//! memory.
+//! Bodies that come a byte at a time. Alone in its program, as it measures resident memory.
 #![cfg(target_os = "linux")]
 
 #[path = "../src/tests/common.rs"]

@@ -1,5 +1,4 @@
-//! The public interface of the gate: nobody waits who should be refused, nobody is refused who should wait,
-//! and every permit comes back.
+//! Nobody waits who should be refused, nobody is refused who should wait, every permit comes back.
 
 use std::{
     collections::HashSet,
@@ -74,8 +73,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A thread releases its permit before it reports a result, but after it has panicked or found that
-/// nobody waits.
+/// Not at once after a panic, or after work for which nobody waits any more.
 fn is_empty(gate: &Gate) -> bool {
     let stats = gate.stats();
     (stats.requests_in_flight, stats.work_in_use) == (0, 0)

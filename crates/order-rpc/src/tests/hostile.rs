@@ -1,5 +1,4 @@
-//! Hostile requests of a few lines, against the methods for private transactions and the fields that are
-//! accepted and not read.
+//! Hostile requests: to the methods for private transactions, and in fields that are not read.
 
 use super::{blobs::*, *};
 

@@ -32,8 +32,7 @@ async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
     assert_eq!(server.pool.len(), 3);
 }
 
-/// Whoever waits for a permit gets it between two blobs, and not after the last. Of a transaction that is pooled the
-/// proofs are not verified again.
+/// Whoever waits for a permit gets it between two blobs. Those of a pooled one count as verified.
 #[tokio::test]
 async fn each_blob_is_verified_once_under_a_permit_of_its_own() {
     let server = start(config());
@@ -200,8 +199,7 @@ fn limits_that_do_not_fit_each_other_are_refused_at_the_start() {
     }
 }
 
-/// A bundle costs what its transactions cost, and a refused request costs its signer nothing. Others have quotas of their
-/// own.
+/// A bundle costs what its transactions cost, and a refused request costs its signer nothing.
 #[tokio::test]
 async fn a_quota_is_spent_by_work_and_not_by_requests() {
     let server = with_quota(1_000);
