@@ -12,8 +12,7 @@ use crate::block::{Block, Head, NonceUpdate};
 pub enum Relation {
     /// The first block of all, or the child of the newest.
     Next,
-    /// Already one of the recent blocks: nothing changes. Several nodes report the same block, and
-    /// a slower one reports an older one.
+    /// Already one of the recent blocks, as reported by another node: nothing changes.
     Repeat,
     /// The child of an older block: it replaces the blocks above its parent.
     Reorg {
@@ -28,8 +27,7 @@ pub enum Relation {
         /// above.
         replaced: usize,
     },
-    /// Its parent is a recent block, but its number is not the parent's plus one: no such block
-    /// exists. Nothing changes.
+    /// Its parent is a recent block, but its number does not follow: nothing changes.
     Inconsistent,
 }
 
@@ -117,8 +115,7 @@ pub struct RecentBlocks {
     hashes: usize,
     /// How many blocks contain a hash, one on a real chain, and the lower half of the newest one's serial.
     mined: HashMap<B256, (u32, u32)>,
-    /// The nonces that each block raised, by sender. They are added in any order of blocks, and
-    /// removed with their block.
+    /// The nonces that each block raised, by sender: added in any order, removed with their block.
     nonces: HashMap<Address, Vec<Raised>>,
     next_serial: u64,
     max_blocks: usize,
@@ -212,8 +209,7 @@ impl RecentBlocks {
     }
 
     /// Records that a block raised a nonce. Returns whether that raises the sender's known nonce;
-    /// `None` if the block is not one of the recent ones, for instance because a reorg has removed
-    /// it meanwhile.
+    /// `None` if the block is not one of the recent ones, for instance after a reorg.
     pub fn raise(&mut self, block_hash: &B256, update: NonceUpdate) -> Option<bool> {
         let NonceUpdate { sender, next_nonce } = update;
         let before = self.next_nonce(&sender);

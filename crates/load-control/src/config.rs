@@ -4,13 +4,11 @@ use std::{thread, time::Duration};
 
 use crate::error::ConfigError;
 
-/// Default of [`MonitorConfig::elevated_percent`]: a quarter of the queue is left while the host
-/// reacts.
+/// Default of [`MonitorConfig::elevated_percent`]: a quarter is left while the host reacts.
 pub const DEFAULT_ELEVATED_PERCENT: u8 = 75;
 /// Default of [`MonitorConfig::critical_percent`]: the queue is about to overflow.
 pub const DEFAULT_CRITICAL_PERCENT: u8 = 90;
-/// Default of [`MonitorConfig::critical_until_percent`]: 20 below the rising threshold, so that the
-/// state does not change with every item.
+/// Default of [`MonitorConfig::critical_until_percent`]: 20 below the rising threshold.
 pub const DEFAULT_CRITICAL_UNTIL_PERCENT: u8 = 70;
 /// Default of [`MonitorConfig::elevated_until_percent`]: 25 below the rising threshold.
 pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
@@ -19,8 +17,7 @@ pub const DEFAULT_ELEVATED_UNTIL_PERCENT: u8 = 50;
 /// can serve many. Erigon uses the same number for its concurrent database readers.
 pub const AUTO_REQUESTS_PER_CORE: usize = 64;
 /// Lower bound of [`Limit::Auto`]: even a small machine must admit a burst in which each of several
-/// hundred searchers sends a bundle. The server that reads the requests bounds the bytes that they
-/// hold.
+/// hundred searchers sends a bundle. The server bounds the bytes that they hold.
 pub const MIN_AUTO_REQUESTS: usize = 1_024;
 /// Upper bound of [`Limit::Auto`], whatever the number of cores.
 pub const MAX_AUTO_REQUESTS: usize = 9_000;
@@ -35,17 +32,15 @@ pub const MIN_DEFAULT_WORK_PERMITS: usize = 4;
 /// Upper bound of [`GateConfig::work_permits`].
 pub const MAX_WORK_PERMITS: usize = 65_536;
 /// Cores that external callers leave to internal work by default: they may hold one work permit
-/// less than there are cores, and at least one. So a live announcement finds a core that decodes
-/// nothing for external callers.
+/// less than there are cores, and at least one. So a live announcement finds a core.
 pub const DEFAULT_CORES_LEFT_FREE: usize = 1;
 
 /// Default of [`GateConfig::permit_wait`]. One permit verifies a signed bundle of three
 /// transactions in 200 us, and in 450 us on a slow virtual machine: even there 512 waiting callers
 /// are served in this time, which is short compared with the 12 s of a slot.
 pub const DEFAULT_PERMIT_WAIT: Duration = Duration::from_millis(250);
-/// Default of [`GateConfig::burst_wait`]: a refused caller would not retry earlier than this
-/// ([`RETRY_AFTER`]), and a machine that gives a process no core for some hundred
-/// milliseconds refuses nobody.
+/// Default of [`GateConfig::burst_wait`]: a refused caller would not retry earlier, and a machine
+/// that gives a process no core for some hundred milliseconds refuses nobody.
 pub const DEFAULT_BURST_WAIT: Duration = RETRY_AFTER;
 /// Upper bound of [`GateConfig::permit_wait`] and of [`GateConfig::burst_wait`].
 pub const MAX_PERMIT_WAIT: Duration = Duration::from_secs(60);
@@ -57,8 +52,7 @@ pub const MAX_PERMIT_WAITERS: usize = MIN_AUTO_REQUESTS;
 
 /// After how long a refused caller may retry.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The most that is added to [`RETRY_AFTER`] at random, so that refused callers do not all retry at
-/// the same moment.
+/// The most that is added to [`RETRY_AFTER`] at random, so that callers do not all retry at once.
 pub const RETRY_JITTER: Duration = Duration::from_secs(1);
 /// A shedding episode ends when no caller was refused for this long.
 pub const SHED_QUIET: Duration = Duration::from_secs(1);

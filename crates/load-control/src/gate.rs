@@ -26,10 +26,10 @@ use crate::{
     budget::{Budget, Share},
     config::{GateConfig, RETRY_AFTER, RETRY_JITTER, cores},
     error::ConfigError,
-    metrics::{GateMetrics, WorkMetrics},
+    metrics::GateMetrics,
     refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,
-    work::{NotDone, Priority, WorkPermit, WorkPermits},
+    work::{Priority, WorkPermit, WorkPermits},
 };
 
 /// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same
@@ -56,7 +56,6 @@ struct GateShared {
     closed: AtomicBool,
     config: GateConfig,
     gates: [GateState; GateName::ALL.len()],
-    metrics: WorkMetrics,
 }
 
 /// The counts and the shedding episode of one of the two gates.
@@ -105,20 +104,16 @@ impl Gate {
     pub fn new(config: GateConfig) -> Result<Self, ConfigError> {
         config.validate()?;
         let limit = config.requests.resolve(cores());
-        let external = match limit {
-            Some(_) => config.work_permits - config.reserved_permits,
-            None => config.work_permits,
-        };
+        let reserved = limit.map_or(0, |_| config.reserved_permits);
         let gates = GateName::ALL.map(GateState::new);
         let [requests_level, work_level] = gates.each_ref().map(|gate| gate.metrics.in_use.clone());
         let shared = GateShared {
             requests: Budget::with_level(limit.unwrap_or(usize::MAX), requests_level),
-            work: WorkPermits::new(config, external, work_level),
+            work: WorkPermits::new(config, config.work_permits - reserved, work_level),
             limited: limit.is_some(),
             closed: AtomicBool::new(false),
             config,
             gates,
-            metrics: WorkMetrics::new(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -186,15 +181,11 @@ impl Gate {
         let permit = match shared.work.try_acquire_external() {
             Some(permit) => permit,
             None if !shared.limited => shared.work.acquire().await,
-            None => {
-                let joined = || shared.metrics.external_waited.add(1);
-                // The queue has no clock, so the caller's time is passed to it.
-                match shared.work.acquire_external(priority, now.into(), joined).await {
-                    Ok(permit) => permit,
-                    Err(NotDone::QueueFull) => return refuse(RefusalReason::QueueFull),
-                    Err(_) => return refuse(RefusalReason::NoPermit),
-                }
-            }
+            // The queue has no clock, so the caller's time is passed to it.
+            None => match shared.work.acquire_external(priority, now.into()).await {
+                Ok(permit) => permit,
+                Err(reason) => return refuse(reason),
+            },
         };
         if self.is_closed() {
             return refuse(RefusalReason::ShuttingDown);
@@ -236,30 +227,24 @@ impl Gate {
             }
         };
         let waits = permit.is_none();
-        let joined = || shared.metrics.external_waited.add(1);
         let gate = self.clone();
         let work = move || {
             if waits {
                 if gate.is_closed() {
-                    return None;
+                    return Err(RefusalReason::ShuttingDown);
                 }
                 gate.admit(GateName::Work, 1, now);
             }
-            Some(work())
+            Ok(work())
         };
-        let reason =
-            match shared.work.run_external(permit, priority, now.into(), joined, work).await {
-                Ok(Some(done)) => return Ok(done),
-                Ok(None) => RefusalReason::ShuttingDown,
-                Err(NotDone::QueueFull) => RefusalReason::QueueFull,
-                Err(NotDone::TimedOut) => RefusalReason::NoPermit,
-                Err(NotDone::Lost) => return Err(WorkError::Lost),
-            };
-        Err(self.refuse(GateName::Work, reason, Instant::now()).into())
+        let ran = shared.work.run_external(permit, priority, now.into(), work).await;
+        let refuse = |reason| self.refuse(GateName::Work, reason, Instant::now());
+        ran.ok_or(WorkError::Lost)?.map_err(|reason| refuse(reason).into())
     }
 
-    /// A work permit for work of an external caller that was deferred because of the load. Such work has waited already, so it waits for its permit instead of being refused,
-    /// also after [`Self::close`]; the permit counts among those that external callers may hold.
+    /// A work permit for work of an external caller that was deferred because of the load. It waits
+    /// as long as it takes instead of being refused, also after [`Self::close`]; the permit counts
+    /// among those that external callers may hold.
     ///
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue and holds nothing.
@@ -275,15 +260,15 @@ impl Gate {
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue and holds nothing.
     pub async fn acquire_internal(&self) -> WorkPermit {
-        let shared = &self.shared;
-        let permit = match shared.work.try_acquire_internal() {
+        let work = &self.shared.work;
+        let permit = match work.try_acquire_internal() {
             Some(permit) => permit,
             None => {
-                shared.metrics.internal_waited.add(1);
-                shared.work.acquire().await
+                work.metrics().internal_waited.add(1);
+                work.acquire().await
             }
         };
-        shared.metrics.internal_admitted.add(1);
+        work.metrics().internal_admitted.add(1);
         permit
     }
 
@@ -292,8 +277,7 @@ impl Gate {
         self.refuse(GateName::Work, RefusalReason::Deferred, now)
     }
 
-    /// Counts and returns a refusal because of the shutdown, for work that was not finished before
-    /// it.
+    /// Counts and returns a refusal of work that was not finished before the shutdown.
     pub fn refuse_closed(&self, now: Instant) -> Refusal {
         self.refuse(GateName::Work, RefusalReason::ShuttingDown, now)
     }
@@ -319,8 +303,7 @@ impl Gate {
         requests.shedding.is_sustained(now) | work.shedding.is_sustained(now)
     }
 
-    /// A time after which a refused caller should retry, drawn anew for each call. For refusals by
-    /// limits other than this gate's.
+    /// A time after which to retry, drawn anew for each call, for refusals by other limits.
     pub fn retry_after(&self) -> Duration {
         RETRY_AFTER + RETRY_JITTER.mul_f64(rand::random())
     }
@@ -339,17 +322,17 @@ impl Gate {
     pub fn stats(&self) -> GateStats {
         let shared = &self.shared;
         let refused = |gate: &GateState| gate.metrics.refused.iter().map(Count::get).sum();
-        let [requests, work] = &shared.gates;
+        let ([requests, work], waits) = (&shared.gates, shared.work.metrics());
         GateStats {
             requests_admitted: requests.metrics.admitted.get(),
             requests_refused: refused(requests),
             requests_in_flight: shared.requests.used(),
             work_admitted: work.metrics.admitted.get(),
             work_refused: refused(work),
-            work_waited: shared.metrics.external_waited.get(),
+            work_waited: waits.external_waited.get(),
             work_in_use: shared.work.in_use(),
-            internal_admitted: shared.metrics.internal_admitted.get(),
-            internal_waited: shared.metrics.internal_waited.get(),
+            internal_admitted: waits.internal_admitted.get(),
+            internal_waited: waits.internal_waited.get(),
         }
     }
 

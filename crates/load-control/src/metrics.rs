@@ -6,8 +6,7 @@ use metrics::{Counter, Gauge, counter, gauge};
 use crate::{refusal::RefusalReason, state::LoadState};
 
 metric_set! {
-    /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are
-    /// counters, the others are gauges.
+    /// Name, unit and meaning of every metric. Those in `_total` are counters, the others gauges.
     pub const METRICS, late {
         gauge "load_control_state", Count, "state of the load: 0 normal, 1 elevated, 2 critical";
         counter "load_control_transitions_total", Count, "changes of the state, by `from` and `to`";

@@ -19,8 +19,7 @@ use std::time::{Duration, Instant};
 /// of a second word marks which are in use.
 pub const MAX_QUEUES: usize = 31;
 
-/// The kill switch, above the bits of the queues: one comparison tells whether the load is high,
-/// which is so if the word is not zero and below this.
+/// The kill switch, above the bits of the queues: the load is high if the word is in `1..OFF`.
 const OFF: u64 = 1 << 63;
 
 /// How often [`LoadMonitor::wait_until_normal`] polls.
@@ -77,19 +76,12 @@ impl LoadMonitor {
         if capacity == 0 {
             return Err(ConfigError::ZeroCapacity { queue });
         }
-        let mut taken = self.shared.taken.load(Relaxed);
-        let slot = loop {
-            let slot = taken.trailing_ones();
-            if slot as usize >= MAX_QUEUES {
-                return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
-            }
-            // SeqCst, as for the word: registration is rare, so a weaker ordering would gain
-            // nothing.
-            match self.shared.taken.compare_exchange(taken, taken | 1 << slot, SeqCst, SeqCst) {
-                Ok(_) => break slot,
-                Err(now) => taken = now,
-            }
-        };
+        let free = |taken: &u64| (taken.trailing_ones() as usize) < MAX_QUEUES;
+        let take = |taken| Some(taken).filter(free).map(|taken| taken | 1 << taken.trailing_ones());
+        // SeqCst, as for the word: a weaker ordering would gain nothing here.
+        let taken = self.shared.taken.fetch_update(SeqCst, SeqCst, take);
+        let full = |_| ConfigError::TooManyQueues { queue, limit: MAX_QUEUES };
+        let slot = taken.map_err(full)?.trailing_ones();
         let depth = AtomicUsize::new(0);
         let watched = Watched { monitor: self.clone(), shift: slot * 2, capacity, depth };
         Ok(QueueLoad { watched: Arc::new(watched) })
@@ -97,8 +89,7 @@ impl LoadMonitor {
 
     /// Whether the load is high, so that deferrable work should wait: one relaxed load, for hot paths.
     pub fn is_pressed(&self) -> bool {
-        // Relaxed: nothing else that is read depends on it, and a decision may be a few nanoseconds
-        // old.
+        // Relaxed: nothing else depends on it, and a decision may be a few nanoseconds old.
         (1..OFF).contains(&self.shared.word.load(Relaxed))
     }
 
@@ -119,14 +110,12 @@ impl LoadMonitor {
         mut on_poll: impl FnMut(),
     ) -> bool {
         while self.is_pressed() {
-            let mut next = Instant::now() + POLL_INTERVAL;
-            if let Some(deadline) = deadline {
-                if Instant::now() >= deadline {
-                    return false;
-                }
-                next = next.min(deadline);
+            let now = Instant::now();
+            let left = deadline.map_or(POLL_INTERVAL, |end| end.saturating_duration_since(now));
+            if left.is_zero() {
+                return false;
             }
-            tokio::time::sleep_until(next.into()).await;
+            tokio::time::sleep(left.min(POLL_INTERVAL)).await;
             on_poll();
         }
         true
@@ -149,8 +138,7 @@ impl LoadMonitor {
         self.shared.changed(before, after);
     }
 
-    /// How often the state changed from `from` to `to` since the monitor was made, changes by the
-    /// kill switch included.
+    /// How often the state changed from `from` to `to`, also by the kill switch.
     pub fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
         self.shared.metrics.transitions(from, to)
     }
@@ -198,29 +186,22 @@ struct Watched {
 impl QueueLoad {
     /// Reports that `items` items entered.
     pub fn added(&self, items: usize) {
-        let watched = &self.watched;
-        // Wraps only if more was removed than added, which `removed` prevents.
-        watched.depth.fetch_add(items, Relaxed);
-        watched.settle();
+        self.watched.depth.fetch_add(items, Relaxed);
+        self.watched.settle();
     }
 
     /// Reports that `items` items left. The depth does not go below zero.
     pub fn removed(&self, items: usize) {
-        let watched = &self.watched;
         let lower = |depth: usize| Some(depth.saturating_sub(items));
         // Never an error, because the closure always returns a value.
-        let _ = watched.depth.fetch_update(Relaxed, Relaxed, lower);
-        watched.settle();
+        let _ = self.watched.depth.fetch_update(Relaxed, Relaxed, lower);
+        self.watched.settle();
     }
 
-    /// Reports the present number of items.
-    ///
-    /// If two threads report different depths at once, the monitor keeps one of them until the next
-    /// observation.
+    /// Reports the present number of items. Of two threads that do so at once one counts.
     pub fn observe(&self, depth: usize) {
-        let watched = &self.watched;
-        watched.depth.store(depth, Relaxed);
-        watched.settle();
+        self.watched.depth.store(depth, Relaxed);
+        self.watched.settle();
     }
 
     /// The depth that was last reported.
@@ -296,8 +277,7 @@ fn next(config: &MonitorConfig, level: LoadState, depth: usize, capacity: usize)
         Critical if is_at(config.critical_until_percent) => Critical,
         Elevated | Critical => Elevated,
     };
-    // In a queue of a few items a rising and a falling threshold can be the same item. Then the rising
-    // one applies, so the state does not alternate.
+    // In a queue of a few items both thresholds can be the same item. Then the rising one applies.
     rising.max(falling)
 }
 

@@ -1,8 +1,7 @@
 //! Logs when a gate starts to refuse and when it stops: two lines instead of one per refusal.
 //!
-//! The lock is taken by a refusal, and by others only while an episode may have to end; the log line
-//! is written after it. Whether it has lasted matters to `/readyz`, because one burst is no reason to
-//! take a server out of rotation.
+//! The lock is taken by a refusal, and by others only while an episode may have to end; the log
+//! line is written after it. `/readyz` asks whether it has lasted: one burst is no reason to fail.
 
 use std::{
     sync::{
@@ -80,8 +79,7 @@ impl Shedding {
         Some(over)
     }
 
-    /// Whether an episode has lasted for [`SHED_SUSTAINED`], from its first refusal to its last. A
-    /// single burst of callers does not last that long.
+    /// Whether an episode has lasted for [`SHED_SUSTAINED`], from its first refusal to its last.
     pub(crate) fn is_sustained(&self, now: Instant) -> bool {
         self.end_if_quiet(now);
         if !self.open.load(Relaxed) {

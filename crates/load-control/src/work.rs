@@ -1,7 +1,7 @@
 //! The inner limit: permits for CPU-heavy work.
 //!
-//! The lock of the external permits is taken when an external caller acquires or releases a permit, or
-//! stops waiting: for one push or pop.
+//! The lock of the external permits is taken for one push or pop: when an external caller acquires
+//! or releases a permit, or stops waiting.
 
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,13 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::config::{GateConfig, MAX_PERMIT_WAITERS};
+use crate::{
+    config::{GateConfig, MAX_PERMIT_WAITERS},
+    metrics::WorkMetrics,
+    refusal::RefusalReason,
+};
 
-/// The order of the external callers that wait for a work permit; first come first served within a
-/// priority.
+/// The order in which external callers get a work permit; first come first served within each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
     /// A caller that the host knows.
@@ -42,8 +45,8 @@ pub(crate) struct WorkPermits(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     all: Arc<Semaphore>,
-    total: usize,
     level: Gauge,
+    metrics: WorkMetrics,
     config: GateConfig,
     /// Not a semaphore, because its queue is ordered by priority.
     external: Mutex<Queue>,
@@ -76,9 +79,8 @@ struct Job {
     runtime: Handle,
     /// The latest time until which it may wait for one of all permits.
     deadline: Instant,
-    /// Does the work, if it may. What it returns reports the result, or why the work was not done,
-    /// to the caller.
-    run: Box<dyn FnOnce(Result<(), NotDone>) -> Report + Send>,
+    /// Does the work, if it may. What it returns tells the caller the result, or why there is none.
+    run: Box<dyn FnOnce(Result<(), RefusalReason>) -> Report + Send>,
 }
 
 /// Called once the permit has been released: a caller that has its result finds the permit free.
@@ -90,23 +92,15 @@ impl fmt::Debug for Job {
     }
 }
 
-/// Why work that needed a permit has no result.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotDone {
-    /// The queue is full, and no caller in it has a lower priority than this one.
-    QueueFull,
-    /// No permit was free in time.
-    TimedOut,
-    /// It panicked, or the runtime shuts down.
-    Lost,
-}
-
 impl WorkPermits {
     pub(crate) fn new(config: GateConfig, external: usize, level: Gauge) -> Self {
-        let total = config.work_permits;
         let external = Mutex::new(Queue { free: external, ..Queue::default() });
-        let all = Arc::new(Semaphore::new(total));
-        Self(Arc::new(Shared { all, total, level, config, external }))
+        let all = Arc::new(Semaphore::new(config.work_permits));
+        Self(Arc::new(Shared { all, level, metrics: WorkMetrics::new(), config, external }))
+    }
+
+    pub(crate) fn metrics(&self) -> &WorkMetrics {
+        &self.0.metrics
     }
 
     pub(crate) fn try_acquire_external(&self) -> Option<WorkPermit> {
@@ -120,20 +114,16 @@ impl WorkPermits {
 
     /// Waits for one of the external permits first: while external callers hold all that they may,
     /// it does not stand before internal work in the queue for all permits.
-    ///
-    /// `joined` is called when it stands in the queue, or was turned away.
     pub(crate) async fn acquire_external(
         &self,
         priority: Priority,
         now: Instant,
-        joined: impl FnOnce(),
-    ) -> Result<WorkPermit, NotDone> {
+    ) -> Result<WorkPermit, RefusalReason> {
         let (sender, granted) = oneshot::channel();
-        let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender));
-        joined();
-        let queued = queued?;
-        let deadline = queued.deadline;
-        timeout_at(deadline, self.granted(queued, granted)).await.unwrap_or(Err(NotDone::TimedOut))
+        self.0.metrics.external_waited.add(1);
+        let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender))?;
+        let granted = timeout_at(queued.deadline, self.granted(queued, granted));
+        granted.await.unwrap_or(Err(RefusalReason::NoPermit))
     }
 
     /// As [`Self::acquire_external`], first in the queue, and for as long as it takes.
@@ -149,48 +139,49 @@ impl WorkPermits {
         &self,
         queued: Queued,
         granted: oneshot::Receiver<ExternalPermit>,
-    ) -> Result<WorkPermit, NotDone> {
+    ) -> Result<WorkPermit, RefusalReason> {
         // A caller that displaces this one drops the sender.
-        let external = granted.await.map_err(|_| NotDone::QueueFull)?;
+        let external = granted.await.map_err(|_| RefusalReason::QueueFull)?;
         drop(queued);
         Ok(WorkPermit { all: self.0.acquire_all().await, external: Some(external) })
     }
 
     /// Runs work on a thread for blocking work of the current runtime: under the given permit, or
-    /// under an external one, for which it waits as in [`Self::acquire_external`].
+    /// under an external one, for which it waits as in [`Self::acquire_external`]. `None` if it
+    /// panics, or the runtime shuts down.
     pub(crate) async fn run_external<T: Send + 'static>(
         &self,
         permit: Option<WorkPermit>,
         priority: Priority,
         now: Instant,
-        joined: impl FnOnce(),
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, NotDone> {
+        work: impl FnOnce() -> Result<T, RefusalReason> + Send + 'static,
+    ) -> Option<Result<T, RefusalReason>> {
         let (sender, mut done) = oneshot::channel();
-        let run = Box::new(move |begins: Result<(), NotDone>| -> Report {
+        let run = Box::new(move |begins: Result<(), RefusalReason>| -> Report {
             // If the caller has disconnected, the work is not needed.
             if sender.is_closed() {
                 return Box::new(|| ());
             }
-            let result = begins.map(|()| work());
+            let result = begins.and_then(|()| work());
             Box::new(move || drop(sender.send(result)))
         });
         let job = |deadline| Job { runtime: Handle::current(), deadline, run };
         let Some(permit) = permit else {
             let waiting = |deadline| Waiting::Job(job(deadline));
-            let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, waiting);
-            joined();
-            let queued = queued?;
-            let done = match timeout_at(queued.deadline, &mut done).await {
-                Ok(done) => done,
-                Err(_) if queued.leave() => return Err(NotDone::TimedOut),
-                // The job has its permit already.
-                Err(_) => done.await,
+            self.0.metrics.external_waited.add(1);
+            let queued = match self.0.join(priority, MAX_PERMIT_WAITERS, now, waiting) {
+                Ok(queued) => queued,
+                Err(reason) => return Some(Err(reason)),
             };
-            return done.unwrap_or(Err(NotDone::Lost));
+            return match timeout_at(queued.deadline, &mut done).await {
+                Ok(done) => done.ok(),
+                Err(_) if queued.leave() => Some(Err(RefusalReason::NoPermit)),
+                // The job has its permit already.
+                Err(_) => done.await.ok(),
+            };
         };
         job(now).spawn(permit);
-        done.await.unwrap_or(Err(NotDone::Lost))
+        done.await.ok()
     }
 
     pub(crate) async fn acquire(&self) -> WorkPermit {
@@ -198,7 +189,7 @@ impl WorkPermits {
     }
 
     pub(crate) fn in_use(&self) -> usize {
-        self.0.total - self.0.all.available_permits()
+        self.0.config.work_permits - self.0.all.available_permits()
     }
 }
 
@@ -232,7 +223,7 @@ impl Shared {
         max: usize,
         now: Instant,
         waiting: impl FnOnce(Instant) -> Waiting,
-    ) -> Result<Queued, NotDone> {
+    ) -> Result<Queued, RefusalReason> {
         let mut queue = self.lock();
         let key = (priority, queue.joined);
         queue.joined += 1;
@@ -252,7 +243,7 @@ impl Shared {
                 _ => {
                     // Dropping it takes the lock to leave the queue.
                     drop(queue);
-                    return Err(NotDone::QueueFull);
+                    return Err(RefusalReason::QueueFull);
                 }
             }
         }
@@ -260,7 +251,7 @@ impl Shared {
         drop(queue);
         // A displaced task notices that its sender was dropped.
         if let Some((_, Waiting::Job(job))) = displaced {
-            (job.run)(Err(NotDone::QueueFull))();
+            (job.run)(Err(RefusalReason::QueueFull))();
         }
         Ok(queued)
     }
@@ -293,8 +284,7 @@ impl Waiting {
     /// Called on any thread, so nothing is run here.
     fn begin(self, external: ExternalPermit) {
         match self {
-            // If the waiter has just gone, the permit is dropped with the channel and passed to the
-            // next.
+            // If the waiter has just gone, the permit is dropped, and so passed to the next.
             Self::Task(sender) => drop(sender.send(external)),
             Self::Job(job) => job.begin(external),
         }
@@ -312,7 +302,7 @@ impl Job {
                 Ok(all) => self.spawn(WorkPermit { all, external: Some(external) }),
                 Err(_) => {
                     drop(external);
-                    (self.run)(Err(NotDone::TimedOut))();
+                    (self.run)(Err(RefusalReason::NoPermit))();
                 }
             }
         });
@@ -322,8 +312,7 @@ impl Job {
         self.runtime.clone().spawn_blocking(move || self.run_and_go_on(permit));
     }
 
-    /// Runs the job, and then the next waiting jobs, until the next waiter is a task or the queue
-    /// is empty.
+    /// Runs the job, and then the next ones, until the next waiter is a task or there is none.
     fn run_and_go_on(self, mut permit: WorkPermit) {
         let mut job = self;
         loop {
@@ -357,14 +346,12 @@ impl Queued {
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // If a permit was granted and not received, it is dropped with the channel and passed to
-        // the next.
+        // A permit that was granted and not received is dropped with its channel.
         self.leave();
     }
 }
 
-/// One of the permits that external callers may hold. When dropped, it is passed to the first
-/// waiter.
+/// One of the permits that external callers may hold. A drop passes it to the first waiter.
 #[derive(Debug)]
 struct ExternalPermit(Arc<Shared>);
 
@@ -402,8 +389,7 @@ impl Drop for AnyPermit {
 #[derive(Debug)]
 #[must_use = "dropping it releases the permit at once"]
 pub struct WorkPermit {
-    // Fields are dropped in this order: the caller that then gets the external permit finds this
-    // one released too.
+    // Dropped in this order: the caller that then gets the external permit finds this one free.
     all: AnyPermit,
     external: Option<ExternalPermit>,
 }

@@ -47,23 +47,20 @@ fn every_handle_is_recorded_under_its_name_with_its_labels_unit_and_description(
             &recorded[&CompositeKey::new(kind, Key::from_parts(name, labels))];
         (unit.expect("a unit"), text.as_ref().expect("a description").to_string(), value)
     };
-    let way = |way: &'static str| vec![Label::new("way", way)];
     let (unit, text, value) = of(MetricKind::Counter, "parts_seen_total", vec![]);
     assert_eq!((unit, text.as_str(), value), (Unit::Count, "parts seen", &DebugValue::Counter(5)));
-    assert_eq!(of(MetricKind::Counter, "parts_left_total", way("door")).2, &DebugValue::Counter(0));
-    assert_eq!(
-        of(MetricKind::Counter, "parts_left_total", way("window")).2,
-        &DebugValue::Counter(1)
-    );
+    for (way, expected) in [("door", 0), ("window", 1)] {
+        let (_, _, value) =
+            of(MetricKind::Counter, "parts_left_total", vec![Label::new("way", way)]);
+        assert_eq!(value, &DebugValue::Counter(expected), "{way}");
+    }
     let (unit, _, value) = of(MetricKind::Gauge, "parts_held_bytes", vec![]);
     assert_eq!((unit, value), (Unit::Bytes, &DebugValue::Gauge(7.0.into())));
     let (unit, _, value) = of(MetricKind::Histogram, "parts_wait_seconds", vec![]);
     assert_eq!((unit, value), (Unit::Seconds, &DebugValue::Histogram(vec![0.5.into()])));
     let source = vec![Label::new("source", "ipc")];
-    assert_eq!(
-        of(MetricKind::Gauge, "parts_source_state", source).2,
-        &DebugValue::Gauge(2.0.into())
-    );
+    let (_, _, value) = of(MetricKind::Gauge, "parts_source_state", source);
+    assert_eq!(value, &DebugValue::Gauge(2.0.into()));
     let names: Vec<_> = METRICS.iter().map(|(name, ..)| *name).collect();
     let listed =
         ["seen_total", "left_total", "held_bytes", "wait_seconds", "source_state", "late_total"];

@@ -1,5 +1,4 @@
-//! The options, with the arithmetic behind each default. What nobody has a reason to turn is a
-//! constant where it is used.
+//! The options, with the arithmetic behind each default.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -10,15 +9,13 @@ use alloy_primitives::Address;
 
 use crate::error::ConfigError;
 
-/// Bytes of one request. The largest regular one is a transaction of six blobs: 1.6 MB of JSON.
-/// Four of them fit, in a bundle or a batch.
+/// Bytes of one request: four transactions of six blobs, the largest regular ones, 1.6 MB of JSON.
 pub const DEFAULT_MAX_BODY_BYTES: usize = 8 << 20;
 /// Bytes of all requests, until their responses are sent: eight requests of the maximum length.
 pub const DEFAULT_MAX_BUFFERED_BYTES: usize = 64 << 20;
 /// Open connections. At about 20 kB each, 40 MB.
 pub const DEFAULT_MAX_CONNECTIONS: usize = 2_048;
-/// Time for the host to decide on an order: more than ten times what a local node needs to read a
-/// hundred accounts.
+/// Time for the host to decide on an order: ten times what a local node takes for 100 accounts.
 pub const DEFAULT_ADMISSION_TIMEOUT: Duration = Duration::from_millis(50);
 /// Quota of one signer: a searcher with 50 opportunities that bids on each ten times a second, with
 /// a signed bundle of three transactions; after a pause, the work of two seconds at once.
@@ -40,12 +37,10 @@ pub enum SignatureMode {
     Off,
 }
 
-/// Bytes of a body that cost as much to read, parse and hash (about 3 us per KiB) as one signature
-/// recovery.
+/// Bytes of a body that cost as much as a recovery to read, parse and hash: about 3 us per KiB.
 const BYTES_PER_WORK: usize = 16 * 1_024;
 
-/// The units of work that a request with a body of this length costs its caller before it is parsed: without a body for
-/// its head.
+/// The work that a request with a body of this length costs its caller before it is parsed.
 pub(crate) const fn body_work(length: usize) -> usize {
     1 + length / BYTES_PER_WORK
 }
@@ -192,20 +187,13 @@ impl OrderRpcConfig {
             }
         }
         // What a limit admits, those behind it must be able to.
-        let body = self.max_body_bytes;
+        let (for_field, for_value) = ("max_body_bytes", self.max_body_bytes);
         for (field, value, least) in [
-            ("max_buffered_bytes", self.max_buffered_bytes, body),
-            ("caller_quota.burst", caller_burst as usize, body_work(body)),
+            ("max_buffered_bytes", self.max_buffered_bytes, for_value),
+            ("caller_quota.burst", caller_burst as usize, body_work(for_value)),
         ] {
             if value < least {
-                let for_field = "max_body_bytes";
-                return Err(ConfigError::TooSmall {
-                    field,
-                    value,
-                    least,
-                    for_field,
-                    for_value: body,
-                });
+                return Err(ConfigError::TooSmall { field, value, least, for_field, for_value });
             }
         }
         let is_front = |proxy: &&IpAddr| {

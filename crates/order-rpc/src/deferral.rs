@@ -23,8 +23,7 @@ use crate::{
 /// lack of one.
 ///
 /// A deferred request stays in flight, for seconds. Bundles and cancellations, which are never
-/// deferred, share the limit of requests in flight with it, so deferred requests may use at most
-/// half of that limit.
+/// deferred, have the same limit of requests in flight, so deferred ones may use half of it.
 #[derive(Debug)]
 pub(crate) struct Deferral {
     /// In the line; each element of a batch takes one.
@@ -65,22 +64,20 @@ impl Deferral {
         }
     }
 
-    /// Whether a request that arrives now has to wait: also while earlier ones do, so that none of the
-    /// same sender overtakes them.
+    /// Whether a request that arrives now has to wait: also while earlier ones do, which it would
+    /// overtake.
     pub(crate) fn must_wait(&self) -> bool {
-        let is_pressed = self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed);
-        is_pressed || self.places.used() > 0 || self.closed.is_cancelled()
+        self.monitor.as_ref().is_some_and(|monitor| {
+            monitor.is_pressed() || self.places.used() > 0 || self.closed.is_cancelled()
+        })
     }
 
-    /// Returns when the work may run: with a work permit if it was deferred. Meanwhile its request
-    /// takes as many places as its weight.
+    /// A work permit for one that [must wait](Self::must_wait), when its work may run. Meanwhile its
+    /// request takes as many places as its weight.
     ///
     /// # Cancel safety
     /// If the future is dropped, the work leaves the line.
-    pub(crate) async fn acquire(&self, weight: usize) -> Result<Option<WorkPermit>, Refusal> {
-        let Some(monitor) = self.monitor.as_ref().filter(|_| self.must_wait()) else {
-            return Ok(None);
-        };
+    pub(crate) async fn acquire(&self, weight: usize) -> Result<WorkPermit, Refusal> {
         let arrived = Instant::now();
         let Some(_places) = self.places.take(weight) else {
             return Err(self.gate.refuse_deferred(arrived));
@@ -89,16 +86,19 @@ impl Deferral {
         let _waiting = Present::new(&self.metrics.waiting);
         let permit = async {
             let _first = self.first.lock().await;
-            // If the clock cannot represent the time, it never comes.
-            let is_calm = monitor.wait_until_normal(arrived.checked_add(self.max_age), || {}).await;
-            self.metrics.aged.add(u64::from(!is_calm));
+            if let Some(monitor) = &self.monitor {
+                // If the clock cannot represent the time, it never comes.
+                let at_most = arrived.checked_add(self.max_age);
+                let is_calm = monitor.wait_until_normal(at_most, || {}).await;
+                self.metrics.aged.add(u64::from(!is_calm));
+            }
             self.gate.acquire_external_deferred().await
         };
         tokio::select! {
             // First, because a permit is of no use any more.
             biased;
             () = self.closed.cancelled() => Err(self.gate.refuse_closed(Instant::now())),
-            permit = permit => Ok(Some(permit)),
+            permit = permit => Ok(permit),
         }
     }
 

@@ -26,8 +26,7 @@ impl fmt::Debug for Host {
 }
 
 impl Host {
-    /// Accepted orders go into this pool; callers come through this gate. Without a monitor, always
-    /// ready, and with every signer unknown.
+    /// Orders go into this pool, by this gate. No monitor, always ready, and no signer is known.
     pub fn new(pool: OrderPool, gate: Gate) -> Self {
         Self {
             pool,
@@ -66,8 +65,7 @@ impl Host {
         self
     }
 
-    /// Decides on each order of an external caller before it is pooled. Without one every order that
-    /// passes the checks is inserted.
+    /// Decides on each order of an external caller that has passed the checks. Default: none.
     #[must_use]
     pub fn with_admission(mut self, admission: impl Admission + 'static) -> Self {
         self.admission = Some(Arc::new(admission));

@@ -17,8 +17,7 @@ use crate::jsonrpc::Dispatcher;
 
 /// How many refused bodies are read and discarded at the same time.
 const MAX_LINGERING: usize = 64;
-/// Connections beyond the limit that are sent a reject response at the same time; more are closed
-/// without a response.
+/// Connections beyond the limit that are sent a response at the same time; more are just closed.
 const MAX_REJECT_RESPONSES: usize = 64;
 
 /// What all connections share.

@@ -1,8 +1,7 @@
 //! What callers may have at once, and how much work they may cause.
 //!
-//! The gate of `load-control` bounds what all callers have together, on two levels because the two
-//! resources differ. Requests in flight cost memory, so a request is refused before its body is
-//! read. Work permits cost CPU time, so one is acquired just before the work.
+//! The gate of `load-control` bounds what all callers have together: requests in flight, before
+//! their bodies are read, and work permits.
 //!
 //! Each caller has a share of connections, requests in flight, buffered bytes and work. A signer has a
 //! second quota at each, and the quota of the address still applies, so new keys gain nothing. A signature
@@ -10,8 +9,8 @@
 //! served first.
 //!
 //! # Locks
-//! Quotas: taken by each request, for its address and for its signer, for one look-up; never across an
-//! await or with another lock.
+//! Quotas: taken by each request, for its address and for its signer, for one look-up; never across
+//! an await or with another lock.
 
 mod callers;
 mod quota;
@@ -34,20 +33,18 @@ use crate::{
     reply::{ErrorResponse, Reason},
 };
 
-/// Bodies up to this size may use all of the buffered bytes. Longer ones leave an eighth of them
-/// free, so that long bodies never keep out a cancellation or a bundle of plain transactions.
+/// Bodies up to this size may use all of the buffered bytes. Longer ones leave a part of them free,
+/// so that long bodies never keep out a cancellation or a bundle of plain transactions.
 pub(crate) const SMALL_BODY_BYTES: usize = 64 * 1_024;
-/// The reciprocal of the part of the buffered bytes that is reserved for small bodies.
+/// The reciprocal of that part.
 const SMALL_BODY_PART: usize = 8;
-/// The reciprocal of the part of the requests in flight that is reserved for those that claim a
-/// signature.
+/// The reciprocal of the part of the requests in flight for those that claim a signature.
 const SIGNED_REQUEST_PART: usize = 8;
-/// The reciprocal of the part of the requests in flight, and of the buffered bytes, that is reserved for callers where a
-/// known signer has signed: any header claims a signature.
+/// The reciprocal of the part of the requests in flight, and of the buffered bytes, for callers
+/// where a known signer has signed: any header claims a signature.
 const KNOWN_PART: usize = 16;
 
-/// The numbers of this room: options, shares of them, and what nobody has a reason to turn. Tests
-/// of a limit lower it.
+/// The options, shares of them, and what nobody has a reason to turn. Tests of a limit lower it.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) config: OrderRpcConfig,
@@ -55,15 +52,13 @@ pub(crate) struct Limits {
     pub(crate) max_connections_per_caller: usize,
     /// A quarter of what the gate lets in on a small machine. Each element of a batch counts.
     pub(crate) max_requests_per_caller: usize,
-    /// A quarter, which is two requests of the maximum length by default; at least one such
-    /// request.
+    /// A quarter, by default two requests of the maximum length; at least one.
     pub(crate) max_buffered_bytes_per_caller: usize,
     /// Time for the headers of a request, and the longest that an idle connection is kept.
     pub(crate) header_timeout: Duration,
     /// Time for the whole body of a request: 8 MB at 1.3 MB/s.
     pub(crate) body_timeout: Duration,
-    /// A body that is not complete after this time counts as slow, and the number of slow ones is
-    /// limited.
+    /// A body that is not complete after this time counts as slow.
     pub(crate) slow_body_after: Duration,
     /// Half of the requests in flight that one core allows.
     pub(crate) max_slow_bodies: usize,
@@ -79,8 +74,7 @@ pub(crate) struct Limits {
     /// Raw transactions that wait while the load is high, and at most half of the gate's requests in
     /// flight. 1,024 of the largest common size (128 kB) are 128 MiB, of the usual 200 bytes 200 kB.
     pub(crate) max_deferred: usize,
-    /// For how long they wait: half of Ethereum's slot, so that one that is deferred at the start of a
-    /// slot can still enter its block.
+    /// For how long they wait: half of a slot, so that one of its start can enter its block.
     pub(crate) max_deferral: Duration,
 }
 
@@ -124,8 +118,7 @@ pub(crate) struct Limiter {
     strangers: Option<Arc<Budget>>,
     /// Bytes of bodies, and of responses that are not sent yet.
     pub(crate) buffered: Arc<Budget>,
-    /// Of signers, at each caller: who has a copy of a signed request can send it again, and must not spend what its
-    /// signer has elsewhere.
+    /// Of signers, at each caller: who sends a copy of a request spends nothing elsewhere.
     quotas: Option<Mutex<Quotas<(Address, CallerId)>>>,
     caller_quotas: Option<Mutex<Quotas<CallerId>>>,
 }
@@ -145,8 +138,7 @@ pub(crate) struct By {
 pub(crate) struct Entered {
     _active: TaskTrackerToken,
     request: Share,
-    pub(crate) caller: CallerId,
-    pub(crate) arrived: SystemTime,
+    pub(crate) by: By,
     /// Of the other limits, each with the reason if there is no more.
     shares: Vec<(Share, Reason)>,
     /// Whether a signer that the host knows has signed it.
@@ -163,8 +155,7 @@ impl Entered {
 impl Limiter {
     pub(crate) fn new(limits: Limits, gate: Gate) -> Self {
         let config = &limits.config;
-        // With a limit of a few requests none are reserved for signed ones, nor when signatures are
-        // ignored.
+        // None with a limit of a few requests, nor when signatures are ignored.
         let all_but = |part| {
             let limit = gate.request_limit()?;
             let is_kept = limit >= part && config.signatures != SignatureMode::Off;
@@ -200,20 +191,18 @@ impl Limiter {
         // Requests that a front forwards were signed.
         let unsigned = self.unsigned.as_ref().filter(|_| !is_signed && !caller.id.is_front);
         let strangers = self.strangers.as_ref().filter(|_| self.callers.is_stranger(caller));
-        let limits = [
+        let mut shares = Vec::new();
+        for (limit, reason) in [
             (Some(&caller.requests), Reason::CallerRequests),
             (unsigned, Reason::UnsignedRequests),
             (strangers, Reason::TooManyRequests),
-        ];
-        let limits = limits.into_iter().filter_map(|(limit, reason)| Some((limit?, reason)));
-        let shares = limits.map(|(limit, reason)| {
-            let share = limit.take(1).ok_or_else(|| self.retry_later(reason))?;
-            Ok((share, reason))
-        });
-        let shares = shares.collect::<Result<_, ErrorResponse>>()?;
+        ] {
+            let Some(limit) = limit else { continue };
+            shares.push((limit.take(1).ok_or_else(|| self.retry_later(reason))?, reason));
+        }
         let request = self.gate.enter(now)?;
-        let (caller, arrived, is_known) = (caller.id, SystemTime::now(), false);
-        Ok(Entered { _active: active, request, caller, arrived, shares, is_known })
+        let by = By { caller: caller.id, signer: None, arrived: SystemTime::now() };
+        Ok(Entered { _active: active, request, by, shares, is_known: false })
     }
 
     /// Makes a request count as `to` requests: all or nothing.
@@ -227,8 +216,8 @@ impl Limiter {
         Ok(self.gate.enter_batch(&mut entered.request, to, Instant::now())?)
     }
 
-    /// Whether a body that is announced with this length can be paid for and held now. It spends what the head costs, and
-    /// holds nothing, because none of the body has arrived.
+    /// Whether a body that is announced with this length can be paid for and held now. It spends
+    /// what the head costs, and holds nothing, because none of the body has arrived.
     pub(crate) fn check_body(&self, caller: &Caller, length: usize) -> Result<(), ErrorResponse> {
         if !caller.id.is_front {
             let work = body_work(length);
@@ -249,12 +238,11 @@ impl Limiter {
         Held { all, of_caller, caller: caller.id, is_stranger }
     }
 
-    /// Adds bytes of a body to a request's share, and spends what they cost: a body whose end does not come is paid for
-    /// too.
+    /// Adds bytes of a body to a request's share, and spends what they cost: a body whose end does
+    /// not come is paid for too.
     ///
     /// # Errors
-    /// The bytes of all requests, or of the caller's, would exceed their limit, or its quota is spent. The share must then
-    /// be dropped.
+    /// A limit of bytes, or the quota, would be exceeded. The share must then be dropped.
     pub(crate) fn hold_more(&self, held: &mut Held, bytes: usize) -> Result<(), ErrorResponse> {
         let (before, length) = (held.all.count(), held.all.count().saturating_add(bytes));
         let work = body_work(length) - body_work(before);
@@ -292,16 +280,6 @@ impl Limiter {
         spend(&self.quotas, Reason::Quota, |quotas, now| quotas.check((claimed, by), 1, now))
     }
 
-    /// Spends from the quota of a signer whose signature was verified.
-    fn charge_signer(
-        &self,
-        signer: Address,
-        by: CallerId,
-        work: usize,
-    ) -> Result<(), ErrorResponse> {
-        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take((signer, by), work, now))
-    }
-
     /// A caller has sent what its claimed signer did not sign, and has been served before others for it.
     pub(crate) fn charge_forgery(&self, by: CallerId) {
         if let (false, Some(quotas)) = (by.is_front, &self.caller_quotas) {
@@ -320,10 +298,12 @@ impl Limiter {
         })
     }
 
-    /// Spends from the quota of a caller and of its signer.
+    /// Spends from the quota of a caller, and of its signer, whose signature was verified.
     pub(crate) fn charge(&self, by: By, work: usize) -> Result<(), ErrorResponse> {
         self.charge_caller(by.caller, work)?;
-        by.signer.map_or(Ok(()), |signer| self.charge_signer(signer, by.caller, work))
+        let Some(signer) = by.signer else { return Ok(()) };
+        let signer = (signer, by.caller);
+        spend(&self.quotas, Reason::Quota, |quotas, now| quotas.take(signer, work, now))
     }
 }
 

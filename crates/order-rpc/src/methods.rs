@@ -1,9 +1,8 @@
 //! The JSON-RPC methods: what each takes, checks and does.
 //!
 //! Checks run in the order of their cost: the length, whether the transaction is pooled, the block,
-//! the chain, gas and fees, the quotas; then the request's signature, the senders, and the blob
-//! proofs. The last check is the host's. Only the signature of a known signer comes first, since it
-//! has served the request before others.
+//! the chain, gas and fees, the quotas; then the request's signature, the senders, the blob proofs,
+//! and what the host says. Only the signature of a known signer, who is served first, comes first.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -26,10 +25,10 @@ use tokio::sync::Semaphore;
 pub(crate) use self::{
     admission::{Admitted, Ended},
     order::{Prepared, Verified},
-    signature::{Claim, HEADER as SIGNATURE_HEADER, SignatureError},
+    signature::{Claim, HEADER as SIGNATURE_HEADER, refused as signature_refused},
 };
 use self::{
-    params::{RawCancelPrivate, RawPrivate},
+    params::{PrivateRaw, Raw, RawCancelPrivate, RawPrivate},
     proofs::Proofs,
 };
 use crate::{
@@ -38,9 +37,8 @@ use crate::{
     reply::{ErrorResponse, Reason},
 };
 
-/// The most blocks above the head for which a private transaction is kept: a higher
-/// `maxBlockNumber` is lowered to it, and it replaces an absent one. Flashbots uses the same
-/// (`eth_sendPrivateTransaction`). The pool's bound applies too.
+/// The most blocks above the head for which a private transaction is kept: a higher or absent
+/// `maxBlockNumber` becomes this, as at Flashbots. The pool's bound applies too.
 pub(crate) const MAX_PRIVATE_BLOCKS: u64 = 25;
 
 labels! {
@@ -94,7 +92,7 @@ impl Methods {
         };
         match method {
             Method::SendRawTransaction => {
-                let raw = params::raw(params)?;
+                let [raw]: Raw = params::list(params)?;
                 transaction(&raw, params::FIRST, None)
             }
             Method::SendBundle => self.prepare_bundle(params),
@@ -103,13 +101,11 @@ impl Methods {
             }
             Method::SendPrivateTransaction => {
                 let RawPrivate { tx, max_block_number, .. } = params::one(params, "tx")?;
-                let last = self.last_block(max_block_number)?;
-                transaction(&tx, "tx", Some(last))
+                transaction(&tx, "tx", Some(self.last_block(max_block_number)?))
             }
             Method::SendPrivateRawTransaction => {
-                let raw = params::private_raw(params)?;
-                let last = self.last_block(None)?;
-                transaction(&raw, params::FIRST, Some(last))
+                let PrivateRaw(raw, _) = params::list(params)?;
+                transaction(&raw, params::FIRST, Some(self.last_block(None)?))
             }
             Method::CancelPrivateTransaction => {
                 let RawCancelPrivate { tx_hash } = params::one(params, "txHash")?;

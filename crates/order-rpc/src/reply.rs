@@ -23,8 +23,7 @@ labels! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum Reason {
-        /// The limit of requests in flight is reached, or the part of it that callers have where no known signer has
-        /// signed.
+        /// The limit of requests in flight is reached, or that of callers without a known signer.
         TooManyRequests = "too_many_requests",
         /// No work permit became free in time.
         NoPermit = "no_permit",
@@ -42,8 +41,7 @@ labels! {
         Quota = "quota",
         /// The quota of the caller's address is spent.
         CallerQuota = "caller_quota",
-        /// The limit of open connections is reached. In the metrics also for a connection that was closed to make
-        /// room for a newer one.
+        /// The limit of open connections is reached. In the metrics also one that made room.
         Connections = "connections",
         /// The limit of connections of the caller's address is reached.
         CallerConnections = "caller_connections",

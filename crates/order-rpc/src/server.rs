@@ -60,8 +60,7 @@ pub struct OrderRpc {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OrderRpcEnd {
-    /// Whether every request got its response in time; false also if a thread of the server
-    /// panicked.
+    /// Whether every request got its response in time, and no thread of the server panicked.
     pub ended: bool,
     /// Requests that had no response at the deadline. Orders that the pool has accepted stay in it.
     pub unanswered: usize,
@@ -85,8 +84,7 @@ impl OrderRpc {
         let (started, starting) = mpsc::sync_channel(1);
         let (stop, stopping) = oneshot::channel();
         let (done, stopped) = oneshot::channel();
-        // The runtime is made and dropped on this thread: one that is dropped on the caller's thread
-        // panics if that belongs to another runtime.
+        // The runtime is made and dropped on this thread: another runtime's may not drop it.
         let main = move || {
             let (runtime, listener, local_addr) = match set_up(&server) {
                 Ok(all) => all,
@@ -148,24 +146,18 @@ impl OrderRpc {
 
 fn set_up(server: &HttpServer) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
     let Limiter { gate, limits: Limits { config, .. }, .. } = &*server.dispatcher.limiter;
-    let external_permits = match gate.request_limit() {
-        Some(_) => gate.config().work_permits - gate.config().reserved_permits,
-        None => gate.config().work_permits,
-    };
+    let reserved = gate.request_limit().map_or(0, |_| gate.config().reserved_permits);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
         // One for each work permit of external callers: more never run at once.
-        .max_blocking_threads(external_permits)
+        .max_blocking_threads(gate.config().work_permits - reserved)
         .thread_name("order-rpc")
         .enable_all()
         .build()
         .map_err(StartError::Thread)?;
     let address = config.listen;
     let failed = |source| StartError::Listen { address, source };
-    let listener = {
-        let _in_runtime = runtime.enter();
-        listen(address).map_err(failed)?
-    };
+    let listener = runtime.block_on(async { listen(address) }).map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     Ok((runtime, listener, local_addr))
 }

@@ -1,16 +1,15 @@
 //! The server from outside. Tests that need a process of their own are in `tests/`.
 
-use load_control::{GateConfig, LoadMonitor, MonitorConfig, QueueLoad};
-use order_pool::{Bundle, Event, OrderPool, PoolConfig, Subscription};
+use load_control::{MonitorConfig, QueueLoad};
+use order_pool::{Bundle, Event, Order, Subscription};
 
-use self::common::{PATIENCE, Server, gate_config};
-use crate::{Host, OrderRpc, OrderRpcConfig, Quota, limits::Limits};
+use self::common::*;
+use crate::limits::Limits;
 
 mod admission;
 mod attack;
 mod bad_input;
 pub(crate) mod blobs;
-mod burst;
 pub(crate) mod common;
 mod front;
 mod hostile;
@@ -19,64 +18,75 @@ mod orders;
 mod private;
 mod shares;
 
-/// Starts a server with the limits of its configuration, but that nothing which a stall may hold up
-/// ends by its time; `limit` changes them.
-fn start_by(
+/// What a server is started with.
+struct Setup {
     config: OrderRpcConfig,
-    limit: impl FnOnce(&mut Limits),
-) -> impl FnOnce(Host) -> OrderRpc {
-    let mut limits = Limits::of(config);
-    (limits.body_timeout, limits.max_deferral) = (PATIENCE, PATIENCE);
-    limits.header_timeout = 2 * PATIENCE;
-    limit(&mut limits);
-    move |host| OrderRpc::start_limited(limits, host).unwrap()
+    pool: PoolConfig,
+    gate: GateConfig,
+    monitor: Option<LoadMonitor>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let (pool, gate) = (PoolConfig::default(), gate_config(64));
+        Self { config: config(), pool, gate, monitor: None }
+    }
+}
+
+impl Setup {
+    /// With the limits of the configuration, but that nothing which a stall may hold up ends by its
+    /// time; `limit` changes them.
+    fn start(self, limit: impl FnOnce(&mut Limits), host: impl FnOnce(Host) -> Host) -> Server {
+        let mut limits = Limits::of(self.config);
+        (limits.body_timeout, limits.max_deferral) = (PATIENCE, PATIENCE);
+        limits.header_timeout = 2 * PATIENCE;
+        limit(&mut limits);
+        let pool = OrderPool::new(self.pool).unwrap();
+        Server::start(pool, self.gate, self.monitor, |given| {
+            OrderRpc::start_limited(limits, host(given)).unwrap()
+        })
+    }
+
+    fn limited(self, limit: impl FnOnce(&mut Limits)) -> Server {
+        self.start(limit, |host| host)
+    }
 }
 
 fn start(config: OrderRpcConfig) -> Server {
-    start_limited(config, gate_config(64), None, |_| {})
-}
-
-fn start_limited(
-    config: OrderRpcConfig,
-    gate: GateConfig,
-    monitor: Option<LoadMonitor>,
-    limit: impl FnOnce(&mut Limits),
-) -> Server {
-    let pool = OrderPool::new(PoolConfig::default()).unwrap();
-    Server::start(pool, gate, monitor, start_by(config, limit))
+    Setup { config, ..Setup::default() }.limited(|_| {})
 }
 
 fn limited(limit: impl FnOnce(&mut Limits)) -> Server {
-    start_limited(common::config(), gate_config(64), None, limit)
+    Setup::default().limited(limit)
 }
 
 /// With a quota of so much at once for each signer, of which next to nothing comes back within a test.
 fn with_quota(burst: u32) -> Server {
-    limited(|limits| limits.config.quota = Some(Quota { per_second: 1, burst }))
+    start(OrderRpcConfig { quota: Some(Quota { per_second: 1, burst }), ..config() })
 }
 
 /// The same for each address.
 fn with_caller_quota(burst: u32) -> Server {
-    limited(|limits| limits.config.caller_quota = Some(Quota { per_second: 1, burst }))
+    start(OrderRpcConfig { caller_quota: Some(Quota { per_second: 1, burst }), ..config() })
 }
 
 /// Pressed while the queue is full, as it is at first.
-fn pressed() -> (LoadMonitor, QueueLoad) {
+fn pressed() -> (Option<LoadMonitor>, QueueLoad) {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("announcements", 1).unwrap();
     queue.added(1);
-    (monitor, queue)
+    (Some(monitor), queue)
 }
 
 fn start_pressed(requests: usize, limit: impl FnOnce(&mut Limits)) -> (Server, QueueLoad) {
-    let (monitor, queue) = pressed();
-    (start_limited(common::config(), gate_config(requests), Some(monitor), limit), queue)
+    let ((monitor, queue), gate) = (pressed(), gate_config(requests));
+    (Setup { monitor, gate, ..Setup::default() }.limited(limit), queue)
 }
 
 /// With the head 100.
 fn start_at_head() -> Server {
-    let server = start(common::config());
-    server.pool.on_head(common::block(100, &[]));
+    let server = start(config());
+    server.pool.on_head(block(100, &[]));
     server
 }
 
@@ -87,9 +97,4 @@ fn bundles(mut orders: Subscription) -> Vec<Bundle> {
         _ => None,
     };
     std::iter::from_fn(|| orders.try_next()).filter_map(bundle).collect()
-}
-
-/// With a pool of the test's own.
-fn start_on(pool: OrderPool, config: OrderRpcConfig) -> Server {
-    Server::start(pool, gate_config(64), None, start_by(config, |_| {}))
 }

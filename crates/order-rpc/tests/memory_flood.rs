@@ -1,5 +1,4 @@
-//! As many transactions as many clients can send, and then one signer who cannot stop. Alone in its
-//! program: it measures resident memory.
+//! A flood of many clients, and then of one signer. Alone in its program, as it measures memory.
 #![cfg(target_os = "linux")]
 
 #[path = "../src/tests/common.rs"]
@@ -7,23 +6,13 @@ mod common;
 
 use std::{
     collections::BTreeSet,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::Instant,
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
 };
 
-use alloy_signer_local::PrivateKeySigner;
-use common::{memory::*, *};
-use futures::future::join_all;
-use order_rpc::Quota;
-use serde_json::json;
+use common::*;
 
 const CLIENTS: usize = 32;
-/// Of as many signers. They come again and again: the flood is in the asking, and the pool's own
-/// bounds have tests of their own.
+/// Of as many signers, again and again: the pool's own bounds have tests of their own.
 const TRANSACTIONS: usize = 256;
 /// Of each client, before memory is compared.
 const WARM_UP: usize = 48;
@@ -33,26 +22,26 @@ const FLOOD: usize = 240;
 const FLAT_BYTES: usize = 4 << 20;
 
 /// The hash that a client was told, or the reason why it was refused.
-type Told = Result<String, String>;
+type Told = Result<B256, &'static str>;
 
-async fn ask(to: SocketAddr, body: &str) -> Told {
-    let answer = send(to, body.as_bytes(), &[]).await;
+async fn ask(client: &Client, body: &str) -> Told {
+    let answer = client.clone().send(body).await;
     if answer.status == 200 {
-        return Ok(answer.result().as_str().unwrap().to_owned());
+        return Ok(answer.hash());
     }
     let (status, code, reason) = answer.error();
     assert_eq!((status, code), (503, -32005), "{answer:?}");
     Err(reason)
 }
 
-async fn flood(to: SocketAddr, bodies: &Arc<[String]>, each: usize, most: &Arc<Most>) -> Vec<Told> {
-    let clients = (0..CLIENTS).map(|client| {
-        let (bodies, most) = (Arc::clone(bodies), Arc::clone(most));
+async fn flood(to: &Server, bodies: &Arc<[String]>, each: usize, most: &Arc<Most>) -> Vec<Told> {
+    let clients = (0..CLIENTS).map(|place| {
+        let (client, bodies, most) = (to.from(ONE), Arc::clone(bodies), Arc::clone(most));
         tokio::spawn(async move {
             let mut all = Vec::new();
             // A stride of its own for each, so that all transactions are sent by someone.
             for number in 0..each {
-                all.push(ask(to, &bodies[(client * each + number) % bodies.len()]).await);
+                all.push(ask(&client, &bodies[(place * each + number) % bodies.len()]).await);
                 if number.is_multiple_of(16) {
                     most.look();
                 }
@@ -64,10 +53,10 @@ async fn flood(to: SocketAddr, bodies: &Arc<[String]>, each: usize, most: &Arc<M
 }
 
 /// One who comes back when refused, for as long as the flood goes on.
-async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> Vec<Told> {
+async fn other_caller(client: Client, over: Arc<AtomicBool>) -> Vec<Told> {
     let (mut all, mut served) = (Vec::new(), Instant::now());
     while !over.load(SeqCst) || all.last().is_none_or(Told::is_err) {
-        all.push(ask(to, &transaction()).await);
+        all.push(ask(&client, &transaction()).await);
         if all.last().is_some_and(Told::is_ok) {
             served = Instant::now();
         }
@@ -78,66 +67,57 @@ async fn other_caller(to: SocketAddr, over: Arc<AtomicBool>) -> Vec<Told> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_from_many_signers_and_one_from_one_leave_memory_flat() {
-    let mut config = config();
-    config.quota = Some(Quota { per_second: 1, burst: 200 });
+    let quota = Some(Quota { per_second: 1, burst: 200 });
     // All of the clients are at one address.
-    config.caller_quota = None;
+    let config = OrderRpcConfig { quota, caller_quota: None, ..config() };
     let server = start_server(config, gate_config(7));
-    let bodies: Arc<[_]> = (0..TRANSACTIONS)
-        .map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce as u64)])))
-        .collect();
-    let warming = Arc::new(Most::default());
-    let mut told = flood(server.addr, &bodies, WARM_UP, &warming).await;
+    let bodies: Arc<[_]> = (0..TRANSACTIONS).map(|_| transaction()).collect();
+    let mut told = flood(&server, &bodies, WARM_UP, &Arc::default()).await;
 
     let warm = resident_bytes();
     let most = Arc::new(Most::default());
     let over = Arc::new(AtomicBool::new(false));
-    let other = tokio::spawn(other_caller(server.addr, Arc::clone(&over)));
-    told.extend(flood(server.addr, &bodies, FLOOD, &most).await);
+    let other = tokio::spawn(other_caller(server.from(ONE), Arc::clone(&over)));
+    told.extend(flood(&server, &bodies, FLOOD, &most).await);
     over.store(true, SeqCst);
     assert_eq!(told.len(), CLIENTS * (WARM_UP + FLOOD), "everyone heard");
     told.extend(other.await.unwrap());
     let added = most.above(warm);
     let pooled: BTreeSet<_> = told.iter().flatten().collect();
-    let refused: Vec<_> = told.iter().filter_map(|told| told.as_ref().err()).collect();
+    let refused: Vec<_> = told.iter().filter_map(|told| told.err()).collect();
     println!("{} refused; {} KiB more resident", refused.len(), added >> 10);
     assert!(added <= FLAT_BYTES, "{added} bytes more");
     assert!(!refused.is_empty(), "it was a flood");
     assert_eq!(server.pool.len(), pooled.len(), "success means pooled, and nothing else does");
-    let counted = |reason| server.counted.reason(reason);
     for reason in ["too_many_requests", "no_permit"] {
         let told = refused.iter().filter(|told| **told == reason).count() as u64;
-        assert_eq!(counted(reason), told, "{reason}");
+        assert_eq!(server.counted.reason(reason), told, "{reason}");
     }
     let stats = server.gate.stats();
     assert_eq!(stats.requests_refused + stats.work_refused, refused.len() as u64);
 
     // One signer, with one signed request that it sends without end.
-    let (greedy, modest) = (PrivateKeySigner::random(), PrivateKeySigner::random());
-    let body = request("eth_cancelBundle", json!([{ "uuid": uuid::Uuid::from_u128(1) }]));
-    let header = signature(&greedy, body.as_bytes());
+    let header = signature(&PrivateKeySigner::random(), cancellation().as_bytes());
+    let greedy = server.from(ONE).with(SIGNATURE, &header);
     let most = Most::default();
     let (mut within, mut beyond) = (0, 0);
     for _ in 0..2_000 {
-        let headers = [("x-flashbots-signature", header.as_str())];
-        let answer = send(server.addr, body.as_bytes(), &headers).await;
+        let answer = greedy.clone().send(cancellation()).await;
         if answer.status == 200 {
             within += 1;
         } else {
-            assert_eq!(answer.error(), (429, -32005, "quota".to_owned()));
+            assert_eq!(answer.error(), common::refused(429, "quota"));
             beyond += 1;
         }
         if beyond % 100 == 0 {
             most.look();
         }
     }
-    let theirs = json!([{ "uuid": uuid::Uuid::from_u128(2) }]);
-    let served = signed_call(server.addr, &modest, "eth_cancelBundle", theirs).await;
-    assert!(served.is_success(), "{served:?}");
+    server.signed(&PrivateKeySigner::random()).send(cancellation()).await.result();
     let added = most.above(warm);
     println!("one signer: {within} served, {beyond} refused; {} KiB more resident", added >> 10);
     assert!(within >= 10 && beyond > 1_000, "{within} served, {beyond} refused");
-    assert_eq!(counted("quota"), beyond);
+    assert_eq!(server.counted.reason("quota"), beyond);
     assert!(added <= FLAT_BYTES, "{added} bytes more");
     assert_eq!((server.rpc.buffered_bytes(), server.rpc.active_requests()), (0, 0));
 }

@@ -1,5 +1,4 @@
-//! Bodies that come a byte at a time, round after round. Alone in its program: it measures resident
-//! memory.
+//! Bodies that come a byte at a time. Alone in its program, as it measures resident memory.
 #![cfg(target_os = "linux")]
 
 #[path = "../src/tests/common.rs"]
@@ -7,22 +6,11 @@ mod common;
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::{Duration, Instant},
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
 };
 
-use common::{memory::*, *};
-use futures::future::join_all;
-use order_rpc::OrderRpcConfig;
-use serde_json::json;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    time::interval,
-};
+use common::*;
+use tokio::time::interval;
 
 const ATTACKERS: usize = 300;
 const ROUNDS: usize = 3;
@@ -32,10 +20,8 @@ const FLAT_BYTES: usize = 8 << 20;
 
 /// Promises a megabyte and sends a byte every 20 ms, until it is told to stop. `None` if it was not
 /// told: a byte that meets a closed socket resets the connection, and may take the answer with it.
-async fn slow(number: usize, to: SocketAddr, most: Arc<Most>) -> Option<Answer> {
-    // From 64 addresses, so that no share of one is met.
-    let socket = begin([127, 0, 1, (number % 64) as u8], to, (1 << 20, "{"), &[]).await;
-    let (mut reader, mut writer) = socket.into_split();
+async fn slow(client: Client, most: Arc<Most>) -> Option<Answer> {
+    let (mut reader, mut writer) = client.begin(1 << 20, "{").await.into_split();
     most.look();
     let mut bytes = Vec::new();
     let dribble = async {
@@ -61,15 +47,15 @@ async fn slow(number: usize, to: SocketAddr, most: Arc<Most>) -> Option<Answer> 
 
 /// Someone else, for as long as the attack goes on. Refused, it comes back as it was told to, only
 /// sooner; what counts is that it gets in. Returns how often it was refused.
-async fn other_caller(to: SocketAddr, bodies: Vec<String>, over: Arc<AtomicBool>) -> u64 {
+async fn other_caller(client: Client, bodies: Vec<String>, over: Arc<AtomicBool>) -> u64 {
     let (mut refused, mut served) = (0, Instant::now());
     for body in bodies.iter().cycle() {
-        let answer = send(to, body.as_bytes(), &[]).await;
+        let answer = client.clone().send(body).await;
         if answer.status == 200 {
             answer.result();
             served = Instant::now();
         } else {
-            assert!(NO_PLACE.contains(&&*answer.error().2), "{answer:?}");
+            assert!(NO_PLACE.contains(&answer.error().2), "{answer:?}");
             assert!(served.elapsed() < PATIENCE, "kept out by slow bodies");
             refused += 1;
         }
@@ -88,18 +74,20 @@ async fn slow_bodies_round_after_round_take_no_more_memory_than_in_the_first() {
     // The other caller asks as fast as the machine can.
     let config = OrderRpcConfig { caller_quota: None, ..config() };
     let server = start_server(config, gate_config(64));
-    let bodies: Vec<_> =
-        (0..16).map(|nonce| request("eth_sendRawTransaction", json!([raw(nonce)]))).collect();
+    let bodies: Vec<_> = (0..16).map(|_| transaction()).collect();
     let over = Arc::new(AtomicBool::new(false));
-    let other = tokio::spawn(other_caller(server.addr, bodies.clone(), Arc::clone(&over)));
+    let other = tokio::spawn(other_caller(server.from(ONE), bodies.clone(), Arc::clone(&over)));
 
     let most = Arc::new(Most::default());
-    let mut told: BTreeMap<String, u64> = BTreeMap::new();
+    let mut told = BTreeMap::<_, u64>::new();
     let (mut warm, mut rounds) = (0, 0);
     // More of them if the other caller needs more time until all of its transactions are in.
     while rounds <= ROUNDS || server.pool.len() < bodies.len() && !other.is_finished() {
-        let answers =
-            (0..ATTACKERS).map(|number| tokio::spawn(slow(number, server.addr, Arc::clone(&most))));
+        let answers = (0..ATTACKERS).map(|number| {
+            // From 64 addresses, so that no share of one is met.
+            let client = server.from([127, 0, 1, (number % 64) as u8]);
+            tokio::spawn(slow(client, Arc::clone(&most)))
+        });
         for answer in join_all(answers).await {
             let Some(answer) = answer.unwrap() else { continue };
             let (status, _, reason) = answer.error();

@@ -27,9 +27,7 @@ enum Parent {
     /// Any block that was ever made, pushed or not.
     Made(Index),
     /// One that was never made, somewhere around the newest.
-    Unknown {
-        number: u64,
-    },
+    Unknown(u64),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -37,7 +35,7 @@ fn op() -> impl Strategy<Value = Op> {
     let parent = prop_oneof![
         8 => Just(Parent::Newest),
         4 => any::<Index>().prop_map(Parent::Made),
-        1 => (0_u64..20).prop_map(|number| Parent::Unknown { number }),
+        1 => (0_u64..20).prop_map(Parent::Unknown),
     ];
     let off = prop_oneof![12 => Just(1), 1 => Just(0), 1 => 2_u64..6];
     prop_oneof![
@@ -137,7 +135,7 @@ impl Run {
                 let Head { number, hash: parent, .. } = match parent {
                     Parent::Newest => newest,
                     Parent::Made(block) => block.get(&self.made).head,
-                    Parent::Unknown { number } => {
+                    Parent::Unknown(number) => {
                         let number = (newest.number + number).saturating_sub(9);
                         Head::new(number, fresh(5_000), B256::ZERO)
                     }

@@ -1,59 +1,61 @@
-//! The public interface of the gate: nobody waits who should be refused, nobody is refused who should wait,
-//! and every permit comes back.
+//! Nobody waits who should be refused, nobody is refused who should wait, every permit comes back.
 
 use std::{
     collections::HashSet,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
+        mpsc,
     },
-    task::Context,
+    task::{Context, Wake},
     thread,
     time::{Duration, Instant},
 };
 
-use futures::{FutureExt, future::join_all, poll, task::ArcWake};
+use futures::{FutureExt, future::join_all, poll};
 use load_control::{
-    Gate, GateConfig, GateName, Limit, MAX_PERMIT_WAITERS, Priority, RefusalReason, WorkError,
-    WorkPermit,
+    Gate, GateConfig, GateName, Limit, MAX_PERMIT_WAITERS, Priority, Refusal, RefusalReason,
+    WorkError, WorkPermit,
 };
+use tokio::task::JoinHandle;
 
-fn config(requests: usize, permits: usize, reserve: usize) -> GateConfig {
-    GateConfig {
-        requests: Limit::Number(requests),
-        work_permits: permits,
-        reserved_permits: reserve,
-        ..GateConfig::for_cores(2)
-    }
+/// With as many permits of all work, of which one is reserved.
+fn config(requests: usize, work_permits: usize) -> GateConfig {
+    let requests = Limit::Number(requests);
+    GateConfig { requests, work_permits, reserved_permits: 1, ..GateConfig::for_cores(2) }
 }
 
-fn gate(requests: usize, permits: usize, reserve: usize) -> Gate {
-    Gate::new(config(requests, permits, reserve)).unwrap()
+fn impatient(config: GateConfig, permit_wait: Duration) -> GateConfig {
+    GateConfig { permit_wait, burst_wait: Duration::ZERO, ..config }
 }
 
-fn unlimited_gate() -> Gate {
-    let config = GateConfig { requests: Limit::Unlimited, ..config(1, 1, 0) };
-    Gate::new(config).unwrap()
+fn gate(requests: usize, permits: usize) -> Gate {
+    Gate::new(config(requests, permits)).unwrap()
 }
 
-/// Callers that wait for a permit before all others, until they are dropped.
-fn fill(gate: &Gate, count: usize) -> Vec<impl Future + use<>> {
-    let wait = |_| {
-        let gate = gate.clone();
-        begin(async move { gate.acquire_external(Priority::Known, tokio_now()).await })
-    };
-    (0..count).map(wait).collect()
+/// A permit by the clock that a paused runtime goes by.
+async fn acquire(gate: &Gate, priority: Priority) -> Result<WorkPermit, RefusalReason> {
+    let now = tokio::time::Instant::now().into_std();
+    gate.acquire_external(priority, now).await.map_err(|refusal| refusal.reason)
 }
 
 /// The permit of an external caller, if it need not wait for one.
 fn external(gate: &Gate) -> Option<WorkPermit> {
-    gate.acquire_external(Priority::Unsigned, tokio_now()).now_or_never()?.ok()
+    acquire(gate, Priority::Unsigned).now_or_never()?.ok()
 }
 
-/// The clock that a paused runtime goes by.
-fn tokio_now() -> Instant {
-    tokio::time::Instant::now().into_std()
+/// The permit of internal work, if it need not wait for one.
+fn internal(gate: &Gate) -> Option<WorkPermit> {
+    gate.acquire_internal().now_or_never()
+}
+
+async fn run<T: Send + 'static>(
+    gate: &Gate,
+    priority: Priority,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, WorkError> {
+    gate.run_external(None, priority, Instant::now(), work).await
 }
 
 /// Polls it once, whereupon it waits.
@@ -71,7 +73,7 @@ async fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A thread releases its permit before it reports a result, but after it has panicked or found that nobody waits.
+/// Not at once after a panic, or after work for which nobody waits any more.
 fn is_empty(gate: &Gate) -> bool {
     let stats = gate.stats();
     (stats.requests_in_flight, stats.work_in_use) == (0, 0)
@@ -79,27 +81,27 @@ fn is_empty(gate: &Gate) -> bool {
 
 #[test]
 fn one_request_more_than_the_limit_is_refused_with_when_to_come_back() {
-    let (gate, now) = (gate(2, 2, 1), Instant::now());
+    let (gate, now) = (gate(2, 2), Instant::now());
     let first = gate.enter(now).unwrap();
     let _second = gate.enter(now).unwrap();
-    let refusal = gate.enter(now).unwrap_err();
+    let refusals: Vec<_> = (0..100).map(|_| gate.enter(now).unwrap_err()).collect();
     let expected = (GateName::Requests, RefusalReason::TooManyRequests);
-    assert_eq!((refusal.gate, refusal.reason), expected);
+    assert!(refusals.iter().all(|refusal| (refusal.gate, refusal.reason) == expected));
     // Not all at the same moment.
-    let times: HashSet<_> = (0..100).map(|_| gate.enter(now).unwrap_err().retry_after).collect();
+    let times: HashSet<_> = refusals.iter().map(|refusal| refusal.retry_after).collect();
     assert!(times.len() > 90, "{}", times.len());
     let allowed = Duration::from_secs(1)..Duration::from_secs(2);
     assert!(times.iter().all(|time| allowed.contains(time)));
     drop(first);
     let _third = gate.enter(now).unwrap();
     let stats = gate.stats();
-    assert_eq!((stats.requests_admitted, stats.requests_refused), (3, 101));
+    assert_eq!((stats.requests_admitted, stats.requests_refused), (3, 100));
     assert_eq!(stats.requests_in_flight, 2);
 }
 
 #[test]
 fn a_batch_counts_as_its_elements_all_or_none() {
-    let (gate, now) = (gate(10, 2, 1), Instant::now());
+    let (gate, now) = (gate(10, 2), Instant::now());
     let mut batch = gate.enter(now).unwrap();
     gate.enter_batch(&mut batch, 8, now).unwrap();
     assert_eq!((batch.count(), gate.stats().requests_in_flight), (8, 8));
@@ -107,21 +109,20 @@ fn a_batch_counts_as_its_elements_all_or_none() {
     assert!(gate.enter_batch(&mut other, 3, now).is_err());
     assert_eq!((other.count(), gate.stats().requests_in_flight), (1, 9));
     gate.enter_batch(&mut other, 2, now).unwrap();
-    drop(batch);
-    drop(other);
+    drop((batch, other));
     assert!(is_empty(&gate));
     assert_eq!(gate.stats().requests_admitted, 10);
 }
 
 #[tokio::test]
 async fn external_callers_get_all_permits_but_the_reserve_and_internal_work_gets_the_rest() {
-    let gate = gate(100, 4, 1);
-    let callers: Vec<_> = (0..3).map(|_| external(&gate).unwrap()).collect();
+    let gate = gate(100, 4);
+    let callers = [0; 3].map(|_| external(&gate).unwrap());
     assert!(external(&gate).is_none());
-    let internal = gate.acquire_internal().now_or_never().expect("the reserve is free");
-    assert!(gate.acquire_internal().now_or_never().is_none());
-    drop((internal, callers));
-    let all: Vec<_> = (0..4).map(|_| gate.acquire_internal().now_or_never().unwrap()).collect();
+    let reserve = internal(&gate).expect("the reserve is free");
+    assert!(internal(&gate).is_none());
+    drop((reserve, callers));
+    let all = [0; 4].map(|_| internal(&gate).unwrap());
     assert!(external(&gate).is_none());
     drop(all);
     assert!(is_empty(&gate));
@@ -129,15 +130,12 @@ async fn external_callers_get_all_permits_but_the_reserve_and_internal_work_gets
 
 #[tokio::test]
 async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_caller_that_tries() {
-    let gate = gate(100, 2, 1);
-    let caller = external(&gate).unwrap();
-    let held = gate.acquire_internal().await;
+    let gate = gate(100, 2);
+    let (caller, held) = (external(&gate).unwrap(), internal(&gate).unwrap());
     let waiting = begin(gate.acquire_internal());
     drop(caller);
     assert!(external(&gate).is_none(), "the permit is assigned to the internal work already");
-    let permit = waiting.await;
-    drop(held);
-    drop(permit);
+    drop((waiting.await, held));
     assert_eq!(gate.stats().internal_waited, 1);
     assert!(is_empty(&gate));
 }
@@ -145,13 +143,12 @@ async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_c
 #[tokio::test]
 async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still_serves_internal_work()
  {
-    let (gate, now) = (gate(4, 2, 1), Instant::now());
-    let request = gate.enter(now).unwrap();
-    let permit = external(&gate).unwrap();
+    let (gate, now) = (gate(4, 2), Instant::now());
+    let (request, permit) = (gate.enter(now).unwrap(), external(&gate).unwrap());
     gate.close();
     assert_eq!(gate.enter(now).unwrap_err().reason, RefusalReason::ShuttingDown);
-    let refused = gate.acquire_external(Priority::Known, now).await.unwrap_err();
-    assert_eq!(refused.reason, RefusalReason::ShuttingDown);
+    let refused = acquire(&gate, Priority::Known).await;
+    assert_eq!(refused.unwrap_err(), RefusalReason::ShuttingDown);
     drop(gate.acquire_internal().await);
     assert_eq!((gate.stats().requests_in_flight, gate.stats().work_in_use), (1, 1));
     drop((request, permit));
@@ -160,30 +157,31 @@ async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still
 
 #[tokio::test]
 async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused_until_the_gate_closes() {
-    let (gate, now) = (unlimited_gate(), Instant::now());
+    let config = GateConfig { requests: Limit::Unlimited, ..config(1, 1) };
+    let (gate, now) = (Gate::new(config).unwrap(), Instant::now());
     let requests: Vec<_> = (0..20_000).map(|_| gate.enter(now).unwrap()).collect();
-    let held = gate.acquire_external(Priority::Unsigned, now).await.unwrap();
-    let external = begin(gate.acquire_external(Priority::Unsigned, now));
+    let held = external(&gate).unwrap();
+    let caller = begin(acquire(&gate, Priority::Unsigned));
     let mut internal = begin(gate.acquire_internal());
     drop(held);
     assert!(poll!(&mut internal).is_pending(), "one line for all");
-    let held = external.await.unwrap();
-    let waiting = begin(gate.acquire_external(Priority::Unsigned, now));
+    let held = caller.await.unwrap();
+    let waiting = begin(acquire(&gate, Priority::Unsigned));
     assert!(poll!(&mut internal).is_pending());
     gate.close();
     drop((held, requests));
     drop(internal.await);
-    assert_eq!(waiting.await.unwrap_err().reason, RefusalReason::ShuttingDown);
+    assert_eq!(waiting.await.unwrap_err(), RefusalReason::ShuttingDown);
     assert!(is_empty(&gate));
 }
 
 #[tokio::test]
 async fn deferred_work_of_external_callers_waits_within_their_share() {
-    let gate = gate(4, 3, 1);
+    let gate = gate(4, 3);
     let held = (external(&gate).unwrap(), external(&gate).unwrap());
     // The reserve is free, and not for it.
     let deferred = begin(gate.acquire_external_deferred());
-    drop(gate.acquire_internal().now_or_never().expect("and it does not delay internal work"));
+    drop(internal(&gate).expect("and it does not delay internal work"));
     drop(held.0);
     let permit = deferred.now_or_never().expect("the share has room");
     assert!(external(&gate).is_none());
@@ -195,18 +193,14 @@ async fn deferred_work_of_external_callers_waits_within_their_share() {
 #[tokio::test(start_paused = true)]
 async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload() {
     let (permit_wait, burst_wait) = (Duration::from_millis(250), Duration::from_secs(1));
-    let config = GateConfig { permit_wait, burst_wait, ..config(100, 2, 1) };
-    let gate = Gate::new(config).unwrap();
-    let waits = |gate: &Gate| {
-        let (gate, start) = (gate.clone(), tokio::time::Instant::now());
-        async move {
-            let outcome = gate.acquire_external(Priority::Signed, tokio_now()).await;
-            (outcome.map(drop).map_err(|refusal| refusal.reason), start.elapsed())
-        }
+    let gate = Gate::new(GateConfig { permit_wait, burst_wait, ..config(100, 2) }).unwrap();
+    let waits = async || {
+        let start = tokio::time::Instant::now();
+        (acquire(&gate, Priority::Signed).await.map(drop), start.elapsed())
     };
     // The burst.
     let held = external(&gate).unwrap();
-    let burst: Vec<_> = (0..3).map(|_| begin(waits(&gate))).collect();
+    let burst = [0; 3].map(|_| begin(waits()));
     tokio::time::advance(Duration::from_millis(900)).await;
     drop(held);
     for waiting in burst {
@@ -214,36 +208,35 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
     }
     // The overload: somebody waits all the time.
     let held = external(&gate).unwrap();
-    let first = begin(waits(&gate));
+    let first = begin(waits());
     tokio::time::advance(burst_wait).await;
-    let second = begin(waits(&gate));
+    let second = begin(waits());
     assert_eq!(first.await, (Err(RefusalReason::NoPermit), burst_wait));
     tokio::time::advance(Duration::from_millis(1)).await;
-    let third = waits(&gate).await;
-    assert_eq!(third, (Err(RefusalReason::NoPermit), permit_wait));
+    assert_eq!(waits().await, (Err(RefusalReason::NoPermit), permit_wait));
     // It is over once the queue has been empty.
     assert_eq!(second.await.0, Err(RefusalReason::NoPermit));
-    assert_eq!(waits(&gate).await, (Err(RefusalReason::NoPermit), burst_wait));
+    assert_eq!(waits().await, (Err(RefusalReason::NoPermit), burst_wait));
     drop(held);
     assert!(is_empty(&gate));
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a_lower_one() {
-    let gate = gate(100, 2, 1);
+    let gate = gate(100, 2);
     let held = external(&gate).unwrap();
-    let others = fill(&gate, MAX_PERMIT_WAITERS - 3);
-    let acquire = |priority| gate.acquire_external(priority, tokio_now());
+    let acquire = |priority| acquire(&gate, priority);
+    // They wait before all others, until they are dropped.
+    let others: Vec<_> = (3..MAX_PERMIT_WAITERS).map(|_| begin(acquire(Priority::Known))).collect();
     let mut unsigned = begin(acquire(Priority::Unsigned));
     let later = begin(acquire(Priority::Unsigned));
     let mut signed = begin(acquire(Priority::Signed));
-    let beyond = acquire(Priority::Unsigned).await.unwrap_err();
-    assert_eq!(beyond.reason, RefusalReason::QueueFull);
+    let beyond = acquire(Priority::Unsigned).await;
+    assert_eq!(beyond.unwrap_err(), RefusalReason::QueueFull);
     let known = begin(acquire(Priority::Known));
     let evicted = later.now_or_never().expect("it is told at once");
-    assert_eq!(evicted.unwrap_err().reason, RefusalReason::QueueFull);
-    drop(others);
-    drop(held);
+    assert_eq!(evicted.unwrap_err(), RefusalReason::QueueFull);
+    drop((others, held));
     let first = known.now_or_never().expect("first").unwrap();
     assert!(poll!(&mut signed).is_pending() && poll!(&mut unsigned).is_pending());
     drop(first);
@@ -260,16 +253,16 @@ async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a
 #[tokio::test]
 async fn internal_work_that_waits_does_not_spin() {
     struct Wakes(AtomicUsize);
-    impl ArcWake for Wakes {
-        fn wake_by_ref(wakes: &Arc<Self>) {
-            wakes.0.fetch_add(1, SeqCst);
+    impl Wake for Wakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, SeqCst);
         }
     }
-    let gate = gate(1, 2, 1);
-    let held = (gate.acquire_internal().await, gate.acquire_internal().await);
-    let mut waiting = pin!(gate.acquire_internal());
+    let gate = gate(1, 2);
+    let held = [0; 2].map(|_| internal(&gate).unwrap());
+    let mut waiting = Box::pin(gate.acquire_internal());
     let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
-    let waker = futures::task::waker(Arc::clone(&wakes));
+    let waker = Arc::clone(&wakes).into();
     assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     // External callers come and go while it waits; none of them wakes it.
     for _ in 0..1_000 {
@@ -281,53 +274,56 @@ async fn internal_work_that_waits_does_not_spin() {
     drop(waiting.await);
 }
 
-/// A gate whose only external permit is held by work that goes on until the sender is used, and the handle of that work.
-/// Others wait so long for it.
-async fn busy(wait: Duration) -> (Gate, std::sync::mpsc::Sender<()>, tokio::task::JoinHandle<()>) {
-    let gate = Gate::new(impatient(config(100, 2, 1), wait)).unwrap();
-    let (release, released) = std::sync::mpsc::channel();
-    let working = gate.clone();
-    let held = tokio::spawn(async move {
-        let work = move || released.recv().unwrap();
-        working.run_external(None, Priority::Known, Instant::now(), work).await.unwrap();
-    });
-    until("it has the permit", || gate.stats().work_in_use == 1).await;
-    (gate, release, held)
+/// Work that holds the only external permit of a gate until it is let go.
+struct Busy(mpsc::Sender<()>, JoinHandle<()>);
+
+impl Busy {
+    /// Others wait so long for the permit.
+    async fn start(wait: Duration) -> (Gate, Self) {
+        let gate = Gate::new(impatient(config(100, 2), wait)).unwrap();
+        let (release, released) = mpsc::channel();
+        let working = gate.clone();
+        let held = tokio::spawn(async move {
+            run(&working, Priority::Known, move || released.recv().unwrap()).await.unwrap();
+        });
+        until("it has the permit", || gate.stats().work_in_use == 1).await;
+        (gate, Self(release, held))
+    }
+
+    fn let_go(self) -> JoinHandle<()> {
+        self.0.send(()).unwrap();
+        self.1
+    }
 }
 
-/// Why work was refused.
-fn reason(outcome: Result<(), WorkError>) -> RefusalReason {
-    match outcome {
-        Err(WorkError::Refused(refusal)) => refusal.reason,
+const LONG: Duration = Duration::from_secs(60);
+
+/// Work that is refused for this reason, and not done.
+async fn is_refused(gate: &Gate, priority: Priority, expected: RefusalReason) {
+    match run(gate, priority, || unreachable!("it was refused")).await {
+        Err(WorkError::Refused(Refusal { reason, .. })) => assert_eq!(reason, expected),
         other => panic!("{other:?}"),
     }
 }
 
-fn impatient(config: GateConfig, wait: Duration) -> GateConfig {
-    GateConfig { permit_wait: wait, burst_wait: Duration::ZERO, ..config }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_back() {
-    let (gate, release, held) = busy(Duration::from_secs(60)).await;
-    let done = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let mut running = Vec::new();
+    let (gate, busy) = Busy::start(LONG).await;
+    let done = Arc::new(Mutex::new(Vec::new()));
     let priorities = [Priority::Unsigned, Priority::Signed, Priority::Unsigned, Priority::Known];
-    for (number, priority) in priorities.into_iter().enumerate() {
-        let (gate, done) = (gate.clone(), Arc::clone(&done));
-        running.push(begin(async move {
-            let thread = move || {
-                done.lock().unwrap().push(number);
-                thread::current().id()
-            };
-            gate.run_external(None, priority, Instant::now(), thread).await.unwrap()
-        }));
-    }
+    let mut number = 0..;
+    let running = priorities.map(|priority| {
+        let (number, done) = (number.next().unwrap(), Arc::clone(&done));
+        begin(run(&gate, priority, move || {
+            done.lock().unwrap().push(number);
+            thread::current().id()
+        }))
+    });
     // What waits for the permit itself stands in the same queue.
-    let permit = begin(gate.acquire_external(Priority::Signed, Instant::now()));
-    release.send(()).unwrap();
+    let permit = begin(acquire(&gate, Priority::Signed));
+    let held = busy.let_go();
     drop(permit.await.unwrap());
-    let threads = join_all(running).await;
+    let threads: Vec<_> = join_all(running).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(*done.lock().unwrap(), [3, 1, 0, 2]);
     assert_eq!((threads[3], threads[0]), (threads[1], threads[2]), "none was woken between them");
     held.await.unwrap();
@@ -338,21 +334,20 @@ async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_ba
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
-    let (gate, release, held) = busy(Duration::from_secs(60)).await;
-    let others = fill(&gate, MAX_PERMIT_WAITERS - 1);
-    let forbidden = || -> () { unreachable!("it was refused") };
-    let run = |priority| gate.run_external(None, priority, Instant::now(), forbidden);
+    let (gate, busy) = Busy::start(LONG).await;
+    let others: Vec<_> =
+        (1..MAX_PERMIT_WAITERS).map(|_| begin(acquire(&gate, Priority::Known))).collect();
     // Displaced, no room, given up, and closed.
-    let displaced = begin(run(Priority::Unsigned));
-    assert_eq!(reason(run(Priority::Unsigned).await), RefusalReason::QueueFull);
-    let given_up = begin(run(Priority::Signed));
-    assert_eq!(reason(displaced.await), RefusalReason::QueueFull);
+    let displaced = begin(is_refused(&gate, Priority::Unsigned, RefusalReason::QueueFull));
+    is_refused(&gate, Priority::Unsigned, RefusalReason::QueueFull).await;
+    let given_up = begin(run(&gate, Priority::Signed, || unreachable!("nobody waits for it")));
+    displaced.await;
     drop((given_up, others));
-    let late = begin(run(Priority::Signed));
+    let late = begin(is_refused(&gate, Priority::Signed, RefusalReason::ShuttingDown));
     gate.close();
-    assert_eq!(reason(run(Priority::Known).await), RefusalReason::ShuttingDown);
-    release.send(()).unwrap();
-    assert_eq!(reason(late.await), RefusalReason::ShuttingDown);
+    is_refused(&gate, Priority::Known, RefusalReason::ShuttingDown).await;
+    let held = busy.let_go();
+    late.await;
     held.await.unwrap();
     assert!(is_empty(&gate));
 }
@@ -360,33 +355,25 @@ async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_waits_too_long_is_refused_and_never_done() {
     let wait = Duration::from_millis(20);
-    let (gate, release, held) = busy(wait).await;
+    let (gate, busy) = Busy::start(wait).await;
     let start = Instant::now();
-    let forbidden = || -> () { unreachable!("it was refused") };
-    let refused = gate.run_external(None, Priority::Signed, start, forbidden).await;
-    assert_eq!(reason(refused), RefusalReason::NoPermit);
+    is_refused(&gate, Priority::Signed, RefusalReason::NoPermit).await;
     assert!(start.elapsed() >= wait);
-    release.send(()).unwrap();
-    held.await.unwrap();
+    busy.let_go().await.unwrap();
     // The external permit is free, and both of all permits are internal work's.
     let all = (gate.acquire_internal().await, gate.acquire_internal().await);
-    let refused = gate.run_external(None, Priority::Signed, Instant::now(), forbidden).await;
-    assert_eq!(reason(refused), RefusalReason::NoPermit);
+    is_refused(&gate, Priority::Signed, RefusalReason::NoPermit).await;
     drop(all);
-    let done = gate.run_external(None, Priority::Signed, Instant::now(), || 5).await;
-    assert_eq!(done.unwrap(), 5);
+    assert_eq!(run(&gate, Priority::Signed, || 5).await.unwrap(), 5);
     assert!(is_empty(&gate));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_ends_its_own_work_alone() {
-    let (gate, release, held) = busy(Duration::from_secs(60)).await;
-    let run = |number: u32| {
-        let work = move || if number == 0 { panic!("as code does") } else { number };
-        begin(gate.run_external(None, Priority::Signed, Instant::now(), work))
-    };
-    let (first, second) = (run(0), run(1));
-    release.send(()).unwrap();
+    let (gate, busy) = Busy::start(LONG).await;
+    let first = begin(run(&gate, Priority::Signed, || -> u32 { panic!("as code does") }));
+    let second = begin(run(&gate, Priority::Signed, || 1));
+    let held = busy.let_go();
     assert!(matches!(first.await, Err(WorkError::Lost)));
     assert_eq!(second.await.unwrap(), 1);
     held.await.unwrap();
@@ -395,19 +382,16 @@ async fn a_panic_ends_its_own_work_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
-    let (gate, release, held) = busy(Duration::from_secs(60)).await;
+    let (gate, busy) = Busy::start(LONG).await;
     let internal = gate.acquire_internal().await;
-    let order = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let order = Arc::new(Mutex::new(Vec::new()));
     let external = {
         let (gate, order) = (gate.clone(), Arc::clone(&order));
         let work = move || order.lock().unwrap().push("external");
-        tokio::spawn(begin(async move {
-            gate.run_external(None, Priority::Known, Instant::now(), work).await.unwrap();
-        }))
+        tokio::spawn(begin(async move { run(&gate, Priority::Known, work).await.unwrap() }))
     };
     let waiting = begin(gate.acquire_internal());
-    release.send(()).unwrap();
-    held.await.unwrap();
+    busy.let_go().await.unwrap();
     let permit = waiting.await;
     order.lock().unwrap().push("internal");
     drop((permit, internal));
@@ -420,22 +404,20 @@ async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
     const PERMITS: usize = 2;
-    let gate = Gate::new(impatient(config(100, PERMITS + 1, 1), Duration::from_micros(50)));
-    let gate = gate.unwrap();
+    let config = impatient(config(100, PERMITS + 1), Duration::from_micros(50));
+    let gate = Gate::new(config).unwrap();
     let (held, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let tasks = [0; 8].map(|_| {
         let (gate, held, done) = (gate.clone(), Arc::clone(&held), Arc::clone(&done));
         tokio::spawn(async move {
             for number in 0..2_000 {
                 let (in_work, work_done) = (Arc::clone(&held), Arc::clone(&done));
-                let work = move || {
+                let mut run = Box::pin(run(&gate, Priority::Signed, move || {
                     assert!(in_work.fetch_add(1, SeqCst) < PERMITS);
                     thread::yield_now();
                     in_work.fetch_sub(1, SeqCst);
                     work_done.fetch_add(1, SeqCst);
-                };
-                let mut run =
-                    Box::pin(gate.run_external(None, Priority::Signed, Instant::now(), work));
+                }));
                 if number % 7 == 0 {
                     // Hangs up, wherever it is.
                     let _ = poll!(run.as_mut());
@@ -447,7 +429,7 @@ async fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
                     let _ = poll!(Box::pin(gate.acquire_internal()));
                     drop(gate.acquire_internal().await);
                 }
-                let permit = gate.acquire_external(Priority::Signed, Instant::now()).await;
+                let permit = acquire(&gate, Priority::Signed).await;
                 if permit.is_ok() {
                     assert!(held.fetch_add(1, SeqCst) < PERMITS);
                     tokio::task::yield_now().await;

@@ -84,8 +84,7 @@ impl HttpServer {
             of_all.resize(1);
         }
         let open = Present::new(&self.dispatcher.metrics.connections);
-        // Disables Nagle's algorithm, so that small responses are sent at once. This fails only for
-        // a closed socket, which the next read reports.
+        // So that small responses are sent at once. It fails only for a closed socket.
         let _ = socket.set_nodelay(true);
         let mut socket = TimeoutStream::new(socket);
         // A client that reads no responses keeps neither its connection nor their memory.
@@ -133,7 +132,7 @@ impl HttpServer {
         let response = response::raw_http(&error);
         self.tasks.spawn(async move {
             let reject = async {
-                socket.write_all(&response).await?;
+                socket.write_all(response.as_bytes()).await?;
                 socket.shutdown().await?;
                 // Lingering close: unread bytes would reset the connection and lose the response.
                 let mut read = [0; 1_024];

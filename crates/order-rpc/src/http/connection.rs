@@ -1,5 +1,4 @@
-//! One HTTP connection: admits requests before their bodies are read, and sends error responses to
-//! those that are refused.
+//! One HTTP connection: admits requests before their bodies are read, or sends error responses.
 
 use std::{
     convert::Infallible,
@@ -18,7 +17,7 @@ use super::{HttpServer, body, open::Place, response};
 use crate::{
     config::SignatureMode,
     limits::{Caller, Entered, Limiter, forwarded_for},
-    methods::{Claim, SIGNATURE_HEADER, SignatureError},
+    methods::{Claim, SIGNATURE_HEADER, signature_refused},
     reply::{ErrorResponse, Reason},
 };
 
@@ -124,9 +123,8 @@ impl Connection {
         Ok(response::of_reply(reply, held))
     }
 
-    /// Refuses a request that was sent to a name that is not ours. A web page can have a browser
-    /// send requests to a name of its own that leads here, and read the responses (DNS rebinding). A
-    /// browser always names its host.
+    /// Refuses a request to a name that is not ours. A web page can have a browser send requests to
+    /// a name of its own that leads here (DNS rebinding). A browser always names its host.
     fn check_host(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
         let mut named = headers.get_all(header::HOST).iter();
         let Some(host) = named.next() else { return Ok(()) };
@@ -176,9 +174,8 @@ impl Connection {
         Ok((caller, entered, claim))
     }
 
-    /// Lingering close: reads and discards the body of a refused request while its response is
-    /// sent. A connection that is closed with unread bytes is reset, and the response may be lost.
-    /// Limited in time, in bytes and in the number of concurrent bodies; nothing is kept.
+    /// Lingering close: discards the body of a refused request, bounded in time, bytes and number.
+    /// A connection that is closed with unread bytes is reset, and its response may be lost.
     fn linger(&self, mut body: Incoming) {
         if body.is_end_stream() {
             return;
@@ -200,33 +197,30 @@ impl Connection {
     }
 }
 
-fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, SignatureError> {
-    if mode == SignatureMode::Off {
-        return Ok(None);
-    }
+fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, ErrorResponse> {
     let mut values = headers.get_all(SIGNATURE_HEADER).iter();
     let claim = match (values.next(), values.next()) {
-        (None, _) if mode == SignatureMode::Required => Err(SignatureError::Missing),
-        (None, _) => return Ok(None),
-        (Some(value), None) => {
-            value.to_str().map_err(|_| SignatureError::Malformed).and_then(Claim::parse)
+        _ if mode == SignatureMode::Off => return Ok(None),
+        (None, _) if mode == SignatureMode::Required => {
+            return Err(signature_refused("missing and required"));
         }
+        (None, _) => return Ok(None),
+        (Some(value), None) => value.to_str().ok().and_then(Claim::parse),
         // With two signatures the caller is ambiguous.
-        (Some(_), Some(_)) => Err(SignatureError::Malformed),
+        (Some(_), Some(_)) => None,
     };
-    claim.map(Some)
+    let malformed = || signature_refused("not of the form 0x<address>:0x<signature>");
+    claim.ok_or_else(malformed).map(Some)
 }
 
 fn is_json(headers: &HeaderMap) -> Result<(), ErrorResponse> {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let essence = value.and_then(|value| value.split(';').next()).map(str::trim);
-    match essence {
-        Some(json) if json.eq_ignore_ascii_case("application/json") => Ok(()),
-        _ => {
-            let message = "Content-Type must be application/json";
-            Err(http_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
-        }
+    if essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
+        return Ok(());
     }
+    let message = "Content-Type must be application/json";
+    Err(http_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 
 fn http_error(status: StatusCode, message: impl Into<String>) -> ErrorResponse {

@@ -43,23 +43,16 @@ fn mark<B>(response: &mut Response<B>, error: &ErrorResponse) {
 }
 
 /// The bytes of a response that closes its connection, for one that hyper does not serve.
-pub(super) fn raw_http(error: &ErrorResponse) -> Vec<u8> {
+pub(super) fn raw_http(error: &ErrorResponse) -> String {
     let (body, head) = (error.json("null"), of_error(error));
-    let mut text = format!(
-        "HTTP/1.1 {}\r\nconnection: close\r\ncontent-length: {}\r\n",
-        head.status(),
-        body.len()
-    )
-    .into_bytes();
+    let (status, length) = (head.status(), body.len());
+    let mut text =
+        format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n");
     for (name, value) in head.headers() {
-        text.extend_from_slice(name.as_str().as_bytes());
-        text.extend_from_slice(b": ");
-        text.extend_from_slice(value.as_bytes());
-        text.extend_from_slice(b"\r\n");
+        let value = String::from_utf8_lossy(value.as_bytes());
+        text.push_str(&format!("{name}: {value}\r\n"));
     }
-    text.extend_from_slice(b"\r\n");
-    text.extend_from_slice(body.as_bytes());
-    text
+    text + "\r\n" + &body
 }
 
 /// The text of a response, with its share of the buffered bytes.

@@ -6,8 +6,8 @@
 //! parses them. A long one is parsed on a worker thread under the permit that then covers
 //! verification and insert, so that it delays no other caller.
 //!
-//! The elements of a batch run one after the other, and between them others get the work permit. A
-//! success response is sent only for an order that is in the pool.
+//! Between two elements of a batch others get the work permit. A success response is sent only for
+//! an order that is in the pool.
 
 use std::{
     collections::HashSet,
@@ -21,7 +21,7 @@ use futures::future::join_all;
 use load_control::{Priority, Refusal, WorkPermit};
 use order_pool::Holder;
 
-use super::envelope::{Call, Calls, Id, State};
+use super::envelope::{Call, Calls, State};
 use crate::{
     config::body_work,
     deferral::Deferral,
@@ -32,9 +32,8 @@ use crate::{
     reply::{ErrorResponse, Reply},
 };
 
-/// Bodies up to this size are parsed on the thread that read them, which takes microseconds. Longer
-/// ones are parsed on a worker thread, under a work permit: a megabyte takes milliseconds, during
-/// which the thread would serve no other caller.
+/// Bodies up to this size are parsed on the thread that read them, in microseconds. Longer ones are
+/// parsed on a worker thread, under a work permit: a megabyte takes milliseconds.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
 
 /// The work, in recoveries, after which a batch gives its work permit back between two elements and waits for the next:
@@ -47,10 +46,9 @@ struct Request {
     body: Bytes,
     claim: Option<Claim>,
     by: By,
-    calls: Vec<Call>,
-    is_batch: bool,
-    /// Null for a batch.
-    id: Id,
+    sent: Calls,
+    /// For the work that comes next.
+    permit: Option<WorkPermit>,
     /// It was deferred, so that it is not refused for lack of a permit.
     was_deferred: bool,
 }
@@ -87,17 +85,16 @@ impl Dispatcher {
         claim: Option<Claim>,
         entered: &mut Entered,
     ) -> Result<Reply, ErrorResponse> {
-        let by = By { caller: entered.caller, signer: None, arrived: entered.arrived };
         // Nothing is parsed for a claimed signer without quota. The body is paid for.
-        claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, by.caller))?;
-        let (mut request, permit) = self.parse(body, claim, by).await?;
-        let ran = self.run(&mut request, permit, entered).await;
+        claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, entered.by.caller))?;
+        let mut request = self.parse(body, claim, entered.by).await?;
+        let ran = self.run(&mut request, entered).await;
         entered.is_known = request.by.signer.is_some_and(|it| (self.methods.host.knows_signer)(it));
         Ok(match ran {
             Ok(()) => self.reply(request),
             Err(error) => {
                 self.metrics.count(error.reason);
-                Reply { text: error.json(request.id.as_json()), error: Some(error) }
+                Reply { text: error.json(request.sent.id.as_json()), error: Some(error) }
             }
         })
     }
@@ -107,38 +104,33 @@ impl Dispatcher {
         body: Bytes,
         claim: Option<Claim>,
         mut by: By,
-    ) -> Result<(Request, Option<WorkPermit>), ErrorResponse> {
-        let (parsed, permit) = if body.len() <= MAX_INLINE_BYTES {
-            (Calls::parse(&body), None)
+    ) -> Result<Request, ErrorResponse> {
+        let mut permit = None;
+        let sent = if body.len() <= MAX_INLINE_BYTES {
+            Calls::parse(&body)
         } else {
             let priority = self.priority(claim.as_ref(), by.caller, body.len());
             let gate = &self.limiter.gate;
-            let permit = gate.acquire_external(priority, Instant::now()).await?;
+            let acquired = gate.acquire_external(priority, Instant::now()).await?;
             let (context, text) = (Arc::clone(self), body.clone());
             let known = claim.filter(|_| priority == Priority::Known);
             let work = move || {
                 let signed = context.sign_in(known, &text, &mut by);
-                (signed.and_then(|()| Calls::parse(&text)), by, Some(permit))
+                (signed.and_then(|()| Calls::parse(&text)), by, Some(acquired))
             };
-            let (parsed, permit);
-            (parsed, by, permit) = on_thread(work).await?;
-            (parsed, permit)
+            let sent;
+            (sent, by, permit) = on_thread(work).await?;
+            sent
         };
-        let Calls { calls, is_batch } = parsed?;
-        let id = match &calls[..] {
-            [single] if !is_batch => single.id.clone(),
-            _ => Id::NULL,
-        };
-        Ok((Request { body, claim, by, calls, is_batch, id, was_deferred: false }, permit))
+        Ok(Request { body, claim, by, sent: sent?, permit, was_deferred: false })
     }
 
     async fn run(
         self: &Arc<Self>,
         request: &mut Request,
-        mut permit: Option<WorkPermit>,
         entered: &mut Entered,
     ) -> Result<(), ErrorResponse> {
-        let count = request.calls.len();
+        let count = request.sent.calls.len();
         self.limiter.grow(entered, count)?;
         // The first is paid for.
         self.limiter.charge(request.by, count - 1)?;
@@ -148,41 +140,32 @@ impl Dispatcher {
             // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
             if request.has(urgent) {
-                self.work(request, permit.take(), urgent).await?;
+                self.work(request, urgent).await?;
             }
-            drop(permit.take());
-            let acquired = match self.deferral.acquire(entered.weight()).await {
-                // The load has fallen. A refusal now is not one of the calls that have run.
-                Ok(None) => {
-                    let (gate, priority) = (&self.limiter.gate, self.priority_of(request));
-                    gate.acquire_external(priority, Instant::now()).await.map(Some)
-                }
-                acquired => acquired,
-            };
-            match acquired {
-                Ok(acquired) => (permit, request.was_deferred) = (acquired, true),
+            request.permit = None;
+            // A refusal now is not one of the calls that have run.
+            match self.deferral.acquire(entered.weight()).await {
+                Ok(permit) => (request.permit, request.was_deferred) = (Some(permit), true),
                 Err(refusal) => request.refuse(|_| true, refusal),
             }
         }
         if request.has(|_| true) {
-            self.work(request, permit, |_| true).await?;
+            self.work(request, |_| true).await?;
         }
         Ok(())
     }
 
-    /// Runs calls on a worker thread, with the given work permit or one that it acquires, and with
-    /// further ones.
+    /// Runs calls on a worker thread, with the request's work permit, if any, and with further ones.
     async fn work(
         self: &Arc<Self>,
         request: &mut Request,
-        mut permit: Option<WorkPermit>,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
         let (priority, gate) = (self.priority_of(request), &self.limiter.gate);
         loop {
             let context = Arc::clone(self);
             let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
-            let mut calls = std::mem::take(&mut request.calls);
+            let mut calls = std::mem::take(&mut request.sent.calls);
             let known = claim.filter(|_| priority == Priority::Known);
             let work = move || {
                 context.sign_in(known, &body, &mut by)?;
@@ -190,8 +173,9 @@ impl Dispatcher {
                 context.run_calls(&mut calls, which, &mut by, sign_in)?;
                 Ok::<_, ErrorResponse>((calls, by))
             };
-            let ran = gate.run_external(permit.take(), priority, Instant::now(), work).await;
-            (request.calls, request.by) = ran??;
+            let permit = request.permit.take();
+            let ran = gate.run_external(permit, priority, Instant::now(), work).await;
+            (request.sent.calls, request.by) = ran??;
             if !request.has(which) {
                 break;
             }
@@ -200,7 +184,7 @@ impl Dispatcher {
                 false => gate.acquire_external(priority, Instant::now()).await,
             };
             match next {
-                Ok(next) => permit = Some(next),
+                Ok(next) => request.permit = Some(next),
                 Err(refusal) => {
                     // Not one of the calls that have run.
                     request.refuse(which, refusal);
@@ -209,12 +193,11 @@ impl Dispatcher {
             }
         }
         // The work permit is released while proofs wait for theirs, and while the host decides.
-        for call in &mut request.calls {
-            if let Some((method, verified)) = call.take_verified() {
-                call.state = match self.methods.prove(method, verified, request.by).await {
-                    Ok(verified) => State::Verified(method, verified),
-                    Err(error) => State::Done(Err(error)),
-                };
+        for call in &mut request.sent.calls {
+            if let State::Verified(method, verified) = &mut call.state
+                && let Err(error) = self.methods.prove(*method, verified, request.by).await
+            {
+                call.state = State::refused(error);
             }
         }
         self.insert_calls(request).await;
@@ -225,15 +208,13 @@ impl Dispatcher {
     /// nobody would look at it if each call failed before.
     fn sign_in(&self, claim: Option<Claim>, body: &[u8], by: &mut By) -> Result<(), ErrorResponse> {
         let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
-        // Before it is paid for: a forged one spends no signer's quota, and is found also of a caller
-        // that has nothing left.
+        // Before it is paid for: a forged one spends no signer's quota, and is found all the same.
         let verified = claim.verify(body);
         by.signer = Some(verified.inspect_err(|_| self.limiter.charge_forgery(by.caller))?);
         self.limiter.charge(*by, 1)
     }
 
-    /// Lets the host decide on all orders of a request concurrently, and then inserts them in their
-    /// order.
+    /// Lets the host decide on all orders of a request at once, and inserts them in their order.
     async fn insert_calls(&self, request: &mut Request) {
         let signer = request.by.signer;
         let ask = |call| async move {
@@ -245,13 +226,11 @@ impl Dispatcher {
             self.metrics.admissions[ended as usize].increment(1);
             admitted.map(Some)
         };
-        let admitted = join_all(request.calls.iter().map(ask)).await;
-        for (call, admitted) in request.calls.iter_mut().zip(admitted) {
+        let admitted = join_all(request.sent.calls.iter().map(ask)).await;
+        for (call, admitted) in request.sent.calls.iter_mut().zip(admitted) {
             let Some((method, verified)) = call.take_verified() else { continue };
-            call.state = match admitted {
-                Ok(admitted) => self.insert(method, verified, admitted),
-                Err(error) => State::Done(Err(error)),
-            };
+            let insert = |admitted| self.insert(method, verified, admitted);
+            call.state = admitted.map_or_else(State::refused, insert);
         }
     }
 
@@ -305,12 +284,11 @@ impl Dispatcher {
                     if any_waits {
                         State::Verified(method, verified)
                     } else {
-                        // Most orders are inserted here: switching to another thread would cost
-                        // more than the insert.
+                        // To switch to another thread would cost more than the insert.
                         self.insert(method, verified, None)
                     }
                 }
-                Err(error) => State::Done(Err(error)),
+                Err(error) => State::refused(error),
             };
         }
         Ok(())
@@ -335,17 +313,16 @@ impl Dispatcher {
             None if caller.is_front => Priority::Known,
             None => Priority::Unsigned,
             Some(true) => Priority::Known,
-            // Anyone can sign, and 8 MB take tens of milliseconds to parse, so only short requests
-            // get the priority.
+            // Anyone can sign, and 8 MB take tens of milliseconds to parse.
             Some(false) if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
             Some(false) => Priority::Signed,
         }
     }
 
     fn reply(&self, request: Request) -> Reply {
-        let mut text = String::from(if request.is_batch { "[" } else { "" });
+        let mut text = String::from(if request.sent.is_batch { "[" } else { "" });
         let mut single = None;
-        for (index, call) in request.calls.into_iter().enumerate() {
+        for (index, call) in request.sent.calls.into_iter().enumerate() {
             if index > 0 {
                 text.push(',');
             }
@@ -366,25 +343,28 @@ impl Dispatcher {
                 }
             }
         }
-        if request.is_batch {
+        if request.sent.is_batch {
             text.push(']');
         }
         // In a batch each element has its own response, so none of them sets the status.
-        Reply { text, error: single.filter(|_| !request.is_batch) }
+        Reply { text, error: single.filter(|_| !request.sent.is_batch) }
     }
 }
 
 impl Request {
     /// Whether a call of such a method has not run yet.
     fn has(&self, which: fn(Method) -> bool) -> bool {
-        self.calls.iter().any(|call| matches!(call.state, State::Sent(method, _) if which(method)))
+        self.sent
+            .calls
+            .iter()
+            .any(|call| matches!(call.state, State::Sent(method, _) if which(method)))
     }
 
     /// Refuses the calls of such methods that have not run yet.
     fn refuse(&mut self, which: fn(Method) -> bool, refusal: Refusal) {
-        for call in &mut self.calls {
+        for call in &mut self.sent.calls {
             if matches!(call.state, State::Sent(method, _) if which(method)) {
-                call.state = State::Done(Err(refusal.into()));
+                call.state = State::refused(refusal.into());
             }
         }
     }

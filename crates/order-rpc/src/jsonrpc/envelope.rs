@@ -16,18 +16,15 @@ use crate::{
     reply::{ErrorResponse, METHOD_NOT_FOUND, PARSE, Reason, cut},
 };
 
-/// Most bytes of an id. It is repeated in the response; counters and random ids of clients are
-/// shorter.
+/// Most bytes of an id, which the response repeats. Counters and random ids are shorter.
 const MAX_ID_BYTES: usize = 128;
 /// Elements of a batch.
 const MAX_BATCH: usize = 100;
-/// Most commas of a body, and so most values within a few: a batch of 100 bundles with three lists of 100
-/// has half of them. To read the 2,800,000 strings of 8 MB of `"",` takes 50 ms under a work permit;
-/// to count the commas takes one.
+/// Most commas of a body, and so most values: 100 bundles with three lists of 100 have half of it.
+/// To read 8 MB of `"",` takes 50 ms under a work permit; to count the commas takes one.
 const MAX_COMMAS: usize = 65_536;
 
-/// The id of a call as it was sent, a number or a string; null in the response to a call without
-/// one.
+/// The id of a call as it was sent, a number or a string; null for a call without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Id(Cow<'static, str>);
 
@@ -67,13 +64,19 @@ pub(crate) enum State {
     Done(Result<Value, ErrorResponse>),
 }
 
+impl State {
+    pub(crate) const fn refused(error: ErrorResponse) -> Self {
+        Self::Done(Err(error))
+    }
+}
+
 impl Call {
     /// Takes the verified value, for a step that puts its result back.
     pub(crate) fn take_verified(&mut self) -> Option<(Method, Verified)> {
         if !matches!(self.state, State::Verified(..)) {
             return None;
         }
-        let unfinished = State::Done(Err(ErrorResponse::internal()));
+        let unfinished = State::refused(ErrorResponse::internal());
         match std::mem::replace(&mut self.state, unfinished) {
             State::Verified(method, verified) => Some((method, verified)),
             _ => None,
@@ -85,6 +88,8 @@ impl Call {
 pub(crate) struct Calls {
     pub(crate) calls: Vec<Call>,
     pub(crate) is_batch: bool,
+    /// Of what refuses all of them: null for a batch.
+    pub(crate) id: Id,
 }
 
 impl Calls {
@@ -112,7 +117,7 @@ impl Calls {
                 } else {
                     let calls =
                         elements.into_iter().map(|raw| Envelope::of(raw).call(body)).collect();
-                    return Ok(Self { calls, is_batch: true });
+                    return Ok(Self { calls, is_batch: true, id: Id::NULL });
                 };
                 Err(ErrorResponse::http(StatusCode::BAD_REQUEST, Reason::BatchLength, wrong))
             }
@@ -123,7 +128,8 @@ impl Calls {
                     Err(error) if error.is_data() => Envelope::default(),
                     Err(error) => return Err(no_json(error)),
                 };
-                Ok(Self { calls: vec![envelope.call(body)], is_batch: false })
+                let call = envelope.call(body);
+                Ok(Self { id: call.id.clone(), calls: vec![call], is_batch: false })
             }
             _ => Err(no_json(serde::de::Error::custom("no object or array"))),
         }
@@ -168,18 +174,13 @@ impl<'a> Envelope<'a> {
     fn call(self, body: &Bytes) -> Call {
         // Notifications are refused too: their sender could not be told that an order was refused.
         let absent = || Err(invalid("id is absent, must be a number or a string"));
-        let (id, read) = match self.id.map_or_else(absent, Id::read) {
-            Ok(id) => (id, self.read(body)),
-            Err(error) => (Id::NULL, Err(error)),
-        };
-        let refused = |error| State::Done(Err(error));
-        Call {
-            id,
-            state: read.map_or_else(refused, |(method, params)| State::Sent(method, params)),
+        match self.id.map_or_else(absent, Id::read) {
+            Ok(id) => Call { id, state: self.read(body).unwrap_or_else(State::refused) },
+            Err(error) => Call { id: Id::NULL, state: State::refused(error) },
         }
     }
 
-    fn read(self, body: &Bytes) -> Result<(Method, Bytes), ErrorResponse> {
+    fn read(self, body: &Bytes) -> Result<State, ErrorResponse> {
         if self.jsonrpc.map(RawValue::get) != Some("\"2.0\"") {
             return Err(invalid("jsonrpc must be \"2.0\""));
         }
@@ -197,7 +198,7 @@ impl<'a> Envelope<'a> {
             Some(params) => body.slice_ref(params.get().as_bytes()),
             None => Bytes::from_static(b"null"),
         };
-        Ok((method, params))
+        Ok(State::Sent(method, params))
     }
 }
 
@@ -279,8 +280,8 @@ mod tests {
                     params::one::<RawCancelBundle>(&params, "replacementUuid").err(),
                     params::one::<params::RawPrivate>(&params, "tx").err(),
                     params::one::<params::RawCancelPrivate>(&params, "txHash").err(),
-                    params::raw(&params).err(),
-                    params::private_raw(&params).err(),
+                    params::list::<params::Raw>(&params).err(),
+                    params::list::<params::PrivateRaw>(&params).err(),
                 ];
                 for error in errors.into_iter().flatten() {
                     proptest::prop_assert!(!error.field_name().is_empty());

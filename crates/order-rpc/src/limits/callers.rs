@@ -20,22 +20,19 @@ use tokio::sync::Semaphore;
 
 use super::Limits;
 
-/// The header in which a trusted proxy names the caller, in lower case as HTTP libraries compare
-/// it.
+/// The header in which a trusted proxy names the caller, in lower case as HTTP libraries have it.
 const FORWARDED_FOR: &str = "x-forwarded-for";
 
-/// Callers that are remembered because a known signer has signed there, 300 bytes each. Of more the first one is
-/// forgotten.
+/// Callers that are remembered because a known signer has signed there, 300 bytes each. Of more the
+/// first one is forgotten.
 const MAX_REMEMBERED: usize = 1_024;
 
-/// Callers that share one share: an IPv4 address, or an IPv6 /64, which is what one subscriber is
-/// assigned.
+/// Callers that share one share: an IPv4 address, or an IPv6 /64, which is one subscriber's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CallerId {
     /// Of an IPv6 address, except a front's, the /64.
     pub(crate) address: IpAddr,
-    /// One of [`OrderRpcConfig::trusted_fronts`](crate::OrderRpcConfig::trusted_fronts), which has no
-    /// shares.
+    /// One of `trusted_fronts`, which has no shares.
     pub(crate) is_front: bool,
 }
 
@@ -114,8 +111,8 @@ impl Callers {
         self.with_id(CallerId::from(address))
     }
 
-    /// Whether this caller leaves a part to others: to fronts, and where a known signer has signed. Without any of these
-    /// nobody does.
+    /// Whether this caller leaves a part to fronts, and to where a known signer has signed, if any
+    /// are there.
     pub(crate) fn is_stranger(&self, caller: &Caller) -> bool {
         let is_trusted = caller.id.is_front || caller.is_remembered.load(Relaxed);
         !is_trusted && self.any_trusted.load(Relaxed)
@@ -160,8 +157,7 @@ impl Callers {
     }
 }
 
-/// The address that a trusted proxy names: the last one of the header, which the proxy added
-/// itself. Earlier ones come from the caller.
+/// The address that a trusted proxy names: the last one. Earlier ones come from the caller.
 pub(crate) fn forwarded_for(headers: &HeaderMap) -> Option<IpAddr> {
     let last = headers.get_all(FORWARDED_FOR).iter().next_back()?.to_str().ok()?;
     last.rsplit(',').next()?.trim().parse().ok()
@@ -213,11 +209,9 @@ mod tests {
         let callers = callers(&["2001:db8::1", "10.0.0.1"]);
         let of = |address: &str| callers.of_connection(address.parse().unwrap());
         let connects = |address: &str| of(address).id.is_front;
-        let held = ["2001:db8::1", "::ffff:10.0.0.1"].map(of);
-        assert!(
-            held.iter()
-                .all(|caller| caller.id.is_front && caller.requests.take(usize::MAX).is_some())
-        );
+        for caller in ["2001:db8::1", "::ffff:10.0.0.1"].map(of) {
+            assert!(caller.id.is_front && caller.requests.take(usize::MAX).is_some());
+        }
         assert!(!connects("2001:db8::2") && !connects("10.0.0.2"));
         assert!(!callers.of("10.0.0.1".parse().unwrap()).id.is_front, "named by a proxy");
     }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::map::HashMap;
+use alloy_primitives::map::{Entry, HashMap};
 
 use crate::config::Quota;
 
@@ -56,8 +56,7 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
         Self { quota, max_keys, buckets: HashMap::default(), shared, swept: now }
     }
 
-    /// Whether a signer has spent its quota. Spends nothing, because a claim in a header is not
-    /// verified yet.
+    /// Whether a quota is spent. Spends nothing: a claim in a header is not verified yet.
     pub(crate) fn check(&self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let Some(mut bucket) = self.buckets.get(&signer).copied() else { return Ok(()) };
         bucket.fill(&self.quota, now);
@@ -68,31 +67,30 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
     /// are. The configuration sees to it that nothing costs more than a full bucket.
     pub(crate) fn take(&mut self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let quota = self.quota;
-        if !self.buckets.contains_key(&signer) && self.buckets.len() >= self.max_keys {
-            self.sweep(now);
-        }
-        let room = self.buckets.len() < self.max_keys;
-        let bucket = match self.buckets.get_mut(&signer) {
-            Some(bucket) => bucket,
-            None if room => self.buckets.entry(signer).or_insert(Bucket::full(&quota, now)),
-            None => &mut self.shared,
-        };
-        bucket.fill(&quota, now);
-        match bucket.wait(&quota, count as f64) {
-            Some(wait) => Err(wait),
-            None => {
-                bucket.tokens -= count as f64;
-                Ok(())
-            }
-        }
+        let bucket = self.bucket(signer, now);
+        bucket.wait(&quota, count as f64).map_or(Ok(()), Err)?;
+        bucket.tokens -= count as f64;
+        Ok(())
     }
 
     /// Spends `count` tokens, also those that are not there yet.
     pub(crate) fn owe(&mut self, key: K, count: usize, now: Instant) {
-        if self.take(key, count, now).is_err() {
-            let bucket = self.buckets.get_mut(&key).unwrap_or(&mut self.shared);
-            bucket.tokens -= count as f64;
+        self.bucket(key, now).tokens -= count as f64;
+    }
+
+    fn bucket(&mut self, key: K, now: Instant) -> &mut Bucket {
+        let quota = self.quota;
+        if !self.buckets.contains_key(&key) && self.buckets.len() >= self.max_keys {
+            self.sweep(now);
         }
+        let room = self.buckets.len() < self.max_keys;
+        let bucket = match self.buckets.entry(key) {
+            Entry::Occupied(bucket) => bucket.into_mut(),
+            Entry::Vacant(place) if room => place.insert(Bucket::full(&quota, now)),
+            Entry::Vacant(_) => &mut self.shared,
+        };
+        bucket.fill(&quota, now);
+        bucket
     }
 
     /// At most ten times a second, because it visits every bucket.

@@ -1,7 +1,6 @@
 //! Asks the host about an order before it is pooled.
 //!
-//! This is the last check, after the work permit is released, because it may take as long as a
-//! node's response.
+//! This is the last check, without a work permit: it may take as long as a node's response.
 
 use std::panic::AssertUnwindSafe;
 
@@ -49,22 +48,18 @@ impl Methods {
             let verdict = async { admission.admit(candidate).await };
             AssertUnwindSafe(verdict).catch_unwind().await
         };
-        let mut funds = None;
-        let ended = match timeout(self.limiter.limits.config.admission_timeout, asked).await {
-            Ok(Ok(Verdict::Accept)) => Ended::Accepted,
-            Ok(Ok(Verdict::AcceptWithin(of_sender))) => {
-                funds = Some(of_sender);
-                Ended::Accepted
-            }
-            Ok(Ok(Verdict::Prioritize)) => Ended::Prioritized,
+        let decided = timeout(self.limiter.limits.config.admission_timeout, asked).await;
+        let (ended, funds) = match decided {
+            Ok(Ok(Verdict::Accept)) => (Ended::Accepted, None),
+            Ok(Ok(Verdict::AcceptWithin(funds))) => (Ended::Accepted, Some(funds)),
+            Ok(Ok(Verdict::Prioritize)) => (Ended::Prioritized, None),
             Ok(Ok(Verdict::Refuse { reason })) => {
                 let message = cut(&reason).into_owned();
-                let error = ErrorResponse::rejected(Reason::Admission, message);
-                return (Ended::Refused, Err(error));
+                return (Ended::Refused, Err(ErrorResponse::rejected(Reason::Admission, message)));
             }
-            Ok(Ok(Verdict::Unknown)) => Ended::Unknown,
-            Ok(Err(_)) => Ended::Panicked,
-            Err(_) => Ended::TimedOut,
+            Ok(Ok(Verdict::Unknown)) => (Ended::Unknown, None),
+            Ok(Err(_)) => (Ended::Panicked, None),
+            Err(_) => (Ended::TimedOut, None),
         };
         let is_prioritized = ended == Ended::Prioritized;
         if is_prioritized || ended == Ended::Accepted || admission.fails_open() {

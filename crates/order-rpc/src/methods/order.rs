@@ -1,6 +1,6 @@
 //! An order on its way into the pool: prepared, verified, inserted.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
@@ -50,8 +50,7 @@ impl Prepared {
         }
     }
 
-    /// Does everything but the proofs. A bundle or a cancellation from a front has the signer
-    /// that it names.
+    /// Does everything but the proofs. What a front sends of a bundle has the signer that it names.
     pub(crate) fn verify(
         self,
         by: By,
@@ -69,7 +68,7 @@ impl Prepared {
                 let tx = verify::transaction(tx, field, terms(last_block), arrived)?
                     .held_by(holder_of(signer));
                 let unproven = proofs.unproven(std::slice::from_ref(&tx));
-                Verified::Order(Box::new(Order::Tx(tx)), unproven)
+                Verified::Order(Arc::new(Order::Tx(tx)), unproven)
             }
             Self::Bundle(raw, txs) => {
                 let txs = txs.into_iter().enumerate();
@@ -80,7 +79,7 @@ impl Prepared {
                 let bundle = raw.with_transactions(txs, signer, holder_of(signer), arrived);
                 let bundle = bundle.map_err(|error| bundle_error(&error))?;
                 let unproven = proofs.unproven(bundle.txs());
-                Verified::Order(Box::new(Order::Bundle(bundle)), unproven)
+                Verified::Order(Arc::new(Order::Bundle(bundle)), unproven)
             }
             Self::Cancellation(cancel) => {
                 let signer = named(cancel.signing_address);
@@ -102,11 +101,11 @@ impl Prepared {
 pub(crate) enum Verified {
     /// A transaction that is already in the pool.
     Pooled(B256, Holder, Option<PrivateTerms>),
-    /// With the blobs whose proofs are not verified yet.
-    Order(Box<Order>, Vec<Unproven>),
+    /// With the blobs whose proofs are not verified yet. It is shared while one of these is.
+    Order(Arc<Order>, Vec<Unproven>),
     Cancellation(Cancellation),
-    /// Of the private transaction with this hash, by this signer, and when it came: what stands behind it
-    /// in a batch is later, though it is verified before this is done.
+    /// Of the private transaction with this hash, by this signer, and when it came: what stands
+    /// behind it in a batch is later, though it is verified before this is done.
     PrivateCancellation(B256, Address, Holder, SystemTime),
 }
 
@@ -127,36 +126,7 @@ impl Verified {
         matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
     }
 
-    pub(crate) fn take_unproven(&mut self) -> Vec<Unproven> {
-        match self {
-            Self::Order(_, unproven) => std::mem::take(unproven),
-            _ => Vec::new(),
-        }
-    }
-
-    /// Verifies the proofs of a blob: tens of milliseconds.
-    pub(crate) fn check_blob(
-        &self,
-        method: Method,
-        Unproven { tx: index, blob, .. }: Unproven,
-    ) -> Result<(), ErrorResponse> {
-        let txs = match self.order() {
-            Some(Order::Tx(tx)) => std::slice::from_ref(tx),
-            Some(Order::Bundle(bundle)) => bundle.txs(),
-            // No other kind of order is created here.
-            _ => &[],
-        };
-        let tx = txs.get(index).ok_or_else(ErrorResponse::internal)?;
-        let field = match method {
-            Method::SendBundle => format!("txs[{index}]"),
-            Method::SendPrivateTransaction => "tx".to_owned(),
-            _ => FIRST.to_owned(),
-        };
-        tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
-    }
-
-    /// Inserts it into the pool, which takes microseconds. `admitted` is the host's decision, if
-    /// there is one.
+    /// Inserts it into the pool, in microseconds. `admitted` is the host's decision, if any.
     pub(crate) fn insert(
         self,
         pool: &OrderPool,
@@ -167,7 +137,7 @@ impl Verified {
                 check_outcome(pool.hold(&hash, holder, terms.as_ref()), "the transaction")?;
                 Ok(json!(hash))
             }
-            Self::Order(order, _) => insert_order(*order, pool, admitted),
+            Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, admitted),
             Self::Cancellation(cancellation) => match pool.cancel_bundle(cancellation) {
                 // If it was cancelled permanently before, the caller has what it wants. Null, as in
                 // rbuilder: alloy's client accepts nothing else as success.
@@ -194,6 +164,23 @@ impl Verified {
             }
         }
     }
+}
+
+/// Verifies the proofs of a blob: tens of milliseconds.
+pub(super) fn check_blob(
+    order: &Order,
+    method: Method,
+    Unproven { tx: index, blob, .. }: Unproven,
+) -> Result<(), ErrorResponse> {
+    let (tx, field) = match order {
+        Order::Tx(tx) if method == Method::SendPrivateTransaction => (Some(tx), "tx".to_owned()),
+        Order::Tx(tx) => (Some(tx), FIRST.to_owned()),
+        Order::Bundle(bundle) => (bundle.txs().get(index), format!("txs[{index}]")),
+        // No other kind of order is created here.
+        _ => (None, String::new()),
+    };
+    let tx = tx.ok_or_else(ErrorResponse::internal)?;
+    tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
 }
 
 fn insert_order(

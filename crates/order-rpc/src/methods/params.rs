@@ -19,10 +19,8 @@ use crate::reply::{ErrorResponse, Reason, cut};
 /// The field of what is not part of an object.
 pub(crate) const FIRST: &str = "params[0]";
 
-/// The single object of `params`. `required` is the field that an object must have, or empty.
-///
-/// # Errors
-/// Names the invalid field.
+/// The single object of `params`, or an error that names the invalid field. `required` is the field
+/// that an object must have, or empty.
 pub(crate) fn one<T: DeserializeOwned>(
     params: &[u8],
     required: &'static str,
@@ -61,18 +59,15 @@ pub(crate) struct RawCancelPrivate {
 }
 
 /// The parameters of `eth_sendRawTransaction`.
-pub(crate) fn raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
-    let read = serde_json::from_slice(params).map(|[raw]: [Bytes; 1]| raw);
-    read.map_err(|error| invalid(FIRST, &error))
-}
+pub(crate) type Raw = [Bytes; 1];
 
-/// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and optionally its
-/// preferences.
-pub(crate) fn private_raw(params: &[u8]) -> Result<Bytes, ErrorResponse> {
-    #[derive(Deserialize)]
-    struct Params(Bytes, #[serde(default)] IgnoredAny);
-    let read = serde_json::from_slice::<Params>(params).map(|Params(raw, _)| raw);
-    read.map_err(|error| invalid(FIRST, &error))
+/// The parameters of `eth_sendPrivateRawTransaction`: the transaction, and maybe its preferences.
+#[derive(Debug, Deserialize)]
+pub(crate) struct PrivateRaw(pub(crate) Bytes, #[serde(default)] pub(crate) IgnoredAny);
+
+/// Parameters that are no object.
+pub(crate) fn list<T: DeserializeOwned>(params: &[u8]) -> Result<T, ErrorResponse> {
+    serde_json::from_slice(params).map_err(|error| invalid(FIRST, &error))
 }
 
 /// Reads an object, and notes the field that it is at.
@@ -128,8 +123,7 @@ impl<'de, A: MapAccess<'de>> MapAccess<'de> for Fields<'_, A> {
     }
 }
 
-/// Checks what the types of the fields do not: the lengths of lists, before anything of them is
-/// kept, and that a number has digits.
+/// Checks what types do not: that a list is short, before it is read, and a number has digits.
 fn check(field: &str, value: &str) -> Result<(), String> {
     let limit = match field {
         "txs" | "revertingTxHashes" | "droppingTxHashes" => MAX_TXS_PER_BUNDLE,
@@ -181,17 +175,13 @@ impl<'de> Visitor<'de> for Bounded {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let (mut elements, mut count) = (Vec::new(), 0_usize);
-        loop {
-            if count >= self.max {
-                if seq.next_element::<IgnoredAny>()?.is_none() {
-                    break;
-                }
-            } else if let Some(element) = seq.next_element()? {
-                elements.push(element);
-            } else {
-                break;
-            }
+        let mut elements = Vec::new();
+        while elements.len() < self.max {
+            let Some(element) = seq.next_element()? else { break };
+            elements.push(element);
+        }
+        let mut count = elements.len();
+        while seq.next_element::<IgnoredAny>()?.is_some() {
             count = count.saturating_add(1);
         }
         Ok((elements, count))

@@ -1,16 +1,18 @@
 //! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time, each under a permit
-//! that is acquired behind all other callers, so that no caller waits longer than that. The blobs of a caller's orders
-//! come one after the other, and between two of them one of each other caller that waits. Orders of known signers and of fronts have a line of their own, and the priority
-//! that they have elsewhere. A verified blob is recognised by its digest, since the same blobs come back with
-//! a higher fee and for the next block.
+//! that is acquired behind all other callers, so that none waits longer than that. The blobs of a
+//! caller's orders come one after the other, and between two of them one of each other caller that
+//! waits. Orders of known signers and of fronts have a line of their own, and the priority that
+//! they have elsewhere. A verified blob is recognised by its digest, since the same blobs come back
+//! with a higher fee and for the next block.
 //!
 //! # Locks
-//! Verified blobs: taken by an order with blobs, on its worker thread, for one look-up, or one digest; every 10,000 blobs it frees as many; never across an await or with another lock.
+//! Verified blobs: taken by an order with blobs, for one look-up, or one digest; every 10,000 blobs
+//! it frees as many; never across an await or with another lock.
 
 use std::{
     collections::HashSet,
     mem,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -24,7 +26,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Method, Methods, Verified};
+use super::{Method, Methods, Verified, order::check_blob};
 use crate::{
     config::WORK_PER_BLOB,
     limits::{By, on_thread},
@@ -65,8 +67,7 @@ impl Proofs {
         Self { turn, turn_of_known, is_set_up: OnceCell::new(), verified }
     }
 
-    /// The blobs of these transactions whose proofs are not verified yet: less than a millisecond
-    /// for each.
+    /// The blobs whose proofs are not verified yet: less than a millisecond for each.
     pub(crate) fn unproven(&self, txs: &[Transaction]) -> Vec<Unproven> {
         let mut unproven = Vec::new();
         for (tx, transaction) in txs.iter().enumerate() {
@@ -96,8 +97,7 @@ impl Proofs {
         later.insert(digest);
     }
 
-    /// Loads the trusted setup, once, on a thread of its own: it takes seconds, for which it would
-    /// otherwise hold a work permit.
+    /// Loads the trusted setup, once, on a thread of its own, without a permit: it takes seconds.
     pub(crate) async fn set_up(&self) -> Result<(), ErrorResponse> {
         let load = || async {
             let (done, loaded) = oneshot::channel();
@@ -121,16 +121,16 @@ impl Proofs {
 }
 
 impl Methods {
-    /// Verifies the proofs of an order's blobs, if there are any, each under a work permit of its
-    /// own.
+    /// Verifies the proofs of an order's blobs, if any, each under a work permit of its own.
     pub(crate) async fn prove(
         &self,
         method: Method,
-        mut verified: Verified,
+        verified: &mut Verified,
         by: By,
-    ) -> Result<Verified, ErrorResponse> {
-        if !verified.is_unproven() {
-            return Ok(verified);
+    ) -> Result<(), ErrorResponse> {
+        let Verified::Order(order, unproven) = verified else { return Ok(()) };
+        if unproven.is_empty() {
+            return Ok(());
         }
         let is_known =
             by.caller.is_front || by.signer.is_some_and(|it| (self.host.knows_signer)(it));
@@ -143,7 +143,7 @@ impl Methods {
             true => None,
             false => Some(self.turn(&caller.proofs).await?),
         };
-        for unproven in verified.take_unproven() {
+        for unproven in mem::take(unproven) {
             // The same blob may have come meanwhile, or before in this order.
             if self.proofs.is_verified(&unproven.digest) {
                 continue;
@@ -156,17 +156,15 @@ impl Methods {
             let now = Instant::now();
             let permit = self.limiter.gate.acquire_external(priority, now).await?;
             self.limiter.charge(by, WORK_PER_BLOB)?;
-            let (returned, checked) = on_thread(move || {
+            let order = Arc::clone(order);
+            let check = move || {
                 let _permit = permit;
-                let checked = verified.check_blob(method, unproven);
-                (verified, checked)
-            })
-            .await?;
-            checked?;
+                check_blob(&order, method, unproven)
+            };
+            on_thread(check).await??;
             self.proofs.remember(unproven.digest);
-            verified = returned;
         }
-        Ok(verified)
+        Ok(())
     }
 
     async fn turn<'a>(&self, of: &'a Semaphore) -> Result<SemaphorePermit<'a>, ErrorResponse> {
@@ -181,7 +179,7 @@ impl Methods {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::IpAddr, sync::Arc, time::SystemTime};
+    use std::{net::IpAddr, time::SystemTime};
 
     use alloy_primitives::Address;
     use futures::future::join_all;
@@ -213,9 +211,10 @@ mod tests {
         (by, prepared.verify(by, holder, &methods.proofs).unwrap())
     }
 
-    async fn prove_sent(methods: &Methods, (by, verified): (By, Verified)) -> Result<(), Reason> {
-        let proven = methods.prove(Method::SendBundle, verified, by).await;
-        proven.map(drop).map_err(|error| error.reason)
+    async fn prove_sent(methods: &Methods, sent: (By, Verified)) -> Result<(), Reason> {
+        let (by, mut verified) = sent;
+        let proven = methods.prove(Method::SendBundle, &mut verified, by).await;
+        proven.map_err(|error| error.reason)
     }
 
     async fn prove(methods: &Methods, by: (u8, Address), tx: &str) -> Result<(), Reason> {

@@ -9,8 +9,7 @@ use order_pool::{Origin, PooledTransaction, PrivateTerms, SidecarError, Transact
 
 use crate::reply::{ErrorResponse, Reason};
 
-/// Bytes of a transaction without its blobs: geth accepts no larger one into its pool (txMaxSize,
-/// 1.16).
+/// Bytes of a transaction without its blobs: the most of geth's pool (txMaxSize, 1.16).
 const MAX_TX_BYTES: usize = 128 << 10;
 /// Gas of a transaction (EIP-7825).
 const MAX_TX_GAS: u64 = 1 << 24;
@@ -23,8 +22,7 @@ const TX_GAS: u64 = 21_000;
 const CREATE_GAS: u64 = 32_000;
 /// Gas of a zero byte of input (Yellow Paper).
 const ZERO_BYTE_GAS: u64 = 4;
-/// Tokens of EIP-7623 for any other byte of input (EIP-2028): it costs as much as this many zero
-/// bytes.
+/// Tokens of EIP-7623 for any other byte of input, which costs so many zero bytes (EIP-2028).
 const TOKENS_PER_NONZERO_BYTE: u64 = 4;
 /// The least gas per token of input (EIP-7623).
 const FLOOR_GAS_PER_TOKEN: u64 = 10;
@@ -47,8 +45,7 @@ pub(crate) fn has_blobs(raw: &[u8]) -> bool {
     raw.first() == Some(&BLOB_TX_TYPE)
 }
 
-/// Decodes and runs the checks that need no signature, cheap ones first: about 10 us, and as much
-/// per blob.
+/// Decodes and runs the checks that need no signature, cheap ones first: 10 us, and 10 per blob.
 pub(crate) fn decode(
     raw: &[u8],
     field: &str,
@@ -69,8 +66,7 @@ pub(crate) fn decode(
     Ok(tx)
 }
 
-/// Recovers the sender, and compares the blobs' commitments with the transaction: about 50 us. Does
-/// not verify the proofs.
+/// Recovers the sender, and compares the blobs' commitments, but verifies no proofs: about 50 us.
 pub(crate) fn transaction(
     tx: PooledTransaction,
     field: &str,
@@ -104,23 +100,17 @@ fn fits(
     let refused = |reason, what: String| {
         Err(ErrorResponse::field(reason, field, format!("{field} ({hash}): {what}")))
     };
-    match tx.chain_id() {
-        Some(id) if id == chain_id => {}
-        Some(id) => {
-            return refused(Reason::ChainId, format!("chainId is {id}, must be {chain_id}"));
-        }
-        // Valid on every chain (before EIP-155), so anyone who sees it can replay it.
-        None => {
-            return refused(Reason::ChainId, format!("chainId is absent, must be {chain_id}"));
-        }
+    // Without one it is valid on every chain (before EIP-155), so anyone who sees it can replay it.
+    if tx.chain_id() != Some(chain_id) {
+        let id = tx.chain_id().map_or("absent".to_owned(), |id| id.to_string());
+        return refused(Reason::ChainId, format!("chainId is {id}, must be {chain_id}"));
     }
+    let (blobs, limit) = (tx.blob_versioned_hashes().map(<[_]>::len), MAX_BLOBS_PER_TX);
     // An empty sidecar would match it, but no block may contain it (EIP-4844: at least one blob).
-    if tx.blob_versioned_hashes().is_some_and(<[_]>::is_empty) {
-        let what = "blobVersionedHashes is empty, must have one".to_owned();
-        return refused(Reason::Sidecar, what);
+    if blobs == Some(0) {
+        return refused(Reason::Sidecar, "blobVersionedHashes is empty, must have one".to_owned());
     }
-    let (blobs, limit) = (tx.blob_versioned_hashes().map_or(0, <[_]>::len), MAX_BLOBS_PER_TX);
-    if blobs > limit {
+    if let Some(blobs) = blobs.filter(|blobs| *blobs > limit) {
         let what = format!("blobVersionedHashes has {blobs} entries, the most is {limit}");
         return refused(Reason::TooManyBlobs, what);
     }

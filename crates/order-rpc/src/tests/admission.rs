@@ -3,33 +3,22 @@
 use std::{
     future::{pending, ready},
     sync::{
-        Arc, Mutex,
+        Mutex,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
-    time::{Duration, Instant},
 };
 
-use alloy_primitives::Address;
-use alloy_signer_local::PrivateKeySigner;
-use futures::{FutureExt as _, future::join_all};
-use load_control::{Priority, WorkPermit};
-use order_pool::{Order, OrderPool, PoolConfig};
-use order_rpc::{Admission, AdmissionFuture, Candidate, Host, OrderRpcConfig, Verdict};
-use serde_json::json;
+use order_rpc::{Admission, AdmissionFuture, Candidate, Verdict};
 
-use super::{common::*, *};
+use super::*;
 
-fn start_with_host(
-    config: OrderRpcConfig,
-    pool: PoolConfig,
-    host: impl FnOnce(Host) -> Host,
-) -> Server {
+fn start_with_admission(setup: Setup, admission: impl Admission + 'static) -> Server {
     // The limit is that of a test below.
-    let start = start_by(config, |limits| limits.max_admissions = 2);
-    Server::start(OrderPool::new(pool).unwrap(), gate_config(64), None, |given| start(host(given)))
+    let limit = |limits: &mut Limits| limits.max_admissions = 2;
+    setup.start(limit, |host| host.with_admission(admission))
 }
 
-/// What it was asked about: the order's hash, its senders, and who signed the request.
+/// What it was asked about: the order's senders, who signed the request, whether it is a bundle.
 type Asked = (Vec<Address>, Option<Address>, bool);
 
 /// Decides as a function says; the second is whether it fails open.
@@ -65,38 +54,34 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
         let refuse = Verdict::Refuse { reason: "the sender has no balance".into() };
         at_once(if is_known { Verdict::Accept } else { refuse })
     };
-    let admission = Decides(decides, false);
-    let server =
-        start_with_host(config(), PoolConfig::default(), |host| host.with_admission(admission));
-    let (theirs, others) = (hex(&sign(plain(7), &sender)), raw(0));
-    for (raw, accepted) in [(&theirs, true), (&others, false)] {
-        let alone = call(server.addr, "eth_sendRawTransaction", json!([raw])).await;
+    let server = start_with_admission(Setup::default(), Decides(decides, false));
+    let signer = PrivateKeySigner::random();
+    let theirs = hex(&sign(plain(7), &sender));
+    for (raw, accepted) in [(&theirs, true), (&raw(0), false)] {
+        let alone = server.call("eth_sendRawTransaction", json!([raw])).await;
         let bundle = json!([{ "txs": [raw] }]);
-        let signer = PrivateKeySigner::random();
-        let bundle = signed_call(server.addr, &signer, "eth_sendBundle", bundle).await;
+        let bundle = server.signed(&signer).call("eth_sendBundle", bundle).await;
         let last = asked.lock().unwrap().last().cloned().unwrap();
         assert_eq!((last.1, last.2), (Some(signer.address()), true));
         for answer in [alone, bundle] {
             if accepted {
-                assert!(answer.json()["error"].is_null(), "{answer:?}");
+                answer.result();
             } else {
-                assert_eq!(answer.error(), (200, -32000, "admission".to_owned()));
-                let message = answer.json()["error"]["message"].clone();
-                assert_eq!(message, "the sender has no balance");
+                assert_eq!(answer.error(), (200, -32000, "admission"));
+                assert_eq!(answer.json()["error"]["message"], "the sender has no balance");
             }
         }
     }
     assert_eq!((server.pool.len(), server.counted.reason("admission")), (2, 2));
-    let counts = ["accepted", "refused"].map(|verdict| server.counted.verdict(verdict));
+    let counts = ["accepted", "refused"].map(|verdict| server.verdicts(verdict));
     assert_eq!(counts, [2, 2]);
     assert_eq!(asked.lock().unwrap()[0], (vec![sender.address()], None, false));
     // What is pooled and what cancels is not asked about.
     let before = asked.lock().unwrap().len();
-    call(server.addr, "eth_sendRawTransaction", json!([theirs])).await.result();
-    let cancel = json!([{ "uuid": UUID }]);
-    signed_call(server.addr, &sender, "eth_cancelBundle", cancel).await.result();
+    server.call("eth_sendRawTransaction", json!([theirs])).await.result();
+    server.signed(&sender).send(cancellation()).await.result();
     let cancel = json!([{ "txs": [], "uuid": "6ba7b810-9dad-11d1-80b4-00c04fd430c9" }]);
-    signed_call(server.addr, &sender, "eth_sendBundle", cancel).await.result();
+    server.signed(&sender).call("eth_sendBundle", cancel).await.result();
     assert_eq!(asked.lock().unwrap().len(), before);
 }
 
@@ -120,24 +105,18 @@ async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
                 if is_late { pending().await } else { Verdict::Unknown }
             })
         };
-        let undecided = Decides(undecided, fails_open);
-        let server =
-            start_with_host(config, PoolConfig::default(), |host| host.with_admission(undecided));
-        let calls = (0..8).map(|nonce| {
-            let params = json!([raw(nonce)]);
-            call(server.addr, "eth_sendRawTransaction", params)
-        });
-        for answer in join_all(calls).await {
+        let setup = Setup { config, ..Setup::default() };
+        let server = start_with_admission(setup, Decides(undecided, fails_open));
+        for answer in join_all((0..8).map(|_| server.send(transaction()))).await {
             if fails_open {
-                assert!(answer.json()["result"].is_string(), "{answer:?}");
+                answer.result();
             } else {
-                let refused = (503, -32005, "admission_unavailable".to_owned());
-                assert_eq!(answer.error(), refused);
+                assert_eq!(answer.error(), refused(503, "admission_unavailable"));
             }
         }
         let (refused, pooled) = if fails_open { (0, 8) } else { (8, 0) };
         assert_eq!(server.counted.reason("admission_unavailable"), refused);
-        assert_eq!((server.counted.verdict(verdict), server.pool.len()), (8, pooled));
+        assert_eq!((server.verdicts(verdict), server.pool.len()), (8, pooled));
         assert!(most.load(SeqCst) <= 2);
         until("the permits are back", || server.gate.stats().work_in_use == 0).await;
     }
@@ -146,8 +125,7 @@ async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
 /// A cancellation that follows its bundle in a batch must not overtake it, or the bundle is refused.
 #[tokio::test]
 async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_first() {
-    let mut config = config();
-    config.admission_timeout = PATIENCE;
+    let config = OrderRpcConfig { admission_timeout: PATIENCE, ..config() };
     // About the bundle last.
     let decided = Arc::new(tokio::sync::Notify::new());
     let backwards = move |candidate: Candidate<'_>| -> AdmissionFuture<'static> {
@@ -160,43 +138,16 @@ async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_fir
             Verdict::Accept
         })
     };
-    let backwards = Decides(backwards, false);
-    let server =
-        start_with_host(config, PoolConfig::default(), |host| host.with_admission(backwards));
+    let setup = Setup { config, ..Setup::default() };
+    let server = start_with_admission(setup, Decides(backwards, false));
     let body = batch(&[
         ("eth_sendBundle", json!({ "txs": [raw(0)], "replacementUuid": UUID })),
         ("eth_cancelBundle", json!({ "replacementUuid": UUID })),
         ("eth_sendRawTransaction", json!(raw(0))),
     ]);
-    let answer = send_signed(server.addr, &PrivateKeySigner::random(), &body).await;
-    let answers = answer.json();
-    assert!((0..3).all(|n| answers[n].get("result").is_some()), "{answers}");
+    let answer = server.signed(&PrivateKeySigner::random()).send(body).await;
+    assert_eq!(answer.reasons(), [None; 3]);
     assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
-}
-
-/// The whole batch was answered as refused, though the bundle in it was pooled.
-#[tokio::test]
-async fn what_of_a_batch_has_run_is_answered_so_when_the_rest_finds_no_permit() {
-    let (monitor, queue) = pressed();
-    let gate = impatient_gate_config(Duration::from_millis(10));
-    let pool = OrderPool::new(PoolConfig::default()).unwrap();
-    let server = Server::start(pool, gate, Some(monitor), |host| {
-        let (gate, permits) = (host.gate.clone(), Mutex::new(Vec::<WorkPermit>::new()));
-        // While it decides, the load falls, and all permits are taken.
-        let busy = move |_: Candidate<'_>| {
-            queue.removed(1);
-            let acquire = || gate.acquire_external(Priority::Known, Instant::now()).now_or_never();
-            permits.lock().unwrap().extend(std::iter::from_fn(|| acquire()?.ok()));
-            at_once(Verdict::Accept)
-        };
-        start_by(config(), |_| {})(host.with_admission(Decides(busy, false)))
-    });
-    let calls =
-        [("eth_sendRawTransaction", json!(raw(0))), ("eth_sendBundle", json!({ "txs": [raw(1)] }))];
-    let answers = send(server.addr, batch(&calls).as_bytes(), &[]).await.json();
-    assert_eq!(answers[0]["error"]["data"]["reason"], "no_permit", "{answers}");
-    assert!(answers[1]["result"].is_object(), "{answers}");
-    assert_eq!(server.pool.len(), 1);
 }
 
 #[tokio::test]
@@ -206,20 +157,15 @@ async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() 
         let fee = candidate.order.as_tx().map(|tx| tx.max_fee_wei());
         at_once(if fee == Some(7) { Verdict::Prioritize } else { Verdict::Accept })
     };
-    let server =
-        start_with_host(config(), pool, |host| host.with_admission(Decides(vouches, false)));
+    let setup = Setup { pool, ..Setup::default() };
+    let server = start_with_admission(setup, Decides(vouches, false));
     let send = async |fee: u128| {
-        let mut tx = plain(0);
-        (tx.max_fee_per_gas, tx.max_priority_fee_per_gas) = (fee, fee);
-        let params = json!([hex(&sign(tx, &PrivateKeySigner::random()))]);
-        let answer = call(server.addr, "eth_sendRawTransaction", params).await;
-        answer.json()["result"].as_str().map(|hash| hash.parse().unwrap())
+        let tx = TxEip1559 { max_fee_per_gas: fee, max_priority_fee_per_gas: fee, ..plain(0) };
+        let raw = hex(&sign(tx, &PrivateKeySigner::random()));
+        server.call("eth_sendRawTransaction", json!([raw])).await.hash()
     };
-    let vouched = send(7).await.unwrap();
-    let plain = send(8).await.unwrap();
-    let dearer = send(9).await.unwrap();
-    let pooled = [vouched, plain, dearer].map(|hash| server.pool.contains(&hash));
-    assert_eq!(pooled, [true, false, true]);
+    let sent = [send(7).await, send(8).await, send(9).await];
+    assert_eq!(sent.map(|hash| server.pool.contains(&hash)), [true, false, true]);
     assert_eq!((server.pool.stats().txs, server.pool.stats().external_txs), (2, 1));
-    assert_eq!(server.counted.verdict("prioritized"), 1);
+    assert_eq!(server.verdicts("prioritized"), 1);
 }

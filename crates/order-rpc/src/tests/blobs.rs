@@ -2,15 +2,14 @@
 
 use alloy_consensus::{EthereumTxEnvelope, SignableTransaction, TxEip4844, TxEip4844WithSidecar};
 use alloy_eips::{
-    eip2718::Encodable2718,
+    eip2718::{Decodable2718, Encodable2718},
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
     eip7594::BlobTransactionSidecarVariant,
 };
-use alloy_primitives::B256;
 use alloy_signer::SignerSync;
-use alloy_signer_local::PrivateKeySigner;
+use order_pool::PooledTransaction;
 
-use super::common::*;
+use super::*;
 
 /// The commitments of the blobs whose every field element is 0, 1, 2 and 3: so many times the generator of G1. The
 /// first, the point at infinity, is the proof of each.
@@ -67,6 +66,12 @@ pub(crate) fn with_blobs(count: usize) -> (String, String) {
     wrong.proofs[0][47] ^= 1;
     let hashes: Vec<_> = right.versioned_hashes().collect();
     (with_sidecar(hashes.clone(), right, &signer), with_sidecar(hashes, wrong, &signer))
+}
+
+/// The hash of a transaction that is sent so.
+pub(super) fn hash_of(raw: &str) -> B256 {
+    let raw = alloy_primitives::hex::decode(raw).unwrap();
+    *PooledTransaction::decode_2718_exact(&raw).unwrap().tx_hash()
 }
 
 /// A blob transaction as a block has it, without its blobs, and as a pool has it, with them.

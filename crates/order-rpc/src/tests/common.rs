@@ -1,43 +1,56 @@
-//! A server on a free port, a client that shows status, headers and body, and signed orders.
+//! A server on a free port, clients that show status, headers and body, and signed orders.
 #![allow(
     dead_code,
     unreachable_pub,
+    unused_imports,
     reason = "a module of several test binaries, each using a part"
 )]
-
-#[path = "memory.rs"]
-pub mod memory;
 
 use std::{
     collections::HashMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
+};
+pub use std::{
+    sync::Arc,
     time::{Duration, Instant},
 };
 
-use alloy_consensus::{SignableTransaction, Signed, TxEip1559};
+use alloy_consensus::{SignableTransaction, Signed};
 use alloy_eips::eip2718::Encodable2718;
-use alloy_primitives::{Address, B256, Signature, TxKind, U256, keccak256};
+use alloy_primitives::{Signature, TxKind, U256, keccak256};
 use alloy_signer::SignerSync;
-use alloy_signer_local::PrivateKeySigner;
-use futures::FutureExt as _;
-use load_control::{Gate, GateConfig, Limit, LoadMonitor, Priority, WorkPermit};
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
-use order_pool::{Block, Head, OrderPool, PoolConfig, PooledTransaction};
-use order_rpc::{Host, OrderRpc, OrderRpcConfig};
-use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use order_pool::{Block, Head, PooledTransaction};
+use order_rpc::Reason;
+use tokio::net::TcpSocket;
+pub use {
+    alloy_consensus::TxEip1559,
+    alloy_primitives::{Address, B256},
+    alloy_signer_local::PrivateKeySigner,
+    futures::{FutureExt, future::join_all},
+    load_control::{Gate, GateConfig, Limit, LoadMonitor, Priority, WorkPermit},
+    order_pool::{OrderPool, PoolConfig},
+    order_rpc::{Host, OrderRpc, OrderRpcConfig, Quota, SignatureMode},
+    serde_json::{Value, json},
+    testkit::usage::resident_bytes,
+    tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+    },
 };
 
 pub const CHAIN: u64 = 1337;
 pub const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
 /// How long a test waits for what must happen. A machine that is busy is no failure.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Two callers, by their addresses of the loopback network.
+pub const ONE: [u8; 4] = [127, 0, 0, 1];
+pub const OTHER: [u8; 4] = [127, 0, 0, 2];
+pub const SIGNATURE: &str = "x-flashbots-signature";
 
 pub struct Server {
     pub rpc: OrderRpc,
@@ -53,14 +66,17 @@ pub fn block(number: u64, mined: &[B256]) -> Block {
     Block::new(Head::new(number, hash(number), hash(number - 1)), mined)
 }
 
-/// What the metrics of one server say: its handles are made when it starts, by whoever starts it.
-#[derive(Clone, Debug, Default)]
-pub struct Counted(Arc<Mutex<HashMap<Series, Arc<AtomicU64>>>>);
-
-/// A metric and its `reason` or `verdict`, empty if it has none.
-type Series = (String, String);
+/// What the metrics say of what was made while they were recorded: the sum of each, by its name and
+/// its label, which is empty if it has none.
+pub struct Counted(Snapshotter, Mutex<HashMap<(String, String), f64>>);
 
 impl Counted {
+    pub fn while_made<T>(make: impl FnOnce() -> T) -> (T, Self) {
+        let recorder = DebuggingRecorder::new();
+        let made = metrics::with_local_recorder(&recorder, make);
+        (made, Self(recorder.snapshotter(), Mutex::default()))
+    }
+
     /// How often something was answered with no for this reason.
     pub fn reason(&self, reason: &str) -> u64 {
         self.of("order_rpc_refused_total", reason) + self.of("order_rpc_failed_total", reason)
@@ -68,46 +84,43 @@ impl Counted {
 
     /// The same, since the last look.
     pub fn take(&self, reason: &str) -> u64 {
-        let take = |metric| self.get(metric, reason).swap(0, Relaxed);
-        take("order_rpc_refused_total") + take("order_rpc_failed_total")
+        let count = self.reason(reason);
+        self.1.lock().unwrap().retain(|(_, label), _| label != reason);
+        count
     }
 
-    /// How often the host decided so.
-    pub fn verdict(&self, verdict: &str) -> u64 {
-        self.of("order_rpc_admissions_total", verdict)
-    }
-
-    pub fn of(&self, metric: &str, reason: &str) -> u64 {
-        self.get(metric, reason).load(Relaxed)
-    }
-
-    pub fn gauge(&self, metric: &str) -> f64 {
-        f64::from_bits(self.get(metric, "").load(Relaxed))
-    }
-
-    fn get(&self, metric: &str, reason: &str) -> Arc<AtomicU64> {
-        let key = (metric.to_owned(), reason.to_owned());
-        Arc::clone(self.0.lock().unwrap().entry(key).or_default())
+    pub fn of(&self, metric: &str, label: &str) -> u64 {
+        let mut sums = self.1.lock().unwrap();
+        // A snapshot has what came since the one before.
+        for (key, _, _, value) in self.0.snapshot().into_vec() {
+            let label = key.key().labels().next().map_or("", |label| label.value());
+            let sum = sums.entry((key.key().name().to_owned(), label.to_owned())).or_default();
+            *sum += match value {
+                DebugValue::Counter(count) => count as f64,
+                DebugValue::Gauge(level) => level.0,
+                DebugValue::Histogram(_) => 0.0,
+            };
+        }
+        sums.get(&(metric.to_owned(), label.to_owned())).copied().unwrap_or_default() as u64
     }
 }
 
-impl Recorder for Counted {
-    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
-    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+/// The most that was resident whenever someone looked. Resident memory is the process's, and what
+/// others freed would hide what is taken: each test that uses this is a program of its own. Clients
+/// and server share it, so a bound holds for both.
+#[derive(Debug, Default)]
+pub struct Most(AtomicUsize);
 
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
-        let is_outcome = |name| name == "reason" || name == "verdict";
-        let reason = key.labels().find(|label| is_outcome(label.key()));
-        Counter::from_arc(self.get(key.name(), reason.map_or("", |label| label.value())))
+impl Most {
+    pub fn look(&self) {
+        // A maximum orders nothing else.
+        self.0.fetch_max(resident_bytes(), Relaxed);
     }
 
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        Gauge::from_arc(self.get(key.name(), ""))
-    }
-
-    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
-        Histogram::noop()
+    /// By how many bytes that is above `before`.
+    pub fn above(&self, before: usize) -> usize {
+        self.look();
+        self.0.load(Relaxed).saturating_sub(before)
     }
 }
 
@@ -145,8 +158,7 @@ impl Server {
         let gate = Gate::new(gate).unwrap();
         let mut host = Host::new(pool.clone(), gate.clone());
         host.monitor = monitor;
-        let counted = Counted::default();
-        let rpc = metrics::with_local_recorder(&counted, || start(host));
+        let (rpc, counted) = Counted::while_made(|| start(host));
         Self { addr: rpc.local_addr(), rpc, pool, gate, counted }
     }
 
@@ -168,6 +180,36 @@ impl Server {
     pub async fn until_nothing_is_held(&self) {
         until("everything is given back", || self.held() == [0; 4]).await;
     }
+
+    /// How often the host decided so.
+    pub fn verdicts(&self, verdict: &str) -> u64 {
+        self.counted.of("order_rpc_admissions_total", verdict)
+    }
+
+    pub async fn until_in_flight(&self, count: usize) {
+        until("they are in", || self.rpc.active_requests() == count).await;
+    }
+
+    /// A client at this address of the loopback network: to the server another caller.
+    pub fn from(&self, from: [u8; 4]) -> Client {
+        Client { to: self.addr, from, headers: String::new(), signer: None }
+    }
+
+    pub fn signed(&self, signer: &PrivateKeySigner) -> Client {
+        self.from(ONE).signed(signer)
+    }
+
+    pub async fn send(&self, body: impl AsRef<[u8]>) -> Answer {
+        self.from(ONE).send(body).await
+    }
+
+    pub async fn call(&self, method: &str, params: Value) -> Answer {
+        self.from(ONE).call(method, params).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.from(ONE).get(path).await
+    }
 }
 
 /// A server with its defaults, in a process of its own.
@@ -176,6 +218,102 @@ pub fn start_server(config: OrderRpcConfig, gate: GateConfig) -> Server {
     order_pool::load_trusted_setup();
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     Server::start(pool, gate, None, |host| OrderRpc::start(config, host).unwrap())
+}
+
+#[derive(Clone, Debug)]
+pub struct Client {
+    to: SocketAddr,
+    from: [u8; 4],
+    headers: String,
+    signer: Option<PrivateKeySigner>,
+}
+
+impl Client {
+    pub fn with(mut self, name: &str, value: &str) -> Self {
+        self.headers += &format!("{name}: {value}\r\n");
+        self
+    }
+
+    /// Signs what it sends.
+    pub fn signed(self, signer: &PrivateKeySigner) -> Self {
+        Self { signer: Some(signer.clone()), ..self }
+    }
+
+    /// The head of a request with a body of this length, after which the connection ends.
+    pub fn head(&self, method: &str, path: &str, length: usize) -> String {
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: {length}\r\nconnection: close\r\n{}\r\n",
+            self.headers
+        )
+    }
+
+    /// A request as it is written.
+    pub fn post(mut self, body: &[u8]) -> Vec<u8> {
+        if let Some(signer) = self.signer.take() {
+            self = self.with(SIGNATURE, &signature(&signer, body));
+        }
+        [self.head("POST", "/", body.len()).as_bytes(), body].concat()
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        let socket = TcpSocket::new_v4().unwrap();
+        // A port of the default address is bound when it connects: more of them can be open.
+        if self.from != ONE {
+            socket.bind(SocketAddr::from((self.from, 0))).unwrap();
+        }
+        socket.connect(self.to).await.unwrap()
+    }
+
+    pub async fn write(&self, bytes: impl AsRef<[u8]>) -> Answer {
+        let mut socket = self.connect().await;
+        socket.write_all(bytes.as_ref()).await.unwrap();
+        read_answer(&mut socket).await
+    }
+
+    pub async fn send(self, body: impl AsRef<[u8]>) -> Answer {
+        let client = self.clone();
+        client.write(self.post(body.as_ref())).await
+    }
+
+    pub async fn call(self, method: &str, params: Value) -> Answer {
+        self.send(request(method, params)).await
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.write(self.head("GET", path, 0)).await
+    }
+
+    /// Promises a body of this length, and sends its beginning.
+    pub async fn begin(&self, length: usize, beginning: &str) -> TcpStream {
+        let mut socket = self.connect().await;
+        let text = self.head("POST", "/", length) + beginning;
+        // A server that refuses it may close before all is sent; the answer says why.
+        let _ = socket.write_all(text.as_bytes()).await;
+        socket
+    }
+
+    /// Asks for its health and stays: a connection between two requests. `None` if it is refused.
+    pub async fn keep(&self) -> Option<TcpStream> {
+        let mut socket = self.connect().await;
+        let answer = ask_on(&mut socket, self.head("GET", "/healthz", 0)).await;
+        answer.is_some_and(|answer| answer.status == 200).then_some(socket)
+    }
+}
+
+/// Sends a request whose response is not the last one. `None` if the connection is closed before.
+pub async fn ask_on(socket: &mut TcpStream, text: impl AsRef<[u8]>) -> Option<Answer> {
+    let text = String::from_utf8_lossy(text.as_ref()).replace("connection: close\r\n", "");
+    let _ = socket.write_all(text.as_bytes()).await;
+    let mut read = vec![0; 4_096];
+    let count = tokio::time::timeout(PATIENCE, socket.read(&mut read)).await.unwrap().ok()?;
+    (count > 0).then(|| parse(&read[..count]))
+}
+
+pub async fn is_closed(socket: &mut TcpStream) {
+    // A reset is as good an end as none, and what was on its way comes first.
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest)).await.expect("closed");
 }
 
 #[derive(Debug)]
@@ -192,8 +330,7 @@ impl Answer {
 
     /// Whether it has a result, which may be null, and no error.
     pub fn is_success(&self) -> bool {
-        let json = self.json();
-        json.get("result").is_some() && json.get("error").is_none()
+        reason_of(&self.json()).is_none()
     }
 
     /// What must have succeeded.
@@ -203,11 +340,17 @@ impl Answer {
         self.json()["result"].clone()
     }
 
-    /// The code and the reason of an error, whose data has what its code promises.
-    pub fn error(&self) -> (u16, i64, String) {
+    /// The hash that is the result of a transaction.
+    #[track_caller]
+    pub fn hash(&self) -> B256 {
+        serde_json::from_value(self.result()).unwrap()
+    }
+
+    /// The status, the code and the reason of an error, whose data has what its code promises.
+    pub fn error(&self) -> (u16, i64, &'static str) {
         let json = self.json();
         let error = &json["error"];
-        let reason = error["data"]["reason"].as_str().unwrap_or_else(|| panic!("{self:?}"));
+        let reason = reason_of(&json).unwrap_or_else(|| panic!("{self:?}"));
         let code = error["code"].as_i64().unwrap();
         if code == -32005 {
             let ms = error["data"]["retryAfterMs"].as_u64().unwrap();
@@ -217,24 +360,31 @@ impl Answer {
         if code == -32602 {
             assert!(error["data"]["field"].is_string(), "{self:?}");
         }
-        (self.status, code, reason.to_owned())
+        (self.status, code, reason)
     }
 
-    pub fn field(&self) -> String {
-        self.json()["error"]["data"]["field"].as_str().unwrap().to_owned()
+    /// The reason and the field of an error of a parameter.
+    #[track_caller]
+    pub fn of_field(&self) -> (&'static str, String) {
+        let (status, code, reason) = self.error();
+        assert_eq!((status, code), (200, -32602), "{self:?}");
+        (reason, self.json()["error"]["data"]["field"].as_str().unwrap().to_owned())
+    }
+
+    /// The reason of each element of a batch; `None`: it has succeeded.
+    pub fn reasons(&self) -> Vec<Option<&'static str>> {
+        self.json().as_array().unwrap().iter().map(reason_of).collect()
     }
 }
 
-pub fn head(method: &str, path: &str, length: usize, headers: &[(&str, &str)]) -> String {
-    let mut head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
-         content-length: {length}\r\nconnection: close\r\n"
-    );
-    for (name, value) in headers {
-        head.push_str(&format!("{name}: {value}\r\n"));
+/// Why it is an error, one of a closed set, or `None` if it has a result and no error.
+fn reason_of(response: &Value) -> Option<&'static str> {
+    if response.get("result").is_some() && response.get("error").is_none() {
+        return None;
     }
-    head.push_str("\r\n");
-    head
+    let said = &response["error"]["data"]["reason"];
+    let reason = Reason::ALL.into_iter().find(|reason| said == reason.as_str());
+    Some(reason.unwrap_or_else(|| panic!("{response}")).as_str())
 }
 
 pub async fn read_answer(socket: &mut TcpStream) -> Answer {
@@ -258,49 +408,6 @@ pub fn parse(bytes: &[u8]) -> Answer {
     Answer { status, headers, text: body.to_owned() }
 }
 
-pub async fn send(addr: SocketAddr, body: &[u8], headers: &[(&str, &str)]) -> Answer {
-    send_on(TcpStream::connect(addr).await.unwrap(), body, headers).await
-}
-
-pub async fn send_on(mut socket: TcpStream, body: &[u8], headers: &[(&str, &str)]) -> Answer {
-    let mut bytes = head("POST", "/", body.len(), headers).into_bytes();
-    bytes.extend_from_slice(body);
-    socket.write_all(&bytes).await.unwrap();
-    read_answer(&mut socket).await
-}
-
-/// A connection from this address of the loopback network: to the server another caller.
-pub async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
-    let socket = tokio::net::TcpSocket::new_v4().unwrap();
-    socket.bind(SocketAddr::from((from, 0))).unwrap();
-    socket.connect(to).await.unwrap()
-}
-
-/// A request as it is written.
-pub async fn send_text(addr: SocketAddr, text: &str) -> Answer {
-    let mut socket = TcpStream::connect(addr).await.unwrap();
-    socket.write_all(text.as_bytes()).await.unwrap();
-    read_answer(&mut socket).await
-}
-
-pub async fn get(addr: SocketAddr, path: &str) -> Answer {
-    send_text(addr, &head("GET", path, 0, &[])).await
-}
-
-/// Promises a body of this length, and sends its beginning.
-pub async fn begin(
-    from: [u8; 4],
-    to: SocketAddr,
-    (length, beginning): (usize, &str),
-    headers: &[(&str, &str)],
-) -> TcpStream {
-    let mut socket = connect_from(from, to).await;
-    let text = head("POST", "/", length, headers) + beginning;
-    // A server that refuses it may close before all is sent; the answer says why.
-    let _ = socket.write_all(text.as_bytes()).await;
-    socket
-}
-
 pub fn request(method: &str, params: Value) -> String {
     element(method, params).to_string()
 }
@@ -320,13 +427,14 @@ pub fn transaction() -> String {
     request("eth_sendRawTransaction", json!([raw(0)]))
 }
 
-/// An error that says when to come back.
-pub fn refused(status: u16, reason: &str) -> (u16, i64, String) {
-    (status, -32005, reason.to_owned())
+/// A cancellation of the bundle with [`UUID`], as a request.
+pub fn cancellation() -> String {
+    request("eth_cancelBundle", json!([{ "uuid": UUID }]))
 }
 
-pub async fn call(addr: SocketAddr, method: &str, params: Value) -> Answer {
-    send(addr, request(method, params).as_bytes(), &[]).await
+/// An error that says when to come back.
+pub fn refused(status: u16, reason: &'static str) -> (u16, i64, &'static str) {
+    (status, -32005, reason)
 }
 
 pub fn signature(signer: &PrivateKeySigner, body: &[u8]) -> String {
@@ -334,28 +442,9 @@ pub fn signature(signer: &PrivateKeySigner, body: &[u8]) -> String {
     format!("{}:{}", signer.address(), signer.sign_message_sync(text.as_bytes()).unwrap())
 }
 
-/// The same signature with the address of another signer.
-pub fn claimed_by(signature: &str, other: &PrivateKeySigner) -> String {
-    let (_, signature) = signature.split_once(':').unwrap();
-    format!("{}:{signature}", other.address())
-}
-
-pub async fn signed_call(
-    addr: SocketAddr,
-    signer: &PrivateKeySigner,
-    method: &str,
-    params: Value,
-) -> Answer {
-    send_signed(addr, signer, &request(method, params)).await
-}
-
-pub async fn send_signed(addr: SocketAddr, signer: &PrivateKeySigner, body: &str) -> Answer {
-    send_signed_on(TcpStream::connect(addr).await.unwrap(), signer, body).await
-}
-
-pub async fn send_signed_on(to: TcpStream, signer: &PrivateKeySigner, body: &str) -> Answer {
-    let header = signature(signer, body.as_bytes());
-    send_on(to, body.as_bytes(), &[("x-flashbots-signature", &header)]).await
+/// A signature of a body with the address of another signer, whose it is not.
+pub fn forged(by: &PrivateKeySigner, body: &[u8], as_of: &PrivateKeySigner) -> String {
+    signature(by, body).replace(&by.address().to_string(), &as_of.address().to_string())
 }
 
 pub fn plain(nonce: u64) -> TxEip1559 {

@@ -1,89 +1,76 @@
 //! Orders that are good get into the pool, by each way in.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
-    time::{Duration, Instant, SystemTime},
+    sync::atomic::{AtomicBool, Ordering::SeqCst},
+    time::SystemTime,
 };
 
-use alloy_primitives::B256;
-use alloy_signer_local::PrivateKeySigner;
-use order_pool::{Event, OrderPool, PoolConfig};
-use serde_json::{Value, json};
+use order_pool::{Origin, RejectReason};
 
-use super::{common::*, *};
+use super::*;
 
 #[tokio::test]
 async fn a_raw_transaction_is_answered_with_its_hash_and_is_in_the_pool() {
     let server = start(config());
     let tx = sign(plain(0), &PrivateKeySigner::random());
-    let answer = call(server.addr, "eth_sendRawTransaction", json!([hex(&tx)])).await;
-    assert_eq!((answer.status, &answer.json()["result"]), (200, &json!(tx.tx_hash())));
-    let order = server.pool.get(tx.tx_hash()).unwrap();
-    assert_eq!(order.as_tx().unwrap().origin(), order_pool::Origin::Rpc);
-    // Again: it is in the pool, so it is success again, and nobody is told twice.
-    let again = call(server.addr, "eth_sendRawTransaction", json!([hex(&tx)])).await;
-    assert_eq!(again.json()["result"], json!(tx.tx_hash()));
-    assert_eq!(server.pool.len(), 1);
+    // The second time it is in the pool, so it is success again, and nobody is told twice.
+    for _ in 0..2 {
+        let answer = server.call("eth_sendRawTransaction", json!([hex(&tx)])).await;
+        assert_eq!((answer.status, answer.hash()), (200, *tx.tx_hash()));
+        let order = server.pool.get(tx.tx_hash()).unwrap();
+        assert_eq!(order.as_tx().unwrap().origin(), Origin::Rpc);
+        assert_eq!(server.pool.len(), 1);
+    }
+}
+
+/// A bundle of these transactions, with the uuid of these tests.
+fn keyed(txs: &[&String], nonce: Option<u64>) -> Value {
+    json!([{ "txs": txs, "blockNumber": 5, "replacementUuid": UUID, "replacementNonce": nonce }])
 }
 
 #[tokio::test]
 async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
     let server = start(config());
-    let (owner, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
-    let mut events = server.pool.subscribe_all();
-    let bundle = |tx: &str, nonce: u64| {
-        json!([{ "txs": [tx], "blockNumber": "0x5", "replacementUuid": UUID,
-            "replacementNonce": format!("{nonce:#x}") }])
+    let owner = PrivateKeySigner::random();
+    let send = async |tx: &String, nonce| {
+        server.signed(&owner).call("eth_sendBundle", keyed(&[tx], Some(nonce))).await
     };
-    let cancel = json!([{ "replacementUuid": UUID }]);
     let (first, second) = (raw(0), raw(1));
-    let sent = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&first, 1)).await;
-    let hash: B256 = serde_json::from_value(sent.json()["result"]["bundleHash"].clone()).unwrap();
-    let Some(Event::Added(order)) = events.try_next().unwrap().ok() else { panic!("not added") };
-    assert_eq!(order.as_bundle().unwrap().hash(), &hash);
-    assert_eq!(order.as_bundle().unwrap().key().unwrap().signer, owner.address());
+    let sent = send(&first, 1).await.result();
+    let order = bundles(server.pool.subscribe_all()).remove(0);
+    assert_eq!(json!(order.hash()), sent["bundleHash"]);
+    assert_eq!(order.key().unwrap().signer, owner.address());
     // Another's bundle of the same uuid is another bundle, and so is its cancellation.
-    signed_call(server.addr, &other, "eth_cancelBundle", cancel.clone()).await.result();
-    assert!(server.pool.contains(order.id().hash()), "cancelled by another");
-    signed_call(server.addr, &owner, "eth_sendBundle", bundle(&second, 2)).await.result();
-    assert!(!server.pool.contains(order.id().hash()));
-    let late = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&first, 1)).await;
-    assert_eq!(late.error(), (200, -32000, "superseded".to_owned()));
-    let cancelled = signed_call(server.addr, &owner, "eth_cancelBundle", cancel).await;
+    let other = PrivateKeySigner::random();
+    server.signed(&other).send(cancellation()).await.result();
+    assert!(server.pool.contains(order.id()), "cancelled by another");
+    send(&second, 2).await.result();
+    assert!(!server.pool.contains(order.id()));
+    assert_eq!(send(&first, 1).await.error(), (200, -32000, "superseded"));
+    let cancelled = server.signed(&owner).send(cancellation()).await;
     assert_eq!(cancelled.result(), Value::Null);
     assert!(server.pool.is_empty());
-    let after = signed_call(server.addr, &owner, "eth_sendBundle", bundle(&raw(2), 9)).await;
-    assert_eq!(after.error().1, -32000, "cancelled permanently");
+    assert_eq!(send(&raw(2), 9).await.error().1, -32000, "cancelled permanently");
 }
 
 /// Its place is the microsecond of its arrival. No message without effect is answered with success.
 #[tokio::test]
 async fn after_a_bundle_without_a_nonce_a_small_one_is_refused_and_the_answer_says_above_which() {
     let server = start(config());
-    let owner = PrivateKeySigner::random();
-    let send = async |method, params| signed_call(server.addr, &owner, method, params).await;
-    let bundle = json!([{ "txs": [raw(0)], "blockNumber": "0x5", "replacementUuid": UUID }]);
-    send("eth_sendBundle", bundle).await.result();
-    let place = {
-        let order = server.pool.subscribe_all().try_next().unwrap().unwrap();
-        let Event::Added(order) = order else { panic!("not added") };
-        order.as_bundle().unwrap().nonce().unwrap()
-    };
+    let owner = server.signed(&PrivateKeySigner::random());
+    let send = async |method, params| owner.clone().call(method, params).await;
+    send("eth_sendBundle", keyed(&[&raw(0)], None)).await.result();
+    let place = bundles(server.pool.subscribe_all())[0].nonce().unwrap();
     assert!(place > 1_700_000_000_000_000, "microseconds: {place}");
-    let keyed = |txs: &[String]| json!([{ "txs": txs, "blockNumber": "0x5", "replacementUuid": UUID, "replacementNonce": 5 }]);
     for (method, params) in [
-        ("eth_sendBundle", keyed(&[raw(1)])),
-        ("eth_sendBundle", keyed(&[])),
+        ("eth_sendBundle", keyed(&[&raw(1)], Some(5))),
+        ("eth_sendBundle", keyed(&[], Some(5))),
         ("eth_cancelBundle", json!([{ "replacementUuid": UUID, "replacementNonce": 5 }])),
     ] {
         let answer = send(method, params).await;
-        assert_eq!(answer.error(), (200, -32000, "superseded".to_owned()));
-        let message = answer.json()["error"]["message"].to_string();
+        assert_eq!(answer.error(), (200, -32000, "superseded"));
         let expected = format!("replacementNonce is 5, must be above {place}");
-        assert!(message.contains(&expected), "{message}");
+        assert!(answer.text.contains(&expected), "{answer:?}");
         assert_eq!(server.pool.len(), 1);
     }
     let cancel = json!([{ "replacementUuid": UUID, "replacementNonce": place + 1 }]);
@@ -97,8 +84,7 @@ async fn an_order_is_first_seen_when_its_request_arrives_however_long_it_waits()
     let server = start(config());
     let held = server.hold_permits();
     let bundle = |n| ("eth_sendBundle", json!({ "txs": [raw(n)], "blockNumber": 5 }));
-    let (addr, body) = (server.addr, batch(&[bundle(0), bundle(1)]));
-    let sent = tokio::spawn(async move { send(addr, body.as_bytes(), &[]).await });
+    let sent = tokio::spawn(server.from(ONE).send(batch(&[bundle(0), bundle(1)])));
     until("it waits", || server.gate.stats().work_waited == 1).await;
     let waited = SystemTime::now();
     drop(held);
@@ -113,28 +99,22 @@ async fn an_order_is_first_seen_when_its_request_arrives_however_long_it_waits()
 #[tokio::test]
 async fn a_copy_of_a_message_without_a_nonce_is_a_later_one_and_with_a_nonce_it_is_not() {
     let owner = PrivateKeySigner::random();
-    for is_numbered in [false, true] {
+    for (is_numbered, expected) in [
+        (false, [Some(0), Some(1), Some(0), None, Some(1), Some(2), None]),
+        (true, [Some(0), Some(1), Some(1), None, None, Some(2), Some(2)]),
+    ] {
         let server = start(config());
-        let message = |txs: &[String], nonce: u64| {
-            let nonce = is_numbered.then_some(nonce);
-            request(
-                "eth_sendBundle",
-                json!([{ "txs": txs, "blockNumber": 5, "uuid": UUID, "replacementNonce": nonce }]),
-            )
+        let message = |txs: &[&String], nonce: u64| {
+            request("eth_sendBundle", keyed(txs, is_numbered.then_some(nonce)))
         };
-        let [first, second] = [raw(0), raw(1)];
-        let (first, second) = (message(&[first], 1), message(&[second], 2));
-        let (empty, third) = (message(&[], 3), message(&[raw(2)], 4));
+        let (first, second) = (message(&[&raw(0)], 1), message(&[&raw(1)], 2));
+        let (empty, third) = (message(&[], 3), message(&[&raw(2)], 4));
         let mut pooled = Vec::new();
         for body in [&first, &second, &first, &empty, &second, &third, &empty] {
-            send_signed(server.addr, &owner, body).await;
+            server.signed(&owner).send(body).await;
             let nonces = bundles(server.pool.subscribe_all());
             pooled.push(nonces.first().map(|bundle| bundle.txs()[0].nonce()));
         }
-        let expected = match is_numbered {
-            false => [Some(0), Some(1), Some(0), None, Some(1), Some(2), None],
-            true => [Some(0), Some(1), Some(1), None, None, Some(2), Some(2)],
-        };
         assert_eq!(pooled, expected);
     }
 }
@@ -142,64 +122,56 @@ async fn a_copy_of_a_message_without_a_nonce_is_a_later_one_and_with_a_nonce_it_
 /// A block took its transaction so long ago that the pool remembers only that it was here.
 #[tokio::test]
 async fn a_bundle_that_has_left_is_answered_as_known_and_not_as_pooled() {
-    let server = start_on(OrderPool::new(PoolConfig::default()).unwrap(), config());
+    let server = start(config());
     server.pool.on_head(block(10, &[]));
     let tx = sign(plain(0), &PrivateKeySigner::random());
-    let bundle = json!([{ "txs": [hex(&tx)], "blockNumber": "0xe" }]);
+    let bundle = request("eth_sendBundle", json!([{ "txs": [hex(&tx)], "blockNumber": "0xe" }]));
     // Once more while it is pooled.
     for _ in 0..2 {
-        call(server.addr, "eth_sendBundle", bundle.clone()).await.result();
+        server.send(&bundle).await.result();
     }
     server.pool.on_head(block(11, &[*tx.tx_hash()]));
-    let mined = call(server.addr, "eth_sendBundle", bundle.clone()).await;
-    assert_eq!(mined.error(), (200, -32000, "mined".to_owned()));
+    assert_eq!(server.send(&bundle).await.error(), (200, -32000, "mined"));
     // So many that the pool forgets the block before.
     let many: Vec<B256> =
         (0..1_u64 << 20).map(|n| B256::left_padding_from(&n.to_be_bytes())).collect();
     server.pool.on_head(block(12, &many));
-    let known = call(server.addr, "eth_sendBundle", bundle).await;
-    assert_eq!(known.error(), (200, -32000, "known".to_owned()));
+    assert_eq!(server.send(&bundle).await.error(), (200, -32000, "known"));
     assert!(server.pool.is_empty());
 }
 
 #[tokio::test]
 async fn what_the_pool_refuses_is_counted_by_its_reason() {
-    let counted = Counted::default();
-    let pool = metrics::with_local_recorder(&counted, || {
-        OrderPool::new(PoolConfig { max_bundles: 1, ..PoolConfig::default() }).unwrap()
-    });
-    let server = start_on(pool, config());
+    let pool = PoolConfig { max_bundles: 1, ..PoolConfig::default() };
+    let (server, counted) =
+        Counted::while_made(|| Setup { pool, ..Setup::default() }.limited(|_| {}));
     server.pool.on_head(block(10, &[]));
-    let send = |n| call(server.addr, "eth_sendBundle", json!([{ "txs": [raw(n)] }]));
+    let send = |n| server.call("eth_sendBundle", json!([{ "txs": [raw(n)] }]));
     send(0).await.result();
     for n in [1, 2] {
-        let refused = send(n).await;
-        assert!(refused.json()["error"].is_object(), "{refused:?}");
+        send(n).await.error();
     }
-    assert_eq!(counted.of("order_pool_rejected_total", "holder_full"), 2);
-    assert_eq!(server.pool.stats().rejected, 2);
-    let all = order_pool::RejectReason::ALL;
-    let sum: u64 = all.iter().map(|reason| counted.of("order_pool_rejected_total", reason)).sum();
-    assert_eq!(sum, 2);
-    assert_eq!(counted.of("order_pool_rejected_total", ""), 0, "none without a reason");
+    let rejected = |reason| counted.of("order_pool_rejected_total", reason);
+    assert_eq!((rejected("holder_full"), server.pool.stats().rejected), (2, 2));
+    assert_eq!(RejectReason::ALL.map(rejected).iter().sum::<u64>(), 2);
+    assert_eq!(rejected(""), 0, "none without a reason");
 }
 
 #[tokio::test]
 async fn a_batch_has_an_answer_for_each_element() {
     let server = start(config());
-    let (good, bad) = (raw(0), "0x02");
     let batch = json!([
-        { "jsonrpc": "2.0", "id": 7, "method": "eth_sendRawTransaction", "params": [good] },
-        { "jsonrpc": "2.0", "id": 8, "method": "eth_sendRawTransaction", "params": [bad] },
+        { "jsonrpc": "2.0", "id": 7, "method": "eth_sendRawTransaction", "params": [raw(0)] },
+        { "jsonrpc": "2.0", "id": 8, "method": "eth_sendRawTransaction", "params": ["0x02"] },
         { "jsonrpc": "2.0", "id": 9, "method": "no_such", "params": [] },
     ]);
-    let answer = send(server.addr, batch.to_string().as_bytes(), &[]).await;
+    let answer = server.send(batch.to_string()).await;
     assert_eq!(answer.status, 200);
+    assert_eq!(answer.reasons(), [None, Some("undecodable"), Some("method")]);
     let json = answer.json();
-    let by_id = |id: u64| json.as_array().unwrap().iter().find(|one| one["id"] == id).unwrap();
-    assert!(by_id(7)["result"].is_string());
-    assert_eq!(by_id(8)["error"]["code"], -32602);
-    assert_eq!(by_id(9)["error"]["code"], -32601);
+    let of_each = |name: &str| [0, 1, 2].map(|n: usize| json[n].pointer(name).cloned());
+    assert_eq!(of_each("/id"), [7, 8, 9].map(|id| Some(json!(id))));
+    assert_eq!(of_each("/error/code"), [None, Some(json!(-32602)), Some(json!(-32601))]);
     assert_eq!(server.gate.stats().requests_admitted, 3, "each element counts");
     assert_eq!(server.gate.stats().requests_in_flight, 0);
 }
@@ -213,21 +185,20 @@ async fn health_and_readiness_tell_the_truth() {
         let host = host.with_sources(move || is_live.load(SeqCst), || false);
         OrderRpc::start(config(), host).unwrap()
     });
-    let (addr, gate) = (server.addr, &server.gate);
-    assert_eq!(get(addr, "/healthz").await.status, 200);
-    let answer = get(addr, "/readyz").await;
-    assert_eq!((answer.status, &answer.json()["sourcesLive"]), (503, &json!(false)));
+    let readiness = async |field: &str| {
+        let answer = server.get("/readyz").await;
+        (answer.status, answer.json()[field].as_bool())
+    };
+    assert_eq!(server.get("/healthz").await.status, 200);
+    assert_eq!(readiness("sourcesLive").await, (503, Some(false)));
     live.store(true, SeqCst);
-    let answer = get(addr, "/readyz").await;
     // A node that does not list its pool is shown, and takes orders all the same.
-    assert_eq!((answer.status, &answer.json()["sourcesAudited"]), (200, &json!(false)));
+    assert_eq!(readiness("sourcesAudited").await, (200, Some(false)));
     let now = Instant::now();
-    let _held = gate.enter(now).unwrap();
-    assert!(gate.enter(now).is_err());
-    assert_eq!(get(addr, "/readyz").await.status, 200, "one refusal is no overload");
-    for ms in [900, 1_800, 2_000] {
-        assert!(gate.enter(now + Duration::from_millis(ms)).is_err());
-    }
-    let answer = get(addr, "/readyz").await;
-    assert_eq!((answer.status, &answer.json()["shedding"]), (503, &json!(true)));
+    let _held = server.gate.enter(now).unwrap();
+    let refuse = |ms| assert!(server.gate.enter(now + Duration::from_millis(ms)).is_err());
+    refuse(0);
+    assert_eq!(readiness("shedding").await, (200, Some(false)), "one refusal is no overload");
+    [900, 1_800, 2_000].into_iter().for_each(refuse);
+    assert_eq!(readiness("shedding").await, (503, Some(true)));
 }
