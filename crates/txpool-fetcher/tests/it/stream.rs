@@ -1,15 +1,10 @@
 //! The fetcher as a collector has it: a stream of transactions.
 
-use std::{collections::BTreeSet, time::Duration};
-
 use futures::StreamExt as _;
 use mock_node::DEV_CHAIN_ID;
-use testkit::ingest::Node;
-use txpool_fetcher::{
-    ConfigError, ConnectError, EndReason, Fetcher, FetcherConfig, FetcherEnd, StartError,
-};
+use txpool_fetcher::ConfigError;
 
-use super::submit;
+use super::*;
 
 #[tokio::test]
 async fn a_stream_brings_every_transaction_and_owns_its_fetcher() {
