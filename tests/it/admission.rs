@@ -3,23 +3,15 @@
 use std::os::unix::net::UnixListener;
 
 use alloy_consensus::TxEip1559;
-use alloy_primitives::{B256, Bytes, TxKind, U256, hex};
-use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderRpcConfig, PoolConfig,
-    txpool_fetcher::Endpoint,
-};
-use mock_node::{
-    DEV_CHAIN_ID, NodeConfig,
-    workload::{Account, test_accounts},
-};
-use serde_json::{Value, json};
-use testkit::{
-    http,
-    ingest::{Node, PATIENCE, eventually, socket},
-    sign::signed,
-};
+use alloy_primitives::{Bytes, TxKind, U256};
+use mempool_ingest::NodeAdmissionConfig;
+use mock_node::workload::test_accounts;
+use txpool_fetcher::Endpoint;
 
-use super::rpc::{DEADLINE, address, call, read};
+use super::{
+    rpc::{DEADLINE, address, call, read},
+    *,
+};
 
 /// Accounts of the node's own load; the one after them is funded too.
 const LOAD_ACCOUNTS: usize = 20;

@@ -12,7 +12,6 @@ mod hostile_node;
 mod in_process;
 mod overload;
 mod sink;
-mod stream;
 mod websocket;
 
 // What the files of this folder use, they take from here.
