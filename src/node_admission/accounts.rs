@@ -1,8 +1,9 @@
 //! Accounts as of the node's latest block: a cache, and the thread that fills it.
 //!
 //! # Locks
-//! The cache: taken by an order whose sender is looked up, and by the thread `mempool-admission` around a batch, for one
-//! look-up, or the accounts of one batch; never across an await or with another lock.
+//! The cache: taken by an order whose sender is looked up, and by the thread `mempool-admission`
+//! around a batch, for one look-up, or the accounts of one batch; never across an await or with
+//! another lock.
 
 use std::{
     collections::HashMap,

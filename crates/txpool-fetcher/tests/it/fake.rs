@@ -1,4 +1,5 @@
-//! A node whose every block and response is written by the test, and peers of a few lines at a Unix socket.
+//! A node whose every block and response is written by the test, and peers of a few lines at a Unix
+//! socket.
 
 use std::{
     io::Write as _,

@@ -72,7 +72,8 @@ fn basis(path: PathBuf) -> NodeConfig {
     NodeConfig { accounts: 100, ..NodeConfig::new(path) }
 }
 
-/// Nodes with the same load, each with its plan, from the first subscription to the final audit, which finds nothing.
+/// Nodes with the same load, each with its plan, from the first subscription to the final audit,
+/// which finds nothing.
 async fn run(
     what: &str,
     plans: Vec<FaultPlan>,

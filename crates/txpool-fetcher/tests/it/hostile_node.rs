@@ -319,8 +319,8 @@ async fn what_a_node_counts_and_does_not_list_is_a_figure_of_its_own() {
     }
 }
 
-/// What a block took between the count and the list counted as not listed, so nothing was marked as vanished. Without a
-/// count, what was not listed had gone.
+/// What a block took between the count and the list counted as not listed, so nothing was marked as
+/// vanished. Without a count, what was not listed had gone.
 #[tokio::test]
 async fn what_is_no_longer_listed_has_vanished_unless_its_node_does_not_count_its_pool() {
     for (listing, vanished) in [(Listing::All, 2), (Listing::Mined, 2), (Listing::Uncounted, 0)] {

@@ -96,7 +96,8 @@ async fn all_live(fetcher: &Fetcher) {
     eventually("all sources are live", live).await;
 }
 
-/// With a sink that takes one at a time and a buffer for a few: all arrive once, some by a comparison, and the gap is known.
+/// With a sink that takes one at a time and a buffer for a few: all arrive once, some by a
+/// comparison, and the gap is known.
 async fn overruns<T>(
     config: FetcherConfig,
     txs: &[PreparedTx],
@@ -152,8 +153,8 @@ fn has_closed_gap(fetcher: &Fetcher, reason: GapReason) -> bool {
 struct Figures {
     snapshotter: Snapshotter,
     _installed: metrics::LocalRecorderGuard<'static>,
-    /// By name and label. A snapshot takes what was added since the one before, and sets a gauge to 0: so the sum, and
-    /// the latest value but 0.
+    /// By name and label. A snapshot takes what was added since the one before, and sets a gauge to
+    /// 0: so the sum, and the latest value but 0.
     read: Mutex<HashMap<(String, String), (f64, f64)>>,
 }
 

@@ -48,8 +48,9 @@ struct Told {
     vanished: BTreeSet<B256>,
     heads: Vec<u64>,
     nonces: usize,
-    /// Calls inside of a runtime, where a sink must not block: a task that a sink spawned in that of the sockets blocked their thread, and with hashes
-    /// a sink could use timers that it did not have with full objects.
+    /// Calls inside of a runtime, where a sink must not block: a task that a sink spawned in that
+    /// of the sockets blocked their thread, and with hashes a sink could use timers that it did not
+    /// have with full objects.
     inside: Vec<Call>,
 }
 

@@ -12,7 +12,8 @@ use tokio_tungstenite::tungstenite::Message;
 
 use super::*;
 
-/// Serves WebSockets and passes each on to the node's socket, until it is aborted: a source, and its end.
+/// Serves WebSockets and passes each on to the node's socket, until it is aborted: a source, and
+/// its end.
 async fn bridged(node: &Node) -> (FetcherConfig, AbortHandle) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("ws://{}", listener.local_addr().unwrap());
