@@ -162,19 +162,9 @@ impl Ingest {
     /// # Cancel safety
     /// If the future is dropped before it returns, everything that was started is stopped.
     pub async fn start(config: IngestConfig) -> Result<Self, IngestError> {
-        let IngestConfig {
-            mut fetcher,
-            pool,
-            upkeep,
-            monitor,
-            gate,
-            #[cfg(feature = "rpc")]
-            rpc,
-            #[cfg(feature = "rpc")]
-            node_admission,
-        } = config;
+        let mut fetcher = config.fetcher;
         #[cfg(feature = "rpc")]
-        let node_admission = match node_admission {
+        let node_admission = match config.node_admission {
             Some(config) => {
                 let is_node = |source: &&Endpoint| !matches!(source, Endpoint::InProcess(_));
                 let first = || fetcher.sources.iter().find(is_node).cloned();
@@ -183,22 +173,17 @@ impl Ingest {
             }
             None => None,
         };
-        let pool = OrderPool::new(pool)?;
-        let gate = match fetcher.gate.take() {
-            Some(gate) => gate,
-            None => Gate::new(gate)?,
-        };
-        let monitor = match fetcher.monitor.take() {
-            Some(monitor) => monitor,
-            None => LoadMonitor::new(monitor)?,
-        };
+        let pool = OrderPool::new(config.pool)?;
+        let gate = fetcher.gate.take().map_or_else(|| Gate::new(config.gate), Ok)?;
+        let monitor = fetcher.monitor.take();
+        let monitor = monitor.map_or_else(|| LoadMonitor::new(config.monitor), Ok)?;
         let pressed = {
             let monitor = monitor.clone();
             move || monitor.is_pressed()
         };
-        let upkeep = Upkeep::start(&pool, upkeep, pressed)?;
-        let (monitored, gated) = (Some(monitor.clone()), Some(gate.clone()));
-        let fetcher = FetcherConfig { monitor: monitored, gate: gated, ..fetcher };
+        let upkeep = Upkeep::start(&pool, config.upkeep, pressed)?;
+        fetcher.monitor = Some(monitor.clone());
+        fetcher.gate = Some(gate.clone());
         let fetcher = Fetcher::start(fetcher, pool.clone()).await?;
         #[cfg_attr(
             not(feature = "rpc"),
@@ -218,7 +203,7 @@ impl Ingest {
             gate,
         };
         #[cfg(feature = "rpc")]
-        if let Some(rpc) = rpc {
+        if let Some(rpc) = config.rpc {
             ingest.start_rpc(rpc)?;
         }
         Ok(ingest)
@@ -307,34 +292,24 @@ impl Ingest {
     /// # Cancel safety
     /// If the future is dropped, the stop continues; the parts then do not wait for each other.
     pub async fn shutdown(self, deadline: Duration) -> IngestEnd {
-        let Self {
-            #[cfg(feature = "rpc")]
-            rpc,
-            #[cfg(feature = "rpc")]
-            accounts_thread,
-            fetcher,
-            upkeep,
-            pool: _pool,
-            ..
-        } = self;
         let start = Instant::now();
         // The RPC server stops first, so that it accepts no order into a pool that no node feeds.
         #[cfg(feature = "rpc")]
-        let rpc = match rpc {
+        let rpc = match self.rpc {
             Some(rpc) => Some(rpc.shutdown(deadline).await),
             None => None,
         };
         let FetcherEnd { reason, counts, ended: fetcher_ended, .. } =
-            fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
+            self.fetcher.shutdown(deadline.saturating_sub(start.elapsed())).await;
         // A step takes less than a millisecond, and this blocks for no longer.
-        let upkeep_end = upkeep.shutdown(deadline.saturating_sub(start.elapsed()));
+        let upkeep_end = self.upkeep.shutdown(deadline.saturating_sub(start.elapsed()));
         let ended = fetcher_ended && upkeep_end.ended;
         // So does this, unless a response of the node is outstanding, which times out after a
         // second.
         #[cfg(feature = "rpc")]
         let ended = {
             let left = deadline.saturating_sub(start.elapsed());
-            let accounts_ended = accounts_thread.is_none_or(|thread| thread.shutdown(left));
+            let accounts_ended = self.accounts_thread.is_none_or(|thread| thread.shutdown(left));
             ended && accounts_ended && rpc.is_none_or(|rpc| rpc.ended)
         };
         IngestEnd {

@@ -36,39 +36,57 @@ fn read(path: impl AsRef<Path>) -> String {
 
 /// Every file of the tree but what is built or is git's, relative to its root.
 fn files() -> Vec<PathBuf> {
-    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(root().join(folder)).expect("a readable folder") {
+    let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).expect("a readable folder") {
             let entry = entry.expect("a readable entry");
             let path = folder.join(entry.file_name());
             let kind = entry.file_type().expect("a file type");
             if path == Path::new("target") || path == Path::new(".git") {
             } else if kind.is_dir() {
-                walk(&path, found);
+                folders.push(path);
             } else if kind.is_file() {
                 found.push(path);
             }
         }
     }
-    let mut found = Vec::new();
-    walk(Path::new(""), &mut found);
     assert!(found.len() > 50, "the walk went wrong: {found:?}");
     found
 }
 
+/// The files of a kind, with their texts.
+fn texts(kind: &str) -> Vec<(PathBuf, String)> {
+    let files = files().into_iter().filter(|path| path.extension().is_some_and(|it| it == kind));
+    files.map(|path| (path.clone(), read(path))).collect()
+}
+
 /// The code of the published crates and of the facade, without the tests in it.
 fn sources() -> Vec<(PathBuf, String)> {
-    let is_source = |path: &PathBuf| {
-        path.extension().is_some_and(|extension| extension == "rs")
-            && (path.starts_with("src")
-                || path.starts_with("crates") && path.iter().nth(2).is_some_and(|it| it == "src"))
-            && path.iter().all(|part| part != "tests")
-    };
-    let without_tests = |path: PathBuf| {
-        let text = read(&path);
-        let end = text.find("#[cfg(test)]\nmod ").unwrap_or(text.len());
-        (path, text[..end].to_owned())
-    };
-    files().into_iter().filter(is_source).map(without_tests).collect()
+    let mut sources = texts("rs");
+    sources.retain(|(path, _)| {
+        let is_published = path.starts_with("crates") && path.iter().nth(2) == Some("src".as_ref());
+        (is_published || path.starts_with("src")) && path.iter().all(|part| part != "tests")
+    });
+    for (_, text) in &mut sources {
+        text.truncate(text.find("#[cfg(test)]\nmod ").unwrap_or(text.len()));
+    }
+    sources
+}
+
+/// What follows a text, each time up to the next `end`.
+fn all_between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
+    let rests = text.split(begin).skip(1);
+    rests.map(|rest| rest.split(end).next().unwrap_or(rest)).collect()
+}
+
+/// The same, the first time.
+fn between<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
+    all_between(text, begin, end).first().unwrap_or_else(|| panic!("no {begin:?}"))
+}
+
+/// What stands behind a text in the lines that begin with it, indented or not.
+fn lines_after<'a>(text: &'a str, begin: &str) -> Vec<&'a str> {
+    text.lines().filter_map(|line| line.trim().strip_prefix(begin)).collect()
 }
 
 /// The text below a heading, up to the next one of its level or above.
@@ -103,28 +121,22 @@ fn quoted(text: &str) -> Vec<&str> {
 
 /// A text that the manifest of the workspace sets.
 fn of_workspace(key: &str) -> String {
-    let manifest = read("Cargo.toml");
-    let value = manifest.lines().find_map(|line| line.strip_prefix(&format!("{key} = ")));
-    value.unwrap_or_else(|| panic!("no {key}")).trim_matches('"').to_owned()
+    between(&read("Cargo.toml"), &format!("\n{key} = \""), "\"").to_owned()
 }
 
 #[test]
 fn the_readme_names_the_rust_version_of_the_workspace() {
     let readme = read("README.md");
-    let named: Vec<_> = readme
-        .match_indices("Rust ")
-        .map(|(at, word)| &readme[at + word.len()..])
-        .filter(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        .map(|rest| rest.split(|c: char| !c.is_ascii_digit() && c != '.').next().unwrap_or(""))
-        .collect();
+    let is_other = |c: char| !c.is_ascii_digit() && c != '.';
+    let rests = readme.split("Rust ").skip(1);
+    let mut named: Vec<_> = rests.filter_map(|rest| rest.split(is_other).next()).collect();
+    named.retain(|version| !version.is_empty());
     assert_eq!(named, [of_workspace("rust-version")]);
 }
 
 #[test]
 fn the_changelog_begins_with_the_version_of_the_workspace() {
-    let changelog = read("CHANGELOG.md");
-    let first = changelog.lines().find_map(|line| line.strip_prefix("## [")?.split(']').next());
-    assert_eq!(first, Some(&*of_workspace("version")));
+    assert_eq!(between(&read("CHANGELOG.md"), "\n## [", "]"), of_workspace("version"));
 }
 
 #[test]
@@ -144,9 +156,9 @@ fn the_blocklists_options_are_those_of_the_code() {
 }
 
 /// A number with its unit: bytes, or nanoseconds.
-fn number(text: &str) -> u64 {
-    let (digits, unit) = text.split_once(' ').unwrap_or((text, ""));
-    let factor = match unit {
+fn number(text: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != ',').unwrap_or(text.len());
+    let factor = match text[end..].trim() {
         "" => 1,
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
@@ -155,10 +167,9 @@ fn number(text: &str) -> u64 {
         "s" => 1_000_000_000,
         "h" => 3_600_000_000_000,
         "year" => 365 * 86_400 * 1_000_000_000,
-        other => panic!("unit {other:?} in {text:?}"),
+        _ => return None,
     };
-    let digits: String = digits.chars().filter(|c| *c != ',').collect();
-    digits.parse::<u64>().unwrap_or_else(|_| panic!("no number: {text:?}")) * factor
+    text[..end].replace(',', "").parse::<u64>().ok().map(|number| number * factor)
 }
 
 fn is_metric(text: &str) -> bool {
@@ -183,6 +194,10 @@ fn metrics() -> [(&'static str, BTreeSet<&'static str>); 9] {
     ]
 }
 
+fn all_metrics() -> BTreeSet<&'static str> {
+    metrics().into_iter().flat_map(|(_, table)| table).collect()
+}
+
 #[test]
 fn the_metric_table_lists_every_metric_of_the_crates_and_no_other() {
     let texts = sources();
@@ -190,28 +205,25 @@ fn the_metric_table_lists_every_metric_of_the_crates_and_no_other() {
         .iter()
         .flat_map(|(_, text)| text.split('"').skip(1).filter(|text| is_metric(text)))
         .collect();
-    let mut in_tables = BTreeSet::new();
     for (prefix, table) in metrics() {
         assert!(!table.is_empty() && table.iter().all(|name| name.starts_with(prefix)), "{prefix}");
-        in_tables.extend(table);
     }
-    assert_eq!(in_tables, in_code, "the tables of the crates and what the code records");
+    assert_eq!(all_metrics(), in_code, "the tables of the crates and what the code records");
     let document = read("docs/metrics.md");
     let table = section(&document, "## The metrics");
     let names = rows(table).into_iter().flat_map(|row| quoted(row[0])).collect::<Vec<_>>();
     let listed: BTreeSet<_> = names.iter().copied().collect();
     assert_eq!(listed.len(), names.len(), "a metric twice");
-    assert_eq!(listed, in_tables);
+    assert_eq!(listed, all_metrics());
 }
 
 #[test]
 fn every_metric_that_a_document_names_exists() {
-    let metrics = read("docs/metrics.md");
-    let table = section(&metrics, "## The metrics");
+    let known = all_metrics();
     let mut named = 0;
     for document in DOCUMENTS {
         for name in quoted(&read(document)).into_iter().filter(|text| is_metric(text)) {
-            assert!(table.contains(&format!("`{name}`")), "{document}: {name}");
+            assert!(known.contains(name), "{document}: {name}");
             named += 1;
         }
     }
@@ -236,20 +248,16 @@ fn metric_words(text: &str) -> BTreeSet<&str> {
 fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested_and_explained() {
     let rules = read("etc/prometheus/mempool-ingest.rules.yml");
     let tests = read("etc/prometheus/mempool-ingest.test.yml");
-    let known: BTreeSet<_> = metrics().into_iter().flat_map(|(_, table)| table).collect();
+    let known = all_metrics();
     for text in [&rules, &tests, &read("etc/grafana/mempool-ingest.json")] {
         let named = metric_words(text);
         assert!(named.len() > 10, "{named:?}");
         assert_eq!(named.difference(&known).collect::<Vec<_>>(), Vec::<&&str>::new());
     }
-    let alerts: BTreeSet<_> =
-        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    let alerts = BTreeSet::from_iter(lines_after(&rules, "- alert: "));
     assert!(alerts.len() > 10, "{alerts:?}");
     let operations = read("docs/operations.md");
-    let explained: BTreeSet<_> = section(&operations, "## Alerts")
-        .lines()
-        .filter_map(|line| line.strip_prefix("### "))
-        .collect();
+    let explained = BTreeSet::from_iter(lines_after(section(&operations, "## Alerts"), "### "));
     assert_eq!(explained, alerts, "the sections below \"Alerts\" and the alerts");
     for alert in alerts {
         let fires = |line: &str| line.contains(alert) && line.trim().starts_with("- { labels: ");
@@ -274,34 +282,22 @@ fn every_fence_of_a_document_and_of_a_comment_is_rendered_as_one() {
     const LANGUAGES: [&str; 8] =
         ["", "console", "no_run", "rust", "rust,ignore", "rust,no_run", "text", "toml"];
     let mut fences = 0;
-    for path in files() {
-        let is_document = path.extension().is_some_and(|extension| extension == "md");
-        if !is_document && path.extension().is_none_or(|extension| extension != "rs") {
-            continue;
-        }
-        let text = read(&path);
-        // The lines of the fence that is open.
-        let mut open: Option<usize> = None;
-        for line in text.lines().map(str::trim_start) {
+    for (path, text) in texts("md").into_iter().chain(texts("rs")) {
+        let is_document = path.extension().is_some_and(|kind| kind == "md");
+        let shown = text.lines().map(str::trim_start).filter_map(|line| {
             let comment = line.strip_prefix("//!").or_else(|| line.strip_prefix("///"));
-            let Some(line) = comment.or(is_document.then_some(line)) else { continue };
-            let Some(info) = line.trim().strip_prefix("```") else {
-                open = open.map(|lines| lines + 1);
-                continue;
-            };
-            open = match open {
-                None => {
-                    assert!(LANGUAGES.contains(&info), "{}: ```{info}", path.display());
-                    fences += 1;
-                    Some(0)
-                }
-                Some(lines) => {
-                    assert!(info.is_empty() && lines > 0, "{}: ```{info}", path.display());
-                    None
-                }
-            };
+            comment.or(is_document.then_some(line))
+        });
+        let fence =
+            |(at, line): (usize, &'_ str)| Some((at, line.trim().strip_prefix("```")?.to_owned()));
+        let mut found = shown.enumerate().filter_map(fence);
+        while let Some((opened, info)) = found.next() {
+            assert!(LANGUAGES.contains(&&*info), "{}: ```{info}", path.display());
+            let (closed, info) =
+                found.next().unwrap_or_else(|| panic!("{}: no end", path.display()));
+            assert!(info.is_empty() && closed > opened + 1, "{}: ```{info}", path.display());
+            fences += 1;
         }
-        assert_eq!(open, None, "{}: a fence without an end", path.display());
     }
     assert!(fences > 50, "{fences}");
 }
@@ -311,8 +307,9 @@ fn every_relative_link_and_every_path_leads_to_something() {
     let mut checked = 0;
     for document in DOCUMENTS {
         let text = read(document);
-        let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-        for link in links.filter(|link| !link.starts_with("https://")) {
+        let mut links = all_between(&text, "](", ")");
+        links.retain(|link| !link.starts_with("https://"));
+        for link in links {
             let folder = Path::new(document).parent().expect("a file");
             assert!(root().join(folder).join(link).exists(), "{document} links to {link}");
             checked += 1;
@@ -370,9 +367,8 @@ fn the_readme_names_every_example_and_the_documents_every_bench_and_no_other() {
 #[test]
 fn the_readme_begins_with_the_command_that_shows_it_and_the_one_that_tests_it() {
     let readme = read("README.md");
-    let first = readme.split("```console\n").nth(1).expect("commands");
-    let first: Vec<_> = first.lines().take_while(|line| !line.starts_with("```")).collect();
-    assert_eq!(first, ["cargo run --release --example ingest", "cargo test --workspace"]);
+    let first = between(&readme, "```console\n", "\n```");
+    assert_eq!(first, "cargo run --release --example ingest\ncargo test --workspace");
 }
 
 /// What the README and that of the benches say was measured, and the commands that they name for it.
@@ -384,20 +380,15 @@ fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_th
     let commands: BTreeSet<_> =
         quoted(&measured).into_iter().filter(|text| text.starts_with("cargo ")).collect();
     assert!(commands.len() > 3, "{commands:?}");
-    let run: BTreeSet<_> = script
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("take ")?.split_once(' '))
-        .map(|(_, command)| command)
-        .collect();
+    let taken = lines_after(&script, "take ").into_iter();
+    let run = taken.filter_map(|take| Some(take.split_once(' ')?.1)).collect::<BTreeSet<_>>();
     assert_eq!(run, commands, "the commands of scripts/figures.sh and of the documents");
     let tables = measured.lines().filter(|line| line.starts_with("| ")).collect::<Vec<_>>();
     assert!(tables.len() > 8, "{tables:?}");
     for row in tables {
-        let label = row.trim_matches('|').split('|').next().unwrap_or("").trim();
-        assert!(
-            script.contains(&format!("\"{label}\"")),
-            "scripts/figures.sh has no row {label:?}"
-        );
+        let label = between(row, "|", "|").trim();
+        let is_printed = script.contains(&format!("\"{label}\""));
+        assert!(is_printed, "scripts/figures.sh has no row {label:?}");
     }
 }
 
@@ -407,36 +398,29 @@ fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_th
 fn every_limit_that_is_named_with_its_value_is_the_default_of_the_configuration() {
     let configuration = read("docs/configuration.md");
     let mut defaults: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
-    for (name, value) in configuration.lines().filter_map(|line| {
-        line.strip_prefix('#')?.split_once(" = ").filter(|(name, _)| !name.starts_with(' '))
-    }) {
-        let value = value.trim_matches('"');
-        let digits = value.find(|c: char| !c.is_ascii_digit()).unwrap_or(value.len());
-        if digits > 0 && ["", "s", "ms"].contains(&&value[digits..]) {
-            let value = [&value[..digits], &value[digits..]].join(" ");
-            defaults.entry(name).or_default().insert(number(value.trim()));
+    let options = lines_after(&configuration, "#").into_iter();
+    for (name, value) in options.filter_map(|line| line.split_once(" = ")) {
+        if let Some(number) = number(value.trim_matches('"')) {
+            defaults.entry(name).or_default().insert(number);
         }
     }
-    defaults.entry("max_age").or_default().insert(number("24 h"));
+    defaults.entry("max_age").or_default().extend(number("24 h"));
     for document in ["SECURITY.md", "docs/operations.md"] {
         let text = read(document).split_whitespace().collect::<Vec<_>>().join(" ");
-        let mut checked = 0;
-        // What stands behind a word between backticks, up to the next backtick.
         let pieces: Vec<_> = text.split('`').collect();
-        for pair in pieces.windows(2).skip(1).step_by(2) {
-            let value = pair[1].strip_prefix(" (").and_then(|rest| rest.split_once(')'));
-            let Some(default) = defaults.get(pair[0]) else {
-                let is_field = value.is_some() && pair[0].starts_with("max_");
-                assert!(!is_field, "{document}: no configuration has {}", pair[0]);
-                continue;
-            };
-            if let Some((value, _)) = value {
-                assert!(
-                    default.contains(&number(value)),
-                    "{document}: {} ({value}): {default:?}",
-                    pair[0]
-                );
+        // A word between backticks, and the value in brackets behind it.
+        let named = pieces.windows(2).skip(1).step_by(2).filter_map(|pair| {
+            let (value, _) = pair[1].strip_prefix(" (")?.split_once(')')?;
+            Some((pair[0], value))
+        });
+        let mut checked = 0;
+        for (name, value) in named {
+            if let Some(default) = defaults.get(name) {
+                let is_default = number(value).is_some_and(|value| default.contains(&value));
+                assert!(is_default, "{document}: {name} ({value}): {default:?}");
                 checked += 1;
+            } else {
+                assert!(!name.starts_with("max_"), "{document}: no configuration has {name}");
             }
         }
         assert!(checked > 3, "{document}: {checked}");
@@ -446,9 +430,8 @@ fn every_limit_that_is_named_with_its_value_is_the_default_of_the_configuration(
 #[test]
 fn the_operations_give_the_profile_that_the_workspace_measures() {
     let manifest = read("Cargo.toml");
-    let start = manifest.find("[profile.production]").expect("the profile");
-    let profile = manifest[start..].split("\n\n").next().expect("text").trim_end();
-    let given = format!("```toml\n{profile}\n```");
+    let profile = between(&manifest, "[profile.production]", "\n\n").trim_end();
+    let given = format!("```toml\n[profile.production]{profile}\n```");
     assert!(read("docs/operations.md").contains(&given), "not in docs/operations.md: {given}");
 }
 
@@ -458,13 +441,12 @@ fn every_flag_that_a_document_gives_to_a_command_exists() {
     let all =
         DOCUMENTS.map(read).join("\n").replace("\nmempool-ingest ", "\n--example mempool-ingest ");
     for (name, flags) in commands(&all, "example") {
-        let folders = match name.as_str() {
-            "block_builder" => vec!["dev/example-builder/src".to_owned()],
-            "ingest" => {
-                ["dev/mock-node/src/cli.rs", "bin/mempool-ingest/src"].map(Into::into).into()
-            }
-            "mempool-ingest" => vec!["bin/mempool-ingest/src".into()],
-            _ => vec![format!("examples/{name}.rs")],
+        let own = format!("examples/{name}.rs");
+        let folders: &[&str] = match &*name {
+            "block_builder" => &["dev/example-builder/src"],
+            "ingest" => &["dev/mock-node/src/cli.rs", "bin/mempool-ingest/src"],
+            "mempool-ingest" => &["bin/mempool-ingest/src"],
+            _ => &[&own],
         };
         let is_code = |path: &PathBuf| folders.iter().any(|folder| path.starts_with(folder));
         let code: String = files().into_iter().filter(is_code).map(read).collect();
@@ -493,8 +475,7 @@ fn crates() -> BTreeMap<String, String> {
 
 /// The names below `[dependencies]` in a manifest.
 fn dependencies(manifest: &str) -> BTreeSet<String> {
-    let below = manifest.split("\n[dependencies]\n").nth(1).unwrap_or("");
-    let lines = below.lines().take_while(|line| !line.starts_with('['));
+    let lines = all_between(manifest, "\n[dependencies]\n", "\n[").into_iter().flat_map(str::lines);
     let name = |line: &str| line.split(['.', ' ', '=']).next().unwrap_or("").to_owned();
     lines.filter(|line| !line.starts_with('#')).map(name).collect()
 }
@@ -524,8 +505,7 @@ fn the_arrows_between_the_crates_are_those_of_the_manifests() {
 /// A script that had been emptied by mistake succeeded.
 #[test]
 fn every_script_has_lines_to_run() {
-    for path in files().iter().filter(|path| path.extension().is_some_and(|kind| kind == "sh")) {
-        let text = read(path);
+    for (path, text) in texts("sh") {
         let lines = text.lines().filter(|line| !line.is_empty() && !line.starts_with('#'));
         assert!(lines.count() > 0 && text.starts_with("#!"), "{} runs nothing", path.display());
     }
@@ -534,10 +514,8 @@ fn every_script_has_lines_to_run() {
 #[test]
 fn every_property_that_the_fuzzing_runs_exists() {
     let script = read("scripts/fuzz.sh");
-    let rust = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "rs");
-    let code: String = files().iter().filter(|path| rust(path)).map(read).collect();
-    let (_, rest) = script.split_once("properties=\"").expect("its table");
-    let (rows, _) = rest.split_once('"').expect("the end of it");
+    let code = texts("rs").into_iter().map(|(_, text)| text).collect::<String>();
+    let rows = between(&script, "properties=\"", "\"");
     for property in rows.lines().filter_map(|row| row.split(' ').nth(3)) {
         assert!(code.contains(&format!("fn {property}(")), "no property {property}");
     }
@@ -581,15 +559,10 @@ fn every_file_that_has_a_lock_says_who_takes_it() {
 
 #[test]
 fn the_architecture_names_every_thread() {
-    let named: BTreeSet<_> = sources()
-        .iter()
-        .flat_map(|(_, text)| {
-            let name = |rest: &str| rest.split('"').next().unwrap_or("").to_owned();
-            let names =
-                [".name(\"", "spawn_thread(\""].map(|call| text.split(call).skip(1).map(name));
-            names.into_iter().flatten().collect::<Vec<_>>()
-        })
-        .collect();
+    let texts = sources();
+    let calls = [".name(\"", "spawn_thread(\""];
+    let of = |call| texts.iter().flat_map(move |(_, text)| all_between(text, call, "\""));
+    let named: BTreeSet<_> = calls.into_iter().flat_map(of).collect();
     assert!(named.contains("mempool-io") && named.contains("order-pool-upkeep"), "{named:?}");
     let text = read("ARCHITECTURE.md");
     for name in named {
@@ -600,15 +573,10 @@ fn the_architecture_names_every_thread() {
 #[test]
 fn the_source_states_in_the_architecture_are_those_of_the_code() {
     let code = read("crates/txpool-fetcher/src/source/machine.rs");
-    let states = code.split_once("pub enum SourceState {").and_then(|(_, it)| it.split_once('}'));
-    let states: BTreeSet<_> = states
-        .expect("the states")
-        .0
-        .lines()
-        .filter_map(|line| line.trim().split_once(" = "))
-        .map(|(state, _)| state.to_owned())
-        .filter(|state| !state.starts_with('/'))
-        .collect();
+    let states = between(&code, "pub enum SourceState {", "}").lines().map(str::trim);
+    let states =
+        states.filter(|line| !line.starts_with('/')).filter_map(|line| line.split_once(" = "));
+    let states: BTreeSet<_> = states.map(|(state, _)| state.to_owned()).collect();
     let text = read("ARCHITECTURE.md");
     let table = rows(section(&text, "## The source's state machine"));
     let of_cell = |cell: &str| {

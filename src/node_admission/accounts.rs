@@ -1,7 +1,9 @@
 //! Accounts as of the node's latest block: a cache, and the thread that fills it.
 //!
 //! # Locks
-//! Accounts, time of the request: taken by an order whose sender is looked up, the thread `mempool-admission` when the node answered, for one look-up, or the accounts of one batch; never across an await or with another lock.
+//! The cache: taken by an order whose sender is looked up, and by the thread `mempool-admission`
+//! around a batch, for one look-up, or the accounts of one batch; never across an await or with
+//! another lock.
 
 use std::{
     collections::HashMap,
@@ -11,7 +13,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
     },
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -56,15 +58,15 @@ struct Request {
 struct Shared {
     pool: OrderPool,
     cache: Mutex<Cache>,
-    /// When the outstanding batch was sent.
-    sent_at: Mutex<Option<Instant>>,
 }
 
 /// The accounts that were requested since a head.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Cache {
     head: Option<B256>,
     accounts: HashMap<Address, (Account, Instant)>,
+    /// When the outstanding batch was sent.
+    sent_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -77,20 +79,15 @@ pub(super) struct Accounts {
 /// answered or timed out.
 #[derive(Debug)]
 pub(crate) struct AccountsThread {
-    thread: JoinHandle<()>,
+    /// Disconnected when the thread has ended.
     ended: Receiver<Infallible>,
 }
 
 impl AccountsThread {
     /// Waits for its end, for at most `deadline`; returns whether it has ended.
     pub(crate) fn shutdown(self, deadline: Duration) -> bool {
-        let Self { thread, ended } = self;
-        let has_ended = ended.recv_timeout(deadline) == Err(RecvTimeoutError::Disconnected);
-        if has_ended {
-            // A panic was reported when it happened.
-            let _ = thread.join();
-        }
-        has_ended
+        // A panic was reported when it happened.
+        self.ended.recv_timeout(deadline) == Err(RecvTimeoutError::Disconnected)
     }
 }
 
@@ -98,18 +95,14 @@ impl Accounts {
     pub(super) fn start(endpoint: Endpoint, pool: OrderPool) -> io::Result<(Self, AccountsThread)> {
         let (requests, requested) = mpsc::sync_channel(MAX_WAITING);
         let (ends, ended) = mpsc::sync_channel(0);
-        let cache = Cache { head: None, accounts: HashMap::new() };
-        let shared = Shared { pool, cache: Mutex::new(cache), sent_at: Mutex::default() };
-        let shared = Arc::new(shared);
-        let thread = {
-            let shared = Arc::clone(&shared);
-            let builder = thread::Builder::new().name("mempool-admission".to_owned());
-            builder.spawn(move || {
-                let _ends = ends;
-                shared.serve(&requested, Link::new(endpoint));
-            })?
+        let shared = Arc::new(Shared { pool, cache: Mutex::default() });
+        let served = Arc::clone(&shared);
+        let serve = move || {
+            let _ends = ends;
+            served.serve(&requested, Link::new(endpoint));
         };
-        Ok((Self { shared, requests }, AccountsThread { thread, ended }))
+        thread::Builder::new().name("mempool-admission".to_owned()).spawn(serve)?;
+        Ok((Self { shared, requests }, AccountsThread { ended }))
     }
 
     /// A cached account, and the age of the response.
@@ -122,7 +115,7 @@ impl Accounts {
 
     /// Asks the node; `None` if it does not respond.
     pub(super) async fn request(&self, address: Address) -> Option<Account> {
-        let sent_at = *self.shared.sent_at();
+        let sent_at = self.shared.cache().sent_at;
         if sent_at.is_some_and(|at| at.elapsed() >= SLOW_AFTER) {
             return None;
         }
@@ -140,10 +133,6 @@ impl Shared {
     fn cache(&self) -> MutexGuard<'_, Cache> {
         // Entries are inserted and removed as a whole, so the cache is valid after each statement.
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn sent_at(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.sent_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Serves requests until all senders are dropped: all waiting ones with one batch.
@@ -165,9 +154,9 @@ impl Shared {
             }
             let addresses: Vec<Address> = waiting.keys().copied().collect();
             let head = self.pool.head();
-            *self.sent_at() = Some(Instant::now());
+            self.cache().sent_at = Some(Instant::now());
             let response = link.accounts(&addresses);
-            *self.sent_at() = None;
+            self.cache().sent_at = None;
             let Some(response) = response else { continue };
             // A node that is behind the head reports an outdated account.
             if head.is_some_and(|head| response.block < head.number) {
@@ -216,8 +205,7 @@ mod tests {
     #[test]
     fn the_cache_keeps_so_many_accounts_and_updates_those() {
         let pool = OrderPool::new(PoolConfig::default()).unwrap();
-        let cache = Mutex::new(Cache { head: None, accounts: HashMap::new() });
-        let shared = Shared { pool, cache, sent_at: Mutex::default() };
+        let shared = Shared { pool, cache: Mutex::default() };
         let address = |number: usize| Address::left_padding_from(&number.to_be_bytes());
         let account = |next_nonce| Account { balance_wei: U256::ZERO, next_nonce };
         let all: Vec<_> = (0..=MAX_CACHED_ACCOUNTS).map(|at| (address(at), account(0))).collect();

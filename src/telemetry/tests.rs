@@ -1,13 +1,13 @@
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     sync::mpsc,
     thread,
     time::Duration,
 };
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::sync::oneshot;
+use tokio::{net::TcpListener, runtime::Runtime};
 
 use super::{LATENCY_BUCKETS_SECONDS, MISSING_BUCKETS_SECONDS, builder, http};
 
@@ -15,33 +15,20 @@ use super::{LATENCY_BUCKETS_SECONDS, MISSING_BUCKETS_SECONDS, builder, http};
 struct Server {
     address: SocketAddr,
     recorder: PrometheusHandle,
-    stop: Option<oneshot::Sender<()>>,
-    thread: Option<thread::JoinHandle<()>>,
+    /// It serves until it is dropped.
+    _runtime: Runtime,
 }
 
 impl Server {
     fn start(limit: Duration) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        listener.set_nonblocking(true).expect("as sockets can");
+        let runtime = Runtime::new().expect("a runtime");
+        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).expect("a free port");
         let address = listener.local_addr().expect("it listens");
         let recorder = builder().build_recorder();
-        let handle = recorder.handle();
-        let served = handle.clone();
-        let (stop, stopping) = oneshot::channel();
-        let thread = thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            let runtime = runtime.expect("a runtime");
-            let outcomes = metrics::with_local_recorder(&recorder, http::Outcomes::new);
-            let accepting = async {
-                let listener = tokio::net::TcpListener::from_std(listener).expect("a runtime's");
-                tokio::select! {
-                    _ = stopping => {}
-                    () = http::accept(listener, served, outcomes, limit) => {}
-                }
-            };
-            runtime.block_on(accepting);
-        });
-        Self { address, recorder: handle, stop: Some(stop), thread: Some(thread) }
+        let outcomes = metrics::with_local_recorder(&recorder, http::Outcomes::new);
+        let recorder = recorder.handle();
+        runtime.spawn(http::accept(listener, recorder.clone(), outcomes, limit));
+        Self { address, recorder, _runtime: runtime }
     }
 
     fn connect(&self) -> TcpStream {
@@ -51,16 +38,6 @@ impl Server {
     fn counted(&self, outcome: &str) -> bool {
         let line = format!("mempool_telemetry_connections_total{{outcome=\"{outcome}\"}} 1");
         self.recorder.render().lines().any(|text| text == line)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let ended = thread.join();
-            assert!(ended.is_ok() || thread::panicking(), "the server has panicked");
-        }
     }
 }
 

@@ -3,23 +3,15 @@
 use std::os::unix::net::UnixListener;
 
 use alloy_consensus::TxEip1559;
-use alloy_primitives::{B256, Bytes, TxKind, U256, hex};
-use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, NodeAdmissionConfig, OrderRpcConfig, PoolConfig,
-    txpool_fetcher::Endpoint,
-};
-use mock_node::{
-    DEV_CHAIN_ID, NodeConfig,
-    workload::{Account, test_accounts},
-};
-use serde_json::{Value, json};
-use testkit::{
-    http,
-    ingest::{Node, PATIENCE, eventually, socket},
-    sign::signed,
-};
+use alloy_primitives::{Bytes, TxKind, U256};
+use mempool_ingest::NodeAdmissionConfig;
+use mock_node::workload::test_accounts;
+use txpool_fetcher::Endpoint;
 
-use super::rpc::{DEADLINE, address, call, read};
+use super::{
+    rpc::{DEADLINE, address, call, read},
+    *,
+};
 
 /// Accounts of the node's own load; the one after them is funded too.
 const LOAD_ACCOUNTS: usize = 20;
@@ -68,10 +60,18 @@ async fn send_bundle(ingest: &Ingest, block: u64, raws: &[&[u8]]) -> Value {
     call(address(ingest), None, "eth_sendBundle", params).await
 }
 
-fn is_refused(answer: &Value, why: &str) -> bool {
-    let message = answer["error"]["message"].as_str();
-    answer["error"]["data"]["reason"] == "admission"
-        && message.is_some_and(|message| message.starts_with(why))
+#[track_caller]
+fn refused(answer: &Value, why: &str) {
+    let Value::String(message) = &answer["error"]["message"] else { panic!("{answer}") };
+    assert!(message.starts_with(why), "{answer}");
+    assert_eq!(answer["error"]["data"]["reason"], "admission", "{answer}");
+}
+
+/// With the hash of the transaction or the bundle.
+#[track_caller]
+fn accepted(answer: &Value) {
+    let result = &answer["result"];
+    assert!(result.is_string() || result["bundleHash"].is_string(), "{answer}");
 }
 
 async fn end(ingest: Ingest) {
@@ -86,20 +86,16 @@ async fn a_sender_who_cannot_pay_is_refused_and_one_who_can_is_not() {
     let poor = Account::from_entropy(7, 0);
     let (hash, theirs) = signed(&poor, |_| {});
     let (_, ours) = funded(|_| {});
-    let sent = send(&ingest, &theirs).await;
-    assert!(is_refused(&sent, "insufficient funds"), "{sent}");
-    let sent = send(&ingest, &ours).await;
-    assert!(sent["result"].is_string(), "{sent}");
+    refused(&send(&ingest, &theirs).await, "insufficient funds");
+    accepted(&send(&ingest, &ours).await);
     // All that it may cost counts, not only what it sends.
     let (_, all) = funded(|tx| tx.value = million_ether());
-    assert!(is_refused(&send(&ingest, &all).await, "insufficient funds"));
+    refused(&send(&ingest, &all).await, "insufficient funds");
 
     // What is before a transaction in its bundle, or in the blocks before its block, may pay for it.
-    let refused = send_bundle(&ingest, next, &[&theirs, &ours]).await;
-    assert!(is_refused(&refused, "insufficient funds"), "{refused}");
+    refused(&send_bundle(&ingest, next, &[&theirs, &ours]).await, "insufficient funds");
     for (block, raws) in [(next, [&ours, &theirs]), (next + 1, [&theirs, &ours])] {
-        let sent = send_bundle(&ingest, block, &raws.map(|raw| &raw[..])).await;
-        assert!(sent["result"].is_object(), "{sent}");
+        accepted(&send_bundle(&ingest, block, &raws.map(|raw| &raw[..])).await);
     }
 
     // Once a block has funded it, it can pay.
@@ -124,14 +120,11 @@ async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
     let next = node.node.head().number + 1;
     let (hash, used) = funded(|tx| tx.value = U256::ONE);
     let (_, fresh) = funded(|tx| tx.nonce = 1);
-    let sent = send(&ingest, &used).await;
-    assert!(is_refused(&sent, "nonce too low"), "{sent}");
-    let sent = send_bundle(&ingest, next + 5, &[&fresh, &used]).await;
-    assert!(is_refused(&sent, "nonce too low"), "{sent}");
+    refused(&send(&ingest, &used).await, "nonce too low");
+    refused(&send_bundle(&ingest, next + 5, &[&fresh, &used]).await, "nonce too low");
     let txs: Vec<_> = [&fresh, &used].map(hex::encode_prefixed).into();
     let optional = json!([{ "txs": txs, "droppingTxHashes": [hash] }]);
-    let sent = call(address(&ingest), None, "eth_sendBundle", optional).await;
-    assert!(sent["result"].is_object(), "{sent}");
+    accepted(&call(address(&ingest), None, "eth_sendBundle", optional).await);
     end(ingest).await;
 }
 
@@ -148,25 +141,21 @@ async fn a_sender_pays_for_all_its_pooled_orders_and_its_nonces_are_not_far_ahea
     };
     // Of one nonce only the dearest counts, whoever sends it and in whatever order.
     for (nonce, parts, tip) in [(0, 3, 1), (0, 4, 2), (0, 4, 3), (1, 3, 1)] {
-        let sent = send(&ingest, &costing(nonce, share(parts), tip)).await;
-        assert!(sent["result"].is_string(), "{sent}");
+        accepted(&send(&ingest, &costing(nonce, share(parts), tip)).await);
     }
     let third = costing(2, share(3), 1);
-    assert!(is_refused(&send(&ingest, &third).await, "insufficient funds"));
-    let refused = send_bundle(&ingest, next, &[&third]).await;
-    assert!(is_refused(&refused, "insufficient funds"), "{refused}");
-    let sent = send_bundle(&ingest, next, &[&costing(2, share(4), 1)]).await;
-    assert!(sent["result"].is_object(), "{sent}");
+    refused(&send(&ingest, &third).await, "insufficient funds");
+    refused(&send_bundle(&ingest, next, &[&third]).await, "insufficient funds");
+    accepted(&send_bundle(&ingest, next, &[&costing(2, share(4), 1)]).await);
     // The bundle counts too.
-    assert!(is_refused(&send(&ingest, &costing(3, share(8), 1)).await, "insufficient funds"));
+    refused(&send(&ingest, &costing(3, share(8), 1)).await, "insufficient funds");
 
     let far = costing(17, U256::ZERO, 1);
-    for refused in [send(&ingest, &far).await, send_bundle(&ingest, next + 5, &[&far]).await] {
-        assert!(is_refused(&refused, "nonce too high"), "{refused}");
-        assert!(refused.to_string().contains("at most 16 ahead"), "{refused}");
+    for answer in [send(&ingest, &far).await, send_bundle(&ingest, next + 5, &[&far]).await] {
+        refused(&answer, "nonce too high");
+        assert!(answer.to_string().contains("at most 16 ahead"), "{answer}");
     }
-    let sent = send_bundle(&ingest, next + 5, &[&costing(16, U256::ZERO, 1)]).await;
-    assert!(sent["result"].is_object(), "{sent}");
+    accepted(&send_bundle(&ingest, next + 5, &[&costing(16, U256::ZERO, 1)]).await);
     end(ingest).await;
 }
 
@@ -186,11 +175,9 @@ async fn the_orders_of_one_batch_are_paid_for_together() {
     };
     let batch = Value::from_iter((0..5).map(one)).to_string();
     let sent = read(address(&ingest), &http::post(&batch, None)).await;
-    let is_pooled = |answer: &Value| answer["result"].is_string();
-    let answers = sent.as_array().expect("a batch");
-    let (pooled, refused) = answers.split_at(2);
-    assert!(pooled.iter().all(is_pooled), "{sent}");
-    assert!(refused.iter().all(|answer| is_refused(answer, "insufficient funds")), "{sent}");
+    let (pooled, rest) = sent.as_array().expect("a batch").split_at(2);
+    pooled.iter().for_each(accepted);
+    rest.iter().for_each(|answer| refused(answer, "insufficient funds"));
     assert_eq!(ingest.pool().len(), 2);
     end(ingest).await;
 }
@@ -200,14 +187,12 @@ async fn an_account_is_asked_for_once_in_a_head() {
     let (node, ingest) = asking().await;
     let asked = || node.node.stats().methods["eth_getBalance"];
     for nonce in 0..5 {
-        let sent = send(&ingest, &funded(|tx| tx.nonce = nonce).1).await;
-        assert!(sent["result"].is_string(), "{sent}");
+        accepted(&send(&ingest, &funded(|tx| tx.nonce = nonce).1).await);
     }
     assert_eq!(asked(), 1);
     node.node.mine();
     knows_head(&ingest, &node).await;
-    let sent = send(&ingest, &funded(|tx| tx.nonce = 5).1).await;
-    assert!(sent["result"].is_string(), "{sent}");
+    accepted(&send(&ingest, &funded(|tx| tx.nonce = 5).1).await);
     assert_eq!(asked(), 2);
     end(ingest).await;
 }

@@ -1,9 +1,8 @@
 //! Fetcher, pool and upkeep together against the mock node, over a real socket.
 
-use std::time::{Duration, Instant};
+use txpool_fetcher::AuditMode;
 
-use mempool_ingest::{FetcherConfig, Ingest, IngestConfig, PoolConfig, txpool_fetcher::AuditMode};
-use testkit::ingest::{Node, PATIENCE, eventually, settled};
+use super::*;
 
 /// What the pool let go for its age is still pending in the node: the next comparison offers it again, and it is
 /// fetched and pooled a second time.

@@ -1,24 +1,15 @@
 //! Searchers' orders by HTTP into a running [`Ingest`], as its host would wire it.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    time::{Duration, Instant},
-};
+use std::net::{Ipv4Addr, SocketAddr};
 
-use alloy_primitives::{B256, hex};
-use mempool_ingest::{
-    FetcherConfig, Ingest, IngestConfig, IngestError, OrderRpcConfig, PoolConfig,
-    order_pool::{Event, Order, OrderId, Origin, RemoveReason, Subscription},
-    txpool_fetcher::{EndReason, StartPolicy},
-};
-use mock_node::{DEV_CHAIN_ID, MockNode, NodeConfig, workload::Account};
-use serde_json::{Value, json};
-use testkit::{
-    http::{self, Answer, Connection},
-    ingest::{Node, PATIENCE, eventually, socket},
-    sign::signed,
-};
+use mempool_ingest::IngestError;
+use mock_node::MockNode;
+use order_pool::{Event, Order, OrderId, Origin, RemoveReason, Subscription};
+use testkit::http::{Answer, Connection};
 use tokio::net::TcpStream;
+use txpool_fetcher::{EndReason, StartPolicy};
+
+use super::*;
 
 const UUID: &str = "7f1c8a52-3c1e-4d0b-9b1e-0f4a1de5a001";
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);

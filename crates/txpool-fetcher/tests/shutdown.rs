@@ -1,20 +1,15 @@
 //! After a stop nothing is left. Alone in its process, because it looks at the process's threads.
 
-#[path = "it/peer.rs"]
-#[expect(dead_code, reason = "no notifications are sent here")]
-mod peer;
-
 use std::{
-    os::unix::net::UnixStream,
     panic,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use mock_node::NodeConfig;
 use order_pool::{OrderPool, PoolConfig};
-use serde_json::{Value, json};
-use testkit::ingest::{Node, eventually, ingest, settled, socket};
-use txpool_fetcher::{EndReason, Fetcher, FetcherConfig, FetcherEnd, SourceState};
+use testkit::ingest::{Node, eventually, ingest, settled};
+use txpool_fetcher::{EndReason, Fetcher, FetcherEnd, SourceState};
 
 /// Both tests look at the threads.
 static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
@@ -31,7 +26,7 @@ async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() 
     let _alone = ALONE.lock().await;
     // Answers so slow that the stop comes in the middle of them.
     let latency = Duration::from_secs(1);
-    let node = Node::start(100, |config| mock_node::NodeConfig { latency, ..config });
+    let node = Node::start(100, |config| NodeConfig { latency, ..config });
     let (fetcher, _pool) = ingest(node.fetcher()).await;
     assert!(our_threads().len() >= 2, "{:?}", our_threads());
     node.submit_all();
@@ -48,27 +43,11 @@ async fn after_a_shutdown_no_thread_is_left_and_what_was_under_way_is_counted() 
     eventually("dropping stops too", || our_threads().is_empty()).await;
 }
 
-/// Answers everything but the request for its pool.
-fn answer(stream: &UnixStream) {
-    for request in peer::requests(stream) {
-        let result = match request["method"].as_str().unwrap() {
-            "txpool_content" => continue,
-            "eth_chainId" | "eth_blockNumber" => json!("0x1"),
-            "web3_clientVersion" => json!("silent"),
-            "eth_subscribe" => json!(request["id"].to_string()),
-            _ => Value::Null,
-        };
-        peer::respond(stream, &request, json!({ "result": result }));
-    }
-}
-
 /// The thread that reads the pool blocked on the runtime of the sockets, which ended first: it
 /// panicked.
 #[tokio::test]
 async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic() {
     let _alone = ALONE.lock().await;
-    let (_folder, path) = socket();
-    peer::serve(&path, |stream| answer(&stream));
     let panics: Arc<Mutex<Vec<String>>> = Arc::default();
     let before = Arc::new(panic::take_hook());
     {
@@ -79,10 +58,11 @@ async fn a_stop_while_a_pool_is_listed_ends_that_thread_too_and_without_a_panic(
         }));
     }
     // It was a race between two threads at the end.
+    let list_time = Duration::from_secs(3_600);
     for _ in 0..50 {
         let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
-        let fetcher =
-            Fetcher::start(FetcherConfig::ipc(&path), pool).await.expect("a node is there");
+        let node = Node::start(0, |config| NodeConfig { list_time, ..config });
+        let fetcher = Fetcher::start(node.fetcher(), pool).await.expect("a node is there");
         let is_listing = || our_threads().iter().any(|name| name == "mempool-blocks");
         eventually("the pool is listed", is_listing).await;
         assert_eq!(fetcher.status()[0].state, SourceState::Backfilling);

@@ -2,14 +2,10 @@
 
 use std::{io::Write as _, os::unix::net::UnixListener, path::Path};
 
-use serde_json::json;
-use testkit::ingest::socket;
-use tokio::sync::mpsc;
-use txpool_fetcher::{
-    ConnectError, FetchedTransaction, Fetcher, FetcherConfig, Limits, StartError,
+use super::{
+    fake::{requests, respond, serve},
+    *,
 };
-
-use super::peer::{requests, respond, serve};
 
 async fn start(path: &Path) -> ConnectError {
     let ping_timeout = std::time::Duration::from_millis(300);
@@ -65,13 +61,13 @@ async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
 #[tokio::test]
 async fn a_json_rpc_peer_that_is_no_node_is_found_out() {
     for response in [
-        json!({ "result": "not a number" }),
-        json!({ "result": { "a": 1 } }),
-        json!({ "error": { "code": -32601, "message": "the method does not exist" } }),
+        Ok(json!("not a number")),
+        Ok(json!({ "a": 1 })),
+        Err(json!({ "code": -32601, "message": "the method does not exist" })),
     ] {
         let (_folder, path) = socket();
         serve(&path, move |stream| {
-            requests(&stream).for_each(|request| respond(&stream, &request, response.clone()));
+            requests(&stream).for_each(|request| respond(&stream, &request, &response));
         });
         let error = start(&path).await;
         assert!(matches!(error, ConnectError::NotEthereum { .. }), "{error:?}");

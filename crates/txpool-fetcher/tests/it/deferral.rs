@@ -1,35 +1,29 @@
 //! A node that is busy, and a host that is too: what has to be requested again waits without delaying
 //! the requests for what is announced, and nothing is lost.
 
-use std::time::Duration;
-
 use futures::FutureExt as _;
 use load_control::{Gate, GateConfig, LoadMonitor, LoadState, MonitorConfig, QueueLoad};
-use mock_node::{BadAnswer, Fault, workload::PreparedTx};
-use order_pool::{OrderPool, PoolConfig};
-use testkit::ingest::{Node, eventually, settled};
-use txpool_fetcher::{AuditMode, Fetcher, FetcherConfig, Limits};
 
-use super::{ingest_with, submit};
+use super::*;
 
 /// So few that retries which kept theirs would leave none to live announcements.
 const SLOTS: usize = 4;
-
-/// A fetcher into a pool.
-struct Parts {
-    fetcher: Fetcher,
-    pool: OrderPool,
-}
 
 /// No deferred work reaches its age cap.
 fn limits() -> Limits {
     Limits { deferral_max_age: Duration::from_secs(3_600), ..Limits::default() }
 }
 
-/// On a live node, with somebody else's queue in the same process, full.
-async fn pressed(node: &Node) -> (Parts, LoadMonitor, QueueLoad) {
+/// A monitor, and somebody else's queue in the same process: as good a reason to wait.
+fn monitor() -> (LoadMonitor, QueueLoad) {
     let monitor = LoadMonitor::new(MonitorConfig::default()).expect("defaults");
     let others = monitor.watch("others", 1).expect("a place");
+    (monitor, others)
+}
+
+/// On a live node, under pressure.
+async fn pressed(node: &Node) -> (Fetcher, OrderPool, LoadMonitor, QueueLoad) {
+    let (monitor, others) = monitor();
     let config = FetcherConfig {
         fetch_slots: SLOTS,
         audit_interval: None,
@@ -39,26 +33,24 @@ async fn pressed(node: &Node) -> (Parts, LoadMonitor, QueueLoad) {
     let (fetcher, pool) = ingest_with(config, limits()).await;
     others.observe(1);
     assert!(monitor.is_pressed());
-    (Parts { fetcher, pool }, monitor, others)
+    (fetcher, pool, monitor, others)
 }
 
-fn holds(parts: &Parts, txs: &[PreparedTx]) -> bool {
-    txs.iter().all(|tx| parts.pool.contains(&tx.hash))
+fn holds(pool: &OrderPool, txs: &[PreparedTx]) -> bool {
+    txs.iter().all(|tx| pool.contains(&tx.hash))
 }
 
 /// All is in, by the retries alone, and a comparison with the node finds nothing that is not.
-async fn complete(node: &Node, parts: Parts, deferred: u64) {
-    eventually("all are in", || holds(&parts, &node.txs)).await;
-    let counts = settled(&parts.fetcher, "nothing under way", |_| true).await;
+async fn complete(node: &Node, fetcher: &Fetcher, pool: &OrderPool, deferred: u64) {
+    eventually("all are in", || holds(pool, &node.txs)).await;
+    let counts = settled(fetcher, "nothing under way", |_| true).await;
     let announced = node.txs.len() as u64;
     assert_eq!((counts.announced, counts.pooled), (announced, announced), "{counts:?}");
     assert_eq!((counts.failed, counts.gone), (0, 0), "{counts:?}");
-    let stats = parts.fetcher.deferred();
+    let stats = fetcher.deferred();
     assert_eq!((stats.deferred, stats.aged, stats.waiting), (deferred, 0, 0), "{stats:?}");
-    let audit = parts.fetcher.audit(0, AuditMode::CompareOnly).await;
-    let report = audit.expect("the node lists its pool");
+    let report = compare(fetcher).await;
     assert_eq!((report.missing, report.removed), (0, 0), "{report:?}");
-    parts.fetcher.shutdown(Duration::from_secs(10)).await;
 }
 
 #[tokio::test]
@@ -67,16 +59,16 @@ async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announce
     for (bad, by_kill_switch) in bad.into_iter().zip([false, true]) {
         let node = Node::start(30, |config| config);
         let (unlucky, live) = node.txs.split_at(SLOTS);
-        let (parts, monitor, others) = pressed(&node).await;
+        let (fetcher, pool, monitor, others) = pressed(&node).await;
         node.node.inject(Fault::Answers { bad, count: SLOTS as u32 });
         submit(&node, unlucky);
-        let waiting = || parts.fetcher.deferred().waiting;
+        let waiting = || fetcher.deferred().waiting;
         eventually("every retry waits", || waiting() == SLOTS as u64).await;
 
         submit(&node, live);
-        eventually("the live ones are in", || holds(&parts, live)).await;
-        assert!(unlucky.iter().all(|tx| !parts.pool.contains(&tx.hash)), "{bad:?}");
-        let unfinished = || parts.fetcher.counts().unfinished;
+        eventually("the live ones are in", || holds(&pool, live)).await;
+        assert!(unlucky.iter().all(|tx| !pool.contains(&tx.hash)), "{bad:?}");
+        let unfinished = || fetcher.counts().unfinished;
         eventually("only the retries are left", || unfinished() == SLOTS as u64).await;
         assert_eq!(waiting(), SLOTS as u64);
 
@@ -85,22 +77,22 @@ async fn retries_wait_without_their_slots_until_the_load_falls_and_live_announce
         } else {
             others.observe(0);
         }
-        complete(&node, parts, SLOTS as u64).await;
+        complete(&node, &fetcher, &pool, SLOTS as u64).await;
     }
 }
 
 #[tokio::test]
 async fn a_retry_that_finds_no_room_to_wait_goes_on_in_its_slot() {
     let node = Node::start(SLOTS + 2, |config| config);
-    let (parts, _monitor, others) = pressed(&node).await;
+    let (fetcher, pool, _monitor, others) = pressed(&node).await;
     let count = node.txs.len() as u32;
     node.node.inject(Fault::Answers { bad: BadAnswer::Busy, count });
     // As many wait as there are slots, so the load cannot make a crowd of them.
     submit(&node, &node.txs);
-    eventually("two are in", || parts.pool.len() == 2).await;
-    assert_eq!(parts.fetcher.deferred().waiting, SLOTS as u64);
+    eventually("two are in", || pool.len() == 2).await;
+    assert_eq!(fetcher.deferred().waiting, SLOTS as u64);
     others.observe(0);
-    complete(&node, parts, SLOTS as u64).await;
+    complete(&node, &fetcher, &pool, SLOTS as u64).await;
 }
 
 #[tokio::test]
@@ -109,7 +101,6 @@ async fn decoding_waits_for_an_internal_permit_and_a_stop_does_not_wait_for_it()
     let gate = Gate::new(GateConfig::default()).expect("defaults");
     let config = FetcherConfig { gate: Some(gate.clone()), ..node.fetcher() };
     let (fetcher, pool) = ingest_with(config, limits()).await;
-    let parts = Parts { fetcher, pool };
     for stops in [false, true] {
         let taken: Vec<_> = std::iter::from_fn(|| gate.acquire_internal().now_or_never()).collect();
         assert!(!taken.is_empty());
@@ -117,14 +108,14 @@ async fn decoding_waits_for_an_internal_permit_and_a_stop_does_not_wait_for_it()
         let tx = &node.txs[usize::from(stops)..][..1];
         submit(&node, tx);
         eventually("it waits for a place", || gate.stats().internal_waited == waited + 1).await;
-        assert!(!holds(&parts, tx));
+        assert!(!holds(&pool, tx));
         if stops {
-            let ended = parts.fetcher.shutdown(Duration::from_secs(60)).await;
+            let ended = fetcher.shutdown(Duration::from_secs(60)).await;
             assert_eq!((ended.counts.pooled, ended.counts.unfinished), (1, 1));
             return;
         }
         drop(taken);
-        eventually("it is in", || holds(&parts, tx)).await;
+        eventually("it is in", || holds(&pool, tx)).await;
     }
 }
 
@@ -133,17 +124,15 @@ async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_
     let node = Node::start(60, |config| config);
     let (pending, live) = node.txs.split_at(40);
     submit(&node, pending);
-    let monitor = LoadMonitor::new(MonitorConfig::default()).expect("defaults");
-    // Somebody else's queue in the same process is as good a reason to wait.
-    let others = monitor.watch("others", 1).expect("a place");
+    let (monitor, others) = monitor();
     others.observe(1);
-    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let pool = order_pool();
     let config = FetcherConfig { monitor: Some(monitor.clone()), ..node.fetcher() };
     let fetcher = Fetcher::start_with(config, limits(), pool.clone()).await.expect("it starts");
     eventually("the backfill waits", || fetcher.deferred().waiting == 1).await;
     submit(&node, live);
     eventually("the live ones are in", || pool.len() == live.len()).await;
-    assert!(live.iter().all(|tx| pool.contains(&tx.hash)));
+    assert!(holds(&pool, live));
     assert_eq!(fetcher.counts().backfilled, 0);
     assert_eq!(monitor.state(), LoadState::Critical);
 
@@ -153,5 +142,4 @@ async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_
     assert_eq!((counts.backfilled, counts.announced), (40, 20));
     let deferred = fetcher.deferred();
     assert_eq!((deferred.deferred, deferred.aged, deferred.waiting), (1, 0, 0));
-    fetcher.shutdown(Duration::from_secs(10)).await;
 }

@@ -1,32 +1,14 @@
-//! The fetcher and the pool against the mock node, over a real socket.
+//! The fetcher into a pool, a channel or a stream, against the mock node, over a real socket.
 
-use std::{collections::BTreeSet, pin::pin, sync::Arc, thread, time::Duration};
+use std::pin::pin;
 
 use alloy_eips::Encodable2718 as _;
-use mock_node::{BadAnswer, Fault, NodeConfig, workload::Mix};
+use futures::StreamExt as _;
+use mock_node::DEV_CHAIN_ID;
 use order_pool::{Event, RemoveReason};
-use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
-use tokio::{sync::mpsc, time::timeout};
-use txpool_fetcher::{
-    Backfill, EndReason, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
-    SourceState, StartPolicy,
-};
+use txpool_fetcher::{ConfigError, Gap};
 
-use super::{all_live, compare, ingest_with, recover, settles_fast, sources, submit};
-
-#[tokio::test]
-async fn what_was_pending_before_the_start_is_brought_in_once() {
-    let node = Node::start(400, |config| config);
-    submit(&node, &node.txs[..200]);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    assert_eq!(pool.len(), 200, "live means that the backfill is in");
-    submit(&node, &node.txs[200..]);
-    let counts = settled(&fetcher, "400 pooled", |counts| counts.pooled == 400).await;
-    assert_eq!((counts.announced, counts.backfilled), (200, 200));
-    let status = &fetcher.status()[0];
-    assert_eq!(status.gaps[0].reason, GapReason::StartUp);
-    assert_eq!(status.gaps[0].recovered, 200);
-}
+use super::*;
 
 #[tokio::test]
 async fn the_status_says_how_much_of_a_backfill_is_left() {
@@ -46,29 +28,11 @@ async fn the_status_says_how_much_of_a_backfill_is_left() {
 }
 
 #[tokio::test]
-async fn without_backfill_the_past_stays_unknown_and_an_audit_finds_it() {
-    let node = Node::start(50, |config| config);
-    node.submit_all();
-    let config = FetcherConfig { backfill: Backfill::Off, ..node.fetcher() };
-    let (fetcher, pool) = ingest(config).await;
-    assert_eq!(pool.len(), 0);
-    let report = compare(&fetcher).await;
-    assert_eq!(report.missing, 50);
-    assert_eq!(pool.len(), 0, "it was only compared");
-    let report = recover(&fetcher).await;
-    assert_eq!((report.missing, report.recovered), (50, 50));
-    let counts = settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
-    assert_eq!(counts.audit_recovered, 50);
-    assert_eq!(compare(&fetcher).await.missing, 0);
-}
-
-#[tokio::test]
 async fn repeats_are_known_and_unknown_hashes_are_gone() {
     for unknown_is_empty in [false, true] {
         let node = Node::start(10, |config| NodeConfig { unknown_is_empty, ..config });
         let (fetcher, _) = ingest(node.fetcher()).await;
-        node.submit_all();
-        settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+        pool_all(&node, &fetcher).await;
         for tx in &node.txs {
             node.node.announce_again(tx.hash).unwrap();
         }
@@ -86,8 +50,7 @@ async fn a_block_takes_its_transactions_out_of_the_pool_and_late_hashes_are_mine
     let node = Node::start(60, |config| config);
     let (fetcher, pool) = ingest(node.fetcher()).await;
     let mut subscription = pool.subscribe_all();
-    node.submit_all();
-    settled(&fetcher, "60 pooled", |counts| counts.pooled == 60).await;
+    pool_all(&node, &fetcher).await;
     let block = node.node.mine();
     assert_eq!(block.txs.len(), 60);
     eventually("the pool is empty", || pool.is_empty()).await;
@@ -121,36 +84,11 @@ async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
 }
 
 #[tokio::test]
-async fn a_reorg_puts_back_what_it_unmined() {
-    let node = Node::start(30, |config| config);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    node.node.mine();
-    node.submit_all();
-    settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
-    node.node.mine();
-    eventually("mined", || pool.is_empty()).await;
-    let reorg = node.node.reorg(1).unwrap();
-    assert_eq!(reorg.removed.len(), 1);
-    eventually("pending again", || {
-        let mut pending = node.node.pending();
-        pending.retain(|hash| !pool.contains(hash));
-        pending.is_empty() && pool.len() == node.node.pending().len()
-    })
-    .await;
-    eventually("the reorg's comparison is done", || {
-        let status = &fetcher.status()[0];
-        status.gaps.iter().any(|gap| gap.reason == GapReason::Reorg && gap.to.is_some())
-    })
-    .await;
-}
-
-#[tokio::test]
 async fn at_most_as_many_fetches_as_slots_are_in_flight() {
     let latency = Duration::from_millis(3);
     let node = Node::start(500, |config| NodeConfig { latency, ..config });
     let (fetcher, _) = ingest(FetcherConfig { fetch_slots: 7, ..node.fetcher() }).await;
-    node.submit_all();
-    settled(&fetcher, "500 pooled", |counts| counts.pooled == 500).await;
+    pool_all(&node, &fetcher).await;
     // The node counts an answer out a moment after it is on its way.
     let most = node.node.stats().max_concurrent_raw;
     assert!((7..=9).contains(&most), "{most}");
@@ -162,13 +100,10 @@ async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
     let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(4);
     let fetcher = Fetcher::start(node.fetcher(), sender).await.unwrap();
     submit(&node, &node.txs[..20]);
-    let mut received = BTreeSet::new();
     for _ in 0..20 {
         let tx = receiver.recv().await.expect("the fetcher runs");
         assert_eq!(tx.tx.inner().encoded_2718(), tx.raw());
-        received.insert(tx.hash());
     }
-    assert_eq!(received, node.txs[..20].iter().map(|tx| tx.hash).collect());
     drop(receiver);
     node.node.announce_unknown([1; 32].into());
     submit(&node, &node.txs[20..]);
@@ -181,35 +116,19 @@ async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
 #[tokio::test]
 async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in_also_in_a_flood_of_heads()
 {
-    let node = Arc::new(Node::start(2000, |config| config));
-    let config = FetcherConfig { fetch_slots: 1, audit_interval: None, ..node.fetcher() };
-    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
-    let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(1);
-    let fetcher = Fetcher::start_with(config, limits, sender).await.unwrap();
-    // Nobody reads: one slot is held, the buffer fills, the rest is lost for now.
-    node.submit_all();
-    eventually("the buffer has overrun", || fetcher.counts().lagged > 1_900).await;
-    let mines = Arc::clone(&node);
-    let heads = thread::spawn(move || {
-        (0..500).for_each(|_| _ = mines.node.mine_only(&[]).expect("an empty block"));
-    });
-    let (mut received, mut lagged) = (BTreeSet::new(), false);
-    while received.len() < 2000 {
-        let tx = timeout(PATIENCE, receiver.recv()).await.expect("more comes");
-        assert!(received.insert(tx.expect("the fetcher runs").hash()), "once each");
-        lagged |= fetcher.status()[0].gaps.iter().any(|gap| gap.reason == GapReason::Lagged);
+    for announcements in [Announcements::Hashes, Announcements::Full] {
+        let node = Arc::new(Node::start(2_000, |config| config));
+        let (mines, audit_interval) = (Arc::clone(&node), None);
+        let config =
+            FetcherConfig { announcements, fetch_slots: 1, audit_interval, ..node.fetcher() };
+        let mine = move || (0..500).for_each(|_| _ = mines.node.mine_only(&[]).expect("a block"));
+        let flood = || thread::spawn(mine);
+        let (fetcher, heads) = overruns(config, &node.txs, || node.submit_all(), flood).await;
+        heads.join().expect("it does not panic");
+        eventually("the last head", || fetcher.status()[0].head == Some(500)).await;
+        let is_closed = |gap: &Gap| gap.to.is_some();
+        eventually("no gap is left", || fetcher.status()[0].gaps.iter().all(is_closed)).await;
     }
-    heads.join().expect("it does not panic");
-    assert!(lagged, "the gap is opened");
-    let counts = settled(&fetcher, "all in", |counts| counts.pooled == 2000).await;
-    assert!(counts.lagged > 1000, "{counts:?}");
-    assert_eq!(counts.announced + counts.lagged, 2000, "what the socket brought");
-    assert_eq!(counts.audit_recovered + counts.backfilled, counts.lagged);
-    eventually("the last head and no gap are left", || {
-        let status = fetcher.status().remove(0);
-        status.head == Some(500) && status.gaps.iter().all(|gap| gap.to.is_some())
-    })
-    .await;
 }
 
 #[tokio::test]
@@ -220,8 +139,7 @@ async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
     let ping_interval = Duration::from_millis(50);
     let limits = Limits { ping_interval, ping_timeout, ..Limits::default() };
     let (fetcher, _pool) = ingest_with(config, limits).await;
-    node.submit_all();
-    settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
+    pool_all(&node, &fetcher).await;
     let report = compare(&fetcher).await;
     assert_eq!((report.listed, report.missing), (10, 0));
     let status = &fetcher.status()[0];
@@ -236,8 +154,7 @@ async fn a_node_that_answers_nothing_while_it_lists_its_pool_is_given_time() {
 async fn two_request_connections_share_the_requests() {
     let node = Node::start(200, |config| config);
     let (fetcher, pool) = ingest(FetcherConfig { request_connections: 2, ..node.fetcher() }).await;
-    node.submit_all();
-    settled(&fetcher, "200 pooled", |counts| counts.pooled == 200).await;
+    pool_all(&node, &fetcher).await;
     assert_eq!(pool.len(), 200);
     // One for subscriptions, two for fetches, one for all other requests; the list of the pool had one
     // of its own.
@@ -246,9 +163,9 @@ async fn two_request_connections_share_the_requests() {
 
 #[tokio::test]
 async fn a_node_that_starts_late_is_waited_for_when_told_so_and_who_waits_hears_of_it() {
-    let (_folder, path) = testkit::ingest::socket();
+    let (_folder, path) = socket();
     let config = FetcherConfig { start: StartPolicy::WaitForNode, ..FetcherConfig::ipc(&path) };
-    let pool = order_pool::OrderPool::new(order_pool::PoolConfig::default()).unwrap();
+    let pool = order_pool();
     let fetcher = Fetcher::start(config, pool.clone()).await.unwrap();
     eventually("it has tried", || fetcher.status()[0].last_error.is_some()).await;
     assert_eq!(fetcher.status()[0].state, SourceState::Connecting);
@@ -272,8 +189,7 @@ async fn a_node_that_starts_late_is_waited_for_when_told_so_and_who_waits_hears_
 async fn two_sources_are_one_mempool() {
     let one = Node::start(40, |config| config);
     let two = Node::start(40, |config| config);
-    let (fetcher, pool) = ingest(sources([&one, &two])).await;
-    all_live(&fetcher).await;
+    let (fetcher, pool) = ingest_all(sources([&one, &two]), Limits::default()).await;
     // The first half is announced by both, the second by the second one alone.
     submit(&one, &one.txs[..20]);
     two.submit_all();
@@ -283,11 +199,9 @@ async fn two_sources_are_one_mempool() {
     assert_eq!(status.iter().map(|source| source.first_seen).sum::<u64>(), 40);
     assert_eq!(status[1].announced, 40);
     drop(one);
-    eventually("one is lost, the other not", || {
-        let status = fetcher.status();
-        status[0].state == SourceState::Connecting && status[1].state == SourceState::Live
-    })
-    .await;
+    let states = || fetcher.status().into_iter().map(|source| source.state);
+    let one_lost = [SourceState::Connecting, SourceState::Live];
+    eventually("one is lost, the other not", || states().eq(one_lost)).await;
     assert_eq!(pool.len(), 40);
 }
 
@@ -298,8 +212,7 @@ async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
     let healthy = Node::start(TXS, |config| config);
     let config =
         FetcherConfig { reconnect_limit: Some(1), fetch_slots: 16, ..sources([&stuck, &healthy]) };
-    let (fetcher, pool) = ingest(config).await;
-    all_live(&fetcher).await;
+    let (fetcher, pool) = ingest_all(config, Limits::default()).await;
     // The healthy one is asked next, so that the slots stay taken until the stuck one has given up.
     for node in [&stuck, &healthy] {
         node.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 16 });
@@ -314,4 +227,45 @@ async fn what_a_source_held_when_it_gave_up_comes_in_from_another() {
     healthy.submit_all();
     settled(&fetcher, "all are in", |counts| counts.pooled == TXS as u64).await;
     assert_eq!(pool.len(), TXS);
+}
+
+#[tokio::test]
+async fn a_stream_brings_every_transaction_and_owns_its_fetcher() {
+    let node = Node::start(200, |config| config);
+    submit(&node, &node.txs[..100]);
+    let mut stream = Fetcher::stream(node.fetcher(), 16).await.unwrap();
+    let first: BTreeSet<_> = stream.by_ref().take(100).map(|tx| tx.hash()).collect().await;
+    stream.fetcher().wait_live().await.unwrap();
+    submit(&node, &node.txs[100..]);
+    // More than the buffer holds waits in the fetcher meanwhile.
+    let second: BTreeSet<_> = stream.by_ref().take(80).map(|tx| tx.hash()).collect().await;
+    assert_eq!((first.len(), second.len()), (100, 80));
+    assert!(
+        first.iter().eq(node.txs[..100].iter().map(|tx| tx.hash).collect::<BTreeSet<_>>().iter())
+    );
+    let FetcherEnd { reason, counts, .. } = stream.shutdown(Duration::from_secs(5)).await;
+    assert_eq!((reason, counts.balance()), (EndReason::Stopped, 0));
+    assert_eq!((counts.backfilled, counts.announced), (100, 100));
+}
+
+#[tokio::test]
+async fn a_stream_without_a_buffer_is_refused() {
+    let error = Fetcher::stream(Node::start(0, |config| config).fetcher(), 0).await.unwrap_err();
+    let StartError::Config(ConfigError::OutOfRange { field, value, min, .. }) = error else {
+        panic!("{error}")
+    };
+    assert_eq!((field, value, min), ("buffer", 0, 1));
+}
+
+#[tokio::test]
+async fn a_node_on_another_chain_than_the_expected_one_is_refused() {
+    let node = Node::start(0, |config| config);
+    let on = |chain| FetcherConfig { chain_id: Some(chain), ..node.fetcher() };
+    let error = Fetcher::stream(on(1), 16).await.unwrap_err();
+    let StartError::Connect(ConnectError::OtherChain { found, expected, .. }) = error else {
+        panic!("{error}")
+    };
+    assert_eq!((found, expected), (DEV_CHAIN_ID, 1));
+    let right = Fetcher::stream(on(DEV_CHAIN_ID), 16).await;
+    assert!(right.is_ok());
 }

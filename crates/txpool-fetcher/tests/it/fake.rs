@@ -1,26 +1,21 @@
-//! A node whose every block and response is written by the test.
+//! A node whose every block and response is written by the test, and peers of a few lines at a Unix
+//! socket.
 
 use std::{
-    collections::HashMap,
     io::Write as _,
     net::Shutdown,
     ops::RangeInclusive,
-    os::unix::net::UnixStream,
-    path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard},
-    thread,
-    time::{Duration, Instant, SystemTime},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    sync::MutexGuard,
+    time::SystemTime,
 };
 
-use alloy_primitives::{Address, B256, Bytes};
-use mock_node::workload::PreparedTx;
-use order_pool::OrderPool;
-use serde_json::{Value, json};
+use alloy_primitives::{Address, Bytes};
+use serde_json::{Map, Value};
 use tempfile::TempDir;
-use testkit::ingest::{eventually, socket};
-use txpool_fetcher::FetcherConfig;
 
-use super::peer;
+use super::*;
 
 pub(super) const CHAIN_ID: u64 = 1337;
 
@@ -36,8 +31,8 @@ pub(super) enum Reply {
     Close,
     /// Bytes that are not JSON.
     Garbage,
-    /// This `error`, for so long from the first request on; then the transaction.
-    BusyFor(Duration, Value, Bytes),
+    /// This `error`.
+    Busy(Value),
 }
 
 /// What the node does when its pool is to be listed.
@@ -92,20 +87,16 @@ impl FakeBlock {
 
     pub(super) fn json(&self, full: Option<bool>) -> Value {
         let mut object = json!({
-            "number": format!("{:#x}", self.number), "hash": self.hash, "parentHash": self.parent,
-            "timestamp": format!("{:#x}", self.time), "gasUsed": "0x0", "gasLimit": "0x1c9c380",
+            "number": quantity(self.number), "hash": self.hash, "parentHash": self.parent,
+            "timestamp": quantity(self.time), "gasUsed": "0x0", "gasLimit": "0x1c9c380",
             "baseFeePerGas": "0x3b9aca00", "miner": Address::ZERO,
         });
-        let txs = self.txs.iter();
-        match full {
-            None => {}
-            Some(false) => object["transactions"] = txs.map(|(hash, ..)| json!(hash)).collect(),
-            Some(true) => {
-                let txs = txs.map(|(hash, from, nonce)| {
-                    json!({ "hash": hash, "from": from, "nonce": format!("{nonce:#x}") })
-                });
-                object["transactions"] = txs.collect();
-            }
+        if let Some(full) = full {
+            let txs = self.txs.iter().map(|(hash, from, nonce)| match full {
+                false => json!(hash),
+                true => json!({ "hash": hash, "from": from, "nonce": quantity(*nonce) }),
+            });
+            object["transactions"] = txs.collect();
         }
         object
     }
@@ -113,6 +104,10 @@ impl FakeBlock {
 
 pub(super) fn block_hash(n: u64) -> B256 {
     B256::left_padding_from(&(n + 1).to_be_bytes())
+}
+
+fn quantity(n: u64) -> Value {
+    json!(format!("{n:#x}"))
 }
 
 #[derive(Debug, Default)]
@@ -132,10 +127,7 @@ pub(super) struct State {
     pub(super) is_syncing: bool,
     /// In place of what is pending.
     pub(super) replies: HashMap<B256, Reply>,
-    first_busy: Option<Instant>,
     pub(super) listing: Listing,
-    /// It answers nothing any more.
-    pub(super) is_dead: bool,
     /// Every method that was requested, with its parameters.
     pub(super) requested: Vec<(String, Value)>,
     pub(super) connections: Vec<UnixStream>,
@@ -143,11 +135,16 @@ pub(super) struct State {
 
 impl State {
     pub(super) fn notify(&self, topic: &str, result: &Value) {
-        for (subscribed, writer) in &self.subscribers {
-            if subscribed == topic {
-                peer::notify(writer, topic, result);
-            }
+        let params = json!({ "subscription": topic, "result": result });
+        let note = json!({ "jsonrpc": "2.0", "method": "eth_subscription", "params": params });
+        for (_, writer) in self.subscribers.iter().filter(|(subscribed, _)| subscribed == topic) {
+            // The subscriber may be gone.
+            let _ = writeln!(&*writer, "{note}");
         }
+    }
+
+    fn count(&self, method: &str) -> usize {
+        self.requested.iter().filter(|(requested, _)| requested == method).count()
     }
 }
 
@@ -166,7 +163,7 @@ impl Fake {
         fake.add(&FakeBlock::new(1, 1, 0, &[]));
         fake.lock().head = block_hash(1);
         let served = fake.clone();
-        peer::serve(&fake.path, move |stream| served.serve(&stream));
+        serve(&fake.path, move |stream| served.serve(&stream));
         fake
     }
 
@@ -174,9 +171,9 @@ impl Fake {
         self.state.lock().expect("no panic while it is held")
     }
 
-    pub(super) fn serve(&self, stream: &UnixStream) {
+    fn serve(&self, stream: &UnixStream) {
         self.lock().connections.push(stream.try_clone().expect("a second handle"));
-        for request in peer::requests(stream) {
+        for request in requests(stream) {
             let waits = |state: &State| {
                 state.stands_still || request["params"][1] == true && state.full_blocks_stand_still
             };
@@ -184,64 +181,51 @@ impl Fake {
                 thread::sleep(Duration::from_millis(1));
             }
             if let Some(response) = self.answer(stream, &request) {
-                peer::respond(stream, &request, response);
+                respond(stream, &request, &response);
             }
         }
     }
 
-    pub(super) fn answer(&self, writer: &UnixStream, request: &Value) -> Option<Value> {
-        let mut state = self.lock();
+    /// The result or the error of a response, if there is to be one.
+    fn answer(&self, writer: &UnixStream, request: &Value) -> Option<Result<Value, Value>> {
+        let state = &mut *self.lock();
         let (method, params) = (request["method"].as_str()?, &request["params"]);
-        if state.is_dead {
-            return None;
-        }
         state.requested.push((method.to_owned(), params.clone()));
-        Some(match method {
-            "eth_chainId" => {
-                json!({ "result": format!("{:#x}", state.chain_id.unwrap_or(CHAIN_ID)) })
-            }
-            "eth_syncing" if state.is_syncing => json!({ "result": { "currentBlock": "0x1" } }),
-            "eth_syncing" => json!({ "result": false }),
-            "web3_clientVersion" => json!({ "result": "fake/1" }),
-            "eth_blockNumber" => {
-                let head = state.head;
-                json!({ "result": format!("{:#x}", state.blocks[&head].number) })
-            }
+        let hash = || serde_json::from_value::<B256>(params[0].clone()).ok();
+        Some(Ok(match method {
+            "eth_chainId" => quantity(state.chain_id.unwrap_or(CHAIN_ID)),
+            "eth_syncing" if state.is_syncing => json!({ "currentBlock": "0x1" }),
+            "eth_syncing" => json!(false),
+            "web3_clientVersion" => json!("fake/1"),
+            "eth_blockNumber" => quantity(state.blocks[&state.head].number),
             "eth_subscribe" => {
-                let topic = params[0].as_str()?.to_owned();
                 let writer = writer.try_clone().expect("another handle");
-                state.subscribers.push((topic.clone(), writer));
-                json!({ "result": topic })
+                state.subscribers.push((params[0].as_str()?.to_owned(), writer));
+                params[0].clone()
             }
-            "eth_getBlockByNumber" => {
-                json!({ "result": state.blocks[&state.head].json(Some(false)) })
-            }
+            "eth_getBlockByNumber" => state.blocks[&state.head].json(Some(false)),
             "eth_getBlockByHash" => {
-                let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
-                let full = params[1].as_bool()?;
-                if let Some(left) = state.busy.get_mut(&(hash, full))
-                    && *left > 0
-                {
-                    *left -= 1;
-                    return Some(json!({ "error": { "code": -32000, "message": "busy" } }));
+                let asked = (hash()?, params[1].as_bool()?);
+                match state.busy.get_mut(&asked) {
+                    Some(left) if *left > 0 => {
+                        *left -= 1;
+                        return Some(Err(json!({ "code": -32000, "message": "busy" })));
+                    }
+                    _ => json!(state.blocks.get(&asked.0).map(|block| block.json(Some(asked.1)))),
                 }
-                json!({ "result": state.blocks.get(&hash).map(|block| block.json(Some(full))) })
             }
             "txpool_status" if !matches!(state.listing, Listing::Uncounted) => {
-                json!({ "result": {
-                    "pending": format!("{:#x}", state.pending.len()), "queued": "0x0"
-                } })
+                json!({ "pending": quantity(state.pending.len() as u64), "queued": "0x0" })
             }
             "txpool_content" => {
-                let hash = |n: u64| B256::left_padding_from(&n.to_be_bytes());
-                let listed = state.requested.iter().filter(|(it, _)| it == "txpool_content");
-                let count = listed.count() as u64;
                 let hashes: Vec<B256> = match state.listing {
                     Listing::Refused(code) => {
-                        return Some(json!({ "error": { "code": code, "message": "no" } }));
+                        return Some(Err(json!({ "code": code, "message": "no" })));
                     }
                     Listing::Silent => return None,
-                    Listing::Growing => (1..=2 + count).map(hash).collect(),
+                    Listing::Growing => {
+                        (1..=2 + state.count(method) as u64).map(block_hash).collect()
+                    }
                     listing => {
                         if matches!(listing, Listing::Mined) {
                             state.pending.pop();
@@ -251,49 +235,39 @@ impl Fake {
                         pending.chain(state.replies.keys().copied()).collect()
                     }
                 };
-                let mut pending = json!({});
-                for (n, hash) in hashes.iter().enumerate() {
-                    let sender = Address::left_padding_from(&n.to_be_bytes()).to_string();
-                    pending[sender] = json!({ "0": { "hash": hash } });
-                }
-                json!({ "result": { "pending": pending, "queued": {} } })
+                let one = |(nonce, hash): (usize, _)| (nonce.to_string(), json!({ "hash": hash }));
+                let txs: Map<_, _> = hashes.into_iter().enumerate().map(one).collect();
+                json!({ "pending": { (Address::ZERO.to_string()): txs }, "queued": {} })
             }
             "eth_getRawTransactionByHash" => {
-                let hash: B256 = serde_json::from_value(params[0].clone()).ok()?;
+                let hash = hash()?;
                 match state.replies.get(&hash).cloned() {
-                    Some(Reply::Raw(raw)) => json!({ "result": raw }),
+                    Some(Reply::Raw(raw)) => json!(raw),
                     Some(Reply::NotYet(raw)) => {
                         state.replies.insert(hash, Reply::Raw(raw));
                         state.notify("newPendingTransactions", &json!(hash));
                         // For the announcement to be processed.
                         thread::sleep(Duration::from_millis(50));
-                        json!({ "result": null })
+                        Value::Null
                     }
-                    Some(Reply::Oversized) => {
-                        json!({ "result": format!("0x{}", "00".repeat(2 << 20)) })
-                    }
+                    Some(Reply::Oversized) => json!(format!("0x{}", "00".repeat(2 << 20))),
                     Some(Reply::Close) => {
-                        writer.shutdown(Shutdown::Both).expect("it is open");
+                        close(writer);
                         return None;
                     }
                     Some(Reply::Garbage) => {
                         (&mut &*writer).write_all(b"upstream failed\n").expect("it is read");
                         return None;
                     }
-                    Some(Reply::BusyFor(time, busy, raw)) => {
-                        match state.first_busy.get_or_insert_with(Instant::now).elapsed() < time {
-                            true => json!({ "error": busy }),
-                            false => json!({ "result": raw }),
-                        }
-                    }
+                    Some(Reply::Busy(busy)) => return Some(Err(busy)),
                     None => {
                         let found = state.pending.iter().find(|tx| tx.hash == hash);
-                        json!({ "result": found.map(|tx| tx.raw.clone()) })
+                        json!(found.map(|tx| &tx.raw))
                     }
                 }
             }
-            _ => json!({ "error": { "code": -32601, "message": "no such method" } }),
-        })
+            _ => return Some(Err(json!({ "code": -32601, "message": "no such method" }))),
+        }))
     }
 
     pub(super) fn add(&self, block: &FakeBlock) {
@@ -307,9 +281,13 @@ impl Fake {
         self.notify("newHeads", &block.json(None));
     }
 
+    pub(super) fn announce_hash(&self, hash: B256) {
+        self.notify("newPendingTransactions", &json!(hash));
+    }
+
     pub(super) fn announce_tx(&self, tx: &PreparedTx) {
         self.lock().pending.push(tx.clone());
-        self.notify("newPendingTransactions", &json!(tx.hash));
+        self.announce_hash(tx.hash);
     }
 
     pub(super) fn notify(&self, topic: &str, result: &Value) {
@@ -322,18 +300,32 @@ impl Fake {
         state.blocks = chain.iter().map(|block| (block.hash, block.clone())).collect();
         state.head = chain.last().expect("a block").hash;
         state.subscribers.clear();
-        // Some may be closed already.
-        state.connections.drain(..).for_each(|it| _ = it.shutdown(Shutdown::Both));
+        drop(state);
+        self.close();
+    }
+
+    /// Every connection ends.
+    pub(super) fn close(&self) {
+        self.lock().connections.drain(..).for_each(|it| close(&it));
+    }
+
+    fn requests(&self, method: &str, params: Value) -> usize {
+        let wanted = (method.to_owned(), params);
+        self.lock().requested.iter().filter(|requested| **requested == wanted).count()
     }
 
     /// How often this block was requested, with its transactions or without.
     pub(super) fn requests_for(&self, block: u64, full: bool) -> usize {
-        let wanted = ("eth_getBlockByHash".to_owned(), json!([block_hash(block), full]));
-        self.lock().requested.iter().filter(|requested| **requested == wanted).count()
+        self.requests("eth_getBlockByHash", json!([block_hash(block), full]))
+    }
+
+    /// How often this transaction was requested.
+    pub(super) fn requests_of(&self, hash: B256) -> usize {
+        self.requests("eth_getRawTransactionByHash", json!([hash]))
     }
 
     pub(super) fn count(&self, method: &str) -> usize {
-        self.lock().requested.iter().filter(|(requested, _)| requested == method).count()
+        self.lock().count(method)
     }
 
     pub(super) fn config(&self) -> FetcherConfig {
@@ -350,4 +342,39 @@ impl Fake {
 /// A chain of blocks without transactions, on block `parent` of the same chain.
 pub(super) fn blocks(numbers: RangeInclusive<u64>) -> impl Iterator<Item = FakeBlock> {
     numbers.map(|number| FakeBlock::new(number, number, number - 1, &[]))
+}
+
+/// With these nodes as sources.
+pub(super) fn config_of<'a>(fakes: impl IntoIterator<Item = &'a Fake>) -> FetcherConfig {
+    FetcherConfig::new(fakes.into_iter().map(|fake| Endpoint::Ipc(fake.path.clone())))
+}
+
+/// Serves every connection on a thread of its own.
+pub(super) fn serve(path: &Path, serve: impl Fn(UnixStream) + Send + Clone + 'static) {
+    let listener = UnixListener::bind(path).expect("a fresh path");
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(Result::ok) {
+            let serve = serve.clone();
+            thread::spawn(move || serve(stream));
+        }
+    });
+}
+
+/// The requests that come over a connection, until it ends.
+pub(super) fn requests(stream: &UnixStream) -> impl Iterator<Item = Value> + use<> {
+    let reader = stream.try_clone().expect("a second handle");
+    serde_json::Deserializer::from_reader(reader).into_iter().map_while(Result::ok)
+}
+
+/// Sends a response with this `result` or `error`. The other side may have stopped waiting.
+pub(super) fn respond(mut stream: &UnixStream, request: &Value, response: &Result<Value, Value>) {
+    let (Ok(value) | Err(value)) = response;
+    let key = if response.is_ok() { "result" } else { "error" };
+    let response = json!({ "jsonrpc": "2.0", "id": request["id"], (key): value });
+    let _ = writeln!(stream, "{response}");
+}
+
+/// Closes a connection, unless the other side has.
+fn close(stream: &UnixStream) {
+    let _ = stream.shutdown(Shutdown::Both);
 }

@@ -6,21 +6,14 @@
 //! A failure names its seed; `MEMPOOL_INGEST_FAULT_FIRST=SEED MEMPOOL_INGEST_FAULT_SEEDS=1` replays
 //! it.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, sync::OnceLock};
 
+use futures::{StreamExt as _, stream};
 use load_control::Backoff;
-use mock_node::{Fault, FaultPlan, LoadStart, MockNode, NodeConfig, Target, workload::SignedLoad};
-use order_pool::{OrderPool, PoolConfig};
-use testkit::ingest::{settled, socket};
-use tokio::sync::Semaphore;
-use txpool_fetcher::{
-    Announcements, AuditMode, AuditReport, Counts, Endpoint, Fetcher, FetcherConfig, Limits,
-    SourceState, SourceStatus, StartPolicy,
-};
+use mock_node::{FaultPlan, LoadStart, MockNode, workload::SignedLoad};
+use txpool_fetcher::SourceStatus;
+
+use super::*;
 
 /// Simulated time of one seed.
 const SIMULATED: Duration = Duration::from_secs(10);
@@ -67,13 +60,6 @@ fn limits() -> Limits {
     }
 }
 
-struct Outcome {
-    counts: Counts,
-    status: SourceStatus,
-    missing: u64,
-    removed: u64,
-}
-
 /// The transactions that all nodes announce: signed for each of them, they would take most of the
 /// time. More than one run announces, but for bursts, which are signed as they come.
 fn signed() -> SignedLoad {
@@ -86,14 +72,15 @@ fn basis(path: PathBuf) -> NodeConfig {
     NodeConfig { accounts: 100, ..NodeConfig::new(path) }
 }
 
-/// Nodes with the same load, each with its plan, from the first subscription to the final audit.
+/// Nodes with the same load, each with its plan, from the first subscription to the final audit,
+/// which finds nothing.
 async fn run(
     what: &str,
     plans: Vec<FaultPlan>,
     announcements: Announcements,
     tps: u32,
     time: Duration,
-) -> Outcome {
+) -> (Counts, SourceStatus) {
     let is_alone = plans.len() == 1;
     let start = move |plan| {
         let (folder, path) = socket();
@@ -115,15 +102,14 @@ async fn run(
     let started =
         tokio::task::spawn_blocking(move || plans.into_iter().map(start).collect::<Vec<_>>());
     let nodes = Arc::new(started.await.expect("no panic"));
-    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let pool = order_pool();
     let endpoints = nodes.iter().map(|(node, _)| Endpoint::Ipc(node.ipc_path().to_owned()));
     let fetcher = Fetcher::start_with(config(endpoints, announcements), limits(), pool);
     let fetcher = fetcher.await.expect("it waits for the node");
     let waiting = Arc::clone(&nodes);
     let finished = tokio::task::spawn_blocking(move || {
         waiting.iter().all(|(node, _)| {
-            node.wait_load_finished(testkit::ingest::PATIENCE)
-                && node.wait_faults_finished(testkit::ingest::PATIENCE)
+            node.wait_load_finished(PATIENCE) && node.wait_faults_finished(PATIENCE)
         })
     });
     assert!(finished.await.expect("no panic"), "{what}: load and faults end");
@@ -148,74 +134,63 @@ async fn run(
     let counts = settled(&fetcher, what, |_| true).await;
     let status = fetcher.status().remove(0);
     let last = fetcher.shutdown(Duration::from_secs(5)).await.counts;
-    assert_eq!(last.balance(), 0, "{what}: {last:?}");
-    Outcome { counts, status, missing, removed }
+    assert_eq!((missing, removed), (0, 0), "{what}: {counts:?} {status:?}");
+    assert_eq!((counts.balance(), last.balance()), (0, 0), "{what}: {counts:?} {last:?}");
+    assert!(counts.pooled > 0, "{what}: {counts:?}");
+    (counts, status)
 }
 
 /// An audit, tried until the node lists its pool: an armed fault may still strike its connection.
 async fn audit(what: &str, fetcher: &Fetcher, source: usize, mode: AuditMode) -> AuditReport {
-    let deadline = Instant::now() + testkit::ingest::PATIENCE;
-    loop {
-        while fetcher.status()[source].state != SourceState::Live {
-            let (status, counts) = (fetcher.status(), fetcher.counts());
-            assert!(Instant::now() < deadline, "{what}: not live again: {status:?} {counts:?}");
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    let listed = async {
+        loop {
+            eventually(what, || fetcher.status()[source].state == SourceState::Live).await;
+            if let Ok(report) = fetcher.audit(source, mode).await {
+                return report;
+            }
         }
-        match fetcher.audit(source, mode).await {
-            Ok(report) => return report,
-            Err(error) => assert!(Instant::now() < deadline, "{what}: no audit: {error}"),
-        }
-    }
+    };
+    let in_time = timeout(PATIENCE, listed).await;
+    in_time.unwrap_or_else(|_| panic!("{what}: {:?} {:?}", fetcher.status(), fetcher.counts()))
 }
 
-impl Outcome {
-    fn check(&self, what: &str) {
-        let Self { counts, status, missing, removed } = self;
-        assert_eq!((*missing, *removed), (0, 0), "{what}: {counts:?} {status:?}");
-        assert_eq!(counts.balance(), 0, "{what}: {counts:?}");
-        assert!(counts.pooled > 0, "{what}: {counts:?}");
-    }
+/// All of them, so many at a time.
+async fn at_once<T: Send + 'static>(
+    count: usize,
+    runs: impl Iterator<Item: Future<Output = T> + Send + 'static>,
+) -> Vec<T> {
+    let spawned = stream::iter(runs.map(tokio::spawn)).buffer_unordered(count);
+    spawned.map(|joined| joined.expect("it leaves nothing behind")).collect().await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_fault_alone_leaves_nothing_missing() {
     let time = Duration::from_secs(2);
     let start = Instant::now();
-    let permits = Arc::new(Semaphore::new(3));
-    let mut runs = tokio::task::JoinSet::new();
-    for fault in Fault::all() {
-        let permits = Arc::clone(&permits);
-        runs.spawn(async move {
-            let _permit = permits.acquire_owned().await.expect("never closed");
-            let mut steps = vec![(time / 4, fault)];
-            let meets_newcomers = matches!(
-                fault,
-                Fault::CloseOnAccept { .. }
-                    | Fault::CloseAfterSubscribe { .. }
-                    | Fault::TableFull { .. }
-            );
-            if meets_newcomers {
-                steps.push((time / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
-            }
-            let plan = FaultPlan::new(steps);
-            let announcements = match fault {
-                Fault::DropObjects { .. } => Announcements::Full,
-                _ => Announcements::Hashes,
-            };
-            let what = format!("{fault:?}");
-            let outcome = run(&what, vec![plan], announcements, 500, time).await;
-            outcome.check(&what);
-            let Outcome { counts, status, .. } = outcome;
-            assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
-            println!(
-                "{fault:?}: reconnects {} lagged {} audit_recovered {} backfilled {}",
-                status.reconnects, counts.lagged, counts.audit_recovered, counts.backfilled
-            );
-        });
-    }
-    while let Some(joined) = runs.join_next().await {
-        joined.expect("a fault left something behind");
-    }
+    let alone = |fault| async move {
+        let mut steps = vec![(time / 4, fault)];
+        let meets_newcomers = matches!(
+            fault,
+            Fault::CloseOnAccept { .. }
+                | Fault::CloseAfterSubscribe { .. }
+                | Fault::TableFull { .. }
+        );
+        if meets_newcomers {
+            steps.push((time / 4 + Duration::from_millis(1), Fault::Close(Target::All)));
+        }
+        let announcements = match fault {
+            Fault::DropObjects { .. } => Announcements::Full,
+            _ => Announcements::Hashes,
+        };
+        let plans = vec![FaultPlan::new(steps)];
+        let (counts, status) = run(&format!("{fault:?}"), plans, announcements, 500, time).await;
+        assert!(!meets_newcomers || status.reconnects > 0, "{fault:?} has met nobody");
+        println!(
+            "{fault:?}: reconnects {} lagged {} audit_recovered {} backfilled {}",
+            status.reconnects, counts.lagged, counts.audit_recovered, counts.backfilled
+        );
+    };
+    at_once(3, Fault::all().into_iter().map(alone)).await;
     println!("{} faults alone in {:?}", Fault::all().len(), start.elapsed());
 }
 
@@ -234,32 +209,21 @@ async fn combined(announcements: Announcements, seeds: u64) {
     let seeds = number("MEMPOOL_INGEST_FAULT_SEEDS", seeds);
     let first = number("MEMPOOL_INGEST_FAULT_FIRST", 1);
     let start = Instant::now();
-    let permits = Arc::new(Semaphore::new(AT_ONCE));
-    let mut runs = tokio::task::JoinSet::new();
-    for seed in first..first + seeds {
-        let permits = Arc::clone(&permits);
-        runs.spawn(async move {
-            let _permit = permits.acquire_owned().await.expect("never closed");
-            // Every third seed has two nodes.
-            let both = [seed, seed + 1_000_000];
-            let plans = both[..1 + usize::from(seed.is_multiple_of(3))].iter();
-            let plans: Vec<_> = plans
-                .map(|seed| FaultPlan::from_seed(*seed, SIMULATED).compressed(FACTOR))
-                .collect();
-            let steps = format!("{:?}", plans.iter().map(FaultPlan::steps).collect::<Vec<_>>());
-            let tps = TPS * FACTOR / plans.len() as u32;
-            let what = format!("{announcements:?}, seed {seed}, {steps}");
-            let outcome = run(&what, plans, announcements, tps, SIMULATED / FACTOR).await;
-            outcome.check(&what);
-            (outcome.counts, outcome.status.reconnects)
-        });
-    }
-    let (mut announced, mut reconnects) = (0, 0);
-    while let Some(joined) = runs.join_next().await {
-        let (counts, lost) = joined.expect("a seed left something behind");
-        announced += counts.announced;
-        reconnects += lost;
-    }
+    let one = |seed: u64| async move {
+        // Every third seed has two nodes.
+        let both = [seed, seed + 1_000_000];
+        let plans = both[..1 + usize::from(seed.is_multiple_of(3))].iter();
+        let plans: Vec<_> =
+            plans.map(|seed| FaultPlan::from_seed(*seed, SIMULATED).compressed(FACTOR)).collect();
+        let steps = format!("{:?}", plans.iter().map(FaultPlan::steps).collect::<Vec<_>>());
+        let tps = TPS * FACTOR / plans.len() as u32;
+        let what = format!("{announcements:?}, seed {seed}, {steps}");
+        let (counts, status) = run(&what, plans, announcements, tps, SIMULATED / FACTOR).await;
+        (counts.announced, status.reconnects)
+    };
+    let ends = at_once(AT_ONCE, (first..first + seeds).map(one)).await;
+    let announced: u64 = ends.iter().map(|(announced, _)| announced).sum();
+    let reconnects: u64 = ends.iter().map(|(_, reconnects)| reconnects).sum();
     let took = start.elapsed();
     println!(
         "{announcements:?}: {seeds} seeds in {took:?}: {announced} announced, {reconnects} reconnects"

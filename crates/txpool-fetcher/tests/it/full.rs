@@ -1,23 +1,11 @@
 //! A node that announces whole transactions: the same outcomes, gaps and audits, with requests for
 //! blob transactions only.
 
-use std::{collections::BTreeSet, time::Duration};
-
 use alloy_primitives::Address;
 use load_control::{Gate, GateConfig};
-use mock_node::{
-    Fault, FullObjects, NodeConfig, Target,
-    workload::{Mix, TxKind},
-};
-use order_pool::OrderPool;
-use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, ingest, settled};
-use tokio::sync::mpsc;
-use txpool_fetcher::{
-    Announcements, Backfill, FetchedTransaction, Fetcher, FetcherConfig, GapReason, Limits,
-    LossReason, SourceError, SourceState,
-};
+use mock_node::{FullObjects, workload::TxKind};
 
-use super::{compare, ingest_with, overruns, settles_fast};
+use super::*;
 
 fn full(node: &Node) -> FetcherConfig {
     FetcherConfig { announcements: Announcements::Full, ..node.fetcher() }
@@ -45,8 +33,7 @@ async fn every_kind_of_transaction_arrives_whole_and_of_objects_only_blobs_are_r
             ..node.fetcher()
         };
         let (fetcher, pool) = ingest_patiently(config).await;
-        node.submit_all();
-        let counts = settled(&fetcher, "600 pooled", |counts| counts.pooled == 600).await;
+        let counts = pool_all(&node, &fetcher).await;
         assert_eq!((counts.announced, counts.lagged, counts.objects_missed), (600, 0, 0));
         let types = arrived_whole(&pool, &node.txs);
         assert_eq!(types, BTreeSet::from([0, 1, 2, 3, 4]));
@@ -103,39 +90,28 @@ async fn an_object_that_is_another_transaction_is_malformed_and_the_audit_fetche
 }
 
 #[tokio::test]
-async fn announcements_that_are_no_objects_are_counted_and_stop_nothing() {
+async fn repeats_are_known_hashes_requested_late_objects_mined_and_what_is_neither_stops_nothing() {
     let node = Node::start(3, |config| config);
-    let (fetcher, pool) = ingest(full(&node)).await;
+    let (fetcher, pool) = ingest_patiently(full(&node)).await;
     for odd in ["null", "{}", "[1]", "7", r#""0xzz""#, r#"{"hash":7}"#] {
         node.node.announce_object(odd);
     }
     node.submit_all();
+    let object = node.node.object(node.txs[0].hash).expect("it is pending");
     let counts = settled(&fetcher, "3 pooled", |counts| counts.pooled == 3).await;
-    assert_eq!((counts.announced, counts.malformed), (3, 0));
+    assert_eq!((counts.announced, counts.malformed, pool.len()), (3, 0, 3));
     assert_eq!(fetcher.status()[0].backlog, 0, "each one was taken in");
-    assert_eq!(pool.len(), 3);
-}
-
-#[tokio::test]
-async fn repeats_are_known_hashes_are_requested_and_late_objects_are_mined() {
-    let node = Node::start(3, |config| config);
-    let (fetcher, pool) = ingest_patiently(full(&node)).await;
-    let objects: Vec<_> = {
-        node.submit_all();
-        node.txs.iter().map(|tx| node.node.object(tx.hash).expect("it is pending")).collect()
-    };
-    settled(&fetcher, "3 pooled", |counts| counts.pooled == 3).await;
     for tx in &node.txs {
         node.node.announce_again(tx.hash).unwrap();
     }
     settled(&fetcher, "3 known", |counts| counts.known == 3).await;
     assert_eq!(node.node.stats().raw_found, 0, "nothing was requested");
     // A node that knows no objects announces hashes: these are requested.
-    node.node.announce_object(&format!("\"{:#x}\"", alloy_primitives::B256::repeat_byte(7)));
+    node.node.announce_object(&format!("\"{:#x}\"", B256::repeat_byte(7)));
     settled(&fetcher, "a hash that is gone", |counts| counts.gone == 1).await;
     node.node.mine();
     eventually("the pool is empty", || pool.is_empty()).await;
-    node.node.announce_object(&objects[0]);
+    node.node.announce_object(&object);
     let counts = settled(&fetcher, "a late object", |counts| counts.announced == 8).await;
     assert_eq!(counts.mined, 1, "known from its block");
     assert!(pool.is_empty());
@@ -156,13 +132,6 @@ async fn of_an_object_that_is_too_long_only_the_hash_is_kept_and_the_transaction
     assert_eq!(counts.announced, 1);
     assert_eq!(node.node.stats().raw_found, 1);
     assert!(pool.contains(&sent.hash));
-}
-
-#[tokio::test]
-async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
-    let node = Node::start(1_000, |config| config);
-    let config = FetcherConfig { audit_interval: None, ..full(&node) };
-    overruns(config, &node.txs, || node.submit_all()).await;
 }
 
 #[tokio::test]
@@ -209,28 +178,6 @@ async fn what_cannot_be_requested_now_does_not_hold_up_the_objects_behind_it() {
 }
 
 #[tokio::test]
-async fn an_object_is_delivered_before_its_hash_and_its_hash_counts_no_second_time() {
-    let node = Node::start(4, |config| config);
-    node.submit_all();
-    let config = FetcherConfig { backfill: Backfill::Off, ..full(&node) };
-    let (fetcher, _pool) = ingest_patiently(config).await;
-    for tx in &node.txs[..3] {
-        node.node.announce_object(&node.node.object(tx.hash).expect("it is pending"));
-    }
-    let counts = settled(&fetcher, "delivered", |counts| counts.pooled == 3).await;
-    assert_eq!(counts.announced, 3);
-    for tx in &node.txs[..3] {
-        node.node.announce_unknown(tx.hash);
-    }
-    node.node.announce_again(node.txs[3].hash).unwrap();
-    let counts = settled(&fetcher, "the hashes have come", |counts| counts.pooled == 4).await;
-    assert_eq!((counts.announced, counts.known, counts.objects_missed), (4, 0, 0));
-    assert_eq!(node.node.stats().raw_found, 0, "nothing was requested");
-    eventually("every hash is read", || fetcher.status()[0].backlog == 0).await;
-    assert_eq!(fetcher.counts().announced, 4);
-}
-
-#[tokio::test]
 async fn an_object_that_comes_long_after_its_hash_was_requested_counts_no_second_time() {
     let node = Node::start(2, |config| config);
     let limits = Limits { object_wait: Duration::from_millis(25), ..Limits::default() };
@@ -252,16 +199,16 @@ async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
     for lost in [Target::Hashes, Target::Objects] {
         let node = Node::start(30, |config| config);
         let (fetcher, pool) = ingest_patiently(full(&node)).await;
-        super::submit(&node, &node.txs[..10]);
+        submit(&node, &node.txs[..10]);
         settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
         node.node.inject(Fault::Close(lost));
-        super::submit(&node, &node.txs[10..20]);
+        submit(&node, &node.txs[10..20]);
         eventually("it was lost and is back", || {
             let status = &fetcher.status()[0];
             status.reconnects == 1 && status.state == SourceState::Live
         })
         .await;
-        super::submit(&node, &node.txs[20..]);
+        submit(&node, &node.txs[20..]);
         let counts = settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
         assert_eq!(counts.failed, 0, "{lost:?}");
         let status = &fetcher.status()[0];
@@ -275,32 +222,36 @@ async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
 }
 
 #[tokio::test]
-async fn a_node_without_full_objects_is_left_at_hashes_with_auto_and_no_connection_is_lost() {
-    for full_objects in [FullObjects::Refused, FullObjects::Ignored] {
+async fn a_node_without_full_objects_is_left_at_hashes_and_no_connection_is_lost() {
+    for (announcements, full_objects) in [
+        (Announcements::Auto, FullObjects::Refused),
+        (Announcements::Auto, FullObjects::Ignored),
+        (Announcements::Full, FullObjects::Ignored),
+    ] {
+        let what = format!("{announcements:?} of a node for which it is {full_objects:?}");
         let node = Node::start(50, |config| NodeConfig { full_objects, ..config });
-        let config = FetcherConfig { announcements: Announcements::Auto, ..node.fetcher() };
+        let config = FetcherConfig { announcements, ..node.fetcher() };
         let (fetcher, pool) = ingest_patiently(config).await;
-        node.submit_all();
-        settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
-        let (status, counts) = (&fetcher.status()[0], fetcher.counts());
-        assert_eq!(status.announcements, Announcements::Hashes, "{full_objects:?}");
-        assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{full_objects:?}");
-        assert_eq!((counts.announced, counts.objects_missed), (50, 0), "{full_objects:?}");
-        assert_eq!((pool.len(), node.node.stats().raw_found), (50, 50), "{full_objects:?}");
+        let counts = pool_all(&node, &fetcher).await;
+        let status = &fetcher.status()[0];
+        if announcements == Announcements::Auto {
+            assert_eq!(
+                (status.announcements, counts.objects_missed),
+                (Announcements::Hashes, 0),
+                "{what}"
+            );
+        }
+        assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{what}");
+        assert_eq!((counts.announced, pool.len()), (50, 50), "{what}");
+        assert_eq!(node.node.stats().raw_found, 50, "{what}");
     }
 }
 
 #[tokio::test]
-async fn full_is_an_error_at_a_node_that_refuses_it_and_requests_what_comes_as_hashes() {
-    let refuses = |config| NodeConfig { full_objects: FullObjects::Refused, ..config };
-    let node = Node::start(0, refuses);
+async fn full_is_an_error_at_a_node_that_refuses_it() {
+    let full_objects = FullObjects::Refused;
+    let node = Node::start(0, |config| NodeConfig { full_objects, ..config });
     let (sink, _transactions) = mpsc::channel::<FetchedTransaction>(1);
     let error = Fetcher::start(full(&node), sink).await.unwrap_err().to_string();
     assert!(error.contains("eth_subscribe"), "{error}");
-    let ignores = |config| NodeConfig { full_objects: FullObjects::Ignored, ..config };
-    let node = Node::start(50, ignores);
-    let (fetcher, _pool) = ingest_patiently(full(&node)).await;
-    node.submit_all();
-    let counts = settled(&fetcher, "50 pooled", |counts| counts.pooled == 50).await;
-    assert_eq!((counts.announced, node.node.stats().raw_found), (50, 50));
 }

@@ -1,26 +1,10 @@
 //! What the fetcher makes of the chain, against a node whose every block is written by the test.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
-
-use metrics_util::debugging::DebuggingRecorder;
-use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
-use order_pool::{Event, OrderPool, PoolConfig, Subscription};
-use testkit::ingest::{PATIENCE, eventually, settled};
-use tokio::sync::mpsc;
-use txpool_fetcher::{
-    AuditMode, Backfill, ChainEvent, Endpoint, FetchedTransaction, Fetcher, FetcherConfig,
-    GapReason, Limits, SinkEvent, SourceState, StartPolicy,
-};
+use order_pool::{Event, Subscription};
 
 use super::{
-    all_live,
-    fake::{CHAIN_ID, Fake, FakeBlock, Listing, Reply, block_hash, blocks},
-    ingest_fast, ingest_with, settles_fast,
-    sink::Figures,
-    start_with,
+    fake::{CHAIN_ID, Fake, FakeBlock, Listing, Reply, block_hash, blocks, config_of},
+    *,
 };
 
 /// A node, and a fetcher that knows its head.
@@ -29,10 +13,6 @@ async fn at_first_head() -> (Fake, Fetcher, OrderPool) {
     let (fetcher, pool) = ingest_fast(fake.config()).await;
     eventually("the first head", || head_number(&pool) == Some(1)).await;
     (fake, fetcher, pool)
-}
-
-fn config_of(fakes: &[&Fake]) -> FetcherConfig {
-    FetcherConfig::new(fakes.iter().map(|fake| Endpoint::Ipc(fake.path.clone())))
 }
 
 fn txs(count: usize) -> Vec<PreparedTx> {
@@ -48,7 +28,7 @@ fn head_number(pool: &OrderPool) -> Option<u64> {
 
 /// Both are live, and the first was alone when it told its head.
 async fn first_leads(first: &Fake, other: &Fake, limits: Limits) -> (Fetcher, OrderPool) {
-    let config = config_of(&[first, other]);
+    let config = config_of([first, other]);
     other.lock().stands_still = true;
     let (fetcher, pool) = ingest_with(config, limits).await;
     eventually("the first head", || pool.head().is_some()).await;
@@ -144,7 +124,7 @@ async fn what_an_undone_block_had_and_the_node_does_not_list_is_found() {
         }
         None
     };
-    let told = tokio::time::timeout(PATIENCE, vanished).await.expect("it is told");
+    let told = timeout(PATIENCE, vanished).await.expect("it is told");
     assert_eq!(told, Some(tx.hash));
 }
 
@@ -163,7 +143,7 @@ async fn announced_while_mined(
 ) {
     fake.announce(&FakeBlock::new(2, 2, 1, &txs.iter().collect::<Vec<_>>()));
     eventually("mined", || head_number(pool) == Some(2)).await;
-    fake.notify("newPendingTransactions", &txs[0].hash.to_string().into());
+    fake.announce_hash(txs[0].hash);
     settled(fetcher, "announced late", |counts| counts.mined == 1).await;
     fake.announce(&FakeBlock::new(2, 20, 1, &[]));
     fake.announce(&FakeBlock::new(3, 30, 20, &[]));
@@ -196,7 +176,7 @@ async fn what_was_announced_while_a_block_had_it_stays_away_when_blocks_are_miss
     fake.lock().replies.insert(tx.hash, Reply::Raw(tx.raw.clone()));
     fake.announce(&FakeBlock::new(2, 2, 1, &[&tx]));
     eventually("mined", || head_number(&pool) == Some(2)).await;
-    fake.notify("newPendingTransactions", &tx.hash.to_string().into());
+    fake.announce_hash(tx.hash);
     settled(&fetcher, "announced late", |counts| counts.mined == 1).await;
     let requested = fake.count("eth_getRawTransactionByHash");
     fake.announce(&FakeBlock::new(60, 60, 59, &[]));
@@ -250,11 +230,7 @@ async fn a_block_that_cannot_be_had_is_a_gap_and_is_followed_by_a_comparison() {
         let block = FakeBlock::new(2, 2, 1, &[]);
         fake.lock().busy.insert((block.hash, full), u32::MAX);
         fake.announce(&block);
-        eventually("compared", || {
-            let gaps = &fetcher.status()[0].gaps;
-            gaps.iter().any(|gap| gap.reason == GapReason::UnreadBlock && gap.to.is_some())
-        })
-        .await;
+        eventually("compared", || has_closed_gap(&fetcher, GapReason::UnreadBlock)).await;
         assert_eq!(head_number(&pool), Some(2), "the head counts");
     }
 }
@@ -298,11 +274,12 @@ async fn what_lost_its_nonce_to_a_block_comes_back_when_the_block_is_undone() {
     fake.lock().pending.clear();
     fake.announce(&FakeBlock::new(2, 22, 1, &[]));
     eventually("undone", || pool.head().is_some_and(|head| head.hash == block_hash(22))).await;
+    eventually("its comparison is done", || has_closed_gap(&fetcher, GapReason::Reorg)).await;
     // One is announced again, the other is found by an audit.
     fake.announce_tx(&txs[0]);
     eventually("admitted again", || pool.contains(&txs[0].hash)).await;
     fake.lock().pending.push(txs[1].clone());
-    fetcher.audit(0, AuditMode::Recover).await.expect("listed");
+    recover(&fetcher).await;
     eventually("recovered", || pool.contains(&txs[1].hash)).await;
 }
 
@@ -395,7 +372,7 @@ async fn nodes_that_come_back_on_another_branch_or_from_an_older_snapshot_bring_
     for nodes in [1, 2] {
         let fakes = [Fake::start(), Fake::start()];
         let txs = txs(2);
-        let (fetcher, pool) = ingest_fast(config_of(&fakes.each_ref()[..nodes])).await;
+        let (fetcher, pool) = ingest_fast(config_of(&fakes[..nodes])).await;
         all_live(&fetcher).await;
         fakes[0].pools(&pool, &txs[..1]).await;
         let mined = FakeBlock::new(3, 3, 2, &[&txs[0]]).with_rival_of(&txs[1]);
@@ -491,7 +468,7 @@ async fn a_reorg_with_an_unreadable_ancestor_hides_no_pending_transaction() {
     fake.announce(&FakeBlock::new(6, 36, 35, &[]));
     eventually("the reorg", || pool.head().is_some_and(|head| head.hash == block_hash(36))).await;
     eventually("pending again", || pool.len() == 2).await;
-    let report = fetcher.audit(0, AuditMode::CompareOnly).await.expect("listed");
+    let report = compare(&fetcher).await;
     assert_eq!((report.listed, report.missing, report.removed), (2, 0, 0));
 }
 
@@ -533,7 +510,7 @@ async fn a_higher_head_that_was_told_while_another_node_led_counts_when_that_nod
     blocks(2..=3).for_each(|block| other.announce(&block));
     eventually("both are told", || fetcher.status()[1].head == Some(3)).await;
     eventually("it is looked into", || other.requests_for(2, false) > 0).await;
-    first.lock().is_dead = true;
+    first.lock().stands_still = true;
     first.restart(&blocks(1..=1).collect::<Vec<_>>());
     let head = || pool.head().is_some_and(|head| head.hash == block_hash(3));
     eventually("the other leads", head).await;
@@ -544,8 +521,8 @@ async fn the_chain_is_that_of_the_first_listed_source_however_late_it_responds()
     let (first, other) = (Fake::start(), Fake::start());
     other.lock().chain_id = Some(1);
     first.lock().stands_still = true;
-    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..config_of(&[&first, &other]) };
-    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let config = FetcherConfig { start: StartPolicy::WaitForNode, ..config_of([&first, &other]) };
+    let pool = order_pool();
     let fetcher = Fetcher::start(config, pool).await.expect("it waits for no node");
     eventually("the other is probed", || other.count("web3_clientVersion") >= 2).await;
     first.lock().stands_still = false;
@@ -561,7 +538,7 @@ async fn the_chain_is_that_of_the_first_listed_source_however_late_it_responds()
 async fn a_node_that_is_syncing_is_neither_live_nor_compared_and_its_heads_do_not_count() {
     let fake = Fake::start();
     fake.lock().is_syncing = true;
-    let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
+    let pool = order_pool();
     let limits = Limits { ping_interval: Duration::from_millis(20), ..settles_fast() };
     let started = Fetcher::start_with(fake.config(), limits, pool.clone()).await;
     let fetcher = started.expect("the node is there");
@@ -587,7 +564,7 @@ async fn a_node_whose_head_is_old_while_that_of_another_is_recent_is_syncing_unt
     let recent = FakeBlock::new(2, 2, 1, &[]).recent();
     live.add(&recent);
     live.lock().head = recent.hash;
-    let (fetcher, pool) = ingest_fast(config_of(&[&late, &live])).await;
+    let (fetcher, pool) = ingest_fast(config_of([&late, &live])).await;
     let states = || fetcher.status().into_iter().map(|source| source.state);
     let expected = [SourceState::Syncing, SourceState::Live];
     eventually("one syncs, one is live", || states().eq(expected)).await;
@@ -600,9 +577,7 @@ async fn a_node_whose_head_is_old_while_that_of_another_is_recent_is_syncing_unt
 
 #[tokio::test]
 async fn a_head_above_a_mebibyte_is_not_kept_and_its_block_is_read_before_the_next() {
-    let recorder = DebuggingRecorder::new();
-    let figures = Figures::of(&recorder);
-    let _installed = metrics::set_default_local_recorder(&recorder);
+    let figures = Figures::install();
     let (fake, _fetcher, pool) = at_first_head().await;
     let mut events = pool.subscribe_all();
     let long = |number, bytes| {
@@ -646,12 +621,11 @@ async fn nothing_waits_behind_a_full_block() {
 async fn without_a_use_for_nonces_no_full_block_is_requested() {
     let fake = Fake::start();
     // A channel of transactions has no place for them.
-    let (sender, _receiver) = tokio::sync::mpsc::channel::<FetchedTransaction>(16);
-    let fetcher = Fetcher::start(fake.config(), sender).await.expect("it starts");
-    eventually("live", || fetcher.is_live()).await;
-    for number in 2..6 {
-        fake.announce(&FakeBlock::new(number, number, number - 1, &[]));
-        eventually("the head is read", || fake.requests_for(number, false) > 0).await;
-        assert_eq!(fake.requests_for(number, true), 0);
+    let (sender, _receiver) = mpsc::channel::<FetchedTransaction>(16);
+    let _fetcher = start_with(fake.config(), Limits::default(), sender).await;
+    for block in blocks(2..=5) {
+        fake.announce(&block);
+        eventually("the head is read", || fake.requests_for(block.number, false) > 0).await;
+        assert_eq!(fake.requests_for(block.number, true), 0);
     }
 }

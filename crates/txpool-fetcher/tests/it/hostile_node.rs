@@ -1,28 +1,12 @@
 //! Nodes of a few lines whose answers hurt, and sinks that do: only the transaction that is hit is
 //! lost.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use alloy_primitives::B256;
 use load_control::Backoff;
-use metrics_util::debugging::DebuggingRecorder;
-use mock_node::workload::{PreparedTx, Workload, WorkloadConfig};
-use serde_json::json;
-use testkit::ingest::{eventually, settled};
-use txpool_fetcher::{
-    AuditMode, Backfill, Delivery, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, Limits,
-    LossReason, SnapshotError, SourceError, SourceState, TransactionSink,
-};
+use txpool_fetcher::Delivery;
 
 use super::{
-    all_live, compare,
-    fake::{CHAIN_ID, Fake, Listing, Reply, blocks},
-    peer, recover,
-    sink::Figures,
-    start_with,
+    fake::{CHAIN_ID, Fake, Listing, Reply, blocks, config_of},
+    *,
 };
 
 /// With these replies, and without a pool of its own.
@@ -32,19 +16,10 @@ fn node(replies: impl IntoIterator<Item = (B256, Reply)>) -> Fake {
     node
 }
 
-/// One source that is neither backfilled nor audited.
-fn config(node: &Fake) -> FetcherConfig {
+/// Sources that are neither backfilled nor audited.
+fn config<'a>(nodes: impl IntoIterator<Item = &'a Fake>) -> FetcherConfig {
     let (backfill, audit_interval) = (Backfill::Off, None);
-    FetcherConfig { backfill, audit_interval, request_connections: 1, ..node.config() }
-}
-
-fn announce(node: &Fake, hash: B256) {
-    node.notify("newPendingTransactions", &json!(hash));
-}
-
-fn requests(node: &Fake, hash: &B256) -> usize {
-    let wanted = ("eth_getRawTransactionByHash".to_owned(), json!([hash]));
-    node.lock().requested.iter().filter(|requested| **requested == wanted).count()
+    FetcherConfig { backfill, audit_interval, request_connections: 1, ..config_of(nodes) }
 }
 
 fn transactions() -> Vec<PreparedTx> {
@@ -87,30 +62,39 @@ async fn live(config: FetcherConfig) -> Fetcher {
 /// The comparison after each reconnect requested it again, so the connections were lost for ever, and
 /// with them what else was requested.
 #[tokio::test]
-async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_reconnect() {
+async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_reconnect_and_no_other()
+{
     for reply in [Reply::Close, Reply::Garbage, Reply::Oversized] {
         let poison = B256::repeat_byte(8);
         let good: Vec<_> = (2..10).map(transaction).collect();
         let node = node(good.iter().cloned().chain([(poison, reply.clone())]));
         node.lock().listing = Listing::All;
-        let config =
-            FetcherConfig { backfill: Backfill::Pending, request_connections: 2, ..config(&node) };
+        let config = FetcherConfig {
+            backfill: Backfill::Pending,
+            request_connections: 2,
+            ..config([&node])
+        };
         let fetcher = live(config).await;
         settled(&fetcher, "the good ones are pooled", |counts| counts.pooled == 8).await;
         let counts = fetcher.counts();
         assert_eq!((counts.refused, counts.failed), (1, 0), "{reply:?}: {counts:?}");
         // Once with others in flight, and three times over a connection of its own.
-        assert_eq!((fetcher.status()[0].reconnects, requests(&node, &poison)), (1, 4));
+        assert_eq!((fetcher.status()[0].reconnects, node.requests_of(poison)), (1, 4));
         // Neither a comparison nor an announcement requests it again soon.
         let report = recover(&fetcher).await;
         assert_eq!((report.refused, report.missing), (1, 0), "{report:?}");
-        announce(&node, poison);
+        node.announce_hash(poison);
         settled(&fetcher, "it is known", |counts| counts.announced == 1).await;
-        assert_eq!((fetcher.counts().known, requests(&node, &poison)), (1, 4));
+        assert_eq!((fetcher.counts().known, node.requests_of(poison)), (1, 4));
         for (hash, _) in good {
-            assert!(requests(&node, &hash) <= 2, "no other was lost twice");
+            assert!(node.requests_of(hash) <= 2, "no other was lost twice");
         }
-        assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (1, true));
+        // The next one is requested as before.
+        let (next, reply) = transaction(0);
+        node.lock().replies.insert(next, reply);
+        node.announce_hash(next);
+        settled(&fetcher, "the next one is pooled", |counts| counts.pooled == 9).await;
+        assert_eq!((node.requests_of(next), fetcher.status()[0].reconnects), (1, 1));
     }
 }
 
@@ -119,13 +103,12 @@ async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_recon
 async fn what_two_nodes_announced_is_there_although_the_first_responds_with_something_else() {
     let ((hash, right), (_, wrong)) = (transaction(0), transaction(1));
     let (liar, honest) = (node([(hash, wrong)]), node([(hash, right)]));
-    let sources = [&liar, &honest].map(|node| Endpoint::Ipc(node.path.clone()));
-    let fetcher = live(FetcherConfig { sources: sources.to_vec(), ..config(&liar) }).await;
+    let fetcher = live(config([&liar, &honest])).await;
     all_live(&fetcher).await;
     liar.lock().stands_still = true;
-    announce(&liar, hash);
+    liar.announce_hash(hash);
     eventually("the liar is asked", || fetcher.counts().unfinished == 1).await;
-    announce(&honest, hash);
+    honest.announce_hash(hash);
     eventually("announced by both", || fetcher.counts().known == 1).await;
     liar.lock().stands_still = false;
     let counts = settled(&fetcher, "an outcome", |counts| counts.known == 1).await;
@@ -144,14 +127,14 @@ async fn an_audit_ends_when_its_node_goes_away_or_takes_too_long_and_so_does_a_s
         } else {
             Limits { audit_timeout: short, ..limits() }
         };
-        let fetcher = start_with(config(&node), limits, HostileSink).await;
+        let fetcher = start_with(config([&node]), limits, HostileSink).await;
         node.lock().listing = Listing::All;
         let audit = fetcher.audit(0, AuditMode::Recover);
         let goes_away = async {
             eventually("it is requested", || fetcher.counts().unfinished == 1).await;
             if is_gone {
                 std::fs::remove_file(&node.path).unwrap();
-                node.lock().connections.drain(..).for_each(peer::close);
+                node.close();
             }
         };
         let (audited, ()) = tokio::join!(audit, goes_away);
@@ -167,20 +150,6 @@ async fn an_audit_ends_when_its_node_goes_away_or_takes_too_long_and_so_does_a_s
     }
 }
 
-/// A node that restarts loses no transaction, however often one was in flight with the connection.
-#[tokio::test]
-async fn what_was_in_flight_when_a_node_went_away_is_requested_alone_once_and_then_as_before() {
-    let (poison, good) = (B256::repeat_byte(8), transaction(3));
-    let node = node([(poison, Reply::Close), good.clone()]);
-    let fetcher = live(config(&node)).await;
-    announce(&node, poison);
-    settled(&fetcher, "it is refused", |counts| counts.refused == 1).await;
-    eventually("the source is live again", || fetcher.is_live()).await;
-    announce(&node, good.0);
-    settled(&fetcher, "the next one is pooled", |counts| counts.pooled == 1).await;
-    assert_eq!((requests(&node, &good.0), fetcher.status()[0].reconnects), (1, 1));
-}
-
 /// Gateways say it in forms of their own: as a text alone, or with a code that is a text or missing.
 #[tokio::test]
 async fn a_node_that_is_busy_for_a_fifth_of_a_second_loses_nothing_however_it_says_so() {
@@ -192,12 +161,12 @@ async fn a_node_that_is_busy_for_a_fifth_of_a_second_loses_nothing_however_it_sa
         json!("busy"),
     ] {
         let (hash, reply) = transaction(3);
-        let Reply::Raw(raw) = reply else { unreachable!("a transaction") };
-        let reply = Reply::BusyFor(Duration::from_millis(200), busy.clone(), raw);
-        let node = node([(hash, reply)]);
+        let node = node([(hash, Reply::Busy(busy.clone()))]);
         let limits = Limits { retry_backoff: Limits::default().retry_backoff, ..limits() };
-        let fetcher = start_with(config(&node), limits, HostileSink).await;
-        announce(&node, hash);
+        let fetcher = start_with(config([&node]), limits, HostileSink).await;
+        node.announce_hash(hash);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        node.lock().replies.insert(hash, reply);
         settled(&fetcher, "it has left", |counts| counts.announced == 1).await;
         let counts = fetcher.counts();
         assert_eq!((counts.pooled, counts.malformed, counts.failed), (1, 0, 0), "{busy}");
@@ -215,14 +184,14 @@ async fn a_sink_that_never_returns_neither_times_others_out_nor_outlasts_the_dea
         ping_timeout: Duration::from_millis(200),
         ..limits()
     };
-    let fetcher = start_with(config(&node), limits, HostileSink).await;
-    announce(&node, stuck.0);
-    eventually("it is requested", || requests(&node, &stuck.0) == 1).await;
-    announce(&node, waits.0);
-    eventually("so is the other one", || requests(&node, &waits.0) == 1).await;
+    let fetcher = start_with(config([&node]), limits, HostileSink).await;
+    node.announce_hash(stuck.0);
+    eventually("it is requested", || node.requests_of(stuck.0) == 1).await;
+    node.announce_hash(waits.0);
+    eventually("so is the other one", || node.requests_of(waits.0) == 1).await;
     // Many time-outs of fetches and pings, if they ran.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!((requests(&node, &stuck.0), requests(&node, &waits.0)), (1, 1));
+    assert_eq!((node.requests_of(stuck.0), node.requests_of(waits.0)), (1, 1));
     assert_eq!((fetcher.counts().failed, fetcher.status()[0].reconnects), (0, 0));
     let (start, deadline) = (Instant::now(), Duration::from_secs(3));
     let counts = fetcher.shutdown(deadline).await.counts;
@@ -237,18 +206,18 @@ async fn our_own_back_pressure_is_not_taken_for_a_dead_subscription() {
     let stuck = transaction(1);
     let node = node([stuck.clone()]);
     node.lock().listing = Listing::Growing;
-    let mut config = config(&node);
+    let mut config = config([&node]);
     config.fetch_slots = 1024;
     let fetcher = live(config).await;
-    announce(&node, stuck.0);
-    eventually("it is requested", || requests(&node, &stuck.0) == 1).await;
+    node.announce_hash(stuck.0);
+    eventually("it is requested", || node.requests_of(stuck.0) == 1).await;
     for n in 0..2_000_u64 {
-        announce(&node, B256::right_padding_from(&n.to_be_bytes()));
+        node.announce_hash(B256::right_padding_from(&n.to_be_bytes()));
     }
     for (number, block) in (10_u64..).zip(blocks(2..=15)) {
         tokio::time::sleep(Duration::from_millis(500)).await;
         node.announce(&block);
-        announce(&node, B256::right_padding_from(&(10_000 + number).to_be_bytes()));
+        node.announce_hash(B256::right_padding_from(&(10_000 + number).to_be_bytes()));
     }
     let status = fetcher.status().remove(0);
     assert_eq!((status.reconnects, status.state), (0, SourceState::Live), "{status:?}");
@@ -260,10 +229,10 @@ async fn our_own_back_pressure_is_not_taken_for_a_dead_subscription() {
 async fn a_subscription_whose_node_lists_what_it_does_not_announce_is_dead() {
     let node = node([]);
     node.lock().listing = Listing::Growing;
-    let fetcher = live(config(&node)).await;
+    let fetcher = live(config([&node])).await;
     // So many hashes that the rate of announcements is high, then heads alone for a while.
     for n in 0..2_000_u64 {
-        announce(&node, B256::right_padding_from(&n.to_be_bytes()));
+        node.announce_hash(B256::right_padding_from(&n.to_be_bytes()));
     }
     for block in blocks(2..=21) {
         tokio::time::sleep(Duration::from_millis(500)).await;
@@ -282,7 +251,7 @@ async fn a_subscription_whose_node_lists_what_it_does_not_announce_is_dead() {
 async fn a_node_without_the_namespace_is_live_and_not_audited_and_is_asked_once() {
     let node = node([transaction(2)]);
     node.lock().listing = Listing::Refused(-32601);
-    let fetcher = live(FetcherConfig { backfill: Backfill::Pending, ..config(&node) }).await;
+    let fetcher = live(FetcherConfig { backfill: Backfill::Pending, ..config([&node]) }).await;
     eventually("it is found out", || !fetcher.status()[0].audited).await;
     assert!(!fetcher.audited()());
     // Before, one list a second, for ever.
@@ -297,7 +266,7 @@ async fn a_node_whose_lists_time_out_is_live_after_three_and_audited_once_one_is
     let config = FetcherConfig {
         backfill: Backfill::Pending,
         audit_interval: Some(Duration::from_secs(2)),
-        ..config(&node)
+        ..config([&node])
     };
     let limits = Limits { snapshot_timeout: Duration::from_millis(50), ..limits() };
     let fetcher = start_with(config, limits, HostileSink).await;
@@ -313,7 +282,7 @@ async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_
     let node = node([]);
     let millis = Duration::from_millis;
     let limits = Limits { ping_interval: millis(50), ping_timeout: millis(300), ..limits() };
-    let fetcher = start_with(config(&node), limits, HostileSink).await;
+    let fetcher = start_with(config([&node]), limits, HostileSink).await;
     // It is known how long a list takes.
     recover(&fetcher).await;
     let lists = node.count("txpool_content");
@@ -321,7 +290,7 @@ async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_
     let audit = async { _ = fetcher.audit(0, AuditMode::CompareOnly).await };
     let given_up = async {
         eventually("it lists", || node.count("txpool_content") > lists).await;
-        node.lock().is_dead = true;
+        node.lock().stands_still = true;
         eventually("both connections are lost", || fetcher.status()[0].reconnects >= 2).await;
     };
     tokio::select! {
@@ -333,17 +302,14 @@ async fn a_node_that_goes_silent_while_it_lists_its_pool_is_given_up_as_soon_as_
 /// Whichever node was compared last had the figure of all.
 #[tokio::test]
 async fn what_a_node_counts_and_does_not_list_is_a_figure_of_its_own() {
-    let recorder = DebuggingRecorder::new();
-    let figures = Figures::of(&recorder);
-    let _installed = metrics::set_default_local_recorder(&recorder);
+    let figures = Figures::install();
     let nodes = [1, 2].map(|few| {
         let node = node([]);
         node.lock().pending = transactions();
         node.lock().listing = Listing::AllBut(few);
         node
     });
-    let sources = nodes.each_ref().map(|node| Endpoint::Ipc(node.path.clone()));
-    let fetcher = live(FetcherConfig { sources: sources.to_vec(), ..config(&nodes[0]) }).await;
+    let fetcher = live(config(&nodes)).await;
     all_live(&fetcher).await;
     for (source, node) in nodes.iter().enumerate() {
         let audit = fetcher.audit(source, AuditMode::CompareOnly).await;
@@ -353,54 +319,39 @@ async fn what_a_node_counts_and_does_not_list_is_a_figure_of_its_own() {
     }
 }
 
-/// What the block took counted as not listed, so nothing was marked as vanished.
+/// What a block took between the count and the list counted as not listed, so nothing was marked as
+/// vanished. Without a count, what was not listed had gone.
 #[tokio::test]
-async fn a_block_between_the_count_of_a_pool_and_its_list_hides_nothing() {
-    let node = node([]);
-    let fetcher = live(config(&node)).await;
-    transactions()[2..4].iter().for_each(|tx| node.announce_tx(tx));
-    settled(&fetcher, "pooled", |counts| counts.pooled == 2).await;
-    node.lock().pending.remove(0);
-    node.lock().listing = Listing::Mined;
-    let report = compare(&fetcher).await;
-    assert_eq!((report.unlistable, report.vanished), (0, 2), "{report:?}");
-}
-
-/// Nothing was known to be unlisted, so what was not listed had gone.
-#[tokio::test]
-async fn nothing_has_gone_from_a_pool_that_its_node_does_not_count() {
-    let node = node([]);
-    let fetcher = live(config(&node)).await;
-    node.announce_tx(&transactions()[2]);
-    settled(&fetcher, "pooled", |counts| counts.pooled == 1).await;
-    node.lock().pending.clear();
-    for (listing, vanished) in [(Listing::Uncounted, 0), (Listing::All, 1)] {
+async fn what_is_no_longer_listed_has_vanished_unless_its_node_does_not_count_its_pool() {
+    for (listing, vanished) in [(Listing::All, 2), (Listing::Mined, 2), (Listing::Uncounted, 0)] {
+        let node = node([]);
+        let fetcher = live(config([&node])).await;
+        transactions()[2..4].iter().for_each(|tx| node.announce_tx(tx));
+        settled(&fetcher, "pooled", |counts| counts.pooled == 2).await;
+        node.lock().pending.truncate(usize::from(matches!(listing, Listing::Mined)));
         node.lock().listing = listing;
-        assert_eq!(compare(&fetcher).await.vanished, vanished, "{listing:?}");
+        let report = compare(&fetcher).await;
+        assert_eq!((report.unlistable, report.vanished), (0, vanished), "{listing:?}: {report:?}");
     }
 }
 
 /// The time in which it was missing began with a comparison that had fetched nothing, or in vain.
 #[tokio::test]
 async fn what_stays_missing_is_missing_since_the_comparison_before() {
-    let recorder = DebuggingRecorder::new();
-    let figures = Figures::of(&recorder);
-    let _installed = metrics::set_default_local_recorder(&recorder);
+    let figures = Figures::install();
     let (second, (hash, reply)) = (Duration::from_secs(1), transaction(2));
-    let Reply::Raw(raw) = &reply else { unreachable!("a transaction") };
-    let refused = json!({ "code": -32601, "message": "no" });
-    let in_vain = Reply::BusyFor(Duration::from_millis(100), refused, raw.clone());
+    let in_vain = Reply::Busy(json!({ "code": -32601, "message": "no" }));
     for fetches in [false, true] {
         let node = node([]);
-        let fetcher = live(config(&node)).await;
+        let fetcher = live(config([&node])).await;
         recover(&fetcher).await;
         tokio::time::sleep(second).await;
-        let reply = if fetches { in_vain.clone() } else { reply.clone() };
-        node.lock().replies.insert(hash, reply);
+        node.lock().replies.insert(hash, in_vain.clone());
         let report = if fetches { recover(&fetcher).await } else { compare(&fetcher).await };
         assert_eq!((report.missing, fetcher.counts().pooled), (1, 0));
         assert!(figures.get("missing_seconds", "").1 >= second.as_secs_f64());
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        tokio::time::sleep(second / 10).await;
+        node.lock().replies.insert(hash, reply.clone());
         recover(&fetcher).await;
         assert_eq!(fetcher.counts().pooled, 1);
         assert!(figures.get("missing_seconds", "").1 >= 1.1 * second.as_secs_f64());

@@ -1,44 +1,31 @@
 //! A pool in the same process as a source: the same outcomes, gaps and audits as with a node.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    sync::{
-        Arc, Condvar, Mutex, MutexGuard,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    time::{Duration, Instant},
+use std::sync::{
+    MutexGuard,
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 
 use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
 use alloy_eips::Decodable2718 as _;
-use alloy_primitives::B256;
 use futures::stream;
-use mock_node::workload::{Mix, PreparedTx};
-use order_pool::{OrderPool, PoolConfig};
-use testkit::ingest::{Node, PATIENCE, arrived_whole, eventually, settled};
-use tokio::{runtime::Handle, sync::mpsc};
+use mock_node::DEV_CHAIN_ID;
+use tokio::{runtime::Handle, sync::RwLock};
 use txpool_fetcher::{
-    AnnouncementStream, AuditMode, Backfill, Block, BlockStream, ConnectError, Counts, Endpoint,
-    Fetcher, FetcherConfig, FetcherEnd, GapReason, Head, InProcess, InProcessPool, MinedBlock,
-    NonceUpdate, PoolAnnouncement, PooledHashes, PooledTransaction, SnapshotError, StartError,
-    announcements_of,
+    AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, NonceUpdate,
+    PoolAnnouncement, PooledHashes, PooledTransaction, announcements_of,
 };
 
-use super::{all_live, compare, ingest_fast, overruns, recover};
+use super::*;
 
 /// A pool with a chain, of a few lines, that does what a test says.
 #[derive(Default)]
 struct SmallPool {
-    chain_id: u64,
     state: Mutex<State>,
-    /// While it is true, `get` waits, and says so.
-    is_busy: Mutex<bool>,
+    /// While a test holds it, `get` waits, and says so.
+    busy: RwLock<()>,
     is_waited_for: AtomicBool,
-    may_go_on: Condvar,
     /// Announcements are dropped, and nobody is told.
     drops: AtomicBool,
-    /// The next subscription reads this channel.
-    listener: Mutex<Option<mpsc::Receiver<B256>>>,
 }
 
 #[derive(Default)]
@@ -47,6 +34,8 @@ struct State {
     chain: Vec<MinedBlock>,
     announcements: Option<mpsc::UnboundedSender<PoolAnnouncement>>,
     blocks: Option<mpsc::UnboundedSender<MinedBlock>>,
+    /// The next subscription reads this channel.
+    listener: Option<mpsc::Receiver<B256>>,
     /// Functions that panic once, and hashes for which `get` does.
     panics: HashSet<&'static str>,
     panics_for: HashSet<B256>,
@@ -54,10 +43,6 @@ struct State {
 }
 
 impl SmallPool {
-    fn new(chain_id: u64) -> Arc<Self> {
-        Arc::new(Self { chain_id, ..Self::default() })
-    }
-
     /// Not poisoned by the panics of the tests, which happen outside of it.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap()
@@ -98,11 +83,6 @@ impl SmallPool {
         }
     }
 
-    fn set_busy(&self, is_busy: bool) {
-        *self.is_busy.lock().unwrap() = is_busy;
-        self.may_go_on.notify_all();
-    }
-
     fn panic_once(&self, function: &'static str) {
         assert!(!self.state().panics.remove(function), "{function} panics, as the test wants");
     }
@@ -118,17 +98,17 @@ impl State {
 
 impl InProcessPool for SmallPool {
     fn chain_id(&self) -> u64 {
-        self.chain_id
+        DEV_CHAIN_ID
     }
 
     fn announcements(&self) -> AnnouncementStream {
         self.panic_once("announcements");
-        if let Some(listener) = self.listener.lock().unwrap().take() {
+        let mut state = self.state();
+        if let Some(listener) = state.listener.take() {
             return announcements_of(listener);
         }
-        let panics = self.state().panics.remove("the stream");
+        let panics = state.panics.remove("the stream");
         let (sender, mut receiver) = mpsc::unbounded_channel();
-        let mut state = self.state();
         state.announcements = Some(sender);
         state.subscriptions += 1;
         Box::pin(stream::poll_fn(move |context| {
@@ -161,34 +141,34 @@ impl InProcessPool for SmallPool {
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
         assert!(Handle::try_current().is_err(), "inside of a runtime");
-        let wait = |busy: &mut bool| {
-            self.is_waited_for.store(*busy, Relaxed);
-            *busy
-        };
-        drop(self.may_go_on.wait_while(self.is_busy.lock().unwrap(), wait));
+        if self.busy.try_read().is_err() {
+            self.is_waited_for.store(true, Relaxed);
+            drop(self.busy.blocking_read());
+        }
         let panics = self.state().panics_for.remove(hash);
         assert!(!panics, "get panics, as the test wants");
         self.state().txs.get(hash).cloned()
     }
 }
 
-/// Of every kind, from the accounts of a node that is not needed further.
-fn prepared(count: usize) -> (u64, Vec<PreparedTx>) {
-    let node = Node::with_mix(
-        count,
-        Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() },
-        |config| config,
-    );
-    (node.node.config().chain_id, node.txs)
+/// Of every kind, from the accounts of a node that is not needed.
+fn prepared(count: usize) -> Vec<PreparedTx> {
+    let mix = Mix { blobs_per_mille: 20, six_blobs_per_mille: 300, ..Mix::default() };
+    let workload = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(7, DEV_CHAIN_ID) };
+    Workload::new(workload).prepare(count)
 }
 
-fn without_audits(pool: &Arc<SmallPool>) -> FetcherConfig {
-    FetcherConfig { audit_interval: None, ..config(pool) }
-}
-
+/// Without audits on the timer.
 fn config(pool: &Arc<SmallPool>) -> FetcherConfig {
     let pool: Arc<dyn InProcessPool> = Arc::clone(pool) as _;
-    FetcherConfig::in_process("small", pool)
+    FetcherConfig { audit_interval: None, ..FetcherConfig::in_process("small", pool) }
+}
+
+/// An empty pool, so many transactions for it, and a fetcher from it into an order pool.
+async fn from_empty(count: usize) -> (Arc<SmallPool>, Vec<PreparedTx>, Fetcher, OrderPool) {
+    let pool = Arc::default();
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
+    (pool, prepared(count), fetcher, ours)
 }
 
 /// The pool and ours hold the same, and every hash is accounted for.
@@ -203,19 +183,13 @@ async fn is_complete(fetcher: &Fetcher, pool: &SmallPool, ours: &OrderPool) -> C
     counts
 }
 
-fn has_closed_gap(fetcher: &Fetcher, reason: GapReason) -> bool {
-    let status = &fetcher.status()[0];
-    status.gaps.iter().any(|gap| gap.reason == reason && gap.to.is_some())
-}
-
 #[tokio::test]
 async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_arrive() {
-    let (chain_id, txs) = prepared(600);
-    let pool = SmallPool::new(chain_id);
+    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(600));
     let (before, rest) = txs.split_at(200);
     let (live, dropped) = rest.split_at(200);
     before.iter().for_each(|tx| pool.add(tx));
-    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
     settled(&fetcher, "the backfill", |counts| counts.pooled == 200).await;
     live.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "live", |counts| counts.pooled == 400).await;
@@ -232,9 +206,7 @@ async fn what_was_pending_what_is_announced_and_what_is_dropped_in_silence_all_a
 
 #[tokio::test]
 async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_closes_it() {
-    let (chain_id, txs) = prepared(20);
-    let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    let (pool, txs, fetcher, ours) = from_empty(20).await;
     pool.drops.store(true, Relaxed);
     txs.iter().for_each(|tx| pool.add(tx));
     pool.state().announce(PoolAnnouncement::Lagged(20));
@@ -246,11 +218,10 @@ async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_cl
 
 #[tokio::test]
 async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
-    let (chain_id, txs) = prepared(100);
-    let pool = SmallPool::new(chain_id);
+    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(100));
     let (listener, receiver) = mpsc::channel(16);
-    *pool.listener.lock().unwrap() = Some(receiver);
-    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    pool.state().listener = Some(receiver);
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
     pool.drops.store(true, Relaxed);
     for (n, half) in (1..).zip(txs.chunks(50)) {
         half.iter().for_each(|tx| pool.add(tx));
@@ -265,36 +236,32 @@ async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
 
 #[tokio::test]
 async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
-    let (chain_id, txs) = prepared(600);
-    let pool = SmallPool::new(chain_id);
-    let config = FetcherConfig { fetch_slots: 2, ..without_audits(&pool) };
-    overruns(config, &txs, || txs.iter().for_each(|tx| pool.add(tx))).await;
+    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(600));
+    let config = FetcherConfig { fetch_slots: 2, ..config(&pool) };
+    overruns(config, &txs, || txs.iter().for_each(|tx| pool.add(tx)), || {}).await;
 }
 
 #[tokio::test]
 async fn while_the_pool_holds_up_one_transaction_its_announcements_are_read_all_the_same() {
-    let (chain_id, txs) = prepared(30);
-    let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
-    pool.set_busy(true);
+    let (pool, txs, fetcher, ours) = from_empty(30).await;
+    let busy = pool.busy.write().await;
     let (first, rest) = txs.split_first().expect("30");
     pool.add(first);
     eventually("the first is held up", || pool.is_waited_for.load(Relaxed)).await;
     rest.iter().for_each(|tx| pool.add(tx));
     eventually("all have been read", || fetcher.counts().unfinished == 30).await;
-    pool.set_busy(false);
+    drop(busy);
     settled(&fetcher, "30 pooled", |counts| counts.pooled == 30).await;
     is_complete(&fetcher, &pool, &ours).await;
 }
 
 #[tokio::test]
 async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
-    let (chain_id, txs) = prepared(40);
+    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(40));
     let plain: Vec<_> = txs.iter().filter(|tx| tx.nonce == 0).collect();
     let [first, second, third, ..] = plain[..] else { panic!("three senders") };
-    let pool = SmallPool::new(chain_id);
     let genesis = pool.mine(0, &[]);
-    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
     eventually("the head right after the start", || {
         ours.head().is_some_and(|head| head.hash == genesis.block.head.hash)
     })
@@ -327,9 +294,7 @@ async fn heads_and_nonces_reach_the_order_pool_and_a_reorg_puts_back() {
 
 #[tokio::test]
 async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_again() {
-    let (chain_id, txs) = prepared(30);
-    let pool = SmallPool::new(chain_id);
-    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    let (pool, txs, fetcher, ours) = from_empty(30).await;
     for (round, part) in txs.chunks(10).enumerate() {
         let reconnects = round as u64;
         eventually("live", || fetcher.is_live() && fetcher.status()[0].reconnects == reconnects)
@@ -359,11 +324,10 @@ async fn the_end_of_either_stream_is_a_lost_connection_and_both_are_subscribed_a
 
 #[tokio::test]
 async fn a_panic_of_the_pool_hurts_only_that_call() {
-    let (chain_id, txs) = prepared(40);
-    let pool = SmallPool::new(chain_id);
+    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(40));
     pool.mine(0, &[]);
     pool.state().panics.insert("latest_block");
-    let (fetcher, ours) = ingest_fast(without_audits(&pool)).await;
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
     eventually("the head, at the second try", || ours.head().is_some()).await;
 
     pool.state().panics_for.insert(txs[3].hash);
@@ -401,21 +365,20 @@ async fn a_panic_of_the_pool_hurts_only_that_call() {
 
 #[tokio::test]
 async fn what_the_pool_does_not_have_is_gone_in_a_block_mined_and_another_transaction_malformed() {
-    let (chain_id, txs) = prepared(3);
-    let pool = SmallPool::new(chain_id);
+    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(3));
     pool.mine(0, &[]);
     let (fetcher, ours) = ingest_fast(config(&pool)).await;
     eventually("the first head", || ours.head().is_some()).await;
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     settled(&fetcher, "gone", |counts| counts.gone == 1).await;
     // Mined while `get` waits, so the hash is not known from the block when it enters.
-    pool.set_busy(true);
+    let busy = pool.busy.write().await;
     pool.state().announce(PoolAnnouncement::Pending(txs[1].hash));
     eventually("under way", || fetcher.counts().unfinished == 1).await;
     let mined = pool.mine(0, &[&txs[1]]);
     pool.tell(mined.clone());
     eventually("the head", || ours.head().is_some_and(|head| head == mined.block.head)).await;
-    pool.set_busy(false);
+    drop(busy);
     settled(&fetcher, "mined", |counts| counts.mined == 1).await;
     pool.add(&txs[0]);
     settled(&fetcher, "pooled", |counts| counts.pooled == 1).await;
@@ -433,13 +396,10 @@ async fn what_the_pool_does_not_have_is_gone_in_a_block_mined_and_another_transa
 #[tokio::test]
 async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_out() {
     let node = Node::start(50, |config| config);
-    let pool = SmallPool::new(node.node.config().chain_id);
-    let in_process = InProcess::new("small", Arc::clone(&pool) as Arc<dyn InProcessPool>);
-    let ipc = Endpoint::Ipc(node.node.ipc_path().to_owned());
-    let both = FetcherConfig::new([Endpoint::InProcess(in_process), ipc]);
-    let ours = OrderPool::new(PoolConfig::default()).unwrap();
-    let fetcher =
-        Fetcher::start(FetcherConfig { audit_interval: None, ..both }, ours.clone()).await.unwrap();
+    let pool = Arc::<SmallPool>::default();
+    let mut both = config(&pool);
+    both.sources.extend(node.fetcher().sources);
+    let (fetcher, ours) = ingest(both).await;
     all_live(&fetcher).await;
     node.submit_all();
     settled(&fetcher, "50 of the node", |counts| counts.pooled == 50).await;
@@ -448,12 +408,12 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
     assert_eq!((counts.announced, counts.pooled, counts.gone), (100, 50, 0));
     // Announced by the pool, which does not have it: the node has.
     let late = Node::start(51, |config| config).txs.pop().expect("the last of 51");
-    pool.set_busy(true);
+    let busy = pool.busy.write().await;
     pool.state().announce(PoolAnnouncement::Pending(late.hash));
     eventually("under way", || fetcher.counts().unfinished == 1).await;
     node.node.submit(late.raw.clone()).unwrap();
     eventually("known", || fetcher.counts().known == 51).await;
-    pool.set_busy(false);
+    drop(busy);
     settled(&fetcher, "51 pooled", |counts| counts.pooled == 51 && counts.known == 51).await;
     assert!(ours.contains(&late.hash));
     // A block of the node that it can no longer give is had from nowhere, and holds nothing up.
@@ -466,23 +426,20 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
 
 #[tokio::test]
 async fn a_pool_that_cannot_be_subscribed_to_fails_the_start_with_its_reason() {
-    let ours = OrderPool::new(PoolConfig::default()).unwrap();
-    let pool = SmallPool::new(1);
+    let ours = order_pool();
+    let pool = Arc::<SmallPool>::default();
     pool.state().panics.insert("announcements");
     let error = Fetcher::start(config(&pool), ours.clone()).await.unwrap_err();
     assert!(matches!(error, StartError::Connect(ConnectError::PoolPanicked { .. })), "{error}");
     assert!(error.to_string().starts_with("in-process:small: "), "{error}");
-    let sources = [SmallPool::new(1), SmallPool::new(1)]
-        .map(|pool| Endpoint::InProcess(InProcess::new("small", pool as Arc<dyn InProcessPool>)));
-    let error = Fetcher::start(FetcherConfig::new(sources), ours).await.unwrap_err();
+    let twice = [(); 2].map(|()| config(&Arc::default()).sources.remove(0));
+    let error = Fetcher::start(FetcherConfig::new(twice), ours).await.unwrap_err();
     assert_eq!(error.to_string(), "`sources` names in-process:small twice");
 }
 
 #[tokio::test]
 async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
-    let (chain_id, txs) = prepared(10);
-    let pool = SmallPool::new(chain_id);
-    let (fetcher, _ours) = ingest_fast(config(&pool)).await;
+    let (pool, txs, fetcher, _ours) = from_empty(10).await;
     txs.iter().for_each(|tx| pool.add(tx));
     settled(&fetcher, "10 pooled", |counts| counts.pooled == 10).await;
     let start = Instant::now();
@@ -495,7 +452,7 @@ async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
 
     let (fetcher, _ours) =
         ingest_fast(FetcherConfig { backfill: Backfill::Off, ..config(&pool) }).await;
-    pool.set_busy(true);
+    let busy = pool.busy.write().await;
     pool.state().announce(PoolAnnouncement::Pending(txs[0].hash));
     eventually("the pool is called", || pool.is_waited_for.load(Relaxed)).await;
     let start = Instant::now();
@@ -503,5 +460,5 @@ async fn a_shutdown_waits_for_a_get_until_its_deadline_and_ends_the_streams() {
     assert!(!ended, "the pool has not returned");
     assert!(start.elapsed() < PATIENCE / 2, "{:?}", start.elapsed());
     assert_eq!((counts.unfinished, counts.balance()), (1, 0));
-    pool.set_busy(false);
+    drop(busy);
 }

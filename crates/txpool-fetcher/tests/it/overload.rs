@@ -1,22 +1,11 @@
 //! A node that can do only so much: the fetcher notices, sends fewer requests, and loses nothing; its blocks come first.
 
-use std::time::Duration;
-
-use alloy_primitives::B256;
-use mock_node::{BadAnswer, Capacity, Fault, NodeConfig, Stats, Target};
-use order_pool::OrderPool;
-use serde_json::json;
-use testkit::ingest::{Node, PATIENCE, eventually, ingest, settled};
-use tokio::sync::mpsc;
-use txpool_fetcher::{
-    ADAPTIVE_FLOOR, Backfill, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, Limits,
-    SourceState,
-};
+use mock_node::{Capacity, Stats};
+use txpool_fetcher::ADAPTIVE_FLOOR;
 
 use super::{
-    all_live,
-    fake::{Fake, Reply},
-    ingest_with, recover, sources, start_with, submit,
+    fake::{Fake, Reply, config_of},
+    *,
 };
 
 /// 2000 requests a second.
@@ -75,8 +64,7 @@ async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
     let idle = Node::start(500, |config| config);
     idle.submit_all();
     let config = FetcherConfig { backfill: Backfill::Off, ..sources([&busy, &idle]) };
-    let (fetcher, pool) = ingest(config).await;
-    all_live(&fetcher).await;
+    let (fetcher, pool) = ingest_all(config, Limits::default()).await;
     // Announced by the busy one alone: it would take 500 s for them.
     busy.submit_all();
     settled(&fetcher, "all are in", |counts| counts.pooled == 500).await;
@@ -96,8 +84,7 @@ async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_
         if !is_early {
             other.submit_all();
         }
-        let (fetcher, pool) = ingest_with(config, patient()).await;
-        all_live(&fetcher).await;
+        let (fetcher, pool) = ingest_all(config, patient()).await;
         silent.node.inject(Fault::GoDead(Target::Request));
         if is_early {
             submit_of(&silent, 0..10);
@@ -119,8 +106,7 @@ async fn what_only_silent_nodes_have_leaves_slots_for_what_another_one_announces
     for silent in 1..=2 {
         let nodes: Vec<_> = (0..=silent).map(|_| Node::start(500, |config| config)).collect();
         let config = FetcherConfig { backfill: Backfill::Off, ..sources(&nodes) };
-        let (fetcher, pool) = ingest_with(config, patient()).await;
-        all_live(&fetcher).await;
+        let (fetcher, pool) = ingest_all(config, patient()).await;
         for (at, node) in nodes[..silent].iter().enumerate() {
             node.node.inject(Fault::GoDead(Target::Request));
             submit_of(node, 6 * at..6 * at + 6);
@@ -139,8 +125,7 @@ async fn a_node_that_fails_once_is_asked_again_for_what_others_do_not_have() {
         let (backfill, audit_interval) = (Backfill::Off, None);
         let config = FetcherConfig { backfill, audit_interval, ..sources(&nodes) };
         let limits = Limits { fetch_timeout: Duration::from_millis(200), ..Limits::default() };
-        let (fetcher, pool) = ingest_with(config, limits).await;
-        all_live(&fetcher).await;
+        let (fetcher, pool) = ingest_all(config, limits).await;
         nodes[0].node.inject(Fault::Answers { bad, count: 1 });
         nodes[0].submit_all();
         eventually("it is in", || pool.len() == 1).await;
@@ -149,12 +134,9 @@ async fn a_node_that_fails_once_is_asked_again_for_what_others_do_not_have() {
 }
 
 async fn of_two(first: &Fake, other: &Fake) -> (Fetcher, OrderPool) {
-    let both = [first, other].map(|fake| Endpoint::Ipc(fake.path.clone()));
     let (backfill, audit_interval) = (Backfill::Off, None);
-    let config = FetcherConfig { backfill, audit_interval, ..FetcherConfig::new(both) };
-    let (fetcher, pool) = ingest_with(config, Limits::default()).await;
-    all_live(&fetcher).await;
-    (fetcher, pool)
+    let config = FetcherConfig { backfill, audit_interval, ..config_of([first, other]) };
+    ingest_all(config, Limits::default()).await
 }
 
 /// It waited, with a slot, for a node that never had it.
@@ -163,7 +145,7 @@ async fn what_its_node_no_longer_has_is_not_asked_of_one_that_has_not_announced_
     let (first, silent) = (Fake::start(), Fake::start());
     let (fetcher, _pool) = of_two(&first, &silent).await;
     silent.lock().stands_still = true;
-    first.notify("newPendingTransactions", &B256::repeat_byte(1).to_string().into());
+    first.announce_hash(B256::repeat_byte(1));
     let counts = settled(&fetcher, "gone", |counts| counts.gone == 1).await;
     assert_eq!((counts.failed, counts.announced), (0, 1));
 }
@@ -175,9 +157,9 @@ async fn a_node_that_announces_it_while_it_answers_null_is_asked_again() {
     let (_fetcher, pool) = of_two(&first, &other).await;
     let tx = Node::start(1, |config| config).txs[0].clone();
     let busy = json!({ "code": -32000, "message": "busy" });
-    first.lock().replies.insert(tx.hash, Reply::BusyFor(PATIENCE, busy, tx.raw.clone()));
+    first.lock().replies.insert(tx.hash, Reply::Busy(busy));
     other.lock().replies.insert(tx.hash, Reply::NotYet(tx.raw.clone()));
-    first.notify("newPendingTransactions", &tx.hash.to_string().into());
+    first.announce_hash(tx.hash);
     eventually("it is in", || pool.contains(&tx.hash)).await;
 }
 
@@ -216,8 +198,7 @@ async fn a_backfill_from_several_nodes_with_equal_pools_requests_each_transactio
     let nodes = [(); 3].map(|()| Node::start(1_000, |config| config));
     nodes.iter().for_each(Node::submit_all);
     let config = FetcherConfig { audit_interval: None, ..sources(&nodes) };
-    let (fetcher, pool) = ingest(config).await;
-    all_live(&fetcher).await;
+    let (fetcher, pool) = ingest_all(config, Limits::default()).await;
     settled(&fetcher, "all are in", |_| pool.len() == 1_000).await;
     let requests: Vec<u64> = nodes.iter().map(|node| node.node.stats().raw_found).collect();
     assert_eq!(requests.iter().sum::<u64>(), 1_000, "{requests:?}");
