@@ -250,20 +250,17 @@ impl Comparison {
             report.vanished = self.mark_vanished(&listed, epoch).await;
         }
         // What was not fetched, or in vain, is missing since before this comparison.
-        let stays_missing = missing.iter().any(|hash| match self.mode {
-            AuditMode::CompareOnly => true,
-            AuditMode::Recover => {
-                matches!(self.verdict(hash), Verdict::AskSink { was_delivered: false })
-            }
-        });
-        let missing_for = self.state.compared(started, !missing.is_empty(), stays_missing);
-        if let Some(time) = missing_for {
+        let is_missing =
+            |hash| matches!(self.verdict(hash), Verdict::AskSink { was_delivered: false });
+        let stays_missing = match self.mode {
+            AuditMode::CompareOnly => !missing.is_empty(),
+            AuditMode::Recover => missing.iter().any(is_missing),
+        };
+        if let Some(time) = self.state.compared(started, !missing.is_empty(), stays_missing) {
             fetch.metrics.missing_seconds.record(time.as_secs_f64());
         }
         report.missing = missing.len() as u64;
-        missing.truncate(AuditReport::MISSING_SAMPLE);
-        missing.shrink_to_fit();
-        report.missing_sample = missing;
+        report.missing_sample = missing.iter().take(AuditReport::MISSING_SAMPLE).copied().collect();
         Ok(report)
     }
 
@@ -304,11 +301,9 @@ impl Comparison {
             Some(Seen::Refused | Seen::Harmful) => Verdict::Refused,
             Some(Seen::Postponed) => Verdict::Postponed,
             // Mined between the list and now.
-            Some(Seen::Mined) | None if self.fetch.hashes.is_mined(hash) => Verdict::Ours,
+            _ if self.fetch.hashes.is_mined(hash) => Verdict::Ours,
             // Pending again, so the block that contained it was removed; or it had left the pool.
-            Some(Seen::Mined | Seen::Undone | Seen::Vanished) | None => {
-                Verdict::AskSink { was_delivered: false }
-            }
+            _ => Verdict::AskSink { was_delivered: false },
         }
     }
 

@@ -176,7 +176,7 @@ impl Ticket {
         // transaction that lost its nonce to a block, or was mined in a block that we do not know,
         // may be pending again after a reorg.
         match seen {
-            Some(Seen::Delivered) if hashes.is_mined(&hash) => _ = hashes.seen.mined(hash),
+            Some(Seen::Delivered) if hashes.is_mined(&hash) => hashes.seen.mined(hash),
             Some(Seen::Mined) => {}
             _ => return,
         }

@@ -33,6 +33,10 @@ pub(crate) enum Seen {
     Postponed,
     /// In a block.
     Mined,
+    /// In a block, and delivered to the sink before.
+    MinedDelivered,
+    /// The same, and announced since.
+    MinedAnnounced,
     /// Delivered to the sink; since then it left the node's pool, and no block contains it.
     Vanished,
     /// Delivered to the sink and mined, and the block was undone: announcements and comparisons
@@ -49,6 +53,11 @@ impl Seen {
     pub(crate) const fn is_held(self) -> bool {
         matches!(self, Self::Delivered | Self::Undone)
     }
+
+    const fn was_delivered(self) -> bool {
+        self.is_held()
+            || matches!(self, Self::MinedDelivered | Self::MinedAnnounced | Self::Vanished)
+    }
 }
 
 /// A hash that is now in flight.
@@ -60,22 +69,12 @@ pub(crate) struct Entered {
     pub(crate) is_undone: bool,
 }
 
-/// In one byte, so that an entry has 12.
-#[derive(Clone, Copy, Debug)]
-enum State {
-    Is(Seen),
-    /// Mined, and the sink had it before.
-    MinedDelivered,
-    /// The same, and it was announced since.
-    MinedAnnounced,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    state: State,
+    seen: Seen,
     /// The audit epoch in which it was delivered. The list of an earlier audit may predate it.
     epoch: u32,
-    /// When its state was set, in seconds since the set was made.
+    /// When `seen` was set, in seconds since the set was made.
     since_secs: u32,
     /// The sources that have announced it, or have listed it first.
     sources: SourceSet,
@@ -84,18 +83,11 @@ struct Entry {
 }
 
 impl Entry {
-    const fn seen(&self) -> Seen {
-        match self.state {
-            State::Is(seen) => seen,
-            State::MinedDelivered | State::MinedAnnounced => Seen::Mined,
-        }
-    }
-
     /// Whether it is to be left alone at this time.
     fn rests(&self, now_secs: u64) -> bool {
         let doublings = u32::from(self.harms).saturating_sub(1).min(MAX_DOUBLINGS);
         let pause = ANNOUNCED_AGAIN_AFTER.as_secs() << doublings;
-        self.seen() == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
+        self.seen == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
     }
 }
 
@@ -130,8 +122,8 @@ impl SeenSet {
     /// What is known of a hash. A harmful one whose pause is over is unknown again.
     pub(crate) fn get(&self, hash: &B256) -> Option<Seen> {
         let entry = self.shard(hash).get(hash)?;
-        let is_over = entry.seen() == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
-        (!is_over).then_some(entry.seen())
+        let is_over = entry.seen == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
+        (!is_over).then_some(entry.seen)
     }
 
     /// The sources that have announced a hash, or have listed it first; none if it is not known.
@@ -147,8 +139,8 @@ impl SeenSet {
     pub(crate) fn announced_mined(&self, hash: B256, source: usize) {
         let mut shard = self.shard(&hash);
         match shard.get(&hash) {
-            Some(entry) if matches!(entry.state, State::MinedDelivered) => {
-                shard.insert(hash, Entry { state: State::MinedAnnounced, ..entry });
+            Some(entry) if entry.seen == Seen::MinedDelivered => {
+                shard.insert(hash, Entry { seen: Seen::MinedAnnounced, ..entry });
             }
             Some(_) => {}
             None => self.insert(&mut shard, hash, Seen::Mined),
@@ -165,9 +157,11 @@ impl SeenSet {
         at: Instant,
     ) -> Option<Entered> {
         self.insert_if(hash, source, |entry| {
-            entry.is_none_or(|entry| match entry.seen() {
-                // A mined transaction is not wanted again, and one request at a time is enough.
-                Seen::InFlight | Seen::Mined => false,
+            entry.is_none_or(|entry| match entry.seen {
+                // One request at a time is enough.
+                Seen::InFlight => false,
+                // Not wanted again.
+                Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
                 // The sink was told that it has gone.
                 Seen::Undone | Seen::Vanished => true,
                 Seen::Delivered | Seen::Refused | Seen::Postponed => {
@@ -183,7 +177,7 @@ impl SeenSet {
     /// has announced it since.
     pub(crate) fn insert_undone(&self, hash: B256) -> Option<Entered> {
         let mut shard = self.shard(&hash);
-        if shard.get(&hash).is_some_and(|entry| entry.seen() != Seen::Undone) {
+        if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::Undone) {
             return None;
         }
         shard.remove(&hash);
@@ -196,8 +190,8 @@ impl SeenSet {
     pub(crate) fn insert_missing(&self, hash: B256, source: usize, epoch: u32) -> Option<Entered> {
         self.insert_if(hash, source, |entry| {
             entry.is_none_or(|entry| {
-                entry.seen() != Seen::InFlight
-                    && (entry.seen() == Seen::Undone || entry.epoch < epoch)
+                entry.seen != Seen::InFlight
+                    && (entry.seen == Seen::Undone || entry.epoch < epoch)
                     && !entry.rests(self.secs(Instant::now()))
             })
         })
@@ -232,30 +226,27 @@ impl SeenSet {
         }
     }
 
-    /// Records that a block contains a hash, if the hash is known and not in flight. Returns
-    /// whether it is known.
-    pub(crate) fn mined(&self, hash: B256) -> bool {
+    /// Records that a block contains a hash, if the hash is known and not in flight.
+    pub(crate) fn mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
-        let known = shard.get(&hash);
-        if known.is_some_and(|entry| entry.seen() != Seen::InFlight) {
+        if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::InFlight) {
             self.insert(&mut shard, hash, Seen::Mined);
         }
-        known.is_some()
     }
 
     /// Records that a hash that was mined is in no canonical block any more. Returns whether it was announced while it was
     /// mined: nobody else brings it again.
     pub(crate) fn forget_mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
-        let state = shard.get(&hash).map(|entry| entry.state);
-        match state {
-            Some(State::MinedDelivered | State::MinedAnnounced) => {
+        let seen = shard.get(&hash).map(|entry| entry.seen);
+        match seen {
+            Some(Seen::MinedDelivered | Seen::MinedAnnounced) => {
                 self.insert(&mut shard, hash, Seen::Undone);
             }
-            Some(State::Is(Seen::Mined)) => shard.remove(&hash),
+            Some(Seen::Mined) => shard.remove(&hash),
             _ => {}
         }
-        matches!(state, Some(State::Is(Seen::Mined) | State::MinedAnnounced))
+        matches!(seen, Some(Seen::Mined | Seen::MinedAnnounced))
     }
 
     /// Begins an audit. Transactions delivered from now on are newer than the list to compare with.
@@ -270,7 +261,7 @@ impl SeenSet {
             .young
             .iter()
             .chain(shard.old.iter())
-            .filter(|(_, entry)| entry.seen().is_held() && entry.epoch < epoch)
+            .filter(|(_, entry)| entry.seen.is_held() && entry.epoch < epoch)
             .map(|(hash, _)| *hash)
             .collect()
     }
@@ -279,7 +270,7 @@ impl SeenSet {
     pub(crate) fn vanished(&self, hash: B256, epoch: u32) {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
-        if known.is_some_and(|entry| entry.seen().is_held() && entry.epoch < epoch) {
+        if known.is_some_and(|entry| entry.seen.is_held() && entry.epoch < epoch) {
             self.insert(&mut shard, hash, Seen::Vanished);
         }
     }
@@ -302,17 +293,15 @@ impl SeenSet {
             Seen::Harmful => harms.saturating_add(1),
             _ => 0,
         };
-        let was_delivered = known.is_some_and(|entry| match entry.state {
-            State::MinedDelivered | State::MinedAnnounced | State::Is(Seen::Vanished) => true,
-            State::Is(seen) => seen.is_held(),
-        });
-        let state = match seen {
-            Seen::Mined if was_delivered => State::MinedDelivered,
-            seen => State::Is(seen),
+        let seen = match seen {
+            Seen::Mined if known.is_some_and(|entry| entry.seen.was_delivered()) => {
+                Seen::MinedDelivered
+            }
+            seen => seen,
         };
         let sources = sources.or(known.map(|entry| entry.sources).unwrap_or_default());
         let epoch = self.epoch.load(Relaxed);
-        shard.insert(hash, Entry { state, epoch, since_secs, sources, harms });
+        shard.insert(hash, Entry { seen, epoch, since_secs, sources, harms });
     }
 
     /// Seconds since the set was made.
@@ -363,7 +352,7 @@ impl Shard {
             for (hash, entry) in forgotten {
                 let is_harmful = entry.harms > 0 && harmful > 0;
                 harmful -= usize::from(is_harmful);
-                if entry.seen() == Seen::InFlight || is_harmful {
+                if entry.seen == Seen::InFlight || is_harmful {
                     self.young.insert(hash, entry);
                 }
             }
