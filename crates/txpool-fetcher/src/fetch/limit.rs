@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::{error::CallError, sync::lock};
 
@@ -105,7 +105,7 @@ impl Aimd {
 /// most two slots, half of the lowest limit.
 pub(crate) struct NodeLimit {
     /// As many permits as the limit and those that are owed, first come, first served.
-    permits: Arc<Semaphore>,
+    permits: Semaphore,
     adapted: Mutex<Adapted>,
 }
 
@@ -118,7 +118,6 @@ struct Adapted {
 /// The right to have one request in flight at the node. Released when dropped.
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,
-    one: OwnedSemaphorePermit,
     requested_at: Instant,
     is_deferrable: bool,
 }
@@ -126,7 +125,7 @@ pub(crate) struct RequestPermit {
 impl NodeLimit {
     pub(crate) fn new(cap: usize) -> Self {
         let adapted = Adapted { aimd: Aimd::new(cap), owed: 0 };
-        Self { permits: Semaphore::new(cap).into(), adapted: adapted.into() }
+        Self { permits: Semaphore::new(cap), adapted: adapted.into() }
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -135,8 +134,8 @@ impl NodeLimit {
 
     /// A permit for one request now, if the node is below its limit and nobody waits.
     pub(crate) fn try_acquire(self: &Arc<Self>, is_deferrable: bool) -> Option<RequestPermit> {
-        let one = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-        Some(self.permit(one, is_deferrable))
+        self.permits.try_acquire().ok()?.forget();
+        Some(self.permit(is_deferrable))
     }
 
     /// Waits until one more request may be sent to the node.
@@ -144,12 +143,13 @@ impl NodeLimit {
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(self: Arc<Self>, is_deferrable: bool) -> RequestPermit {
-        let one = Arc::clone(&self.permits).acquire_owned().await;
-        self.permit(one.expect("our semaphores are never closed"), is_deferrable)
+        self.permits.acquire().await.expect("our semaphores are never closed").forget();
+        self.permit(is_deferrable)
     }
 
-    fn permit(self: &Arc<Self>, one: OwnedSemaphorePermit, is_deferrable: bool) -> RequestPermit {
-        RequestPermit { limit: Arc::clone(self), one, requested_at: Instant::now(), is_deferrable }
+    /// For one that was taken from `permits`.
+    fn permit(self: &Arc<Self>, is_deferrable: bool) -> RequestPermit {
+        RequestPermit { limit: Arc::clone(self), requested_at: Instant::now(), is_deferrable }
     }
 }
 
@@ -184,10 +184,9 @@ impl Drop for RequestPermit {
     fn drop(&mut self) {
         // Under the lock, so that what is lowered meanwhile finds it either out or free.
         let mut adapted = lock(&self.limit.adapted);
-        let Some(one) = self.one.split(1) else { return };
-        if adapted.owed > 0 {
-            adapted.owed -= 1;
-            one.forget();
+        match adapted.owed {
+            0 => self.limit.permits.add_permits(1),
+            _ => adapted.owed -= 1,
         }
     }
 }

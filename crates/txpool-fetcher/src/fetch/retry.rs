@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::FutureExt as _;
+use futures::{FutureExt as _, future::select_all};
 use tokio::time::{sleep, timeout};
 
 use super::{Fetch, FetchRequest, FetchTask, Seen, SourceSet, limit::RequestPermit};
@@ -196,17 +196,11 @@ impl Fetch {
             self.ask_again(task);
             let untried: Vec<usize> = task.untried.iter_from(first).collect();
             let up = self.connections.connected(&untried, first).await;
-            let free = up
-                .iter()
-                .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));
-            if let Some(free) = free {
-                return free;
-            }
-            let acquired = up.iter().map(|&source| {
+            // Polled in this order.
+            let acquired = select_all(up.iter().map(|&source| {
                 let acquired = Arc::clone(&self.limits[source]).acquire(deferrable);
                 acquired.map(move |permit| (source, permit)).boxed()
-            });
-            let acquired = futures::future::select_all(acquired);
+            }));
             if task.early == SourceSet::default() {
                 return acquired.await.0;
             }
