@@ -300,13 +300,11 @@ impl Fetcher {
         let Some(source) = self.sources.get(source) else {
             return Err(SnapshotError::ConnectionLost);
         };
-        match source.audit_requests.try_send(AuditRequest { mode, reply, at: Instant::now() }) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => {
-                return Err(SnapshotError::Busy { waiting: AUDITS_WAITING });
-            }
-            Err(TrySendError::Closed(_)) => return Err(SnapshotError::ConnectionLost),
+        let request = AuditRequest { mode, reply, at: Instant::now() };
+        if let Err(TrySendError::Full(_)) = source.audit_requests.try_send(request) {
+            return Err(SnapshotError::Busy { waiting: AUDITS_WAITING });
         }
+        // Dropped without a reply, also by a source that has ended.
         report.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 

@@ -10,7 +10,7 @@ use std::{
 
 use load_control::{LoadMonitor, QueueLoad};
 use metric_set::Count;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::{
     error::ConfigError,
@@ -47,7 +47,7 @@ pub(crate) struct Deferral {
     aged_one: Box<[Arc<Semaphore>]>,
     waiting: AtomicU64,
     /// Bounds the retries that may wait without a slot.
-    parked: Arc<Semaphore>,
+    parked: Semaphore,
     aged: AtomicU64,
     metrics: Arc<Metrics>,
 }
@@ -84,7 +84,7 @@ impl Deferral {
             max_age: settings.limits.deferral_max_age,
             aged_one: config.sources.iter().map(|_| Arc::new(Semaphore::new(1))).collect(),
             waiting: AtomicU64::new(0),
-            parked: Arc::new(Semaphore::new(config.fetch_slots)),
+            parked: Semaphore::new(config.fetch_slots),
             aged: AtomicU64::new(0),
             metrics: Arc::clone(metrics),
         })
@@ -143,11 +143,8 @@ impl Deferral {
     /// A permit with which a retry releases its slot while it is deferred. `None` if the load is
     /// not high, or if as many retries as there are slots already wait: the retry then keeps its
     /// slot.
-    pub(crate) fn park(&self) -> Option<OwnedSemaphorePermit> {
-        if !self.is_pressed() {
-            return None;
-        }
-        Arc::clone(&self.parked).try_acquire_owned().ok()
+    pub(crate) fn park(&self) -> Option<SemaphorePermit<'_>> {
+        if self.is_pressed() { self.parked.try_acquire().ok() } else { None }
     }
 
     pub(crate) fn stats(&self) -> DeferredStats {

@@ -20,11 +20,10 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// With several sources, a share of the slots for what each of them announces: see [`FetcherConfig::fetch_slots`]. Empty
-    /// with one source.
+    /// A share for what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
-    /// With several sources, a share of these for what each of them announced or listed. Empty with one source.
+    /// A share of these for what each source announced or listed. Empty with one source.
     deferrable_of_source: Box<[Arc<Semaphore>]>,
     bytes: Arc<Semaphore>,
     budget_units: usize,
@@ -55,19 +54,18 @@ impl Slots {
         let FetcherConfig { fetch_slots: slots, sources, max_bytes_in_flight, .. } =
             &settings.config;
         let budget_units = max_bytes_in_flight / UNIT_BYTES;
-        let limited = if sources.len() > 1 { sources.len() } else { 0 };
-        // (1 - 1 / 2n) / (n - 1) of them.
-        let share = || (slots * (2 * limited - 1)).div_ceil(2 * limited * (limited - 1));
-        let of_source = || Arc::new(Semaphore::new(share()));
         let deferrable = settings.deferrable_slots();
-        let deferrable_of_source = || Arc::new(Semaphore::new((deferrable / limited).max(1)));
+        let sources = sources.len();
+        let limited = if sources > 1 { sources } else { 0 };
+        let shares =
+            |of_each: usize| (0..limited).map(|_| Semaphore::new(of_each).into()).collect();
+        // (1 - 1 / 2n) / (n - 1) of them.
+        let of_each = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
         Self {
             all: Arc::new(Semaphore::new(*slots)),
-            of_source: std::iter::repeat_with(of_source).take(limited).collect(),
+            of_source: shares(of_each),
             deferrable: Arc::new(Semaphore::new(deferrable)),
-            deferrable_of_source: std::iter::repeat_with(deferrable_of_source)
-                .take(limited)
-                .collect(),
+            deferrable_of_source: shares((deferrable / sources).max(1)),
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
             mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
