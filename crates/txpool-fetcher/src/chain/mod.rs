@@ -250,6 +250,7 @@ pub(crate) fn follow(
 async fn compare_after_dropped_events(chain: Arc<Chain>) {
     loop {
         chain.sink.caught_up.notified().await;
+        tracing::info!("the sink has caught up");
         for source in 0..chain.reports.len() {
             chain.report(source, GapReason::MissedHeads).await;
         }

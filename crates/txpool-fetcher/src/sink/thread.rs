@@ -206,11 +206,7 @@ impl SinkQueue {
                 return None;
             }
             if std::mem::take(&mut waiting.is_behind) {
-                drop(waiting);
-                tracing::info!("the sink has caught up");
                 self.caught_up.notify_one();
-                waiting = lock(&self.waiting);
-                continue;
             }
             waiting = self.ready.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
