@@ -90,7 +90,7 @@ impl Fetcher {
     /// no source could be reached.
     ///
     /// # Cancel safety
-    /// If the future is dropped before it returns, everything that was started is stopped.
+    /// Everything that was started is stopped if the future is dropped.
     pub async fn start<S: TransactionSink>(
         config: FetcherConfig,
         sink: S,
@@ -260,11 +260,10 @@ impl Fetcher {
     }
 
     /// A function that returns the sources that have announced a transaction until now, as indices
-    /// into the configured sources, in their order; it does not borrow the fetcher. A source that only
-    /// listed it in a comparison is among them if the transaction came from there. None for a hash
-    /// that is not known any more: between a quarter and a half of a million are remembered.
-    ///
-    /// A look-up takes a lock that announcements take, for as long as one of theirs.
+    /// into the configured sources, in their order; it does not borrow the fetcher. A source that
+    /// only listed it in a comparison is among them if the transaction came from there. None for a
+    /// hash that is not known any more: between a quarter and a half of a million are remembered. A
+    /// look-up takes a lock that announcements take, for as long as one of theirs.
     pub fn announcers(&self) -> impl Fn(&B256) -> Vec<usize> + Send + Sync + use<> {
         let hashes = Arc::clone(&self.fetch.hashes);
         move |hash| hashes.seen.sources(hash).iter().collect()
@@ -325,7 +324,7 @@ impl Fetcher {
 
     /// Stops the fetcher and waits for at most `deadline`. Afterwards no thread or task of the
     /// fetcher is left, except threads whose call of the sink or of a pool in this process has not
-    /// returned; each ends when its call returns. The transactions in those calls stay counted as unfinished, and chain events
+    /// returned yet. The transactions in those calls stay counted as unfinished, and chain events
     /// that the sink has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
     ///
     /// # Cancel safety
@@ -415,8 +414,8 @@ fn not_started(thread: &'static str) -> impl Fn(io::Error) -> StartError {
     move |source| StartError::Thread { thread, source }
 }
 
-/// The root of the task tree: runs the sources and the followers of their heads, and waits for all of
-/// them.
+/// The root of the task tree: runs the sources, and waits for them and the followers of their
+/// heads.
 async fn supervise<S: TransactionSink>(
     parts: Arc<Parts<S>>,
     running: Vec<(Arc<SourceShared>, Inbox)>,

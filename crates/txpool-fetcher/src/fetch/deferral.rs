@@ -19,8 +19,7 @@ use crate::{
     sync::Share,
 };
 
-/// How much work was deferred because the load was high, see
-/// [`Fetcher::deferred`](crate::Fetcher::deferred).
+/// How much work was deferred, see [`Fetcher::deferred`](crate::Fetcher::deferred).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferredStats {
@@ -38,8 +37,8 @@ pub struct DeferredStats {
 /// fetch from a slow node keeps it for long.
 pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
 
-/// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while
-/// the monitor reports a high load.
+/// Reports the fill of the fetcher's queues to the monitor, and makes work wait while it reports a
+/// high load.
 pub(crate) struct Deferral {
     watched: Option<Watched>,
     max_age: Duration,
@@ -109,8 +108,8 @@ impl Deferral {
         self.watched.as_ref().is_some_and(|watched| watched.monitor.is_pressed())
     }
 
-    /// Waits while the load is high. `since` is when the work could first have run: from that time
-    /// plus the age cap on, it competes for the one permit of its source for such work.
+    /// Waits while the load is high. `since` is when the work could first have run: once it has
+    /// reached the age cap, it competes for the one permit of its source.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
@@ -141,8 +140,7 @@ impl Deferral {
     }
 
     /// A permit with which a retry releases its slot while it is deferred. `None` if the load is
-    /// not high, or if as many retries as there are slots already wait: the retry then keeps its
-    /// slot.
+    /// not high, or if as many retries as there are slots already wait.
     pub(crate) fn park(&self) -> Option<SemaphorePermit<'_>> {
         if self.is_pressed() { self.parked.try_acquire().ok() } else { None }
     }

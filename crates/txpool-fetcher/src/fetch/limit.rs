@@ -17,16 +17,15 @@ pub const ADAPTIVE_FLOOR: usize = 4;
 /// four steps.
 const DECREASE: f64 = 0.5;
 
-/// Number of requests over which the share of late ones is judged, whatever the limit. With fewer,
-/// the share would reach an eighth by chance alone.
+/// Requests over which the share of late ones is judged, whatever the limit. With fewer, the share
+/// would reach an eighth by chance alone.
 const LATE_WINDOW: usize = 64;
 
 /// A share of late responses of at least this is a sign of overload if it is more than twice the
-/// share before. A node that occasionally fails to respond has a steady share, and is not
-/// overloaded.
+/// share before: a node that fails to respond now and then has a steady share.
 const LATE_AND_GROWING: f64 = 0.125;
 
-/// A share of late responses of at least this is a sign of overload whatever the share was before.
+/// Such a share is a sign of overload whatever the share was before.
 const LATE_ANYWAY: f64 = 0.5;
 
 /// Weight of the latest window in the running mean of the share.
@@ -40,15 +39,15 @@ enum Signal {
     Overloaded,
 }
 
-/// The limit: additive increase, multiplicative decrease, as in TCP. It is halved on a sign of
-/// overload and raised by one for each round of responses. Time is passed in.
+/// Additive increase, multiplicative decrease, as in TCP: halved on a sign of overload, raised by
+/// one for each round of responses. Time is passed in.
 #[derive(Clone, Copy, Debug)]
 struct Aimd {
     limit: f64,
     floor: usize,
     cap: usize,
     lowered: Option<Instant>,
-    /// The requests whose outcome is known since the share of late ones was last judged, and the late ones.
+    /// Requests whose outcome is known since the share of late ones was last judged.
     heard: usize,
     late: usize,
     /// A running mean of the share of late responses.
@@ -101,8 +100,8 @@ impl Aimd {
     }
 }
 
-/// The limit of requests in flight at one node. Deferrable work needs no limit of its own: what a node has listed holds at
-/// most two slots, half of the lowest limit.
+/// The limit of requests in flight at one node. Deferrable work needs none of its own: what a node
+/// has listed holds at most two slots, half of the lowest limit.
 pub(crate) struct NodeLimit {
     /// As many permits as the limit and those that are owed, first come, first served.
     permits: Semaphore,

@@ -1,10 +1,9 @@
 //! What happens to one hash: deduplicated, requested, decoded, delivered, counted. Entry:
 //! [`Fetch::on_announcement`] and [`Fetch::fetch_missing`].
 //!
-//! [`Hashes`] says what is known of hashes, [`Fetch`] how a transaction is requested, and [`Deliverer`] how it gets
-//! to the sink. A hash holds a slot from before its request until its delivery has returned, so slots bound
-//! everything that is in flight. A live announcement waits for a slot and never for deferrable work, which has few
-//! slots and connections of its own.
+//! A hash holds a slot from before its request until its delivery has returned, so slots bound
+//! everything that is in flight. A live announcement waits for a slot and never for deferrable
+//! work, which has few slots and connections of its own.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -140,8 +139,8 @@ impl SourceSet {
 }
 
 impl Fetch {
-    /// Processes one announcement, and submits its request, without a wait;
-    /// [`RequestConnections::flush`] sends it. False if it has to wait for a slot.
+    /// Processes one announcement, and submits its request for the next flush. False if it has to
+    /// wait for a slot.
     pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
         let live = self.deferral.track_live_fetch();
         let Some(slot) = self.slots.try_acquire_live(arrival.source, live) else { return false };
@@ -151,8 +150,8 @@ impl Fetch {
         true
     }
 
-    /// The same, for a caller that carries the request out itself: `Some(None)` when there is nothing left to
-    /// do, because the hash was known or has to wait at its source.
+    /// The same, for a caller that carries the request out itself: `Some(None)` if the hash was
+    /// known or has to wait at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
         let source = arrival.source;
         let slot = self.slots.try_acquire_live(source, self.deferral.track_live_fetch())?;
@@ -166,8 +165,7 @@ impl Fetch {
         Some(Some(self.request_of(task, source, permit)))
     }
 
-    /// The same, and waits while all slots are taken; meanwhile later announcements stay in the
-    /// buffer, whose overrun is counted.
+    /// The same, and waits while all slots are taken.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         if let Some(ticket) = self.hashes.enter(arrival) {
             self.request(ticket).await;
@@ -194,9 +192,10 @@ impl Fetch {
         Ok(())
     }
 
-    /// Requests what was announced while a block contained it, as announcements: a node that has told them before the head
-    /// that removes the block does not tell them again. Those for which there is no room, as a leader that goes back and forth
-    /// may have more of them than there are slots for, are left to the comparison that a reorg begins.
+    /// Requests what was announced while a block contained it: a node that has told it before the
+    /// head that removes the block does not tell it again. A leader that goes back and forth may
+    /// have more of them than there is room for: the rest is left to the comparison that a reorg
+    /// begins.
     pub(crate) fn undone(self: &Arc<Self>, source: usize, mut hashes: Vec<B256>) {
         let fetch = Arc::clone(self);
         hashes.truncate(self.undone.available_permits());
@@ -216,17 +215,17 @@ impl Fetch {
         });
     }
 
-    /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
-    /// was free and the fetch has begun; it does not wait for the outcome.
+    /// Fetches a transaction that a comparison found missing. Waits for a deferrable slot, and not
+    /// for the outcome.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket, permit: DeferralPermit) {
         let slot = self.slots.acquire_deferrable(ticket.arrival.source, permit).await;
         self.submit(self.task(ticket, slot));
         self.connections.flush();
     }
 
-    /// The source has responded to a request that was sent at `sent`. Returns the hash with its
-    /// slot, unless the transaction `is_gone` and a source is asked for it: another one, one that failed before, or one that
-    /// has announced it since.
+    /// The source has responded to a request that was sent at `sent`. Returns the task, unless the
+    /// transaction `is_gone` and is requested again: from another source, one that failed before,
+    /// or one that has announced it since.
     pub(crate) fn answered(
         self: &Arc<Self>,
         request: FetchRequest,
@@ -237,17 +236,17 @@ impl Fetch {
         permit.record(None);
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
         task.unanswered.remove(source);
-        if is_gone {
-            if is_early {
-                task.early = task.early.or(SourceSet::of(source));
-            }
-            return self.ask_other(task, source);
+        if !is_gone {
+            return Some(task);
         }
-        Some(task)
+        if is_early {
+            task.early = task.early.or(SourceSet::of(source));
+        }
+        self.ask_other(task, source)
     }
 
-    /// The response of this source is of no use: another one that has announced it is asked, if there is one. Otherwise
-    /// returns the task.
+    /// The response of this source is of no use. Returns the task, unless another one that has
+    /// announced it is asked.
     fn ask_other(self: &Arc<Self>, mut task: FetchTask, source: usize) -> Option<FetchTask> {
         task.untried.remove(source);
         self.ask_again(&mut task);

@@ -27,8 +27,8 @@ pub(crate) const REQUESTED_ALONE: usize = 8;
 /// How often a request over a connection of its own is looked at.
 const ALONE_TICK: Duration = Duration::from_millis(10);
 
-/// How soon a fetch that waits for a node looks whether another one has announced its transaction since: about as long as
-/// a transaction takes from one node of a place to another.
+/// How soon a fetch that waits for a node looks whether another one has announced its transaction
+/// since: about as long as one takes from one node of a place to another.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Steps of the delay that are skipped when the node is overloaded: with the default delays, three
@@ -54,9 +54,8 @@ impl Fetch {
         self.tasks.spawn(async move { fetch.retry(task, source, error).await });
     }
 
-    /// Requests the transaction again, from another source or after a delay, or ends the fetch. A
-    /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
-    /// count as load itself.
+    /// Requests the transaction again, from another source or after a delay, or ends the fetch.
+    /// With its slot, a retry that waits because of the load would count as load itself.
     async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, error: Option<CallError>) {
         let retry = match &error {
             None => Retry::OtherSource,
@@ -141,14 +140,13 @@ impl Fetch {
                 Ok(()) => return self.connections.flush(),
                 Err(back) => task = back,
             }
-            // The connection was lost since the look-up: the next look-up finds another one, or
-            // waits.
+            // The connection was lost since the look-up: the next one finds another, or waits.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Sends a request over a connection of its own, with whose end nothing else is lost. Returns when it has its response
-    /// or has failed.
+    /// Sends a request over a connection of its own, with whose end nothing else is lost. Returns
+    /// when it has its response or has failed.
     async fn request_alone(
         self: &Arc<Self>,
         requests: &Arc<Requests<FetchRequest>>,
@@ -177,8 +175,8 @@ impl Fetch {
         self.failed(request, error);
     }
 
-    /// A source that did not have it when it was asked, and has announced it since, is asked again: the one that announced
-    /// it first may be overloaded or silent.
+    /// A source that did not have it when it was asked, and has announced it since, is asked again:
+    /// the one that announced it first may be overloaded or silent.
     pub(super) fn ask_again(&self, task: &mut FetchTask) {
         if task.early != SourceSet::default() {
             let again = task.early.and(self.hashes.seen.sources(&task.ticket.arrival.hash));
@@ -187,9 +185,8 @@ impl Fetch {
         }
     }
 
-    /// Waits until one of the untried sources has a free permit, and prefers the first: an
-    /// overloaded node must not delay a transaction that another one could return. If none is
-    /// untried, all are eligible.
+    /// Waits until one of the untried sources, or of all if none is untried, has a free permit, and
+    /// prefers the first: an overloaded node must not delay what another one could return.
     async fn acquire_request(&self, task: &mut FetchTask) -> (usize, RequestPermit) {
         let (first, deferrable) = (task.ticket.arrival.source, task.ticket.is_deferrable());
         loop {

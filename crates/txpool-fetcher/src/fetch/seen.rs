@@ -15,10 +15,9 @@ use alloy_primitives::B256;
 use super::SourceSet;
 use crate::sync::lock;
 
-/// How long after its outcome a hash is fetched again when it is announced. Within this time, other
-/// nodes announce the same hash; later the sink may have removed the transaction, for lack of room
-/// or by age, or may now accept one that it refused. The order pool keeps a transaction for the
-/// same time by default. At most one request follows from each announcement.
+/// How long after its outcome a hash is fetched again when it is announced. Until then, other nodes
+/// announce it; later the sink may have removed the transaction, for lack of room or by age (the
+/// order pool keeps one for the same time by default), or may now accept one that it refused.
 const ANNOUNCED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of a hash that was seen.
@@ -40,11 +39,10 @@ pub(crate) enum Seen {
     /// Delivered to the sink; since then it left the node's pool, and no block contains it.
     Vanished,
     /// Delivered to the sink and mined, and the block was undone: announcements and comparisons
-    /// bring it again, and a comparison finds out whether the node still has it.
+    /// bring it again.
     Undone,
-    /// The responses to its requests have ended connections. It is not requested for a while, then
-    /// over a connection of its own: after [`ANNOUNCED_AGAIN_AFTER`], and after twice as long each
-    /// time, up to an hour.
+    /// The responses to its requests have ended connections. After [`ANNOUNCED_AGAIN_AFTER`], and
+    /// after twice as long each time up to an hour, it is requested over a connection of its own.
     Harmful,
 }
 
@@ -95,12 +93,11 @@ impl Entry {
 const MAX_DOUBLINGS: u32 = 6;
 
 /// A bounded set of hashes, in shards of two generations each. When the younger generation of a
-/// shard is full, the older one is forgotten as a whole. So the set always remembers between about
-/// half of `capacity` and all of it, at the cost of a look-up and without an order to maintain.
+/// shard is full, the older one is forgotten: the set remembers between about half of `capacity`
+/// and all of it, without an order to maintain.
 ///
-/// An attacker who floods the node with transactions makes us forget older hashes. Those are
-/// fetched again if they are announced again, and the sink then reports them as known: this costs
-/// work, and nothing is lost.
+/// An attacker who floods the node makes us forget older hashes. If they are announced again, they
+/// are fetched again, and the sink reports them as known: this costs work, and nothing is lost.
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
     epoch: AtomicU32,
@@ -148,8 +145,8 @@ impl SeenSet {
         shard.add_source(&hash, source);
     }
 
-    /// Inserts a hash that `source` announced at `at` as in flight, if it is not known, or had its
-    /// outcome long enough ago. Otherwise only adds the source.
+    /// Inserts an announced hash as in flight, if it is not known, or had its outcome long enough
+    /// ago. Otherwise only adds the source.
     pub(crate) fn insert_announced(
         &self,
         hash: B256,
@@ -173,8 +170,8 @@ impl SeenSet {
         })
     }
 
-    /// Inserts what was announced while a block contained it as in flight, unless another announcement has done so. Nobody
-    /// has announced it since.
+    /// Inserts what was announced while a block contained it as in flight, unless another
+    /// announcement has done so.
     pub(crate) fn insert_undone(&self, hash: B256) -> Option<Entered> {
         let mut shard = self.shard(&hash);
         if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::Undone) {
@@ -185,8 +182,8 @@ impl SeenSet {
         Some(Entered { is_undone: true, ..Entered::default() })
     }
 
-    /// Inserts a hash that the comparison of this epoch found missing as in flight, unless it is
-    /// already, or another source or an announcement has brought it since.
+    /// Inserts a hash that the comparison of this epoch found missing as in flight, unless another
+    /// source or an announcement has brought it since.
     pub(crate) fn insert_missing(&self, hash: B256, source: usize, epoch: u32) -> Option<Entered> {
         self.insert_if(hash, source, |entry| {
             entry.is_none_or(|entry| {
@@ -216,8 +213,7 @@ impl SeenSet {
         Some(Entered { is_suspect, ..Entered::default() })
     }
 
-    /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced
-    /// again.
+    /// Sets the state of a hash; `None` forgets it, so that its next announcement is news.
     pub(crate) fn settle(&self, hash: B256, seen: Option<Seen>) {
         let mut shard = self.shard(&hash);
         match seen {
@@ -234,8 +230,8 @@ impl SeenSet {
         }
     }
 
-    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was announced while it was
-    /// mined: nobody else brings it again.
+    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was
+    /// announced while it was mined: nobody else brings it again.
     pub(crate) fn forget_mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
         let seen = shard.get(&hash).map(|entry| entry.seen);
@@ -249,7 +245,7 @@ impl SeenSet {
         matches!(seen, Some(Seen::Mined | Seen::MinedAnnounced))
     }
 
-    /// Begins an audit. Transactions delivered from now on are newer than the list to compare with.
+    /// Begins an audit: what is delivered from now on is newer than the list to compare with.
     pub(crate) fn begin_epoch(&self) -> u32 {
         self.epoch.fetch_add(1, Relaxed) + 1
     }
@@ -266,7 +262,8 @@ impl SeenSet {
             .collect()
     }
 
-    /// Records that what was delivered before `epoch` has left the node's pool, unless something has become of it since.
+    /// Records that what was delivered before `epoch` has left the node's pool, unless something
+    /// has become of it since.
     pub(crate) fn vanished(&self, hash: B256, epoch: u32) {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
@@ -310,8 +307,8 @@ impl SeenSet {
     }
 }
 
-/// With the hasher of std, like all tables of what a node tells: that of `alloy_primitives::map` has no secret in some
-/// versions, so a node could choose hashes that collide.
+/// With the hasher of std, like all tables of what a node tells: that of `alloy_primitives::map`
+/// has no secret in some versions, so a node could choose hashes that collide.
 struct Shard {
     young: HashMap<B256, Entry>,
     old: HashMap<B256, Entry>,
@@ -346,8 +343,8 @@ impl Shard {
         }
         if self.young.len() >= self.generation && !self.young.contains_key(&hash) {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
-            // Kept in the younger generation: what must not be fetched a second time, whose number the
-            // slots bound, and what must not be fetched again soon, up to half of the generation.
+            // Kept: what is in flight, whose number the slots bound, and what must not be fetched
+            // again soon, up to half of the generation.
             let mut harmful = self.generation / 2;
             for (hash, entry) in forgotten {
                 let is_harmful = entry.harms > 0 && harmful > 0;

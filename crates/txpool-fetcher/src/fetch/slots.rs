@@ -20,7 +20,8 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// A share for what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one source.
+    /// A share for what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one
+    /// source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
     /// A share of these for what each source announced or listed. Empty with one source.
@@ -31,13 +32,13 @@ pub(crate) struct Slots {
     gauge: Gauge,
 }
 
-/// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that this admits
-/// finds a free slot.
+/// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that
+/// this admits finds a free slot.
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _of_source: Option<OwnedSemaphorePermit>,
     _work: Work,
-    /// The reserved part of the byte budget: the estimate, or the size of the response once it is known.
+    /// The estimate, or the size of the response once it is known.
     bytes: OwnedSemaphorePermit,
     /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
     gauge: Gauge,
@@ -73,8 +74,7 @@ impl Slots {
         }
     }
 
-    /// Waits for a slot for a live announcement of this source, first come, first served. `load` counts the
-    /// fetch as part of the load for as long as it holds the slot.
+    /// Waits for a slot for a live announcement of this source, first come, first served.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
@@ -97,7 +97,7 @@ impl Slots {
         Some(self.slot(one, of_source, reserved, Work::Live { _load: load }))
     }
 
-    /// Waits for one of the slots that deferrable work of this source may hold. `permit` is released with the slot.
+    /// Waits for one of the slots that deferrable work of this source may hold.
     pub(crate) async fn acquire_deferrable(&self, source: usize, permit: DeferralPermit) -> Slot {
         // Its own share first: while it waits for that it holds nothing that another source needs.
         let of_source = acquire_share(&self.deferrable_of_source, source).await;
@@ -107,8 +107,7 @@ impl Slots {
 
     async fn acquire(&self, of_source: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
         let one = acquire(&self.all, 1).await;
-        // Always the slot before the bytes, so that two waiters cannot each hold what the other
-        // needs.
+        // The slot before the bytes, so that two waiters cannot each hold what the other needs.
         let reserved = acquire(&self.bytes, self.mean_units()).await;
         self.slot(one, of_source, reserved, work)
     }
@@ -128,8 +127,7 @@ impl Slots {
     /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
     /// and updates the estimate for the next fetches.
     pub(crate) fn set_response_bytes(&self, slot: &mut Slot, response_bytes: usize) {
-        // A running mean over about 16 responses. An update that is lost between two threads does no
-        // harm, because it is an estimate.
+        // A running mean over about 16 responses. It is an estimate, so a lost update does no harm.
         let mean = self.mean_bytes.load(Relaxed);
         self.mean_bytes.store((mean * 15 + response_bytes.max(UNIT_BYTES)) / 16, Relaxed);
         let units = self.units(response_bytes) as usize;

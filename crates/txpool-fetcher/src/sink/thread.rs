@@ -1,5 +1,5 @@
-//! The thread that calls the sink with chain events and look-ups of hashes, and its queue. Adding to it never waits: see
-//! [`TransactionSink`] for what is dropped.
+//! The thread that calls the sink with chain events and look-ups of hashes, and its queue. Adding
+//! to it never waits: see [`TransactionSink`] for what is dropped.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -19,20 +19,18 @@ use tokio_util::sync::CancellationToken;
 use super::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 use crate::{limits::RECENT_BLOCKS, metrics::SinkMetrics, sync::lock, tasks::Tasks};
 
-/// Heads that wait for the sink, and as many nonce updates: as many blocks as are remembered, so a
-/// dropped block is one that the fetcher forgets too. With 1000 transactions in each block, 64
-/// heads and their nonce updates take 5 MB.
+/// Heads that wait for the sink, and as many nonce updates: a dropped block is one that the fetcher
+/// forgets too. With 1000 transactions in each block, they take 5 MB.
 const EVENTS_WAITING: usize = RECENT_BLOCKS;
 
 /// Most hashes of dropped blocks that are kept for the next head: 2 MiB. Beyond that, the oldest
-/// are dropped too; transactions of so old a block have expired in most pools.
+/// are dropped: transactions of so old a block have expired in most pools.
 const MINED_WAITING: usize = 1 << 16;
 
 /// Hashes in one look-up at the sink: the longest that a head waits for look-ups.
 const ASKED_TOGETHER: usize = 64;
 
-/// How long a comparison waits for the sink to look up [`ASKED_TOGETHER`] hashes. The order pool
-/// takes microseconds.
+/// How long a comparison waits for one look-up. The order pool takes microseconds.
 const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the thread does.
@@ -98,8 +96,7 @@ impl SinkQueue {
         }
     }
 
-    /// Queues hashes that have left the node's pool. False if such a list already waits: then the
-    /// next comparison finds them again.
+    /// Queues hashes that have left the node's pool. False if such a list already waits.
     pub(crate) fn push_vanished(&self, hashes: Vec<B256>) -> bool {
         let waits = |job: &Job| matches!(job, Job::Vanished(_));
         if lock(&self.waiting).jobs.iter().any(waits) {
@@ -227,8 +224,7 @@ impl Waiting {
                 let oldest = self.oldest_of_too_many(|job| matches!(job, Job::Nonces(_)));
                 dropped.nonces = usize::from(oldest.is_some());
             }
-            // Removes look-ups whose caller no longer waits, so that each comparison has one at
-            // most.
+            // Each comparison has one at most: its caller no longer waits for an earlier one.
             Job::Holding(..) => {
                 self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()))
             }
@@ -284,15 +280,14 @@ pub(crate) struct SinkCaller<S> {
 }
 
 impl<S: TransactionSink> SinkCaller<S> {
-    /// Delivers a transaction, with a call of `about_to_wait` before it waits for the sink. `None` if
-    /// the sink panics, or if the fetcher stops and the sink waits.
+    /// Calls `about_to_wait` before it waits for the sink. `None` if the sink panics, or if the
+    /// fetcher stops and the sink waits.
     pub(crate) fn deliver(
         &self,
         tx: FetchedTransaction,
         about_to_wait: impl FnMut(),
     ) -> Option<Delivery> {
-        // The call is inside the future too, because `deliver` is the sink's code even before its
-        // future is polled.
+        // `deliver` is the sink's code even before its future is polled.
         let call = async { self.sink.deliver(tx).await };
         self.queue.guard("deliver", || self.tasks.wait_for(call, about_to_wait))?
     }
