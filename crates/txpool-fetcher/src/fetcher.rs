@@ -136,7 +136,7 @@ impl Fetcher {
             settings: Arc::clone(&settings),
             hashes,
             connections: RequestConnections::new(config.sources.len()),
-            slots: Slots::new(&settings, metrics.in_flight_bytes.clone()),
+            slots: Slots::new(&settings, metrics.in_flight_bytes.clone())?,
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
             listings: sources.iter().map(|_| Arc::default()).collect(),
             deferral,

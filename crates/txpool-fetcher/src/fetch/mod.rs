@@ -142,8 +142,7 @@ impl Fetch {
     /// Processes one announcement, and submits its request for the next flush. False if it has to
     /// wait for a slot.
     pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
-        let live = self.deferral.track_live_fetch();
-        let Some(slot) = self.slots.try_acquire_live(arrival.source, live) else { return false };
+        let Some(slot) = self.slots.try_acquire_live(arrival.source) else { return false };
         if let Some(ticket) = self.hashes.enter(arrival) {
             self.submit(self.task(ticket, slot));
         }
@@ -154,7 +153,7 @@ impl Fetch {
     /// known or has to wait at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
         let source = arrival.source;
-        let slot = self.slots.try_acquire_live(source, self.deferral.track_live_fetch())?;
+        let slot = self.slots.try_acquire_live(source)?;
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
         let task = self.task(ticket, slot);
         let permit = self.limits[source].try_acquire(false);
@@ -177,17 +176,14 @@ impl Fetch {
         let Err(ticket) = self.try_request(ticket) else { return };
         // Requests that are submitted must not wait for those that are not.
         self.connections.flush();
-        let live = self.deferral.track_live_fetch();
-        let slot = self.slots.acquire_live(ticket.arrival.source, live).await;
+        let slot = self.slots.acquire_live(ticket.arrival.source).await;
         self.submit(self.task(ticket, slot));
     }
 
     /// The same without a wait; returned if it has to wait for a slot.
     pub(crate) fn try_request(self: &Arc<Self>, ticket: Ticket) -> Result<(), Ticket> {
-        let live = self.deferral.track_live_fetch();
-        let Some(slot) = self.slots.try_acquire_live(ticket.arrival.source, live) else {
-            return Err(ticket);
-        };
+        let slot = self.slots.try_acquire_live(ticket.arrival.source);
+        let Some(slot) = slot else { return Err(ticket) };
         self.submit(self.task(ticket, slot));
         Ok(())
     }

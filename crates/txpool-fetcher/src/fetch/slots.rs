@@ -5,11 +5,12 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+use load_control::QueueLoad;
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::deferral::{DeferralPermit, TrackedFetch};
-use crate::{config::FetcherConfig, settings::Settings};
+use super::deferral::DeferralPermit;
+use crate::{config::FetcherConfig, error::ConfigError, settings::Settings};
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
@@ -29,6 +30,8 @@ pub(crate) struct Slots {
     bytes: Arc<Semaphore>,
     budget_units: usize,
     mean_bytes: AtomicUsize,
+    /// Of live fetches, from their wait for a slot on.
+    load: Option<QueueLoad>,
     gauge: Gauge,
 }
 
@@ -46,13 +49,21 @@ pub(crate) struct Slot {
 
 /// What a fetch counts as for as long as it holds its slot.
 enum Work {
-    Live { _load: Option<TrackedFetch> },
+    Live(Option<QueueLoad>),
     Deferrable { _one: OwnedSemaphorePermit, _permit: DeferralPermit },
 }
 
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Self::Live(Some(load)) = self {
+            load.removed(1);
+        }
+    }
+}
+
 impl Slots {
-    pub(crate) fn new(settings: &Settings, gauge: Gauge) -> Self {
-        let FetcherConfig { fetch_slots: slots, sources, max_bytes_in_flight, .. } =
+    pub(crate) fn new(settings: &Settings, gauge: Gauge) -> Result<Self, ConfigError> {
+        let FetcherConfig { fetch_slots: slots, sources, max_bytes_in_flight, monitor, .. } =
             &settings.config;
         let budget_units = max_bytes_in_flight / UNIT_BYTES;
         let deferrable = settings.deferrable_slots();
@@ -62,7 +73,11 @@ impl Slots {
             |of_each: usize| (0..limited).map(|_| Semaphore::new(of_each).into()).collect();
         // (1 - 1 / 2n) / (n - 1) of them.
         let of_each = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
-        Self {
+        // Those that deferrable work can never hold. If all slots counted, a backfill would raise
+        // the load that defers it.
+        let left_to_live = (slots - deferrable).max(1);
+        let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", left_to_live));
+        Ok(Self {
             all: Arc::new(Semaphore::new(*slots)),
             of_source: shares(of_each),
             deferrable: Arc::new(Semaphore::new(deferrable)),
@@ -70,31 +85,34 @@ impl Slots {
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
             mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
+            load: load.transpose()?,
             gauge,
-        }
+        })
     }
 
     /// Waits for a slot for a live announcement of this source, first come, first served.
     ///
     /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire_live(&self, source: usize, load: Option<TrackedFetch>) -> Slot {
+    pub(crate) async fn acquire_live(&self, source: usize) -> Slot {
+        let work = self.live_work();
         let of_source = acquire_share(&self.of_source, source).await;
-        self.acquire(of_source, Work::Live { _load: load }).await
+        self.acquire(of_source, work).await
     }
 
     /// The same, if one is free and no fetch waits for it.
-    pub(crate) fn try_acquire_live(
-        &self,
-        source: usize,
-        load: Option<TrackedFetch>,
-    ) -> Option<Slot> {
+    pub(crate) fn try_acquire_live(&self, source: usize) -> Option<Slot> {
+        let work = self.live_work();
         let share = self.of_source.get(source);
         let of_source = share.map(|share| Arc::clone(share).try_acquire_owned());
         let of_source = of_source.transpose().ok()?;
         let one = Arc::clone(&self.all).try_acquire_owned().ok()?;
         let reserved = Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()).ok()?;
-        Some(self.slot(one, of_source, reserved, Work::Live { _load: load }))
+        Some(self.slot(one, of_source, reserved, work))
+    }
+
+    fn live_work(&self) -> Work {
+        Work::Live(self.load.clone().inspect(|load| load.added(1)))
     }
 
     /// Waits for one of the slots that deferrable work of this source may hold.
@@ -185,7 +203,7 @@ mod tests {
             max_bytes_in_flight: 1 << 20,
             ..FetcherConfig::ipc("/node.ipc")
         };
-        Slots::new(&Settings { config, limits: Limits::default() }, Gauge::noop())
+        Slots::new(&Settings { config, limits: Limits::default() }, Gauge::noop()).unwrap()
     }
 
     #[tokio::test]
@@ -193,11 +211,10 @@ mod tests {
         let slots = slots();
         let first = slots.acquire_deferrable(0, None).await;
         assert!(slots.acquire_deferrable(0, None).now_or_never().is_none());
-        let live: Vec<_> =
-            (0..3).map(|_| slots.acquire_live(0, None).now_or_never().unwrap()).collect();
-        assert!(slots.acquire_live(0, None).now_or_never().is_none());
+        let live: Vec<_> = (0..3).map(|_| slots.acquire_live(0).now_or_never().unwrap()).collect();
+        assert!(slots.acquire_live(0).now_or_never().is_none());
         drop(first);
-        assert!(slots.acquire_live(0, None).now_or_never().is_some());
+        assert!(slots.acquire_live(0).now_or_never().is_some());
         drop(live);
     }
 
@@ -223,13 +240,13 @@ mod tests {
     #[tokio::test]
     async fn large_responses_hold_back_further_fetches_until_they_are_dropped() {
         let slots = slots();
-        let mut big = slots.acquire_live(0, None).await;
+        let mut big = slots.acquire_live(0).await;
         slots.set_response_bytes(&mut big, 1 << 20);
         // The byte budget is used up, though slots are free.
         assert!(slots.all.available_permits() > 0);
-        assert!(slots.acquire_live(0, None).now_or_never().is_none());
+        assert!(slots.acquire_live(0).now_or_never().is_none());
         drop(big);
-        assert!(slots.acquire_live(0, None).now_or_never().is_some());
+        assert!(slots.acquire_live(0).now_or_never().is_some());
     }
 
     #[tokio::test]
@@ -237,7 +254,7 @@ mod tests {
         let slots = slots();
         for _ in 0..100 {
             // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
-            let mut slot = tokio::task::unconstrained(slots.acquire_live(0, None))
+            let mut slot = tokio::task::unconstrained(slots.acquire_live(0))
                 .now_or_never()
                 .expect("free again each time");
             slots.set_response_bytes(&mut slot, 64 << 20);
