@@ -3,6 +3,7 @@
 
 use std::{
     collections::{HashSet, VecDeque},
+    mem::discriminant,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::Duration,
@@ -77,12 +78,8 @@ struct Dropped {
 
 impl SinkQueue {
     pub(crate) fn new(metrics: SinkMetrics) -> Arc<Self> {
-        Arc::new(Self {
-            waiting: Mutex::default(),
-            ready: Condvar::new(),
-            caught_up: Notify::new(),
-            metrics,
-        })
+        let (waiting, ready, caught_up) = <_>::default();
+        Arc::new(Self { waiting, ready, caught_up, metrics })
     }
 
     /// These are in no block of the chain any more: no head that waits tells that a block before it mined them.
@@ -138,12 +135,8 @@ impl SinkQueue {
 
     /// Drops waiting jobs. The thread ends as soon as the sink returns.
     pub(crate) fn end(&self) {
-        let left = {
-            let mut waiting = lock(&self.waiting);
-            waiting.is_closed = true;
-            std::mem::take(&mut waiting.jobs)
-        };
-        self.ready.notify_one();
+        self.drain();
+        let left = std::mem::take(&mut lock(&self.waiting).jobs);
         self.metrics.waiting.decrement(left.len() as f64);
         // Not the others: the comparison has stopped, and a list of vanished hashes is no chain event.
         let count = |is_kind: fn(&&Job) -> bool| left.iter().filter(is_kind).count();
@@ -212,23 +205,13 @@ impl SinkQueue {
 
 impl Waiting {
     fn push(&mut self, job: Job) -> Dropped {
-        let mut dropped = Dropped::default();
-        match &job {
-            Job::Head { .. } => {
-                if let Some(oldest) = self.oldest_of_too_many(|job| matches!(job, Job::Head { .. }))
-                {
-                    dropped = self.drop_head(oldest);
-                }
-            }
-            Job::Nonces(_) => {
-                let oldest = self.oldest_of_too_many(|job| matches!(job, Job::Nonces(_)));
-                dropped.nonces = usize::from(oldest.is_some());
-            }
+        let mut dropped = match &job {
+            Job::Head { .. } | Job::Nonces(_) => self.make_room(&job),
+            Job::Vanished(_) | Job::Holding(..) => Dropped::default(),
+        };
+        if let Job::Holding(..) = job {
             // Each comparison has one at most: its caller no longer waits for an earlier one.
-            Job::Holding(..) => {
-                self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()))
-            }
-            Job::Vanished(_) => {}
+            self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()));
         }
         self.jobs.push_back(job);
         if dropped != Dropped::default() {
@@ -237,17 +220,20 @@ impl Waiting {
         dropped
     }
 
-    /// Removes the oldest event of this kind, if no further one may wait.
-    fn oldest_of_too_many(&mut self, is_kind: fn(&Job) -> bool) -> Option<Job> {
-        let waiting = self.jobs.iter().filter(|job| is_kind(job)).count();
-        let oldest = self.jobs.iter().position(is_kind).filter(|_| waiting == EVENTS_WAITING)?;
-        self.jobs.remove(oldest)
-    }
-
-    /// Drops the nonces of a head that was removed; its mined hashes are passed to the next one.
-    fn drop_head(&mut self, head: Job) -> Dropped {
-        let mut dropped = Dropped { heads: 1, ..Dropped::default() };
-        let Job::Head { block, carried: mut mined, is_undone } = head else { return dropped };
+    /// Drops the oldest event of the kind of this one, if no further one may wait. The nonces of a
+    /// head go with it; its mined hashes are passed to the next one.
+    fn make_room(&mut self, job: &Job) -> Dropped {
+        let is_kind = |other: &Job| discriminant(other) == discriminant(job);
+        let mut dropped = Dropped::default();
+        if self.jobs.iter().filter(|job| is_kind(job)).count() < EVENTS_WAITING {
+            return dropped;
+        }
+        let oldest = self.jobs.iter().position(is_kind).and_then(|oldest| self.jobs.remove(oldest));
+        let Some(Job::Head { block, carried: mut mined, is_undone }) = oldest else {
+            dropped.nonces = 1;
+            return dropped;
+        };
+        dropped.heads = 1;
         let before = self.jobs.len();
         let of_it =
             |job: &Job| matches!(job, Job::Nonces(nonces) if nonces.block_hash == block.head.hash);
