@@ -225,17 +225,9 @@ impl Follower {
                 self.told[source].ahead.get_or_insert((now, 0)).1 += 1;
             }
         }
-        let ancestors = VecDeque::new();
-        Some(Branch {
-            source,
-            head,
-            since: now,
-            block,
-            ancestors,
-            was_requested,
-            is_cut: false,
-            is_unread: false,
-        })
+        let (ancestors, is_cut, is_unread) = <_>::default();
+        let since = now;
+        Some(Branch { source, head, since, block, ancestors, was_requested, is_cut, is_unread })
     }
 
     /// Relates a branch to the chain and applies it, if it counts and nothing more has to be read.
