@@ -34,9 +34,8 @@ const OFFERED_FIRST: usize = 32;
 /// The longest that an audit waits until our own announcement buffers are read.
 const MAX_SETTLE: Duration = Duration::from_secs(10);
 
-/// The longest that a comparison after a lag, or on the timer, waits until live work has caught up. A
-/// node that announces more than can be read for longer than that lists its pool once in each such
-/// time.
+/// The longest that a comparison after a lag, or on the timer, waits until live work has caught up:
+/// how often a node that announces more than can be read lists its pool.
 const MAX_CATCH_UP: Duration = Duration::from_secs(30);
 
 /// Hashes that are looked up before others on this thread have their turn: about a millisecond.
@@ -51,8 +50,7 @@ const CAUGHT_UP: usize = 16;
 pub enum AuditMode {
     /// They are fetched.
     Recover,
-    /// They are only reported. Transactions that have left the node's pool are still marked as
-    /// vanished.
+    /// They are only reported. What has left the node's pool is still marked as vanished.
     CompareOnly,
 }
 
@@ -62,23 +60,21 @@ pub enum AuditMode {
 pub struct AuditReport {
     /// Pending transactions that the node listed.
     pub listed: u64,
-    /// Pending transactions that the node counts and does not list: blob transactions on geth. It is
-    /// asked for the number before and after the list, and the smaller one is taken: a block in between takes some
+    /// Pending transactions that the node counts and does not list: blob transactions on geth. The
+    /// smaller one of the numbers before and after the list is taken: a block in between takes some
     /// away, and others come.
     pub unlistable: u64,
     /// How many of the listed transactions we never had, after both sides had time to settle.
     pub missing: u64,
-    /// At most the first [`Self::MISSING_SAMPLE`] of these: a report is kept in the status, and at
-    /// start-up the whole pool is missing.
+    /// The first [`Self::MISSING_SAMPLE`] of these: at start-up the whole pool is missing.
     pub missing_sample: Vec<B256>,
-    /// Listed transactions that the sink held, has removed and does not want now: mined, stale, or
-    /// expired a short while ago.
+    /// Listed transactions that the sink has removed and does not want now, as
+    /// [`Holding::Removed`] says.
     pub removed: u64,
     /// Listed transactions that the sink refused, or whose responses have ended connections
     /// (`mempool_fetcher_harmful_total`).
     pub refused: u64,
-    /// Listed transactions that the sink had no room for when they were offered, has evicted since,
-    /// or let expire a while ago.
+    /// Listed transactions that the sink had no room for, has evicted, or let expire a while ago.
     pub postponed: u64,
     /// How many of the postponed ones were fetched and offered again: 32, chosen at random, then
     /// twice as many, and so on as long as the sink takes at least half of them.
@@ -88,7 +84,8 @@ pub struct AuditReport {
     /// Hashes that were fetched because they were missing.
     pub recovered: u64,
     /// In the comparison of a source that has fallen silent: listed transactions that were not
-    /// listed 4 s earlier and that the source did not announce. 0 in any other comparison.
+    /// listed
+    /// 4 s earlier. 0 in any other.
     pub unannounced: u64,
 }
 
@@ -109,7 +106,8 @@ pub(crate) struct AuditState {
 }
 
 impl AuditState {
-    /// Notes a comparison that began at `started`. Returns how long, at most, what it found `missing` had been missing.
+    /// Notes a comparison that began at `started`. Returns how long, at most, what it found
+    /// `missing` had been missing.
     fn compared(&self, started: Instant, missing: bool, stays_missing: bool) -> Option<Duration> {
         let mut compared = lock(&self.compared);
         let before = *compared;
@@ -138,13 +136,10 @@ pub(crate) struct Comparison {
 impl Comparison {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
         if self.deferrable {
-            // Only audits on the timer are deferred. Those that a caller requested, or that follow
-            // a gap, list the pool at once.
             self.fetch.deferral.acquire(DeferrableWork::Audit, self.source, Instant::now()).await;
         }
         if self.deferrable || self.reason == GapReason::Lagged {
-            // To list the pool and to fetch what overran the buffer meanwhile would make the buffer
-            // overrun again.
+            // To list the pool and fetch what overran the buffer would make it overrun again.
             let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
             self.processed_but(few, MAX_CATCH_UP).await;
         }
@@ -183,9 +178,8 @@ impl Comparison {
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
         let fetch = &self.fetch;
         self.state.audits.fetch_add(1, Relaxed);
-        // Transactions that are pending at this point and not announced prove nothing: they may
-        // have been pending before the subscription, or be announced by another source. Those that
-        // become pending from now on and are not announced are proof.
+        // What is pending at this point and not announced proves nothing: it may have been pending
+        // before the subscription, or be announced by another source.
         let before: Option<HashSet<B256>> = match self.reason {
             GapReason::Silence => {
                 let content = self.list().await?;
@@ -200,8 +194,7 @@ impl Comparison {
         let started = Instant::now();
         let content = self.list().await?;
         let counted = counted_before.into_iter().chain(self.status().await).min();
-        // Until the announcements of the listed transactions can have been processed: those still on
-        // their way, then those that were read.
+        // The announcements of what is listed: those still on their way, then those that were read.
         sleep(fetch.settings.limits.audit_settle).await;
         self.processed_but(0, MAX_SETTLE).await;
         let mut report = AuditReport {
@@ -307,9 +300,8 @@ impl Comparison {
         }
     }
 
-    /// Offers again the transactions that the sink had no room for. A sink that is still full
-    /// refuses the first few, so a comparison does not fetch thousands in vain; a sink with room
-    /// gets all of them.
+    /// Offers again what the sink had no room for. One that is still full refuses the first few, so
+    /// a comparison does not fetch thousands in vain; one with room gets all of them.
     async fn offer_again(&self, mut postponed: Vec<B256>, epoch: u32) -> u64 {
         // In the order of the list, the same few would be offered each time.
         postponed.shuffle(&mut rand::rng());
@@ -327,8 +319,8 @@ impl Comparison {
         offered
     }
 
-    /// Fetches hashes as deferrable work, and waits until they are delivered. A hash is not marked
-    /// as in flight while it is deferred, so an announcement of it meanwhile is fetched as live.
+    /// Fetches hashes as deferrable work, and waits until they are delivered. One that is announced
+    /// while it is deferred is fetched as live.
     async fn recover(&self, missing: &[B256], epoch: u32) -> u64 {
         let (entry, work) = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => {
@@ -360,9 +352,8 @@ impl Comparison {
         }
     }
 
-    /// Marks our transactions that are no longer in the node's pool, shard by shard, and yields
-    /// between the shards. Not while the node holds transactions that it does not
-    /// list, or may hold some, because ours may be among them.
+    /// Marks our transactions that are no longer in the node's pool. Not while it may hold some
+    /// that it does not list, because ours may be among them.
     async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
         if self.fetch.settings.config.sources.len() > 1 {

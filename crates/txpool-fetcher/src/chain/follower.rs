@@ -19,10 +19,9 @@
 //! source may be that late, and lists what they contain. They are not told as heads: what they mined is
 //! told with the first head, and again with a reorg that undoes it.
 //!
-//! A head that is told again shows no progress. A head of another source that is not linked does not
-//! count, unless no other source may lead. A head at or below what is remembered is not looked into,
-//! unless its source leads and has gone back: a node that lags or imports old blocks is no reorg and
-//! no gap.
+//! A head of another source that is not linked does not count, unless no other source may lead. A
+//! head at or below what is remembered is not looked into, unless its source leads and has gone
+//! back: a node that lags or imports old blocks is no reorg and no gap.
 //!
 //! # What holds
 //! An *honest node* tells the heads of one chain, each after its block can be requested, and can
@@ -49,16 +48,16 @@ use crate::{
     limits::{MAX_HEAD_AGE, RECENT_BLOCKS},
 };
 
-/// How many missed heads are fetched, newest to oldest, before the rest is skipped: as many as are
-/// remembered. Also how far above the latest head a head may be whose ancestors cannot be fetched.
+/// How many missed heads are fetched, newest to oldest: as many as are remembered. Also how far
+/// above the latest head a head may be whose ancestors cannot be fetched.
 pub(super) const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 
-/// How many new heads a source must have told above the leader's to take the lead. One alone would
-/// be no progress.
+/// How many new heads a source must have told above the leader's to take the lead. One alone is no
+/// progress.
 const HEADS_TO_LEAD: u32 = 2;
 
-/// How long the first head waits for blocks before it, once one of them has proven it: five blocks take ten
-/// round trips of 200 ms.
+/// How long the first head waits for blocks before it, once one has proven it: five take ten round
+/// trips of 200 ms.
 const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A head on its way into the chain, with what was read for it.
@@ -125,8 +124,8 @@ pub(super) enum Step {
 pub(super) struct Applied {
     /// Oldest first, the head last; none if the chain has them already.
     pub(super) blocks: Vec<ReadBlock>,
-    /// Blocks before the first head of all, newest first, which the sink is not told of: with that head, and with one that
-    /// replaces it. Or the one that could not be read before.
+    /// Blocks before the first head of all, newest first, which the sink is not told of: with that
+    /// head, and with one that replaces it. Or the one that could not be read before.
     pub(super) untold: Vec<ReadBlock>,
     /// What blocks contain of which the sink is not told, if it does not know that yet or any more.
     pub(super) mined_before: Vec<B256>,
@@ -177,8 +176,8 @@ impl Follower {
         Self { told, leader, doubtful_above, last_untold, unread, lead_timeout }
     }
 
-    /// Whether the heads of a source count: it is connected and not syncing. Returns whether those of the leader do not any
-    /// more.
+    /// Whether the heads of a source count: it is connected and not syncing. Returns whether those
+    /// of the leader do not any more.
     pub(super) fn set_may_lead(&mut self, source: usize, may_lead: bool) -> bool {
         let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
         let is_leader = self.is_leader(source);
@@ -191,8 +190,7 @@ impl Follower {
         is_leader && before && !may_lead
     }
 
-    /// Whether any source that may lead has told a head of after `since`, in seconds since the Unix
-    /// epoch.
+    /// Whether any source has told a head of after `since`, in seconds since the Unix epoch.
     pub(crate) fn has_head_after(&self, since: u64) -> bool {
         self.told.iter().any(|told| told.head.is_some_and(|head| head.timestamp > since))
     }
@@ -231,7 +229,6 @@ impl Follower {
     }
 
     /// Relates a branch to the chain and applies it, if it counts and nothing more has to be read.
-    /// Nothing can come between the two.
     pub(super) fn step(
         &mut self,
         chain: &mut RecentBlocks,
@@ -313,8 +310,8 @@ impl Follower {
         Step::Applied(applied)
     }
 
-    /// Whether the branch counts, and is linked to the chain. `leads`: its source leads, or takes
-    /// the lead with it.
+    /// Whether the branch counts, and is linked. `leads`: its source leads, or takes the lead with
+    /// it.
     fn link(&self, chain: &RecentBlocks, branch: &Branch, leads: bool, now: Instant) -> Link {
         let (oldest, number) = (branch.oldest(), branch.head.number);
         let is_proven = branch.is_proven() || oldest.number == 0;
@@ -426,8 +423,8 @@ impl Follower {
         }
         let gap = match () {
             () if is_reorg => Some(GapReason::Reorg),
-            // The comparison that follows a connect covers the heads that were missed until then, but
-            // not what counted as mined while it ran.
+            // The comparison after a connect covers what was missed until then, but not what
+            // counted as mined while it ran.
             () if is_gap && !(branch.was_requested && unmined.is_empty()) => {
                 Some(GapReason::MissedHeads)
             }
