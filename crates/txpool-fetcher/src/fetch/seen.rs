@@ -81,6 +81,10 @@ struct Entry {
 }
 
 impl Entry {
+    fn add_source(&mut self, source: usize) {
+        self.sources = self.sources.or(SourceSet::of(source));
+    }
+
     /// Whether it is to be left alone at this time.
     fn rests(&self, now_secs: u64) -> bool {
         let doublings = u32::from(self.harms).saturating_sub(1).min(MAX_DOUBLINGS);
@@ -129,20 +133,21 @@ impl SeenSet {
     }
 
     pub(crate) fn add_source(&self, hash: &B256, source: usize) {
-        self.shard(hash).add_source(hash, source);
+        if let Some(entry) = self.shard(hash).get_mut(hash) {
+            entry.add_source(source);
+        }
     }
 
     /// Records that a source announced a hash that is in a block.
     pub(crate) fn announced_mined(&self, hash: B256, source: usize) {
         let mut shard = self.shard(&hash);
-        match shard.get(&hash) {
-            Some(entry) if entry.seen == Seen::MinedDelivered => {
-                shard.insert(hash, Entry { seen: Seen::MinedAnnounced, ..entry });
-            }
-            Some(_) => {}
-            None => self.insert(&mut shard, hash, Seen::Mined),
+        let Some(entry) = shard.get_mut(&hash) else {
+            return self.insert_from(&mut shard, hash, Seen::Mined, SourceSet::of(source));
+        };
+        entry.add_source(source);
+        if entry.seen == Seen::MinedDelivered {
+            entry.seen = Seen::MinedAnnounced;
         }
-        shard.add_source(&hash, source);
     }
 
     /// Inserts an announced hash as in flight, if it is not known, or had its outcome long enough
@@ -153,20 +158,18 @@ impl SeenSet {
         source: usize,
         at: Instant,
     ) -> Option<Entered> {
-        self.insert_if(hash, source, |entry| {
-            entry.is_none_or(|entry| match entry.seen {
-                // One request at a time is enough.
-                Seen::InFlight => false,
-                // Not wanted again.
-                Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
-                // The sink was told that it has gone.
-                Seen::Undone | Seen::Vanished => true,
-                Seen::Delivered | Seen::Refused | Seen::Postponed => {
-                    let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
-                    self.secs(at) >= again_at
-                }
-                Seen::Harmful => !entry.rests(self.secs(at)),
-            })
+        self.insert_if(hash, source, |entry| match entry.seen {
+            // One request at a time is enough.
+            Seen::InFlight => false,
+            // Not wanted again.
+            Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
+            // The sink was told that it has gone.
+            Seen::Undone | Seen::Vanished => true,
+            Seen::Delivered | Seen::Refused | Seen::Postponed => {
+                let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
+                self.secs(at) >= again_at
+            }
+            Seen::Harmful => !entry.rests(self.secs(at)),
         })
     }
 
@@ -186,11 +189,9 @@ impl SeenSet {
     /// source or an announcement has brought it since.
     pub(crate) fn insert_missing(&self, hash: B256, source: usize, epoch: u32) -> Option<Entered> {
         self.insert_if(hash, source, |entry| {
-            entry.is_none_or(|entry| {
-                entry.seen != Seen::InFlight
-                    && (entry.seen == Seen::Undone || entry.epoch < epoch)
-                    && !entry.rests(self.secs(Instant::now()))
-            })
+            entry.seen != Seen::InFlight
+                && (entry.seen == Seen::Undone || entry.epoch < epoch)
+                && !entry.rests(self.secs(Instant::now()))
         })
     }
 
@@ -198,18 +199,18 @@ impl SeenSet {
         &self,
         hash: B256,
         source: usize,
-        allows: impl FnOnce(Option<Entry>) -> bool,
+        allows: impl FnOnce(&Entry) -> bool,
     ) -> Option<Entered> {
         let mut shard = self.shard(&hash);
-        let known = shard.get(&hash);
-        if !allows(known) {
-            if !known.is_some_and(|entry| entry.sources.contains(source)) {
-                shard.add_source(&hash, source);
+        let mut is_suspect = false;
+        if let Some(entry) = shard.get_mut(&hash) {
+            if !allows(entry) {
+                entry.add_source(source);
+                return None;
             }
-            return None;
+            is_suspect = entry.harms > 0;
         }
         self.insert_from(&mut shard, hash, Seen::InFlight, SourceSet::of(source));
-        let is_suspect = known.is_some_and(|entry| entry.harms > 0);
         Some(Entered { is_suspect, ..Entered::default() })
     }
 
@@ -283,22 +284,25 @@ impl SeenSet {
     /// The sources are added to those that are known.
     fn insert_from(&self, shard: &mut Shard, hash: B256, seen: Seen, sources: SourceSet) {
         let since_secs = u32::try_from(self.secs(Instant::now())).unwrap_or(u32::MAX);
-        let known = shard.get(&hash);
-        let harms = known.map_or(0, |entry| entry.harms);
-        let harms = match seen {
-            Seen::InFlight => harms,
-            Seen::Harmful => harms.saturating_add(1),
+        let epoch = self.epoch.load(Relaxed);
+        let mut entry = Entry { seen, epoch, since_secs, sources, harms: 0 };
+        let known = shard.get_mut(&hash);
+        if let Some(known) = &known {
+            entry.sources = sources.or(known.sources);
+            entry.harms = known.harms;
+            if seen == Seen::Mined && known.seen.was_delivered() {
+                entry.seen = Seen::MinedDelivered;
+            }
+        }
+        entry.harms = match seen {
+            Seen::InFlight => entry.harms,
+            Seen::Harmful => entry.harms.saturating_add(1),
             _ => 0,
         };
-        let seen = match seen {
-            Seen::Mined if known.is_some_and(|entry| entry.seen.was_delivered()) => {
-                Seen::MinedDelivered
-            }
-            seen => seen,
-        };
-        let sources = sources.or(known.map(|entry| entry.sources).unwrap_or_default());
-        let epoch = self.epoch.load(Relaxed);
-        shard.insert(hash, Entry { seen, epoch, since_secs, sources, harms });
+        match known {
+            Some(known) => *known = entry,
+            None => shard.insert_new(hash, entry),
+        }
     }
 
     /// Seconds since the set was made.
@@ -324,10 +328,8 @@ impl Shard {
         self.young.get(hash).or_else(|| self.old.get(hash)).copied()
     }
 
-    fn add_source(&mut self, hash: &B256, source: usize) {
-        if let Some(entry) = self.young.get_mut(hash).or_else(|| self.old.get_mut(hash)) {
-            entry.sources = entry.sources.or(SourceSet::of(source));
-        }
+    fn get_mut(&mut self, hash: &B256) -> Option<&mut Entry> {
+        self.young.get_mut(hash).or_else(|| self.old.get_mut(hash))
     }
 
     fn remove(&mut self, hash: &B256) {
@@ -336,12 +338,8 @@ impl Shard {
         }
     }
 
-    fn insert(&mut self, hash: B256, entry: Entry) {
-        if let Some(slot) = self.old.get_mut(&hash) {
-            *slot = entry;
-            return;
-        }
-        if self.young.len() >= self.generation && !self.young.contains_key(&hash) {
+    fn insert_new(&mut self, hash: B256, entry: Entry) {
+        if self.young.len() >= self.generation {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
             // Kept: what is in flight, whose number the slots bound, and what must not be fetched
             // again soon, up to half of the generation.
