@@ -180,14 +180,11 @@ impl Comparison {
         self.state.audits.fetch_add(1, Relaxed);
         // What is pending at this point and not announced proves nothing: it may have been pending
         // before the subscription, or be announced by another source.
-        let before: Option<HashSet<B256>> = match self.reason {
-            GapReason::Silence => {
-                let content = self.list().await?;
-                sleep(MIN_SILENCE).await;
-                Some(content.pending.into_iter().collect())
-            }
-            _ => None,
-        };
+        let mut before = None;
+        if self.reason == GapReason::Silence {
+            before = Some(HashSet::<B256>::from_iter(self.list().await?.pending));
+            sleep(MIN_SILENCE).await;
+        }
         let counted_before = self.status().await;
         // Transactions delivered from here on may be newer than the list.
         let epoch = fetch.hashes.seen.begin_epoch();

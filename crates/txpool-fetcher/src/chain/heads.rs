@@ -94,7 +94,9 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
                     continue;
                 }
                 // A newer first head would be read down to the same block, and blocks may come faster.
-                None if branch.is_proven() && chain.is_empty() => Err(Unread::Missing),
+                None if branch.is_proven() && lock(&chain.fetch.hashes.blocks).head().is_none() => {
+                    Err(Unread::Missing)
+                }
                 // The block was reorged out, and a newer head waits, which finds what is missing.
                 None => break,
             };

@@ -152,10 +152,6 @@ impl Chain {
         let _ = self.reports[source].send(Report::Gap(gap)).await;
     }
 
-    fn is_empty(&self) -> bool {
-        lock(&self.fetch.hashes.blocks).head().is_none()
-    }
-
     /// The next step of a branch. Returns a block that must be read before the one after it.
     async fn step(&self, source: usize, branch: &mut Branch) -> Option<B256> {
         let gap = match self.step_now(source, branch) {
