@@ -85,8 +85,6 @@ impl Deferral {
 
     /// Waits while the load is high. `since` is when the work could first have run: once it has
     /// reached the age cap, it competes for the one permit of its source.
-    ///
-    /// # Cancel safety
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(
         &self,

@@ -41,7 +41,6 @@ impl<S: TransactionSink> Deliverer<S> {
     fn decode_and_deliver(
         &self,
         mut task: FetchTask,
-        source: usize,
         hex: Option<&str>,
         mut about_to_wait: impl FnMut(),
     ) -> Option<Slot> {
@@ -67,7 +66,7 @@ impl<S: TransactionSink> Deliverer<S> {
             RawTransaction::Gone | RawTransaction::Decoded(..) => false,
         };
         if is_unusable {
-            task = self.fetch.ask_other(task, source)?;
+            task = self.fetch.ask_other(task)?;
         }
         let FetchTask { ticket, slot, .. } = task;
         match read {
@@ -151,14 +150,12 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
             Ok(text) => text,
         };
         let is_gone = text.as_deref() == Some("0x");
-        let source = request.source;
         let Some(mut task) = self.deliverer.fetch.answered(request, sent, is_gone) else { return };
         let bytes = text.as_ref().map_or(0, |text| text.len());
         self.deliverer.fetch.slots.set_response_bytes(&mut task.slot, bytes);
         let (deliverer, released) = (&self.deliverer, &mut self.released);
-        let done = contain(|| {
-            deliverer.decode_and_deliver(task, source, text.as_deref(), || released.clear())
-        });
+        let done =
+            contain(|| deliverer.decode_and_deliver(task, text.as_deref(), || released.clear()));
         self.released.extend(done.flatten());
         if self.released.len() >= self.release_at {
             self.released.clear();

@@ -118,7 +118,6 @@ struct Adapted {
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,
     requested_at: Instant,
-    is_deferrable: bool,
 }
 
 impl NodeLimit {
@@ -132,30 +131,23 @@ impl NodeLimit {
     }
 
     /// A permit for one request now, if the node is below its limit and nobody waits.
-    pub(crate) fn try_acquire(self: &Arc<Self>, is_deferrable: bool) -> Option<RequestPermit> {
+    pub(crate) fn try_acquire(self: &Arc<Self>) -> Option<RequestPermit> {
         self.permits.try_acquire().ok()?.forget();
-        Some(self.permit(is_deferrable))
+        Some(RequestPermit { limit: Arc::clone(self), requested_at: Instant::now() })
     }
 
-    /// Waits until one more request may be sent to the node.
-    ///
-    /// # Cancel safety
-    /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire(self: Arc<Self>, is_deferrable: bool) -> RequestPermit {
+    /// Waits until one more request may be sent to the node. A dropped wait loses its place in the
+    /// queue and nothing else.
+    pub(crate) async fn acquire(self: Arc<Self>) -> RequestPermit {
         self.permits.acquire().await.expect("our semaphores are never closed").forget();
-        self.permit(is_deferrable)
-    }
-
-    /// For one that was taken from `permits`.
-    fn permit(self: &Arc<Self>, is_deferrable: bool) -> RequestPermit {
-        RequestPermit { limit: Arc::clone(self), requested_at: Instant::now(), is_deferrable }
+        RequestPermit { limit: self, requested_at: Instant::now() }
     }
 }
 
 impl RequestPermit {
     /// Records the outcome of the request: the error, if it had no response. A permit dropped without
     /// this has no effect on the limit.
-    pub(crate) fn record(self, error: Option<&CallError>) {
+    pub(crate) fn record(self, error: Option<&CallError>, is_deferrable: bool) {
         let signal = match error {
             None => Signal::Timely,
             Some(CallError::Timeout(_)) => Signal::Late,
@@ -168,7 +160,7 @@ impl RequestPermit {
         let before = aimd.limit();
         let in_flight = before + *owed - permits.available_permits();
         // Deferrable work, which has few slots, raises the limit too: there may be no live work.
-        let is_used = self.is_deferrable || in_flight * 2 >= before;
+        let is_used = is_deferrable || in_flight * 2 >= before;
         aimd.record(signal, self.requested_at, is_used, Instant::now());
         let (fewer, more) =
             (before.saturating_sub(aimd.limit()), aimd.limit().saturating_sub(before));
@@ -293,35 +285,35 @@ mod tests {
     #[tokio::test]
     async fn no_more_permits_are_out_than_the_limit_and_those_that_wait_get_the_next_in_turn() {
         let limit = limit();
-        let mut out: Vec<_> = std::iter::from_fn(|| limit.try_acquire(false)).collect();
+        let mut out: Vec<_> = std::iter::from_fn(|| limit.try_acquire()).collect();
         assert_eq!(out.len(), 64);
-        out.swap_remove(0).record(Some(&busy()));
+        out.swap_remove(0).record(Some(&busy()), false);
         // Those in flight at that time report the same overload.
-        out.split_off(32).into_iter().for_each(|permit| permit.record(Some(&busy())));
+        out.split_off(32).into_iter().for_each(|permit| permit.record(Some(&busy()), false));
         assert_eq!((limit.limit(), out.len()), (32, 32));
-        let mut first = pin!(Arc::clone(&limit).acquire(false));
-        let mut second = pin!(Arc::clone(&limit).acquire(true));
-        let mut gives_up = Box::pin(Arc::clone(&limit).acquire(false));
+        let mut first = pin!(Arc::clone(&limit).acquire());
+        let mut second = pin!(Arc::clone(&limit).acquire());
+        let mut gives_up = Box::pin(Arc::clone(&limit).acquire());
         assert!(poll!(first.as_mut()).is_pending() && poll!(gives_up.as_mut()).is_pending());
         assert!(poll!(second.as_mut()).is_pending());
         out.truncate(31);
-        assert!(limit.try_acquire(false).is_none(), "it would overtake those that wait");
+        assert!(limit.try_acquire().is_none(), "it would overtake those that wait");
         let _first = first.await;
         out.truncate(30);
         drop(gives_up);
         let _second = second.await;
-        assert!(limit.try_acquire(false).is_none(), "32 of 32");
+        assert!(limit.try_acquire().is_none(), "32 of 32");
         out.truncate(29);
-        assert!(limit.try_acquire(false).is_some(), "nobody waits");
+        assert!(limit.try_acquire().is_some(), "nobody waits");
     }
 
     #[test]
     fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit();
-        limit.try_acquire(false).expect("free").record(Some(&busy()));
+        limit.try_acquire().expect("free").record(Some(&busy()), false);
         assert_eq!(limit.limit(), 32);
         for _ in 0..64 * 64 {
-            limit.try_acquire(true).expect("free").record(None);
+            limit.try_acquire().expect("free").record(None, true);
         }
         assert_eq!(limit.limit(), 64);
     }

@@ -72,6 +72,8 @@ pub(crate) struct Fetch {
 pub(crate) struct FetchTask {
     pub(crate) ticket: Ticket,
     pub(crate) slot: Slot,
+    /// Which is asked, or was asked last.
+    source: usize,
     retries: u32,
     /// Its response may end the connection: it is requested over connections of its own, of which so many were lost.
     alone: Option<u32>,
@@ -86,8 +88,7 @@ pub(crate) struct FetchTask {
 /// A request in flight, as its connection keeps it.
 pub(crate) struct FetchRequest {
     task: FetchTask,
-    source: usize,
-    /// It had not announced the transaction when it was asked.
+    /// Its source had not announced the transaction when it was asked.
     is_early: bool,
     permit: RequestPermit,
 }
@@ -152,16 +153,15 @@ impl Fetch {
     /// The same, for a caller that carries the request out itself: `Some(None)` if the hash was
     /// known or has to wait at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
-        let source = arrival.source;
-        let slot = self.slots.try_acquire_live(source)?;
+        let slot = self.slots.try_acquire_live(arrival.source)?;
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
         let task = self.task(ticket, slot);
-        let permit = self.limits[source].try_acquire(false);
+        let permit = self.limits[task.source].try_acquire();
         let Some(permit) = permit.filter(|_| task.alone.is_none()) else {
             self.submit(task);
             return Some(None);
         };
-        Some(Some(self.request_of(task, source, permit)))
+        Some(Some(self.request_of(task, permit)))
     }
 
     /// The same, and waits while all slots are taken.
@@ -228,23 +228,23 @@ impl Fetch {
         sent: Instant,
         is_gone: bool,
     ) -> Option<FetchTask> {
-        let FetchRequest { mut task, source, is_early, permit } = request;
-        permit.record(None);
+        let FetchRequest { mut task, is_early, permit } = request;
+        permit.record(None, task.ticket.is_deferrable());
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
-        task.unanswered.remove(source);
+        task.unanswered.remove(task.source);
         if !is_gone {
             return Some(task);
         }
         if is_early {
-            task.early = task.early.or(SourceSet::of(source));
+            task.early = task.early.or(SourceSet::of(task.source));
         }
-        self.ask_other(task, source)
+        self.ask_other(task)
     }
 
     /// The response of this source is of no use. Returns the task, unless another one that has
     /// announced it is asked.
-    fn ask_other(self: &Arc<Self>, mut task: FetchTask, source: usize) -> Option<FetchTask> {
-        task.untried.remove(source);
+    fn ask_other(self: &Arc<Self>, mut task: FetchTask) -> Option<FetchTask> {
+        task.untried.remove(task.source);
         self.ask_again(&mut task);
         if !task.ticket.entered.is_undone {
             // Nothing waits for one that would have to have what it has not announced.
@@ -253,7 +253,7 @@ impl Fetch {
             task.unanswered = task.unanswered.and(sources);
         }
         if self.is_any_up(task.untried.or(task.unanswered)) {
-            self.spawn_retry(task, source, None);
+            self.spawn_retry(task, None);
             return None;
         }
         Some(task)
@@ -264,24 +264,25 @@ impl Fetch {
         // What has ended connections before is not given as many.
         let alone = ticket.entered.is_suspect.then_some(HARMFUL_LOSSES - 1);
         let (early, unanswered) = <_>::default();
-        FetchTask { ticket, slot, retries: 0, alone, untried, early, unanswered }
+        let source = ticket.arrival.source;
+        FetchTask { ticket, slot, source, retries: 0, alone, untried, early, unanswered }
     }
 
-    fn request_of(&self, task: FetchTask, source: usize, permit: RequestPermit) -> FetchRequest {
+    fn request_of(&self, task: FetchTask, permit: RequestPermit) -> FetchRequest {
         let Ticket { arrival, entered, .. } = &task.ticket;
         // As of now: its announcement may come while its response is under way.
-        let has_announced = || self.hashes.seen.sources(&arrival.hash).contains(source);
-        let is_early = (source != arrival.source || entered.is_undone) && !has_announced();
-        FetchRequest { task, source, is_early, permit }
+        let has_announced = || self.hashes.seen.sources(&arrival.hash).contains(task.source);
+        let is_early = (task.source != arrival.source || entered.is_undone) && !has_announced();
+        FetchRequest { task, is_early, permit }
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
     fn submit(self: &Arc<Self>, mut task: FetchTask) {
-        let (source, deferrable) = (task.ticket.arrival.source, task.ticket.is_deferrable());
         let may_ask = if task.alone.is_some() { SourceSet::default() } else { task.untried };
-        for source in may_ask.iter_from(source) {
-            if let Some(permit) = self.limits[source].try_acquire(deferrable) {
-                match self.submit_to(source, permit, task) {
+        for source in may_ask.iter_from(task.ticket.arrival.source) {
+            if let Some(permit) = self.limits[source].try_acquire() {
+                task.source = source;
+                match self.submit_to(task, permit) {
                     Ok(()) => return,
                     Err(back) => task = back,
                 }
@@ -291,17 +292,13 @@ impl Fetch {
         self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
     }
 
-    /// Submits the request to one source; returns it when that source has no connection.
+    /// Submits the request to its source; returns it when that has no connection.
     #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
-    fn submit_to(
-        &self,
-        source: usize,
-        permit: RequestPermit,
-        task: FetchTask,
-    ) -> Result<(), FetchTask> {
+    fn submit_to(&self, task: FetchTask, permit: RequestPermit) -> Result<(), FetchTask> {
+        let source = task.source;
         let Some(requests) = self.connections.of(source) else { return Err(task) };
         let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.is_deferrable());
-        let request = self.request_of(task, source, permit);
+        let request = self.request_of(task, permit);
         let submitted = match &*requests {
             Requests::Node(set) => {
                 set.least_busy(deferrable).submit_fetch(&hash, request).map(|_| ())

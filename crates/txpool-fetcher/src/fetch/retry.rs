@@ -37,26 +37,21 @@ const OVERLOAD_STEPS: u32 = 3;
 
 impl Fetch {
     pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
-        let FetchRequest { task, source, permit, .. } = request;
-        permit.record(Some(&error));
-        self.spawn_retry(task, source, Some(error));
+        let FetchRequest { task, permit, .. } = request;
+        permit.record(Some(&error), task.ticket.is_deferrable());
+        self.spawn_retry(task, Some(error));
     }
 
     /// `error` is that of the call; `None`: the node does not have the transaction, and another source may.
-    pub(super) fn spawn_retry(
-        self: &Arc<Self>,
-        task: FetchTask,
-        source: usize,
-        error: Option<CallError>,
-    ) {
+    pub(super) fn spawn_retry(self: &Arc<Self>, task: FetchTask, error: Option<CallError>) {
         let fetch = Arc::clone(self);
         // A stop leaves the hash unfinished, and counts it so.
-        self.tasks.spawn(async move { fetch.retry(task, source, error).await });
+        self.tasks.spawn(async move { fetch.retry(task, error).await });
     }
 
     /// Requests the transaction again, from another source or after a delay, or ends the fetch.
     /// With its slot, a retry that waits because of the load would count as load itself.
-    async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, error: Option<CallError>) {
+    async fn retry(self: &Arc<Self>, mut task: FetchTask, error: Option<CallError>) {
         let retry = match &error {
             None => Retry::OtherSource,
             Some(CallError::ConnectionLost | CallError::Suspect) => Retry::ConnectionLost,
@@ -67,7 +62,7 @@ impl Fetch {
         if matches!(error, Some(CallError::Suspect)) {
             if task.alone.is_some() {
                 // Another node's gateway may let it pass.
-                task.untried.remove(source);
+                task.untried.remove(task.source);
             }
             let losses = task.alone.map_or(0, |losses| losses + 1);
             task.alone = Some(losses);
@@ -84,9 +79,9 @@ impl Fetch {
         }
         // Without an error it may be asked again at once.
         if let Some(error) = &error {
-            task.untried.remove(source);
+            task.untried.remove(task.source);
             if error.is_retryable() {
-                task.unanswered = task.unanswered.or(SourceSet::of(source));
+                task.unanswered = task.unanswered.or(SourceSet::of(task.source));
             }
         }
         self.ask_again(&mut task);
@@ -128,15 +123,15 @@ impl Fetch {
         // Never closed, so this is always a permit.
         let _one = if task.alone.is_some() { self.alone.acquire().await.ok() } else { None };
         loop {
-            let (source, permit) = self.acquire_request(&mut task).await;
+            let permit = self.acquire_request(&mut task).await;
             if task.alone.is_some()
-                && let Some(requests) = self.connections.of(source)
+                && let Some(requests) = self.connections.of(task.source)
                 && let Requests::Node(set) = &*requests
             {
-                let request = self.request_of(task, source, permit);
+                let request = self.request_of(task, permit);
                 return self.request_alone(&requests, set, request).await;
             }
-            match self.submit_to(source, permit, task) {
+            match self.submit_to(task, permit) {
                 Ok(()) => return self.connections.flush(),
                 Err(back) => task = back,
             }
@@ -153,7 +148,7 @@ impl Fetch {
         set: &RequestSet<FetchRequest>,
         request: FetchRequest,
     ) {
-        let (hash, source, losses) = (request.hash(), request.source, request.task.alone);
+        let (hash, source, losses) = (request.hash(), request.task.source, request.task.alone);
         let limits = &self.settings.limits;
         let late = CallError::Timeout(limits.fetch_timeout);
         let Ok(Ok(connection)) = timeout(limits.fetch_timeout, (set.opener)()).await else {
@@ -187,22 +182,23 @@ impl Fetch {
 
     /// Waits until one of the untried sources, or of all if none is untried, has a free permit, and
     /// prefers the first: an overloaded node must not delay what another one could return.
-    async fn acquire_request(&self, task: &mut FetchTask) -> (usize, RequestPermit) {
-        let (first, deferrable) = (task.ticket.arrival.source, task.ticket.is_deferrable());
+    async fn acquire_request(&self, task: &mut FetchTask) -> RequestPermit {
+        let first = task.ticket.arrival.source;
         loop {
             self.ask_again(task);
             let untried: Vec<usize> = task.untried.iter_from(first).collect();
             let up = self.connections.connected(&untried, first).await;
             // Polled in this order.
             let acquired = select_all(up.iter().map(|&source| {
-                let acquired = Arc::clone(&self.limits[source]).acquire(deferrable);
+                let acquired = Arc::clone(&self.limits[source]).acquire();
                 acquired.map(move |permit| (source, permit)).boxed()
             }));
-            if task.early == SourceSet::default() {
-                return acquired.await.0;
-            }
-            if let Ok((free, ..)) = timeout(LOOK_AGAIN, acquired).await {
-                return free;
+            // It keeps its place in the queue, unless there is one to look for again.
+            let is_any_early = task.early != SourceSet::default();
+            let patience = if is_any_early { LOOK_AGAIN } else { Duration::MAX };
+            if let Ok(((source, permit), ..)) = timeout(patience, acquired).await {
+                task.source = source;
+                return permit;
             }
         }
     }

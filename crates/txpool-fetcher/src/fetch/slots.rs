@@ -90,10 +90,8 @@ impl Slots {
         })
     }
 
-    /// Waits for a slot for a live announcement of this source, first come, first served.
-    ///
-    /// # Cancel safety
-    /// A dropped wait loses its place in the queue and nothing else.
+    /// Waits for a slot for a live announcement of this source, first come, first served. A dropped
+    /// wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire_live(&self, source: usize) -> Slot {
         let work = self.live_work();
         let of_source = acquire_share(&self.of_source, source).await;
