@@ -28,7 +28,7 @@ use crate::{
     error::{SnapshotError, SourceError, StartError},
     fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Slots},
     limits::{ANNOUNCEMENT_BUFFER, Limits},
-    metrics::{Metrics, SinkMetrics},
+    metrics::Metrics,
     outcome::Counts,
     request::RequestConnections,
     settings::Settings,
@@ -150,7 +150,7 @@ impl Fetcher {
         let chain = Arc::new(Chain {
             follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
             fetch: Arc::clone(&fetch),
-            sink: SinkQueue::new(SinkMetrics::new()),
+            sink: SinkQueue::new(),
             reports: sources.iter().map(|shared| shared.backlog.reports.clone()).collect(),
             reads_nonces: sink.wants_nonces(),
             nonces,

@@ -77,9 +77,9 @@ struct Dropped {
 }
 
 impl SinkQueue {
-    pub(crate) fn new(metrics: SinkMetrics) -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         let (waiting, ready, caught_up) = <_>::default();
-        Arc::new(Self { waiting, ready, caught_up, metrics })
+        Arc::new(Self { waiting, ready, caught_up, metrics: SinkMetrics::new() })
     }
 
     /// These are in no block of the chain any more: no head that waits tells that a block before it mined them.
@@ -104,10 +104,7 @@ impl SinkQueue {
     }
 
     /// Looks up the hashes at the sink, in order. Those that it does not answer in time are
-    /// unknown.
-    ///
-    /// # Cancel safety
-    /// A dropped look-up is not run.
+    /// unknown. A dropped look-up is not run.
     pub(crate) async fn holding(&self, hashes: &[B256]) -> Vec<Holding> {
         let mut all = Vec::with_capacity(hashes.len());
         for some in hashes.chunks(ASKED_TOGETHER) {
@@ -342,10 +339,6 @@ mod tests {
         Job::Nonces(BlockNonces::new(hash(number, 1), Vec::new()))
     }
 
-    fn queue() -> Arc<SinkQueue> {
-        SinkQueue::new(SinkMetrics::new())
-    }
-
     fn heads(queue: &SinkQueue) -> Vec<(u64, usize)> {
         let jobs = std::mem::take(&mut lock(&queue.waiting).jobs);
         let head = |job: &Job| match job {
@@ -357,7 +350,7 @@ mod tests {
 
     #[test]
     fn beyond_its_bound_the_oldest_head_goes_and_the_next_tells_what_it_mined() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         let last = EVENTS_WAITING as u64 + 5;
         for number in 1..=last {
             queue.push(head(number));
@@ -376,7 +369,7 @@ mod tests {
 
     #[test]
     fn what_a_reorg_undoes_of_dropped_blocks_is_not_told() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         for number in 1..=EVENTS_WAITING as u64 + 3 {
             queue.push(head(number));
         }
@@ -384,7 +377,7 @@ mod tests {
         let heads = heads(&queue);
         assert_eq!(heads[0], (4, 2), "the hashes of the first and the third");
 
-        let queue = self::queue();
+        let queue = SinkQueue::new();
         (1..=2).for_each(|number| _ = queue.push(head(number)));
         queue.undo(&[hash(2, 2)]);
         (3..=EVENTS_WAITING as u64 + 2).for_each(|number| _ = queue.push(head(number)));
@@ -410,7 +403,7 @@ mod tests {
 
     #[test]
     fn nonces_without_their_heads_are_bounded_too() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         for number in 0..2 * EVENTS_WAITING as u64 {
             queue.push(nonces(number));
         }
@@ -419,7 +412,7 @@ mod tests {
 
     #[test]
     fn requests_that_nobody_waits_for_do_not_pile_up() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         for _ in 0..100 {
             queue.push(Job::Holding(Vec::new(), oneshot::channel().0));
         }
@@ -428,7 +421,7 @@ mod tests {
 
     #[test]
     fn a_second_list_of_vanished_hashes_waits_for_the_first() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         assert!(queue.push_vanished(vec![B256::ZERO]));
         assert!(!queue.push_vanished(vec![B256::ZERO]));
         assert!(queue.next().is_some());
@@ -437,13 +430,13 @@ mod tests {
 
     #[test]
     fn the_end_drops_what_waits_and_draining_does_not() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         queue.push(head(1));
         queue.drain();
         queue.push(head(2));
         assert!(queue.next().is_some() && queue.next().is_none());
 
-        let queue = self::queue();
+        let queue = SinkQueue::new();
         queue.push(head(1));
         queue.end();
         assert!(queue.next().is_none());
