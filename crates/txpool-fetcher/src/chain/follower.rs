@@ -288,7 +288,9 @@ impl Follower {
         if branch.is_unread && !is_leader && self.leader.is_some() {
             return Step::Ignored(None);
         }
-        let Some(block) = branch.block.take() else { return Step::Read(head.hash) };
+        if branch.block.is_none() {
+            return Step::Read(head.hash);
+        }
         self.doubtful_above = match self.leader {
             _ if is_linked => None,
             // It may have gone back.
@@ -305,7 +307,7 @@ impl Follower {
         if branch.is_unread {
             self.unread = Some(head.hash);
         }
-        let mut applied = self.apply(chain, branch, block, is_linked);
+        let mut applied = self.apply(chain, branch, is_linked);
         applied.gap = applied.gap.or(unknown);
         Step::Applied(applied)
     }
@@ -381,17 +383,12 @@ impl Follower {
             }
     }
 
-    fn apply(
-        &mut self,
-        chain: &mut RecentBlocks,
-        branch: &mut Branch,
-        block: ReadBlock,
-        is_linked: bool,
-    ) -> Applied {
+    /// With the head's block, which has been read.
+    fn apply(&mut self, chain: &mut RecentBlocks, branch: &mut Branch, is_linked: bool) -> Applied {
         let is_first = chain.head().is_none();
         let mut blocks: Vec<_> = std::mem::take(&mut branch.ancestors).into();
         let is_gap = !(is_first || is_linked && blocks.is_empty());
-        blocks.push(block);
+        blocks.extend(branch.block.take());
         let (mut is_reorg, mut has_unread, mut unmined) = (false, false, Vec::new());
         for read in &blocks {
             let Pushed { relation, undone, forgotten, .. } = chain.push(read.block.clone());
