@@ -66,11 +66,11 @@ impl Hashes {
 
     /// Counts an announcement. `None` if it is mined or was seen.
     pub(crate) fn enter(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
-        let Arrival { hash, source, at, .. } = arrival;
+        let Arrival { hash, source, .. } = arrival;
         let counts = &self.announcements[source];
         counts.announced.fetch_add(1, Relaxed);
         let is_mined = self.is_mined(&hash) && self.enter_mined(hash, source);
-        if !is_mined && let Some(entered) = self.seen.insert_announced(hash, source, at) {
+        if !is_mined && let Some(entered) = self.seen.insert_announced(&arrival) {
             counts.first_seen.fetch_add(1, Relaxed);
             return Some(self.ticket(arrival, entered));
         }
@@ -100,7 +100,7 @@ impl Hashes {
     /// Counts a hash that the comparison of this epoch found missing, as
     /// [`SeenSet::insert_missing`].
     pub(crate) fn enter_missing(self: &Arc<Self>, arrival: Arrival, epoch: u32) -> Option<Ticket> {
-        let entered = self.seen.insert_missing(arrival.hash, arrival.source, epoch)?;
+        let entered = self.seen.insert_missing(&arrival, epoch)?;
         Some(self.ticket(arrival, entered))
     }
 

@@ -12,7 +12,7 @@ use std::{
 
 use alloy_primitives::B256;
 
-use super::SourceSet;
+use super::{Arrival, SourceSet};
 use crate::sync::lock;
 
 /// How long after its outcome a hash is fetched again when it is announced. Until then, other nodes
@@ -152,13 +152,8 @@ impl SeenSet {
 
     /// Inserts an announced hash as in flight, if it is not known, or had its outcome long enough
     /// ago. Otherwise only adds the source.
-    pub(crate) fn insert_announced(
-        &self,
-        hash: B256,
-        source: usize,
-        at: Instant,
-    ) -> Option<Entered> {
-        self.insert_if(hash, source, |entry| match entry.seen {
+    pub(crate) fn insert_announced(&self, arrival: &Arrival) -> Option<Entered> {
+        self.insert_if(arrival, |entry| match entry.seen {
             // One request at a time is enough.
             Seen::InFlight => false,
             // Not wanted again.
@@ -167,9 +162,9 @@ impl SeenSet {
             Seen::Undone | Seen::Vanished => true,
             Seen::Delivered | Seen::Refused | Seen::Postponed => {
                 let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
-                self.secs(at) >= again_at
+                self.secs(arrival.at) >= again_at
             }
-            Seen::Harmful => !entry.rests(self.secs(at)),
+            Seen::Harmful => !entry.rests(self.secs(arrival.at)),
         })
     }
 
@@ -187,18 +182,17 @@ impl SeenSet {
 
     /// Inserts a hash that the comparison of this epoch found missing as in flight, unless another
     /// source or an announcement has brought it since.
-    pub(crate) fn insert_missing(&self, hash: B256, source: usize, epoch: u32) -> Option<Entered> {
-        self.insert_if(hash, source, |entry| {
+    pub(crate) fn insert_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Entered> {
+        self.insert_if(arrival, |entry| {
             entry.seen != Seen::InFlight
                 && (entry.seen == Seen::Undone || entry.epoch < epoch)
-                && !entry.rests(self.secs(Instant::now()))
+                && !entry.rests(self.secs(arrival.at))
         })
     }
 
     fn insert_if(
         &self,
-        hash: B256,
-        source: usize,
+        &Arrival { hash, source, .. }: &Arrival,
         allows: impl FnOnce(&Entry) -> bool,
     ) -> Option<Entered> {
         let mut shard = self.shard(&hash);
@@ -359,6 +353,7 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::Entry::Announced;
 
     #[test]
     fn an_entry_has_12_bytes() {
@@ -372,21 +367,25 @@ mod tests {
         hash
     }
 
+    fn arrival(n: u64) -> Arrival {
+        Arrival { hash: hash(n), entry: Announced, source: 0, at: Instant::now() }
+    }
+
     #[test]
     fn a_hash_is_inserted_once_until_it_is_forgotten() {
         let seen = SeenSet::new(1024);
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_none());
+        assert!(seen.insert_announced(&arrival(1)).is_some());
+        assert!(seen.insert_announced(&arrival(1)).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_none());
+        assert!(seen.insert_announced(&arrival(1)).is_none());
         let epoch = seen.begin_epoch();
-        assert!(seen.insert_missing(hash(1), 0, epoch).is_some());
-        assert!(seen.insert_missing(hash(1), 0, epoch).is_none());
+        assert!(seen.insert_missing(&arrival(1), epoch).is_some());
+        assert!(seen.insert_missing(&arrival(1), epoch).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(seen.insert_missing(hash(1), 0, epoch).is_none(), "it came after the list");
-        assert!(seen.insert_missing(hash(1), 0, seen.begin_epoch()).is_some());
+        assert!(seen.insert_missing(&arrival(1), epoch).is_none(), "it came after the list");
+        assert!(seen.insert_missing(&arrival(1), seen.begin_epoch()).is_some());
         seen.settle(hash(1), None);
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
+        assert!(seen.insert_announced(&arrival(1)).is_some());
     }
 
     #[test]
@@ -404,9 +403,10 @@ mod tests {
         ];
         for (n, (state, is_news)) in (0..).zip(states) {
             seen.settle(hash(n), Some(state));
-            let again = seen.insert_announced(hash(n), 0, before);
+            let again = seen.insert_announced(&Arrival { at: before, ..arrival(n) });
             assert_eq!(again, None, "{state:?}: other nodes tell it too");
-            assert_eq!(seen.insert_announced(hash(n), 0, later).is_some(), is_news, "{state:?}");
+            let again = seen.insert_announced(&Arrival { at: later, ..arrival(n) });
+            assert_eq!(again.is_some(), is_news, "{state:?}");
         }
     }
 
@@ -421,7 +421,7 @@ mod tests {
             [1, 2].map(|n| seen.get(&hash(n))),
             [Some(Seen::Vanished), Some(Seen::Delivered)]
         );
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
+        assert!(seen.insert_announced(&arrival(1)).is_some());
         seen.vanished(hash(1), seen.begin_epoch());
         assert_eq!(seen.get(&hash(1)), Some(Seen::InFlight));
     }
@@ -431,7 +431,7 @@ mod tests {
         let share = 100;
         let seen = SeenSet::new(share * SHARDS);
         for n in 0..10_000 {
-            assert!(seen.insert_announced(hash(n), 0, Instant::now()).is_some());
+            assert!(seen.insert_announced(&arrival(n)).is_some());
             seen.settle(hash(n), Some(Seen::Delivered));
             let shard = seen.shard(&hash(n));
             assert!(shard.young.len() + shard.old.len() <= share);
@@ -446,9 +446,9 @@ mod tests {
     #[test]
     fn what_is_in_flight_is_never_forgotten() {
         let seen = SeenSet::new(10 * SHARDS);
-        assert!(seen.insert_announced(hash(1_000_000), 0, Instant::now()).is_some());
+        assert!(seen.insert_announced(&arrival(1_000_000)).is_some());
         for n in 0..1000 {
-            seen.insert_announced(hash(n), 0, Instant::now());
+            seen.insert_announced(&arrival(n));
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));
@@ -460,7 +460,7 @@ mod tests {
         let start = Instant::now();
         let after = |minutes: u64| start + Duration::from_secs(60 * minutes + 1);
         let harm = || seen.settle(hash(1_000_000), Some(Seen::Harmful));
-        let announced = |at| seen.insert_announced(hash(1_000_000), 0, at);
+        let announced = |at| seen.insert_announced(&Arrival { at, ..arrival(1_000_000) });
         harm();
         for (rests, over) in [(0, 1), (1, 2), (3, 4)] {
             assert_eq!(announced(after(rests)), None);
@@ -475,7 +475,7 @@ mod tests {
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::Harmful));
-        assert_eq!(seen.insert_missing(hash(1_000_000), 0, seen.begin_epoch()), None);
+        assert_eq!(seen.insert_missing(&arrival(1_000_000), seen.begin_epoch()), None);
         seen.settle(hash(1_000_000), Some(Seen::Delivered));
         assert_eq!(announced(after(2)), Some(Entered::default()), "its response was good");
     }
