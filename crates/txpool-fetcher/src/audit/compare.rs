@@ -338,15 +338,12 @@ impl Comparison {
             recovered += 1;
             self.fetch.fetch_missing(ticket, permit).await;
         }
-        let mut in_flight = missing.to_vec();
-        loop {
-            // Each hash is looked up until it has an outcome, not once more for each slow one.
-            in_flight.retain(|hash| self.fetch.hashes.seen.get(hash) == Some(Seen::InFlight));
-            if in_flight.is_empty() {
-                return recovered;
+        for hash in missing {
+            while self.fetch.hashes.seen.get(hash) == Some(Seen::InFlight) {
+                sleep(Duration::from_millis(5)).await;
             }
-            sleep(Duration::from_millis(5)).await;
         }
+        recovered
     }
 
     /// Marks our transactions that are no longer in the node's pool. Not while it may hold some
