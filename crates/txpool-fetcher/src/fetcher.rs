@@ -119,7 +119,6 @@ impl Fetcher {
         config.validate()?;
         let settings = Arc::new(Settings { config, limits });
         let config = &settings.config;
-        let start = config.start;
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::described());
         let deferral = Deferral::new(&settings, &metrics)?;
@@ -198,7 +197,7 @@ impl Fetcher {
             let run = move || announce::process_objects(&deliverer, index, &backlog);
             tasks.spawn_thread("mempool-object", run).map_err(not_started("mempool-object"))?;
         }
-        if start == StartPolicy::RequireNode {
+        if settings.config.start == StartPolicy::RequireNode {
             fetcher.first_source().await?;
         }
         Ok(fetcher)

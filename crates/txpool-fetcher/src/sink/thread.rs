@@ -165,17 +165,16 @@ impl SinkQueue {
 
     /// False at the end.
     pub(crate) fn push(&self, job: Job) -> bool {
-        let (before, after, dropped) = {
-            let mut waiting = lock(&self.waiting);
-            if waiting.is_closed {
-                return false;
-            }
-            let before = waiting.jobs.len();
-            let dropped = waiting.push(job);
-            (before, waiting.jobs.len(), dropped)
-        };
+        let mut waiting = lock(&self.waiting);
+        if waiting.is_closed {
+            return false;
+        }
+        let before = waiting.jobs.len();
+        let dropped = waiting.push(job);
+        let added = waiting.jobs.len() as f64 - before as f64;
+        drop(waiting);
         self.ready.notify_one();
-        self.metrics.waiting.increment(after as f64 - before as f64);
+        self.metrics.waiting.increment(added);
         self.count(&dropped);
         true
     }
