@@ -28,7 +28,7 @@ use crate::{
     error::{SnapshotError, SourceError, StartError},
     fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Slots},
     limits::{ANNOUNCEMENT_BUFFER, Limits},
-    metrics::{Metrics, SinkMetrics},
+    metrics::Metrics,
     outcome::Counts,
     request::RequestConnections,
     settings::Settings,
@@ -90,7 +90,7 @@ impl Fetcher {
     /// no source could be reached.
     ///
     /// # Cancel safety
-    /// If the future is dropped before it returns, everything that was started is stopped.
+    /// Everything that was started is stopped if the future is dropped.
     pub async fn start<S: TransactionSink>(
         config: FetcherConfig,
         sink: S,
@@ -119,7 +119,6 @@ impl Fetcher {
         config.validate()?;
         let settings = Arc::new(Settings { config, limits });
         let config = &settings.config;
-        let start = config.start;
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::described());
         let deferral = Deferral::new(&settings, &metrics)?;
@@ -136,7 +135,7 @@ impl Fetcher {
             settings: Arc::clone(&settings),
             hashes,
             connections: RequestConnections::new(config.sources.len()),
-            slots: Slots::new(&settings, metrics.in_flight_bytes.clone()),
+            slots: Slots::new(&settings, metrics.in_flight_bytes.clone())?,
             limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
             listings: sources.iter().map(|_| Arc::default()).collect(),
             deferral,
@@ -150,7 +149,7 @@ impl Fetcher {
         let chain = Arc::new(Chain {
             follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
             fetch: Arc::clone(&fetch),
-            sink: SinkQueue::new(SinkMetrics::new()),
+            sink: SinkQueue::new(),
             reports: sources.iter().map(|shared| shared.backlog.reports.clone()).collect(),
             reads_nonces: sink.wants_nonces(),
             nonces,
@@ -198,7 +197,7 @@ impl Fetcher {
             let run = move || announce::process_objects(&deliverer, index, &backlog);
             tasks.spawn_thread("mempool-object", run).map_err(not_started("mempool-object"))?;
         }
-        if start == StartPolicy::RequireNode {
+        if settings.config.start == StartPolicy::RequireNode {
             fetcher.first_source().await?;
         }
         Ok(fetcher)
@@ -260,11 +259,10 @@ impl Fetcher {
     }
 
     /// A function that returns the sources that have announced a transaction until now, as indices
-    /// into the configured sources, in their order; it does not borrow the fetcher. A source that only
-    /// listed it in a comparison is among them if the transaction came from there. None for a hash
-    /// that is not known any more: between a quarter and a half of a million are remembered.
-    ///
-    /// A look-up takes a lock that announcements take, for as long as one of theirs.
+    /// into the configured sources, in their order; it does not borrow the fetcher. A source that
+    /// only listed it in a comparison is among them if the transaction came from there. None for a
+    /// hash that is not known any more: between a quarter and a half of a million are remembered. A
+    /// look-up takes a lock that announcements take, for as long as one of theirs.
     pub fn announcers(&self) -> impl Fn(&B256) -> Vec<usize> + Send + Sync + use<> {
         let hashes = Arc::clone(&self.fetch.hashes);
         move |hash| hashes.seen.sources(hash).iter().collect()
@@ -300,13 +298,11 @@ impl Fetcher {
         let Some(source) = self.sources.get(source) else {
             return Err(SnapshotError::ConnectionLost);
         };
-        match source.audit_requests.try_send(AuditRequest { mode, reply, at: Instant::now() }) {
-            Ok(()) => {}
-            Err(TrySendError::Full(_)) => {
-                return Err(SnapshotError::Busy { waiting: AUDITS_WAITING });
-            }
-            Err(TrySendError::Closed(_)) => return Err(SnapshotError::ConnectionLost),
+        let request = AuditRequest { mode, reply, at: Instant::now() };
+        if let Err(TrySendError::Full(_)) = source.audit_requests.try_send(request) {
+            return Err(SnapshotError::Busy { waiting: AUDITS_WAITING });
         }
+        // Dropped without a reply, also by a source that has ended.
         report.await.unwrap_or(Err(SnapshotError::ConnectionLost))
     }
 
@@ -327,7 +323,7 @@ impl Fetcher {
 
     /// Stops the fetcher and waits for at most `deadline`. Afterwards no thread or task of the
     /// fetcher is left, except threads whose call of the sink or of a pool in this process has not
-    /// returned; each ends when its call returns. The transactions in those calls stay counted as unfinished, and chain events
+    /// returned yet. The transactions in those calls stay counted as unfinished, and chain events
     /// that the sink has not taken are dropped (`mempool_fetcher_sink_dropped_total`).
     ///
     /// # Cancel safety
@@ -417,8 +413,8 @@ fn not_started(thread: &'static str) -> impl Fn(io::Error) -> StartError {
     move |source| StartError::Thread { thread, source }
 }
 
-/// The root of the task tree: runs the sources and the followers of their heads, and waits for all of
-/// them.
+/// The root of the task tree: runs the sources, and waits for them and the followers of their
+/// heads.
 async fn supervise<S: TransactionSink>(
     parts: Arc<Parts<S>>,
     running: Vec<(Arc<SourceShared>, Inbox)>,

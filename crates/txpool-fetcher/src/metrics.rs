@@ -114,8 +114,7 @@ metric_set::metric_set! {
 const CALLS: [&str; 5] = ["deliver", "head", "nonces", "vanished", "holding"];
 const EVENTS: [&str; 4] = ["head", "nonces", "vanished", "mined"];
 
-/// Counts a comparison. They are rare, so the handle is looked up each time: only reasons and results
-/// that occurred are exported.
+/// Counts a comparison. The handle is looked up each time: only what occurred is exported.
 pub(crate) fn compared(reason: &'static str, result: &'static str) {
     counter!("mempool_fetcher_audits_total", "reason" => reason, "result" => result).increment(1);
 }
@@ -139,8 +138,8 @@ impl Metrics {
     }
 }
 
-/// The value of the label `source`, until it is dropped: the endpoint, with a number behind it while
-/// another fetcher of this process has that endpoint too.
+/// The value of the label `source`: the endpoint, with a number behind it while another fetcher of
+/// this process has that endpoint too.
 pub(crate) struct SourceName(String);
 
 static SOURCES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());

@@ -9,8 +9,8 @@ metric_set::labels! {
         Announced = "announced",
         /// A comparison at start-up or after a reconnect found it pending in the node's pool.
         Backfilled = "backfilled",
-        /// An audit, or the comparison after a lag, a reorg or missed heads, found it missing; or it was announced while a
-        /// block contained it, and a reorg has removed that block.
+        /// An audit, or the comparison after a lag, a reorg or missed heads, found it missing; or
+        /// it was announced while a block contained it, and a reorg has removed that block.
         AuditRecovered = "audit_recovered",
     }
 }
@@ -49,8 +49,7 @@ pub struct Counts {
     pub announced: u64,
     /// Hashes that entered by a backfill.
     pub backfilled: u64,
-    /// Hashes that entered by an audit or after a lag, a reorg or missed heads, also those that were announced while a
-    /// block contained them that a reorg has removed.
+    /// Hashes that entered as [`Entry::AuditRecovered`].
     pub audit_recovered: u64,
     /// Accepted by the sink.
     pub pooled: u64,
@@ -70,9 +69,9 @@ pub struct Counts {
     pub failed: u64,
     /// Entered and not yet left. It has a counter of its own, and is not computed from the others.
     pub unfinished: u64,
-    /// Announcements that our own buffer lost before they could enter, each counted when a later one
-    /// displaces it, or that waited there when their source ended, also by a stop; and those that the
-    /// stream of a pool in this process reported as lost.
+    /// Announcements that our own buffer lost before they could enter, displaced by later ones or
+    /// left there when their source ended, also by a stop; and those that the stream of a pool in
+    /// this process reported as lost.
     pub lagged: u64,
     /// With full objects: announced hashes whose object had not come in time, because the node had
     /// dropped it or was late. They were requested, and count among [`announced`](Self::announced).
@@ -80,9 +79,8 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Hashes that entered, less those that left and those unfinished. Zero whenever no hash enters
-    /// or leaves at the same time; otherwise it may be off by those that do so between the reads of
-    /// two counters.
+    /// Hashes that entered, less those that left and those unfinished. Zero, unless hashes enter or
+    /// leave between the reads of two counters.
     #[must_use]
     pub const fn balance(&self) -> i64 {
         let entered = self.announced + self.backfilled + self.audit_recovered;

@@ -8,8 +8,390 @@
 //! |---|---|---|
 //! | last comparison | a comparison at its end | one field |
 
-mod compare;
 mod list;
 
-pub use self::compare::{AuditMode, AuditReport};
-pub(crate) use self::compare::{AuditState, Comparison};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use ::metrics::Gauge;
+use alloy_primitives::{B256, U64};
+use rand::seq::SliceRandom as _;
+use tokio::time::sleep;
+
+use self::list::Content;
+use crate::{
+    announce::Backlog,
+    config::Backfill,
+    error::SnapshotError,
+    fetch::{Arrival, Fetch, SHARDS, Seen},
+    gap::{GapReason, MIN_SILENCE},
+    in_process_pool::PooledHashes,
+    metrics::{self, DeferrableWork},
+    outcome::Entry,
+    sink::{Holding, SinkQueue},
+    sync::{Share, lock},
+};
+
+/// How many postponed transactions a comparison offers first.
+const OFFERED_FIRST: usize = 32;
+
+/// The longest that an audit waits until our own announcement buffers are read.
+const MAX_SETTLE: Duration = Duration::from_secs(10);
+
+/// The longest that a comparison after a lag, or on the timer, waits until live work has caught up:
+/// how often a node that announces more than can be read lists its pool.
+const MAX_CATCH_UP: Duration = Duration::from_secs(30);
+
+/// Hashes that are looked up before others on this thread have their turn: about a millisecond.
+const LOOKED_UP_TOGETHER: usize = 4_096;
+
+/// The part of the announcement buffer that may be filled when live work has caught up.
+const CAUGHT_UP: usize = 16;
+
+/// What a comparison does with missing transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AuditMode {
+    /// They are fetched.
+    Recover,
+    /// They are only reported. What has left the node's pool is still marked as vanished.
+    CompareOnly,
+}
+
+/// The result of a comparison with a node's pool.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AuditReport {
+    /// Pending transactions that the node listed.
+    pub listed: u64,
+    /// Pending transactions that the node counts and does not list: blob transactions on geth. The
+    /// smaller one of the numbers before and after the list is taken: a block in between takes some
+    /// away, and others come.
+    pub unlistable: u64,
+    /// How many of the listed transactions we never had, after both sides had time to settle.
+    pub missing: u64,
+    /// The first [`Self::MISSING_SAMPLE`] of these: at start-up the whole pool is missing.
+    pub missing_sample: Vec<B256>,
+    /// Listed transactions that the sink has removed and does not want now, as
+    /// [`Holding::Removed`] says.
+    pub removed: u64,
+    /// Listed transactions that the sink refused, or whose responses have ended connections
+    /// (`mempool_fetcher_harmful_total`).
+    pub refused: u64,
+    /// Listed transactions that the sink had no room for, has evicted, or let expire a while ago.
+    pub postponed: u64,
+    /// How many of the postponed ones were fetched and offered again: 32, chosen at random, then
+    /// twice as many, and so on as long as the sink takes at least half of them.
+    pub offered_again: u64,
+    /// Transactions of ours that are no longer in the node's pool and in no recent block.
+    pub vanished: u64,
+    /// Hashes that were fetched because they were missing.
+    pub recovered: u64,
+    /// In the comparison of a source that has fallen silent: listed transactions that were not
+    /// listed
+    /// 4 s earlier. 0 in any other.
+    pub unannounced: u64,
+}
+
+impl AuditReport {
+    /// Most hashes in [`Self::missing_sample`].
+    pub const MISSING_SAMPLE: usize = 16;
+}
+
+/// The comparisons of one source, for display.
+#[derive(Debug, Default)]
+pub(crate) struct AuditState {
+    /// How many were started.
+    pub(crate) audits: AtomicU64,
+    /// How many they still have to fetch.
+    pub(crate) to_recover: AtomicU64,
+    /// When the latest comparison began after which nothing was missing any more; or the first one.
+    compared: Mutex<Option<Instant>>,
+}
+
+impl AuditState {
+    /// Notes a comparison that began at `started`. Returns how long, at most, what it found
+    /// `missing` had been missing.
+    fn compared(&self, started: Instant, missing: bool, stays_missing: bool) -> Option<Duration> {
+        let mut compared = lock(&self.compared);
+        let before = *compared;
+        if !stays_missing || before.is_none() {
+            *compared = Some(started);
+        }
+        before.filter(|_| missing).map(|before| started.duration_since(before))
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Comparison {
+    pub(crate) fetch: Arc<Fetch>,
+    pub(crate) sink: Arc<SinkQueue>,
+    pub(crate) state: Arc<AuditState>,
+    pub(crate) backlog: Arc<Backlog>,
+    /// Of [`AuditReport::unlistable`].
+    pub(crate) unlistable: Gauge,
+    pub(crate) source: usize,
+    pub(crate) reason: GapReason,
+    pub(crate) mode: AuditMode,
+    /// Whether it waits while the load is high.
+    pub(crate) deferrable: bool,
+}
+
+impl Comparison {
+    pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
+        if self.deferrable {
+            self.fetch.deferral.acquire(DeferrableWork::Audit, self.source, Instant::now()).await;
+        }
+        if self.deferrable || self.reason == GapReason::Lagged {
+            // To list the pool and fetch what overran the buffer would make it overrun again.
+            let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
+            self.processed_but(few, MAX_CATCH_UP).await;
+        }
+        let result = self.compare().await;
+        let endpoint = &self.fetch.settings.config.sources[self.source];
+        let reason = self.reason.as_str();
+        let outcome = match &result {
+            Ok(AuditReport { listed, missing, recovered, vanished, .. }) => {
+                tracing::info!(
+                    %endpoint, reason, listed, missing, recovered, vanished,
+                    "compared with the node's pool"
+                );
+                match () {
+                    () if *missing > 0 => "recovered",
+                    () if *vanished > 0 => "vanished",
+                    () => "equal",
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%endpoint, reason, %error, "cannot compare with the node's pool");
+                "failed"
+            }
+        };
+        metrics::compared(reason, outcome);
+        result
+    }
+
+    /// Waits until at most so `few` announcements that were read from the socket wait.
+    async fn processed_but(&self, few: u64, limit: Duration) {
+        let deadline = Instant::now() + limit;
+        while self.backlog.len() > few && Instant::now() < deadline {
+            sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn compare(&self) -> Result<AuditReport, SnapshotError> {
+        let fetch = &self.fetch;
+        self.state.audits.fetch_add(1, Relaxed);
+        // What is pending at this point and not announced proves nothing: it may have been pending
+        // before the subscription, or be announced by another source.
+        let mut before = None;
+        if self.reason == GapReason::Silence {
+            before = Some(HashSet::<B256>::from_iter(self.list().await?.pending));
+            sleep(MIN_SILENCE).await;
+        }
+        let counted_before = self.status().await;
+        // Transactions delivered from here on may be newer than the list.
+        let epoch = fetch.hashes.seen.begin_epoch();
+        let started = Instant::now();
+        let content = self.list().await?;
+        let counted = counted_before.into_iter().chain(self.status().await).min();
+        // The announcements of what is listed: those still on their way, then those that were read.
+        sleep(fetch.settings.limits.audit_settle).await;
+        self.processed_but(0, MAX_SETTLE).await;
+        let mut report = AuditReport {
+            listed: content.pending.len() as u64,
+            unlistable: counted.unwrap_or(0).saturating_sub(content.pending.len() as u64),
+            unannounced: before.map_or(0, |before| {
+                content.pending.iter().filter(|hash| !before.contains(*hash)).count() as u64
+            }),
+            ..Default::default()
+        };
+        self.unlistable.set(report.unlistable as f64);
+        let queued = fetch.settings.config.backfill == Backfill::PendingAndQueued;
+        let queued = content.queued.iter().filter(|_| queued);
+        let mut missing: Vec<B256> = Vec::new();
+        let (mut asked, mut postponed) = (Vec::new(), Vec::new());
+        for (place, hash) in content.pending.iter().chain(queued).enumerate() {
+            if place % LOOKED_UP_TOGETHER == 0 {
+                tokio::task::yield_now().await;
+            }
+            match self.verdict(hash) {
+                Verdict::Ours => {}
+                Verdict::Refused => report.refused += 1,
+                Verdict::Postponed => postponed.push(*hash),
+                Verdict::AskSink { .. } => asked.push(*hash),
+            }
+        }
+        let holdings = self.sink.holding(&asked).await;
+        for (hash, holding) in asked.into_iter().zip(holdings) {
+            // It may have been announced or mined meanwhile.
+            let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
+            match holding {
+                Holding::Held => {}
+                Holding::Removed => report.removed += 1,
+                Holding::MayReturn => postponed.push(hash),
+                Holding::Unknown if was_delivered => {}
+                Holding::Unknown | Holding::Missing => missing.push(hash),
+            }
+        }
+        report.postponed = postponed.len() as u64;
+        if self.mode == AuditMode::Recover {
+            report.recovered = self.recover(&missing, epoch).await;
+            report.offered_again = self.offer_again(postponed, epoch).await;
+        }
+        let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
+        if counted.is_some() && report.unlistable == 0 {
+            report.vanished = self.mark_vanished(&listed, epoch).await;
+        }
+        // What was not fetched, or in vain, is missing since before this comparison.
+        let is_missing =
+            |hash| matches!(self.verdict(hash), Verdict::AskSink { was_delivered: false });
+        let stays_missing = match self.mode {
+            AuditMode::CompareOnly => !missing.is_empty(),
+            AuditMode::Recover => missing.iter().any(is_missing),
+        };
+        if let Some(time) = self.state.compared(started, !missing.is_empty(), stays_missing) {
+            fetch.metrics.missing_seconds.record(time.as_secs_f64());
+        }
+        report.missing = missing.len() as u64;
+        report.missing_sample = missing.iter().take(AuditReport::MISSING_SAMPLE).copied().collect();
+        Ok(report)
+    }
+
+    /// How many pending transactions the node counts. A pool in this process lists all.
+    async fn status(&self) -> Option<u64> {
+        if self.fetch.settings.in_process_pool(self.source).is_some() {
+            return Some(0);
+        }
+        let connection = self.fetch.connections.calls(self.source)?;
+        let answer = connection
+            .call("txpool_status", (), self.fetch.settings.limits.call_timeout)
+            .await
+            .ok()?;
+        let status: HashMap<String, U64> = serde_json::from_str(answer.get()).ok()?;
+        Some(status.get("pending")?.to())
+    }
+
+    async fn list(&self) -> Result<Content, SnapshotError> {
+        let settings = &self.fetch.settings;
+        if let Some(pool) = settings.in_process_pool(self.source) {
+            let listed = pool.call(&self.fetch.tasks, "pooled", |pool| pool.pooled()).await;
+            let PooledHashes { pending, queued } = listed?;
+            return Ok(Content { pending, queued });
+        }
+        let listings = &self.fetch.listings[self.source];
+        let _running = Share::of(&listings.running, 1);
+        let begin = Instant::now();
+        let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
+        let listed = list::request(endpoint, limits, &self.fetch.tasks).await;
+        listings.took(begin.elapsed(), listed.is_ok());
+        listed
+    }
+
+    fn verdict(&self, hash: &B256) -> Verdict {
+        match self.fetch.hashes.seen.get(hash) {
+            Some(Seen::InFlight) => Verdict::Ours,
+            Some(Seen::Delivered) => Verdict::AskSink { was_delivered: true },
+            Some(Seen::Refused | Seen::Harmful) => Verdict::Refused,
+            Some(Seen::Postponed) => Verdict::Postponed,
+            // Mined between the list and now.
+            _ if self.fetch.hashes.is_mined(hash) => Verdict::Ours,
+            // Pending again, so the block that contained it was removed; or it had left the pool.
+            _ => Verdict::AskSink { was_delivered: false },
+        }
+    }
+
+    /// Offers again what the sink had no room for. One that is still full refuses the first few, so
+    /// a comparison does not fetch thousands in vain; one with room gets all of them.
+    async fn offer_again(&self, mut postponed: Vec<B256>, epoch: u32) -> u64 {
+        // In the order of the list, the same few would be offered each time.
+        postponed.shuffle(&mut rand::rng());
+        let (mut offered, mut together) = (0, OFFERED_FIRST);
+        while !postponed.is_empty() {
+            let some = postponed.split_off(postponed.len().saturating_sub(together));
+            offered += self.recover(&some, epoch).await;
+            let is_postponed =
+                |hash: &&B256| self.fetch.hashes.seen.get(hash) == Some(Seen::Postponed);
+            if some.iter().filter(is_postponed).count() * 2 > some.len() {
+                break;
+            }
+            together *= 2;
+        }
+        offered
+    }
+
+    /// Fetches hashes as deferrable work, and waits until they are delivered. One that is announced
+    /// while it is deferred is fetched as live.
+    async fn recover(&self, missing: &[B256], epoch: u32) -> u64 {
+        let (entry, work) = match self.reason {
+            GapReason::StartUp | GapReason::Reconnect => {
+                (Entry::Backfilled, DeferrableWork::Backfill)
+            }
+            _ => (Entry::AuditRecovered, DeferrableWork::Audit),
+        };
+        let since = Instant::now();
+        let mut recovered = 0;
+        let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
+        for hash in missing {
+            let permit = self.fetch.deferral.acquire(work, self.source, since).await;
+            left.one_done();
+            let at = Instant::now();
+            let arrival = Arrival { hash: *hash, entry, source: self.source, at };
+            // It may have been announced meanwhile, or found missing in another node's pool.
+            let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
+            recovered += 1;
+            self.fetch.fetch_missing(ticket, permit).await;
+        }
+        for hash in missing {
+            while self.fetch.hashes.seen.get(hash) == Some(Seen::InFlight) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
+        recovered
+    }
+
+    /// Marks our transactions that are no longer in the node's pool. Not while it may hold some
+    /// that it does not list, because ours may be among them.
+    async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32) -> u64 {
+        // With several sources, a transaction that is absent in one pool may be in another.
+        if self.fetch.settings.config.sources.len() > 1 {
+            return 0;
+        }
+        let mut vanished = Vec::new();
+        for shard in 0..SHARDS {
+            let delivered = self.fetch.hashes.seen.delivered_before(shard, epoch);
+            let has_left =
+                |hash: &B256| !listed.contains(hash) && !self.fetch.hashes.is_mined(hash);
+            vanished.extend(delivered.into_iter().filter(has_left));
+            tokio::task::yield_now().await;
+        }
+        // A block may have been applied between two shards.
+        vanished.retain(|hash| self.fetch.hashes.seen.get(hash).is_some_and(Seen::is_held));
+        let count = vanished.len() as u64;
+        // If the sink has not taken an earlier list, the next comparison finds these again.
+        if count == 0 || !self.sink.push_vanished(vanished.clone()) {
+            return 0;
+        }
+        for hash in vanished {
+            self.fetch.hashes.seen.vanished(hash, epoch);
+        }
+        count
+    }
+}
+
+/// What we know of a hash that the node listed.
+enum Verdict {
+    Ours,
+    Refused,
+    Postponed,
+    /// Only the sink knows. If it does not, a delivered transaction counts as held.
+    AskSink {
+        was_delivered: bool,
+    },
+}

@@ -19,10 +19,9 @@
 //! source may be that late, and lists what they contain. They are not told as heads: what they mined is
 //! told with the first head, and again with a reorg that undoes it.
 //!
-//! A head that is told again shows no progress. A head of another source that is not linked does not
-//! count, unless no other source may lead. A head at or below what is remembered is not looked into,
-//! unless its source leads and has gone back: a node that lags or imports old blocks is no reorg and
-//! no gap.
+//! A head of another source that is not linked does not count, unless no other source may lead. A
+//! head at or below what is remembered is not looked into, unless its source leads and has gone
+//! back: a node that lags or imports old blocks is no reorg and no gap.
 //!
 //! # What holds
 //! An *honest node* tells the heads of one chain, each after its block can be requested, and can
@@ -49,16 +48,16 @@ use crate::{
     limits::{MAX_HEAD_AGE, RECENT_BLOCKS},
 };
 
-/// How many missed heads are fetched, newest to oldest, before the rest is skipped: as many as are
-/// remembered. Also how far above the latest head a head may be whose ancestors cannot be fetched.
+/// How many missed heads are fetched, newest to oldest: as many as are remembered. Also how far
+/// above the latest head a head may be whose ancestors cannot be fetched.
 pub(super) const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 
-/// How many new heads a source must have told above the leader's to take the lead. One alone would
-/// be no progress.
+/// How many new heads a source must have told above the leader's to take the lead. One alone is no
+/// progress.
 const HEADS_TO_LEAD: u32 = 2;
 
-/// How long the first head waits for blocks before it, once one of them has proven it: five blocks take ten
-/// round trips of 200 ms.
+/// How long the first head waits for blocks before it, once one has proven it: five take ten round
+/// trips of 200 ms.
 const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A head on its way into the chain, with what was read for it.
@@ -125,8 +124,8 @@ pub(super) enum Step {
 pub(super) struct Applied {
     /// Oldest first, the head last; none if the chain has them already.
     pub(super) blocks: Vec<ReadBlock>,
-    /// Blocks before the first head of all, newest first, which the sink is not told of: with that head, and with one that
-    /// replaces it. Or the one that could not be read before.
+    /// Blocks before the first head of all, newest first, which the sink is not told of: with that
+    /// head, and with one that replaces it. Or the one that could not be read before.
     pub(super) untold: Vec<ReadBlock>,
     /// What blocks contain of which the sink is not told, if it does not know that yet or any more.
     pub(super) mined_before: Vec<B256>,
@@ -177,8 +176,8 @@ impl Follower {
         Self { told, leader, doubtful_above, last_untold, unread, lead_timeout }
     }
 
-    /// Whether the heads of a source count: it is connected and not syncing. Returns whether those of the leader do not any
-    /// more.
+    /// Whether the heads of a source count: it is connected and not syncing. Returns whether those
+    /// of the leader do not any more.
     pub(super) fn set_may_lead(&mut self, source: usize, may_lead: bool) -> bool {
         let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
         let is_leader = self.is_leader(source);
@@ -191,8 +190,7 @@ impl Follower {
         is_leader && before && !may_lead
     }
 
-    /// Whether any source that may lead has told a head of after `since`, in seconds since the Unix
-    /// epoch.
+    /// Whether any source has told a head of after `since`, in seconds since the Unix epoch.
     pub(crate) fn has_head_after(&self, since: u64) -> bool {
         self.told.iter().any(|told| told.head.is_some_and(|head| head.timestamp > since))
     }
@@ -225,21 +223,12 @@ impl Follower {
                 self.told[source].ahead.get_or_insert((now, 0)).1 += 1;
             }
         }
-        let ancestors = VecDeque::new();
-        Some(Branch {
-            source,
-            head,
-            since: now,
-            block,
-            ancestors,
-            was_requested,
-            is_cut: false,
-            is_unread: false,
-        })
+        let (ancestors, is_cut, is_unread) = <_>::default();
+        let since = now;
+        Some(Branch { source, head, since, block, ancestors, was_requested, is_cut, is_unread })
     }
 
     /// Relates a branch to the chain and applies it, if it counts and nothing more has to be read.
-    /// Nothing can come between the two.
     pub(super) fn step(
         &mut self,
         chain: &mut RecentBlocks,
@@ -299,7 +288,9 @@ impl Follower {
         if branch.is_unread && !is_leader && self.leader.is_some() {
             return Step::Ignored(None);
         }
-        let Some(block) = branch.block.take() else { return Step::Read(head.hash) };
+        if branch.block.is_none() {
+            return Step::Read(head.hash);
+        }
         self.doubtful_above = match self.leader {
             _ if is_linked => None,
             // It may have gone back.
@@ -316,13 +307,13 @@ impl Follower {
         if branch.is_unread {
             self.unread = Some(head.hash);
         }
-        let mut applied = self.apply(chain, branch, block, is_linked);
+        let mut applied = self.apply(chain, branch, is_linked);
         applied.gap = applied.gap.or(unknown);
         Step::Applied(applied)
     }
 
-    /// Whether the branch counts, and is linked to the chain. `leads`: its source leads, or takes
-    /// the lead with it.
+    /// Whether the branch counts, and is linked. `leads`: its source leads, or takes the lead with
+    /// it.
     fn link(&self, chain: &RecentBlocks, branch: &Branch, leads: bool, now: Instant) -> Link {
         let (oldest, number) = (branch.oldest(), branch.head.number);
         let is_proven = branch.is_proven() || oldest.number == 0;
@@ -392,17 +383,12 @@ impl Follower {
             }
     }
 
-    fn apply(
-        &mut self,
-        chain: &mut RecentBlocks,
-        branch: &mut Branch,
-        block: ReadBlock,
-        is_linked: bool,
-    ) -> Applied {
+    /// With the head's block, which has been read.
+    fn apply(&mut self, chain: &mut RecentBlocks, branch: &mut Branch, is_linked: bool) -> Applied {
         let is_first = chain.head().is_none();
         let mut blocks: Vec<_> = std::mem::take(&mut branch.ancestors).into();
         let is_gap = !(is_first || is_linked && blocks.is_empty());
-        blocks.push(block);
+        blocks.extend(branch.block.take());
         let (mut is_reorg, mut has_unread, mut unmined) = (false, false, Vec::new());
         for read in &blocks {
             let Pushed { relation, undone, forgotten, .. } = chain.push(read.block.clone());
@@ -434,8 +420,8 @@ impl Follower {
         }
         let gap = match () {
             () if is_reorg => Some(GapReason::Reorg),
-            // The comparison that follows a connect covers the heads that were missed until then, but
-            // not what counted as mined while it ran.
+            // The comparison after a connect covers what was missed until then, but not what
+            // counted as mined while it ran.
             () if is_gap && !(branch.was_requested && unmined.is_empty()) => {
                 Some(GapReason::MissedHeads)
             }

@@ -1,5 +1,4 @@
-//! Reads blocks: those that the [follower](super::follower) needs for the heads of a source, and full ones for
-//! their nonces.
+//! Reads blocks: those that the [follower](super::follower) needs, and full ones for their nonces.
 
 use std::{
     io::Read as _,
@@ -27,8 +26,7 @@ use crate::{
 };
 
 /// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
-/// the attempts last 0.6 to 1.3 s if the node answers at once, so that a block is not lost when the
-/// node is busy for some hundred milliseconds.
+/// the attempts last 0.6 to 1.3 s if the node answers at once: it may be busy for some hundred ms.
 const BLOCK_TRIES: u32 = 7;
 
 const RETRY_BACKOFF: Backoff =
@@ -96,7 +94,9 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
                     continue;
                 }
                 // A newer first head would be read down to the same block, and blocks may come faster.
-                None if branch.is_proven() && chain.is_empty() => Err(Unread::Missing),
+                None if branch.is_proven() && lock(&chain.fetch.hashes.blocks).head().is_none() => {
+                    Err(Unread::Missing)
+                }
                 // The block was reorged out, and a newer head waits, which finds what is missing.
                 None => break,
             };
@@ -105,8 +105,8 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
     }
 }
 
-/// Reads a block with the hashes of its transactions. `None` if the node does not have it and a newer
-/// head waits, which is then in `newer`.
+/// Reads a block with its hashes. `None` if the node does not have it and a newer head waits, which
+/// is then in `newer`.
 async fn read(
     chain: &Arc<Chain>,
     source: usize,
@@ -145,8 +145,8 @@ fn block_of(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread>
     wire::read_block(response.get()).map_err(|_| Unread::Malformed)?.ok_or(Unread::Missing)
 }
 
-/// The source that is asked for a block: the one that told it first, then each of the others in turn. Waits
-/// until one is connected; it is in the place of one that is not.
+/// The source that is asked for a block: the one that told it first, then each of the others in
+/// turn; in the place of one that is not connected, one that is. Waits until there is one.
 async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
     let Fetch { settings, connections, .. } = &*chain.fetch;
     let turn = (source + attempt as usize) % settings.config.sources.len();
@@ -166,7 +166,7 @@ async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<ReadBlock
     if let Some(pool) = chain.fetch.settings.in_process_pool(source) {
         return read_from_pool(chain, pool, hash).await.map(ReadBlock::from);
     }
-    // A connection that is lost is replaced before the next attempt, which waits for one that is up.
+    // The next attempt waits for one that is up.
     let calls = chain.fetch.connections.calls(source).ok_or(Unread::Failed)?;
     let limit = chain.fetch.settings.limits.call_timeout;
     block_of(calls.call("eth_getBlockByHash", (hash, false), limit).await).map(ReadBlock::from)
@@ -180,15 +180,14 @@ async fn wait(attempt: u32) {
 }
 
 /// Full blocks that may wait: as many as one gap can add, twice. A dev chain that mines for every
-/// transaction can be faster than we read. Then nonces are not read, which is counted and followed
-/// by a comparison; hashes always are.
+/// transaction can be faster than we read. Then nonces are not read, and a comparison follows.
 pub(crate) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 
 /// Nonces raised with one hold of the lock of the recent blocks: some 100 us.
 const RAISED_TOGETHER: usize = 1024;
 
-/// A block whose nonces must be reported to the sink. Nonces that came with it are queued all the same, so
-/// that the sink gets them in the order of the heads.
+/// A block whose nonces must be reported to the sink: also of those that came with it, so that the
+/// sink gets them in the order of the heads.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     /// That told it.
@@ -198,9 +197,8 @@ pub(crate) struct Wanted {
     pub(super) told_as: B256,
 }
 
-/// Reads full blocks for the nonces that they raised, one after another. Ends with the sources, or when the
-/// fetcher stops. A full block is slow on every node (170 to 660 ms for a large one), so neither the head itself
-/// nor anything else waits for it.
+/// Reads full blocks for the nonces that they raised, one after another. A full block is slow on
+/// every node (170 to 660 ms for a large one), so nothing else waits for it.
 pub(super) async fn read_nonces(chain: Arc<Chain>, mut blocks: mpsc::Receiver<Wanted>) {
     while let Some(wanted) = blocks.recv().await {
         let (source, hash) = (wanted.source, wanted.read.block.head.hash);
@@ -231,7 +229,7 @@ async fn read_nonces_of(
                 // Who reads announcements waits for this lock, and a node may tell very many.
                 for some in updates.chunks(RAISED_TOGETHER) {
                     let mut mined = lock(&chain.fetch.hashes.blocks);
-                    // `None` when a reorg has removed the block meanwhile, which the sink will find too.
+                    // `None` if a reorg has removed the block meanwhile, which the sink finds too.
                     some.iter().for_each(|update| _ = mined.raise(&hash, *update));
                 }
                 chain.sink.push(Job::Nonces(BlockNonces::new(told_as, updates)));
@@ -243,10 +241,7 @@ async fn read_nonces_of(
     Err(reason)
 }
 
-/// Whether the nonces of a block are still needed: not once a reorg has removed it.
-///
-/// # Errors
-/// More blocks than are remembered came after it while it waited for its turn.
+/// Whether no reorg has removed a block. An error if more blocks than are remembered came after it.
 fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
     let mined = lock(&chain.fetch.hashes.blocks);
     let is_recent = mined.iter().next().is_none_or(|oldest| oldest.head.number <= number);

@@ -9,12 +9,9 @@
 //!                           +-------------+
 //!                        missed ancestors, the block's hashes
 //! ```
-//! A task for each source reads blocks for its heads, so a node that does not respond delays only its
-//! own heads. Each head is related to the chain and applied in one step under one lock, so the sink
-//! sees one chain.
-//!
-//! For each new head, the block's hashes are requested first, which is a small response; then the
-//! full block, for the nonces, because private transactions raise nonces too.
+//! A task for each source reads blocks for its heads, so a node that does not respond delays only
+//! its own. For each new head, the block's hashes are requested first, which is a small response;
+//! then the full block, for the nonces, because private transactions raise nonces too.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -50,8 +47,8 @@ use crate::{
     sync::lock,
 };
 
-/// The heads of one source that wait, at most [`HEADS_WAITING`]. While it is full, each new one displaces the
-/// oldest, which is then read as an ancestor.
+/// The heads of one source that wait, at most [`HEADS_WAITING`]. One that is displaced is read as
+/// an ancestor.
 pub(crate) type HeadQueue = Buffer<AnnouncedHead>;
 
 /// See [`HeadQueue`].
@@ -125,12 +122,9 @@ impl Unread {
     }
 }
 
-/// What following the chain needs of the other parts.
 pub(crate) struct Chain {
     pub(crate) follower: Mutex<Follower>,
-    /// To its hashes blocks are added, and over its connections they are requested.
     pub(crate) fetch: Arc<Fetch>,
-    /// To which heads and nonces are reported.
     pub(crate) sink: Arc<SinkQueue>,
     /// To each source.
     pub(crate) reports: Box<[mpsc::Sender<Report>]>,
@@ -141,8 +135,8 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    /// Whether the heads of a source count. When those of the leader cease to, the others look at theirs again, which may be
-    /// higher and did not count.
+    /// Whether the heads of a source count. When those of the leader cease to, the others look at
+    /// theirs again, which may be higher and did not count.
     pub(crate) fn set_may_lead(&self, source: usize, may_lead: bool) {
         if lock(&self.follower).set_may_lead(source, may_lead) {
             for reports in &self.reports {
@@ -156,10 +150,6 @@ impl Chain {
     async fn report(&self, source: usize, gap: GapReason) {
         // If the source has ended, the report has no receiver and no use.
         let _ = self.reports[source].send(Report::Gap(gap)).await;
-    }
-
-    fn is_empty(&self) -> bool {
-        lock(&self.fetch.hashes.blocks).head().is_none()
     }
 
     /// The next step of a branch. Returns a block that must be read before the one after it.
@@ -178,8 +168,7 @@ impl Chain {
         None
     }
 
-    /// With the follower's lock held until the sink's queue has the heads, so that it gets them in
-    /// the order of the chain.
+    /// Holds the follower's lock until the sink's queue has the heads, in the order of the chain.
     fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
         let mut follower = lock(&self.follower);
         let step = follower.step(&mut lock(&self.fetch.hashes.blocks), branch, Instant::now());
@@ -187,7 +176,7 @@ impl Chain {
             blocks, untold, mined_before, unmined, has_unread, ..
         }) = &step
         {
-            // What is pending again and was delivered, the sink puts back; what was removed, the comparison that follows finds.
+            // What was delivered, the sink puts back; what was removed, the comparison finds.
             let was_announced = |hash: &B256| self.fetch.hashes.seen.forget_mined(*hash);
             let undone: Vec<B256> = unmined.iter().copied().filter(was_announced).collect();
             if !undone.is_empty() && !has_unread {
@@ -205,8 +194,8 @@ impl Chain {
                 let (block, carried) = (block.clone(), std::mem::take(&mut before));
                 self.sink.push(Job::Head { block, is_undone: false, carried });
             }
-            // Every block's nonces count, also those of blocks that were missed; the sink knows those of
-            // what it is not told as the first head's.
+            // Also those of blocks that were missed; the sink knows those of what it is not told as
+            // the first head's.
             let told = blocks.iter().map(|read| (read, read.block.head.hash));
             let first = blocks.first().map(|read| read.block.head.hash);
             let untold = untold.iter().map(|read| (read, first.unwrap_or(read.block.head.hash)));
@@ -245,11 +234,12 @@ pub(crate) fn follow(
     tasks
 }
 
-/// Requests a comparison when the sink has caught up after events were dropped: transactions that
-/// the node removed meanwhile, other than by a block, are then reported as vanished.
+/// Compares when the sink has caught up after events were dropped: what the node removed meanwhile,
+/// other than by a block, is then reported as vanished.
 async fn compare_after_dropped_events(chain: Arc<Chain>) {
     loop {
         chain.sink.caught_up.notified().await;
+        tracing::info!("the sink has caught up");
         for source in 0..chain.reports.len() {
             chain.report(source, GapReason::MissedHeads).await;
         }

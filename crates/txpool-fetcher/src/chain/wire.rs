@@ -32,8 +32,8 @@ struct WireHead {
 
 /// The part of a block beside its header.
 #[derive(Debug, Deserialize)]
-struct WireTransactions<T> {
-    transactions: Vec<T>,
+struct WireTransactions {
+    transactions: Vec<B256>,
 }
 
 /// The fields that are read of a block with full transactions.
@@ -52,8 +52,7 @@ struct WireNonce {
 
 impl From<WireHead> for Head {
     fn from(wire: WireHead) -> Self {
-        // A base fee above u64 would cost more than all ether for one transaction: treat it as
-        // unknown.
+        // One above u64 would cost more than all ether for one transaction: it is unknown.
         let base_fee_wei = wire.base_fee_per_gas.and_then(|fee| u64::try_from(fee).ok());
         let (used, limit) = (wire.gas_used.to(), wire.gas_limit.to());
         Self {
@@ -79,17 +78,16 @@ pub(crate) fn read_head(json: &str) -> serde_json::Result<Head> {
 /// A block with the hashes of its transactions; `None` for `null`.
 pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
     let Some(head) = serde_json::from_str::<Option<WireHead>>(json)? else { return Ok(None) };
-    let WireTransactions { transactions } = serde_json::from_str::<WireTransactions<B256>>(json)?;
+    let WireTransactions { transactions } = serde_json::from_str(json)?;
     Ok(Some(Block::new(head.into(), transactions)))
 }
 
-/// Most transactions of a block whose hashes could not be read, before its nonces were. A block of mainnet has at most
+/// Most transactions of a block whose hashes could not be read. A block of mainnet has at most
 /// 2,857 (60,000,000 gas of transfers at 21,000 each).
 const MAX_UNCOUNTED_TXS: usize = 1 << 13;
 
-/// The nonces that the requested block raised, from the whole response to a request for the block with
-/// full transactions, as it comes. Takes some milliseconds for a large one. It must have as many transactions as
-/// `requested` has hashes: as many as are remembered of all blocks together.
+/// The nonces that the requested block raised, from the response with full transactions, as it
+/// comes: some milliseconds for a large one. It must have as many as `requested` has hashes.
 pub(super) fn read_nonces(json: impl Read, requested: &Block) -> Result<Vec<NonceUpdate>, Unread> {
     let block = match result_of::<WireFullBlock>(json) {
         Ok(block) => block.ok_or(Unread::Missing)?,

@@ -10,17 +10,17 @@ use std::{
 
 use load_control::{LoadMonitor, QueueLoad};
 use metric_set::Count;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::{
+    config::FetcherConfig,
     error::ConfigError,
     metrics::{DeferrableWork, Metrics},
     settings::Settings,
     sync::Share,
 };
 
-/// How much work was deferred because the load was high, see
-/// [`Fetcher::deferred`](crate::Fetcher::deferred).
+/// How much work was deferred, see [`Fetcher::deferred`](crate::Fetcher::deferred).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferredStats {
@@ -38,53 +38,35 @@ pub struct DeferredStats {
 /// fetch from a slow node keeps it for long.
 pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
 
-/// Reports the fill of the fetcher's queues to the monitor, and makes deferrable work wait while
-/// the monitor reports a high load.
+/// Reports the fill of the fetcher's queues to the monitor, and makes work wait while it reports a
+/// high load.
 pub(crate) struct Deferral {
-    watched: Option<Watched>,
+    monitor: Option<LoadMonitor>,
+    /// The announcement buffer of each source, if there is a monitor.
+    announcements: Box<[QueueLoad]>,
     max_age: Duration,
     /// Of each source.
     aged_one: Box<[Arc<Semaphore>]>,
     waiting: AtomicU64,
     /// Bounds the retries that may wait without a slot.
-    parked: Arc<Semaphore>,
+    parked: Semaphore,
     aged: AtomicU64,
     metrics: Arc<Metrics>,
 }
 
-struct Watched {
-    monitor: LoadMonitor,
-    /// The announcement buffer of each source.
-    announcements: Box<[QueueLoad]>,
-    live: QueueLoad,
-}
-
 impl Deferral {
     pub(crate) fn new(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Self, ConfigError> {
-        let config = &settings.config;
-        let watched = match &config.monitor {
-            Some(monitor) => Some(Watched {
-                announcements: config
-                    .sources
-                    .iter()
-                    .map(|_| monitor.watch("announcements", settings.limits.announcement_buffer))
-                    .collect::<Result<_, _>>()?,
-                // Its capacity is the slots that deferrable work can never hold. If all slots
-                // counted, a backfill would raise the load that defers it.
-                live: monitor.watch(
-                    "fetch_slots",
-                    (config.fetch_slots - settings.deferrable_slots()).max(1),
-                )?,
-                monitor: monitor.clone(),
-            }),
-            None => None,
-        };
+        let FetcherConfig { monitor, sources, fetch_slots, .. } = &settings.config;
+        let buffer = settings.limits.announcement_buffer;
+        let monitors = monitor.iter().flat_map(|monitor| sources.iter().map(move |_| monitor));
+        let announcements = monitors.map(|monitor| monitor.watch("announcements", buffer));
         Ok(Self {
-            watched,
+            monitor: monitor.clone(),
+            announcements: announcements.collect::<Result<_, _>>()?,
             max_age: settings.limits.deferral_max_age,
-            aged_one: config.sources.iter().map(|_| Arc::new(Semaphore::new(1))).collect(),
+            aged_one: sources.iter().map(|_| Arc::new(Semaphore::new(1))).collect(),
             waiting: AtomicU64::new(0),
-            parked: Arc::new(Semaphore::new(config.fetch_slots)),
+            parked: Semaphore::new(*fetch_slots),
             aged: AtomicU64::new(0),
             metrics: Arc::clone(metrics),
         })
@@ -92,27 +74,17 @@ impl Deferral {
 
     /// Reports how many announcements of a source were read from the socket and not yet processed.
     pub(crate) fn observe_backlog(&self, source: usize, depth: impl FnOnce() -> u64) {
-        if let Some(watched) = &self.watched {
-            watched.announcements[source].observe(usize::try_from(depth()).unwrap_or(usize::MAX));
+        if let Some(queue) = self.announcements.get(source) {
+            queue.observe(usize::try_from(depth()).unwrap_or(usize::MAX));
         }
     }
 
-    /// Counts a live fetch as part of the load, from its wait for a slot until the returned value
-    /// is dropped.
-    pub(crate) fn track_live_fetch(&self) -> Option<TrackedFetch> {
-        let queue = self.watched.as_ref()?.live.clone();
-        queue.added(1);
-        Some(TrackedFetch(queue))
-    }
-
     pub(crate) fn is_pressed(&self) -> bool {
-        self.watched.as_ref().is_some_and(|watched| watched.monitor.is_pressed())
+        self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed)
     }
 
-    /// Waits while the load is high. `since` is when the work could first have run: from that time
-    /// plus the age cap on, it competes for the one permit of its source for such work.
-    ///
-    /// # Cancel safety
+    /// Waits while the load is high. `since` is when the work could first have run: once it has
+    /// reached the age cap, it competes for the one permit of its source.
     /// A dropped wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire(
         &self,
@@ -120,18 +92,18 @@ impl Deferral {
         source: usize,
         since: Instant,
     ) -> DeferralPermit {
-        let watched = self.watched.as_ref().filter(|_| self.is_pressed())?;
+        let monitor = self.monitor.as_ref().filter(|monitor| monitor.is_pressed())?;
         self.metrics.deferred[work as usize].add(1);
         let _waits = Share::of(&self.waiting, 1);
         // `None` if the clock cannot represent that time: then the work is never due.
         let due = since.checked_add(self.max_age);
-        if watched.monitor.wait_until_normal(due, || {}).await {
+        if monitor.wait_until_normal(due, || {}).await {
             return None;
         }
         // Biased: work that may run because the load has fallen must not take the one permit.
         tokio::select! {
             biased;
-            _ = watched.monitor.wait_until_normal(None, || {}) => None,
+            _ = monitor.wait_until_normal(None, || {}) => None,
             one = Arc::clone(&self.aged_one[source]).acquire_owned() => {
                 self.aged.fetch_add(1, Relaxed);
                 // The semaphore is never closed, so this is always a permit.
@@ -141,13 +113,9 @@ impl Deferral {
     }
 
     /// A permit with which a retry releases its slot while it is deferred. `None` if the load is
-    /// not high, or if as many retries as there are slots already wait: the retry then keeps its
-    /// slot.
-    pub(crate) fn park(&self) -> Option<OwnedSemaphorePermit> {
-        if !self.is_pressed() {
-            return None;
-        }
-        Arc::clone(&self.parked).try_acquire_owned().ok()
+    /// not high, or if as many retries as there are slots already wait.
+    pub(crate) fn park(&self) -> Option<SemaphorePermit<'_>> {
+        if self.is_pressed() { self.parked.try_acquire().ok() } else { None }
     }
 
     pub(crate) fn stats(&self) -> DeferredStats {
@@ -159,35 +127,28 @@ impl Deferral {
     }
 }
 
-pub(crate) struct TrackedFetch(QueueLoad);
-
-impl Drop for TrackedFetch {
-    fn drop(&mut self) {
-        self.0.removed(1);
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::Slots, *};
     use crate::{
-        config::{DEFAULT_FETCH_SLOTS, Endpoint, FetcherConfig},
+        config::{DEFAULT_FETCH_SLOTS, Endpoint},
         limits::{DEFERRABLE_SLOTS, Limits},
     };
+    use ::metrics::Gauge;
     use futures::{FutureExt, poll};
     use load_control::MonitorConfig;
     use std::pin::pin;
 
     /// Of two sources.
-    fn deferral(max_age: Duration) -> (LoadMonitor, Deferral) {
+    fn deferral(max_age: Duration) -> (Slots, Deferral) {
         let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
         let sources = ["/a", "/b"].map(|path| Endpoint::Ipc(path.into()));
-        let config =
-            FetcherConfig { monitor: Some(monitor.clone()), ..FetcherConfig::new(sources) };
+        let config = FetcherConfig { monitor: Some(monitor), ..FetcherConfig::new(sources) };
         let limits =
             Limits { announcement_buffer: 16, deferral_max_age: max_age, ..Limits::default() };
-        let metrics = Arc::new(Metrics::new());
-        (monitor, Deferral::new(&Settings { config, limits }, &metrics).unwrap())
+        let (settings, metrics) = (Settings { config, limits }, Arc::new(Metrics::new()));
+        let slots = Slots::new(&settings, Gauge::noop()).unwrap();
+        (slots, Deferral::new(&settings, &metrics).unwrap())
     }
 
     #[tokio::test]
@@ -222,15 +183,16 @@ mod tests {
 
     #[tokio::test]
     async fn live_fetches_press_and_a_dropped_wait_leaves_nothing_behind() {
-        let (monitor, deferral) = deferral(Duration::from_secs(3_600));
+        let (slots, deferral) = deferral(Duration::from_secs(3_600));
         let left_to_live = DEFAULT_FETCH_SLOTS - DEFERRABLE_SLOTS;
-        let live: Vec<_> = (0..left_to_live).map(|_| deferral.track_live_fetch()).collect();
-        assert!(monitor.is_pressed());
+        let acquire = |number| slots.try_acquire_live(number % 2).expect("free");
+        let live: Vec<_> = (0..left_to_live).map(acquire).collect();
+        assert!(deferral.is_pressed());
         assert!(
             deferral.acquire(DeferrableWork::Retry, 0, Instant::now()).now_or_never().is_none()
         );
         assert_eq!(deferral.stats().waiting, 0);
         drop(live);
-        assert!(!monitor.is_pressed());
+        assert!(!deferral.is_pressed());
     }
 }

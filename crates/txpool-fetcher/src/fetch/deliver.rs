@@ -28,20 +28,19 @@ pub(crate) struct Deliverer<S> {
 }
 
 impl<S: TransactionSink> Deliverer<S> {
-    /// A permit for CPU work, if there is a gate: a sink that waits must not hold one meanwhile. Other
-    /// holders may keep the permits for any length of time; calls `about_to_wait` before it waits.
-    /// `None`: the fetcher stops.
+    /// A permit for CPU work, if there is a gate: a sink that waits must not hold one meanwhile.
+    /// Calls
+    /// `about_to_wait` before it waits, for any length of time. `None`: the fetcher stops.
     pub(crate) fn work_permit(&self, about_to_wait: impl FnMut()) -> Option<Option<WorkPermit>> {
         let Some(gate) = &self.fetch.settings.config.gate else { return Some(None) };
         self.fetch.tasks.wait_for(gate.acquire_internal(), about_to_wait).map(Some)
     }
 
-    /// Calls `about_to_wait` before it waits for a permit or for the sink. Returns the slot, unless another source is asked,
-    /// because the response of this one cannot be used: what that one announced meanwhile, it does not announce again.
+    /// Returns the slot, unless another source is asked, because the response of this one cannot be
+    /// used: what that one announced meanwhile, it does not announce again.
     fn decode_and_deliver(
         &self,
         mut task: FetchTask,
-        source: usize,
         hex: Option<&str>,
         mut about_to_wait: impl FnMut(),
     ) -> Option<Slot> {
@@ -67,7 +66,7 @@ impl<S: TransactionSink> Deliverer<S> {
             RawTransaction::Gone | RawTransaction::Decoded(..) => false,
         };
         if is_unusable {
-            task = self.fetch.ask_other(task, source)?;
+            task = self.fetch.ask_other(task)?;
         }
         let FetchTask { ticket, slot, .. } = task;
         match read {
@@ -79,8 +78,7 @@ impl<S: TransactionSink> Deliverer<S> {
         Some(slot)
     }
 
-    /// Delivers a transaction whose hash was verified to the sink, unless it is of another chain or
-    /// mined. Calls `about_to_wait` before it waits for the sink.
+    /// Delivers a transaction whose hash was verified, unless it is of another chain or mined.
     pub(crate) fn deliver(
         &self,
         ticket: Ticket,
@@ -101,8 +99,8 @@ impl<S: TransactionSink> Deliverer<S> {
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
         let fetched = FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen };
-        // It has failed if the sink has panicked. A stop, which does not wait for a sink that waits (a full channel),
-        // leaves it unfinished.
+        // It has failed if the sink has panicked. A stop, which does not wait for a sink that waits
+        // (a full channel), leaves it unfinished.
         let Some(delivery) = self.sink.deliver(fetched, about_to_wait) else { return };
         self.fetch.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
         if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {
@@ -123,9 +121,8 @@ impl<S: TransactionSink> Deliverer<S> {
     }
 }
 
-/// Slots are released together, at the latest when this many are waiting: while announcements wait
-/// for a slot, each single release wakes the thread of the sockets. A quarter of the default number
-/// of slots.
+/// Slots are released together, at the latest when this many are waiting, a quarter of the default
+/// number: while announcements wait for a slot, each release wakes the thread of the sockets.
 const RELEASED_TOGETHER: usize = 16;
 
 pub(crate) struct ResponseReader<S: TransactionSink> {
@@ -153,14 +150,12 @@ impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
             Ok(text) => text,
         };
         let is_gone = text.as_deref() == Some("0x");
-        let source = request.source;
         let Some(mut task) = self.deliverer.fetch.answered(request, sent, is_gone) else { return };
         let bytes = text.as_ref().map_or(0, |text| text.len());
         self.deliverer.fetch.slots.set_response_bytes(&mut task.slot, bytes);
         let (deliverer, released) = (&self.deliverer, &mut self.released);
-        let done = contain(|| {
-            deliverer.decode_and_deliver(task, source, text.as_deref(), || released.clear())
-        });
+        let done =
+            contain(|| deliverer.decode_and_deliver(task, text.as_deref(), || released.clear()));
         self.released.extend(done.flatten());
         if self.released.len() >= self.release_at {
             self.released.clear();

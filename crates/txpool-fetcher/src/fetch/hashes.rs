@@ -1,5 +1,5 @@
-//! What is known of hashes: which were seen, which are in recent blocks, and how many there were. Each one
-//! that enters leaves with exactly one outcome, and both are counted.
+//! What is known of hashes. Each one that enters leaves with exactly one outcome, and both are
+//! counted.
 
 use std::{
     collections::HashMap,
@@ -39,8 +39,8 @@ pub(crate) struct AnnouncementCounts {
     pub(crate) first_seen: AtomicU64,
 }
 
-/// What is known of hashes. All accesses to the counters are relaxed: each is a sum of its own, and no other
-/// memory is published through them.
+/// Which hashes were seen, which are in recent blocks, and how many there were. All accesses to the
+/// counters are relaxed: each is a sum of its own, and no other memory is published through them.
 pub(crate) struct Hashes {
     pub(crate) seen: SeenSet,
     pub(crate) blocks: Mutex<RecentBlocks>,
@@ -64,13 +64,13 @@ impl Hashes {
         })
     }
 
-    /// Counts an announcement. `None` when its outcome is already known: mined or seen.
+    /// Counts an announcement. `None` if it is mined or was seen.
     pub(crate) fn enter(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
-        let Arrival { hash, source, at, .. } = arrival;
+        let Arrival { hash, source, .. } = arrival;
         let counts = &self.announcements[source];
         counts.announced.fetch_add(1, Relaxed);
         let is_mined = self.is_mined(&hash) && self.enter_mined(hash, source);
-        if !is_mined && let Some(entered) = self.seen.insert_announced(hash, source, at) {
+        if !is_mined && let Some(entered) = self.seen.insert_announced(&arrival) {
             counts.first_seen.fetch_add(1, Relaxed);
             return Some(self.ticket(arrival, entered));
         }
@@ -80,8 +80,8 @@ impl Hashes {
         None
     }
 
-    /// Remembers the announcement of a hash that is in a block. False if a reorg has removed the block since it was looked
-    /// up.
+    /// Remembers the announcement of a hash that is in a block. False if a reorg has removed the
+    /// block since it was looked up.
     fn enter_mined(&self, hash: B256, source: usize) -> bool {
         self.seen.announced_mined(hash, source);
         let is_mined = self.is_mined(&hash);
@@ -97,10 +97,10 @@ impl Hashes {
         Some(self.ticket(arrival, entered))
     }
 
-    /// Counts a hash that the comparison of this epoch found missing. `None` if another source or an
-    /// announcement has brought it since.
+    /// Counts a hash that the comparison of this epoch found missing, as
+    /// [`SeenSet::insert_missing`].
     pub(crate) fn enter_missing(self: &Arc<Self>, arrival: Arrival, epoch: u32) -> Option<Ticket> {
-        let entered = self.seen.insert_missing(arrival.hash, arrival.source, epoch)?;
+        let entered = self.seen.insert_missing(&arrival, epoch)?;
         Some(self.ticket(arrival, entered))
     }
 
@@ -115,8 +115,7 @@ impl Hashes {
         lock(&self.blocks).is_mined(hash)
     }
 
-    /// Whether a recent block contains the transaction, or another transaction with its sender and
-    /// nonce.
+    /// Whether a recent block contains the transaction, or another with its sender and nonce.
     pub(super) fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
         lock(&self.blocks).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
     }
@@ -143,8 +142,9 @@ impl Hashes {
     }
 }
 
-/// Hashes of all sources that wait for their objects, with full announcements: the object that comes first is delivered,
-/// whichever node announces it. Each with whether its object has come, and was not whole.
+/// With full announcements, hashes of all sources that wait for their objects: the object that
+/// comes first is delivered, whichever node announces it. Each with whether its object has come,
+/// and was not whole.
 pub(crate) type Waiting = Mutex<HashMap<B256, (Ticket, bool)>>;
 
 /// A hash that is in flight, with the right to record its outcome, once. If it is dropped without one (a
@@ -159,7 +159,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// True for backfill and audits; what was announced stays live when it is requested again, also because a block that
+    /// True for backfill and audits; what was announced stays live, also when a block that
     /// contained it is undone.
     pub(super) fn is_deferrable(&self) -> bool {
         self.arrival.entry != Entry::Announced && !self.entered.is_undone
@@ -171,12 +171,11 @@ impl Ticket {
         // Before the look-up in the blocks: one that is applied in between finds it settled.
         hashes.seen.settle(hash, seen);
         self.leave(outcome);
-        // A block may have been applied, or removed by a reorg, since the look-up. Only a block
-        // that contains the transaction makes it mined, and only while the block is canonical: a
-        // transaction that lost its nonce to a block, or was mined in a block that we do not know,
-        // may be pending again after a reorg.
+        // A block may have been applied, or removed by a reorg, since the look-up. Only a canonical
+        // block that contains the transaction makes it mined: one that lost its nonce to a block,
+        // or was mined in a block that we do not know, may be pending again after a reorg.
         match seen {
-            Some(Seen::Delivered) if hashes.is_mined(&hash) => _ = hashes.seen.mined(hash),
+            Some(Seen::Delivered) if hashes.is_mined(&hash) => hashes.seen.mined(hash),
             Some(Seen::Mined) => {}
             _ => return,
         }
@@ -185,8 +184,8 @@ impl Ticket {
         }
     }
 
-    /// A pool in this process does not have the transaction. Unlike a node, it does not return
-    /// mined ones.
+    /// A pool in this process does not have it. Unlike a node, such a pool does not return mined
+    /// ones.
     pub(crate) fn gone(self) {
         if self.hashes.is_mined(&self.arrival.hash) {
             self.finish(Outcome::Mined, Some(Seen::Mined));

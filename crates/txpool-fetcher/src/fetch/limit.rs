@@ -5,7 +5,7 @@ use std::{
     time::Instant,
 };
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 
 use crate::{error::CallError, sync::lock};
 
@@ -17,16 +17,15 @@ pub const ADAPTIVE_FLOOR: usize = 4;
 /// four steps.
 const DECREASE: f64 = 0.5;
 
-/// Number of requests over which the share of late ones is judged, whatever the limit. With fewer,
-/// the share would reach an eighth by chance alone.
+/// Requests over which the share of late ones is judged, whatever the limit. With fewer, the share
+/// would reach an eighth by chance alone.
 const LATE_WINDOW: usize = 64;
 
 /// A share of late responses of at least this is a sign of overload if it is more than twice the
-/// share before. A node that occasionally fails to respond has a steady share, and is not
-/// overloaded.
+/// share before: a node that fails to respond now and then has a steady share.
 const LATE_AND_GROWING: f64 = 0.125;
 
-/// A share of late responses of at least this is a sign of overload whatever the share was before.
+/// Such a share is a sign of overload whatever the share was before.
 const LATE_ANYWAY: f64 = 0.5;
 
 /// Weight of the latest window in the running mean of the share.
@@ -40,15 +39,15 @@ enum Signal {
     Overloaded,
 }
 
-/// The limit: additive increase, multiplicative decrease, as in TCP. It is halved on a sign of
-/// overload and raised by one for each round of responses. Time is passed in.
+/// Additive increase, multiplicative decrease, as in TCP: halved on a sign of overload, raised by
+/// one for each round of responses. Time is passed in.
 #[derive(Clone, Copy, Debug)]
 struct Aimd {
     limit: f64,
     floor: usize,
     cap: usize,
     lowered: Option<Instant>,
-    /// The requests whose outcome is known since the share of late ones was last judged, and the late ones.
+    /// Requests whose outcome is known since the share of late ones was last judged.
     heard: usize,
     late: usize,
     /// A running mean of the share of late responses.
@@ -101,11 +100,11 @@ impl Aimd {
     }
 }
 
-/// The limit of requests in flight at one node. Deferrable work needs no limit of its own: what a node has listed holds at
-/// most two slots, half of the lowest limit.
+/// The limit of requests in flight at one node. Deferrable work needs none of its own: what a node
+/// has listed holds at most two slots, half of the lowest limit.
 pub(crate) struct NodeLimit {
     /// As many permits as the limit and those that are owed, first come, first served.
-    permits: Arc<Semaphore>,
+    permits: Semaphore,
     adapted: Mutex<Adapted>,
 }
 
@@ -118,15 +117,13 @@ struct Adapted {
 /// The right to have one request in flight at the node. Released when dropped.
 pub(crate) struct RequestPermit {
     limit: Arc<NodeLimit>,
-    one: OwnedSemaphorePermit,
     requested_at: Instant,
-    is_deferrable: bool,
 }
 
 impl NodeLimit {
     pub(crate) fn new(cap: usize) -> Self {
         let adapted = Adapted { aimd: Aimd::new(cap), owed: 0 };
-        Self { permits: Semaphore::new(cap).into(), adapted: adapted.into() }
+        Self { permits: Semaphore::new(cap), adapted: adapted.into() }
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -134,29 +131,23 @@ impl NodeLimit {
     }
 
     /// A permit for one request now, if the node is below its limit and nobody waits.
-    pub(crate) fn try_acquire(self: &Arc<Self>, is_deferrable: bool) -> Option<RequestPermit> {
-        let one = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-        Some(self.permit(one, is_deferrable))
+    pub(crate) fn try_acquire(self: &Arc<Self>) -> Option<RequestPermit> {
+        self.permits.try_acquire().ok()?.forget();
+        Some(RequestPermit { limit: Arc::clone(self), requested_at: Instant::now() })
     }
 
-    /// Waits until one more request may be sent to the node.
-    ///
-    /// # Cancel safety
-    /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire(self: Arc<Self>, is_deferrable: bool) -> RequestPermit {
-        let one = Arc::clone(&self.permits).acquire_owned().await;
-        self.permit(one.expect("our semaphores are never closed"), is_deferrable)
-    }
-
-    fn permit(self: &Arc<Self>, one: OwnedSemaphorePermit, is_deferrable: bool) -> RequestPermit {
-        RequestPermit { limit: Arc::clone(self), one, requested_at: Instant::now(), is_deferrable }
+    /// Waits until one more request may be sent to the node. A dropped wait loses its place in the
+    /// queue and nothing else.
+    pub(crate) async fn acquire(self: Arc<Self>) -> RequestPermit {
+        self.permits.acquire().await.expect("our semaphores are never closed").forget();
+        RequestPermit { limit: self, requested_at: Instant::now() }
     }
 }
 
 impl RequestPermit {
     /// Records the outcome of the request: the error, if it had no response. A permit dropped without
     /// this has no effect on the limit.
-    pub(crate) fn record(self, error: Option<&CallError>) {
+    pub(crate) fn record(self, error: Option<&CallError>, is_deferrable: bool) {
         let signal = match error {
             None => Signal::Timely,
             Some(CallError::Timeout(_)) => Signal::Late,
@@ -169,7 +160,7 @@ impl RequestPermit {
         let before = aimd.limit();
         let in_flight = before + *owed - permits.available_permits();
         // Deferrable work, which has few slots, raises the limit too: there may be no live work.
-        let is_used = self.is_deferrable || in_flight * 2 >= before;
+        let is_used = is_deferrable || in_flight * 2 >= before;
         aimd.record(signal, self.requested_at, is_used, Instant::now());
         let (fewer, more) =
             (before.saturating_sub(aimd.limit()), aimd.limit().saturating_sub(before));
@@ -184,10 +175,9 @@ impl Drop for RequestPermit {
     fn drop(&mut self) {
         // Under the lock, so that what is lowered meanwhile finds it either out or free.
         let mut adapted = lock(&self.limit.adapted);
-        let Some(one) = self.one.split(1) else { return };
-        if adapted.owed > 0 {
-            adapted.owed -= 1;
-            one.forget();
+        match adapted.owed {
+            0 => self.limit.permits.add_permits(1),
+            _ => adapted.owed -= 1,
         }
     }
 }
@@ -295,35 +285,35 @@ mod tests {
     #[tokio::test]
     async fn no_more_permits_are_out_than_the_limit_and_those_that_wait_get_the_next_in_turn() {
         let limit = limit();
-        let mut out: Vec<_> = std::iter::from_fn(|| limit.try_acquire(false)).collect();
+        let mut out: Vec<_> = std::iter::from_fn(|| limit.try_acquire()).collect();
         assert_eq!(out.len(), 64);
-        out.swap_remove(0).record(Some(&busy()));
+        out.swap_remove(0).record(Some(&busy()), false);
         // Those in flight at that time report the same overload.
-        out.split_off(32).into_iter().for_each(|permit| permit.record(Some(&busy())));
+        out.split_off(32).into_iter().for_each(|permit| permit.record(Some(&busy()), false));
         assert_eq!((limit.limit(), out.len()), (32, 32));
-        let mut first = pin!(Arc::clone(&limit).acquire(false));
-        let mut second = pin!(Arc::clone(&limit).acquire(true));
-        let mut gives_up = Box::pin(Arc::clone(&limit).acquire(false));
+        let mut first = pin!(Arc::clone(&limit).acquire());
+        let mut second = pin!(Arc::clone(&limit).acquire());
+        let mut gives_up = Box::pin(Arc::clone(&limit).acquire());
         assert!(poll!(first.as_mut()).is_pending() && poll!(gives_up.as_mut()).is_pending());
         assert!(poll!(second.as_mut()).is_pending());
         out.truncate(31);
-        assert!(limit.try_acquire(false).is_none(), "it would overtake those that wait");
+        assert!(limit.try_acquire().is_none(), "it would overtake those that wait");
         let _first = first.await;
         out.truncate(30);
         drop(gives_up);
         let _second = second.await;
-        assert!(limit.try_acquire(false).is_none(), "32 of 32");
+        assert!(limit.try_acquire().is_none(), "32 of 32");
         out.truncate(29);
-        assert!(limit.try_acquire(false).is_some(), "nobody waits");
+        assert!(limit.try_acquire().is_some(), "nobody waits");
     }
 
     #[test]
     fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit();
-        limit.try_acquire(false).expect("free").record(Some(&busy()));
+        limit.try_acquire().expect("free").record(Some(&busy()), false);
         assert_eq!(limit.limit(), 32);
         for _ in 0..64 * 64 {
-            limit.try_acquire(true).expect("free").record(None);
+            limit.try_acquire().expect("free").record(None, true);
         }
         assert_eq!(limit.limit(), 64);
     }

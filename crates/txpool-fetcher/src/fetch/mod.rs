@@ -1,10 +1,9 @@
 //! What happens to one hash: deduplicated, requested, decoded, delivered, counted. Entry:
 //! [`Fetch::on_announcement`] and [`Fetch::fetch_missing`].
 //!
-//! [`Hashes`] says what is known of hashes, [`Fetch`] how a transaction is requested, and [`Deliverer`] how it gets
-//! to the sink. A hash holds a slot from before its request until its delivery has returned, so slots bound
-//! everything that is in flight. A live announcement waits for a slot and never for deferrable work, which has few
-//! slots and connections of its own.
+//! A hash holds a slot from before its request until its delivery has returned, so slots bound
+//! everything that is in flight. A live announcement waits for a slot and never for deferrable
+//! work, which has few slots and connections of its own.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -73,6 +72,8 @@ pub(crate) struct Fetch {
 pub(crate) struct FetchTask {
     pub(crate) ticket: Ticket,
     pub(crate) slot: Slot,
+    /// Which is asked, or was asked last.
+    source: usize,
     retries: u32,
     /// Its response may end the connection: it is requested over connections of its own, of which so many were lost.
     alone: Option<u32>,
@@ -87,8 +88,7 @@ pub(crate) struct FetchTask {
 /// A request in flight, as its connection keeps it.
 pub(crate) struct FetchRequest {
     task: FetchTask,
-    source: usize,
-    /// It had not announced the transaction when it was asked.
+    /// Its source had not announced the transaction when it was asked.
     is_early: bool,
     permit: RequestPermit,
 }
@@ -140,34 +140,31 @@ impl SourceSet {
 }
 
 impl Fetch {
-    /// Processes one announcement, and submits its request, without a wait;
-    /// [`RequestConnections::flush`] sends it. False if it has to wait for a slot.
+    /// Processes one announcement, and submits its request for the next flush. False if it has to
+    /// wait for a slot.
     pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
-        let live = self.deferral.track_live_fetch();
-        let Some(slot) = self.slots.try_acquire_live(arrival.source, live) else { return false };
+        let Some(slot) = self.slots.try_acquire_live(arrival.source) else { return false };
         if let Some(ticket) = self.hashes.enter(arrival) {
             self.submit(self.task(ticket, slot));
         }
         true
     }
 
-    /// The same, for a caller that carries the request out itself: `Some(None)` when there is nothing left to
-    /// do, because the hash was known or has to wait at its source.
+    /// The same, for a caller that carries the request out itself: `Some(None)` if the hash was
+    /// known or has to wait at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
-        let source = arrival.source;
-        let slot = self.slots.try_acquire_live(source, self.deferral.track_live_fetch())?;
+        let slot = self.slots.try_acquire_live(arrival.source)?;
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
         let task = self.task(ticket, slot);
-        let permit = self.limits[source].try_acquire(false);
+        let permit = self.limits[task.source].try_acquire();
         let Some(permit) = permit.filter(|_| task.alone.is_none()) else {
             self.submit(task);
             return Some(None);
         };
-        Some(Some(self.request_of(task, source, permit)))
+        Some(Some(self.request_of(task, permit)))
     }
 
-    /// The same, and waits while all slots are taken; meanwhile later announcements stay in the
-    /// buffer, whose overrun is counted.
+    /// The same, and waits while all slots are taken.
     pub(crate) async fn on_announcement(self: &Arc<Self>, arrival: Arrival) {
         if let Some(ticket) = self.hashes.enter(arrival) {
             self.request(ticket).await;
@@ -179,24 +176,22 @@ impl Fetch {
         let Err(ticket) = self.try_request(ticket) else { return };
         // Requests that are submitted must not wait for those that are not.
         self.connections.flush();
-        let live = self.deferral.track_live_fetch();
-        let slot = self.slots.acquire_live(ticket.arrival.source, live).await;
+        let slot = self.slots.acquire_live(ticket.arrival.source).await;
         self.submit(self.task(ticket, slot));
     }
 
     /// The same without a wait; returned if it has to wait for a slot.
     pub(crate) fn try_request(self: &Arc<Self>, ticket: Ticket) -> Result<(), Ticket> {
-        let live = self.deferral.track_live_fetch();
-        let Some(slot) = self.slots.try_acquire_live(ticket.arrival.source, live) else {
-            return Err(ticket);
-        };
+        let slot = self.slots.try_acquire_live(ticket.arrival.source);
+        let Some(slot) = slot else { return Err(ticket) };
         self.submit(self.task(ticket, slot));
         Ok(())
     }
 
-    /// Requests what was announced while a block contained it, as announcements: a node that has told them before the head
-    /// that removes the block does not tell them again. Those for which there is no room, as a leader that goes back and forth
-    /// may have more of them than there are slots for, are left to the comparison that a reorg begins.
+    /// Requests what was announced while a block contained it: a node that has told it before the
+    /// head that removes the block does not tell it again. A leader that goes back and forth may
+    /// have more of them than there is room for: the rest is left to the comparison that a reorg
+    /// begins.
     pub(crate) fn undone(self: &Arc<Self>, source: usize, mut hashes: Vec<B256>) {
         let fetch = Arc::clone(self);
         hashes.truncate(self.undone.available_permits());
@@ -216,40 +211,40 @@ impl Fetch {
         });
     }
 
-    /// Fetches a transaction that a comparison found missing. Returns as soon as a deferrable slot
-    /// was free and the fetch has begun; it does not wait for the outcome.
+    /// Fetches a transaction that a comparison found missing. Waits for a deferrable slot, and not
+    /// for the outcome.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket, permit: DeferralPermit) {
         let slot = self.slots.acquire_deferrable(ticket.arrival.source, permit).await;
         self.submit(self.task(ticket, slot));
         self.connections.flush();
     }
 
-    /// The source has responded to a request that was sent at `sent`. Returns the hash with its
-    /// slot, unless the transaction `is_gone` and a source is asked for it: another one, one that failed before, or one that
-    /// has announced it since.
+    /// The source has responded to a request that was sent at `sent`. Returns the task, unless the
+    /// transaction `is_gone` and is requested again: from another source, one that failed before,
+    /// or one that has announced it since.
     pub(crate) fn answered(
         self: &Arc<Self>,
         request: FetchRequest,
         sent: Instant,
         is_gone: bool,
     ) -> Option<FetchTask> {
-        let FetchRequest { mut task, source, is_early, permit } = request;
-        permit.record(None);
+        let FetchRequest { mut task, is_early, permit } = request;
+        permit.record(None, task.ticket.is_deferrable());
         self.metrics.fetch_seconds.record(sent.elapsed().as_secs_f64());
-        task.unanswered.remove(source);
-        if is_gone {
-            if is_early {
-                task.early = task.early.or(SourceSet::of(source));
-            }
-            return self.ask_other(task, source);
+        task.unanswered.remove(task.source);
+        if !is_gone {
+            return Some(task);
         }
-        Some(task)
+        if is_early {
+            task.early = task.early.or(SourceSet::of(task.source));
+        }
+        self.ask_other(task)
     }
 
-    /// The response of this source is of no use: another one that has announced it is asked, if there is one. Otherwise
-    /// returns the task.
-    fn ask_other(self: &Arc<Self>, mut task: FetchTask, source: usize) -> Option<FetchTask> {
-        task.untried.remove(source);
+    /// The response of this source is of no use. Returns the task, unless another one that has
+    /// announced it is asked.
+    fn ask_other(self: &Arc<Self>, mut task: FetchTask) -> Option<FetchTask> {
+        task.untried.remove(task.source);
         self.ask_again(&mut task);
         if !task.ticket.entered.is_undone {
             // Nothing waits for one that would have to have what it has not announced.
@@ -258,7 +253,7 @@ impl Fetch {
             task.unanswered = task.unanswered.and(sources);
         }
         if self.is_any_up(task.untried.or(task.unanswered)) {
-            self.spawn_retry(task, source, None);
+            self.spawn_retry(task, None);
             return None;
         }
         Some(task)
@@ -269,24 +264,25 @@ impl Fetch {
         // What has ended connections before is not given as many.
         let alone = ticket.entered.is_suspect.then_some(HARMFUL_LOSSES - 1);
         let (early, unanswered) = <_>::default();
-        FetchTask { ticket, slot, retries: 0, alone, untried, early, unanswered }
+        let source = ticket.arrival.source;
+        FetchTask { ticket, slot, source, retries: 0, alone, untried, early, unanswered }
     }
 
-    fn request_of(&self, task: FetchTask, source: usize, permit: RequestPermit) -> FetchRequest {
+    fn request_of(&self, task: FetchTask, permit: RequestPermit) -> FetchRequest {
         let Ticket { arrival, entered, .. } = &task.ticket;
         // As of now: its announcement may come while its response is under way.
-        let has_announced = || self.hashes.seen.sources(&arrival.hash).contains(source);
-        let is_early = (source != arrival.source || entered.is_undone) && !has_announced();
-        FetchRequest { task, source, is_early, permit }
+        let has_announced = || self.hashes.seen.sources(&arrival.hash).contains(task.source);
+        let is_early = (task.source != arrival.source || entered.is_undone) && !has_announced();
+        FetchRequest { task, is_early, permit }
     }
 
     /// Submits the request to the first source that may be asked now; without one, a task waits.
     fn submit(self: &Arc<Self>, mut task: FetchTask) {
-        let (source, deferrable) = (task.ticket.arrival.source, task.ticket.is_deferrable());
         let may_ask = if task.alone.is_some() { SourceSet::default() } else { task.untried };
-        for source in may_ask.iter_from(source) {
-            if let Some(permit) = self.limits[source].try_acquire(deferrable) {
-                match self.submit_to(source, permit, task) {
+        for source in may_ask.iter_from(task.ticket.arrival.source) {
+            if let Some(permit) = self.limits[source].try_acquire() {
+                task.source = source;
+                match self.submit_to(task, permit) {
                     Ok(()) => return,
                     Err(back) => task = back,
                 }
@@ -296,17 +292,13 @@ impl Fetch {
         self.tasks.spawn(async move { fetch.submit_when_possible(task).await });
     }
 
-    /// Submits the request to one source; returns it when that source has no connection.
+    /// Submits the request to its source; returns it when that has no connection.
     #[expect(clippy::result_large_err, reason = "a box would cost an allocation for each hash")]
-    fn submit_to(
-        &self,
-        source: usize,
-        permit: RequestPermit,
-        task: FetchTask,
-    ) -> Result<(), FetchTask> {
+    fn submit_to(&self, task: FetchTask, permit: RequestPermit) -> Result<(), FetchTask> {
+        let source = task.source;
         let Some(requests) = self.connections.of(source) else { return Err(task) };
         let (hash, deferrable) = (task.ticket.arrival.hash, task.ticket.is_deferrable());
-        let request = self.request_of(task, source, permit);
+        let request = self.request_of(task, permit);
         let submitted = match &*requests {
             Requests::Node(set) => {
                 set.least_busy(deferrable).submit_fetch(&hash, request).map(|_| ())

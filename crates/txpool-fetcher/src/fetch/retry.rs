@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::FutureExt as _;
+use futures::{FutureExt as _, future::select_all};
 use tokio::time::{sleep, timeout};
 
 use super::{Fetch, FetchRequest, FetchTask, Seen, SourceSet, limit::RequestPermit};
@@ -27,8 +27,8 @@ pub(crate) const REQUESTED_ALONE: usize = 8;
 /// How often a request over a connection of its own is looked at.
 const ALONE_TICK: Duration = Duration::from_millis(10);
 
-/// How soon a fetch that waits for a node looks whether another one has announced its transaction since: about as long as
-/// a transaction takes from one node of a place to another.
+/// How soon a fetch that waits for a node looks whether another one has announced its transaction
+/// since: about as long as one takes from one node of a place to another.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Steps of the delay that are skipped when the node is overloaded: with the default delays, three
@@ -37,27 +37,21 @@ const OVERLOAD_STEPS: u32 = 3;
 
 impl Fetch {
     pub(crate) fn failed(self: &Arc<Self>, request: FetchRequest, error: CallError) {
-        let FetchRequest { task, source, permit, .. } = request;
-        permit.record(Some(&error));
-        self.spawn_retry(task, source, Some(error));
+        let FetchRequest { task, permit, .. } = request;
+        permit.record(Some(&error), task.ticket.is_deferrable());
+        self.spawn_retry(task, Some(error));
     }
 
     /// `error` is that of the call; `None`: the node does not have the transaction, and another source may.
-    pub(super) fn spawn_retry(
-        self: &Arc<Self>,
-        task: FetchTask,
-        source: usize,
-        error: Option<CallError>,
-    ) {
+    pub(super) fn spawn_retry(self: &Arc<Self>, task: FetchTask, error: Option<CallError>) {
         let fetch = Arc::clone(self);
         // A stop leaves the hash unfinished, and counts it so.
-        self.tasks.spawn(async move { fetch.retry(task, source, error).await });
+        self.tasks.spawn(async move { fetch.retry(task, error).await });
     }
 
-    /// Requests the transaction again, from another source or after a delay, or ends the fetch. A
-    /// retry that waits because of the load releases its slot meanwhile: with the slot, it would
-    /// count as load itself.
-    async fn retry(self: &Arc<Self>, mut task: FetchTask, source: usize, error: Option<CallError>) {
+    /// Requests the transaction again, from another source or after a delay, or ends the fetch.
+    /// With its slot, a retry that waits because of the load would count as load itself.
+    async fn retry(self: &Arc<Self>, mut task: FetchTask, error: Option<CallError>) {
         let retry = match &error {
             None => Retry::OtherSource,
             Some(CallError::ConnectionLost | CallError::Suspect) => Retry::ConnectionLost,
@@ -68,7 +62,7 @@ impl Fetch {
         if matches!(error, Some(CallError::Suspect)) {
             if task.alone.is_some() {
                 // Another node's gateway may let it pass.
-                task.untried.remove(source);
+                task.untried.remove(task.source);
             }
             let losses = task.alone.map_or(0, |losses| losses + 1);
             task.alone = Some(losses);
@@ -85,9 +79,9 @@ impl Fetch {
         }
         // Without an error it may be asked again at once.
         if let Some(error) = &error {
-            task.untried.remove(source);
+            task.untried.remove(task.source);
             if error.is_retryable() {
-                task.unanswered = task.unanswered.or(SourceSet::of(source));
+                task.unanswered = task.unanswered.or(SourceSet::of(task.source));
             }
         }
         self.ask_again(&mut task);
@@ -129,33 +123,32 @@ impl Fetch {
         // Never closed, so this is always a permit.
         let _one = if task.alone.is_some() { self.alone.acquire().await.ok() } else { None };
         loop {
-            let (source, permit) = self.acquire_request(&mut task).await;
+            let permit = self.acquire_request(&mut task).await;
             if task.alone.is_some()
-                && let Some(requests) = self.connections.of(source)
+                && let Some(requests) = self.connections.of(task.source)
                 && let Requests::Node(set) = &*requests
             {
-                let request = self.request_of(task, source, permit);
+                let request = self.request_of(task, permit);
                 return self.request_alone(&requests, set, request).await;
             }
-            match self.submit_to(source, permit, task) {
+            match self.submit_to(task, permit) {
                 Ok(()) => return self.connections.flush(),
                 Err(back) => task = back,
             }
-            // The connection was lost since the look-up: the next look-up finds another one, or
-            // waits.
+            // The connection was lost since the look-up: the next one finds another, or waits.
             tokio::task::yield_now().await;
         }
     }
 
-    /// Sends a request over a connection of its own, with whose end nothing else is lost. Returns when it has its response
-    /// or has failed.
+    /// Sends a request over a connection of its own, with whose end nothing else is lost. Returns
+    /// when it has its response or has failed.
     async fn request_alone(
         self: &Arc<Self>,
         requests: &Arc<Requests<FetchRequest>>,
         set: &RequestSet<FetchRequest>,
         request: FetchRequest,
     ) {
-        let (hash, source, losses) = (request.hash(), request.source, request.task.alone);
+        let (hash, source, losses) = (request.hash(), request.task.source, request.task.alone);
         let limits = &self.settings.limits;
         let late = CallError::Timeout(limits.fetch_timeout);
         let Ok(Ok(connection)) = timeout(limits.fetch_timeout, (set.opener)()).await else {
@@ -177,8 +170,8 @@ impl Fetch {
         self.failed(request, error);
     }
 
-    /// A source that did not have it when it was asked, and has announced it since, is asked again: the one that announced
-    /// it first may be overloaded or silent.
+    /// A source that did not have it when it was asked, and has announced it since, is asked again:
+    /// the one that announced it first may be overloaded or silent.
     pub(super) fn ask_again(&self, task: &mut FetchTask) {
         if task.early != SourceSet::default() {
             let again = task.early.and(self.hashes.seen.sources(&task.ticket.arrival.hash));
@@ -187,31 +180,25 @@ impl Fetch {
         }
     }
 
-    /// Waits until one of the untried sources has a free permit, and prefers the first: an
-    /// overloaded node must not delay a transaction that another one could return. If none is
-    /// untried, all are eligible.
-    async fn acquire_request(&self, task: &mut FetchTask) -> (usize, RequestPermit) {
-        let (first, deferrable) = (task.ticket.arrival.source, task.ticket.is_deferrable());
+    /// Waits until one of the untried sources, or of all if none is untried, has a free permit, and
+    /// prefers the first: an overloaded node must not delay what another one could return.
+    async fn acquire_request(&self, task: &mut FetchTask) -> RequestPermit {
+        let first = task.ticket.arrival.source;
         loop {
             self.ask_again(task);
             let untried: Vec<usize> = task.untried.iter_from(first).collect();
             let up = self.connections.connected(&untried, first).await;
-            let free = up
-                .iter()
-                .find_map(|source| Some((*source, self.limits[*source].try_acquire(deferrable)?)));
-            if let Some(free) = free {
-                return free;
-            }
-            let acquired = up.iter().map(|&source| {
-                let acquired = Arc::clone(&self.limits[source]).acquire(deferrable);
+            // Polled in this order.
+            let acquired = select_all(up.iter().map(|&source| {
+                let acquired = Arc::clone(&self.limits[source]).acquire();
                 acquired.map(move |permit| (source, permit)).boxed()
-            });
-            let acquired = futures::future::select_all(acquired);
-            if task.early == SourceSet::default() {
-                return acquired.await.0;
-            }
-            if let Ok((free, ..)) = timeout(LOOK_AGAIN, acquired).await {
-                return free;
+            }));
+            // It keeps its place in the queue, unless there is one to look for again.
+            let is_any_early = task.early != SourceSet::default();
+            let patience = if is_any_early { LOOK_AGAIN } else { Duration::MAX };
+            if let Ok(((source, permit), ..)) = timeout(patience, acquired).await {
+                task.source = source;
+                return permit;
             }
         }
     }

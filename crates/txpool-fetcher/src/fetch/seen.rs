@@ -12,13 +12,12 @@ use std::{
 
 use alloy_primitives::B256;
 
-use super::SourceSet;
+use super::{Arrival, SourceSet};
 use crate::sync::lock;
 
-/// How long after its outcome a hash is fetched again when it is announced. Within this time, other
-/// nodes announce the same hash; later the sink may have removed the transaction, for lack of room
-/// or by age, or may now accept one that it refused. The order pool keeps a transaction for the
-/// same time by default. At most one request follows from each announcement.
+/// How long after its outcome a hash is fetched again when it is announced. Until then, other nodes
+/// announce it; later the sink may have removed the transaction, for lack of room or by age (the
+/// order pool keeps one for the same time by default), or may now accept one that it refused.
 const ANNOUNCED_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// The state of a hash that was seen.
@@ -33,14 +32,17 @@ pub(crate) enum Seen {
     Postponed,
     /// In a block.
     Mined,
+    /// In a block, and delivered to the sink before.
+    MinedDelivered,
+    /// The same, and announced since.
+    MinedAnnounced,
     /// Delivered to the sink; since then it left the node's pool, and no block contains it.
     Vanished,
     /// Delivered to the sink and mined, and the block was undone: announcements and comparisons
-    /// bring it again, and a comparison finds out whether the node still has it.
+    /// bring it again.
     Undone,
-    /// The responses to its requests have ended connections. It is not requested for a while, then
-    /// over a connection of its own: after [`ANNOUNCED_AGAIN_AFTER`], and after twice as long each
-    /// time, up to an hour.
+    /// The responses to its requests have ended connections. After [`ANNOUNCED_AGAIN_AFTER`], and
+    /// after twice as long each time up to an hour, it is requested over a connection of its own.
     Harmful,
 }
 
@@ -48,6 +50,11 @@ impl Seen {
     /// Whether the sink holds it as pending, as far as we know.
     pub(crate) const fn is_held(self) -> bool {
         matches!(self, Self::Delivered | Self::Undone)
+    }
+
+    const fn was_delivered(self) -> bool {
+        self.is_held()
+            || matches!(self, Self::MinedDelivered | Self::MinedAnnounced | Self::Vanished)
     }
 }
 
@@ -60,22 +67,12 @@ pub(crate) struct Entered {
     pub(crate) is_undone: bool,
 }
 
-/// In one byte, so that an entry has 12.
-#[derive(Clone, Copy, Debug)]
-enum State {
-    Is(Seen),
-    /// Mined, and the sink had it before.
-    MinedDelivered,
-    /// The same, and it was announced since.
-    MinedAnnounced,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    state: State,
+    seen: Seen,
     /// The audit epoch in which it was delivered. The list of an earlier audit may predate it.
     epoch: u32,
-    /// When its state was set, in seconds since the set was made.
+    /// When `seen` was set, in seconds since the set was made.
     since_secs: u32,
     /// The sources that have announced it, or have listed it first.
     sources: SourceSet,
@@ -84,18 +81,15 @@ struct Entry {
 }
 
 impl Entry {
-    const fn seen(&self) -> Seen {
-        match self.state {
-            State::Is(seen) => seen,
-            State::MinedDelivered | State::MinedAnnounced => Seen::Mined,
-        }
+    fn add_source(&mut self, source: usize) {
+        self.sources = self.sources.or(SourceSet::of(source));
     }
 
     /// Whether it is to be left alone at this time.
     fn rests(&self, now_secs: u64) -> bool {
         let doublings = u32::from(self.harms).saturating_sub(1).min(MAX_DOUBLINGS);
         let pause = ANNOUNCED_AGAIN_AFTER.as_secs() << doublings;
-        self.seen() == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
+        self.seen == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
     }
 }
 
@@ -103,12 +97,11 @@ impl Entry {
 const MAX_DOUBLINGS: u32 = 6;
 
 /// A bounded set of hashes, in shards of two generations each. When the younger generation of a
-/// shard is full, the older one is forgotten as a whole. So the set always remembers between about
-/// half of `capacity` and all of it, at the cost of a look-up and without an order to maintain.
+/// shard is full, the older one is forgotten: the set remembers between about half of `capacity`
+/// and all of it, without an order to maintain.
 ///
-/// An attacker who floods the node with transactions makes us forget older hashes. Those are
-/// fetched again if they are announced again, and the sink then reports them as known: this costs
-/// work, and nothing is lost.
+/// An attacker who floods the node makes us forget older hashes. If they are announced again, they
+/// are fetched again, and the sink reports them as known: this costs work, and nothing is lost.
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
     epoch: AtomicU32,
@@ -130,8 +123,8 @@ impl SeenSet {
     /// What is known of a hash. A harmful one whose pause is over is unknown again.
     pub(crate) fn get(&self, hash: &B256) -> Option<Seen> {
         let entry = self.shard(hash).get(hash)?;
-        let is_over = entry.seen() == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
-        (!is_over).then_some(entry.seen())
+        let is_over = entry.seen == Seen::Harmful && !entry.rests(self.secs(Instant::now()));
+        (!is_over).then_some(entry.seen)
     }
 
     /// The sources that have announced a hash, or have listed it first; none if it is not known.
@@ -140,50 +133,46 @@ impl SeenSet {
     }
 
     pub(crate) fn add_source(&self, hash: &B256, source: usize) {
-        self.shard(hash).add_source(hash, source);
+        if let Some(entry) = self.shard(hash).get_mut(hash) {
+            entry.add_source(source);
+        }
     }
 
     /// Records that a source announced a hash that is in a block.
     pub(crate) fn announced_mined(&self, hash: B256, source: usize) {
         let mut shard = self.shard(&hash);
-        match shard.get(&hash) {
-            Some(entry) if matches!(entry.state, State::MinedDelivered) => {
-                shard.insert(hash, Entry { state: State::MinedAnnounced, ..entry });
-            }
-            Some(_) => {}
-            None => self.insert(&mut shard, hash, Seen::Mined),
+        let Some(entry) = shard.get_mut(&hash) else {
+            return self.insert_from(&mut shard, hash, Seen::Mined, SourceSet::of(source));
+        };
+        entry.add_source(source);
+        if entry.seen == Seen::MinedDelivered {
+            entry.seen = Seen::MinedAnnounced;
         }
-        shard.add_source(&hash, source);
     }
 
-    /// Inserts a hash that `source` announced at `at` as in flight, if it is not known, or had its
-    /// outcome long enough ago. Otherwise only adds the source.
-    pub(crate) fn insert_announced(
-        &self,
-        hash: B256,
-        source: usize,
-        at: Instant,
-    ) -> Option<Entered> {
-        self.insert_if(hash, source, |entry| {
-            entry.is_none_or(|entry| match entry.seen() {
-                // A mined transaction is not wanted again, and one request at a time is enough.
-                Seen::InFlight | Seen::Mined => false,
-                // The sink was told that it has gone.
-                Seen::Undone | Seen::Vanished => true,
-                Seen::Delivered | Seen::Refused | Seen::Postponed => {
-                    let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
-                    self.secs(at) >= again_at
-                }
-                Seen::Harmful => !entry.rests(self.secs(at)),
-            })
+    /// Inserts an announced hash as in flight, if it is not known, or had its outcome long enough
+    /// ago. Otherwise only adds the source.
+    pub(crate) fn insert_announced(&self, arrival: &Arrival) -> Option<Entered> {
+        self.insert_if(arrival, |entry| match entry.seen {
+            // One request at a time is enough.
+            Seen::InFlight => false,
+            // Not wanted again.
+            Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
+            // The sink was told that it has gone.
+            Seen::Undone | Seen::Vanished => true,
+            Seen::Delivered | Seen::Refused | Seen::Postponed => {
+                let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
+                self.secs(arrival.at) >= again_at
+            }
+            Seen::Harmful => !entry.rests(self.secs(arrival.at)),
         })
     }
 
-    /// Inserts what was announced while a block contained it as in flight, unless another announcement has done so. Nobody
-    /// has announced it since.
+    /// Inserts what was announced while a block contained it as in flight, unless another
+    /// announcement has done so.
     pub(crate) fn insert_undone(&self, hash: B256) -> Option<Entered> {
         let mut shard = self.shard(&hash);
-        if shard.get(&hash).is_some_and(|entry| entry.seen() != Seen::Undone) {
+        if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::Undone) {
             return None;
         }
         shard.remove(&hash);
@@ -191,39 +180,35 @@ impl SeenSet {
         Some(Entered { is_undone: true, ..Entered::default() })
     }
 
-    /// Inserts a hash that the comparison of this epoch found missing as in flight, unless it is
-    /// already, or another source or an announcement has brought it since.
-    pub(crate) fn insert_missing(&self, hash: B256, source: usize, epoch: u32) -> Option<Entered> {
-        self.insert_if(hash, source, |entry| {
-            entry.is_none_or(|entry| {
-                entry.seen() != Seen::InFlight
-                    && (entry.seen() == Seen::Undone || entry.epoch < epoch)
-                    && !entry.rests(self.secs(Instant::now()))
-            })
+    /// Inserts a hash that the comparison of this epoch found missing as in flight, unless another
+    /// source or an announcement has brought it since.
+    pub(crate) fn insert_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Entered> {
+        self.insert_if(arrival, |entry| {
+            entry.seen != Seen::InFlight
+                && (entry.seen == Seen::Undone || entry.epoch < epoch)
+                && !entry.rests(self.secs(arrival.at))
         })
     }
 
     fn insert_if(
         &self,
-        hash: B256,
-        source: usize,
-        allows: impl FnOnce(Option<Entry>) -> bool,
+        &Arrival { hash, source, .. }: &Arrival,
+        allows: impl FnOnce(&Entry) -> bool,
     ) -> Option<Entered> {
         let mut shard = self.shard(&hash);
-        let known = shard.get(&hash);
-        if !allows(known) {
-            if !known.is_some_and(|entry| entry.sources.contains(source)) {
-                shard.add_source(&hash, source);
+        let mut is_suspect = false;
+        if let Some(entry) = shard.get_mut(&hash) {
+            if !allows(entry) {
+                entry.add_source(source);
+                return None;
             }
-            return None;
+            is_suspect = entry.harms > 0;
         }
         self.insert_from(&mut shard, hash, Seen::InFlight, SourceSet::of(source));
-        let is_suspect = known.is_some_and(|entry| entry.harms > 0);
         Some(Entered { is_suspect, ..Entered::default() })
     }
 
-    /// Sets the state of a hash; `None` forgets it, so that it is fetched when it is announced
-    /// again.
+    /// Sets the state of a hash; `None` forgets it, so that its next announcement is news.
     pub(crate) fn settle(&self, hash: B256, seen: Option<Seen>) {
         let mut shard = self.shard(&hash);
         match seen {
@@ -232,33 +217,30 @@ impl SeenSet {
         }
     }
 
-    /// Records that a block contains a hash, if the hash is known and not in flight. Returns
-    /// whether it is known.
-    pub(crate) fn mined(&self, hash: B256) -> bool {
+    /// Records that a block contains a hash, if the hash is known and not in flight.
+    pub(crate) fn mined(&self, hash: B256) {
         let mut shard = self.shard(&hash);
-        let known = shard.get(&hash);
-        if known.is_some_and(|entry| entry.seen() != Seen::InFlight) {
+        if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::InFlight) {
             self.insert(&mut shard, hash, Seen::Mined);
         }
-        known.is_some()
     }
 
-    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was announced while it was
-    /// mined: nobody else brings it again.
+    /// Records that a hash that was mined is in no canonical block any more. Returns whether it was
+    /// announced while it was mined: nobody else brings it again.
     pub(crate) fn forget_mined(&self, hash: B256) -> bool {
         let mut shard = self.shard(&hash);
-        let state = shard.get(&hash).map(|entry| entry.state);
-        match state {
-            Some(State::MinedDelivered | State::MinedAnnounced) => {
+        let seen = shard.get(&hash).map(|entry| entry.seen);
+        match seen {
+            Some(Seen::MinedDelivered | Seen::MinedAnnounced) => {
                 self.insert(&mut shard, hash, Seen::Undone);
             }
-            Some(State::Is(Seen::Mined)) => shard.remove(&hash),
+            Some(Seen::Mined) => shard.remove(&hash),
             _ => {}
         }
-        matches!(state, Some(State::Is(Seen::Mined) | State::MinedAnnounced))
+        matches!(seen, Some(Seen::Mined | Seen::MinedAnnounced))
     }
 
-    /// Begins an audit. Transactions delivered from now on are newer than the list to compare with.
+    /// Begins an audit: what is delivered from now on is newer than the list to compare with.
     pub(crate) fn begin_epoch(&self) -> u32 {
         self.epoch.fetch_add(1, Relaxed) + 1
     }
@@ -270,16 +252,17 @@ impl SeenSet {
             .young
             .iter()
             .chain(shard.old.iter())
-            .filter(|(_, entry)| entry.seen().is_held() && entry.epoch < epoch)
+            .filter(|(_, entry)| entry.seen.is_held() && entry.epoch < epoch)
             .map(|(hash, _)| *hash)
             .collect()
     }
 
-    /// Records that what was delivered before `epoch` has left the node's pool, unless something has become of it since.
+    /// Records that what was delivered before `epoch` has left the node's pool, unless something
+    /// has become of it since.
     pub(crate) fn vanished(&self, hash: B256, epoch: u32) {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
-        if known.is_some_and(|entry| entry.seen().is_held() && entry.epoch < epoch) {
+        if known.is_some_and(|entry| entry.seen.is_held() && entry.epoch < epoch) {
             self.insert(&mut shard, hash, Seen::Vanished);
         }
     }
@@ -295,24 +278,25 @@ impl SeenSet {
     /// The sources are added to those that are known.
     fn insert_from(&self, shard: &mut Shard, hash: B256, seen: Seen, sources: SourceSet) {
         let since_secs = u32::try_from(self.secs(Instant::now())).unwrap_or(u32::MAX);
-        let known = shard.get(&hash);
-        let harms = known.map_or(0, |entry| entry.harms);
-        let harms = match seen {
-            Seen::InFlight => harms,
-            Seen::Harmful => harms.saturating_add(1),
+        let epoch = self.epoch.load(Relaxed);
+        let mut entry = Entry { seen, epoch, since_secs, sources, harms: 0 };
+        let known = shard.get_mut(&hash);
+        if let Some(known) = &known {
+            entry.sources = sources.or(known.sources);
+            entry.harms = known.harms;
+            if seen == Seen::Mined && known.seen.was_delivered() {
+                entry.seen = Seen::MinedDelivered;
+            }
+        }
+        entry.harms = match seen {
+            Seen::InFlight => entry.harms,
+            Seen::Harmful => entry.harms.saturating_add(1),
             _ => 0,
         };
-        let was_delivered = known.is_some_and(|entry| match entry.state {
-            State::MinedDelivered | State::MinedAnnounced | State::Is(Seen::Vanished) => true,
-            State::Is(seen) => seen.is_held(),
-        });
-        let state = match seen {
-            Seen::Mined if was_delivered => State::MinedDelivered,
-            seen => State::Is(seen),
-        };
-        let sources = sources.or(known.map(|entry| entry.sources).unwrap_or_default());
-        let epoch = self.epoch.load(Relaxed);
-        shard.insert(hash, Entry { state, epoch, since_secs, sources, harms });
+        match known {
+            Some(known) => *known = entry,
+            None => shard.insert_new(hash, entry),
+        }
     }
 
     /// Seconds since the set was made.
@@ -321,8 +305,8 @@ impl SeenSet {
     }
 }
 
-/// With the hasher of std, like all tables of what a node tells: that of `alloy_primitives::map` has no secret in some
-/// versions, so a node could choose hashes that collide.
+/// With the hasher of std, like all tables of what a node tells: that of `alloy_primitives::map`
+/// has no secret in some versions, so a node could choose hashes that collide.
 struct Shard {
     young: HashMap<B256, Entry>,
     old: HashMap<B256, Entry>,
@@ -338,10 +322,8 @@ impl Shard {
         self.young.get(hash).or_else(|| self.old.get(hash)).copied()
     }
 
-    fn add_source(&mut self, hash: &B256, source: usize) {
-        if let Some(entry) = self.young.get_mut(hash).or_else(|| self.old.get_mut(hash)) {
-            entry.sources = entry.sources.or(SourceSet::of(source));
-        }
+    fn get_mut(&mut self, hash: &B256) -> Option<&mut Entry> {
+        self.young.get_mut(hash).or_else(|| self.old.get_mut(hash))
     }
 
     fn remove(&mut self, hash: &B256) {
@@ -350,20 +332,16 @@ impl Shard {
         }
     }
 
-    fn insert(&mut self, hash: B256, entry: Entry) {
-        if let Some(slot) = self.old.get_mut(&hash) {
-            *slot = entry;
-            return;
-        }
-        if self.young.len() >= self.generation && !self.young.contains_key(&hash) {
+    fn insert_new(&mut self, hash: B256, entry: Entry) {
+        if self.young.len() >= self.generation {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
-            // Kept in the younger generation: what must not be fetched a second time, whose number the
-            // slots bound, and what must not be fetched again soon, up to half of the generation.
+            // Kept: what is in flight, whose number the slots bound, and what must not be fetched
+            // again soon, up to half of the generation.
             let mut harmful = self.generation / 2;
             for (hash, entry) in forgotten {
                 let is_harmful = entry.harms > 0 && harmful > 0;
                 harmful -= usize::from(is_harmful);
-                if entry.seen() == Seen::InFlight || is_harmful {
+                if entry.seen == Seen::InFlight || is_harmful {
                     self.young.insert(hash, entry);
                 }
             }
@@ -375,6 +353,7 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::outcome::Entry::Announced;
 
     #[test]
     fn an_entry_has_12_bytes() {
@@ -388,21 +367,25 @@ mod tests {
         hash
     }
 
+    fn arrival(n: u64) -> Arrival {
+        Arrival { hash: hash(n), entry: Announced, source: 0, at: Instant::now() }
+    }
+
     #[test]
     fn a_hash_is_inserted_once_until_it_is_forgotten() {
         let seen = SeenSet::new(1024);
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_none());
+        assert!(seen.insert_announced(&arrival(1)).is_some());
+        assert!(seen.insert_announced(&arrival(1)).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_none());
+        assert!(seen.insert_announced(&arrival(1)).is_none());
         let epoch = seen.begin_epoch();
-        assert!(seen.insert_missing(hash(1), 0, epoch).is_some());
-        assert!(seen.insert_missing(hash(1), 0, epoch).is_none());
+        assert!(seen.insert_missing(&arrival(1), epoch).is_some());
+        assert!(seen.insert_missing(&arrival(1), epoch).is_none());
         seen.settle(hash(1), Some(Seen::Delivered));
-        assert!(seen.insert_missing(hash(1), 0, epoch).is_none(), "it came after the list");
-        assert!(seen.insert_missing(hash(1), 0, seen.begin_epoch()).is_some());
+        assert!(seen.insert_missing(&arrival(1), epoch).is_none(), "it came after the list");
+        assert!(seen.insert_missing(&arrival(1), seen.begin_epoch()).is_some());
         seen.settle(hash(1), None);
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
+        assert!(seen.insert_announced(&arrival(1)).is_some());
     }
 
     #[test]
@@ -420,9 +403,10 @@ mod tests {
         ];
         for (n, (state, is_news)) in (0..).zip(states) {
             seen.settle(hash(n), Some(state));
-            let again = seen.insert_announced(hash(n), 0, before);
+            let again = seen.insert_announced(&Arrival { at: before, ..arrival(n) });
             assert_eq!(again, None, "{state:?}: other nodes tell it too");
-            assert_eq!(seen.insert_announced(hash(n), 0, later).is_some(), is_news, "{state:?}");
+            let again = seen.insert_announced(&Arrival { at: later, ..arrival(n) });
+            assert_eq!(again.is_some(), is_news, "{state:?}");
         }
     }
 
@@ -437,7 +421,7 @@ mod tests {
             [1, 2].map(|n| seen.get(&hash(n))),
             [Some(Seen::Vanished), Some(Seen::Delivered)]
         );
-        assert!(seen.insert_announced(hash(1), 0, Instant::now()).is_some());
+        assert!(seen.insert_announced(&arrival(1)).is_some());
         seen.vanished(hash(1), seen.begin_epoch());
         assert_eq!(seen.get(&hash(1)), Some(Seen::InFlight));
     }
@@ -447,7 +431,7 @@ mod tests {
         let share = 100;
         let seen = SeenSet::new(share * SHARDS);
         for n in 0..10_000 {
-            assert!(seen.insert_announced(hash(n), 0, Instant::now()).is_some());
+            assert!(seen.insert_announced(&arrival(n)).is_some());
             seen.settle(hash(n), Some(Seen::Delivered));
             let shard = seen.shard(&hash(n));
             assert!(shard.young.len() + shard.old.len() <= share);
@@ -462,9 +446,9 @@ mod tests {
     #[test]
     fn what_is_in_flight_is_never_forgotten() {
         let seen = SeenSet::new(10 * SHARDS);
-        assert!(seen.insert_announced(hash(1_000_000), 0, Instant::now()).is_some());
+        assert!(seen.insert_announced(&arrival(1_000_000)).is_some());
         for n in 0..1000 {
-            seen.insert_announced(hash(n), 0, Instant::now());
+            seen.insert_announced(&arrival(n));
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));
@@ -476,7 +460,7 @@ mod tests {
         let start = Instant::now();
         let after = |minutes: u64| start + Duration::from_secs(60 * minutes + 1);
         let harm = || seen.settle(hash(1_000_000), Some(Seen::Harmful));
-        let announced = |at| seen.insert_announced(hash(1_000_000), 0, at);
+        let announced = |at| seen.insert_announced(&Arrival { at, ..arrival(1_000_000) });
         harm();
         for (rests, over) in [(0, 1), (1, 2), (3, 4)] {
             assert_eq!(announced(after(rests)), None);
@@ -491,7 +475,7 @@ mod tests {
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::Harmful));
-        assert_eq!(seen.insert_missing(hash(1_000_000), 0, seen.begin_epoch()), None);
+        assert_eq!(seen.insert_missing(&arrival(1_000_000), seen.begin_epoch()), None);
         seen.settle(hash(1_000_000), Some(Seen::Delivered));
         assert_eq!(announced(after(2)), Some(Entered::default()), "its response was good");
     }

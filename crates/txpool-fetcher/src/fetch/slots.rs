@@ -5,11 +5,12 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+use load_control::QueueLoad;
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::deferral::{DeferralPermit, TrackedFetch};
-use crate::{config::FetcherConfig, settings::Settings};
+use super::deferral::DeferralPermit;
+use crate::{config::FetcherConfig, error::ConfigError, settings::Settings};
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
@@ -20,25 +21,27 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// With several sources, a share of the slots for what each of them announces: see [`FetcherConfig::fetch_slots`]. Empty
-    /// with one source.
+    /// A share for what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one
+    /// source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
-    /// With several sources, a share of these for what each of them announced or listed. Empty with one source.
+    /// A share of these for what each source announced or listed. Empty with one source.
     deferrable_of_source: Box<[Arc<Semaphore>]>,
     bytes: Arc<Semaphore>,
     budget_units: usize,
     mean_bytes: AtomicUsize,
+    /// Of live fetches, from their wait for a slot on.
+    load: Option<QueueLoad>,
     gauge: Gauge,
 }
 
-/// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that this admits
-/// finds a free slot.
+/// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that
+/// this admits finds a free slot.
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _of_source: Option<OwnedSemaphorePermit>,
     _work: Work,
-    /// The reserved part of the byte budget: the estimate, or the size of the response once it is known.
+    /// The estimate, or the size of the response once it is known.
     bytes: OwnedSemaphorePermit,
     /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
     gauge: Gauge,
@@ -46,60 +49,71 @@ pub(crate) struct Slot {
 
 /// What a fetch counts as for as long as it holds its slot.
 enum Work {
-    Live { _load: Option<TrackedFetch> },
+    Live(Option<QueueLoad>),
     Deferrable { _one: OwnedSemaphorePermit, _permit: DeferralPermit },
 }
 
+impl Drop for Work {
+    fn drop(&mut self) {
+        if let Self::Live(Some(load)) = self {
+            load.removed(1);
+        }
+    }
+}
+
 impl Slots {
-    pub(crate) fn new(settings: &Settings, gauge: Gauge) -> Self {
-        let FetcherConfig { fetch_slots: slots, sources, max_bytes_in_flight, .. } =
+    pub(crate) fn new(settings: &Settings, gauge: Gauge) -> Result<Self, ConfigError> {
+        let FetcherConfig { fetch_slots: slots, sources, max_bytes_in_flight, monitor, .. } =
             &settings.config;
         let budget_units = max_bytes_in_flight / UNIT_BYTES;
-        let limited = if sources.len() > 1 { sources.len() } else { 0 };
-        // (1 - 1 / 2n) / (n - 1) of them.
-        let share = || (slots * (2 * limited - 1)).div_ceil(2 * limited * (limited - 1));
-        let of_source = || Arc::new(Semaphore::new(share()));
         let deferrable = settings.deferrable_slots();
-        let deferrable_of_source = || Arc::new(Semaphore::new((deferrable / limited).max(1)));
-        Self {
+        let sources = sources.len();
+        let limited = if sources > 1 { sources } else { 0 };
+        let shares =
+            |of_each: usize| (0..limited).map(|_| Semaphore::new(of_each).into()).collect();
+        // (1 - 1 / 2n) / (n - 1) of them.
+        let of_each = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
+        // Those that deferrable work can never hold. If all slots counted, a backfill would raise
+        // the load that defers it.
+        let left_to_live = (slots - deferrable).max(1);
+        let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", left_to_live));
+        Ok(Self {
             all: Arc::new(Semaphore::new(*slots)),
-            of_source: std::iter::repeat_with(of_source).take(limited).collect(),
+            of_source: shares(of_each),
             deferrable: Arc::new(Semaphore::new(deferrable)),
-            deferrable_of_source: std::iter::repeat_with(deferrable_of_source)
-                .take(limited)
-                .collect(),
+            deferrable_of_source: shares((deferrable / sources).max(1)),
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
             mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
+            load: load.transpose()?,
             gauge,
-        }
+        })
     }
 
-    /// Waits for a slot for a live announcement of this source, first come, first served. `load` counts the
-    /// fetch as part of the load for as long as it holds the slot.
-    ///
-    /// # Cancel safety
-    /// A dropped wait loses its place in the queue and nothing else.
-    pub(crate) async fn acquire_live(&self, source: usize, load: Option<TrackedFetch>) -> Slot {
+    /// Waits for a slot for a live announcement of this source, first come, first served. A dropped
+    /// wait loses its place in the queue and nothing else.
+    pub(crate) async fn acquire_live(&self, source: usize) -> Slot {
+        let work = self.live_work();
         let of_source = acquire_share(&self.of_source, source).await;
-        self.acquire(of_source, Work::Live { _load: load }).await
+        self.acquire(of_source, work).await
     }
 
     /// The same, if one is free and no fetch waits for it.
-    pub(crate) fn try_acquire_live(
-        &self,
-        source: usize,
-        load: Option<TrackedFetch>,
-    ) -> Option<Slot> {
+    pub(crate) fn try_acquire_live(&self, source: usize) -> Option<Slot> {
+        let work = self.live_work();
         let share = self.of_source.get(source);
         let of_source = share.map(|share| Arc::clone(share).try_acquire_owned());
         let of_source = of_source.transpose().ok()?;
         let one = Arc::clone(&self.all).try_acquire_owned().ok()?;
         let reserved = Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()).ok()?;
-        Some(self.slot(one, of_source, reserved, Work::Live { _load: load }))
+        Some(self.slot(one, of_source, reserved, work))
     }
 
-    /// Waits for one of the slots that deferrable work of this source may hold. `permit` is released with the slot.
+    fn live_work(&self) -> Work {
+        Work::Live(self.load.clone().inspect(|load| load.added(1)))
+    }
+
+    /// Waits for one of the slots that deferrable work of this source may hold.
     pub(crate) async fn acquire_deferrable(&self, source: usize, permit: DeferralPermit) -> Slot {
         // Its own share first: while it waits for that it holds nothing that another source needs.
         let of_source = acquire_share(&self.deferrable_of_source, source).await;
@@ -109,8 +123,7 @@ impl Slots {
 
     async fn acquire(&self, of_source: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
         let one = acquire(&self.all, 1).await;
-        // Always the slot before the bytes, so that two waiters cannot each hold what the other
-        // needs.
+        // The slot before the bytes, so that two waiters cannot each hold what the other needs.
         let reserved = acquire(&self.bytes, self.mean_units()).await;
         self.slot(one, of_source, reserved, work)
     }
@@ -130,8 +143,7 @@ impl Slots {
     /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
     /// and updates the estimate for the next fetches.
     pub(crate) fn set_response_bytes(&self, slot: &mut Slot, response_bytes: usize) {
-        // A running mean over about 16 responses. An update that is lost between two threads does no
-        // harm, because it is an estimate.
+        // A running mean over about 16 responses. It is an estimate, so a lost update does no harm.
         let mean = self.mean_bytes.load(Relaxed);
         self.mean_bytes.store((mean * 15 + response_bytes.max(UNIT_BYTES)) / 16, Relaxed);
         let units = self.units(response_bytes) as usize;
@@ -189,7 +201,7 @@ mod tests {
             max_bytes_in_flight: 1 << 20,
             ..FetcherConfig::ipc("/node.ipc")
         };
-        Slots::new(&Settings { config, limits: Limits::default() }, Gauge::noop())
+        Slots::new(&Settings { config, limits: Limits::default() }, Gauge::noop()).unwrap()
     }
 
     #[tokio::test]
@@ -197,11 +209,10 @@ mod tests {
         let slots = slots();
         let first = slots.acquire_deferrable(0, None).await;
         assert!(slots.acquire_deferrable(0, None).now_or_never().is_none());
-        let live: Vec<_> =
-            (0..3).map(|_| slots.acquire_live(0, None).now_or_never().unwrap()).collect();
-        assert!(slots.acquire_live(0, None).now_or_never().is_none());
+        let live: Vec<_> = (0..3).map(|_| slots.acquire_live(0).now_or_never().unwrap()).collect();
+        assert!(slots.acquire_live(0).now_or_never().is_none());
         drop(first);
-        assert!(slots.acquire_live(0, None).now_or_never().is_some());
+        assert!(slots.acquire_live(0).now_or_never().is_some());
         drop(live);
     }
 
@@ -227,13 +238,13 @@ mod tests {
     #[tokio::test]
     async fn large_responses_hold_back_further_fetches_until_they_are_dropped() {
         let slots = slots();
-        let mut big = slots.acquire_live(0, None).await;
+        let mut big = slots.acquire_live(0).await;
         slots.set_response_bytes(&mut big, 1 << 20);
         // The byte budget is used up, though slots are free.
         assert!(slots.all.available_permits() > 0);
-        assert!(slots.acquire_live(0, None).now_or_never().is_none());
+        assert!(slots.acquire_live(0).now_or_never().is_none());
         drop(big);
-        assert!(slots.acquire_live(0, None).now_or_never().is_some());
+        assert!(slots.acquire_live(0).now_or_never().is_some());
     }
 
     #[tokio::test]
@@ -241,7 +252,7 @@ mod tests {
         let slots = slots();
         for _ in 0..100 {
             // Outside of the scheduler's budget, which 100 acquisitions in a row exhaust.
-            let mut slot = tokio::task::unconstrained(slots.acquire_live(0, None))
+            let mut slot = tokio::task::unconstrained(slots.acquire_live(0))
                 .now_or_never()
                 .expect("free again each time");
             slots.set_response_bytes(&mut slot, 64 << 20);

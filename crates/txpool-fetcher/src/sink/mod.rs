@@ -56,11 +56,9 @@ impl FetchedTransaction {
         }
     }
 
-    /// The transaction's encoded form: EIP-2718, blob transactions in network form.
-    ///
-    /// For a transaction from a node these are the bytes that the node sent, shared and not copied.
-    /// One from a pool in the same process is encoded by each call, which for six blobs copies 800
-    /// kB.
+    /// The transaction's encoded form: EIP-2718, blob transactions in network form. From a node,
+    /// these are the bytes that it sent, shared and not copied. A transaction of a pool in the same
+    /// process is encoded by each call, which for six blobs copies 800 kB.
     #[must_use]
     pub fn raw(&self) -> Bytes {
         match &self.raw {
@@ -104,10 +102,10 @@ pub enum Holding {
     Unknown,
     /// The sink holds it.
     Held,
-    /// The sink held it, has removed it and does not want it now: mined, stale, or expired a short
-    /// while ago.
+    /// The sink has removed it and does not want it now: mined, stale, or expired a short while
+    /// ago.
     Removed,
-    /// The sink held it and removed it for lack of room or by age. Comparisons offer it again like
+    /// The sink has removed it for lack of room or by age. Comparisons offer it again like
     /// [postponed](Delivery::Postponed) ones.
     MayReturn,
     /// The sink never held it.
@@ -122,15 +120,15 @@ pub enum ChainEvent {
     /// [`Head::parent_hash`](chain_view::Head::parent_hash). The first event comes right after the
     /// first connection, with the head at that time.
     ///
-    /// With several sources, the hashes of the first event, and of one that undoes it, are also those of the
+    /// With several sources, the first event, and one that undoes it, also has the hashes of the
     /// blocks of a minute before it, which have no event: a source may be that late, and list them.
     ///
     /// If the block could not be read, the event has no hashes: that is counted
     /// (`mempool_fetcher_unread_blocks_total`), and a comparison with the node's pool follows.
     Head(Block),
     /// The nonces that a block raised, some time after its [`Head`](Self::Head): they include those
-    /// of private transactions. A reorg that removes the block reverts them. Those of blocks before the first
-    /// head come as the first head's, in events of their own.
+    /// of private transactions. A reorg that removes the block reverts them. Those of blocks before
+    /// the first head come as the first head's, in events of their own.
     Nonces(BlockNonces),
     /// The node no longer has this pending transaction, and no block contains it. A builder may
     /// still want it, so a sink should mark it and not remove it.
@@ -180,12 +178,12 @@ impl ChainEvent {
 /// # Threads and order
 /// [`chain_event`](Self::chain_event) and [`holding`](Self::holding) are called on the thread
 /// `mempool-sink`, one at a time: heads in the order of the chain, the nonces of a block after its
-/// head. The nonces of two blocks come in the order of their heads, unless the read of one was
-/// retried. [`deliver`](Self::deliver) is called on the threads that read transactions,
-/// concurrently with itself and with the others. So a transaction may be delivered before or after
-/// a head whose block contains it, and a sink that must not hold such a transaction compares with
-/// the recent blocks, as the order pool does. [`ChainEvent::Vanished`] comes after the delivery of
-/// its transaction has returned.
+/// head, and those of two blocks in the order of their heads, unless the read of one was retried.
+/// [`deliver`](Self::deliver) is called on the threads that read transactions, concurrently with
+/// itself and with the others. So a transaction may be delivered before or after a head whose block
+/// contains it: a sink that must not hold it compares with the recent blocks, as the order pool
+/// does.
+/// [`ChainEvent::Vanished`] comes after the delivery of its transaction has returned.
 ///
 /// # A sink that blocks or panics
 /// Sockets and heads are read on other threads, and the fetcher stops without it. But a delivery
@@ -206,8 +204,8 @@ pub trait TransactionSink: Send + Sync + 'static {
     /// Takes one transaction. May wait.
     ///
     /// The same transaction is delivered again when its node announces it more than 60 s after its
-    /// outcome or after it was reported as vanished, when a reorg undoes the block that it was announced in, or when a
-    /// comparison finds that the sink does not hold it.
+    /// outcome or after it was reported as vanished, when a reorg undoes the block that it was
+    /// announced in, or when a comparison finds that the sink does not hold it.
     ///
     /// # Cancel safety
     /// Dropped only when the fetcher stops; the transaction then stays counted as unfinished.

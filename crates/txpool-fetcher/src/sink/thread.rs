@@ -1,8 +1,9 @@
-//! The thread that calls the sink with chain events and look-ups of hashes, and its queue. Adding to it never waits: see
-//! [`TransactionSink`] for what is dropped.
+//! The thread that calls the sink with chain events and look-ups of hashes, and its queue. Adding
+//! to it never waits: see [`TransactionSink`] for what is dropped.
 
 use std::{
     collections::{HashSet, VecDeque},
+    mem::discriminant,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Condvar, Mutex, PoisonError},
     time::Duration,
@@ -19,20 +20,18 @@ use tokio_util::sync::CancellationToken;
 use super::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 use crate::{limits::RECENT_BLOCKS, metrics::SinkMetrics, sync::lock, tasks::Tasks};
 
-/// Heads that wait for the sink, and as many nonce updates: as many blocks as are remembered, so a
-/// dropped block is one that the fetcher forgets too. With 1000 transactions in each block, 64
-/// heads and their nonce updates take 5 MB.
+/// Heads that wait for the sink, and as many nonce updates: a dropped block is one that the fetcher
+/// forgets too. With 1000 transactions in each block, they take 5 MB.
 const EVENTS_WAITING: usize = RECENT_BLOCKS;
 
 /// Most hashes of dropped blocks that are kept for the next head: 2 MiB. Beyond that, the oldest
-/// are dropped too; transactions of so old a block have expired in most pools.
+/// are dropped: transactions of so old a block have expired in most pools.
 const MINED_WAITING: usize = 1 << 16;
 
 /// Hashes in one look-up at the sink: the longest that a head waits for look-ups.
 const ASKED_TOGETHER: usize = 64;
 
-/// How long a comparison waits for the sink to look up [`ASKED_TOGETHER`] hashes. The order pool
-/// takes microseconds.
+/// How long a comparison waits for one look-up. The order pool takes microseconds.
 const HOLDING_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What the thread does.
@@ -78,13 +77,9 @@ struct Dropped {
 }
 
 impl SinkQueue {
-    pub(crate) fn new(metrics: SinkMetrics) -> Arc<Self> {
-        Arc::new(Self {
-            waiting: Mutex::default(),
-            ready: Condvar::new(),
-            caught_up: Notify::new(),
-            metrics,
-        })
+    pub(crate) fn new() -> Arc<Self> {
+        let (waiting, ready, caught_up) = <_>::default();
+        Arc::new(Self { waiting, ready, caught_up, metrics: SinkMetrics::new() })
     }
 
     /// These are in no block of the chain any more: no head that waits tells that a block before it mined them.
@@ -98,8 +93,7 @@ impl SinkQueue {
         }
     }
 
-    /// Queues hashes that have left the node's pool. False if such a list already waits: then the
-    /// next comparison finds them again.
+    /// Queues hashes that have left the node's pool. False if such a list already waits.
     pub(crate) fn push_vanished(&self, hashes: Vec<B256>) -> bool {
         let waits = |job: &Job| matches!(job, Job::Vanished(_));
         if lock(&self.waiting).jobs.iter().any(waits) {
@@ -110,10 +104,7 @@ impl SinkQueue {
     }
 
     /// Looks up the hashes at the sink, in order. Those that it does not answer in time are
-    /// unknown.
-    ///
-    /// # Cancel safety
-    /// A dropped look-up is not run.
+    /// unknown. A dropped look-up is not run.
     pub(crate) async fn holding(&self, hashes: &[B256]) -> Vec<Holding> {
         let mut all = Vec::with_capacity(hashes.len());
         for some in hashes.chunks(ASKED_TOGETHER) {
@@ -141,12 +132,8 @@ impl SinkQueue {
 
     /// Drops waiting jobs. The thread ends as soon as the sink returns.
     pub(crate) fn end(&self) {
-        let left = {
-            let mut waiting = lock(&self.waiting);
-            waiting.is_closed = true;
-            std::mem::take(&mut waiting.jobs)
-        };
-        self.ready.notify_one();
+        self.drain();
+        let left = std::mem::take(&mut lock(&self.waiting).jobs);
         self.metrics.waiting.decrement(left.len() as f64);
         // Not the others: the comparison has stopped, and a list of vanished hashes is no chain event.
         let count = |is_kind: fn(&&Job) -> bool| left.iter().filter(is_kind).count();
@@ -178,17 +165,16 @@ impl SinkQueue {
 
     /// False at the end.
     pub(crate) fn push(&self, job: Job) -> bool {
-        let (before, after, dropped) = {
-            let mut waiting = lock(&self.waiting);
-            if waiting.is_closed {
-                return false;
-            }
-            let before = waiting.jobs.len();
-            let dropped = waiting.push(job);
-            (before, waiting.jobs.len(), dropped)
-        };
+        let mut waiting = lock(&self.waiting);
+        if waiting.is_closed {
+            return false;
+        }
+        let before = waiting.jobs.len();
+        let dropped = waiting.push(job);
+        let added = waiting.jobs.len() as f64 - before as f64;
+        drop(waiting);
         self.ready.notify_one();
-        self.metrics.waiting.increment(after as f64 - before as f64);
+        self.metrics.waiting.increment(added);
         self.count(&dropped);
         true
     }
@@ -206,11 +192,7 @@ impl SinkQueue {
                 return None;
             }
             if std::mem::take(&mut waiting.is_behind) {
-                drop(waiting);
-                tracing::info!("the sink has caught up");
                 self.caught_up.notify_one();
-                waiting = lock(&self.waiting);
-                continue;
             }
             waiting = self.ready.wait(waiting).unwrap_or_else(PoisonError::into_inner);
         }
@@ -219,24 +201,13 @@ impl SinkQueue {
 
 impl Waiting {
     fn push(&mut self, job: Job) -> Dropped {
-        let mut dropped = Dropped::default();
-        match &job {
-            Job::Head { .. } => {
-                if let Some(oldest) = self.oldest_of_too_many(|job| matches!(job, Job::Head { .. }))
-                {
-                    dropped = self.drop_head(oldest);
-                }
-            }
-            Job::Nonces(_) => {
-                let oldest = self.oldest_of_too_many(|job| matches!(job, Job::Nonces(_)));
-                dropped.nonces = usize::from(oldest.is_some());
-            }
-            // Removes look-ups whose caller no longer waits, so that each comparison has one at
-            // most.
-            Job::Holding(..) => {
-                self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()))
-            }
-            Job::Vanished(_) => {}
+        let mut dropped = match &job {
+            Job::Head { .. } | Job::Nonces(_) => self.make_room(&job),
+            Job::Vanished(_) | Job::Holding(..) => Dropped::default(),
+        };
+        if let Job::Holding(..) = job {
+            // Each comparison has one at most: its caller no longer waits for an earlier one.
+            self.jobs.retain(|job| !matches!(job, Job::Holding(_, reply) if reply.is_closed()));
         }
         self.jobs.push_back(job);
         if dropped != Dropped::default() {
@@ -245,17 +216,20 @@ impl Waiting {
         dropped
     }
 
-    /// Removes the oldest event of this kind, if no further one may wait.
-    fn oldest_of_too_many(&mut self, is_kind: fn(&Job) -> bool) -> Option<Job> {
-        let waiting = self.jobs.iter().filter(|job| is_kind(job)).count();
-        let oldest = self.jobs.iter().position(is_kind).filter(|_| waiting == EVENTS_WAITING)?;
-        self.jobs.remove(oldest)
-    }
-
-    /// Drops the nonces of a head that was removed; its mined hashes are passed to the next one.
-    fn drop_head(&mut self, head: Job) -> Dropped {
-        let mut dropped = Dropped { heads: 1, ..Dropped::default() };
-        let Job::Head { block, carried: mut mined, is_undone } = head else { return dropped };
+    /// Drops the oldest event of the kind of this one, if no further one may wait. The nonces of a
+    /// head go with it; its mined hashes are passed to the next one.
+    fn make_room(&mut self, job: &Job) -> Dropped {
+        let is_kind = |other: &Job| discriminant(other) == discriminant(job);
+        let mut dropped = Dropped::default();
+        if self.jobs.iter().filter(|job| is_kind(job)).count() < EVENTS_WAITING {
+            return dropped;
+        }
+        let oldest = self.jobs.iter().position(is_kind).and_then(|oldest| self.jobs.remove(oldest));
+        let Some(Job::Head { block, carried: mut mined, is_undone }) = oldest else {
+            dropped.nonces = 1;
+            return dropped;
+        };
+        dropped.heads = 1;
         let before = self.jobs.len();
         let of_it =
             |job: &Job| matches!(job, Job::Nonces(nonces) if nonces.block_hash == block.head.hash);
@@ -288,15 +262,14 @@ pub(crate) struct SinkCaller<S> {
 }
 
 impl<S: TransactionSink> SinkCaller<S> {
-    /// Delivers a transaction, with a call of `about_to_wait` before it waits for the sink. `None` if
-    /// the sink panics, or if the fetcher stops and the sink waits.
+    /// Calls `about_to_wait` before it waits for the sink. `None` if the sink panics, or if the
+    /// fetcher stops and the sink waits.
     pub(crate) fn deliver(
         &self,
         tx: FetchedTransaction,
         about_to_wait: impl FnMut(),
     ) -> Option<Delivery> {
-        // The call is inside the future too, because `deliver` is the sink's code even before its
-        // future is polled.
+        // `deliver` is the sink's code even before its future is polled.
         let call = async { self.sink.deliver(tx).await };
         self.queue.guard("deliver", || self.tasks.wait_for(call, about_to_wait))?
     }
@@ -365,10 +338,6 @@ mod tests {
         Job::Nonces(BlockNonces::new(hash(number, 1), Vec::new()))
     }
 
-    fn queue() -> Arc<SinkQueue> {
-        SinkQueue::new(SinkMetrics::new())
-    }
-
     fn heads(queue: &SinkQueue) -> Vec<(u64, usize)> {
         let jobs = std::mem::take(&mut lock(&queue.waiting).jobs);
         let head = |job: &Job| match job {
@@ -380,7 +349,7 @@ mod tests {
 
     #[test]
     fn beyond_its_bound_the_oldest_head_goes_and_the_next_tells_what_it_mined() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         let last = EVENTS_WAITING as u64 + 5;
         for number in 1..=last {
             queue.push(head(number));
@@ -399,7 +368,7 @@ mod tests {
 
     #[test]
     fn what_a_reorg_undoes_of_dropped_blocks_is_not_told() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         for number in 1..=EVENTS_WAITING as u64 + 3 {
             queue.push(head(number));
         }
@@ -407,7 +376,7 @@ mod tests {
         let heads = heads(&queue);
         assert_eq!(heads[0], (4, 2), "the hashes of the first and the third");
 
-        let queue = self::queue();
+        let queue = SinkQueue::new();
         (1..=2).for_each(|number| _ = queue.push(head(number)));
         queue.undo(&[hash(2, 2)]);
         (3..=EVENTS_WAITING as u64 + 2).for_each(|number| _ = queue.push(head(number)));
@@ -433,7 +402,7 @@ mod tests {
 
     #[test]
     fn nonces_without_their_heads_are_bounded_too() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         for number in 0..2 * EVENTS_WAITING as u64 {
             queue.push(nonces(number));
         }
@@ -442,7 +411,7 @@ mod tests {
 
     #[test]
     fn requests_that_nobody_waits_for_do_not_pile_up() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         for _ in 0..100 {
             queue.push(Job::Holding(Vec::new(), oneshot::channel().0));
         }
@@ -451,7 +420,7 @@ mod tests {
 
     #[test]
     fn a_second_list_of_vanished_hashes_waits_for_the_first() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         assert!(queue.push_vanished(vec![B256::ZERO]));
         assert!(!queue.push_vanished(vec![B256::ZERO]));
         assert!(queue.next().is_some());
@@ -460,13 +429,13 @@ mod tests {
 
     #[test]
     fn the_end_drops_what_waits_and_draining_does_not() {
-        let queue = queue();
+        let queue = SinkQueue::new();
         queue.push(head(1));
         queue.drain();
         queue.push(head(2));
         assert!(queue.next().is_some() && queue.next().is_none());
 
-        let queue = self::queue();
+        let queue = SinkQueue::new();
         queue.push(head(1));
         queue.end();
         assert!(queue.next().is_none());

@@ -30,8 +30,9 @@ const OLD_BLOCKS: u64 = 150;
 const LEAST: u64 = 100 + OLD_BLOCKS / 2 + RECENT_BLOCKS as u64 + 15;
 
 /// What a node does beside telling heads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Kind {
+    #[default]
     Honest,
     /// Tells the honest node's heads, later.
     Lags,
@@ -69,7 +70,7 @@ impl Kind {
     }
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Node {
     kind: Kind,
     is_up: bool,
@@ -152,17 +153,7 @@ impl World {
                 Kind::Imports => old[world.rng.random_range(0..old.len())],
                 _ => tip,
             };
-            let (waiting, branch, needs) = (VecDeque::new(), None, None);
-            world.nodes.push(Node {
-                kind,
-                is_up: false,
-                tip,
-                waiting,
-                branch,
-                needs,
-                has_failed: false,
-                higher_since: None,
-            });
+            world.nodes.push(Node { kind, tip, ..Node::default() });
         }
         world
     }
@@ -328,14 +319,17 @@ impl World {
                 }
             }
             _ => {
-                let next = match self.upcoming.take().filter(|next| self.ancestor(*next, 1) == tip)
-                {
-                    Some(next) => next,
-                    None => self.extend(tip),
-                };
+                let next = self.next();
                 self.tell_tip(HONEST, next);
             }
         }
+    }
+
+    /// The next block of the honest node: the one that another has told before, if there is one.
+    fn next(&mut self) -> B256 {
+        let tip = self.nodes[HONEST].tip;
+        let upcoming = self.upcoming.take().filter(|next| self.ancestor(*next, 1) == tip);
+        upcoming.unwrap_or_else(|| self.extend(tip))
     }
 
     fn other_event(&mut self, node: usize) {
@@ -343,13 +337,11 @@ impl World {
         let (tip, number) = (self.nodes[node].tip, self.number(honest));
         match self.nodes[node].kind {
             Kind::Honest => unreachable!("the others"),
-            Kind::Lags | Kind::DoesNotAnswer => {
-                let depth = match self.nodes[node].kind {
-                    Kind::Lags => self.rng.random_range(0..9),
-                    _ => 0,
-                };
+            Kind::Lags => {
+                let depth = self.rng.random_range(0..9);
                 self.tell_tip(node, self.ancestor(honest, depth));
             }
+            Kind::DoesNotAnswer => self.tell_tip(node, honest),
             Kind::Imports => {
                 let next = self.number(tip) + 1;
                 if next <= number {
@@ -371,10 +363,7 @@ impl World {
                 }
             }
             Kind::Faster => {
-                let next = match self.upcoming.filter(|next| self.ancestor(*next, 1) == honest) {
-                    Some(next) => next,
-                    None => self.extend(honest),
-                };
+                let next = self.next();
                 self.upcoming = Some(next);
                 self.tell_tip(node, next);
             }
@@ -613,28 +602,6 @@ fn the_chain_is_that_of_the_honest_node_that_leads() {
     }
 }
 
-/// What its heads undid while they did not count is known to its pool alone.
-#[test]
-fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
-    let mut follower = Follower::new(3, LEAD_TIMEOUT);
-    let mut chain = RecentBlocks::new(RECENT_BLOCKS);
-    (0..3).for_each(|source| _ = follower.set_may_lead(source, true));
-    let mut gap_of = |follower: &mut Follower, source, number| {
-        let head = Head::new(number, hash(number + 1), hash(number));
-        let announced = AnnouncedHead { block: Some(Block::new(head, []).into()), ..head.into() };
-        let mut branch = follower.tell(source, announced, Instant::now()).expect("it is new");
-        match follower.step(&mut chain, &mut branch, Instant::now()) {
-            Step::Applied(applied) => applied.gap,
-            step => panic!("{step:?}"),
-        }
-    };
-    assert_eq!(gap_of(&mut follower, 0, 0), None);
-    assert_eq!(gap_of(&mut follower, 1, 1), None, "it extends the chain");
-    follower.set_may_lead(0, false);
-    assert_eq!(gap_of(&mut follower, 2, 1), Some(GapReason::MissedHeads));
-    assert_eq!(gap_of(&mut follower, 2, 2), None, "it leads");
-}
-
 /// Three sources that may lead, and their chain.
 struct Three(Follower, RecentBlocks);
 
@@ -645,8 +612,14 @@ impl Three {
         Self(follower, RecentBlocks::new(RECENT_BLOCKS))
     }
 
-    /// One tells block `n`, on block `n - 1`; none but the one that it tells can be read. Returns who leads then.
+    /// One tells block `n`, on block `n - 1`. Returns who leads then.
     fn tell(&mut self, source: usize, number: u64, n: u64, now: Instant) -> Option<usize> {
+        self.step(source, number, n, now);
+        self.0.leader.map(|leader| leader.source)
+    }
+
+    /// The same; none but the block that it tells can be read.
+    fn step(&mut self, source: usize, number: u64, n: u64, now: Instant) -> Step {
         let Self(follower, chain) = self;
         let head = Head::new(number, hash(n), hash(n - 1));
         let mut branch = follower.tell(source, head.into(), now).expect("it is new");
@@ -656,10 +629,30 @@ impl Three {
                     branch.read(hash, Ok(Block::new(head, []).into()));
                 }
                 Step::Read(hash) => branch.read(hash, Err(Unread::Missing)),
-                _ => return follower.leader.map(|leader| leader.source),
+                step => return step,
             }
         }
     }
+}
+
+/// What its heads undid while they did not count is known to its pool alone.
+#[test]
+fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
+    let mut three = Three::new();
+    let gap_of = |three: &mut Three, source, number| match three.step(
+        source,
+        number,
+        10 + number,
+        Instant::now(),
+    ) {
+        Step::Applied(applied) => applied.gap,
+        step => panic!("{step:?}"),
+    };
+    assert_eq!(gap_of(&mut three, 0, 0), None);
+    assert_eq!(gap_of(&mut three, 1, 1), None, "it extends the chain");
+    three.0.set_may_lead(0, false);
+    assert_eq!(gap_of(&mut three, 2, 1), Some(GapReason::MissedHeads));
+    assert_eq!(gap_of(&mut three, 2, 2), None, "it leads");
 }
 
 /// The time since it had told them counted, and they as its new heads: with its next true one it led.
