@@ -8,7 +8,7 @@ use std::{
 use alloy_primitives::bytes::BufMut as _;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::{sync::oneshot, time::sleep};
+use tokio::sync::oneshot;
 
 use super::{
     Connection, End,
@@ -17,7 +17,6 @@ use super::{
 };
 use crate::{
     error::{CallError, LossReason},
-    limits::Limits,
     sync::OnDrop,
 };
 
@@ -77,15 +76,10 @@ impl Connection<Call> {
                 .expect("hashes, numbers and strings serialise");
         });
         let id = submitted.map_err(|_| CallError::ConnectionLost)?;
-        let _in_flight = OnDrop(|| self.forget(id));
+        let _in_flight = OnDrop(|| _ = self.handle(id, drop));
         self.flush();
-        tokio::select! {
-            // A response that has come counts.
-            biased;
-            Ok(response) = response => response,
-            _ = self.ended.wait() => Err(CallError::ConnectionLost),
-            () = sleep(limit) => Err(CallError::Timeout(limit)),
-        }
+        // Without a reply if the response has ended the connection.
+        self.await_within(limit, response).await?.unwrap_or(Err(CallError::ConnectionLost))
     }
 }
 
@@ -102,13 +96,8 @@ impl Subscriptions {
 }
 
 impl Responses<Call> for Subscriptions {
-    /// Little is written into the socket.
-    const POLLS: bool = false;
-
-    /// Each call has a limit of its own.
-    fn timeout(&self, _: &Limits) -> Duration {
-        Duration::MAX
-    }
+    /// They are few, and each has a limit of its own.
+    const ARE_FETCHES: bool = false;
 
     fn on_response(&mut self, call: Call, _: Instant, response: &Incoming<'_>) {
         let response = response.value();
@@ -131,8 +120,6 @@ impl Responses<Call> for Subscriptions {
         }
     }
 
-    fn on_timeout(&mut self, _: Call) {}
-
     fn on_idle(&mut self) {
         self.by_id.iter_mut().for_each(|(_, listener)| listener.on_idle());
     }
@@ -144,6 +131,7 @@ mod tests {
     use crate::{
         config::Endpoint,
         connection::{Calls, dial},
+        limits::Limits,
         tasks::Tasks,
     };
     use serde_json::{Value, json};

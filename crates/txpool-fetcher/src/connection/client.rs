@@ -168,17 +168,21 @@ impl<R> Connection<R> {
     /// It has ended, or there was no response within `limit`.
     pub(crate) async fn greet(&self, limit: Duration) -> Result<(), CallError> {
         self.ping();
+        self.await_within(limit, self.ponged.notified()).await
+    }
+
+    pub(super) async fn await_within<T>(
+        &self,
+        limit: Duration,
+        response: impl Future<Output = T>,
+    ) -> Result<T, CallError> {
         tokio::select! {
             // A response that has come counts.
             biased;
-            () = self.ponged.notified() => Ok(()),
+            response = response => Ok(response),
             _ = self.ended.wait() => Err(CallError::ConnectionLost),
             () = sleep(limit) => Err(CallError::Timeout(limit)),
         }
-    }
-
-    pub(super) fn forget(&self, id: u64) {
-        self.handle(id, drop);
     }
 
     /// Removes the request with this id, which has its response, and calls `handle` with it and when it was sent.

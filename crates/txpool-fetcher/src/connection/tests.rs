@@ -263,7 +263,6 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
         fn on_response(&mut self, _: u64, _: Instant, _: &Incoming<'_>) {
             panic!("a test panics here");
         }
-        fn on_timeout(&mut self, _: u64) {}
     }
     let (connection, mut node) = open(Panics, &patient());
     connection.submit_fetch(&B256::ZERO, 1).unwrap();
