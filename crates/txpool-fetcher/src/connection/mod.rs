@@ -25,7 +25,6 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod calls;
-mod chain_id;
 mod client;
 mod frame;
 mod open;
@@ -43,10 +42,9 @@ use tokio::sync::Notify;
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     calls::{Call, Listener},
-    chain_id::ChainId,
     client::{Connection, Open},
     frame::Frames,
-    open::{dial, open, open_socket},
+    open::{ChainId, dial, open, open_socket},
     read::{Listings, Responses},
     response::{Incoming, read_error},
     socket::BlockingSocket,

@@ -1,9 +1,15 @@
 //! Opens a connection, and finds out whether an execution node is behind it.
 
-use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::unix::fs::FileTypeExt,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use alloy_primitives::{B256, U64};
-use tokio::{net::UnixStream, runtime::Handle};
+use tokio::{net::UnixStream, runtime::Handle, sync::watch};
 
 use super::{
     BlockingSocket, Calls, Connection, End, Listings, Open, Responses, calls::Subscriptions,
@@ -26,8 +32,52 @@ pub struct NodeInfo {
     pub chain_id: u64,
 }
 
+/// The chain of the configuration, or that of the first listed source. It never changes.
+pub(crate) struct ChainId {
+    pinned: OnceLock<u64>,
+    /// Of each source, whether an attempt to connect has ended.
+    tried: watch::Sender<Box<[bool]>>,
+}
+
+#[expect(clippy::indexing_slicing, reason = "indices of the configured sources")]
+impl ChainId {
+    pub(crate) fn new(configured: Option<u64>, sources: usize) -> Self {
+        let pinned = configured.map_or_else(OnceLock::new, OnceLock::from);
+        Self { pinned, tried: watch::Sender::new(vec![false; sources].into()) }
+    }
+
+    pub(crate) fn get(&self) -> Option<u64> {
+        self.pinned.get().copied()
+    }
+
+    /// Checks the chain of a source. If none was configured, a later source waits until those before it
+    /// were reached, or have failed once: the chain does not depend on which node responds first.
+    pub(crate) async fn check(
+        &self,
+        source: usize,
+        endpoint: &Endpoint,
+        found: u64,
+    ) -> Result<(), ConnectError> {
+        let mut tried = self.tried.subscribe();
+        // The sender lives as long as `self`.
+        let _ = tried
+            .wait_for(|tried| self.get().is_some() || tried[..source].iter().all(|tried| *tried))
+            .await;
+        let expected = *self.pinned.get_or_init(|| found);
+        self.tried(source);
+        if found == expected {
+            return Ok(());
+        }
+        Err(ConnectError::OtherChain { endpoint: endpoint.to_string(), found, expected })
+    }
+
+    pub(crate) fn tried(&self, source: usize) {
+        self.tried.send_if_modified(|tried| !std::mem::replace(&mut tried[source], true));
+    }
+}
+
 /// Opens `N` connections, one or two, with one reader, and probes each: the peer must be an execution node
-/// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
+/// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`].
 /// The reader is a thread of this name.
 ///
 /// # Errors
