@@ -7,9 +7,9 @@ use load_control::Backoff;
 /// Slots of the buffer of each source in which announced hashes wait while no fetch slot is free; with full
 /// announcements, of another one for objects.
 ///
-/// They hold the announcements of 8 s at 2000 transactions/s. Worst case in memory: 16,384 × 64 bytes =
-/// 1 MiB for each source, and 64 MiB of objects. Hashes that overrun the buffer are counted as [`lagged`](crate::Counts::lagged), and fetched by the comparison that
-/// follows.
+/// They hold the announcements of 8 s at 2000 transactions/s. Worst case in memory: 16,384 × 80 bytes =
+/// 1.3 MiB for each source, and 64 MiB of objects. Hashes that overrun the buffer are counted as
+/// [`lagged`](crate::Counts::lagged), and fetched by the comparison that follows.
 pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
 
 /// How many of the fetch slots deferrable work (backfill, audits, deferred retries) may hold at

@@ -24,7 +24,6 @@ use std::{
     time::Instant,
 };
 
-use alloy_primitives::B256;
 use futures::{FutureExt as _, future::BoxFuture};
 use tokio::sync::mpsc;
 
@@ -42,7 +41,7 @@ use crate::{
     config::Announcements,
     connection::{Listener, Subscription, dial},
     error::{CallError, ConnectError, LossReason},
-    fetch::{Deliverer, Fetch},
+    fetch::{Arrival, Deliverer, Fetch},
     gap::Report,
     sink::TransactionSink,
 };
@@ -50,7 +49,8 @@ use crate::{
 /// The announcements of a source that wait, whichever of its connections they came over: what a lost
 /// connection has delivered is processed all the same.
 pub(crate) struct Backlog {
-    hashes: Buffer<Hash>,
+    /// With full announcements: each with where its object may have come.
+    hashes: Buffer<(Arrival, Option<Arc<Pairs>>)>,
     objects: Buffer<Object>,
     pub(crate) heads: Arc<HeadQueue>,
     /// To the source.
@@ -61,14 +61,6 @@ pub(crate) struct Backlog {
 
 /// The part of the buffer above which the newest announcement is processed first.
 const CROWDED: usize = 16;
-
-/// An announced hash, and when it was read from the socket.
-struct Hash {
-    hash: B256,
-    at: Instant,
-    /// With full announcements: where its object may have come.
-    pairs: Option<Arc<Pairs>>,
-}
 
 impl Backlog {
     /// `slots` for announcements of hashes, and as many for those of objects. With objects the hashes keep the
