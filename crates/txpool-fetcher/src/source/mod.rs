@@ -238,11 +238,9 @@ impl<S: TransactionSink> Source<S> {
                 self.sync = Sync { head: sync.head.or(self.sync.head), ..sync };
                 self.parts.fetch.connections.set(self.index, Some(Arc::clone(&requests)));
                 if let Requests::Node(set) = &*requests {
-                    let (calls, shared) = (Arc::clone(&set.calls), Arc::clone(&self.shared));
-                    let fetch = Arc::clone(&self.parts.fetch);
-                    self.spawn(async move {
-                        report_sync(&calls, &fetch.settings.limits, &shared.backlog).await;
-                    });
+                    let limits = self.parts.fetch.settings.limits.clone();
+                    let (calls, backlog) = (Arc::clone(&set.calls), &self.shared.backlog);
+                    self.spawn(report_sync(calls, limits, Arc::clone(backlog)));
                 }
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
                 self.watch_end(Role::Request, async move {
@@ -496,7 +494,7 @@ async fn open_requests<S: TransactionSink>(
 }
 
 /// Asks a node at regular intervals how far it is, until the connection is lost.
-async fn report_sync(calls: &Calls, limits: &Limits, backlog: &Backlog) {
+async fn report_sync(calls: Arc<Calls>, limits: Limits, backlog: Arc<Backlog>) {
     loop {
         tokio::select! {
             // The order is irrelevant: the end is seen after the next interval too.
@@ -505,7 +503,7 @@ async fn report_sync(calls: &Calls, limits: &Limits, backlog: &Backlog) {
         }
         if let Ok(number) = calls.call("eth_blockNumber", (), limits.ping_timeout).await {
             let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
-            let says_syncing = chain::says_syncing(calls, limits.ping_timeout).await;
+            let says_syncing = chain::says_syncing(&calls, limits.ping_timeout).await;
             backlog.report(Report::Sync { block, says_syncing }).await;
         }
     }
