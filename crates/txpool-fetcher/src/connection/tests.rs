@@ -12,12 +12,16 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use serde_json::Value;
-use tokio::runtime::Runtime;
+use serde_json::{Value, json};
+use tokio::{
+    runtime::Runtime,
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    BlockingSocket, Connection, Incoming, Listings, Responses, client::PING_ID, read::Reader,
+    BlockingSocket, Call, Connection, End, Incoming, Listener, Listings, Responses,
+    calls::Subscriptions, client::PING_ID, read::Reader,
 };
 use crate::{
     error::{CallError, LossReason},
@@ -73,13 +77,17 @@ fn patient() -> Limits {
     Limits { fetch_timeout: PATIENCE, ping_interval: PATIENCE, ..Limits::default() }
 }
 
-fn open(responses: impl Responses<u64>, limits: &Limits) -> (Arc<Connection<u64>>, UnixStream) {
+fn open<R: Send + 'static, P: Responses<R>>(
+    responses: impl FnOnce(&Arc<End>) -> P,
+    limits: &Limits,
+) -> (Arc<Connection<R>>, UnixStream) {
     let (ours, node) = UnixStream::pair().unwrap();
     let socket = BlockingSocket::new(ours, Arc::default()).unwrap();
     // Only its threads are used.
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
     let tasks = Tasks::new(RUNTIME.handle().clone(), CancellationToken::new());
     let connection = Connection::new(socket);
+    let responses = responses(&connection.ended);
     let reader = Reader::new(&connection, responses, limits, &Arc::default());
     Reader::spawn("test", vec![reader], &tasks).unwrap();
     (connection, node)
@@ -89,7 +97,7 @@ fn stage(block_at: u64, limits: &Limits) -> Stage {
     let (seen_tx, seen) = channel();
     let (block, blocked) = channel();
     let notes = Notes { seen: seen_tx, block: blocked, block_at };
-    let (connection, node) = open(notes, limits);
+    let (connection, node) = open(|_| notes, limits);
     Stage { connection, seen, block: Some(block), node }
 }
 
@@ -229,7 +237,7 @@ fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     }
     let (timed_out, times_out) = channel();
     let limits = Limits { fetch_timeout: Duration::from_millis(50), ..patient() };
-    let (connection, mut node) = open(Slow(timed_out), &limits);
+    let (connection, mut node) = open(|_| Slow(timed_out), &limits);
     // As much as the system grants: Linux wakes a writer when three quarters of it are free again.
     rustix::net::sockopt::set_socket_send_buffer_size(&node, 1 << 20).unwrap();
     // Small pieces, so that the socket is full again whenever some of them were read.
@@ -264,7 +272,7 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
             panic!("a test panics here");
         }
     }
-    let (connection, mut node) = open(Panics, &patient());
+    let (connection, mut node) = open(|_| Panics, &patient());
     connection.submit_fetch(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":1,"result":null}}"#).unwrap();
     assert_eq!(connection.ended.wait().await, LossReason::Closed);
@@ -319,4 +327,77 @@ fn a_list_that_fails_shortens_no_patience_and_lengthens_it_only_by_its_time() {
     assert_eq!(listings.patience(&limits), seconds(20));
     listings.took(seconds(10), false);
     assert_eq!(listings.patience(&limits), seconds(40));
+}
+
+/// Answers as a node does whose ids for the two subscriptions are `ids`, and then writes `notes`.
+fn serve(mut node: UnixStream, ids: [&'static str; 2], notes: Vec<String>) {
+    let requests = serde_json::Deserializer::from_reader(node.try_clone().unwrap());
+    let serve = move || {
+        for request in requests.into_iter::<Value>().map_while(Result::ok) {
+            let first = &request["params"][0];
+            let result = match first.as_str() {
+                Some("newHeads") => json!(ids[1]),
+                Some(_) => json!(ids[0]),
+                None => Value::Null,
+            };
+            let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result });
+            // The other side may have had enough.
+            let _ = node.write_all(answer.to_string().as_bytes());
+            if first == "newHeads" {
+                let _ = notes.iter().try_for_each(|note| node.write_all(note.as_bytes()));
+            }
+        }
+    };
+    thread::spawn(serve);
+}
+
+fn note(id: &str, result: &Value) -> String {
+    let params = json!({ "subscription": id, "result": result });
+    json!({ "jsonrpc": "2.0", "method": "eth_subscription", "params": params }).to_string()
+}
+
+impl Listener for UnboundedSender<String> {
+    fn on_notification(&mut self, json: &str, _: Instant) {
+        self.send(json.to_owned()).expect("the test reads");
+    }
+}
+
+async fn subscribe(
+    connection: &Connection<Call>,
+    kind: &str,
+) -> Result<UnboundedReceiver<String>, CallError> {
+    let (notes, received) = unbounded_channel();
+    connection.subscribe((kind,), notes, PATIENCE).await.map(|()| received)
+}
+
+#[tokio::test]
+async fn a_notification_goes_to_its_subscription_and_ends_with_the_connection() {
+    let notes = vec![
+        note("0x7", &json!("of no subscription")),
+        note("0xa", &json!(1)),
+        r#"{"jsonrpc":"2.0","method":"eth_subscription","params":["0xa"]}"#.to_owned(),
+        note("0xb", &json!(2)),
+        note("0xa", &json!({ "three": [3] })),
+        r#"{"id":"0xa","result":null} []"#.to_owned(),
+    ];
+    let (connection, node) = open(Subscriptions::new, &patient());
+    serve(node, ["0xa", "0xb"], notes);
+    let mut hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
+    let mut heads = subscribe(&connection, "newHeads").await.expect("another");
+    assert_eq!(heads.recv().await.as_deref(), Some("2"));
+    assert_eq!(hashes.recv().await.as_deref(), Some("1"));
+    assert_eq!(hashes.recv().await.as_deref(), Some(r#"{"three":[3]}"#));
+    connection.call("eth_none", (), PATIENCE).await.expect("it is still up");
+    connection.end(LossReason::Closed);
+    assert_eq!((hashes.recv().await, heads.recv().await), (None, None));
+}
+
+#[tokio::test]
+async fn a_node_that_gives_two_subscriptions_one_id_is_left() {
+    let (connection, node) = open(Subscriptions::new, &patient());
+    serve(node, ["0xa", "0xa"], vec![]);
+    let _hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
+    let error = subscribe(&connection, "newHeads").await.unwrap_err();
+    assert_eq!(error, CallError::ConnectionLost);
+    assert!(matches!(connection.ended.wait().await, LossReason::Garbage(_)));
 }
