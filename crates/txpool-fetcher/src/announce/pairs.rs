@@ -24,8 +24,7 @@ const REMEMBERED: usize = 32_768;
 ///
 /// An object that comes first is delivered at once. A hash that comes first waits for its object, and
 /// is requested when the object is overdue:
-/// - when that of a hash which was announced a fifth of the wait later has come, because both streams
-///   keep the node's order;
+/// - when that of a hash announced a fifth of the wait later has come: both streams are in order;
 /// - else after the wait, counted from the read of the hash to the read of the objects: an object
 ///   that waits for its thread has come.
 ///

@@ -81,8 +81,7 @@ impl Frames {
         debug_assert!(self.filled <= self.buffer.len());
     }
 
-    /// The next complete value: an object or array with balanced brackets. The parser decides whether it is valid
-    /// JSON.
+    /// The next complete value: an object or array with balanced brackets, not always valid JSON.
     ///
     /// # Errors
     /// [`LossReason::Garbage`]: the next byte starts neither an object nor an array, so nothing after it can

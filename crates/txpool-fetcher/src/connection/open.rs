@@ -147,9 +147,8 @@ async fn ask<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// A node without the method cannot be used, so this must fail here and not at every
-/// transaction. Any other error response comes from a node that has the method: geth sends one
-/// for an unknown hash while it builds its transaction index.
+/// A node without the method cannot be used. Any other error response comes from a node that has
+/// it: geth sends one for an unknown hash while it builds its transaction index.
 async fn check_raw_transactions(
     calls: &Calls,
     endpoint: &Endpoint,
@@ -223,8 +222,7 @@ fn explain(path: &Path, error: io::Error) -> ConnectError {
     let hint = match error.kind() {
         io::ErrorKind::NotFound => " (is the node running, and is this its --ipcpath?)",
         io::ErrorKind::PermissionDenied => " (run as the node's user, or change the socket's mode)",
-        // Linux reports "connection refused" for a stale socket, and also for a file that is no
-        // socket.
+        // Linux reports "connection refused" for a stale socket, and for a file that is none.
         _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
             " (there is a file or folder at this path, not a socket)"
         }

@@ -26,8 +26,7 @@ use crate::error::{ConnectError, LossReason};
 
 type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// Opens a WebSocket whose messages have at most `max_bytes`. The future passes them on, and ends with
-/// the connection.
+/// Opens a WebSocket whose messages have at most `max_bytes`. The future passes them on to its end.
 pub(super) async fn open(
     url: &str,
     max_bytes: usize,

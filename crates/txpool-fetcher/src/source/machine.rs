@@ -48,8 +48,7 @@ metric_set::labels! {
         /// The subscription connection is open, but hashes or heads stopped coming, though the node has
         /// new ones. It is being closed.
         Stale = "stale",
-        /// The source has ended: the limit of connection attempts is reached, or the fetcher has
-        /// stopped.
+        /// The source has ended: by the limit of connection attempts, or the fetcher has stopped.
         Ended = "ended",
         /// Both kinds of connections are up, and the node does not follow the chain: its head is more than
         /// 60 s old by the wall clock, and it says that it is syncing, or another source has a recent head.
@@ -69,8 +68,7 @@ pub(crate) enum Role {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// The connections of this role are up: probed and, for the subscription connection,
-    /// subscribed.
+    /// The connections of this role are up, probed and subscribed.
     Up(Role),
     DialFailed(Role),
     Down(Role),
@@ -86,15 +84,13 @@ pub(crate) enum Event {
         recovered: u64,
         unannounced: u64,
     },
-    /// The node's pool could not be compared; the attempt took `after`. `is_retryable`: whether a
-    /// comparison soon after may succeed.
+    /// The node's pool could not be compared; the attempt took `after`.
     CompareFailed {
         after: Duration,
         is_retryable: bool,
     },
-    /// Drives the machine's timers; `read` announcements were read from the socket of the
-    /// subscription connection so far. Whether they were processed is irrelevant: our own
-    /// back-pressure says nothing about the node.
+    /// Drives the machine's timers; `read` announcements were read from the socket so far,
+    /// processed or not: our own back-pressure says nothing about the node.
     Tick {
         read: u64,
     },
@@ -221,8 +217,7 @@ impl Machine {
                 self.failing = None;
                 self.is_audited = true;
                 if !self.may_compare() {
-                    // A connection was lost during the comparison, or the node fell behind: it is
-                    // repeated afterwards.
+                    // It is repeated when the connections are up and the node follows the chain.
                     return self.add_recovered(recovered);
                 }
                 let is_judged = reason == Some(GapReason::Silence)
@@ -322,8 +317,7 @@ impl Machine {
             self.compare_at = Some(now + backoff.max(after));
             return;
         }
-        // Announcements are still read, so the source is useful. Its gaps stay open, and the next
-        // audit tries again.
+        // Its announcements are still of use, its gaps stay open, and the next audit tries again.
         self.wanted = None;
         self.compare_at = None;
         if self.state == SourceState::Backfilling {
@@ -368,8 +362,7 @@ impl Machine {
     fn compared(&mut self, recovered: u64, now: Instant) {
         self.add_recovered(recovered);
         if self.state == SourceState::Stale {
-            // The subscription connection is being closed: the gaps stay open until the comparison
-            // after the reconnect.
+            // The gaps stay open until the comparison after the reconnect.
             return;
         }
         if let Some(reason) = self.wanted.take() {
@@ -397,8 +390,7 @@ impl Machine {
             // The next audit finds out whether the pool can be listed again.
             SourceState::Live if !self.is_audited => {}
             SourceState::Live | SourceState::Backfilling => self.compare(reason, now),
-            // The comparison follows when the connections are up again, and the node follows the
-            // chain.
+            // It follows when the connections are up and the node follows the chain.
             SourceState::Connecting
             | SourceState::Stale
             | SourceState::Syncing

@@ -1,6 +1,5 @@
-//! One source: its state machine, and the shell that dials, subscribes, pings and compares pools as
-//! the machine's actions say, and feeds the resulting events back to it. Entry: [`Source::run`]; the
-//! machine is [`machine`].
+//! One source: its state machine, and the shell that carries out its actions and tells it the
+//! events that result. Entry: [`Source::run`]; the machine is [`machine`].
 //!
 //! Subscription and request connections are supervised separately, because either may fail alone.
 //!
@@ -151,8 +150,7 @@ impl<S: TransactionSink> Source<S> {
                 () = stop.cancelled() => break,
                 Some(joined) = source.tasks.join_next() => match joined {
                     Ok(message) => message.into_iter().for_each(|it| source.on_message(it)),
-                    // The event that it was to report would never come, so the fetcher ends with
-                    // this reason.
+                    // The event that it was to report would never come, so the fetcher ends.
                     Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
                     Err(_) => {}
                 },
@@ -334,8 +332,7 @@ impl<S: TransactionSink> Source<S> {
             status.gaps.extend(self.machine.gaps.iter().copied());
             (before, std::mem::replace(&mut status.audited, audited))
         };
-        // After the lock is released: the log subscriber and the metrics recorder are code of the
-        // host.
+        // Without the lock: the log subscriber and the metrics recorder are the host's.
         let endpoint = &self.parts.fetch.settings.config.sources[self.index];
         if audited_before != audited {
             match audited {
@@ -428,8 +425,7 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    /// Starts the task that runs the comparisons requested by callers, one after another, because
-    /// each lists a whole pool.
+    /// Starts the task that runs the comparisons requested by callers, one at a time.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let comparison = self.comparison(GapReason::Audit, AuditMode::Recover, false);
         self.spawn(async move {
@@ -452,8 +448,7 @@ impl<S: TransactionSink> Source<S> {
                         Err(SnapshotError::ConnectionLost)
                     }
                 };
-                // It continues when the caller stops waiting, because the hashes that it fetches
-                // have entered.
+                // It continues without the caller, because what it fetches has entered.
                 let _ = reply.send(result);
             }
         });
