@@ -15,9 +15,9 @@ use futures::future::BoxFuture;
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
+    config::Settings,
     connection::{Calls, Connection, Open},
     error::{CallError, ConnectError, LossReason},
-    settings::Settings,
     sync::OnDrop,
 };
 

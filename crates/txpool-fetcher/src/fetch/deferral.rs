@@ -13,9 +13,9 @@ use metric_set::Count;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::{
+    config::Settings,
     error::ConfigError,
     metrics::{DeferrableWork, Metrics},
-    settings::Settings,
     sync::Share,
 };
 

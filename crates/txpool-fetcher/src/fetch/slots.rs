@@ -9,7 +9,7 @@ use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::deferral::{DeferralPermit, TrackedFetch};
-use crate::{config::FetcherConfig, settings::Settings};
+use crate::config::{FetcherConfig, Settings};
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;

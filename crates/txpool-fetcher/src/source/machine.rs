@@ -10,10 +10,9 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use super::activity::Activity;
 use crate::{
-    config::Backfill,
+    config::{Backfill, Settings},
     error::LossReason,
     gap::{Gap, GapReason},
-    settings::Settings,
 };
 
 /// Most gaps that are kept for the status.
