@@ -35,11 +35,10 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What became of request `n`.
 type Seen = (u64, String);
 
-/// Notes the answers; blocks when told to.
+/// Notes the answers; blocks at the first until the sender is dropped.
 struct Notes {
     seen: Sender<Seen>,
-    block: Receiver<()>,
-    block_at: u64,
+    block: Option<Receiver<()>>,
 }
 
 impl Responses<u64> for Notes {
@@ -50,10 +49,7 @@ impl Responses<u64> for Notes {
             Err(error) => error.to_string(),
         };
         self.seen.send((request, text)).unwrap();
-        if request == self.block_at {
-            // Ends when the sender is dropped.
-            let _ = self.block.recv();
-        }
+        self.block.take().map(|block| block.recv());
     }
 
     fn on_timeout(&mut self, request: u64) {
@@ -68,7 +64,6 @@ impl Responses<u64> for Notes {
 struct Stage {
     connection: Arc<Connection<u64>>,
     seen: Receiver<Seen>,
-    block: Option<Sender<()>>,
     node: UnixStream,
 }
 
@@ -93,12 +88,10 @@ fn open<R: Send + 'static, P: Responses<R>>(
     (connection, node)
 }
 
-fn stage(block_at: u64, limits: &Limits) -> Stage {
+fn stage(block: Option<Receiver<()>>, limits: &Limits) -> Stage {
     let (seen_tx, seen) = channel();
-    let (block, blocked) = channel();
-    let notes = Notes { seen: seen_tx, block: blocked, block_at };
-    let (connection, node) = open(|_| notes, limits);
-    Stage { connection, seen, block: Some(block), node }
+    let (connection, node) = open(|_| Notes { seen: seen_tx, block }, limits);
+    Stage { connection, seen, node }
 }
 
 impl Stage {
@@ -115,7 +108,6 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        drop(self.block.take());
         self.connection.end(LossReason::Closed);
     }
 }
@@ -129,17 +121,9 @@ fn requests(socket: &UnixStream) -> impl Iterator<Item = (u64, String)> + use<> 
     })
 }
 
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}");
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
-    let mut stage = stage(u64::MAX, &patient());
+    let mut stage = stage(None, &patient());
     let mut asked: Vec<_> = {
         (0..50).for_each(|number| stage.ask(number));
         requests(&stage.node).take(50).collect()
@@ -156,13 +140,17 @@ fn answers_in_any_order_and_cut_anywhere_reach_their_requests() {
         let hash = B256::left_padding_from(&u64::to_be_bytes(number));
         assert_eq!(stage.next(), (number, hash.to_string()));
     }
-    wait_until("the last one is handled", || stage.connection.in_flight() == 0);
+    let start = Instant::now();
+    while stage.connection.in_flight() > 0 {
+        assert!(start.elapsed() < PATIENCE, "the last one is handled");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]
 fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
     let limits = Limits { fetch_timeout: Duration::from_millis(1), ..patient() };
-    let mut stage = stage(u64::MAX, &limits);
+    let mut stage = stage(None, &limits);
     let node = stage.node.try_clone().unwrap();
     let reads = thread::spawn(move || requests(&node).last());
     for round in 0..100u64 {
@@ -182,7 +170,7 @@ fn swallowed_requests_free_their_ids_and_their_late_answers_are_dropped() {
 
 #[test]
 fn a_node_that_does_not_read_delays_no_writer_and_gets_all_when_it_reads() {
-    let stage = stage(u64::MAX, &patient());
+    let stage = stage(None, &patient());
     // More than the socket takes at once, and less than the outbox holds besides.
     let start = Instant::now();
     for number in 0..700 {
@@ -203,7 +191,8 @@ fn a_node_that_does_not_read_delays_no_writer_and_gets_all_when_it_reads() {
 #[test]
 fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
     let timeout = Duration::from_millis(500);
-    let mut stage = stage(0, &Limits { fetch_timeout: timeout, ..patient() });
+    let (unblock, block) = channel();
+    let mut stage = stage(Some(block), &Limits { fetch_timeout: timeout, ..patient() });
     stage.ask(0);
     stage.ask(1);
     let asked: Vec<_> = requests(&stage.node).take(2).collect();
@@ -213,7 +202,7 @@ fn a_sink_that_blocks_times_out_nobody_and_what_came_meanwhile_is_read() {
     // The sink blocks, and the answer to the second comes only now: after its time-out, as it seems.
     thread::sleep(2 * timeout);
     stage.node.write_all(answer(asked[1].0).as_bytes()).unwrap();
-    drop(stage.block.take());
+    drop(unblock);
     assert_eq!(stage.next(), (1, "0x".to_owned()));
     // With the reader waiting, a request that is not answered does time out.
     stage.ask(2);
@@ -251,7 +240,7 @@ fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
 
 #[tokio::test]
 async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
-    let mut first = stage(u64::MAX, &patient());
+    let mut first = stage(None, &patient());
     first.ask(7);
     first.node.write_all(b"Too many connections. Please try again later.").unwrap();
     assert!(
@@ -259,7 +248,7 @@ async fn garbage_and_the_end_of_file_end_the_connection_with_their_reason() {
     );
     assert_eq!(first.connection.take_all(), [7]);
     assert!(first.connection.submit_fetch(&B256::ZERO, 8).is_err(), "nothing comes in behind it");
-    let second = stage(u64::MAX, &patient());
+    let second = stage(None, &patient());
     second.node.shutdown(std::net::Shutdown::Write).unwrap();
     assert_eq!(second.connection.ended.wait().await, LossReason::Closed);
 }
@@ -288,7 +277,7 @@ async fn only_the_answer_to_the_first_ping_shows_that_a_connection_is_up() {
         (format!(r#"{{"id":{id},"error":{{"code":-32601}}}}"#), PATIENCE, Ok(())),
         ("Too many".to_owned(), PATIENCE, Err(CallError::ConnectionLost)),
     ] {
-        let mut stage = stage(u64::MAX, &patient());
+        let mut stage = stage(None, &patient());
         stage.node.write_all(answer.as_bytes()).unwrap();
         assert_eq!(stage.connection.greet(limit).await, is_up, "{answer}");
     }
@@ -302,7 +291,7 @@ async fn a_silent_connection_is_pinged_and_given_up_only_when_it_stays_silent() 
         ping_timeout: Duration::from_secs(1),
         ..Limits::default()
     };
-    let mut stage = stage(u64::MAX, &limits);
+    let mut stage = stage(None, &limits);
     let mut asked = requests(&stage.node);
     // Answered, it lives on.
     for _ in 0..3 {

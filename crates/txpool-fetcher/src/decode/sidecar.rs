@@ -158,12 +158,6 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn both_forms_of_sidecar_are_taken_when_they_belong_to_the_transaction() {
-        assert_eq!(read(blob_proofs(2)), Ok(()));
-        assert_eq!(read(cell_proofs(2)), Ok(()));
-    }
-
-    #[test]
     fn a_sidecar_with_another_number_of_blobs_commitments_or_proofs_is_malformed() {
         let count = |what, expected, found| {
             Err(Malformed::Sidecar(SidecarError::Count { what, expected, found }))
