@@ -75,7 +75,7 @@ struct Unmatched {
 
 /// What there is to do for the hashes that wait.
 enum Next {
-    /// With whether its object has not come.
+    /// With whether its object should have come by now.
     Request(Ticket, bool),
     /// To look again, after a fifth of the wait.
     Wait,
@@ -216,9 +216,7 @@ impl Pairs {
             }
             match next {
                 Next::Request(ticket, is_missed) => {
-                    if is_missed && !lock(&self.state).is_closed {
-                        fetch.metrics.objects_missed.add(1);
-                    }
+                    fetch.metrics.objects_missed.add(u64::from(is_missed));
                     fetch.request(ticket).await;
                 }
                 // The end of the objects does not wait.
@@ -239,7 +237,7 @@ impl Pairs {
             }
             state.queue.pop_front();
             if let Some((ticket, has_come)) = waiting.remove(&hash) {
-                return Next::Request(ticket, !has_come);
+                return Next::Request(ticket, !has_come && !state.is_closed);
             }
         }
         if state.is_closed { Next::End } else { Next::Idle }
