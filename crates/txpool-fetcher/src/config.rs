@@ -110,16 +110,14 @@ pub enum Announcements {
     /// requested. It saves a request for each transaction and, with a trusted sender, the recovery of the
     /// sender.
     ///
-    /// An object is about five times as long as a hash. geth's socket holds about 280 announcements of
-    /// hashes, so it fills five times sooner when it is not read, and then geth blocks all its subscribers.
-    /// The thread `mempool-announce` only passes it on; on a machine whose cores are all busy with other
-    /// work, use hashes.
+    /// An object is about five times as long as a hash. geth's socket holds about 280 announcements
+    /// of hashes, so it fills five times sooner when it is not read, and geth then blocks all its
+    /// subscribers. On a machine whose cores are all busy with other work, use hashes.
     ///
-    /// A node may drop objects that it announces as hashes: reth does from a few hundred a second on.
-    /// So a second subscription, on a connection of its own, announces the hashes. One whose object
-    /// has not come within 25 ms (5 ms, while those of later hashes come) is requested, and counts
-    /// among [`Counts::objects_missed`](crate::Counts). If either connection is lost, both are opened
-    /// again.
+    /// A node may drop objects that it announces as hashes: reth does from a few hundred a second
+    /// on. So a second connection announces the hashes. One whose object has not come within 25 ms
+    /// (5 ms, while those of later hashes come) is requested, and counts among
+    /// [`Counts::objects_missed`](crate::Counts). If either is lost, both are opened again.
     ///
     /// A node that refuses the subscription to objects is not used; at one that announces hashes in
     /// their place, these are requested.

@@ -47,8 +47,7 @@ pub(crate) const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 pub struct Limits {
     /// [`ANNOUNCEMENT_BUFFER`].
     pub announcement_buffer: usize,
-    /// How many of the slots deferrable work may hold. `None`: 2, or one for each source if that is more, and at most a
-    /// quarter of them.
+    /// How many of the slots deferrable work may hold, if not as many as by `DEFERRABLE_SLOTS`.
     pub deferrable_slots: Option<usize>,
     /// How many of the request connections carry deferrable fetches too. The others stay free.
     pub deferrable_connections: usize,
