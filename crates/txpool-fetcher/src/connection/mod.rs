@@ -13,7 +13,7 @@
 //! A connection never reconnects by itself: its source must see every loss. The reader is a thread; one reads
 //! both sockets of a subscription. It waits for nothing but the node, and for fetches for the sink. So a [`Listener`] must
 //! not wait, and neither does a write: a request for which the socket has no room times out like one without a response. A
-//! WebSocket is reached through a Unix socket too, behind which a task passes its messages on (`ws`).
+//! WebSocket is reached through a Unix socket too, behind which a task passes its messages on.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -33,7 +33,6 @@ mod response;
 mod socket;
 #[cfg(test)]
 mod tests;
-mod ws;
 
 use std::sync::{Arc, OnceLock};
 
@@ -44,10 +43,10 @@ pub(crate) use self::{
     calls::{Call, Listener},
     client::{Connection, Open},
     frame::Frames,
-    open::{ChainId, dial, open, open_socket},
+    open::{ChainId, dial, open},
     read::{Listings, Responses},
     response::{Incoming, read_error},
-    socket::BlockingSocket,
+    socket::{BlockingSocket, open_socket},
 };
 use crate::error::LossReason;
 

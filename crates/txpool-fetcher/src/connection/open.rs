@@ -1,19 +1,16 @@
 //! Opens a connection, and finds out whether an execution node is behind it.
 
 use std::{
-    io,
-    os::unix::fs::FileTypeExt,
-    path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
 use alloy_primitives::{B256, U64};
-use tokio::{net::UnixStream, runtime::Handle, sync::watch};
+use tokio::sync::watch;
 
 use super::{
-    BlockingSocket, Calls, Connection, End, Listings, Open, Responses, calls::Subscriptions,
-    client::RAW_TRANSACTION, clip, read::Reader, ws,
+    Calls, Connection, End, Listings, Open, Responses, calls::Subscriptions,
+    client::RAW_TRANSACTION, clip, open_socket, read::Reader,
 };
 use crate::{
     config::Endpoint,
@@ -183,66 +180,4 @@ async fn connect_error(
 fn not_ethereum(endpoint: &Endpoint, method: &'static str, answer: &str) -> ConnectError {
     let answer = clip(answer, 120);
     ConnectError::NotEthereum { endpoint: endpoint.to_string(), method, answer }
-}
-
-/// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake may
-/// take as long as `limit`. With `tasks`, messages are assembled on a thread of theirs: one of
-/// megabytes takes milliseconds.
-pub(crate) async fn open_socket(
-    endpoint: &Endpoint,
-    max_bytes: usize,
-    limit: Duration,
-    tasks: Option<&Tasks>,
-) -> Result<BlockingSocket, ConnectError> {
-    let url = match endpoint {
-        Endpoint::Ipc(path) => return open_ipc(path).await,
-        Endpoint::Ws(url) => url,
-        // A pool in this process is called directly by its source, and never dialled.
-        Endpoint::InProcess(_) => {
-            return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
-        }
-    };
-    let (socket, pass_on) = ws::open(url, max_bytes, limit).await?;
-    // It ends with the connection, or with its runtime.
-    match tasks {
-        Some(tasks) => drop(tasks.spawn_blocking(|| Handle::current().block_on(pass_on))),
-        None => drop(tokio::spawn(pass_on)),
-    }
-    Ok(socket)
-}
-
-/// The path is resolved each time, because nodes delete and re-create the socket when they start.
-async fn open_ipc(path: &Path) -> Result<BlockingSocket, ConnectError> {
-    let stream = UnixStream::connect(path).await.map_err(|error| explain(path, error))?.into_std();
-    let socket = stream.and_then(|stream| BlockingSocket::new(stream, Arc::default()));
-    socket.map_err(|error| explain(path, error))
-}
-
-fn explain(path: &Path, error: io::Error) -> ConnectError {
-    let hint = match error.kind() {
-        io::ErrorKind::NotFound => " (is the node running, and is this its --ipcpath?)",
-        io::ErrorKind::PermissionDenied => " (run as the node's user, or change the socket's mode)",
-        // Linux reports "connection refused" for a stale socket, and for a file that is none.
-        _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
-            " (there is a file or folder at this path, not a socket)"
-        }
-        io::ErrorKind::ConnectionRefused => " (the socket is left over from a node that is gone)",
-        _ => "",
-    };
-    ConnectError::Io { endpoint: path.display().to_string(), source: error.into(), hint }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn permission_denied_names_the_path_and_the_cure() {
-        // Not over a real socket: the tests may run as root, who is denied nothing.
-        let error = explain(Path::new("/n.ipc"), io::ErrorKind::PermissionDenied.into());
-        assert_eq!(
-            error.to_string(),
-            "/n.ipc: permission denied (run as the node's user, or change the socket's mode)"
-        );
-    }
 }
