@@ -221,7 +221,9 @@ impl<S: TransactionSink> Source<S> {
             Message::SubscriptionUp(subscription, read) => {
                 self.spawn(read);
                 let ended = Arc::clone(&subscription.ended);
-                self.watch_end(Role::Subscription, async move { ended.wait().await });
+                self.tasks.spawn(async move {
+                    Some(Message::Lost(Role::Subscription, ended.wait().await))
+                });
                 self.shared.announces(match subscription.connections.len() {
                     2 => Announcements::Full,
                     _ => Announcements::Hashes,
@@ -241,9 +243,10 @@ impl<S: TransactionSink> Source<S> {
                     self.spawn(report_sync(calls, limits, Arc::clone(backlog)));
                 }
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
-                self.watch_end(Role::Request, async move {
+                self.tasks.spawn(async move {
                     let on_failure = |request, error| fetch.failed(request, error);
-                    requests.watch(&fetch.connections, index, on_failure).await
+                    let reason = requests.watch(&fetch.connections, index, on_failure).await;
+                    Some(Message::Lost(Role::Request, reason))
                 });
                 self.up(Role::Request, now);
             }
@@ -395,11 +398,6 @@ impl<S: TransactionSink> Source<S> {
             };
             Some(dialed.await.unwrap_or_else(|error| Message::DialFailed(role, error)))
         });
-    }
-
-    /// Starts the task that waits for an end.
-    fn watch_end(&mut self, role: Role, ended: impl Future<Output = LossReason> + Send + 'static) {
-        self.tasks.spawn(async move { Some(Message::Lost(role, ended.await)) });
     }
 
     fn comparison(&self, reason: GapReason, mode: AuditMode, deferrable: bool) -> Comparison {
