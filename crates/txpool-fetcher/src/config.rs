@@ -333,19 +333,16 @@ mod tests {
     #[test]
     fn a_bad_field_is_named_with_its_value_and_limits() {
         let config = || FetcherConfig::ipc("/tmp/node.ipc");
+        let error = |config: FetcherConfig| config.validate().unwrap_err().to_string();
         for interval in [Duration::MAX, Duration::ZERO] {
-            let config = FetcherConfig { audit_interval: Some(interval), ..config() };
-            let error = config.validate().unwrap_err().to_string();
+            let error = error(FetcherConfig { audit_interval: Some(interval), ..config() });
             assert!(error.starts_with("`audit_interval in ms` is "), "{error}");
             assert!(error.ends_with("between 1 and 31536000000"), "{error}");
         }
-        let none = FetcherConfig { fetch_slots: 0, ..config() };
-        assert_eq!(
-            none.validate().unwrap_err().to_string(),
-            "`fetch_slots` is 0, it must be between 1 and 4096"
-        );
-        let error = FetcherConfig::new([]).validate().unwrap_err();
-        assert_eq!(error.to_string(), "`sources` is 0, it must be between 1 and 16");
+        let none = error(FetcherConfig { fetch_slots: 0, ..config() });
+        assert_eq!(none, "`fetch_slots` is 0, it must be between 1 and 4096");
+        let no_source = error(FetcherConfig::new([]));
+        assert_eq!(no_source, "`sources` is 0, it must be between 1 and 16");
         let twice = FetcherConfig::new(["/a".parse().unwrap(), "/a".parse().unwrap()]);
         assert!(matches!(twice.validate(), Err(ConfigError::DuplicateSource { .. })));
     }

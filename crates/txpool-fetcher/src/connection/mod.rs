@@ -93,13 +93,6 @@ pub(crate) struct Subscription {
     pub(crate) connections: Vec<Arc<Calls>>,
 }
 
-impl Subscription {
-    pub(crate) fn kill(&self, reason: LossReason) {
-        self.ended.set(reason.clone());
-        self.connections.iter().for_each(|connection| connection.end(reason.clone()));
-    }
-}
-
 /// The first `max` characters.
 fn clip(text: &str, max: usize) -> String {
     text.chars().take(max).collect()

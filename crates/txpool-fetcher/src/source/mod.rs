@@ -316,7 +316,9 @@ impl<S: TransactionSink> Source<S> {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
                 Action::Drop(reason) => {
-                    self.subscription.iter().for_each(|it| it.kill(reason.clone()));
+                    let Some(up) = &self.subscription else { continue };
+                    up.ended.set(reason.clone());
+                    up.connections.iter().for_each(|it| it.end(reason.clone()));
                 }
                 Action::Compare(reason) => self.compare(reason),
             }
