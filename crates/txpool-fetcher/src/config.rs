@@ -7,6 +7,7 @@ use load_control::{Gate, LoadMonitor};
 use crate::{
     error::ConfigError,
     in_process_pool::{InProcess, InProcessPool},
+    limits::{DEFERRABLE_SLOTS, Limits},
 };
 
 /// Fetches in flight at once, over all sources.
@@ -109,16 +110,14 @@ pub enum Announcements {
     /// requested. It saves a request for each transaction and, with a trusted sender, the recovery of the
     /// sender.
     ///
-    /// An object is about five times as long as a hash. geth's socket holds about 280 announcements of
-    /// hashes, so it fills five times sooner when it is not read, and then geth blocks all its subscribers.
-    /// The thread `mempool-announce` only passes it on; on a machine whose cores are all busy with other
-    /// work, use hashes.
+    /// An object is about five times as long as a hash. geth's socket holds about 280 announcements
+    /// of hashes, so it fills five times sooner when it is not read, and geth then blocks all its
+    /// subscribers. On a machine whose cores are all busy with other work, use hashes.
     ///
-    /// A node may drop objects that it announces as hashes: reth does from a few hundred a second on.
-    /// So a second subscription, on a connection of its own, announces the hashes. One whose object
-    /// has not come within 25 ms (5 ms, while those of later hashes come) is requested, and counts
-    /// among [`Counts::objects_missed`](crate::Counts). If either connection is lost, both are opened
-    /// again.
+    /// A node may drop objects that it announces as hashes: reth does from a few hundred a second
+    /// on. So a second connection announces the hashes. One whose object has not come within 25 ms
+    /// (5 ms, while those of later hashes come) is requested, and counts among
+    /// [`Counts::objects_missed`](crate::Counts). If either is lost, both are opened again.
     ///
     /// A node that refuses the subscription to objects is not used; at one that announces hashes in
     /// their place, these are requested.
@@ -288,6 +287,45 @@ pub(crate) fn within(
     is_within.then_some(()).ok_or(ConfigError::OutOfRange { field, value, min, max })
 }
 
+/// What was configured, with what is derived from it. It never changes.
+pub(crate) struct Settings {
+    pub(crate) config: FetcherConfig,
+    pub(crate) limits: Limits,
+}
+
+impl Settings {
+    /// The pool of a source, if it is in this process.
+    pub(crate) fn in_process_pool(&self, source: usize) -> Option<&InProcess> {
+        match &self.config.sources[source] {
+            Endpoint::InProcess(pool) => Some(pool),
+            Endpoint::Ipc(_) | Endpoint::Ws(_) => None,
+        }
+    }
+
+    /// Whether a source may announce objects.
+    pub(crate) fn has_objects(&self, source: usize) -> bool {
+        self.config.announcements != Announcements::Hashes && self.in_process_pool(source).is_none()
+    }
+
+    /// Whether this source's announced senders are used without recovery.
+    pub(crate) fn trusts_sender_of(&self, source: usize) -> bool {
+        let is_ipc = matches!(self.config.sources[source], Endpoint::Ipc(_));
+        self.config.trust_node_sender.unwrap_or(is_ipc)
+    }
+
+    /// How many of the slots deferrable work may hold: one for each source at least, if that is at most a quarter of them.
+    pub(crate) fn deferrable_slots(&self) -> usize {
+        let FetcherConfig { fetch_slots: slots, sources, .. } = &self.config;
+        let few = || DEFERRABLE_SLOTS.max(sources.len()).min((slots / 4).max(1));
+        self.limits.deferrable_slots.unwrap_or_else(few).min(*slots)
+    }
+
+    /// How many of a source's request connections carry deferrable fetches too.
+    pub(crate) fn deferrable_connections(&self) -> usize {
+        self.limits.deferrable_connections.min(self.config.request_connections)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -295,19 +333,16 @@ mod tests {
     #[test]
     fn a_bad_field_is_named_with_its_value_and_limits() {
         let config = || FetcherConfig::ipc("/tmp/node.ipc");
+        let error = |config: FetcherConfig| config.validate().unwrap_err().to_string();
         for interval in [Duration::MAX, Duration::ZERO] {
-            let config = FetcherConfig { audit_interval: Some(interval), ..config() };
-            let error = config.validate().unwrap_err().to_string();
+            let error = error(FetcherConfig { audit_interval: Some(interval), ..config() });
             assert!(error.starts_with("`audit_interval in ms` is "), "{error}");
             assert!(error.ends_with("between 1 and 31536000000"), "{error}");
         }
-        let none = FetcherConfig { fetch_slots: 0, ..config() };
-        assert_eq!(
-            none.validate().unwrap_err().to_string(),
-            "`fetch_slots` is 0, it must be between 1 and 4096"
-        );
-        let error = FetcherConfig::new([]).validate().unwrap_err();
-        assert_eq!(error.to_string(), "`sources` is 0, it must be between 1 and 16");
+        let none = error(FetcherConfig { fetch_slots: 0, ..config() });
+        assert_eq!(none, "`fetch_slots` is 0, it must be between 1 and 4096");
+        let no_source = error(FetcherConfig::new([]));
+        assert_eq!(no_source, "`sources` is 0, it must be between 1 and 16");
         let twice = FetcherConfig::new(["/a".parse().unwrap(), "/a".parse().unwrap()]);
         assert!(matches!(twice.validate(), Err(ConfigError::DuplicateSource { .. })));
     }
@@ -318,5 +353,40 @@ mod tests {
         assert_eq!("ws://h:1".parse::<Endpoint>().unwrap(), Endpoint::Ws("ws://h:1".into()));
         assert!("http://h:1".parse::<Endpoint>().unwrap_err().to_string().contains("http"));
         assert!("".parse::<Endpoint>().is_err());
+    }
+
+    fn settings(config: FetcherConfig) -> Settings {
+        Settings { config, limits: Limits::default() }
+    }
+
+    #[test]
+    fn an_announced_sender_is_trusted_over_ipc_alone_unless_it_is_said_otherwise() {
+        let sources = [Endpoint::Ipc("/a".into()), Endpoint::Ws("ws://h:1".into())];
+        for (trust, expected) in
+            [(None, [true, false]), (Some(false), [false; 2]), (Some(true), [true; 2])]
+        {
+            let config =
+                FetcherConfig { trust_node_sender: trust, ..FetcherConfig::new(sources.clone()) };
+            let settings = settings(config);
+            assert_eq!([0, 1].map(|source| settings.trusts_sender_of(source)), expected);
+        }
+    }
+
+    #[test]
+    fn deferrable_work_holds_two_slots_or_one_for_each_source_and_at_most_a_quarter() {
+        for (fetch_slots, sources, deferrable) in [
+            (1, 1, 1),
+            (4, 1, 1),
+            (7, 1, 1),
+            (8, 1, 2),
+            (64, 1, 2),
+            (64, 2, 2),
+            (64, 16, 16),
+            (16, 5, 4),
+        ] {
+            let sources = (0..sources).map(|source| Endpoint::Ipc(source.to_string().into()));
+            let config = FetcherConfig { fetch_slots, ..FetcherConfig::new(sources) };
+            assert_eq!(settings(config).deferrable_slots(), deferrable);
+        }
     }
 }

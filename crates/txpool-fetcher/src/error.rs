@@ -184,8 +184,7 @@ pub enum LossReason {
     /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
     #[error("no hashes are announced, and the node does not list its pool")]
     NotListed,
-    /// The node returns a newer block number on the request connection than the subscription
-    /// connection has announced.
+    /// The node returns a newer block number on the request connection than it has announced.
     #[error("the node has newer blocks than it announced")]
     NoHeads,
     /// A stream of a pool in this process ended.

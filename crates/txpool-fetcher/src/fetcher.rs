@@ -23,7 +23,7 @@ use crate::{
     announce,
     audit::{AuditMode, AuditReport},
     chain::{self, Chain, Follower},
-    config::{Endpoint, FetcherConfig, StartPolicy},
+    config::{Endpoint, FetcherConfig, Settings, StartPolicy},
     connection::ChainId,
     error::{SnapshotError, SourceError, StartError},
     fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Slots},
@@ -31,7 +31,6 @@ use crate::{
     metrics::Metrics,
     outcome::Counts,
     request::RequestConnections,
-    settings::Settings,
     sink::{SinkCaller, SinkQueue, TransactionSink},
     source::{
         AUDITS_WAITING, AuditRequest, Changes, Inbox, Parts, Source, SourceShared, SourceState,

@@ -19,11 +19,9 @@ metric_set::labels! {
         Silence = "silence",
         /// A block could not be read, in part or at all, so its transactions are not known.
         UnreadBlock = "unread_block",
-        /// Heads were missed. Their blocks were requested; hashes announced meanwhile may be missing
-        /// too.
+        /// Heads were missed. Their blocks were requested; hashes may be missing too.
         MissedHeads = "missed_heads",
-        /// A reorg. Transactions of the removed blocks may be pending again, and are not always
-        /// announced.
+        /// A reorg. What the removed blocks held may be pending again, and is not always announced.
         Reorg = "reorg",
         /// Our own buffer overran, the stream of a pool in this process reported a loss, or so many hashes
         /// came at once that the node may have dropped others.

@@ -30,16 +30,14 @@ pub type BlockStream = Pin<Box<dyn Stream<Item = MinedBlock> + Send>>;
 /// cannot be abandoned: no time-out applies to it, and a shutdown waits for it until its deadline.
 ///
 /// A panic of a function or a stream affects only that call: the hash counts as failed
-/// ([`Counts::failed`](crate::Counts::failed)), the comparison is repeated, or the subscription is
-/// lost and made again.
+/// ([`Counts::failed`](crate::Counts::failed)), the comparison or the subscription is repeated.
 pub trait InProcessPool: Send + Sync + 'static {
     /// The chain id of the pool's chain (EIP-155).
     fn chain_id(&self) -> u64;
 
-    /// Subscribes to the hashes of transactions that become pending. Called at the start and after
-    /// each end of the subscription. The subscription must be in force when this returns: the pool
-    /// is listed after it, and a transaction that is neither announced nor listed is found only by
-    /// the next audit.
+    /// Subscribes to the hashes of transactions that become pending, at the start and after each
+    /// end of the subscription. It must be in force when this returns: the pool is listed after it,
+    /// and what is neither announced nor listed is found only by the next audit.
     ///
     /// The end of the stream counts as a lost connection: after a backoff both subscriptions are
     /// made again, and the pool is compared. Hashes that the stream drops without
@@ -52,14 +50,12 @@ pub trait InProcessPool: Send + Sync + 'static {
     /// [`block`](Self::block). The end of the stream counts as a lost connection too.
     fn blocks(&self) -> BlockStream;
 
-    /// The latest block of the canonical chain, requested after each subscription. `None` if there
-    /// is none yet.
+    /// The latest block of the canonical chain, if there is one; requested after each subscription.
     fn latest_block(&self) -> Option<MinedBlock>;
 
-    /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver, or with several
-    /// sources one of the minute before the first head, which may be missing. Otherwise `None`
-    /// counts as a block that could not be read (`mempool_fetcher_unread_blocks_total`), and a
-    /// comparison follows.
+    /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver, or with
+    /// several sources one of the minute before the first head, which may be missing. Otherwise
+    /// `None` is an unread block (`mempool_fetcher_unread_blocks_total`), and a comparison follows.
     fn block(&self, hash: &B256) -> Option<MinedBlock>;
 
     /// The hashes of all transactions in the pool. Called at the start, after each gap and by each
@@ -81,8 +77,7 @@ pub trait InProcessPool: Send + Sync + 'static {
 pub enum PoolAnnouncement {
     /// A transaction has become pending.
     Pending(B256),
-    /// The stream has lost this many announcements; 0 if it cannot say how many. Opens a gap, and
-    /// the pool is compared at once.
+    /// The stream has lost this many announcements; 0 if unknown. A gap: the pool is compared at once.
     Lagged(u64),
 }
 

@@ -19,7 +19,6 @@ mod limits;
 mod metrics;
 mod outcome;
 mod request;
-mod settings;
 mod sink;
 mod source;
 mod stream;

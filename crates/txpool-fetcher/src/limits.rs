@@ -7,9 +7,9 @@ use load_control::Backoff;
 /// Slots of the buffer of each source in which announced hashes wait while no fetch slot is free; with full
 /// announcements, of another one for objects.
 ///
-/// They hold the announcements of 8 s at 2000 transactions/s. Worst case in memory: 16,384 × 64 bytes =
-/// 1 MiB for each source, and 64 MiB of objects. Hashes that overrun the buffer are counted as [`lagged`](crate::Counts::lagged), and fetched by the comparison that
-/// follows.
+/// They hold the announcements of 8 s at 2000 transactions/s. Worst case in memory: 16,384 × 80 bytes =
+/// 1.3 MiB for each source, and 64 MiB of objects. Hashes that overrun the buffer are counted as
+/// [`lagged`](crate::Counts::lagged), and fetched by the comparison that follows.
 pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
 
 /// How many of the fetch slots deferrable work (backfill, audits, deferred retries) may hold at
@@ -47,11 +47,9 @@ pub(crate) const MAX_HEAD_AGE: Duration = Duration::from_secs(60);
 pub struct Limits {
     /// [`ANNOUNCEMENT_BUFFER`].
     pub announcement_buffer: usize,
-    /// How many of the slots deferrable work may hold. `None`: 2, or one for each source if that is more, and at most a
-    /// quarter of them.
+    /// How many of the slots deferrable work may hold, if not as many as by `DEFERRABLE_SLOTS`.
     pub deferrable_slots: Option<usize>,
-    /// How many of the request connections carry deferrable fetches too. The others stay free for
-    /// live transactions, however long the backfill.
+    /// How many of the request connections carry deferrable fetches too. The others stay free.
     pub deferrable_connections: usize,
     /// Longest JSON value read from a connection. With a longer one the connection is closed
     /// (`mempool_fetcher_reconnects_total` with reason `oversized`); a transaction whose response is longer is
@@ -73,8 +71,7 @@ pub struct Limits {
     pub call_timeout: Duration,
     /// Time for the node to list its pool; anvil needs 12 s for 60,000 transactions.
     pub snapshot_timeout: Duration,
-    /// Time for a comparison that a caller requested, from the request on: for a list, and as long
-    /// for what is missing.
+    /// Time for a comparison that a caller requested: for a list, and as long for what is missing.
     pub audit_timeout: Duration,
     /// Delay between two attempts to connect.
     pub reconnect: Backoff,
@@ -82,25 +79,22 @@ pub struct Limits {
     /// how often a node is asked how far it is.
     pub ping_interval: Duration,
     /// A connection is closed after this long without a response to a ping or any other message.
-    /// geth can freeze for 3 to 8 s when another subscriber stalls, and then recovers. After a write
-    /// to a connection has blocked for 10 s, it never writes to that connection again. So 10 s
-    /// distinguish the two. While the node lists its pool, it may be silent for longer: for the same
-    /// time again, for four times as long as the list before took, and for `snapshot_timeout` if there
-    /// was none.
+    /// geth can freeze for 3 to 8 s when another subscriber stalls, and then recovers. After a
+    /// write to a connection has blocked for 10 s, it never writes to it again. While the node
+    /// lists its pool, it may be silent for the same time again, for four times as long as the list
+    /// before took, and for `snapshot_timeout` if there was none.
     pub ping_timeout: Duration,
     /// With full objects: how long after its hash an object may come before the transaction is
     /// requested. A fifth of it, while the objects of later hashes come.
     pub object_wait: Duration,
-    /// How long an audit waits for announcements that are still on their way before a hash counts as
-    /// missing.
+    /// How long an audit waits for announcements under way before a hash counts as missing.
     pub audit_settle: Duration,
     /// How long the branch of another source must have been higher than what the leading source
     /// told, before the chain changes to it. Longer than the 12 s between two blocks, so that a node
     /// that tells each head keeps the lead.
     pub lead_timeout: Duration,
-    /// The longest that backfill, audit and retry fetches wait for the load to fall, from when they
-    /// could first have run. It is less than half of the 12 s between two blocks, so that a missed
-    /// transaction can still enter the next block.
+    /// The longest that backfill, audit and retry fetches wait for the load to fall: less than half
+    /// of the 12 s between two blocks, so that a missed transaction can still enter the next one.
     pub deferral_max_age: Duration,
 }
 

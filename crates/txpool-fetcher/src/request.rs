@@ -15,9 +15,9 @@ use futures::future::BoxFuture;
 use tokio::{sync::watch, time::timeout};
 
 use crate::{
+    config::Settings,
     connection::{Calls, Connection, Open},
     error::{CallError, ConnectError, LossReason},
-    settings::Settings,
     sync::OnDrop,
 };
 
@@ -143,8 +143,7 @@ impl<T> PoolQueues<T> {
     }
 }
 
-/// Waits for the next request, live ones first. `None` at the end: deferrable requests that still wait are then
-/// dropped.
+/// Waits for the next request, live ones first. At the end, `None`, deferrable ones are dropped.
 pub(crate) fn next_of<T>((live, deferrable): &PoolRequests<T>) -> Option<T> {
     select_biased! {
         recv(live) -> request => request.ok(),

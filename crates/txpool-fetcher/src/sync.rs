@@ -28,8 +28,7 @@ pub(crate) fn contain<T>(work: impl FnOnce() -> T) -> Option<T> {
         .ok()
 }
 
-/// Runs a future on this thread, which belongs to no runtime: the code that the future calls may
-/// block.
+/// Runs a future on this thread, which belongs to no runtime: what it calls may block.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(Thread);
     impl Wake for Unpark {

@@ -71,9 +71,8 @@ impl Tasks {
         self.threads.wait().await;
     }
 
-    /// Runs a future that is usually ready at once. Otherwise it blocks this thread, after a call of
-    /// `about_to_wait`, until the future is ready, or until the fetcher stops: then it returns
-    /// `None`.
+    /// Runs a future that is usually ready at once. Otherwise it calls `about_to_wait` and blocks
+    /// this thread until the future is ready, or until the fetcher stops: then it returns `None`.
     pub(crate) fn wait_for<T>(
         &self,
         future: impl Future<Output = T>,
@@ -84,8 +83,7 @@ impl Tasks {
             return Some(ready);
         }
         about_to_wait();
-        // Without a runtime: the sink may block, and at the end the runtime is dropped before this
-        // thread ends.
+        // Without a runtime: the sink may block, and at the end the runtime is dropped first.
         block_on(async {
             tokio::select! {
                 biased;

@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::B256;
 
 use super::{
-    Backlog, Hash,
+    Backlog,
     pairs::{OnHash, Pairs},
 };
 use crate::{
@@ -47,12 +47,10 @@ impl HashReader {
     /// Submits the request for a hash, or leaves it in the buffer if it has to wait: for a slot, or for those
     /// before it.
     pub(crate) fn take(&mut self, hash: B256, at: Instant) {
-        let fetch = &self.fetch;
-        self.backlog.read.fetch_add(1, Relaxed);
-        let arrival = Arrival { hash, entry: Entry::Announced, source: self.source, at };
-        let mut pairs = self.pairs.as_ref();
+        let (fetch, arrival) = (&self.fetch, self.arrival(hash, at));
         if self.backlog.hashes.len() == 0 {
-            match pairs.map_or(OnHash::Unpaired, |pairs| pairs.on_hash(&fetch.hashes, arrival)) {
+            let on_hash = |pairs: &Arc<Pairs>| pairs.on_hash(&fetch.hashes, arrival);
+            match self.pairs.as_ref().map_or(OnHash::Unpaired, on_hash) {
                 OnHash::Paired => return,
                 OnHash::Unpaired if fetch.try_announcement(arrival) => {
                     self.submitted += 1;
@@ -61,31 +59,35 @@ impl HashReader {
                     }
                     return;
                 }
-                OnHash::Unpaired => pairs = None,
-                OnHash::Full => {}
+                // If it is still without its pair later, it is requested then.
+                OnHash::Unpaired | OnHash::Full => {}
             }
         }
-        self.leave(hash, at, pairs.cloned());
+        self.leave(arrival);
     }
 
     /// The same without full announcements, for a caller that carries the request out itself.
     pub(crate) fn begin(&self, hash: B256, at: Instant) -> Option<FetchRequest> {
-        self.backlog.read.fetch_add(1, Relaxed);
-        let arrival = Arrival { hash, entry: Entry::Announced, source: self.source, at };
+        let arrival = self.arrival(hash, at);
         if self.backlog.hashes.len() == 0
             && let Some(begun) = self.fetch.try_begin(arrival)
         {
             return begun;
         }
-        self.leave(hash, at, None);
+        self.leave(arrival);
         None
+    }
+
+    fn arrival(&self, hash: B256, at: Instant) -> Arrival {
+        self.backlog.read.fetch_add(1, Relaxed);
+        Arrival { hash, entry: Entry::Announced, source: self.source, at }
     }
 
     /// Leaves a hash in the buffer. A fetch that waits for a node that announced it before may ask this one now: it has the
     /// slot for which the buffer waits.
-    fn leave(&self, hash: B256, at: Instant, pairs: Option<Arc<Pairs>>) {
-        self.fetch.hashes.seen.add_source(&hash, self.source);
-        if self.backlog.hashes.push(Hash { hash, at, pairs }, 0) {
+    fn leave(&self, arrival: Arrival) {
+        self.fetch.hashes.seen.add_source(&arrival.hash, self.source);
+        if self.backlog.hashes.push((arrival, self.pairs.clone()), 0) {
             self.fetch.metrics.lagged.add(1);
         }
         self.fetch.deferral.observe_backlog(self.source, || self.backlog.len());
@@ -146,9 +148,8 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
             }
         };
         match next {
-            Some(Ok(Hash { hash, at, pairs })) => {
+            Some(Ok((arrival, pairs))) => {
                 fetch.deferral.observe_backlog(source, || backlog.len());
-                let arrival = Arrival { hash, entry: Entry::Announced, source, at };
                 match pairs {
                     None => fetch.on_announcement(arrival).await,
                     Some(pairs) => pairs.on_waiting_hash(&fetch, arrival).await,

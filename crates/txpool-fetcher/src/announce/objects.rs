@@ -22,8 +22,7 @@ use crate::{
 /// kept: few transactions carry 8 kB of data, and anvil announces blob transactions with their sidecars.
 const MAX_OBJECT_BYTES: usize = 16 * 1024;
 
-/// Most bytes of all objects that wait to be read: 16,384 of 4 kB. While so many wait, only the hash is
-/// kept of a further one.
+/// Most bytes of all objects that wait: 16,384 of 4 kB. Above that only the hash of one is kept.
 const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
 
 /// An announced object, and when it was read from the socket.

@@ -24,8 +24,7 @@ const REMEMBERED: usize = 32_768;
 ///
 /// An object that comes first is delivered at once. A hash that comes first waits for its object, and
 /// is requested when the object is overdue:
-/// - when that of a hash which was announced a fifth of the wait later has come, because both streams
-///   keep the node's order;
+/// - when that of a hash announced a fifth of the wait later has come: both streams are in order;
 /// - else after the wait, counted from the read of the hash to the read of the objects: an object
 ///   that waits for its thread has come.
 ///
@@ -76,7 +75,7 @@ struct Unmatched {
 
 /// What there is to do for the hashes that wait.
 enum Next {
-    /// With whether its object has not come.
+    /// With whether its object should have come by now.
     Request(Ticket, bool),
     /// To look again, after a fifth of the wait.
     Wait,
@@ -217,9 +216,7 @@ impl Pairs {
             }
             match next {
                 Next::Request(ticket, is_missed) => {
-                    if is_missed && !lock(&self.state).is_closed {
-                        fetch.metrics.objects_missed.add(1);
-                    }
+                    fetch.metrics.objects_missed.add(u64::from(is_missed));
                     fetch.request(ticket).await;
                 }
                 // The end of the objects does not wait.
@@ -240,7 +237,7 @@ impl Pairs {
             }
             state.queue.pop_front();
             if let Some((ticket, has_come)) = waiting.remove(&hash) {
-                return Next::Request(ticket, !has_come);
+                return Next::Request(ticket, !has_come && !state.is_closed);
             }
         }
         if state.is_closed { Next::End } else { Next::Idle }

@@ -15,12 +15,12 @@ use tokio::{sync::mpsc, time::sleep};
 use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, follower::MAX_ANCESTORS, wire};
 use crate::{
     answer::Answer,
+    config::Settings,
     connection::Calls,
     error::CallError,
     fetch::Fetch,
     gap::GapReason,
     in_process_pool::{InProcess, MinedBlock},
-    settings::Settings,
     sink::Job,
     sync::lock,
 };

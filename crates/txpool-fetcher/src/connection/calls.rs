@@ -8,7 +8,7 @@ use std::{
 use alloy_primitives::bytes::BufMut as _;
 use serde::Serialize;
 use serde_json::value::RawValue;
-use tokio::{sync::oneshot, time::sleep};
+use tokio::sync::oneshot;
 
 use super::{
     Connection, End,
@@ -17,7 +17,6 @@ use super::{
 };
 use crate::{
     error::{CallError, LossReason},
-    limits::Limits,
     sync::OnDrop,
 };
 
@@ -77,15 +76,10 @@ impl Connection<Call> {
                 .expect("hashes, numbers and strings serialise");
         });
         let id = submitted.map_err(|_| CallError::ConnectionLost)?;
-        let _in_flight = OnDrop(|| self.forget(id));
+        let _in_flight = OnDrop(|| _ = self.handle(id, drop));
         self.flush();
-        tokio::select! {
-            // A response that has come counts.
-            biased;
-            Ok(response) = response => response,
-            _ = self.ended.wait() => Err(CallError::ConnectionLost),
-            () = sleep(limit) => Err(CallError::Timeout(limit)),
-        }
+        // Without a reply if the response has ended the connection.
+        self.await_within(limit, response).await?.unwrap_or(Err(CallError::ConnectionLost))
     }
 }
 
@@ -102,13 +96,8 @@ impl Subscriptions {
 }
 
 impl Responses<Call> for Subscriptions {
-    /// Little is written into the socket.
-    const POLLS: bool = false;
-
-    /// Each call has a limit of its own.
-    fn timeout(&self, _: &Limits) -> Duration {
-        Duration::MAX
-    }
+    /// They are few, and each has a limit of its own.
+    const ARE_FETCHES: bool = false;
 
     fn on_response(&mut self, call: Call, _: Instant, response: &Incoming<'_>) {
         let response = response.value();
@@ -131,125 +120,7 @@ impl Responses<Call> for Subscriptions {
         }
     }
 
-    fn on_timeout(&mut self, _: Call) {}
-
     fn on_idle(&mut self) {
         self.by_id.iter_mut().for_each(|(_, listener)| listener.on_idle());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        config::Endpoint,
-        connection::{Calls, dial},
-        tasks::Tasks,
-    };
-    use serde_json::{Value, json};
-    use std::{
-        io::Write as _,
-        os::unix::net::{UnixListener, UnixStream},
-        path::Path,
-    };
-    use tokio::{
-        runtime::Handle,
-        sync::mpsc::{self, UnboundedReceiver},
-    };
-    use tokio_util::sync::CancellationToken;
-
-    /// Serves each connection as a node does whose answers to the two subscriptions are `ids`, and then
-    /// writes `notes`.
-    fn node(path: &Path, ids: [&'static str; 2], notes: Vec<String>) {
-        let listener = UnixListener::bind(path).expect("a fresh path");
-        let serve = move |stream: UnixStream| {
-            let mut writer = stream.try_clone().expect("a second handle");
-            let requests = serde_json::Deserializer::from_reader(stream).into_iter::<Value>();
-            for request in requests.map_while(Result::ok) {
-                let first = &request["params"][0];
-                let result = match request["method"].as_str().expect("a method") {
-                    "eth_chainId" => json!("0x1"),
-                    "web3_clientVersion" => json!("fake/1"),
-                    "eth_subscribe" if first == "newHeads" => json!(ids[1]),
-                    "eth_subscribe" => json!(ids[0]),
-                    _ => Value::Null,
-                };
-                let answer = json!({ "jsonrpc": "2.0", "id": request["id"], "result": result });
-                // The other side may have had enough.
-                let _ = writer.write_all(answer.to_string().as_bytes());
-                if first == "newHeads" {
-                    let _ = notes.iter().try_for_each(|note| writer.write_all(note.as_bytes()));
-                }
-            }
-        };
-        std::thread::spawn(move || listener.incoming().map_while(Result::ok).for_each(serve));
-    }
-
-    fn note(id: &str, result: &Value) -> String {
-        let params = json!({ "subscription": id, "result": result });
-        json!({ "jsonrpc": "2.0", "method": "eth_subscription", "params": params }).to_string()
-    }
-
-    async fn open(path: &Path) -> Calls {
-        let endpoint = Endpoint::Ipc(path.into());
-        let tasks = Tasks::new(Handle::current(), CancellationToken::new());
-        let dialed =
-            dial(&endpoint, (&Limits::default(), &Arc::default()), false, ("test", &tasks)).await;
-        let [(connection, _)] = dialed.expect("the node responds");
-        connection
-    }
-
-    struct Notes(mpsc::UnboundedSender<String>);
-
-    impl Listener for Notes {
-        fn on_notification(&mut self, json: &str, _: Instant) {
-            self.0.send(json.to_owned()).expect("the test reads");
-        }
-    }
-
-    async fn subscribe(
-        connection: &Connection<Call>,
-        kind: &str,
-    ) -> Result<UnboundedReceiver<String>, CallError> {
-        let (notes, received) = mpsc::unbounded_channel();
-        connection.subscribe((kind,), Notes(notes), LIMIT).await.map(|()| received)
-    }
-
-    const LIMIT: Duration = Duration::from_secs(60);
-
-    #[tokio::test]
-    async fn a_notification_goes_to_its_subscription_and_ends_with_the_connection() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("node.ipc");
-        let notes = vec![
-            note("0x7", &json!("of no subscription")),
-            note("0xa", &json!(1)),
-            r#"{"jsonrpc":"2.0","method":"eth_subscription","params":["0xa"]}"#.to_owned(),
-            note("0xb", &json!(2)),
-            note("0xa", &json!({ "three": [3] })),
-            r#"{"id":"0xa","result":null} []"#.to_owned(),
-        ];
-        node(&path, ["0xa", "0xb"], notes);
-        let connection = open(&path).await;
-        let mut hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
-        let mut heads = subscribe(&connection, "newHeads").await.expect("another");
-        assert_eq!(heads.recv().await.as_deref(), Some("2"));
-        assert_eq!(hashes.recv().await.as_deref(), Some("1"));
-        assert_eq!(hashes.recv().await.as_deref(), Some(r#"{"three":[3]}"#));
-        connection.call("eth_none", (), LIMIT).await.expect("it is still up");
-        connection.end(LossReason::Closed);
-        assert_eq!((hashes.recv().await, heads.recv().await), (None, None));
-    }
-
-    #[tokio::test]
-    async fn a_node_that_gives_two_subscriptions_one_id_is_left() {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let path = folder.path().join("node.ipc");
-        node(&path, ["0xa", "0xa"], vec![]);
-        let connection = open(&path).await;
-        let _hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
-        let error = subscribe(&connection, "newHeads").await.unwrap_err();
-        assert!(matches!(error, CallError::ConnectionLost), "{error}");
-        assert!(matches!(connection.ended.wait().await, LossReason::Garbage(_)));
     }
 }

@@ -31,16 +31,14 @@ pub(super) const RAW_TRANSACTION: &str = "eth_getRawTransactionByHash";
 /// The id of pings, which are in no [`InFlight`]. Every other id is used once, so a late response finds nothing.
 pub(super) const PING_ID: u64 = 0;
 
-/// Most bytes that wait for a node that does not read: two requests for each of the most fetch
-/// slots, at about 150 bytes each. A request beyond that is not written, and times out like one
-/// that the node has not read.
+/// Most bytes that wait for a node that does not read: two requests of 150 bytes for each of the
+/// most fetch slots. One beyond that is not written, and times out.
 const OUTBOX_BYTES: usize = 2 * MAX_FETCH_SLOTS * 150;
 
 /// A connection to a node with its requests in flight; `R` is kept with each. Its reader holds it too: see [`Open`].
 pub(crate) struct Connection<R> {
     requests: Mutex<InFlight<R>>,
-    /// Their number, with that of the response that is being processed, so that connections can be compared without
-    /// their locks.
+    /// Their number, and the response in hand: connections are compared without their locks.
     in_flight: AtomicUsize,
     pub(super) socket: BlockingSocket,
     /// Formatted requests that were not sent yet.
@@ -168,17 +166,21 @@ impl<R> Connection<R> {
     /// It has ended, or there was no response within `limit`.
     pub(crate) async fn greet(&self, limit: Duration) -> Result<(), CallError> {
         self.ping();
+        self.await_within(limit, self.ponged.notified()).await
+    }
+
+    pub(super) async fn await_within<T>(
+        &self,
+        limit: Duration,
+        response: impl Future<Output = T>,
+    ) -> Result<T, CallError> {
         tokio::select! {
             // A response that has come counts.
             biased;
-            () = self.ponged.notified() => Ok(()),
+            response = response => Ok(response),
             _ = self.ended.wait() => Err(CallError::ConnectionLost),
             () = sleep(limit) => Err(CallError::Timeout(limit)),
         }
-    }
-
-    pub(super) fn forget(&self, id: u64) {
-        self.handle(id, drop);
     }
 
     /// Removes the request with this id, which has its response, and calls `handle` with it and when it was sent.

@@ -13,7 +13,7 @@
 //! A connection never reconnects by itself: its source must see every loss. The reader is a thread; one reads
 //! both sockets of a subscription. It waits for nothing but the node, and for fetches for the sink. So a [`Listener`] must
 //! not wait, and neither does a write: a request for which the socket has no room times out like one without a response. A
-//! WebSocket is reached through a Unix socket too, behind which a task passes its messages on (`ws`).
+//! WebSocket is reached through a Unix socket too, behind which a task passes its messages on.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -25,7 +25,6 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod calls;
-mod chain_id;
 mod client;
 mod frame;
 mod open;
@@ -34,7 +33,6 @@ mod response;
 mod socket;
 #[cfg(test)]
 mod tests;
-mod ws;
 
 use std::sync::{Arc, OnceLock};
 
@@ -43,13 +41,12 @@ use tokio::sync::Notify;
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     calls::{Call, Listener},
-    chain_id::ChainId,
     client::{Connection, Open},
     frame::Frames,
-    open::{dial, open, open_socket},
+    open::{ChainId, dial, open},
     read::{Listings, Responses},
     response::{Incoming, read_error},
-    socket::BlockingSocket,
+    socket::{BlockingSocket, open_socket},
 };
 use crate::error::LossReason;
 
@@ -94,13 +91,6 @@ pub(crate) struct Subscription {
     pub(crate) ended: Arc<End>,
     /// To a node: for hashes and heads, and that for objects, which ends with it.
     pub(crate) connections: Vec<Arc<Calls>>,
-}
-
-impl Subscription {
-    pub(crate) fn kill(&self, reason: LossReason) {
-        self.ended.set(reason.clone());
-        self.connections.iter().for_each(|connection| connection.end(reason.clone()));
-    }
 }
 
 /// The first `max` characters.

@@ -1,13 +1,16 @@
 //! Opens a connection, and finds out whether an execution node is behind it.
 
-use std::{io, os::unix::fs::FileTypeExt, path::Path, sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use alloy_primitives::{B256, U64};
-use tokio::{net::UnixStream, runtime::Handle};
+use tokio::sync::watch;
 
 use super::{
-    BlockingSocket, Calls, Connection, End, Listings, Open, Responses, calls::Subscriptions,
-    client::RAW_TRANSACTION, clip, read::Reader, ws,
+    Calls, Connection, End, Listings, Open, Responses, calls::Subscriptions,
+    client::RAW_TRANSACTION, clip, open_socket, read::Reader,
 };
 use crate::{
     config::Endpoint,
@@ -26,8 +29,52 @@ pub struct NodeInfo {
     pub chain_id: u64,
 }
 
+/// The chain of the configuration, or that of the first listed source. It never changes.
+pub(crate) struct ChainId {
+    pinned: OnceLock<u64>,
+    /// Of each source, whether an attempt to connect has ended.
+    tried: watch::Sender<Box<[bool]>>,
+}
+
+#[expect(clippy::indexing_slicing, reason = "indices of the configured sources")]
+impl ChainId {
+    pub(crate) fn new(configured: Option<u64>, sources: usize) -> Self {
+        let pinned = configured.map_or_else(OnceLock::new, OnceLock::from);
+        Self { pinned, tried: watch::Sender::new(vec![false; sources].into()) }
+    }
+
+    pub(crate) fn get(&self) -> Option<u64> {
+        self.pinned.get().copied()
+    }
+
+    /// Checks the chain of a source. If none was configured, a later source waits until those before it
+    /// were reached, or have failed once: the chain does not depend on which node responds first.
+    pub(crate) async fn check(
+        &self,
+        source: usize,
+        endpoint: &Endpoint,
+        found: u64,
+    ) -> Result<(), ConnectError> {
+        let mut tried = self.tried.subscribe();
+        // The sender lives as long as `self`.
+        let _ = tried
+            .wait_for(|tried| self.get().is_some() || tried[..source].iter().all(|tried| *tried))
+            .await;
+        let expected = *self.pinned.get_or_init(|| found);
+        self.tried(source);
+        if found == expected {
+            return Ok(());
+        }
+        Err(ConnectError::OtherChain { endpoint: endpoint.to_string(), found, expected })
+    }
+
+    pub(crate) fn tried(&self, source: usize) {
+        self.tried.send_if_modified(|tried| !std::mem::replace(&mut tried[source], true));
+    }
+}
+
 /// Opens `N` connections, one or two, with one reader, and probes each: the peer must be an execution node
-/// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`](super::ChainId::check).
+/// with `eth_getRawTransactionByHash`. Its chain is not checked yet: see [`ChainId::check`].
 /// The reader is a thread of this name.
 ///
 /// # Errors
@@ -97,9 +144,8 @@ async fn ask<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// A node without the method cannot be used, so this must fail here and not at every
-/// transaction. Any other error response comes from a node that has the method: geth sends one
-/// for an unknown hash while it builds its transaction index.
+/// A node without the method cannot be used. Any other error response comes from a node that has
+/// it: geth sends one for an unknown hash while it builds its transaction index.
 async fn check_raw_transactions(
     calls: &Calls,
     endpoint: &Endpoint,
@@ -134,67 +180,4 @@ async fn connect_error(
 fn not_ethereum(endpoint: &Endpoint, method: &'static str, answer: &str) -> ConnectError {
     let answer = clip(answer, 120);
     ConnectError::NotEthereum { endpoint: endpoint.to_string(), method, answer }
-}
-
-/// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake may
-/// take as long as `limit`. With `tasks`, messages are assembled on a thread of theirs: one of
-/// megabytes takes milliseconds.
-pub(crate) async fn open_socket(
-    endpoint: &Endpoint,
-    max_bytes: usize,
-    limit: Duration,
-    tasks: Option<&Tasks>,
-) -> Result<BlockingSocket, ConnectError> {
-    let url = match endpoint {
-        Endpoint::Ipc(path) => return open_ipc(path).await,
-        Endpoint::Ws(url) => url,
-        // A pool in this process is called directly by its source, and never dialled.
-        Endpoint::InProcess(_) => {
-            return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
-        }
-    };
-    let (socket, pass_on) = ws::open(url, max_bytes, limit).await?;
-    // It ends with the connection, or with its runtime.
-    match tasks {
-        Some(tasks) => drop(tasks.spawn_blocking(|| Handle::current().block_on(pass_on))),
-        None => drop(tokio::spawn(pass_on)),
-    }
-    Ok(socket)
-}
-
-/// The path is resolved each time, because nodes delete and re-create the socket when they start.
-async fn open_ipc(path: &Path) -> Result<BlockingSocket, ConnectError> {
-    let stream = UnixStream::connect(path).await.map_err(|error| explain(path, error))?.into_std();
-    let socket = stream.and_then(|stream| BlockingSocket::new(stream, Arc::default()));
-    socket.map_err(|error| explain(path, error))
-}
-
-fn explain(path: &Path, error: io::Error) -> ConnectError {
-    let hint = match error.kind() {
-        io::ErrorKind::NotFound => " (is the node running, and is this its --ipcpath?)",
-        io::ErrorKind::PermissionDenied => " (run as the node's user, or change the socket's mode)",
-        // Linux reports "connection refused" for a stale socket, and also for a file that is no
-        // socket.
-        _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
-            " (there is a file or folder at this path, not a socket)"
-        }
-        io::ErrorKind::ConnectionRefused => " (the socket is left over from a node that is gone)",
-        _ => "",
-    };
-    ConnectError::Io { endpoint: path.display().to_string(), source: error.into(), hint }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn permission_denied_names_the_path_and_the_cure() {
-        // Not over a real socket: the tests may run as root, who is denied nothing.
-        let error = explain(Path::new("/n.ipc"), io::ErrorKind::PermissionDenied.into());
-        assert_eq!(
-            error.to_string(),
-            "/n.ipc: permission denied (run as the node's user, or change the socket's mode)"
-        );
-    }
 }

@@ -23,13 +23,9 @@ use crate::{error::LossReason, limits::Limits, tasks::Tasks};
 
 /// Processes what comes over one connection, on the thread of that connection.
 pub(crate) trait Responses<R>: Send + 'static {
-    /// Whether the thread polls before it reads: see [`BlockingSocket::wait`].
-    const POLLS: bool = true;
-
-    /// How long a request may be without a response.
-    fn timeout(&self, limits: &Limits) -> Duration {
-        limits.fetch_timeout
-    }
+    /// Whether the requests are fetches: they time out after [`Limits::fetch_timeout`], and as they are many, the thread
+    /// polls before it reads: see [`BlockingSocket::wait`].
+    const ARE_FETCHES: bool = true;
 
     /// Processes the response to a request that was sent at `sent`. May block; meanwhile the
     /// time-outs of the connection's other requests are suspended. A panic ends the connection.
@@ -38,7 +34,7 @@ pub(crate) trait Responses<R>: Send + 'static {
     /// Takes a notification that was read at `read_at`.
     fn on_notification(&mut self, _note: &Notification<'_>, _read_at: Instant) {}
 
-    fn on_timeout(&mut self, request: R);
+    fn on_timeout(&mut self, _request: R) {}
 
     /// A response came after its request had timed out, or matches none.
     fn on_late(&mut self) {}
@@ -61,13 +57,9 @@ pub(crate) struct Reader<R, P> {
     /// How often time-outs are looked at, and when next.
     grain: Duration,
     look_at: Instant,
-    queue: Queue,
-}
-
-/// The receive queue of a socket: when it was looked at, and how much of what it held then is unread.
-struct Queue {
-    at: Instant,
-    unread: u64,
+    /// When the socket's receive queue was looked at, and how much of what it held then is unread.
+    queue_at: Instant,
+    queue_unread: u64,
 }
 
 impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
@@ -89,7 +81,8 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
             pinged: None,
             grain: grain.clamp(Duration::from_millis(1), Duration::from_millis(100)),
             look_at: now,
-            queue: Queue { at: now, unread: 0 },
+            queue_at: now,
+            queue_unread: 0,
         }
     }
 
@@ -105,7 +98,7 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
                         let sockets = [&one.connection.socket, &other.connection.socket];
                         BlockingSocket::wait(sockets, one.grain)
                     }
-                    [(_, one)] if P::POLLS => {
+                    [(_, one)] if P::ARE_FETCHES => {
                         let [is_ready] = BlockingSocket::wait([&one.connection.socket], one.grain);
                         [is_ready, true]
                     }
@@ -135,14 +128,15 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
         // A read that does not fill the buffer has emptied the socket. A node that fills each read never lets
         // it run empty; its requests must time out all the same.
         if count < room {
-            self.queue.unread = 0;
+            self.queue_unread = 0;
             self.read_until(read_before);
             return Ok(());
         }
-        self.queue.unread = self.queue.unread.saturating_sub(count as u64);
-        if self.queue.unread == 0 {
-            self.read_until(self.queue.at);
-            self.queue = Queue { at: Instant::now(), unread: self.connection.socket.unread() };
+        self.queue_unread = self.queue_unread.saturating_sub(count as u64);
+        if self.queue_unread == 0 {
+            self.read_until(self.queue_at);
+            self.queue_at = Instant::now();
+            self.queue_unread = self.connection.socket.unread();
         }
         Ok(())
     }
@@ -168,9 +162,9 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
             return;
         }
         self.look_at = until + self.grain;
-        let timeout = self.responses.timeout(&self.limits);
-        for request in self.connection.take_expired(timeout, until) {
-            self.responses.on_timeout(request);
+        if P::ARE_FETCHES {
+            let expired = self.connection.take_expired(self.limits.fetch_timeout, until);
+            expired.into_iter().for_each(|request| self.responses.on_timeout(request));
         }
         self.supervise(until);
         // What the socket had no room for.

@@ -174,48 +174,31 @@ mod tests {
 
     #[test]
     fn fields_of_every_form_in_any_order_are_read_as_serde_json_reads_them() {
-        let ids = [
-            "0",
-            "17",
-            "281474976710656",
-            "18446744073709551615",
-            "-1",
-            "1.0",
-            "1e2",
-            "null",
-            "\"7\"",
-        ];
+        let ids = r#"0 17 281474976710656 18446744073709551615 -1 1.0 1e2 null "7""#;
         let results = ["\"0xab\"", "\"\"", "null", "true", "[\"0x\"]", "{\"a\":null}", "1.5"];
         let errors = ["null", "\"busy\"", "{}", r#"{"data":[1],"message":"no","code":-32000}"#];
-        for id in ids {
-            for text in results
-                .map(|result| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
-                .into_iter()
-                .chain(
-                    results.map(|result| format!("{{ \"result\" :\t{result} ,\n\"id\": {id} }}")),
-                )
-                .chain(errors.map(|error| format!(r#"{{"error":{error},"x":[[{{}}]],"id":{id}}}"#)))
-            {
+        for id in ids.split(' ') {
+            let first = results.map(|it| format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{it}}}"#));
+            let last = results.map(|it| format!("{{ \"result\" :\t{it} ,\n\"id\": {id} }}"));
+            let failed = errors.map(|it| format!(r#"{{"error":{it},"x":[[{{}}]],"id":{id}}}"#));
+            for text in first.iter().chain(&last).chain(&failed) {
                 assert_eq!(ours(text.as_bytes()), oracle(text.as_bytes()), "{text}");
             }
         }
     }
 
+    /// serde takes an array for a struct, field by field: `[7]` was the answer to request 7.
     #[test]
-    fn a_field_that_comes_twice_answers_nothing() {
+    fn a_field_that_comes_twice_answers_nothing_and_an_array_is_no_response_and_no_error_object() {
         for text in [
             r#"{"id":1,"id":2,"result":null}"#,
             r#"{"id":1,"result":"0x01","result":"0x02"}"#,
             r#"{"id":1,"result":"0x01","resul\u0074":"0x02"}"#,
+            "[7]",
+            r#"[7,"0x01",null]"#,
+            r#" [7,null,{"code":1}]"#,
+            "[]",
         ] {
-            assert_eq!(ours(text.as_bytes()), Ok(None), "{text}");
-        }
-    }
-
-    /// serde takes an array for a struct, field by field: `[7]` was the answer to request 7.
-    #[test]
-    fn an_array_is_no_response_and_no_error_object() {
-        for text in ["[7]", r#"[7,"0x01",null]"#, r#" [7,null,{"code":1}]"#, "[]"] {
             assert_eq!(ours(text.as_bytes()), Ok(None), "{text}");
         }
         let error = br#"{"id":7,"error":[-32000,"busy"]}"#;

@@ -1,20 +1,42 @@
-//! A Unix socket that is read by a thread of its own.
+//! A Unix socket that is read by a thread of its own. A WebSocket stands behind one too: a task passes the text of each
+//! message on, so that everything else knows one kind of socket.
 
 use std::{
+    convert::Infallible,
     io,
     net::Shutdown,
-    os::unix::net::UnixStream,
+    os::unix::{fs::FileTypeExt, net::UnixStream},
+    path::Path,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
+use futures::{SinkExt as _, StreamExt as _, stream::SplitSink, stream::SplitStream};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::{Errno, retry_on_intr},
     net::SendFlags,
 };
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        self, TcpStream,
+        unix::{ReadHalf, WriteHalf},
+    },
+    runtime::Handle,
+    time::timeout,
+};
+use tokio_tungstenite::{
+    MaybeTlsStream, WebSocketStream,
+    tungstenite::{self, Message, protocol::WebSocketConfig},
+};
 
-use crate::error::LossReason;
+use super::Frames;
+use crate::{
+    config::Endpoint,
+    error::{ConnectError, LossReason},
+    tasks::Tasks,
+};
 
 /// A Unix socket in blocking mode, for the thread that reads it. Whoever writes does not wait.
 ///
@@ -82,5 +104,157 @@ impl BlockingSocket {
     pub(crate) fn end(&self) {
         // It fails when the peer has closed the connection already.
         let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake may
+/// take as long as `limit`. With `tasks`, messages are assembled on a thread of theirs: one of
+/// megabytes takes milliseconds.
+pub(crate) async fn open_socket(
+    endpoint: &Endpoint,
+    max_bytes: usize,
+    limit: Duration,
+    tasks: Option<&Tasks>,
+) -> Result<BlockingSocket, ConnectError> {
+    let url = match endpoint {
+        Endpoint::Ipc(path) => return open_ipc(path).await,
+        Endpoint::Ws(url) => url,
+        // A pool in this process is called directly by its source, and never dialled.
+        Endpoint::InProcess(_) => {
+            return Err(ConnectError::io(endpoint, io::ErrorKind::Unsupported.into()));
+        }
+    };
+    let (socket, pass_on) = open_ws(url, max_bytes, limit).await?;
+    // It ends with the connection, or with its runtime.
+    match tasks {
+        Some(tasks) => drop(tasks.spawn_blocking(|| Handle::current().block_on(pass_on))),
+        None => drop(tokio::spawn(pass_on)),
+    }
+    Ok(socket)
+}
+
+/// The path is resolved each time, because nodes delete and re-create the socket when they start.
+async fn open_ipc(path: &Path) -> Result<BlockingSocket, ConnectError> {
+    let stream =
+        net::UnixStream::connect(path).await.map_err(|error| explain(path, error))?.into_std();
+    let socket = stream.and_then(|stream| BlockingSocket::new(stream, Arc::default()));
+    socket.map_err(|error| explain(path, error))
+}
+
+fn explain(path: &Path, error: io::Error) -> ConnectError {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => " (is the node running, and is this its --ipcpath?)",
+        io::ErrorKind::PermissionDenied => " (run as the node's user, or change the socket's mode)",
+        // Linux reports "connection refused" for a stale socket, and for a file that is none.
+        _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
+            " (there is a file or folder at this path, not a socket)"
+        }
+        io::ErrorKind::ConnectionRefused => " (the socket is left over from a node that is gone)",
+        _ => "",
+    };
+    ConnectError::Io { endpoint: path.display().to_string(), source: error.into(), hint }
+}
+
+type WsStream = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+/// Opens a WebSocket whose messages have at most `max_bytes`. The future passes them on to its end.
+async fn open_ws(
+    url: &str,
+    max_bytes: usize,
+    limit: Duration,
+) -> Result<(BlockingSocket, impl Future<Output = ()> + use<>), ConnectError> {
+    let config = WebSocketConfig::default()
+        .max_message_size(Some(max_bytes))
+        .max_frame_size(Some(max_bytes));
+    let connect = tokio_tungstenite::connect_async_with_config(url, Some(config), true);
+    let connected = timeout(limit, connect).await.map_err(|_| ConnectError::NoAnswer {
+        endpoint: url.to_owned(),
+        method: "the WebSocket handshake",
+        timeout: limit,
+    })?;
+    let failed = |error| ConnectError::io(&url, error);
+    let (messages, _) =
+        connected.map_err(|error| failed(std::io::Error::other(error.to_string())))?;
+    let (ours, mut theirs) = net::UnixStream::pair().map_err(failed)?;
+    let ended = Arc::new(OnceLock::new());
+    let socket = ours.into_std().and_then(|ours| BlockingSocket::new(ours, Arc::clone(&ended)));
+    let pass_on = async move {
+        let (requests, responses) = messages.split();
+        let (from_us, to_us) = theirs.split();
+        // Separate branches, so that reading continues while the peer does not read.
+        let Err(reason) = tokio::select! {
+            end = pass_in(responses, to_us, max_bytes) => end,
+            end = pass_out(from_us, requests) => end,
+        };
+        // Before the socket is closed; nobody else sets it.
+        let _ = ended.set(reason);
+    };
+    Ok((socket.map_err(failed)?, pass_on))
+}
+
+async fn pass_in(
+    mut messages: SplitStream<WsStream>,
+    mut socket: WriteHalf<'_>,
+    max_bytes: usize,
+) -> Result<Infallible, LossReason> {
+    loop {
+        match messages.next().await {
+            Some(Ok(Message::Text(text))) => {
+                // If this fails, our side has ended.
+                socket.write_all(text.as_bytes()).await.map_err(|_| LossReason::Closed)?;
+            }
+            Some(Ok(Message::Close(_))) | None => return Err(LossReason::Closed),
+            // Pings and pongs of the WebSocket protocol.
+            Some(Ok(_)) => {}
+            Some(Err(tungstenite::Error::Capacity(_))) => {
+                return Err(LossReason::Oversized(max_bytes));
+            }
+            Some(Err(error)) => return Err(reason(&error)),
+        }
+    }
+}
+
+/// Sends each request in a message of its own; those at hand together.
+async fn pass_out(
+    mut socket: ReadHalf<'_>,
+    mut messages: SplitSink<WsStream, Message>,
+) -> Result<Infallible, LossReason> {
+    let mut requests = Frames::new(usize::MAX);
+    loop {
+        let count = socket.read(requests.spare()).await.unwrap_or(0);
+        if count == 0 {
+            return Err(LossReason::Closed);
+        }
+        requests.filled(count);
+        while let Some(request) = requests.next()? {
+            let message = Message::text(String::from_utf8_lossy(request).into_owned());
+            messages.feed(message).await.map_err(|error| reason(&error))?;
+        }
+        messages.flush().await.map_err(|error| reason(&error))?;
+    }
+}
+
+fn reason(error: &tungstenite::Error) -> LossReason {
+    match error {
+        tungstenite::Error::Io(error) => LossReason::from_io(error),
+        tungstenite::Error::ConnectionClosed | tungstenite::Error::AlreadyClosed => {
+            LossReason::Closed
+        }
+        other => LossReason::garbage(other.to_string().as_bytes()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permission_denied_names_the_path_and_the_cure() {
+        // Not over a real socket: the tests may run as root, who is denied nothing.
+        let error = explain(Path::new("/n.ipc"), io::ErrorKind::PermissionDenied.into());
+        assert_eq!(
+            error.to_string(),
+            "/n.ipc: permission denied (run as the node's user, or change the socket's mode)"
+        );
     }
 }

@@ -1,5 +1,4 @@
-//! Decodes transactions, as a node responds with them or announces them. Entry: [`read_response`] and
-//! `read_object`.
+//! Decodes what a node responds or announces. Entry: [`read_response`] and `read_object`.
 //!
 //! All of it is pure, and bytes from outside cause no panic. Only a transaction that has the requested
 //! or announced hash is accepted.

@@ -93,8 +93,7 @@ pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
             };
         }
     };
-    // The hash of a blob transaction is that of its form without sidecar; the envelope takes care
-    // of that.
+    // The envelope takes the hash of a blob transaction without its sidecar.
     if *tx.hash() != requested {
         return other_transaction(requested, *tx.hash());
     }

@@ -13,10 +13,9 @@ use metric_set::Count;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use crate::{
-    config::FetcherConfig,
+    config::{FetcherConfig, Settings},
     error::ConfigError,
     metrics::{DeferrableWork, Metrics},
-    settings::Settings,
     sync::Share,
 };
 

@@ -40,11 +40,11 @@ use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};
 use alloy_primitives::B256;
 
 use crate::{
+    config::Settings,
     connection::Listings,
     metrics::Metrics,
     outcome::Entry,
     request::{RequestConnections, Requests},
-    settings::Settings,
     tasks::Tasks,
 };
 

@@ -10,7 +10,10 @@ use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::deferral::DeferralPermit;
-use crate::{config::FetcherConfig, error::ConfigError, settings::Settings};
+use crate::{
+    config::{FetcherConfig, Settings},
+    error::ConfigError,
+};
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;

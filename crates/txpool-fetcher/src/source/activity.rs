@@ -1,21 +1,19 @@
 //! When hashes and heads came, and whether a silence is one of the subscription.
 //!
-//! Whether a silence is plausible is judged with the Poisson distribution: if 20 announcements are expected in a silence,
-//! the probability of none is e^-20. At least two heads must have come since the last hash, so that a
-//! stalled chain is not mistaken for a dead subscription, and at least 4 s must have passed, since
-//! geth can pause for 3. Hashes count from the moment they are read from the socket, so our own
-//! back-pressure does not look like silence. Silence alone only raises a suspicion, because the load
-//! may simply have ended. The comparison that follows lists the pool, waits 4 s and lists it again.
-//! Hashes that are new in the second list and were not announced meanwhile prove that the
-//! subscription is dead; hashes of the first list prove nothing, since they may be older than the
-//! subscription.
+//! Whether a silence is plausible is judged with the Poisson distribution: if 20 announcements are
+//! expected in it, the probability of none is e^-20. At least two heads must have come since the
+//! last hash, so that a stalled chain is no dead subscription, and 4 s must have passed, since geth
+//! can pause for 3. Hashes count from the moment they are read from the socket, so our own
+//! back-pressure is no silence. Silence alone only raises a suspicion, because the load may have
+//! ended. The comparison that follows lists the pool, waits 4 s and lists it again. Hashes that are
+//! new in the second list and were not announced meanwhile prove that the subscription is dead;
+//! those of the first may be older than it.
 
 use std::time::{Duration, Instant};
 
 use crate::gap::MIN_SILENCE;
 
-/// How many announcements must have been expected in a silence, by the recent rate, before it is
-/// suspicious.
+/// How many announcements must have been expected in a silence before it is suspicious.
 const SUSPICIOUS_EXPECTATION: f64 = 20.0;
 
 /// How many heads must have come since the last hash before a silence counts.
@@ -85,8 +83,7 @@ impl Activity {
         has_begun
     }
 
-    /// The silence was no sign of a dead subscription, so the rate is at most one hash in its
-    /// length.
+    /// The silence was no sign of a dead subscription: the rate is at most one hash in it.
     pub(super) fn load_has_ended(&mut self, now: Instant) {
         let silence = now.saturating_duration_since(self.hash_at);
         self.rate_per_s = self.rate_per_s.min(1.0 / silence.max(MIN_SILENCE).as_secs_f64());

@@ -10,10 +10,9 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use super::activity::Activity;
 use crate::{
-    config::Backfill,
+    config::{Backfill, Settings},
     error::LossReason,
     gap::{Gap, GapReason},
-    settings::Settings,
 };
 
 /// Most gaps that are kept for the status.
@@ -48,8 +47,7 @@ metric_set::labels! {
         /// The subscription connection is open, but hashes or heads stopped coming, though the node has
         /// new ones. It is being closed.
         Stale = "stale",
-        /// The source has ended: the limit of connection attempts is reached, or the fetcher has
-        /// stopped.
+        /// The source has ended: by the limit of connection attempts, or the fetcher has stopped.
         Ended = "ended",
         /// Both kinds of connections are up, and the node does not follow the chain: its head is more than
         /// 60 s old by the wall clock, and it says that it is syncing, or another source has a recent head.
@@ -69,8 +67,7 @@ pub(crate) enum Role {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// The connections of this role are up: probed and, for the subscription connection,
-    /// subscribed.
+    /// The connections of this role are up, probed and subscribed.
     Up(Role),
     DialFailed(Role),
     Down(Role),
@@ -86,15 +83,13 @@ pub(crate) enum Event {
         recovered: u64,
         unannounced: u64,
     },
-    /// The node's pool could not be compared; the attempt took `after`. `is_retryable`: whether a
-    /// comparison soon after may succeed.
+    /// The node's pool could not be compared; the attempt took `after`.
     CompareFailed {
         after: Duration,
         is_retryable: bool,
     },
-    /// Drives the machine's timers; `read` announcements were read from the socket of the
-    /// subscription connection so far. Whether they were processed is irrelevant: our own
-    /// back-pressure says nothing about the node.
+    /// Drives the machine's timers; `read` announcements were read from the socket so far,
+    /// processed or not: our own back-pressure says nothing about the node.
     Tick {
         read: u64,
     },
@@ -186,8 +181,7 @@ impl Machine {
                 if self.settings.config.reconnect_limit.is_some_and(|limit| *attempts >= limit) {
                     self.state = SourceState::Ended;
                 } else {
-                    let after = self.delay(role);
-                    self.actions.push(Action::Dial { role, after });
+                    self.dial(role);
                 }
             }
             Event::Down(role) => {
@@ -198,8 +192,7 @@ impl Machine {
                 if now.saturating_duration_since(self.up_at[role as usize]) >= STABLE_AFTER {
                     self.delays[role as usize] = 0;
                 }
-                let after = self.delay(role);
-                self.actions.push(Action::Dial { role, after });
+                self.dial(role);
             }
             Event::Behind(is_behind) => {
                 let was_behind = std::mem::replace(&mut self.is_behind, is_behind);
@@ -220,10 +213,12 @@ impl Machine {
                 let reason = self.comparing.take();
                 self.failing = None;
                 self.is_audited = true;
+                if let Some(gap) = self.gaps.iter_mut().rev().find(|gap| gap.to.is_none()) {
+                    gap.recovered += recovered;
+                }
                 if !self.may_compare() {
-                    // A connection was lost during the comparison, or the node fell behind: it is
-                    // repeated afterwards.
-                    return self.add_recovered(recovered);
+                    // It is repeated when the connections are up and the node follows the chain.
+                    return;
                 }
                 let is_judged = reason == Some(GapReason::Silence)
                     && self.state == SourceState::Live
@@ -233,7 +228,7 @@ impl Machine {
                     Some(_) => self.stale(LossReason::NoHashes { unannounced }),
                     None => {}
                 }
-                self.compared(recovered, now);
+                self.compared(now);
             }
             Event::CompareFailed { after, is_retryable } => {
                 self.comparing = None;
@@ -252,8 +247,7 @@ impl Machine {
                     }
                 }
                 if self.may_compare() && self.compare_at.is_some_and(|at| now >= at) {
-                    let reason = self.open_reason().unwrap_or(GapReason::Audit);
-                    self.compare(reason, now);
+                    self.compare(self.open_reason(), now);
                 }
                 if self.state == SourceState::Live {
                     if self.next_audit.is_some_and(|at| now >= at) {
@@ -280,20 +274,15 @@ impl Machine {
             return self.open_gap(GapReason::MissedHeads, now);
         }
         // Without a list of the pool there is nothing to wait for.
-        self.state = match self.is_audited {
-            true => SourceState::Backfilling,
-            false => SourceState::Live,
-        };
-        let reason = self.open_reason().unwrap_or(GapReason::Reconnect);
-        self.compare(reason, now);
+        self.state = if self.is_audited { SourceState::Backfilling } else { SourceState::Live };
+        self.compare(self.open_reason(), now);
     }
 
-    /// The delay before the next attempt to connect.
-    fn delay(&mut self, role: Role) -> Duration {
+    fn dial(&mut self, role: Role) {
         let delays = &mut self.delays[role as usize];
-        let delay = self.settings.limits.reconnect.delay(*delays, self.rng.random());
+        let after = self.settings.limits.reconnect.delay(*delays, self.rng.random());
         *delays = delays.saturating_add(1);
-        delay
+        self.actions.push(Action::Dial { role, after });
     }
 
     /// Investigates a silence. If a comparison is running or due, its result comes first; the
@@ -322,8 +311,7 @@ impl Machine {
             self.compare_at = Some(now + backoff.max(after));
             return;
         }
-        // Announcements are still read, so the source is useful. Its gaps stay open, and the next
-        // audit tries again.
+        // Its announcements are still of use, its gaps stay open, and the next audit tries again.
         self.wanted = None;
         self.compare_at = None;
         if self.state == SourceState::Backfilling {
@@ -337,7 +325,7 @@ impl Machine {
     fn compare(&mut self, reason: GapReason, now: Instant) {
         let is_off = self.settings.config.backfill == Backfill::Off;
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
-            self.compared(0, now);
+            self.compared(now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
         } else {
@@ -365,11 +353,9 @@ impl Machine {
         }
     }
 
-    fn compared(&mut self, recovered: u64, now: Instant) {
-        self.add_recovered(recovered);
+    fn compared(&mut self, now: Instant) {
         if self.state == SourceState::Stale {
-            // The subscription connection is being closed: the gaps stay open until the comparison
-            // after the reconnect.
+            // The gaps stay open until the comparison after the reconnect.
             return;
         }
         if let Some(reason) = self.wanted.take() {
@@ -393,16 +379,10 @@ impl Machine {
 
     fn gap(&mut self, reason: GapReason, now: Instant) {
         self.open_gap(reason, now);
-        match self.state {
-            // The next audit finds out whether the pool can be listed again.
-            SourceState::Live if !self.is_audited => {}
-            SourceState::Live | SourceState::Backfilling => self.compare(reason, now),
-            // The comparison follows when the connections are up again, and the node follows the
-            // chain.
-            SourceState::Connecting
-            | SourceState::Stale
-            | SourceState::Syncing
-            | SourceState::Ended => {}
+        // Else the next audit finds out whether the pool can be listed again, or a comparison follows when the
+        // connections are up and the node follows the chain.
+        if self.is_audited && matches!(self.state, SourceState::Live | SourceState::Backfilling) {
+            self.compare(reason, now);
         }
     }
 
@@ -416,14 +396,10 @@ impl Machine {
         self.gaps.push_back(Gap { reason, from: now, to: None, recovered: 0 });
     }
 
-    fn open_reason(&self) -> Option<GapReason> {
-        self.gaps.iter().filter(|gap| gap.to.is_none()).map(|gap| gap.reason).max()
-    }
-
-    fn add_recovered(&mut self, recovered: u64) {
-        if let Some(gap) = self.gaps.iter_mut().rev().find(|gap| gap.to.is_none()) {
-            gap.recovered += recovered;
-        }
+    /// The most severe one of the open gaps.
+    fn open_reason(&self) -> GapReason {
+        let open = self.gaps.iter().filter(|gap| gap.to.is_none());
+        open.map(|gap| gap.reason).max().unwrap_or(GapReason::Audit)
     }
 
     fn stale(&mut self, reason: LossReason) {

@@ -1,6 +1,5 @@
-//! One source: its state machine, and the shell that dials, subscribes, pings and compares pools as
-//! the machine's actions say, and feeds the resulting events back to it. Entry: [`Source::run`]; the
-//! machine is [`machine`].
+//! One source: its state machine, and the shell that carries out its actions and tells it the
+//! events that result. Entry: [`Source::run`]; the machine is [`machine`].
 //!
 //! Subscription and request connections are supervised separately, because either may fail alone.
 //!
@@ -151,8 +150,7 @@ impl<S: TransactionSink> Source<S> {
                 () = stop.cancelled() => break,
                 Some(joined) = source.tasks.join_next() => match joined {
                     Ok(message) => message.into_iter().for_each(|it| source.on_message(it)),
-                    // The event that it was to report would never come, so the fetcher ends with
-                    // this reason.
+                    // The event that it was to report would never come, so the fetcher ends.
                     Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
                     Err(_) => {}
                 },
@@ -223,7 +221,9 @@ impl<S: TransactionSink> Source<S> {
             Message::SubscriptionUp(subscription, read) => {
                 self.spawn(read);
                 let ended = Arc::clone(&subscription.ended);
-                self.watch_end(Role::Subscription, async move { ended.wait().await });
+                self.tasks.spawn(async move {
+                    Some(Message::Lost(Role::Subscription, ended.wait().await))
+                });
                 self.shared.announces(match subscription.connections.len() {
                     2 => Announcements::Full,
                     _ => Announcements::Hashes,
@@ -238,16 +238,15 @@ impl<S: TransactionSink> Source<S> {
                 self.sync = Sync { head: sync.head.or(self.sync.head), ..sync };
                 self.parts.fetch.connections.set(self.index, Some(Arc::clone(&requests)));
                 if let Requests::Node(set) = &*requests {
-                    let (calls, shared) = (Arc::clone(&set.calls), Arc::clone(&self.shared));
-                    let fetch = Arc::clone(&self.parts.fetch);
-                    self.spawn(async move {
-                        report_sync(&calls, &fetch.settings.limits, &shared.backlog).await;
-                    });
+                    let limits = self.parts.fetch.settings.limits.clone();
+                    let (calls, backlog) = (Arc::clone(&set.calls), &self.shared.backlog);
+                    self.spawn(report_sync(calls, limits, Arc::clone(backlog)));
                 }
                 let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
-                self.watch_end(Role::Request, async move {
+                self.tasks.spawn(async move {
                     let on_failure = |request, error| fetch.failed(request, error);
-                    requests.watch(&fetch.connections, index, on_failure).await
+                    let reason = requests.watch(&fetch.connections, index, on_failure).await;
+                    Some(Message::Lost(Role::Request, reason))
                 });
                 self.up(Role::Request, now);
             }
@@ -317,7 +316,9 @@ impl<S: TransactionSink> Source<S> {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
                 Action::Drop(reason) => {
-                    self.subscription.iter().for_each(|it| it.kill(reason.clone()));
+                    let Some(up) = &self.subscription else { continue };
+                    up.ended.set(reason.clone());
+                    up.connections.iter().for_each(|it| it.end(reason.clone()));
                 }
                 Action::Compare(reason) => self.compare(reason),
             }
@@ -336,8 +337,7 @@ impl<S: TransactionSink> Source<S> {
             status.gaps.extend(self.machine.gaps.iter().copied());
             (before, std::mem::replace(&mut status.audited, audited))
         };
-        // After the lock is released: the log subscriber and the metrics recorder are code of the
-        // host.
+        // Without the lock: the log subscriber and the metrics recorder are the host's.
         let endpoint = &self.parts.fetch.settings.config.sources[self.index];
         if audited_before != audited {
             match audited {
@@ -402,11 +402,6 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    /// Starts the task that waits for an end.
-    fn watch_end(&mut self, role: Role, ended: impl Future<Output = LossReason> + Send + 'static) {
-        self.tasks.spawn(async move { Some(Message::Lost(role, ended.await)) });
-    }
-
     fn comparison(&self, reason: GapReason, mode: AuditMode, deferrable: bool) -> Comparison {
         Comparison {
             fetch: Arc::clone(&self.parts.fetch),
@@ -430,8 +425,7 @@ impl<S: TransactionSink> Source<S> {
         });
     }
 
-    /// Starts the task that runs the comparisons requested by callers, one after another, because
-    /// each lists a whole pool.
+    /// Starts the task that runs the comparisons requested by callers, one at a time.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let comparison = self.comparison(GapReason::Audit, AuditMode::Recover, false);
         self.spawn(async move {
@@ -454,8 +448,7 @@ impl<S: TransactionSink> Source<S> {
                         Err(SnapshotError::ConnectionLost)
                     }
                 };
-                // It continues when the caller stops waiting, because the hashes that it fetches
-                // have entered.
+                // It continues without the caller, because what it fetches has entered.
                 let _ = reply.send(result);
             }
         });
@@ -496,7 +489,7 @@ async fn open_requests<S: TransactionSink>(
 }
 
 /// Asks a node at regular intervals how far it is, until the connection is lost.
-async fn report_sync(calls: &Calls, limits: &Limits, backlog: &Backlog) {
+async fn report_sync(calls: Arc<Calls>, limits: Limits, backlog: Arc<Backlog>) {
     loop {
         tokio::select! {
             // The order is irrelevant: the end is seen after the next interval too.
@@ -505,7 +498,7 @@ async fn report_sync(calls: &Calls, limits: &Limits, backlog: &Backlog) {
         }
         if let Ok(number) = calls.call("eth_blockNumber", (), limits.ping_timeout).await {
             let block = serde_json::from_str::<U64>(number.get()).ok().map(|block| block.to());
-            let says_syncing = chain::says_syncing(calls, limits.ping_timeout).await;
+            let says_syncing = chain::says_syncing(&calls, limits.ping_timeout).await;
             backlog.report(Report::Sync { block, says_syncing }).await;
         }
     }

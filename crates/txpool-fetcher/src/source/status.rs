@@ -8,13 +8,12 @@ use super::{AuditRequest, machine::SourceState};
 use crate::{
     announce::Backlog,
     audit::AuditState,
-    config::{Announcements, Endpoint},
+    config::{Announcements, Endpoint, Settings},
     connection::NodeInfo,
     error::SourceError,
     fetch::{AnnouncementCounts, NodeLimit},
     gap::{Gap, Report},
     metrics::{SourceMetrics, SourceName},
-    settings::Settings,
     sync::lock,
 };
 

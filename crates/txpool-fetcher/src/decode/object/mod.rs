@@ -38,8 +38,7 @@ pub(crate) struct FullTransaction {
     pub(crate) tx: PooledTransaction,
     /// Its EIP-2718 encoding.
     pub(crate) raw: Bytes,
-    /// The field `from`. The hash does not cover it: anyone who can write to the connection can
-    /// name any sender here.
+    /// The field `from`. The hash does not cover it: who can write to the connection chooses it.
     claimed_sender: Address,
 }
 

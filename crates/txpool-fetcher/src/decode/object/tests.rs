@@ -105,17 +105,21 @@ fn transaction(rng: &mut StdRng, tx_type: u8) -> TxEnvelope {
     tx.into_signed(Signature::new(word(rng), word(rng), rng.random())).into()
 }
 
-fn object_of(rng: &mut StdRng, tx: TxEnvelope, from: Address) -> Transaction {
-    // No literal: newer versions of alloy have more fields.
-    let tx = Recovered::new_unchecked(tx, from);
-    let mut object = Transaction::from_transaction(tx, TransactionInfo::default());
-    // Shown as `gasPrice` where the type has no field of that name.
-    object.effective_gas_price = rng.random_bool(0.8).then(|| wei(rng));
-    object
-}
-
-fn into_pooled(tx: TxEnvelope) -> PooledTransaction {
-    tx.try_into_pooled().expect("no blob transaction")
+/// A transaction with a sender, and its object.
+fn any_object() -> impl Strategy<Value = (StdRng, TxEnvelope, Address, Json)> {
+    let tx_type = prop_oneof![Just(0), Just(1), Just(2), Just(4)];
+    (any::<u64>(), tx_type).prop_map(|(seed, tx_type)| {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let tx = transaction(&mut rng, tx_type);
+        let from: Address = rng.random::<[u8; 20]>().into();
+        // No literal: newer versions of alloy have more fields.
+        let sent = Recovered::new_unchecked(tx.clone(), from);
+        let mut object = Transaction::from_transaction(sent, TransactionInfo::default());
+        // Shown as `gasPrice` where the type has no field of that name.
+        object.effective_gas_price = rng.random_bool(0.8).then(|| wei(&mut rng));
+        let json = serde_json::to_value(&object).unwrap();
+        (rng, tx, from, json)
+    })
 }
 
 #[track_caller]
@@ -143,21 +147,9 @@ fn by_alloy(json: &str) -> Option<(PooledTransaction, Address)> {
     Some((tx.try_into_pooled().ok()?, from))
 }
 
-fn any_type() -> impl Strategy<Value = u8> {
-    prop_oneof![Just(0), Just(1), Just(2), Just(4)]
-}
-
 proptest! {
     #[test]
-    fn what_alloy_writes_is_read_back_also_beside_other_fields(
-        seed: u64,
-        tx_type in any_type(),
-    ) {
-        let rng = &mut StdRng::seed_from_u64(seed);
-        let tx = transaction(rng, tx_type);
-        let from: Address = rng.random::<[u8; 20]>().into();
-        let object = object_of(rng, tx.clone(), from);
-        let mut json = serde_json::to_value(&object).unwrap();
+    fn what_alloy_writes_is_read_back_also_beside_other_fields((_, tx, from, mut json) in any_object()) {
         json["data"] = serde_json::json!("0xdead");
         json["condition"] = serde_json::json!({"a": [1, {"b": "}]\"\\"}], "hash": "0x00"});
         let text = json.to_string();
@@ -167,7 +159,7 @@ proptest! {
                 prop_assert_eq!(&read.raw, &Bytes::from(tx.encoded_2718()));
                 prop_assert_eq!(read.claimed_sender, from);
                 prop_assert_eq!(by_alloy(&text), Some((read.tx.clone(), from)));
-                prop_assert_eq!(read.tx, into_pooled(tx));
+                prop_assert_eq!(Ok(read.tx), tx.try_into_pooled().map_err(drop));
             }
             other => prop_assert!(false, "{other:?} of {text}"),
         }
@@ -177,14 +169,9 @@ proptest! {
     // announced, and the rest is requested if its hash can be read.
     #[test]
     fn an_object_with_one_odd_field_is_read_as_alloy_reads_it_or_requested(
-        seed: u64,
-        tx_type in any_type(),
+        (mut rng, tx, _, mut json) in any_object()
     ) {
-        let rng = &mut StdRng::seed_from_u64(seed);
-        let tx = transaction(rng, tx_type);
-        let from: Address = rng.random::<[u8; 20]>().into();
-        let object = object_of(rng, tx.clone(), from);
-        let mut json = serde_json::to_value(&object).unwrap();
+        let rng = &mut rng;
         let fields = json.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
         let field = fields[rng.random_range(0..fields.len())].clone();
         make_odd(rng, &mut json, &field);
@@ -225,18 +212,12 @@ proptest! {
 
 /// Removes one field of the object, or gives it another form, most of them of equal value.
 fn make_odd(rng: &mut StdRng, object: &mut Json, field: &str) {
-    if field == "input" && rng.random_bool(0.3) {
-        // Only `input` counts.
-        let input = object["input"].take();
-        object.as_object_mut().unwrap().remove("input");
-        object["data"] = input;
-        return;
-    }
-    if field == "gas" && rng.random_bool(0.3) {
-        let gas = object["gas"].take();
-        object.as_object_mut().unwrap().remove("gas");
-        object["gasLimit"] = gas;
-        return;
+    for (name, other) in [("input", "data"), ("gas", "gasLimit")] {
+        if field == name && rng.random_bool(0.3) {
+            // Only the first of the two counts.
+            object[other] = object.as_object_mut().unwrap().remove(name).unwrap();
+            return;
+        }
     }
     let value = &mut object[field];
     let digits = value.as_str().and_then(|text| text.strip_prefix("0x")).map(str::to_owned);
