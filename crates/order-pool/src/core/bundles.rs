@@ -146,28 +146,21 @@ impl Core {
         self.seen.insert(id);
     }
 
-    /// One step of [`Self::sweep`]: the next bundle that contains an ended transaction.
+    /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves the
+    /// bundles of that transaction: it is removed, or watches another one.
     pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended) {
         // If the block was undone meanwhile, the one that replaced it has its own.
         let is_recent = self.chain.head_of(&by.hash).is_some();
         let (next, reason) = match tx {
-            EndedTx::Mined(hash, from) => {
-                let seq = self.bundles.next_with_tx(&hash, from);
-                (seq.map(|seq| (seq, EndedTx::Mined(hash, seq + 1))), RemoveReason::Mined)
-            }
-            EndedTx::Stale(sender, to, from) => {
-                let found = self.bundles.next_with_nonce_below(sender, to, from);
-                let next = |(nonce, seq)| (seq, EndedTx::Stale(sender, to, (nonce, seq + 1)));
-                (found.map(next), RemoveReason::StaleNonce)
+            EndedTx::Mined(hash) => (self.bundles.first_with_tx(&hash), RemoveReason::Mined),
+            EndedTx::Stale(sender, to) => {
+                (self.bundles.first_with_nonce_below(sender, to), RemoveReason::StaleNonce)
             }
         };
-        let Some((seq, tx)) = next.filter(|_| is_recent) else {
+        let Some(seq) = next.filter(|_| is_recent) else {
             self.ended.pop_front();
             return;
         };
-        if let Some(front) = self.ended.front_mut() {
-            front.tx = tx;
-        }
         let Some(bundle) = self.bundles.bundle(seq) else { return };
         if self.taken(bundle).is_none() {
             let left = self.first_left(bundle).unwrap_or(0);

@@ -94,8 +94,7 @@ impl Effect {
     }
 }
 
-/// A transaction that a block has ended for the bundles that contain it, and how far they were looked
-/// at.
+/// What a block has ended for the bundles that contain it.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     by: Head,
@@ -104,10 +103,9 @@ struct Ended {
 
 #[derive(Clone, Copy, Debug)]
 enum EndedTx {
-    /// Up to this sequence number.
-    Mined(B256, u64),
-    /// All of the sender below this nonce; up to this nonce and sequence number.
-    Stale(Address, u64, (u64, u64)),
+    Mined(B256),
+    /// All of the sender below this nonce.
+    Stale(Address, u64),
 }
 
 #[derive(Debug)]
@@ -195,8 +193,8 @@ impl Core {
                 self.chain.mined.take(head, order);
             }
             self.seen.mined(hash);
-            if self.bundles.next_with_tx(hash, 0).is_some() {
-                self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash, 0) });
+            if self.bundles.first_with_tx(hash).is_some() {
+                self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash) });
             }
         }
     }
@@ -247,9 +245,8 @@ impl Core {
                 }
                 continue;
             }
-            if self.bundles.next_with_nonce_below(sender, next_nonce, (0, 0)).is_some() {
-                let tx = EndedTx::Stale(sender, next_nonce, (0, 0));
-                self.ended.push_back(Ended { by: *head, tx });
+            if self.bundles.first_with_nonce_below(sender, next_nonce).is_some() {
+                self.ended.push_back(Ended { by: *head, tx: EndedTx::Stale(sender, next_nonce) });
             }
             raised.pop_front();
         }
