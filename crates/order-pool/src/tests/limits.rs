@@ -54,7 +54,7 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
     let stats = pool.stats();
     assert_eq!((pool.len(), stats.mined, stats.stale), (0, 8_000, 20_000));
     // Each removal may have a second effect: its key is forgotten.
-    let most = pool.shared().most_effects.load(std::sync::atomic::Ordering::Relaxed);
+    let most = pool.shared.most_effects.load(std::sync::atomic::Ordering::Relaxed);
     assert!(most <= 256, "{most}");
 }
 
@@ -78,7 +78,7 @@ fn a_step_that_puts_back_counts_the_transactions_of_what_it_evicts() {
     let stats = pool.stats();
     assert_eq!((stats.mined, stats.put_back, stats.evicted), (100, 100, 100));
     // 16 transactions of each, and 16 of the one that it evicts: eight orders, with two effects each.
-    let most = pool.shared().most_effects.load(std::sync::atomic::Ordering::Relaxed);
+    let most = pool.shared.most_effects.load(std::sync::atomic::Ordering::Relaxed);
     assert!(most <= 16, "{most}");
 }
 
