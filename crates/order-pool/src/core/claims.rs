@@ -166,9 +166,9 @@ impl Claims {
         });
         let bytes_of = |(_, seq): &Place| self.orders.get(seq).map_or(0, |(order, _)| order.bytes);
         let max_evicted = if kind == Kind::Bundle { MAX_EVICTED_BUNDLES } else { MAX_EVICTED_TXS };
-        let new = New { holder, signer, item: (rank, seq), bytes, max_evicted };
-        let may_go = |(of, _): &Place| kind != Kind::Bundle || *of >= rank;
-        let victims = share.room_for(&new, replaced, own, all, bytes_of, may_go)?;
+        let from = (if kind == Kind::Bundle { rank } else { i128::MIN }, 0);
+        let new = New { holder, signer, item: (rank, seq), from, bytes, max_evicted };
+        let victims = share.room_for(&new, replaced, own, all, bytes_of)?;
         Ok(victims.into_iter().map(|(holder, (_, seq))| (seq, (kind, holder))).collect())
     }
 }

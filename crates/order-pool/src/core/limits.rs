@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::shares::Size;
 use crate::{
     config::{
         CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE,
@@ -46,26 +47,19 @@ const PRIVATE_PER_SENDER: usize = 16;
 /// whom only the address is known may have 512 of them a minute, 8/s.
 const MAX_PRIVATE_CANCELLATIONS: usize = 1 << 14;
 
-/// A cap on a number of orders and on their bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Caps {
-    pub(crate) count: usize,
-    pub(crate) bytes: usize,
-}
-
 /// How a cap is divided by holder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Division {
     /// The host's orders and those of signers that it knows; callers have the same.
-    pub(crate) half: Caps,
-    pub(crate) per_signer: Caps,
-    pub(crate) per_caller: Caps,
+    pub(crate) half: Size,
+    pub(crate) per_signer: Size,
+    pub(crate) per_caller: Size,
 }
 
 impl Division {
     /// Each part has room for one order of six blobs.
     pub(crate) fn of(count: usize, bytes: usize) -> Self {
-        let part = |parts: usize| Caps {
+        let part = |parts: usize| Size {
             count: (count / parts).max(1),
             bytes: (bytes / parts).max(MIN_TX_BYTES),
         };
@@ -73,7 +67,7 @@ impl Division {
     }
 
     /// What one holder may have.
-    pub(crate) const fn of_holder(&self, holder: &Holder) -> Caps {
+    pub(crate) const fn of_holder(&self, holder: &Holder) -> Size {
         match holder {
             Holder::Host => self.half,
             Holder::Signer(_) => self.per_signer,
@@ -95,7 +89,7 @@ pub(crate) struct Limits {
     pub(crate) max_unmine_bytes: usize,
     pub(crate) bundles: Division,
     /// Those of the host and of signers that it knows, also of one of them alone; callers have the same.
-    pub(crate) raw_txs: Caps,
+    pub(crate) raw_txs: Size,
     pub(crate) private_txs: Division,
     pub(crate) max_private_per_sender: usize,
     /// Of replacement keys without a bundle. No bytes are counted.

@@ -52,10 +52,7 @@ use self::{
 };
 pub(crate) use self::{chain::Change, limits::Limits};
 #[cfg(all(test, not(loom)))]
-pub(crate) use self::{
-    keys::micros,
-    limits::{Caps, Division},
-};
+pub(crate) use self::{keys::micros, limits::Division, shares::Size};
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},

@@ -1,12 +1,12 @@
 use order_pool::{BundleParts, InsertOutcome, OrderPool, PoolConfig};
 
 use super::common::{Spec, address, bundle, caller, head, nth, tx};
-use crate::core::{Caps, Division, Limits};
+use crate::core::{Division, Limits, Size};
 
 #[test]
 fn what_one_holder_may_have_is_a_part_of_the_whole() {
     let limits = Limits::from(PoolConfig::default());
-    let caps = |count, mib: usize| Caps { count, bytes: mib << 20 };
+    let caps = |count, mib: usize| Size { count, bytes: mib << 20 };
     let Division { half, per_signer, per_caller } = limits.bundles;
     assert_eq!((half, per_caller), (caps(10_000, 128), caps(625, 8)));
     assert_eq!((per_signer.count, per_signer.bytes), (2_000, (256 << 20) / 10));
