@@ -366,7 +366,7 @@ impl OrderPool {
     }
 
     /// One bounded step of upkeep: removes orders that are over, rewrites pages, frees memory. Returns
-    /// whether more is due; inserts run between steps.
+    /// whether more may be due; inserts run between steps.
     ///
     /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
     /// this about once a second; if it is never called nothing expires, but every cap still holds.

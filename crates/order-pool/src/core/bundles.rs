@@ -246,14 +246,6 @@ impl Core {
         Ok(true)
     }
 
-    pub(super) fn forget_due_key(&mut self) -> bool {
-        let due = self.keys.forget_due(self.now);
-        due.is_some_and(|((key, _), state)| {
-            self.publish_forgotten(key, &state);
-            true
-        })
-    }
-
     /// Called after a key of this holder lost its bundle.
     fn forget_excess_keys(&mut self, holder: &Holder) {
         while let Some(((key, _), state)) = self.keys.forget_excess(holder) {
@@ -261,7 +253,7 @@ impl Core {
         }
     }
 
-    fn publish_forgotten(&mut self, key: ReplacementKey, state: &KeyState) {
+    pub(super) fn publish_forgotten(&mut self, key: ReplacementKey, state: &KeyState) {
         if let Some(added) = state.published {
             self.effects.push(Effect::CancellationEnded(added));
             self.tell(Effect::Told(Event::CancellationForgotten(key)));

@@ -269,7 +269,7 @@ impl Core {
     }
 
     /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
-    /// orders whose pause is over as offerable; returns whether more are due.
+    /// orders whose pause is over as offerable; returns whether more may be due.
     pub(crate) fn expire(&mut self, limit: usize) -> bool {
         for _ in 0..limit {
             if self.seen.offer_due(self.now) {
@@ -277,14 +277,13 @@ impl Core {
                 self.remove_tx(seq, RemoveReason::Expired);
             } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
                 self.effects.push(Effect::PrivateCancellationForgotten(told));
-            } else if !self.forget_due_key() {
+            } else if let Some(((key, _), state)) = self.keys.forget_due(self.now) {
+                self.publish_forgotten(key, &state);
+            } else {
                 return false;
             }
         }
-        self.next_due().is_some()
-            || self.private_cancellations.is_due(self.now)
-            || self.keys.is_due(self.now)
-            || self.seen.is_due(self.now)
+        true
     }
 
     /// Whether the sender of an order can pay for it and for its others of the same holder: what

@@ -1,6 +1,12 @@
 //! Counts holdings by holder, and by signer within a holder, so that at a cap only the largest loses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use alloy_primitives::Address;
 
 use super::limits::Division;
 use crate::{error::RejectReason, holder::Holder};
@@ -314,6 +320,55 @@ impl<S: Copy + Ord, I: Copy + Ord> Room<'_, S, I> {
             self.own.take(bytes);
         }
         true
+    }
+}
+
+/// Keys that are remembered for a time, and no longer if a holder has too many: who sends too much loses
+/// its own.
+#[derive(Debug)]
+pub(crate) struct Waiting<K> {
+    due: BTreeSet<(Duration, K)>,
+    /// Of callers, and of the host and of signers that it knows: of a signer the one that has waited
+    /// the longest goes first.
+    shares: [Shares<Address, Reverse<(Duration, K)>>; 2],
+    division: Division,
+}
+
+impl<K: Copy + Ord> Waiting<K> {
+    pub(crate) fn new(division: Division) -> Self {
+        Self { due: BTreeSet::new(), shares: Default::default(), division }
+    }
+
+    pub(crate) fn insert(&mut self, holder: Holder, signer: Address, due: (Duration, K)) {
+        self.due.insert(due);
+        self.shares[usize::from(holder.is_known())].insert(holder, signer, Reverse(due), 0);
+    }
+
+    /// Removes one that is there.
+    pub(crate) fn remove(&mut self, holder: Holder, signer: Address, due: (Duration, K)) {
+        self.due.remove(&due);
+        self.shares[usize::from(holder.is_known())].remove(holder, signer, Reverse(due), 0);
+    }
+
+    /// One that is due.
+    pub(crate) fn due(&self, now: Duration) -> Option<K> {
+        self.due.first().filter(|(at, _)| *at <= now).map(|(_, key)| *key)
+    }
+
+    /// One that must go, if this holder, or its half of all, has too many. It is the one that has
+    /// waited the longest of the holder's signer with the most, or else of the largest holder's.
+    pub(crate) fn excess(&self, holder: &Holder) -> Option<K> {
+        let share = &self.shares[usize::from(holder.is_known())];
+        share.excess(holder, &self.division).map(|Reverse((_, key))| key)
+    }
+
+    /// How many there are of a caller, or of one signer that the host knows.
+    pub(crate) fn count(&self, holder: &Holder, signer: &Address) -> usize {
+        let share = &self.shares[usize::from(holder.is_known())];
+        match holder {
+            Holder::Caller(_) => share.of(holder).count,
+            Holder::Host | Holder::Signer(_) => share.of_signer(holder, signer).count,
+        }
     }
 }
 

@@ -213,15 +213,11 @@ impl SeenWindow {
 
     /// Marks one order that expired long enough ago as offerable; returns whether there was one.
     pub(crate) fn offer_due(&mut self, now: Duration) -> bool {
-        let due = self.is_due(now);
-        if due {
+        let is_due = self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos());
+        if is_due {
             self.offer_first();
         }
-        due
-    }
-
-    pub(crate) fn is_due(&self, now: Duration) -> bool {
-        self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos())
+        is_due
     }
 
     fn offer_first(&mut self) {
