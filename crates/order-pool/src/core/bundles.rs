@@ -70,12 +70,7 @@ impl Core {
         if let Some((key, _)) = slot {
             self.end_cancellation(key);
         }
-        let seq = self.add_bundle(Arc::new(order));
-        if let Some(slot) = slot {
-            let bundle = Some(seq);
-            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
-            self.keys.set(slot, state, self.now);
-        }
+        self.add_bundle(Arc::new(order), sent_at);
         self.remember(&id, seen);
         Ok(old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() }))
     }
@@ -89,13 +84,14 @@ impl Core {
         Ok(InsertOutcome::Known)
     }
 
-    /// Cancels messages up to a nonce; without one, permanently. `sent_at` is the time of one that came as an empty
-    /// bundle without a nonce.
+    /// Cancels messages up to a nonce; without one, permanently. Publishes that, unless too many cancellations of unknown
+    /// keys were published. `sent_at` is the time of one that came as an empty bundle without a nonce.
     pub(crate) fn cancel_bundle(
         &mut self,
-        Cancellation { key, nonce, holder }: Cancellation,
+        cancellation: Cancellation,
         sent_at: Option<u64>,
     ) -> CancelOutcome {
+        let Cancellation { key, nonce, holder } = cancellation;
         let all = self.keys.get(&(key, None));
         if all.is_final {
             return CancelOutcome::CancelledPermanently;
@@ -109,9 +105,27 @@ impl Core {
                 return CancelOutcome::Superseded { nonce, current };
             }
         }
-        let (nonce, is_final) = (nonce.or(all.nonce), nonce.is_none());
-        let all = KeyState { nonce, sent_at, is_final, holder, ..all };
-        CancelOutcome::Cancelled { removed: self.apply_cancellation(key, all, &blocks) }
+        let is_final = nonce.is_none();
+        let mut removed = 0;
+        for (slot, state) in &blocks {
+            if !is_final && state.nonce >= nonce {
+                continue;
+            }
+            let taken = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled));
+            removed += usize::from(taken.is_some());
+            // The cancellation already implies it.
+            self.keys.forget(*slot);
+        }
+        let mut published = all.published;
+        if self.keys.publishes(&key, &holder, !blocks.is_empty(), self.now) {
+            self.effects.extend(published.map(Effect::CancellationEnded));
+            published = Some(self.tell(Effect::Added(Event::Cancelled(cancellation))));
+        }
+        let all =
+            KeyState { nonce: nonce.or(all.nonce), sent_at, is_final, published, holder, ..all };
+        self.keys.set((key, None), all, self.now);
+        self.forget_excess_keys(&holder);
+        CancelOutcome::Cancelled { removed }
     }
 
     /// An empty bundle cancels earlier ones; without a nonce, all that were not sent later.
@@ -235,14 +249,7 @@ impl Core {
         let victims = self.room_for(&order, None)?;
         let sent_at = slot.and_then(|slot| self.keys.get(&slot).sent_at);
         self.end_claims(victims);
-        let nonce = bundle.nonce();
-        let seq = self.add_bundle(Arc::clone(&order));
-        if let Some(slot) = slot {
-            let holder = order.as_bundle().map_or(Holder::Host, |bundle| bundle.parts().holder);
-            let bundle = Some(seq);
-            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
-            self.keys.set(slot, state, self.now);
-        }
+        self.add_bundle(order, sent_at);
         Ok(true)
     }
 
@@ -316,14 +323,20 @@ impl Core {
         self.claims.room_for(self.next_seq, &counted, &claim, replaced, &self.limits)
     }
 
-    fn add_bundle(&mut self, order: Arc<Order>) -> u64 {
+    /// Adds a bundle with its block and its nonce; `sent_at` is that of a message that came without one.
+    fn add_bundle(&mut self, order: Arc<Order>, sent_at: Option<u64>) {
+        let Some(bundle) = order.as_bundle() else { unreachable!("both callers have a bundle") };
         let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
-        self.index.insert(order.id().hash(), seq);
+        self.index.insert(bundle.id(), seq);
         let (counted, claim) = counted(&order);
         self.claims.insert(seq, counted, claim);
-        let left = order.as_bundle().and_then(|bundle| self.first_left(bundle)).unwrap_or(0);
+        if let Some(slot) = slot_of(bundle) {
+            let (nonce, bundle, (_, holder)) = (bundle.nonce(), Some(seq), claim);
+            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
+            self.keys.set(slot, state, self.now);
+        }
+        let left = self.first_left(bundle).unwrap_or(0);
         self.bundles.insert(seq, order, left);
-        seq
     }
 
     /// Removes a bundle from everything but its key.
@@ -337,39 +350,6 @@ impl Core {
         }
         self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
         Some(order)
-    }
-
-    /// Applies a cancellation: removes the key's bundles with lower nonces, and publishes it,
-    /// unless too many cancellations of unknown keys were published. `all` is the state of the
-    /// key's cancellations including this one, `blocks` that of its bundles. Returns how many
-    /// bundles were removed.
-    fn apply_cancellation(
-        &mut self,
-        key: ReplacementKey,
-        mut all: KeyState,
-        blocks: &[(Slot, KeyState)],
-    ) -> usize {
-        let mut removed = 0;
-        for (slot, state) in blocks {
-            if !all.is_final && state.nonce >= all.nonce {
-                continue;
-            }
-            let taken = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled));
-            removed += usize::from(taken.is_some());
-            // The cancellation already implies it.
-            self.keys.forget(*slot);
-        }
-        if self.keys.publishes(&key, &all.holder, !blocks.is_empty(), self.now) {
-            if let Some(added) = all.published {
-                self.effects.push(Effect::CancellationEnded(added));
-            }
-            let nonce = all.nonce.filter(|_| !all.is_final);
-            let told = Event::Cancelled(Cancellation { key, nonce, holder: all.holder });
-            all.published = Some(self.tell(Effect::Added(told)));
-        }
-        self.keys.set((key, None), all, self.now);
-        self.forget_excess_keys(&all.holder);
-        removed
     }
 
     /// A bundle of the key is valid again, so new subscribers need not be told of its cancellation.
