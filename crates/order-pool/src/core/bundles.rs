@@ -346,7 +346,7 @@ impl Core {
         let id = order.id();
         self.index.remove(id.hash(), seq);
         if may_return(reason) {
-            self.seen.evicted(id.hash());
+            self.seen.set(id.hash(), SeenState::MayReturn);
         }
         self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
         Some(order)

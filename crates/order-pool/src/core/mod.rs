@@ -57,7 +57,7 @@ use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},
     order::{Funds, Order},
-    read::{Index, SeenWindow},
+    read::{Index, SeenState, SeenWindow},
 };
 
 /// Most bundles that one step removes because they are over: with the most transactions that a bundle
@@ -189,7 +189,8 @@ impl Core {
                 }
                 self.chain.mined.take(head, order);
             }
-            self.seen.mined(hash);
+            // One that had been evicted or had expired is not accepted again.
+            self.seen.set(hash, SeenState::Known);
             if self.bundles.first_with_tx(hash).is_some() {
                 self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash) });
             }

@@ -299,7 +299,7 @@ impl Core {
             RemoveReason::Evicted
             | RemoveReason::BlockPassed
             | RemoveReason::BlockTooFar
-            | RemoveReason::Cancelled => self.seen.evicted(tx.hash()),
+            | RemoveReason::Cancelled => self.seen.set(tx.hash(), SeenState::MayReturn),
             RemoveReason::Expired => {
                 let offered_at = self.now.saturating_add(self.limits.expired_pause);
                 self.seen.expired(tx.hash(), offered_at);

@@ -117,20 +117,14 @@ impl SeenTable {
     }
 
     fn insert(&self, fingerprint: u64) -> bool {
-        match self.find(fingerprint) {
-            Ok(_) => false,
-            Err(at) => {
-                self.slots[at].store(SeenState::Known.word(fingerprint), Relaxed);
-                true
-            }
-        }
+        let Err(at) = self.find(fingerprint) else { return false };
+        self.slots[at].store(SeenState::Known.word(fingerprint), Relaxed);
+        true
     }
 
-    /// Sets the state of an order, if it is remembered and `from` accepts its present state.
-    fn note(&self, fingerprint: u64, state: SeenState, from: impl FnOnce(SeenState) -> bool) {
-        if let Ok((at, present)) = self.find(fingerprint)
-            && from(present)
-        {
+    /// Sets the state of an order, if it is remembered.
+    fn set(&self, fingerprint: u64, state: SeenState) {
+        if let Ok((at, _)) = self.find(fingerprint) {
             self.slots[at].store(state.word(fingerprint), Relaxed);
         }
     }
@@ -138,9 +132,7 @@ impl SeenTable {
     /// Removes by shifting back, so that no tombstones accumulate.
     fn remove(&self, fingerprint: u64) {
         let mask = self.slots.len() - 1;
-        let Ok((mut hole, _)) = self.find(fingerprint) else {
-            return;
-        };
+        let Ok((mut hole, _)) = self.find(fingerprint) else { return };
         let mut at = hole;
         loop {
             at = (at + 1) & mask;
@@ -188,8 +180,9 @@ impl SeenWindow {
         self.table.state(hash)
     }
 
-    pub(crate) fn evicted(&mut self, hash: &B256) {
-        self.table.note(self.table.fingerprint(hash), SeenState::MayReturn, |_| true);
+    /// Records what became of an order, if it is remembered.
+    pub(crate) fn set(&mut self, hash: &B256, state: SeenState) {
+        self.table.set(self.table.fingerprint(hash), state);
     }
 
     /// Records that an order expired, and is offered again from `offered_at` on. If more expire
@@ -197,18 +190,12 @@ impl SeenWindow {
     /// expires again meanwhile.
     pub(crate) fn expired(&mut self, hash: &B256, offered_at: Duration) {
         let fingerprint = self.table.fingerprint(hash);
-        self.table.note(fingerprint, SeenState::Expired, |_| true);
+        self.table.set(fingerprint, SeenState::Expired);
         let nanos = u64::try_from(offered_at.as_nanos()).unwrap_or(u64::MAX);
         self.expired.push_back((nanos, fingerprint));
         if self.expired.len() > self.window {
             self.offer_first();
         }
-    }
-
-    /// Records that a block contains an order that had been evicted or had expired: it is not
-    /// accepted again.
-    pub(crate) fn mined(&mut self, hash: &B256) {
-        self.table.note(self.table.fingerprint(hash), SeenState::Known, |_| true);
     }
 
     /// Marks one order that expired long enough ago as offerable; returns whether there was one.
@@ -221,9 +208,11 @@ impl SeenWindow {
     }
 
     fn offer_first(&mut self) {
-        if let Some((_, fingerprint)) = self.expired.pop_front() {
-            // It may have been inserted again meanwhile, and be known.
-            self.table.note(fingerprint, SeenState::MayReturn, |state| state == SeenState::Expired);
+        // It may have been inserted again meanwhile, and be known.
+        if let Some((_, fingerprint)) = self.expired.pop_front()
+            && let Ok((_, SeenState::Expired)) = self.table.find(fingerprint)
+        {
+            self.table.set(fingerprint, SeenState::MayReturn);
         }
     }
 
