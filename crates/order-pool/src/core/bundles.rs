@@ -12,6 +12,7 @@ use super::{
     keys::{KeyState, Slot, micros},
 };
 use crate::{
+    config::MAX_TXS_PER_BUNDLE,
     error::RejectReason,
     event::{CancelOutcome, Event, InsertOutcome, RemoveReason},
     holder::Holder,
@@ -283,7 +284,6 @@ impl Core {
 
     /// The checks that depend on the pool. Returns the bundle's block, if it is known.
     fn check_bundle(&self, bundle: &Bundle, max_ahead: u64) -> Result<Option<u64>, RejectReason> {
-        let limits = &self.limits;
         let parts = bundle.parts();
         let lists = [
             ("txs", parts.txs.len()),
@@ -291,8 +291,8 @@ impl Core {
             ("droppingTxHashes", parts.dropping_tx_hashes.len()),
         ];
         for (field, value) in lists {
-            if value > limits.max_txs_per_bundle {
-                let limit = limits.max_txs_per_bundle;
+            if value > MAX_TXS_PER_BUNDLE {
+                let limit = MAX_TXS_PER_BUNDLE;
                 return Err(RejectReason::TooMany { field, value, limit });
             }
         }

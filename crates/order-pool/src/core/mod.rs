@@ -152,7 +152,7 @@ impl Core {
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             senders: BTreeSet::new(),
             seen: SeenWindow::new(limits.dedupe_window),
-            chain: Chain::new(limits.recent_blocks, limits.max_unmine_bytes),
+            chain: Chain::new(limits.recent_blocks),
             ended: VecDeque::new(),
             limits,
         }
