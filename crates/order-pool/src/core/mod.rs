@@ -7,7 +7,7 @@
 //!   counted by holder, then by signer: at a cap the largest holder loses one, of its signer with the
 //!   most, so a flood displaces its own. Callers of whom only the address is known have half of each
 //!   cap; the other half is for the host and the signers that it knows.
-//! - **Ranks** ([`ranks`]): two sorted sets, by tip and by fee cap. The worst-paying transaction is the
+//! - **Ranks** ([`tx_share`]): two sorted sets, by tip and by fee cap. The worst-paying transaction is the
 //!   lesser of their first elements at any base fee, so no head reorders them. They exist only while a
 //!   share is more than half full; each insert adds some of the transactions, so that they are complete
 //!   before the share is full.
@@ -27,7 +27,6 @@ mod costs;
 mod keys;
 mod limits;
 mod private_cancellations;
-mod ranks;
 mod shares;
 mod tx_share;
 mod txs;

@@ -10,8 +10,7 @@ use super::{
     claims::{Counted, Kind},
     costs::cost_of,
     keys::micros,
-    ranks::FeeCaps,
-    tx_share::{TxEntry, Until},
+    tx_share::{FeeCaps, TxEntry, Until},
 };
 use crate::{
     error::RejectReason,
