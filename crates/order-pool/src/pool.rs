@@ -157,7 +157,7 @@ impl OrderPool {
     pub fn insert(&self, order: Order, funds: Option<&Funds>) -> InsertOutcome {
         self.shared.try_insert(|core| {
             if let Some(funds) = funds {
-                core.check_funds(&order, funds)?;
+                core.claims.check_funds(&order, funds)?;
             }
             match order {
                 Order::Tx(tx) => core.insert_tx(tx),
@@ -182,7 +182,7 @@ impl OrderPool {
     /// # Errors
     /// [`RejectReason::InsufficientFunds`].
     pub fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
-        self.shared.lock().core.check_funds(order, funds)
+        self.shared.lock().core.claims.check_funds(order, funds)
     }
 
     /// Cancels the bundles of a key for all blocks with its nonce or a lower one, including those

@@ -7,8 +7,7 @@ use chain_view::Taken;
 
 use super::{
     Core, Effect, Ended, EndedTx,
-    claims::{Claim, Counted, Kind},
-    costs::cost_of,
+    claims::{Claim, Kind, counted},
     keys::{KeyState, Slot, micros},
 };
 use crate::{
@@ -16,7 +15,7 @@ use crate::{
     error::RejectReason,
     event::{CancelOutcome, Event, InsertOutcome, RemoveReason},
     holder::Holder,
-    order::{Bundle, BundleParts, Cancellation, Order, ReplacementKey},
+    order::{Bundle, Cancellation, Order, ReplacementKey},
     read::SeenState,
 };
 
@@ -319,7 +318,7 @@ impl Core {
         order: &Order,
         replaced: Option<u64>,
     ) -> Result<Vec<(u64, Claim)>, RejectReason> {
-        let (counted, claim) = counted(order);
+        let (counted, claim) = counted(order, self.chain.next_base_fee_wei());
         self.claims.room_for(self.next_seq, &counted, &claim, replaced, &self.limits)
     }
 
@@ -328,7 +327,7 @@ impl Core {
         let Some(bundle) = order.as_bundle() else { unreachable!("both callers have a bundle") };
         let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
         self.index.insert(bundle.id(), seq);
-        let (counted, claim) = counted(&order);
+        let (counted, claim) = counted(&order, self.chain.next_base_fee_wei());
         self.claims.insert(seq, counted, claim);
         if let Some(slot) = slot_of(bundle) {
             let (nonce, bundle, (_, holder)) = (bundle.nonce(), Some(seq), claim);
@@ -371,11 +370,4 @@ const fn may_return(reason: RemoveReason) -> bool {
 /// The slot of a pooled bundle among those of its key.
 fn slot_of(bundle: &Bundle) -> Option<Slot> {
     bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(0))))
-}
-
-fn counted(order: &Order) -> (Counted, Claim) {
-    let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
-    let &BundleParts { signer, holder, .. } = bundle.parts();
-    let (rank, cost) = (bundle.block().unwrap_or(0).into(), cost_of(order));
-    (Counted { rank, signer, bytes: order.size_bytes(), cost }, (Kind::Bundle, holder))
 }

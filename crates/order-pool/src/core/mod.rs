@@ -23,7 +23,6 @@ mod bundle_index;
 mod bundles;
 mod chain;
 mod claims;
-mod costs;
 mod keys;
 mod limits;
 mod private_cancellations;
@@ -55,7 +54,7 @@ pub(crate) use self::{keys::micros, limits::Division, shares::Size};
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},
-    order::{Funds, Order},
+    order::Order,
     read::{Index, SeenState, SeenWindow},
 };
 
@@ -117,7 +116,7 @@ pub(crate) struct Core {
     /// Transactions that external callers sent and the node has not announced. Ranked separately:
     /// their fees are only a claim, while the node has checked that its senders can pay.
     pub(crate) external: TxList,
-    claims: Claims,
+    pub(crate) claims: Claims,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
     pub(crate) bundles: BundleIndex,
@@ -284,12 +283,6 @@ impl Core {
             }
         }
         true
-    }
-
-    /// Whether the sender of an order can pay for it and for its others of the same holder: what
-    /// strangers send of a sender leaves it as much as before.
-    pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
-        self.claims.costs.check(order, funds)
     }
 
     /// Called before each operation, with the time. It stays monotonic, even if the caller's clock is not.
