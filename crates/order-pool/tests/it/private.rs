@@ -133,37 +133,6 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
     }
 }
 
-/// Whoever saw it could send it first, fill its own share, and so remove what its owner was told is
-/// pooled.
-#[test]
-fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
-    let by = |signer| PrivateTerms { signer: Some(address(signer)), max_block: 12 };
-    for is_raw in [false, true] {
-        // A caller may hold two private ones.
-        let (pool, _) = pool(PoolConfig { max_external_txs: 64, ..PoolConfig::default() });
-        let send = |spec| {
-            let tx = if is_raw { tx_from(spec, Origin::Rpc) } else { private_from(spec, by(8)) };
-            pool.insert_transaction(tx.held_by(caller(9)))
-        };
-        for sender in [1, 2] {
-            let spec = Spec { sender, ..Spec::default() };
-            assert_eq!(send(spec), InsertOutcome::Added);
-            let own = private_from(spec, by(7)).held_by(caller(1));
-            assert_eq!(pool.insert_transaction(own), InsertOutcome::Known);
-        }
-        for sender in 10..200 {
-            send(Spec { sender, max_fee: 2_000, max_tip: 1_000, ..Spec::default() });
-        }
-        // Nor does it leave by a cancellation of who sent it first.
-        let cancelled =
-            pool.cancel_private(nth(1).hash(), address(8), Holder::Host, SystemTime::now());
-        assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
-        assert!([1, 2].iter().all(|n| pool.contains(nth(*n).hash())), "first raw: {is_raw}");
-        let held = if is_raw { 32 } else { 2 };
-        assert_eq!(pool.stats().external_txs, held + 2, "the stranger has its share beside them");
-    }
-}
-
 /// The machine that vouched for it counts it for nobody; the builders of its fleet know who has sent it alone.
 #[test]
 fn subscribers_are_told_who_else_has_sent_a_transaction_that_the_host_vouched_for_until_it_is_public()
