@@ -1,6 +1,6 @@
 use order_pool::{BundleParts, InsertOutcome, OrderPool, PoolConfig};
 
-use super::common::{Spec, address, bundle, caller, head, nth, tx};
+use super::common::{Spec, address, bundle, bundle_for, caller, head, nth, tx};
 use crate::core::{Division, Limits, Size};
 
 #[test]
@@ -66,8 +66,7 @@ fn a_step_that_puts_back_counts_the_transactions_of_what_it_evicts() {
     let insert = |n, first, holder| {
         let mut txs: Vec<_> = (0..15).map(|i| nth(1_000 + n * 15 + i)).collect();
         txs.push(nth(first));
-        let parts = BundleParts { txs, block: Some(14), holder, ..Default::default() };
-        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+        assert_eq!(pool.insert_bundle(bundle_for(14, txs, holder)), InsertOutcome::Added);
     };
     pool.on_head(head(10, 0, 0, &[]));
     (0..100).for_each(|n| insert(n, 0, caller(100 + n)));

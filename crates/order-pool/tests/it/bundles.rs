@@ -4,13 +4,14 @@
 use std::time::{Duration, SystemTime};
 
 use order_pool::{
-    Bundle, BundleParts, CancelOutcome, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order, OrderPool,
-    PrivateTerms, RejectReason, ReplacementKey,
+    Bundle, BundleParts, CancelOutcome, Holder, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order,
+    OrderPool, PrivateTerms, RejectReason, ReplacementKey,
 };
 use uuid::Uuid;
 
 use crate::common::{
-    Spec, address, bundle, caller, cancellation, head, journal, nth, pool, private_from, variant,
+    Spec, address, bundle, bundle_for, caller, cancellation, head, journal, nth, pool,
+    private_from, variant,
 };
 
 const SEARCHER: u64 = 1;
@@ -43,8 +44,7 @@ fn keyed_for(n: u64, block: u64, nonce: Option<u64>) -> Bundle {
 #[test]
 fn what_is_for_no_block_to_come_or_too_long_is_refused_with_both_numbers() {
     let of = |txs: &[u64], block| {
-        let txs = txs.iter().map(|n| nth(*n)).collect();
-        Order::Bundle(bundle(BundleParts { txs, block: Some(block), ..Default::default() }))
+        Order::Bundle(bundle_for(block, txs.iter().map(|n| nth(*n)).collect(), Holder::Host))
     };
     let private = |max_block| {
         Order::Tx(private_from(Spec::default(), PrivateTerms { signer: None, max_block }))

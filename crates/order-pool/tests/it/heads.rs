@@ -4,12 +4,12 @@ use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Block, BundleParts, Event, Head, InsertOutcome, Order, OrderPool, OrderStatus, PoolConfig,
-    PrivateTerms, Relation,
+    Block, Event, Head, InsertOutcome, Order, OrderPool, OrderStatus, PoolConfig, PrivateTerms,
+    Relation,
 };
 
 use crate::common::{
-    Spec, address, bundle, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
+    Spec, address, bundle_for, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
     upkeep,
 };
 
@@ -74,10 +74,7 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
 fn what_a_reorg_frees_finds_the_room_that_a_new_one_would_and_is_counted_if_there_is_none() {
     // Of callers 160, of one address 10.
     let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
-    let of = |txs, holder| {
-        let parts = BundleParts { txs, block: Some(14), holder, ..BundleParts::default() };
-        Order::Bundle(bundle(parts))
-    };
+    let of = |txs, holder| Order::Bundle(bundle_for(14, txs, holder));
     let private = |nonce| {
         let terms = PrivateTerms { signer: None, max_block: 14 };
         Order::Tx(private_from(Spec { sender: 2, nonce, ..Spec::default() }, terms))
@@ -126,9 +123,8 @@ fn a_transaction_comes_back_with_its_block_however_many_bundles_the_block_ended(
     assert_eq!(pool.insert_transaction(private.clone()), InsertOutcome::Added);
     for n in 0..9 * 15 {
         let large = Spec { sender: 2, salt: n, input_bytes: 512 << 10, ..Spec::default() };
-        let (txs, holder) = (vec![nth(1), tx(large)], caller(n / 15));
-        let parts = BundleParts { txs, block: Some(5), holder, ..BundleParts::default() };
-        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+        let bundle = bundle_for(5, vec![nth(1), tx(large)], caller(n / 15));
+        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
     }
     pool.on_head(head(2, 0, 0, &[*private.hash(), *nth(1).hash()]));
     upkeep(&pool);
