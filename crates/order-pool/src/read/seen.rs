@@ -6,7 +6,7 @@
 //! attacker cannot force it.
 
 use std::{
-    collections::{BTreeMap, VecDeque, btree_map::Entry},
+    collections::{BTreeMap, VecDeque},
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
@@ -227,15 +227,10 @@ impl SeenWindow {
         if self.queue.len() > self.window
             && let Some(oldest) = self.queue.pop_front()
         {
-            if self.vacant.is_empty() {
-                return self.table.remove(oldest);
-            }
-            match self.vacant.entry(oldest) {
-                Entry::Vacant(_) => self.table.remove(oldest),
-                Entry::Occupied(mut count) if *count.get() > 1 => *count.get_mut() -= 1,
-                Entry::Occupied(count) => {
-                    count.remove();
-                }
+            match self.vacant.get_mut(&oldest) {
+                None => self.table.remove(oldest),
+                Some(1) => _ = self.vacant.remove(&oldest),
+                Some(count) => *count -= 1,
             }
         }
     }
