@@ -2,7 +2,7 @@
 //! last of them loses it: so nobody can send another one's order first, and take it along when its own
 //! share overflows.
 
-use std::collections::{BTreeMap, btree_map::Entry};
+use std::collections::{BTreeMap, BTreeSet};
 
 use alloy_primitives::{Address, U256};
 
@@ -25,7 +25,7 @@ const MAX_EVICTED_BUNDLES: usize = 64;
 const ENDED_PER_STEP: usize = 256;
 
 /// What an order is sent as: each kind has caps of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Raw,
     Private,
@@ -90,8 +90,8 @@ pub(crate) struct Claims {
     /// For each kind those of callers, and those of the host and of signers that it knows.
     shares: [Shares<Option<Address>, Place>; 6],
     orders: BTreeMap<u64, (Counted, Vec<Claim>)>,
-    /// With the number of such orders.
-    costs: BTreeMap<(Holder, Cost), usize>,
+    /// By holder, with the order and what it was sent as.
+    costs: BTreeSet<(Holder, Cost, u64, Kind)>,
     /// Those that have left and are still claimed: thousands of addresses may have sent the same one.
     left: Vec<u64>,
 }
@@ -117,7 +117,7 @@ impl Claims {
             claims.push(claim);
             self.shares[class(&claim)].insert(claim.1, *signer, (*rank, seq), *bytes);
             if let Some(cost) = *cost {
-                *self.costs.entry((claim.1, cost)).or_default() += 1;
+                self.costs.insert((claim.1, cost, seq, claim.0));
             }
         }
     }
@@ -134,13 +134,8 @@ impl Claims {
             claims.swap_remove(at);
             let Counted { rank, signer, bytes, cost } = *counted;
             self.shares[class(claim)].remove(claim.1, signer, (rank, seq), bytes);
-            if let Some(cost) = cost
-                && let Entry::Occupied(mut count) = self.costs.entry((claim.1, cost))
-            {
-                *count.get_mut() -= 1;
-                if *count.get() == 0 {
-                    count.remove();
-                }
+            if let Some(cost) = cost {
+                self.costs.remove(&(claim.1, cost, seq, claim.0));
             }
         }
         claims.is_empty()
@@ -174,9 +169,9 @@ impl Claims {
         let Some((sender, nonce, mut cost_wei)) = cost_of(order) else { return Ok(()) };
         let own_wei = cost_wei;
         let to = next_nonce.saturating_add(u64::from(max_nonces_ahead) + 1);
-        let at = |nonce| (order.holder(), (sender, nonce, U256::ZERO));
+        let at = |nonce| (order.holder(), (sender, nonce, U256::ZERO), 0, Kind::Raw);
         let (start, mut end) = (at(next_nonce), at(to));
-        while let Some((&(_, (_, other, dearest)), _)) = self.costs.range(start..end).next_back() {
+        while let Some(&(_, (_, other, dearest), ..)) = self.costs.range(start..end).next_back() {
             let counted = if other == nonce { dearest.saturating_sub(own_wei) } else { dearest };
             cost_wei = cost_wei.saturating_add(counted);
             end = at(other);
