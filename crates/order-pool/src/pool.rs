@@ -474,8 +474,8 @@ impl PoolShared {
     fn set_levels(&self, Writer { core, publisher }: &Writer) {
         let Core { public, external, bundles, keys, .. } = core;
         let levels = &self.levels;
-        levels.txs.set((public.list.len() + external.len()) as u64);
-        levels.tx_bytes.set((public.list.bytes + external.bytes) as u64);
+        levels.txs.set((public.len() + external.len()) as u64);
+        levels.tx_bytes.set((public.bytes + external.bytes) as u64);
         levels.external_txs.set(external.len() as u64);
         levels.external_tx_bytes.set(external.bytes as f64);
         levels.bundles.set(bundles.len() as u64);

@@ -46,11 +46,11 @@ use self::{
     claims::{Claim, Claims, Kind},
     keys::Keys,
     private_cancellations::PrivateCancellations,
-    tx_share::{TxList, TxShare},
+    tx_share::TxShare,
 };
-pub(crate) use self::{chain::Change, limits::Limits};
+pub(crate) use self::{chain::Change, limits::Limits, shares::Size};
 #[cfg(all(test, not(loom)))]
-pub(crate) use self::{keys::micros, limits::Division, shares::Size};
+pub(crate) use self::{keys::micros, limits::Division};
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},
@@ -113,9 +113,9 @@ pub(crate) struct Core {
     pub(crate) effects: Vec<Effect>,
     /// Transactions that the node has announced.
     pub(crate) public: TxShare,
-    /// Transactions that external callers sent and the node has not announced. Ranked separately:
+    /// Transactions that external callers sent and the node has not announced. Capped by their claims:
     /// their fees are only a claim, while the node has checked that its senders can pay.
-    pub(crate) external: TxList,
+    pub(crate) external: TxShare,
     pub(crate) claims: Claims,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
@@ -140,8 +140,8 @@ impl Core {
             next_seq: 0,
             now: Duration::ZERO,
             effects: Vec::new(),
-            public: TxShare::new(options.max_txs, options.max_tx_bytes),
-            external: TxList::default(),
+            public: TxShare::new(Size { count: options.max_txs, bytes: options.max_tx_bytes }),
+            external: TxShare::new(Size { count: usize::MAX, bytes: usize::MAX }),
             claims: Claims::default(),
             private: BTreeSet::new(),
             bundles: BundleIndex::default(),
@@ -303,12 +303,12 @@ impl Core {
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {
-        let tx = || self.public.list.get(seq).or_else(|| self.external.get(seq));
+        let tx = || self.public.get(seq).or_else(|| self.external.get(seq));
         tx().map(|tx| &tx.order).or_else(|| self.bundles.get(seq))
     }
 
     fn next_due(&mut self) -> Option<u64> {
-        let due = [self.public.list.next_due(self.now), self.external.next_due(self.now)];
+        let due = [self.public.next_due(self.now), self.external.next_due(self.now)];
         due.into_iter().flatten().min()
     }
 

@@ -37,12 +37,12 @@ impl Size {
         }
     }
 
-    const fn add(&mut self, bytes: usize) {
+    pub(super) const fn add(&mut self, bytes: usize) {
         self.count += 1;
         self.bytes += bytes;
     }
 
-    const fn take(&mut self, bytes: usize) {
+    pub(super) const fn take(&mut self, bytes: usize) {
         self.count -= 1;
         self.bytes -= bytes;
     }

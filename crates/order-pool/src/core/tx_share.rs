@@ -10,7 +10,7 @@ use std::{
 
 use alloy_primitives::Address;
 
-use super::shares::MAX_EVICTED_TXS;
+use super::shares::{MAX_EVICTED_TXS, Size};
 use crate::{
     error::RejectReason,
     order::{Order, Transaction},
@@ -33,16 +33,27 @@ pub(super) struct TxEntry {
     pub(super) signer: Option<Address>,
 }
 
-/// Transactions by acceptance, which is also the order of expiry, because all have the same retention.
-#[derive(Debug, Default)]
-pub(crate) struct TxList {
+/// Transactions that share two caps and are ranked among themselves, by acceptance: that is also the order
+/// of expiry, because all have the same retention.
+#[derive(Debug)]
+pub(crate) struct TxShare {
     txs: BTreeMap<u64, TxEntry>,
+    pub(crate) bytes: usize,
     /// All that were accepted before this one are kept until a block.
     due_from: u64,
-    pub(crate) bytes: usize,
+    caps: Size,
+    /// Contains exactly those accepted before [`Self::ranked_below`].
+    ranks: Ranks,
+    ranked_below: u64,
 }
 
-impl TxList {
+impl TxShare {
+    /// One whose caps are the highest numbers is never ranked.
+    pub(super) fn new(caps: Size) -> Self {
+        let (txs, ranks) = (BTreeMap::new(), Ranks::default());
+        Self { txs, bytes: 0, due_from: 0, caps, ranks, ranked_below: 0 }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.txs.len()
     }
@@ -77,49 +88,22 @@ impl TxList {
         }
     }
 
+    /// Adds one, which may have been accepted before others that are here if it comes from another
+    /// share.
     pub(super) fn insert(&mut self, seq: u64, entry: TxEntry) {
-        self.bytes += entry.order.size_bytes();
+        let size_bytes = entry.order.size_bytes();
+        self.bytes += size_bytes;
         self.due_from = self.due_from.min(seq);
+        if seq < self.ranked_below {
+            self.ranks.insert(entry.fees, seq);
+        }
         self.txs.insert(seq, entry);
+        self.rank_some(size_bytes);
     }
 
     pub(super) fn remove(&mut self, seq: u64) -> Option<TxEntry> {
         let entry = self.txs.remove(&seq)?;
         self.bytes -= entry.order.size_bytes();
-        Some(entry)
-    }
-}
-
-/// The node's transactions, which share two caps and are ranked among themselves.
-#[derive(Debug)]
-pub(crate) struct TxShare {
-    pub(crate) list: TxList,
-    /// Contains exactly those accepted before [`Self::ranked_below`].
-    ranks: Ranks,
-    ranked_below: u64,
-    max_txs: usize,
-    max_bytes: usize,
-}
-
-impl TxShare {
-    pub(super) fn new(max_txs: usize, max_bytes: usize) -> Self {
-        let (list, ranks) = (TxList::default(), Ranks::default());
-        Self { list, ranks, ranked_below: 0, max_txs, max_bytes }
-    }
-
-    /// Adds one, which may have been accepted before others that are here if it comes from another
-    /// share.
-    pub(super) fn insert(&mut self, seq: u64, entry: TxEntry) {
-        let size_bytes = entry.order.size_bytes();
-        if seq < self.ranked_below {
-            self.ranks.insert(entry.fees, seq);
-        }
-        self.list.insert(seq, entry);
-        self.rank_some(size_bytes);
-    }
-
-    pub(super) fn remove(&mut self, seq: u64) -> Option<TxEntry> {
-        let entry = self.list.remove(seq)?;
         if seq < self.ranked_below {
             self.ranks.remove(entry.fees, seq);
         }
@@ -131,16 +115,16 @@ impl TxShare {
     /// the share that it fills: all are ranked well before the share is full, and no single insert
     /// ranks them all.
     fn rank_some(&mut self, size_bytes: usize) {
-        let len = self.list.len();
-        if len * 2 < self.max_txs && self.list.bytes * 2 < self.max_bytes {
+        let (len, caps) = (self.txs.len(), self.caps);
+        if len * 2 < caps.count && self.bytes * 2 < caps.bytes {
             return;
         }
-        let by_bytes = len as u128 * 8 * size_bytes as u128 / self.max_bytes as u128;
-        self.rank((len * 8 / self.max_txs).max(by_bytes as usize) + 2);
+        let by_bytes = len as u128 * 8 * size_bytes as u128 / caps.bytes as u128;
+        self.rank((len * 8 / caps.count).max(by_bytes as usize) + 2);
     }
 
     fn rank(&mut self, count: usize) {
-        for (seq, entry) in self.list.txs.range(self.ranked_below..).take(count) {
+        for (seq, entry) in self.txs.range(self.ranked_below..).take(count) {
             self.ranks.insert(entry.fees, *seq);
             self.ranked_below = *seq + 1;
         }
@@ -154,31 +138,27 @@ impl TxShare {
         size_bytes: usize,
         base_fee_wei: u64,
     ) -> Result<Vec<u64>, RejectReason> {
-        if size_bytes > self.max_bytes {
-            return Err(RejectReason::TooLarge { size_bytes, limit_bytes: self.max_bytes });
+        let caps = self.caps;
+        if size_bytes > caps.bytes {
+            return Err(RejectReason::TooLarge { size_bytes, limit_bytes: caps.bytes });
         }
-        let (mut count, mut bytes) = (self.list.len(), self.list.bytes);
-        let (max_txs, max_bytes) = (self.max_txs, self.max_bytes);
-        let fits = |count: usize, bytes: usize| count < max_txs && bytes + size_bytes <= max_bytes;
-        if fits(count, bytes) {
+        let mut size = Size { count: self.txs.len(), bytes: self.bytes };
+        size.add(size_bytes);
+        if size.exceeds(&caps).is_none() {
             return Ok(Vec::new());
         }
         // Usually none is left to rank, except in a share that few orders fill.
         self.rank(usize::MAX);
         let mut victims = Vec::new();
         let mut worst = self.ranks.worst_first(base_fee_wei).take(MAX_EVICTED_TXS);
-        while !fits(count, bytes) {
-            match worst.next() {
-                Some((tip, seq)) if tip < fees.tip(base_fee_wei) => {
-                    count -= 1;
-                    bytes -= self.list.get(seq).map_or(0, |tx| tx.order.size_bytes());
-                    victims.push(seq);
-                }
-                _ => {
-                    let tip_wei = u128::try_from(fees.tip(base_fee_wei)).ok();
-                    return Err(RejectReason::PaysTooLittle { tip_wei });
-                }
-            }
+        while size.exceeds(&caps).is_some() {
+            let Some((_, seq)) = worst.next().filter(|(tip, _)| *tip < fees.tip(base_fee_wei))
+            else {
+                let tip_wei = u128::try_from(fees.tip(base_fee_wei)).ok();
+                return Err(RejectReason::PaysTooLittle { tip_wei });
+            };
+            size.take(self.txs[&seq].order.size_bytes());
+            victims.push(seq);
         }
         Ok(victims)
     }
