@@ -278,7 +278,7 @@ impl OrderPool {
     /// A block that [`Self::on_head`] applied, if it is one of the last 64 and no reorg has undone it. Takes the lock, for
     /// one look-up.
     pub fn block(&self, hash: &B256) -> Option<Block> {
-        self.shared.lock().core.block(hash).cloned()
+        self.shared.lock().core.chain.recent.block(hash).cloned()
     }
 
     /// Applies the nonces that a block raised: for each sender of the block, the next nonce it can

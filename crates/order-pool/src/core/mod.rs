@@ -1,23 +1,15 @@
 //! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out. It is compared
 //! with a naive model after every step of random sequences.
 //!
-//! - **Shares** ([`tx_share`], [`claims`], [`shares`], [`limits`]): what the node
-//!   announced is capped and ranked apart from what external callers sent, since claiming a high fee
-//!   costs nothing. Their transactions (raw and private ones apart), bundles and remembered keys are
-//!   counted by holder, then by signer: at a cap the largest holder loses one, of its signer with the
-//!   most, so a flood displaces its own. Callers of whom only the address is known have half of each
-//!   cap; the other half is for the host and the signers that it knows.
-//! - **Ranks** ([`tx_share`]): two sorted sets, by tip and by fee cap. The worst-paying transaction is the
-//!   lesser of their first elements at any base fee, so no head reorders them. They exist only while a
-//!   share is more than half full; each insert adds some of the transactions, so that they are complete
-//!   before the share is full.
+//! - **Shares** ([`claims`], [`shares`], [`limits`]): what external callers sent is capped apart from
+//!   what the node announced, since claiming a high fee costs nothing. It is counted by holder, then by
+//!   signer, so a flood displaces its own.
+//! - **Ranks** ([`tx_share`]): of what the node announced the worst-paying is evicted, and no head reorders
+//!   it.
 //! - **Heads** ([`chain`]): the cost is proportional to the block; its hashes and nonces are looked up,
-//!   and the pool is not scanned. The orders that a block removed are kept until they are too old or too
-//!   large, and a reorg puts them back.
-//! - **Keys** ([`keys`]): which message of a replacement key is valid. A bundle replaces the one with the
-//!   same key for the same block, as in rbuilder, because searchers send one uuid for several blocks; a
-//!   cancellation covers all of them. Cancellations of private transactions are remembered beside them
-//!   ([`private_cancellations`]).
+//!   and the pool is not scanned. A reorg puts back what the blocks had removed.
+//! - **Keys** ([`keys`], [`private_cancellations`]): which message of a replacement key is valid, and which
+//!   private transactions were cancelled.
 
 mod bundle_index;
 mod bundles;
@@ -126,7 +118,7 @@ pub(crate) struct Core {
     /// The transactions by sender, nonce and acceptance. Not a hash table: to grow one with 100,000 senders took 4 ms.
     senders: BTreeSet<(Address, u64, u64)>,
     pub(crate) seen: SeenWindow,
-    chain: Chain,
+    pub(crate) chain: Chain,
     /// For [`Self::sweep`].
     ended: VecDeque<Ended>,
 }
@@ -161,10 +153,6 @@ impl Core {
     /// [`Self::free`], and last [`Self::tell_head`].
     pub(crate) fn push_head(&mut self, block: Block) -> Change {
         self.chain.push(block)
-    }
-
-    pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
-        self.chain.recent.block(hash)
     }
 
     /// Removes the transactions that the head's block contains. The bundles that contain them are
