@@ -332,25 +332,14 @@ impl OrderPool {
 
     /// The memory of the orders, in bytes.
     pub fn bytes(&self) -> usize {
-        let levels = &self.shared.levels;
-        (levels.tx_bytes.get() + levels.bundle_bytes.get()) as usize
+        self.shared.levels.bytes() as usize
     }
 
     /// The present sizes, and the counts since the pool was made.
     pub fn stats(&self) -> PoolStats {
         let shared = &self.shared;
-        let mut stats = PoolStats {
-            txs: shared.levels.txs.get(),
-            external_txs: shared.levels.external_txs.get(),
-            bundles: shared.levels.bundles.get(),
-            bytes: self.bytes() as u64,
-            keys: shared.levels.keys.get(),
-            log_bytes: shared.levels.log_bytes.get(),
-            subscribers: shared.tables.wakers.waiters() as u64,
-            ..PoolStats::default()
-        };
-        shared.tables.counters.read(&mut stats);
-        stats
+        let tables = &shared.tables;
+        PoolStats::read(&shared.levels, &tables.counters, tables.wakers.waiters())
     }
 
     /// Subscribes to the head, then every live order that may go into block `block`, once, then
