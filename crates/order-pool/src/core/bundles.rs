@@ -84,8 +84,9 @@ impl Core {
         Ok(InsertOutcome::Known)
     }
 
-    /// Cancels messages up to a nonce; without one, permanently. Publishes that, unless too many cancellations of unknown
-    /// keys were published. `sent_at` is the time of one that came as an empty bundle without a nonce.
+    /// Cancels messages up to a nonce; without one, permanently. Publishes that, unless too many
+    /// cancellations of unknown keys were published. `sent_at` is the time of one that came as an
+    /// empty bundle without a nonce.
     pub(crate) fn cancel_bundle(
         &mut self,
         cancellation: Cancellation,
@@ -160,8 +161,8 @@ impl Core {
         self.seen.insert(id);
     }
 
-    /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves the
-    /// bundles of that transaction: it is removed, or watches another one.
+    /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves
+    /// the bundles of that transaction: it is removed, or watches another one.
     pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended) {
         // If the block was undone meanwhile, the one that replaced it has its own.
         let is_recent = self.chain.head_of(&by.hash).is_some();
@@ -322,7 +323,8 @@ impl Core {
         self.claims.room_for(self.next_seq, &counted, &claim, replaced, &self.limits)
     }
 
-    /// Adds a bundle with its block and its nonce; `sent_at` is that of a message that came without one.
+    /// Adds a bundle with its block and its nonce; `sent_at` is that of a message that came without
+    /// one.
     fn add_bundle(&mut self, order: Arc<Order>, sent_at: Option<u64>) {
         let Some(bundle) = order.as_bundle() else { unreachable!("both callers have a bundle") };
         let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));

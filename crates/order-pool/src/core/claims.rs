@@ -162,8 +162,9 @@ impl Claims {
         }
     }
 
-    /// Whether the sender of an order can pay for it and for its others of the same holder: what strangers
-    /// send of a sender leaves it as much as before. Of each nonce, the dearest counts: one look-up each.
+    /// Whether the sender of an order can pay for it and for its others of the same holder: what
+    /// strangers send of a sender leaves it as much as before. Of each nonce, the dearest counts:
+    /// one look-up each.
     pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
         let &Funds { balance_wei, next_nonce, max_nonces_ahead } = funds;
         let Some((sender, nonce, mut cost_wei)) = cost_of(order) else { return Ok(()) };

@@ -119,7 +119,8 @@ impl From<PoolConfig> for Limits {
 }
 
 impl Limits {
-    /// How far ahead of the head the block of a pooled order may be: a reorg may lower the head by all recent blocks.
+    /// How far ahead of the head the block of a pooled order may be: a reorg may lower the head by
+    /// all recent blocks.
     pub(crate) const fn max_blocks_kept(&self) -> u64 {
         self.max_blocks_ahead.saturating_add(self.recent_blocks as u64)
     }

@@ -105,8 +105,8 @@ pub(crate) struct Core {
     pub(crate) effects: Vec<Effect>,
     /// Transactions that the node has announced.
     pub(crate) public: TxShare,
-    /// Transactions that external callers sent and the node has not announced. Capped by their claims:
-    /// their fees are only a claim, while the node has checked that its senders can pay.
+    /// Transactions that external callers sent and the node has not announced. Capped by their
+    /// claims: their fees are only a claim, while the node has checked that its senders can pay.
     pub(crate) external: TxShare,
     pub(crate) claims: Claims,
     /// Transactions that are kept until a block, by that block and acceptance.

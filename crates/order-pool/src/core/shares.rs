@@ -323,13 +323,13 @@ impl<S: Copy + Ord, I: Copy + Ord> Room<'_, S, I> {
     }
 }
 
-/// Keys that are remembered for a time, and no longer if a holder has too many: who sends too much loses
-/// its own.
+/// Keys that are remembered for a time, and no longer if a holder has too many: who sends too much
+/// loses its own.
 #[derive(Debug)]
 pub(crate) struct Waiting<K> {
     due: BTreeSet<(Duration, K)>,
-    /// Of callers, and of the host and of signers that it knows: of a signer the one that has waited
-    /// the longest goes first.
+    /// Of callers, and of the host and of signers that it knows: of a signer the one that has
+    /// waited the longest goes first.
     shares: [Shares<Address, Reverse<(Duration, K)>>; 2],
     division: Division,
 }

@@ -1,5 +1,5 @@
-//! The transactions that the node has announced, or whose senders the host has found able to pay, ranked by the tip that they
-//! pay at any base fee.
+//! The transactions that the node has announced, or whose senders the host has found able to pay,
+//! ranked by the tip that they pay at any base fee.
 
 use std::{
     cmp::Reverse,
@@ -33,8 +33,8 @@ pub(super) struct TxEntry {
     pub(super) signer: Option<Address>,
 }
 
-/// Transactions that share two caps and are ranked among themselves, by acceptance: that is also the order
-/// of expiry, because all have the same retention.
+/// Transactions that share two caps and are ranked among themselves, by acceptance: that is also
+/// the order of expiry, because all have the same retention.
 #[derive(Debug)]
 pub(crate) struct TxShare {
     txs: BTreeMap<u64, TxEntry>,

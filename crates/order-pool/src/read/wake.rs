@@ -52,9 +52,9 @@ mod sync {
     }
 }
 
-/// The same with loom's primitives, so that it can try every interleaving: also that the waker is taken
-/// later than its waiter is disarmed. Loom's own `park` and `AtomicWaker` lose an unpark that meets a
-/// contended lock, so both are built from its locks.
+/// The same with loom's primitives, so that it can try every interleaving: also that the waker is
+/// taken later than its waiter is disarmed. Loom's own `park` and `AtomicWaker` lose an unpark that
+/// meets a contended lock, so both are built from its locks.
 #[cfg(all(test, loom))]
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, fence};

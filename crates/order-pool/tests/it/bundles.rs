@@ -65,7 +65,8 @@ fn what_is_for_no_block_to_come_or_too_long_is_refused_with_both_numbers() {
     assert_eq!(passed.to_string(), "blockNumber is 10, the lowest that is not built yet is 11");
 }
 
-/// Which message of a key wins is compared with the model; what a reorg brings back was sent when it was.
+/// Which message of a key wins is compared with the model; what a reorg brings back was sent when
+/// it was.
 #[test]
 fn a_message_without_a_nonce_is_superseded_by_a_later_one_with_both_times_after_a_reorg_too() {
     const MICROS: u64 = 1_000_000;

@@ -171,8 +171,9 @@ fn a_head_waits_for_no_more_than_a_step_of_private_transactions() {
     assert_eq!((events.len(), pool.len()), (count as usize + 1, 0));
 }
 
-/// Each of the test's transactions costs 2.1 million wei at most. Anybody may send what a sender has signed, for
-/// instance as the first transaction of a bundle, or after the sender has replaced it.
+/// Each of the test's transactions costs 2.1 million wei at most. Anybody may send what a sender
+/// has signed, for instance as the first transaction of a bundle, or after the sender has replaced
+/// it.
 #[test]
 fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public_or_a_stranger_sent() {
     let (pool, _) = pool(PoolConfig::default());

@@ -55,8 +55,8 @@ fn sink<F: FnMut(&str) -> bool + Send + 'static>(act: F) -> (Sink<F>, Receiver<S
     (Sink(sender, act), receiver)
 }
 
-/// A sink that is stuck in its first call, until the sender that is returned releases it with `true` or is
-/// dropped. The pool has something to call it with.
+/// A sink that is stuck in its first call, until the sender that is returned releases it with
+/// `true` or is dropped. The pool has something to call it with.
 fn stuck_sink(pool: &OrderPool) -> (SinkGuard, Receiver<String>, Sender<()>) {
     let (entered, inside) = channel();
     let (release, blocked) = channel();
