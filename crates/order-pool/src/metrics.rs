@@ -8,9 +8,12 @@ use crate::{
     event::{InsertOutcome, RemoveReason},
 };
 
-/// Declares each count once: for the recorder, and for [`PoolStats`].
-macro_rules! counts {
-    ($($field:ident = $name:literal, $text:literal;)*) => {
+/// Declares each level and each count of [`PoolStats`] once: for it, and for the recorder.
+macro_rules! figures {
+    (
+        levels { $($level:ident = $level_name:literal, $unit:ident, $level_text:literal;)* }
+        counts { $($count:ident = $count_name:literal, $count_text:literal;)* }
+    ) => {
         metric_set! {
             /// The name, the unit and the meaning of every metric of this crate. Counters end in
             /// `_total`; `order_pool_upkeep_step_seconds` is a histogram; the others are gauges.
@@ -19,7 +22,7 @@ macro_rules! counts {
             /// What was counted since the pool was made.
             #[derive(Debug)]
             pub(crate) struct Counters {
-                $(count $field = $name, Count, $text;)*
+                $(count $count = $count_name, Count, $count_text;)*
                 count rejected[RejectReason::ALL.len()] = "order_pool_rejected_total", Count,
                     "Orders refused, at entry or when a reorg freed them, by `reason`", "reason": RejectReason::ALL;
             }
@@ -28,18 +31,11 @@ macro_rules! counts {
             /// read without it.
             #[derive(Debug)]
             pub(crate) struct Levels {
-                level txs = "order_pool_txs", Count, "Transactions in the pool";
-                level bundles = "order_pool_bundles", Count, "Bundles in the pool";
+                $(level $level = $level_name, $unit, $level_text;)*
                 level tx_bytes = "order_pool_tx_bytes", Bytes, "Bytes of the transactions in the pool";
-                level external_txs = "order_pool_external_txs", Count,
-                    "Transactions that external callers sent and the node has not announced";
                 gauge external_tx_bytes = "order_pool_external_tx_bytes", Bytes,
                     "Bytes of the transactions that only external callers sent";
                 level bundle_bytes = "order_pool_bundle_bytes", Bytes, "Bytes of the bundles in the pool";
-                level keys = "order_pool_keys", Count,
-                    "Replacement keys remembered, each for its cancellations and for each of its blocks";
-                level log_bytes = "order_pool_log_bytes", Bytes,
-                    "Bytes of removed orders that readers may still need";
                 gauge max_txs = "order_pool_max_txs", Count,
                     "Cap on the transactions that the node announced: `PoolConfig::max_txs`";
                 gauge max_tx_bytes = "order_pool_max_tx_bytes", Bytes,
@@ -64,66 +60,74 @@ macro_rules! counts {
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         #[non_exhaustive]
         pub struct PoolStats {
-            /// Transactions in the pool.
-            pub txs: u64,
-            /// Those of `txs` that external callers sent and the node has not announced.
-            pub external_txs: u64,
-            /// Bundles in the pool.
-            pub bundles: u64,
+            $(#[doc = concat!($level_text, ".")] pub $level: u64,)*
             /// Memory of transactions and bundles, in bytes.
             pub bytes: u64,
-            /// Replacement keys remembered, each for its cancellations and for each of its blocks.
-            pub keys: u64,
-            /// Memory of removed orders that readers may still need, in bytes.
-            pub log_bytes: u64,
             /// Subscriptions.
             pub subscribers: u64,
             /// Orders refused.
             pub rejected: u64,
-            $(#[doc = concat!($text, ".")] pub $field: u64,)*
+            $(#[doc = concat!($count_text, ".")] pub $count: u64,)*
         }
 
-        impl Counters {
-            pub(crate) fn read(&self, stats: &mut PoolStats) {
-                $(stats.$field = self.$field.get();)*
-                stats.rejected = self.rejected.iter().map(metric_set::Count::get).sum();
+        impl PoolStats {
+            pub(crate) fn read(levels: &Levels, counters: &Counters, subscribers: usize) -> Self {
+                Self {
+                    $($level: levels.$level.get(),)*
+                    bytes: levels.bytes(),
+                    subscribers: subscribers as u64,
+                    rejected: counters.rejected.iter().map(metric_set::Count::get).sum(),
+                    $($count: counters.$count.get(),)*
+                }
             }
         }
     };
 }
 
-counts! {
-    inserted = "order_pool_inserted_total", "Orders accepted";
-    cancellations = "order_pool_cancellations_total", "Cancellations that took effect";
-    superseded = "order_pool_superseded_total",
-        "Bundles and cancellations that came after a message of the same or a higher nonce";
-    known = "order_pool_known_total", "Orders that were already in the pool";
-    already_removed = "order_pool_already_removed_total",
-        "Orders that came again after they had left for good";
-    late_mined = "order_pool_late_mined_total", "Transactions that came after their block";
-    late_stale = "order_pool_late_stale_total",
-        "Transactions that came after another of the same nonce was mined";
-    mined = "order_pool_mined_total", "Orders that a block contains";
-    stale = "order_pool_stale_total", "Orders whose sender's nonce a block passed";
-    expired = "order_pool_expired_total", "Orders removed at the end of their retention";
-    evicted = "order_pool_evicted_total", "Orders evicted when a share was full";
-    block_passed = "order_pool_block_passed_total",
-        "Bundles, and private transactions, whose last block has been built";
-    block_too_far = "order_pool_block_too_far_total",
-        "Bundles, and private transactions, whose block turned out to be too far ahead";
-    replaced = "order_pool_replaced_total", "Bundles replaced by another of their key";
-    cancelled = "order_pool_cancelled_total", "Orders removed by a cancellation";
-    keys_forgotten = "order_pool_keys_forgotten_total",
-        "Cancellations that are no longer remembered";
-    upkeep_steps = "order_pool_upkeep_steps_total", "Steps of upkeep";
-    put_back = "order_pool_put_back_total", "Orders that a reorg put back";
-    heads = "order_pool_heads_total", "Heads applied";
-    reorgs = "order_pool_reorgs_total", "Heads that replaced others";
-    head_gaps = "order_pool_head_gaps_total", "Heads whose parent is not known";
-    stale_nonces = "order_pool_stale_nonces_total",
-        "Nonces for a block that is not on the chain any more";
-    lagged = "order_pool_lagged_total", "Times a reader lagged";
-    missed_events = "order_pool_missed_events_total", "Events that lagging readers missed";
+figures! {
+    levels {
+        txs = "order_pool_txs", Count, "Transactions in the pool";
+        bundles = "order_pool_bundles", Count, "Bundles in the pool";
+        external_txs = "order_pool_external_txs", Count,
+            "Transactions that external callers sent and the node has not announced";
+        keys = "order_pool_keys", Count,
+            "Replacement keys remembered, each for its cancellations and for each of its blocks";
+        log_bytes = "order_pool_log_bytes", Bytes,
+            "Bytes of removed orders that readers may still need";
+    }
+    counts {
+        inserted = "order_pool_inserted_total", "Orders accepted";
+        cancellations = "order_pool_cancellations_total", "Cancellations that took effect";
+        superseded = "order_pool_superseded_total",
+            "Bundles and cancellations that came after a message of the same or a higher nonce";
+        known = "order_pool_known_total", "Orders that were already in the pool";
+        already_removed = "order_pool_already_removed_total",
+            "Orders that came again after they had left for good";
+        late_mined = "order_pool_late_mined_total", "Transactions that came after their block";
+        late_stale = "order_pool_late_stale_total",
+            "Transactions that came after another of the same nonce was mined";
+        mined = "order_pool_mined_total", "Orders that a block contains";
+        stale = "order_pool_stale_total", "Orders whose sender's nonce a block passed";
+        expired = "order_pool_expired_total", "Orders removed at the end of their retention";
+        evicted = "order_pool_evicted_total", "Orders evicted when a share was full";
+        block_passed = "order_pool_block_passed_total",
+            "Bundles, and private transactions, whose last block has been built";
+        block_too_far = "order_pool_block_too_far_total",
+            "Bundles, and private transactions, whose block turned out to be too far ahead";
+        replaced = "order_pool_replaced_total", "Bundles replaced by another of their key";
+        cancelled = "order_pool_cancelled_total", "Orders removed by a cancellation";
+        keys_forgotten = "order_pool_keys_forgotten_total",
+            "Cancellations that are no longer remembered";
+        upkeep_steps = "order_pool_upkeep_steps_total", "Steps of upkeep";
+        put_back = "order_pool_put_back_total", "Orders that a reorg put back";
+        heads = "order_pool_heads_total", "Heads applied";
+        reorgs = "order_pool_reorgs_total", "Heads that replaced others";
+        head_gaps = "order_pool_head_gaps_total", "Heads whose parent is not known";
+        stale_nonces = "order_pool_stale_nonces_total",
+            "Nonces for a block that is not on the chain any more";
+        lagged = "order_pool_lagged_total", "Times a reader lagged";
+        missed_events = "order_pool_missed_events_total", "Events that lagging readers missed";
+    }
 }
 
 impl Counters {
@@ -165,6 +169,11 @@ impl Counters {
 }
 
 impl Levels {
+    /// Of the orders in the pool.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.tx_bytes.get() + self.bundle_bytes.get()
+    }
+
     pub(crate) fn set_caps(&self, config: &PoolConfig) {
         self.max_txs.set(config.max_txs as f64);
         self.max_tx_bytes.set(config.max_tx_bytes as f64);

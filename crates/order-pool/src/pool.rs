@@ -68,19 +68,7 @@ fn in_steps<T>(items: &[T], mut step: impl FnMut(&[T])) {
 /// for a few microseconds; those that read take none, unless their documentation says so.
 #[derive(Clone, Debug)]
 pub struct OrderPool {
-    handle: Arc<Handle>,
-}
-
-/// Ends the subscriptions when the last [`OrderPool`] is dropped.
-#[derive(Debug)]
-struct Handle {
-    shared: Arc<PoolShared>,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.shared.tables.wakers.close();
-    }
+    pub(crate) shared: Arc<PoolShared>,
 }
 
 pub(crate) struct PoolShared {
@@ -99,6 +87,13 @@ impl std::fmt::Debug for PoolShared {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         // Never the contents: printing a pool would fill the log.
         f.debug_struct("Pool").field("head", &self.tables.wakers.head()).finish_non_exhaustive()
+    }
+}
+
+/// Ends the subscriptions, once the last [`OrderPool`] is dropped.
+impl Drop for PoolShared {
+    fn drop(&mut self) {
+        self.tables.wakers.close();
     }
 }
 
@@ -132,24 +127,17 @@ impl OrderPool {
         let publisher = Publisher::new(limits.options.log_events, limits.options.log_bytes);
         let core = Core::new(limits);
         let tables = Arc::new(Tables::new(&core.index, &core.seen));
-        let writer = Mutex::new(Writer { core, publisher });
         Self {
-            handle: Arc::new(Handle {
-                shared: Arc::new(PoolShared {
-                    writer,
-                    turn: Mutex::default(),
-                    tables,
-                    levels,
-                    clock,
-                    #[cfg(test)]
-                    most_effects: Default::default(),
-                }),
+            shared: Arc::new(PoolShared {
+                writer: Mutex::new(Writer { core, publisher }),
+                turn: Mutex::default(),
+                tables,
+                levels,
+                clock,
+                #[cfg(test)]
+                most_effects: Default::default(),
             }),
         }
-    }
-
-    pub(crate) fn shared(&self) -> &Arc<PoolShared> {
-        &self.handle.shared
     }
 
     /// Inserts a transaction.
@@ -167,9 +155,9 @@ impl OrderPool {
 
     /// Inserts an order. With `funds` only if [`Self::check_funds`] allows it.
     pub fn insert(&self, order: Order, funds: Option<&Funds>) -> InsertOutcome {
-        self.shared().try_insert(|core| {
+        self.shared.try_insert(|core| {
             if let Some(funds) = funds {
-                core.check_funds(&order, funds)?;
+                core.claims.check_funds(&order, funds)?;
             }
             match order {
                 Order::Tx(tx) => core.insert_tx(tx),
@@ -182,7 +170,7 @@ impl OrderPool {
     /// would: from then on it counts for both, and stays until both have lost it. With `terms` the
     /// caller sends it as a private one.
     pub fn hold(&self, hash: &B256, holder: Holder, terms: Option<&PrivateTerms>) -> InsertOutcome {
-        self.shared().try_insert(|core| core.hold_again(hash, holder, terms))
+        self.shared.try_insert(|core| core.hold_again(hash, holder, terms))
     }
 
     /// Whether the sender of an order's first transaction can pay for it and for all external orders
@@ -194,14 +182,14 @@ impl OrderPool {
     /// # Errors
     /// [`RejectReason::InsufficientFunds`].
     pub fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
-        self.shared().lock().core.check_funds(order, funds)
+        self.shared.lock().core.claims.check_funds(order, funds)
     }
 
     /// Cancels the bundles of a key for all blocks with its nonce or a lower one, including those
     /// that have not arrived yet; without a nonce, permanently. Another signer's bundles have
     /// another key.
     pub fn cancel_bundle(&self, cancellation: Cancellation) -> CancelOutcome {
-        let shared = self.shared();
+        let shared = &self.shared;
         let outcome = shared.write(|core| core.cancel_bundle(cancellation, None));
         shared.tables.counters.outcome(&outcome.into());
         outcome
@@ -211,7 +199,7 @@ impl OrderPool {
     /// not take, as its transactions are in a block here already, or for want of room. Of messages without a nonce it is
     /// that which the other pool has given them.
     pub fn supersede(&self, key: ReplacementKey, block: u64, nonce: u64, holder: Holder) {
-        self.shared().write(|core| core.supersede((key, Some(block)), nonce, holder));
+        self.shared.write(|core| core.supersede((key, Some(block)), nonce, holder));
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
@@ -228,7 +216,7 @@ impl OrderPool {
         holder: Holder,
         at: SystemTime,
     ) -> CancelPrivateOutcome {
-        let shared = self.shared();
+        let shared = &self.shared;
         // A clock that is ahead: now.
         let age = SystemTime::now().duration_since(at).unwrap_or_default();
         let cancellation = PrivateCancellation { hash: *hash, signer, at, holder };
@@ -247,7 +235,7 @@ impl OrderPool {
     /// removed by [`Self::upkeep`] and by inserts; from the head on, [`Self::get`] and [`Self::contains`]
     /// do not find one whose block has passed.
     pub fn on_head(&self, block: Block) -> Relation {
-        let shared = self.shared();
+        let shared = &self.shared;
         let _in_turn = shared.in_turn();
         let (head, mined) = (block.head, Arc::clone(&block.mined));
         let Change { relation, mut untaken, not_kept, free } =
@@ -284,20 +272,20 @@ impl OrderPool {
 
     /// The latest head that [`Self::on_head`] applied; `None` before the first.
     pub fn head(&self) -> Option<Head> {
-        self.shared().tables.heads.latest()
+        self.shared.tables.heads.latest()
     }
 
     /// A block that [`Self::on_head`] applied, if it is one of the last 64 and no reorg has undone it. Takes the lock, for
     /// one look-up.
     pub fn block(&self, hash: &B256) -> Option<Block> {
-        self.shared().lock().core.block(hash).cloned()
+        self.shared.lock().core.chain.recent.block(hash).cloned()
     }
 
     /// Applies the nonces that a block raised: for each sender of the block, the next nonce it can
     /// use. May be called any time after [`Self::on_head`]; ignored, and counted, if a reorg undid
     /// the block meanwhile.
     pub fn on_nonces(&self, block_hash: B256, updates: impl IntoIterator<Item: Into<NonceUpdate>>) {
-        let shared = self.shared();
+        let shared = &self.shared;
         // The iterator is foreign code, so it runs before a lock is taken.
         let updates: Vec<NonceUpdate> = updates.into_iter().map(Into::into).collect();
         let _in_turn = shared.in_turn();
@@ -310,14 +298,14 @@ impl OrderPool {
 
     /// Whether the order is in the pool.
     pub fn contains(&self, hash: &B256) -> bool {
-        self.shared().tables.find(hash, |_| ()).is_some()
+        self.shared.tables.find(hash, |_| ()).is_some()
     }
 
     /// What the pool knows of an order: whether it holds it, and if not, whether the order should
     /// be offered again.
     pub fn status(&self, hash: &B256) -> OrderStatus {
         // Before the pool is read, so that an order which is put back in between is found there.
-        let seen = self.shared().tables.seen.state(hash);
+        let seen = self.shared.tables.seen.state(hash);
         match seen {
             _ if self.contains(hash) => OrderStatus::Pooled,
             Some(SeenState::Known | SeenState::Expired) => OrderStatus::Removed,
@@ -328,12 +316,12 @@ impl OrderPool {
 
     /// The order with this hash, if it is in the pool.
     pub fn get(&self, hash: &B256) -> Option<Arc<Order>> {
-        self.shared().tables.find(hash, Arc::clone)
+        self.shared.tables.find(hash, Arc::clone)
     }
 
     /// The number of orders.
     pub fn len(&self) -> usize {
-        let levels = &self.shared().levels;
+        let levels = &self.shared.levels;
         (levels.txs.get() + levels.bundles.get()) as usize
     }
 
@@ -344,46 +332,35 @@ impl OrderPool {
 
     /// The memory of the orders, in bytes.
     pub fn bytes(&self) -> usize {
-        let levels = &self.shared().levels;
-        (levels.tx_bytes.get() + levels.bundle_bytes.get()) as usize
+        self.shared.levels.bytes() as usize
     }
 
     /// The present sizes, and the counts since the pool was made.
     pub fn stats(&self) -> PoolStats {
-        let shared = self.shared();
-        let mut stats = PoolStats {
-            txs: shared.levels.txs.get(),
-            external_txs: shared.levels.external_txs.get(),
-            bundles: shared.levels.bundles.get(),
-            bytes: self.bytes() as u64,
-            keys: shared.levels.keys.get(),
-            log_bytes: shared.levels.log_bytes.get(),
-            subscribers: shared.tables.wakers.waiters() as u64,
-            ..PoolStats::default()
-        };
-        shared.tables.counters.read(&mut stats);
-        stats
+        let shared = &self.shared;
+        let tables = &shared.tables;
+        PoolStats::read(&shared.levels, &tables.counters, tables.wakers.waiters())
     }
 
     /// Subscribes to the head, then every live order that may go into block `block`, once, then
     /// every later event that concerns that block, in the order the pool accepted them. Heads
     /// concern every block.
     pub fn subscribe(&self, block: u64) -> Subscription {
-        Subscription::new(Arc::clone(&self.shared().tables), Some(block))
+        Subscription::new(Arc::clone(&self.shared.tables), Some(block))
     }
 
     /// Like [`Self::subscribe`], for the orders of all blocks.
     pub fn subscribe_all(&self) -> Subscription {
-        Subscription::new(Arc::clone(&self.shared().tables), None)
+        Subscription::new(Arc::clone(&self.shared.tables), None)
     }
 
     /// One bounded step of upkeep: removes orders that are over, rewrites pages, frees memory. Returns
-    /// whether more is due; inserts run between steps.
+    /// whether more may be due; inserts run between steps.
     ///
     /// [`Upkeep`](crate::Upkeep) calls it from a thread of its own. A host without one should call
     /// this about once a second; if it is never called nothing expires, but every cap still holds.
     pub fn upkeep(&self) -> bool {
-        self.shared().upkeep()
+        self.shared.upkeep()
     }
 }
 
@@ -486,8 +463,8 @@ impl PoolShared {
     fn set_levels(&self, Writer { core, publisher }: &Writer) {
         let Core { public, external, bundles, keys, .. } = core;
         let levels = &self.levels;
-        levels.txs.set((public.list.len() + external.len()) as u64);
-        levels.tx_bytes.set((public.list.bytes + external.bytes) as u64);
+        levels.txs.set((public.len() + external.len()) as u64);
+        levels.tx_bytes.set((public.bytes + external.bytes) as u64);
         levels.external_txs.set(external.len() as u64);
         levels.external_tx_bytes.set(external.bytes as f64);
         levels.bundles.set(bundles.len() as u64);

@@ -84,26 +84,26 @@ impl Upkeep {
         config: UpkeepConfig,
         pressed: impl Fn() -> bool + Send + 'static,
     ) -> Result<Self, StartError> {
-        // Not a handle of the pool, which the upkeep must not keep alive.
-        let shared = Arc::clone(pool.shared());
+        // The upkeep must not keep the pool alive.
+        let pool = Arc::downgrade(&pool.shared);
         let (stop, stopped) = mpsc::sync_channel(1);
         let (ended, end) = mpsc::sync_channel(1);
         let run = move || {
-            let reason = loop {
-                let pause = match shared.upkeep() {
+            while let Some(more_is_due) = pool.upgrade().map(|pool| pool.upkeep()) {
+                let pause = match more_is_due {
                     true if pressed() => config.pause.max(PRESSED_PAUSE),
                     true => config.pause.max(STEP_PAUSE),
                     false => INTERVAL,
                 };
-                match stopped.recv_timeout(lengthened(pause, rand::random())) {
-                    Err(RecvTimeoutError::Timeout) if shared.tables.wakers.is_closed() => {
-                        break UpkeepEndReason::PoolDropped;
-                    }
-                    Err(RecvTimeoutError::Timeout) => {}
-                    _ => break UpkeepEndReason::Shutdown,
+                let pause = lengthened(pause, rand::random());
+                if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                    break;
                 }
+            }
+            let reason = match pool.strong_count() {
+                0 => UpkeepEndReason::PoolDropped,
+                _ => UpkeepEndReason::Shutdown,
             };
-            drop(shared);
             // Nobody may wait for it.
             let _ = ended.send(reason);
         };

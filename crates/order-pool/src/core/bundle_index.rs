@@ -114,22 +114,13 @@ impl BundleIndex {
         self.by_block.range((first, 0)..).next().map(|(_, seq)| *seq)
     }
 
-    /// The first of those from `from` on, as accepted, that a transaction may end.
-    pub(super) fn next_with_tx(&self, hash: &B256, from: u64) -> Option<u64> {
-        self.by_tx.range((*hash, from)..=(*hash, u64::MAX)).next().map(|(_, seq)| *seq)
+    /// The first that a transaction may end.
+    pub(super) fn first_with_tx(&self, hash: &B256) -> Option<u64> {
+        self.by_tx.range((*hash, 0)..=(*hash, u64::MAX)).next().map(|(_, seq)| *seq)
     }
 
-    /// The first of those from `from` (nonce, order of acceptance) on that a transaction of the sender
-    /// below nonce `to` may end.
-    pub(super) fn next_with_nonce_below(
-        &self,
-        sender: Address,
-        to: u64,
-        (nonce, seq): (u64, u64),
-    ) -> Option<(u64, u64)> {
-        let start = (sender, nonce, seq);
-        let end = (sender, to, 0);
-        let mut found = (start < end).then(|| self.by_sender.range(start..end))?;
-        found.next().map(|(_, nonce, seq)| (*nonce, *seq))
+    /// The first that a transaction of the sender below nonce `to` may end.
+    pub(super) fn first_with_nonce_below(&self, sender: Address, to: u64) -> Option<u64> {
+        self.by_sender.range((sender, 0, 0)..(sender, to, 0)).next().map(|(.., seq)| *seq)
     }
 }

@@ -7,15 +7,15 @@ use chain_view::Taken;
 
 use super::{
     Core, Effect, Ended, EndedTx,
-    claims::{Claim, Counted, Kind},
-    costs::cost_of,
+    claims::{Claim, Kind, counted},
     keys::{KeyState, Slot, micros},
 };
 use crate::{
+    config::MAX_TXS_PER_BUNDLE,
     error::RejectReason,
     event::{CancelOutcome, Event, InsertOutcome, RemoveReason},
     holder::Holder,
-    order::{Bundle, BundleParts, Cancellation, Order, ReplacementKey},
+    order::{Bundle, Cancellation, Order, ReplacementKey},
     read::SeenState,
 };
 
@@ -70,12 +70,7 @@ impl Core {
         if let Some((key, _)) = slot {
             self.end_cancellation(key);
         }
-        let seq = self.add_bundle(Arc::new(order));
-        if let Some(slot) = slot {
-            let bundle = Some(seq);
-            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
-            self.keys.set(slot, state, self.now);
-        }
+        self.add_bundle(Arc::new(order), sent_at);
         self.remember(&id, seen);
         Ok(old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() }))
     }
@@ -89,13 +84,15 @@ impl Core {
         Ok(InsertOutcome::Known)
     }
 
-    /// Cancels messages up to a nonce; without one, permanently. `sent_at` is the time of one that came as an empty
-    /// bundle without a nonce.
+    /// Cancels messages up to a nonce; without one, permanently. Publishes that, unless too many
+    /// cancellations of unknown keys were published. `sent_at` is the time of one that came as an
+    /// empty bundle without a nonce.
     pub(crate) fn cancel_bundle(
         &mut self,
-        Cancellation { key, nonce, holder }: Cancellation,
+        cancellation: Cancellation,
         sent_at: Option<u64>,
     ) -> CancelOutcome {
+        let Cancellation { key, nonce, holder } = cancellation;
         let all = self.keys.get(&(key, None));
         if all.is_final {
             return CancelOutcome::CancelledPermanently;
@@ -109,9 +106,27 @@ impl Core {
                 return CancelOutcome::Superseded { nonce, current };
             }
         }
-        let (nonce, is_final) = (nonce.or(all.nonce), nonce.is_none());
-        let all = KeyState { nonce, sent_at, is_final, holder, ..all };
-        CancelOutcome::Cancelled { removed: self.apply_cancellation(key, all, &blocks) }
+        let is_final = nonce.is_none();
+        let mut removed = 0;
+        for (slot, state) in &blocks {
+            if !is_final && state.nonce >= nonce {
+                continue;
+            }
+            let taken = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled));
+            removed += usize::from(taken.is_some());
+            // The cancellation already implies it.
+            self.keys.forget(*slot);
+        }
+        let mut published = all.published;
+        if self.keys.publishes(&key, &holder, !blocks.is_empty(), self.now) {
+            self.effects.extend(published.map(Effect::CancellationEnded));
+            published = Some(self.tell(Effect::Added(Event::Cancelled(cancellation))));
+        }
+        let all =
+            KeyState { nonce: nonce.or(all.nonce), sent_at, is_final, published, holder, ..all };
+        self.keys.set((key, None), all, self.now);
+        self.forget_excess_keys(&holder);
+        CancelOutcome::Cancelled { removed }
     }
 
     /// An empty bundle cancels earlier ones; without a nonce, all that were not sent later.
@@ -146,28 +161,21 @@ impl Core {
         self.seen.insert(id);
     }
 
-    /// One step of [`Self::sweep`]: the next bundle that contains an ended transaction.
+    /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves
+    /// the bundles of that transaction: it is removed, or watches another one.
     pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended) {
         // If the block was undone meanwhile, the one that replaced it has its own.
         let is_recent = self.chain.head_of(&by.hash).is_some();
         let (next, reason) = match tx {
-            EndedTx::Mined(hash, from) => {
-                let seq = self.bundles.next_with_tx(&hash, from);
-                (seq.map(|seq| (seq, EndedTx::Mined(hash, seq + 1))), RemoveReason::Mined)
-            }
-            EndedTx::Stale(sender, to, from) => {
-                let found = self.bundles.next_with_nonce_below(sender, to, from);
-                let next = |(nonce, seq)| (seq, EndedTx::Stale(sender, to, (nonce, seq + 1)));
-                (found.map(next), RemoveReason::StaleNonce)
+            EndedTx::Mined(hash) => (self.bundles.first_with_tx(&hash), RemoveReason::Mined),
+            EndedTx::Stale(sender, to) => {
+                (self.bundles.first_with_nonce_below(sender, to), RemoveReason::StaleNonce)
             }
         };
-        let Some((seq, tx)) = next.filter(|_| is_recent) else {
+        let Some(seq) = next.filter(|_| is_recent) else {
             self.ended.pop_front();
             return;
         };
-        if let Some(front) = self.ended.front_mut() {
-            front.tx = tx;
-        }
         let Some(bundle) = self.bundles.bundle(seq) else { return };
         if self.taken(bundle).is_none() {
             let left = self.first_left(bundle).unwrap_or(0);
@@ -242,23 +250,8 @@ impl Core {
         let victims = self.room_for(&order, None)?;
         let sent_at = slot.and_then(|slot| self.keys.get(&slot).sent_at);
         self.end_claims(victims);
-        let nonce = bundle.nonce();
-        let seq = self.add_bundle(Arc::clone(&order));
-        if let Some(slot) = slot {
-            let holder = order.as_bundle().map_or(Holder::Host, |bundle| bundle.parts().holder);
-            let bundle = Some(seq);
-            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
-            self.keys.set(slot, state, self.now);
-        }
+        self.add_bundle(order, sent_at);
         Ok(true)
-    }
-
-    pub(super) fn forget_due_key(&mut self) -> bool {
-        let due = self.keys.forget_due(self.now);
-        due.is_some_and(|((key, _), state)| {
-            self.publish_forgotten(key, &state);
-            true
-        })
     }
 
     /// Called after a key of this holder lost its bundle.
@@ -268,7 +261,7 @@ impl Core {
         }
     }
 
-    fn publish_forgotten(&mut self, key: ReplacementKey, state: &KeyState) {
+    pub(super) fn publish_forgotten(&mut self, key: ReplacementKey, state: &KeyState) {
         if let Some(added) = state.published {
             self.effects.push(Effect::CancellationEnded(added));
             self.tell(Effect::Told(Event::CancellationForgotten(key)));
@@ -291,7 +284,6 @@ impl Core {
 
     /// The checks that depend on the pool. Returns the bundle's block, if it is known.
     fn check_bundle(&self, bundle: &Bundle, max_ahead: u64) -> Result<Option<u64>, RejectReason> {
-        let limits = &self.limits;
         let parts = bundle.parts();
         let lists = [
             ("txs", parts.txs.len()),
@@ -299,8 +291,8 @@ impl Core {
             ("droppingTxHashes", parts.dropping_tx_hashes.len()),
         ];
         for (field, value) in lists {
-            if value > limits.max_txs_per_bundle {
-                let limit = limits.max_txs_per_bundle;
+            if value > MAX_TXS_PER_BUNDLE {
+                let limit = MAX_TXS_PER_BUNDLE;
                 return Err(RejectReason::TooMany { field, value, limit });
             }
         }
@@ -327,18 +319,25 @@ impl Core {
         order: &Order,
         replaced: Option<u64>,
     ) -> Result<Vec<(u64, Claim)>, RejectReason> {
-        let (counted, claim) = counted(order);
+        let (counted, claim) = counted(order, self.chain.next_base_fee_wei());
         self.claims.room_for(self.next_seq, &counted, &claim, replaced, &self.limits)
     }
 
-    fn add_bundle(&mut self, order: Arc<Order>) -> u64 {
+    /// Adds a bundle with its block and its nonce; `sent_at` is that of a message that came without
+    /// one.
+    fn add_bundle(&mut self, order: Arc<Order>, sent_at: Option<u64>) {
+        let Some(bundle) = order.as_bundle() else { unreachable!("both callers have a bundle") };
         let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
-        self.index.insert(order.id().hash(), seq);
-        let (counted, claim) = counted(&order);
+        self.index.insert(bundle.id(), seq);
+        let (counted, claim) = counted(&order, self.chain.next_base_fee_wei());
         self.claims.insert(seq, counted, claim);
-        let left = order.as_bundle().and_then(|bundle| self.first_left(bundle)).unwrap_or(0);
+        if let Some(slot) = slot_of(bundle) {
+            let (nonce, bundle, (_, holder)) = (bundle.nonce(), Some(seq), claim);
+            let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
+            self.keys.set(slot, state, self.now);
+        }
+        let left = self.first_left(bundle).unwrap_or(0);
         self.bundles.insert(seq, order, left);
-        seq
     }
 
     /// Removes a bundle from everything but its key.
@@ -348,43 +347,10 @@ impl Core {
         let id = order.id();
         self.index.remove(id.hash(), seq);
         if may_return(reason) {
-            self.seen.evicted(id.hash());
+            self.seen.set(id.hash(), SeenState::MayReturn);
         }
         self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
         Some(order)
-    }
-
-    /// Applies a cancellation: removes the key's bundles with lower nonces, and publishes it,
-    /// unless too many cancellations of unknown keys were published. `all` is the state of the
-    /// key's cancellations including this one, `blocks` that of its bundles. Returns how many
-    /// bundles were removed.
-    fn apply_cancellation(
-        &mut self,
-        key: ReplacementKey,
-        mut all: KeyState,
-        blocks: &[(Slot, KeyState)],
-    ) -> usize {
-        let mut removed = 0;
-        for (slot, state) in blocks {
-            if !all.is_final && state.nonce >= all.nonce {
-                continue;
-            }
-            let taken = state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Cancelled));
-            removed += usize::from(taken.is_some());
-            // The cancellation already implies it.
-            self.keys.forget(*slot);
-        }
-        if self.keys.publishes(&key, &all.holder, !blocks.is_empty(), self.now) {
-            if let Some(added) = all.published {
-                self.effects.push(Effect::CancellationEnded(added));
-            }
-            let nonce = all.nonce.filter(|_| !all.is_final);
-            let told = Event::Cancelled(Cancellation { key, nonce, holder: all.holder });
-            all.published = Some(self.tell(Effect::Added(told)));
-        }
-        self.keys.set((key, None), all, self.now);
-        self.forget_excess_keys(&all.holder);
-        removed
     }
 
     /// A bundle of the key is valid again, so new subscribers need not be told of its cancellation.
@@ -406,11 +372,4 @@ const fn may_return(reason: RemoveReason) -> bool {
 /// The slot of a pooled bundle among those of its key.
 fn slot_of(bundle: &Bundle) -> Option<Slot> {
     bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(0))))
-}
-
-fn counted(order: &Order) -> (Counted, Claim) {
-    let Some(bundle) = order.as_bundle() else { unreachable!("all callers have a bundle") };
-    let &BundleParts { signer, holder, .. } = bundle.parts();
-    let (rank, cost) = (bundle.block().unwrap_or(0).into(), cost_of(order));
-    (Counted { rank, signer, bytes: order.size_bytes(), cost }, (Kind::Bundle, holder))
 }

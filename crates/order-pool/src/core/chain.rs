@@ -8,6 +8,7 @@ use std::{
 use alloy_primitives::{B256, map::B256Map};
 use chain_view::{Block, Head, RecentBlocks, Relation, Taken};
 
+use super::limits::MAX_UNMINE_BYTES;
 use crate::order::{Order, Transaction};
 
 /// Newest blocks whose late transactions are kept: one more than the deepest reorg since proof of stake had (seven, on the
@@ -58,11 +59,11 @@ pub(crate) struct Chain {
 }
 
 impl Chain {
-    pub(crate) fn new(max_blocks: usize, max_taken_bytes: usize) -> Self {
-        let ended = max_taken_bytes / 4;
+    pub(crate) fn new(max_blocks: usize) -> Self {
+        let ended = MAX_UNMINE_BYTES / 4;
         Self {
             recent: RecentBlocks::new(max_blocks),
-            mined: Kept::new(max_taken_bytes - ended),
+            mined: Kept::new(MAX_UNMINE_BYTES - ended),
             ended: Kept::new(ended),
         }
     }

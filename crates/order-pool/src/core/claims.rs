@@ -2,16 +2,20 @@
 //! last of them loses it: so nobody can send another one's order first, and take it along when its own
 //! share overflows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use alloy_primitives::Address;
+use alloy_primitives::{Address, U256};
 
 use super::{
-    costs::{Cost, Costs},
     limits::Limits,
     shares::{MAX_EVICTED_TXS, New, Shares},
+    tx_share::FeeCaps,
 };
-use crate::{error::RejectReason, holder::Holder};
+use crate::{
+    error::RejectReason,
+    holder::Holder,
+    order::{Funds, Order, PrivateTerms},
+};
 
 /// Most bundles that one insert may evict: a share that is full of bytes has 13 kB for each, so these make
 /// room for one of six blobs. With the most transactions, 60 us each.
@@ -21,11 +25,17 @@ const MAX_EVICTED_BUNDLES: usize = 64;
 const ENDED_PER_STEP: usize = 256;
 
 /// What an order is sent as: each kind has caps of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Raw,
     Private,
     Bundle,
+}
+
+impl Kind {
+    pub(super) const fn of_tx(terms: Option<&PrivateTerms>) -> Self {
+        if terms.is_some() { Self::Private } else { Self::Raw }
+    }
 }
 
 /// What an order is sent as, and by whom.
@@ -37,21 +47,51 @@ pub(super) type Claim = (Kind, Holder);
 /// block, since what it pays is not known without executing it.
 type Place = (i128, u64);
 
+/// What an order may cost the sender of its first transaction: sender, nonce and cost in wei.
+type Cost = (Address, u64, U256);
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Counted {
-    pub(super) rank: i128,
+    rank: i128,
     /// The signer of a bundle, the sender of a transaction.
-    pub(super) signer: Option<Address>,
-    pub(super) bytes: usize,
-    pub(super) cost: Option<Cost>,
+    signer: Option<Address>,
+    bytes: usize,
+    cost: Option<Cost>,
+}
+
+/// As what an order counts for who has sent it, at this base fee.
+pub(super) fn counted(order: &Order, base_fee_wei: u64) -> (Counted, Claim) {
+    let (kind, rank, signer) = match order {
+        Order::Tx(tx) => {
+            let tip_wei = FeeCaps::of(tx).tip(base_fee_wei);
+            (Kind::of_tx(tx.private_terms()), tip_wei.saturating_neg(), Some(tx.sender()))
+        }
+        Order::Bundle(bundle) => {
+            (Kind::Bundle, bundle.block().unwrap_or(0).into(), bundle.parts().signer)
+        }
+    };
+    let (bytes, cost) = (order.size_bytes(), cost_of(order));
+    (Counted { rank, signer, bytes, cost }, (kind, order.holder()))
+}
+
+/// A bundle may do without its first transaction, or pay for the others: then they cost nothing.
+fn cost_of(order: &Order) -> Option<Cost> {
+    let tx = match order {
+        Order::Tx(tx) => tx,
+        Order::Bundle(bundle) => {
+            bundle.txs().first().filter(|tx| !bundle.is_optional(tx.hash()))?
+        }
+    };
+    Some((tx.sender(), tx.nonce(), tx.max_cost_wei()))
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Claims {
+pub(crate) struct Claims {
     /// For each kind those of callers, and those of the host and of signers that it knows.
     shares: [Shares<Option<Address>, Place>; 6],
     orders: BTreeMap<u64, (Counted, Vec<Claim>)>,
-    pub(super) costs: Costs,
+    /// By holder, with the order and what it was sent as.
+    costs: BTreeSet<(Holder, Cost, u64, Kind)>,
     /// Those that have left and are still claimed: thousands of addresses may have sent the same one.
     left: Vec<u64>,
 }
@@ -76,7 +116,9 @@ impl Claims {
         if let Some((Counted { rank, signer, bytes, cost }, claims)) = self.orders.get_mut(&seq) {
             claims.push(claim);
             self.shares[class(&claim)].insert(claim.1, *signer, (*rank, seq), *bytes);
-            self.costs.insert(claim.1, *cost);
+            if let Some(cost) = *cost {
+                self.costs.insert((claim.1, cost, seq, claim.0));
+            }
         }
     }
 
@@ -92,7 +134,9 @@ impl Claims {
             claims.swap_remove(at);
             let Counted { rank, signer, bytes, cost } = *counted;
             self.shares[class(claim)].remove(claim.1, signer, (rank, seq), bytes);
-            self.costs.remove(claim.1, cost);
+            if let Some(cost) = cost {
+                self.costs.remove(&(claim.1, cost, seq, claim.0));
+            }
         }
         claims.is_empty()
     }
@@ -116,6 +160,27 @@ impl Claims {
                 self.left.pop();
             }
         }
+    }
+
+    /// Whether the sender of an order can pay for it and for its others of the same holder: what
+    /// strangers send of a sender leaves it as much as before. Of each nonce, the dearest counts:
+    /// one look-up each.
+    pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
+        let &Funds { balance_wei, next_nonce, max_nonces_ahead } = funds;
+        let Some((sender, nonce, mut cost_wei)) = cost_of(order) else { return Ok(()) };
+        let own_wei = cost_wei;
+        let to = next_nonce.saturating_add(u64::from(max_nonces_ahead) + 1);
+        let at = |nonce| (order.holder(), (sender, nonce, U256::ZERO), 0, Kind::Raw);
+        let (start, mut end) = (at(next_nonce), at(to));
+        while let Some(&(_, (_, other, dearest), ..)) = self.costs.range(start..end).next_back() {
+            let counted = if other == nonce { dearest.saturating_sub(own_wei) } else { dearest };
+            cost_wei = cost_wei.saturating_add(counted);
+            end = at(other);
+        }
+        if cost_wei > balance_wei {
+            return Err(RejectReason::InsufficientFunds { sender, balance_wei, cost_wei });
+        }
+        Ok(())
     }
 
     /// Which claims must end so that a claim on a pooled order fits; none if it is there.
@@ -166,9 +231,9 @@ impl Claims {
         });
         let bytes_of = |(_, seq): &Place| self.orders.get(seq).map_or(0, |(order, _)| order.bytes);
         let max_evicted = if kind == Kind::Bundle { MAX_EVICTED_BUNDLES } else { MAX_EVICTED_TXS };
-        let new = New { holder, signer, item: (rank, seq), bytes, max_evicted };
-        let may_go = |(of, _): &Place| kind != Kind::Bundle || *of >= rank;
-        let victims = share.room_for(&new, replaced, own, all, bytes_of, may_go)?;
+        let from = (if kind == Kind::Bundle { rank } else { i128::MIN }, 0);
+        let new = New { holder, signer, item: (rank, seq), from, bytes, max_evicted };
+        let victims = share.room_for(&new, replaced, own, all, bytes_of)?;
         Ok(victims.into_iter().map(|(holder, (_, seq))| (seq, (kind, holder))).collect())
     }
 }

@@ -1,14 +1,13 @@
 //! Replacement keys: which message of a key is valid, in whatever order they arrive.
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     time::{Duration, SystemTime},
 };
 
 use alloy_primitives::Address;
 
-use super::{limits::Division, shares::Shares};
+use super::{limits::Division, shares::Waiting};
 use crate::{event::InsertOutcome, holder::Holder, order::ReplacementKey};
 
 /// How many cancellations of unknown keys are published for each caller of whom only the address is
@@ -83,9 +82,6 @@ pub(crate) fn micros(time: SystemTime) -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX - 1)
 }
 
-/// When a slot without a bundle is forgotten, and the slot.
-type Due = (Duration, Slot);
-
 /// How many cancellations were published, and until when they count against the limit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Published {
@@ -93,29 +89,24 @@ struct Published {
     until: Duration,
 }
 
-/// All slots, and when each is forgotten.
+/// All slots.
 #[derive(Debug)]
 pub(crate) struct Keys {
     states: BTreeMap<Slot, KeyState>,
-    due: BTreeSet<Due>,
-    /// Slots to forget, of callers, and of the host and of signers that it knows: of a signer the one
-    /// that has waited the longest first.
-    shares: [Shares<Address, Reverse<Due>>; 2],
+    /// Those without a bundle.
+    waiting: Waiting<Slot>,
     /// Published cancellations of keys without a bundle.
     unknown_cancellations: BTreeMap<Holder, Published>,
     retention: Duration,
-    division: Division,
 }
 
 impl Keys {
     pub(crate) fn new(retention: Duration, division: Division) -> Self {
         Self {
             states: BTreeMap::new(),
-            due: BTreeSet::new(),
-            shares: Default::default(),
+            waiting: Waiting::new(division),
             unknown_cancellations: BTreeMap::new(),
             retention,
-            division,
         }
     }
 
@@ -175,9 +166,7 @@ impl Keys {
             self.leave(slot, before);
         }
         if let Some(at) = state.forget_at {
-            self.due.insert((at, slot));
-            let share = &mut self.shares[usize::from(state.holder.is_known())];
-            share.insert(state.holder, slot.0.signer, Reverse((at, slot)), 0);
+            self.waiting.insert(state.holder, slot.0.signer, (at, slot));
         }
         if let Some(before) = before {
             self.forget_publisher(slot, &before);
@@ -187,25 +176,18 @@ impl Keys {
     /// Removes a slot from everything but the states.
     fn leave(&mut self, slot: Slot, state: &KeyState) {
         if let Some(at) = state.forget_at {
-            self.due.remove(&(at, slot));
-            let share = &mut self.shares[usize::from(state.holder.is_known())];
-            share.remove(state.holder, slot.0.signer, Reverse((at, slot)), 0);
+            self.waiting.remove(state.holder, slot.0.signer, (at, slot));
         }
     }
 
     /// Forgets a slot without a bundle if one is due.
     pub(crate) fn forget_due(&mut self, now: Duration) -> Option<(Slot, KeyState)> {
-        let (_, slot) = *self.due.first().filter(|(at, _)| *at <= now)?;
-        self.forget(slot)
+        self.forget(self.waiting.due(now)?)
     }
 
-    /// Forgets a slot without a bundle if this holder, or its half of all, has too many. It is the
-    /// one that has waited the longest of the holder's signer with the most, or else of the largest
-    /// holder's: who sends too many cancellations loses its own.
+    /// Forgets a slot without a bundle if this holder, or its half of all, has too many.
     pub(crate) fn forget_excess(&mut self, holder: &Holder) -> Option<(Slot, KeyState)> {
-        let share = &self.shares[usize::from(holder.is_known())];
-        let Reverse((_, slot)) = share.excess(holder, &self.division)?;
-        self.forget(slot)
+        self.forget(self.waiting.excess(holder)?)
     }
 
     pub(crate) fn forget(&mut self, slot: Slot) -> Option<(Slot, KeyState)> {
@@ -218,18 +200,9 @@ impl Keys {
     /// Counts its published cancellations no longer, if its holder has no other slot.
     fn forget_publisher(&mut self, slot: Slot, &KeyState { holder, .. }: &KeyState) {
         let signer = slot.0.signer;
-        let share = &self.shares[usize::from(holder.is_known())];
-        let left = match holder {
-            Holder::Caller(_) => share.of(&holder),
-            _ => share.of_signer(&holder, &signer),
-        };
-        if left.count == 0 {
+        if self.waiting.count(&holder, &signer) == 0 {
             self.unknown_cancellations.remove(&publisher(&holder, signer));
         }
-    }
-
-    pub(crate) fn is_due(&self, now: Duration) -> bool {
-        self.due.first().is_some_and(|(at, _)| *at <= now)
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use super::shares::Size;
 use crate::{
     config::{
-        CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE,
-        MIN_TX_BYTES, PoolConfig,
+        CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MIN_TX_BYTES,
+        PoolConfig,
     },
     holder::Holder,
     read::{MAX_GARBAGE_BYTES, SEGMENT_EVENTS, SLOT_BYTES},
@@ -28,7 +29,7 @@ const RECENT_BLOCKS: usize = 64;
 /// 2.8 MB and its plain transactions about 0.5 MB, and three quarters of this cover a reorg of 15 blocks; the last quarter
 /// is for what those blocks made impossible, bundles and transactions with used nonces;
 /// none deeper than 7 has happened since the merge.
-const MAX_UNMINE_BYTES: usize = 64 << 20;
+pub(super) const MAX_UNMINE_BYTES: usize = 64 << 20;
 
 /// A caller of whom only the address is known may hold a sixteenth of what all callers may: 625 of
 /// 10,000 bundles, 17/s three blocks ahead. Fifteen addresses cannot fill it.
@@ -46,26 +47,19 @@ const PRIVATE_PER_SENDER: usize = 16;
 /// whom only the address is known may have 512 of them a minute, 8/s.
 const MAX_PRIVATE_CANCELLATIONS: usize = 1 << 14;
 
-/// A cap on a number of orders and on their bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Caps {
-    pub(crate) count: usize,
-    pub(crate) bytes: usize,
-}
-
 /// How a cap is divided by holder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Division {
     /// The host's orders and those of signers that it knows; callers have the same.
-    pub(crate) half: Caps,
-    pub(crate) per_signer: Caps,
-    pub(crate) per_caller: Caps,
+    pub(crate) half: Size,
+    pub(crate) per_signer: Size,
+    pub(crate) per_caller: Size,
 }
 
 impl Division {
     /// Each part has room for one order of six blobs.
     pub(crate) fn of(count: usize, bytes: usize) -> Self {
-        let part = |parts: usize| Caps {
+        let part = |parts: usize| Size {
             count: (count / parts).max(1),
             bytes: (bytes / parts).max(MIN_TX_BYTES),
         };
@@ -73,7 +67,7 @@ impl Division {
     }
 
     /// What one holder may have.
-    pub(crate) const fn of_holder(&self, holder: &Holder) -> Caps {
+    pub(crate) const fn of_holder(&self, holder: &Holder) -> Size {
         match holder {
             Holder::Host => self.half,
             Holder::Signer(_) => self.per_signer,
@@ -92,16 +86,14 @@ pub(crate) struct Limits {
     /// pooled, or after a block or a message of its key ended it.
     pub(crate) dedupe_window: usize,
     pub(crate) recent_blocks: usize,
-    pub(crate) max_unmine_bytes: usize,
     pub(crate) bundles: Division,
     /// Those of the host and of signers that it knows, also of one of them alone; callers have the same.
-    pub(crate) raw_txs: Caps,
+    pub(crate) raw_txs: Size,
     pub(crate) private_txs: Division,
     pub(crate) max_private_per_sender: usize,
     /// Of replacement keys without a bundle. No bytes are counted.
     pub(crate) keys: Division,
     pub(crate) private_cancellations: Division,
-    pub(crate) max_txs_per_bundle: usize,
     pub(crate) max_blocks_ahead: u64,
     pub(crate) cancellation_retention: Duration,
 }
@@ -113,18 +105,24 @@ impl From<PoolConfig> for Limits {
             expired_pause: options.tx_retention.saturating_mul(EXPIRED_PAUSE_RETENTIONS),
             dedupe_window: options.max_txs.saturating_mul(2).max(MIN_DEDUPE_WINDOW),
             recent_blocks: RECENT_BLOCKS,
-            max_unmine_bytes: MAX_UNMINE_BYTES,
             bundles: Division::of(options.max_bundles, options.max_bundle_bytes),
             raw_txs: external.half,
             private_txs: external,
             max_private_per_sender: PRIVATE_PER_SENDER,
             keys: Division::of(options.max_cancellations, 0),
             private_cancellations: Division::of(MAX_PRIVATE_CANCELLATIONS, 0),
-            max_txs_per_bundle: MAX_TXS_PER_BUNDLE,
             max_blocks_ahead: MAX_BLOCKS_AHEAD,
             cancellation_retention: CANCELLATION_RETENTION,
             options,
         }
+    }
+}
+
+impl Limits {
+    /// How far ahead of the head the block of a pooled order may be: a reorg may lower the head by
+    /// all recent blocks.
+    pub(crate) const fn max_blocks_kept(&self) -> u64 {
+        self.max_blocks_ahead.saturating_add(self.recent_blocks as u64)
     }
 }
 
@@ -164,38 +162,26 @@ impl PoolConfig {
     /// before: 1,000,000 inserts at the default caps, all but the first 200,000 evicting another,
     /// took 0.44 GB of resident memory.
     pub fn memory_bound_bytes(&self) -> usize {
-        Limits::from(self.clone()).memory_bound_bytes()
-    }
-}
-
-impl Limits {
-    /// How far ahead of the head the block of a pooled order may be: a reorg may lower the head by all recent blocks.
-    pub(crate) const fn max_blocks_kept(&self) -> u64 {
-        self.max_blocks_ahead.saturating_add(self.recent_blocks as u64)
-    }
-
-    /// See [`PoolConfig::memory_bound_bytes`].
-    pub(crate) fn memory_bound_bytes(&self) -> usize {
+        let Limits { dedupe_window, recent_blocks, .. } = Limits::from(self.clone());
         let sum = |terms: &[usize]| terms.iter().fold(0_usize, |sum, n| sum.saturating_add(*n));
-        let options = &self.options;
         let orders = sum(&[
-            options.max_tx_bytes,
+            self.max_tx_bytes,
             // Raw ones, and private ones.
-            options.max_external_tx_bytes.saturating_mul(2),
-            options.max_bundle_bytes,
-            options.log_bytes,
+            self.max_external_tx_bytes.saturating_mul(2),
+            self.max_bundle_bytes,
+            self.log_bytes,
         ]);
-        let window_slots = self.dedupe_window.saturating_mul(2).checked_next_power_of_two();
-        let keys = [options.max_cancellations, options.max_bundles, MAX_PRIVATE_CANCELLATIONS];
+        let window_slots = dedupe_window.saturating_mul(2).checked_next_power_of_two();
+        let keys = [self.max_cancellations, self.max_bundles, MAX_PRIVATE_CANCELLATIONS];
         sum(&[
             orders,
             orders / 3,
             MAX_GARBAGE_BYTES,
-            options.log_events.saturating_add(2 * SEGMENT_EVENTS).saturating_mul(SLOT_BYTES),
+            self.log_events.saturating_add(2 * SEGMENT_EVENTS).saturating_mul(SLOT_BYTES),
             window_slots.map_or(usize::MAX, |slots| slots.saturating_mul(8)),
-            self.dedupe_window.saturating_mul((2 + 4) * 8),
-            self.max_unmine_bytes,
-            self.recent_blocks.saturating_mul(TXS_PER_BLOCK * MINED_TX_BYTES),
+            dedupe_window.saturating_mul((2 + 4) * 8),
+            MAX_UNMINE_BYTES,
+            recent_blocks.saturating_mul(TXS_PER_BLOCK * MINED_TX_BYTES),
             sum(&keys).saturating_mul(KEY_BYTES),
             FIXED_BYTES,
         ])

@@ -1,33 +1,23 @@
 //! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out. It is compared
 //! with a naive model after every step of random sequences.
 //!
-//! - **Shares** ([`tx_share`], [`claims`], [`shares`], [`limits`]): what the node
-//!   announced is capped and ranked apart from what external callers sent, since claiming a high fee
-//!   costs nothing. Their transactions (raw and private ones apart), bundles and remembered keys are
-//!   counted by holder, then by signer: at a cap the largest holder loses one, of its signer with the
-//!   most, so a flood displaces its own. Callers of whom only the address is known have half of each
-//!   cap; the other half is for the host and the signers that it knows.
-//! - **Ranks** ([`ranks`]): two sorted sets, by tip and by fee cap. The worst-paying transaction is the
-//!   lesser of their first elements at any base fee, so no head reorders them. They exist only while a
-//!   share is more than half full; each insert adds some of the transactions, so that they are complete
-//!   before the share is full.
+//! - **Shares** ([`claims`], [`shares`], [`limits`]): what external callers sent is capped apart from
+//!   what the node announced, since claiming a high fee costs nothing. It is counted by holder, then by
+//!   signer, so a flood displaces its own.
+//! - **Ranks** ([`tx_share`]): of what the node announced the worst-paying is evicted, and no head reorders
+//!   it.
 //! - **Heads** ([`chain`]): the cost is proportional to the block; its hashes and nonces are looked up,
-//!   and the pool is not scanned. The orders that a block removed are kept until they are too old or too
-//!   large, and a reorg puts them back.
-//! - **Keys** ([`keys`]): which message of a replacement key is valid. A bundle replaces the one with the
-//!   same key for the same block, as in rbuilder, because searchers send one uuid for several blocks; a
-//!   cancellation covers all of them. Cancellations of private transactions are remembered beside them
-//!   ([`private_cancellations`]).
+//!   and the pool is not scanned. A reorg puts back what the blocks had removed.
+//! - **Keys** ([`keys`], [`private_cancellations`]): which message of a replacement key is valid, and which
+//!   private transactions were cancelled.
 
 mod bundle_index;
 mod bundles;
 mod chain;
 mod claims;
-mod costs;
 mod keys;
 mod limits;
 mod private_cancellations;
-mod ranks;
 mod shares;
 mod tx_share;
 mod txs;
@@ -48,19 +38,16 @@ use self::{
     claims::{Claim, Claims, Kind},
     keys::Keys,
     private_cancellations::PrivateCancellations,
-    tx_share::{TxList, TxShare},
+    tx_share::TxShare,
 };
-pub(crate) use self::{chain::Change, limits::Limits};
+pub(crate) use self::{chain::Change, limits::Limits, shares::Size};
 #[cfg(all(test, not(loom)))]
-pub(crate) use self::{
-    keys::micros,
-    limits::{Caps, Division},
-};
+pub(crate) use self::{keys::micros, limits::Division};
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},
-    order::{Funds, Order},
-    read::{Index, SeenWindow},
+    order::Order,
+    read::{Index, SeenState, SeenWindow},
 };
 
 /// Most bundles that one step removes because they are over: with the most transactions that a bundle
@@ -94,8 +81,7 @@ impl Effect {
     }
 }
 
-/// A transaction that a block has ended for the bundles that contain it, and how far they were looked
-/// at.
+/// What a block has ended for the bundles that contain it.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     by: Head,
@@ -104,10 +90,9 @@ struct Ended {
 
 #[derive(Clone, Copy, Debug)]
 enum EndedTx {
-    /// Up to this sequence number.
-    Mined(B256, u64),
-    /// All of the sender below this nonce; up to this nonce and sequence number.
-    Stale(Address, u64, (u64, u64)),
+    Mined(B256),
+    /// All of the sender below this nonce.
+    Stale(Address, u64),
 }
 
 #[derive(Debug)]
@@ -120,10 +105,10 @@ pub(crate) struct Core {
     pub(crate) effects: Vec<Effect>,
     /// Transactions that the node has announced.
     pub(crate) public: TxShare,
-    /// Transactions that external callers sent and the node has not announced. Ranked separately:
-    /// their fees are only a claim, while the node has checked that its senders can pay.
-    pub(crate) external: TxList,
-    claims: Claims,
+    /// Transactions that external callers sent and the node has not announced. Capped by their
+    /// claims: their fees are only a claim, while the node has checked that its senders can pay.
+    pub(crate) external: TxShare,
+    pub(crate) claims: Claims,
     /// Transactions that are kept until a block, by that block and acceptance.
     private: BTreeSet<(u64, u64)>,
     pub(crate) bundles: BundleIndex,
@@ -133,7 +118,7 @@ pub(crate) struct Core {
     /// The transactions by sender, nonce and acceptance. Not a hash table: to grow one with 100,000 senders took 4 ms.
     senders: BTreeSet<(Address, u64, u64)>,
     pub(crate) seen: SeenWindow,
-    chain: Chain,
+    pub(crate) chain: Chain,
     /// For [`Self::sweep`].
     ended: VecDeque<Ended>,
 }
@@ -147,8 +132,8 @@ impl Core {
             next_seq: 0,
             now: Duration::ZERO,
             effects: Vec::new(),
-            public: TxShare::new(options.max_txs, options.max_tx_bytes),
-            external: TxList::default(),
+            public: TxShare::new(Size { count: options.max_txs, bytes: options.max_tx_bytes }),
+            external: TxShare::new(Size { count: usize::MAX, bytes: usize::MAX }),
             claims: Claims::default(),
             private: BTreeSet::new(),
             bundles: BundleIndex::default(),
@@ -157,7 +142,7 @@ impl Core {
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
             senders: BTreeSet::new(),
             seen: SeenWindow::new(limits.dedupe_window),
-            chain: Chain::new(limits.recent_blocks, limits.max_unmine_bytes),
+            chain: Chain::new(limits.recent_blocks),
             ended: VecDeque::new(),
             limits,
         }
@@ -168,10 +153,6 @@ impl Core {
     /// [`Self::free`], and last [`Self::tell_head`].
     pub(crate) fn push_head(&mut self, block: Block) -> Change {
         self.chain.push(block)
-    }
-
-    pub(crate) fn block(&self, hash: &B256) -> Option<&Block> {
-        self.chain.recent.block(hash)
     }
 
     /// Removes the transactions that the head's block contains. The bundles that contain them are
@@ -194,9 +175,10 @@ impl Core {
                 }
                 self.chain.mined.take(head, order);
             }
-            self.seen.mined(hash);
-            if self.bundles.next_with_tx(hash, 0).is_some() {
-                self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash, 0) });
+            // One that had been evicted or had expired is not accepted again.
+            self.seen.set(hash, SeenState::Known);
+            if self.bundles.first_with_tx(hash).is_some() {
+                self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash) });
             }
         }
     }
@@ -247,9 +229,8 @@ impl Core {
                 }
                 continue;
             }
-            if self.bundles.next_with_nonce_below(sender, next_nonce, (0, 0)).is_some() {
-                let tx = EndedTx::Stale(sender, next_nonce, (0, 0));
-                self.ended.push_back(Ended { by: *head, tx });
+            if self.bundles.first_with_nonce_below(sender, next_nonce).is_some() {
+                self.ended.push_back(Ended { by: *head, tx: EndedTx::Stale(sender, next_nonce) });
             }
             raised.pop_front();
         }
@@ -275,7 +256,7 @@ impl Core {
     }
 
     /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
-    /// orders whose pause is over as offerable; returns whether more are due.
+    /// orders whose pause is over as offerable; returns whether more may be due.
     pub(crate) fn expire(&mut self, limit: usize) -> bool {
         for _ in 0..limit {
             if self.seen.offer_due(self.now) {
@@ -283,20 +264,13 @@ impl Core {
                 self.remove_tx(seq, RemoveReason::Expired);
             } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
                 self.effects.push(Effect::PrivateCancellationForgotten(told));
-            } else if !self.forget_due_key() {
+            } else if let Some(((key, _), state)) = self.keys.forget_due(self.now) {
+                self.publish_forgotten(key, &state);
+            } else {
                 return false;
             }
         }
-        self.next_due().is_some()
-            || self.private_cancellations.is_due(self.now)
-            || self.keys.is_due(self.now)
-            || self.seen.is_due(self.now)
-    }
-
-    /// Whether the sender of an order can pay for it and for its others of the same holder: what
-    /// strangers send of a sender leaves it as much as before.
-    pub(crate) fn check_funds(&self, order: &Order, funds: &Funds) -> Result<(), RejectReason> {
-        self.claims.costs.check(order, funds)
+        true
     }
 
     /// Called before each operation, with the time. It stays monotonic, even if the caller's clock is not.
@@ -317,12 +291,12 @@ impl Core {
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {
-        let tx = || self.public.list.get(seq).or_else(|| self.external.get(seq));
+        let tx = || self.public.get(seq).or_else(|| self.external.get(seq));
         tx().map(|tx| &tx.order).or_else(|| self.bundles.get(seq))
     }
 
     fn next_due(&mut self) -> Option<u64> {
-        let due = [self.public.list.next_due(self.now), self.external.next_due(self.now)];
+        let due = [self.public.next_due(self.now), self.external.next_due(self.now)];
         due.into_iter().flatten().min()
     }
 

@@ -2,14 +2,13 @@
 //! transaction may be in the pool of another machine, or on its way from there.
 
 use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     time::{Duration, SystemTime},
 };
 
 use alloy_primitives::{Address, B256};
 
-use super::{keys::MAX_UNKNOWN_CANCELLATIONS, limits::Division, shares::Shares};
+use super::{keys::MAX_UNKNOWN_CANCELLATIONS, limits::Division, shares::Waiting};
 use crate::{
     holder::Holder,
     order::{PrivateCancellation, Transaction},
@@ -17,9 +16,6 @@ use crate::{
 
 /// The signer and the transaction.
 type Key = (Address, B256);
-
-/// When one is forgotten, the sequence number of its event, and its key.
-type Due = (Duration, u64, Key);
 
 #[derive(Clone, Copy, Debug)]
 struct Remembered {
@@ -32,16 +28,13 @@ struct Remembered {
 #[derive(Debug)]
 pub(crate) struct PrivateCancellations {
     all: BTreeMap<Key, Remembered>,
-    due: BTreeSet<Due>,
-    /// Of callers, and of the host and of signers that it knows: who sends too many loses its own.
-    shares: [Shares<Address, Reverse<Due>>; 2],
-    division: Division,
+    /// By the sequence numbers of their events.
+    waiting: Waiting<(u64, Key)>,
 }
 
 impl PrivateCancellations {
     pub(crate) fn new(division: Division) -> Self {
-        let (all, due) = (BTreeMap::new(), BTreeSet::new());
-        Self { all, due, shares: Default::default(), division }
+        Self { all: BTreeMap::new(), waiting: Waiting::new(division) }
     }
 
     /// When its signer cancelled a transaction, if not before it arrived.
@@ -58,12 +51,7 @@ impl PrivateCancellations {
         if let Some(before) = self.all.get(&(signer, hash)) {
             return before.at < at;
         }
-        let share = &self.shares[usize::from(holder.is_known())];
-        let held = match holder {
-            Holder::Caller(_) => share.of(&holder),
-            Holder::Host | Holder::Signer(_) => share.of_signer(&holder, &signer),
-        };
-        is_here || held.count < MAX_UNKNOWN_CANCELLATIONS
+        is_here || self.waiting.count(&holder, &signer) < MAX_UNKNOWN_CANCELLATIONS
     }
 
     /// Remembers a cancellation whose event has this sequence number. Returns the events of the one that it
@@ -77,29 +65,20 @@ impl PrivateCancellations {
         let key = (signer, hash);
         let replaced = self.forget(&key);
         self.all.insert(key, Remembered { at, seq, forget_at, holder });
-        let due = (forget_at, seq, key);
-        self.due.insert(due);
-        let share = &mut self.shares[usize::from(holder.is_known())];
-        share.insert(holder, signer, Reverse(due), 0);
-        let excess = share.excess(&holder, &self.division);
-        (replaced, excess.and_then(|Reverse((_, _, key))| self.forget(&key)))
+        self.waiting.insert(holder, signer, (forget_at, (seq, key)));
+        let excess = self.waiting.excess(&holder);
+        (replaced, excess.and_then(|(_, key)| self.forget(&key)))
     }
 
     /// Forgets one if it is due. Returns the sequence number of its event.
     pub(crate) fn forget_due(&mut self, now: Duration) -> Option<u64> {
-        let (_, _, key) = *self.due.first().filter(|(at, ..)| *at <= now)?;
+        let (_, key) = self.waiting.due(now)?;
         self.forget(&key)
     }
 
     fn forget(&mut self, key: &Key) -> Option<u64> {
         let Remembered { seq, forget_at, holder, .. } = self.all.remove(key)?;
-        let due = (forget_at, seq, *key);
-        self.due.remove(&due);
-        self.shares[usize::from(holder.is_known())].remove(holder, key.0, Reverse(due), 0);
+        self.waiting.remove(holder, key.0, (forget_at, (seq, *key)));
         Some(seq)
-    }
-
-    pub(crate) fn is_due(&self, now: Duration) -> bool {
-        self.due.first().is_some_and(|(at, ..)| *at <= now)
     }
 }

@@ -1,21 +1,28 @@
 //! Counts holdings by holder, and by signer within a holder, so that at a cap only the largest loses.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use super::limits::{Caps, Division};
+use alloy_primitives::Address;
+
+use super::limits::Division;
 use crate::{error::RejectReason, holder::Holder};
 
 /// Most transactions that one insert may evict. A share that is full of bytes has 2.7 kB for each of the
 /// transactions that it may have, so these make room for one of six blobs (0.83 MB).
 pub(crate) const MAX_EVICTED_TXS: usize = 320;
 
-/// What of a holding is compared.
+/// What of a size is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Measure {
     Count,
     Bytes,
 }
 
+/// A number of orders and their bytes: what is held, or a cap on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) count: usize,
@@ -30,18 +37,18 @@ impl Size {
         }
     }
 
-    const fn add(&mut self, bytes: usize) {
+    pub(super) const fn add(&mut self, bytes: usize) {
         self.count += 1;
         self.bytes += bytes;
     }
 
-    const fn take(&mut self, bytes: usize) {
+    pub(super) const fn take(&mut self, bytes: usize) {
         self.count -= 1;
         self.bytes -= bytes;
     }
 
     /// By what it exceeds the caps, if it does.
-    pub(crate) const fn exceeds(&self, caps: &Caps) -> Option<Measure> {
+    pub(crate) const fn exceeds(&self, caps: &Size) -> Option<Measure> {
         if self.count > caps.count {
             Some(Measure::Count)
         } else if self.bytes > caps.bytes {
@@ -52,21 +59,39 @@ impl Size {
     }
 }
 
+/// Who has how much, the largest last: by count, and by bytes.
+#[derive(Debug)]
+struct BySize<T>([BTreeSet<(usize, T)>; 2]);
+
+impl<T: Ord + Copy> BySize<T> {
+    const fn by(&self, measure: Measure) -> &BTreeSet<(usize, T)> {
+        &self.0[measure as usize]
+    }
+
+    fn insert(&mut self, size: Size, of: T) {
+        self.0[0].insert((size.count, of));
+        self.0[1].insert((size.bytes, of));
+    }
+
+    fn remove(&mut self, size: Size, of: T) {
+        self.0[0].remove(&(size.count, of));
+        self.0[1].remove(&(size.bytes, of));
+    }
+}
+
 #[derive(Debug)]
 struct OfSigner<I> {
+    size: Size,
     /// The last one is evicted first.
     items: BTreeSet<I>,
-    bytes: usize,
 }
 
 #[derive(Debug)]
 struct Held<S, I> {
     size: Size,
     signers: BTreeMap<S, OfSigner<I>>,
-    /// Number of items, last item and signer, of each signer.
-    by_count: BTreeSet<(usize, I, S)>,
-    /// Bytes, last item and signer, of each signer.
-    by_bytes: BTreeSet<(usize, I, S)>,
+    /// The last item of each signer, and the signer.
+    by_size: BySize<(I, S)>,
 }
 
 /// Items that share their caps. Without a hash table, whose growth would move them all at once.
@@ -74,14 +99,13 @@ struct Held<S, I> {
 pub(crate) struct Shares<S, I> {
     size: Size,
     holders: BTreeMap<Holder, Held<S, I>>,
-    by_count: BTreeSet<(usize, Holder)>,
-    by_bytes: BTreeSet<(usize, Holder)>,
+    by_size: BySize<Holder>,
 }
 
 impl<S, I> Default for Shares<S, I> {
     fn default() -> Self {
-        let (by_count, by_bytes) = (BTreeSet::new(), BTreeSet::new());
-        Self { size: Size::default(), holders: BTreeMap::new(), by_count, by_bytes }
+        let by_size = BySize(Default::default());
+        Self { size: Size::default(), holders: BTreeMap::new(), by_size }
     }
 }
 
@@ -92,6 +116,8 @@ pub(crate) struct New<S, I> {
     pub(crate) signer: S,
     /// Its signer's items above it may be evicted for it.
     pub(crate) item: I,
+    /// The items of other signers from this one on may be evicted for it.
+    pub(crate) from: I,
     pub(crate) bytes: usize,
     /// Most items that may be evicted for it.
     pub(crate) max_evicted: usize,
@@ -99,60 +125,50 @@ pub(crate) struct New<S, I> {
 
 impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
     pub(crate) fn insert(&mut self, holder: Holder, signer: S, item: I, bytes: usize) {
-        self.size.add(bytes);
-        self.change(holder, signer, |held, of_signer| {
-            held.add(bytes);
-            of_signer.items.insert(item);
-            of_signer.bytes += bytes;
+        self.change(holder, signer, |sizes, items| {
+            sizes.into_iter().for_each(|size| size.add(bytes));
+            items.insert(item);
         });
     }
 
     /// Removes an item that is there.
     pub(crate) fn remove(&mut self, holder: Holder, signer: S, item: I, bytes: usize) {
-        self.size.take(bytes);
-        self.change(holder, signer, |held, of_signer| {
-            held.take(bytes);
-            of_signer.items.remove(&item);
-            of_signer.bytes -= bytes;
+        self.change(holder, signer, |sizes, items| {
+            sizes.into_iter().for_each(|size| size.take(bytes));
+            items.remove(&item);
         });
     }
 
+    /// Changes the items of a signer, and the sizes of all, of the holder and of the signer.
     fn change(
         &mut self,
         holder: Holder,
         signer: S,
-        change: impl FnOnce(&mut Size, &mut OfSigner<I>),
+        change: impl FnOnce([&mut Size; 3], &mut BTreeSet<I>),
     ) {
         let held = self.holders.entry(holder).or_insert_with(|| Held {
             size: Size::default(),
             signers: BTreeMap::new(),
-            by_count: BTreeSet::new(),
-            by_bytes: BTreeSet::new(),
+            by_size: BySize(Default::default()),
         });
-        self.by_count.remove(&(held.size.count, holder));
-        self.by_bytes.remove(&(held.size.bytes, holder));
-        let of_signer = held
+        self.by_size.remove(held.size, holder);
+        let OfSigner { size, items } = held
             .signers
             .entry(signer)
-            .or_insert_with(|| OfSigner { items: BTreeSet::new(), bytes: 0 });
-        if let Some(last) = of_signer.items.last() {
-            held.by_count.remove(&(of_signer.items.len(), *last, signer));
-            held.by_bytes.remove(&(of_signer.bytes, *last, signer));
+            .or_insert_with(|| OfSigner { size: Size::default(), items: BTreeSet::new() });
+        if let Some(last) = items.last() {
+            held.by_size.remove(*size, (*last, signer));
         }
-        change(&mut held.size, of_signer);
-        match of_signer.items.last() {
-            Some(last) => {
-                held.by_count.insert((of_signer.items.len(), *last, signer));
-                held.by_bytes.insert((of_signer.bytes, *last, signer));
-            }
+        change([&mut self.size, &mut held.size, size], items);
+        match items.last() {
+            Some(last) => held.by_size.insert(*size, (*last, signer)),
             None => _ = held.signers.remove(&signer),
         }
-        if held.size.count == 0 {
+        if held.size.count > 0 {
+            self.by_size.insert(held.size, holder);
+        } else {
             self.holders.remove(&holder);
-            return;
         }
-        self.by_count.insert((held.size.count, holder));
-        self.by_bytes.insert((held.size.bytes, holder));
     }
 
     pub(crate) fn of(&self, holder: &Holder) -> Size {
@@ -161,7 +177,7 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
 
     pub(crate) fn of_signer(&self, holder: &Holder, signer: &S) -> Size {
         let of_signer = self.holders.get(holder).and_then(|held| held.signers.get(signer));
-        of_signer.map_or_else(Size::default, |of| Size { count: of.items.len(), bytes: of.bytes })
+        of_signer.map_or_else(Size::default, |of_signer| of_signer.size)
     }
 
     /// The item that must go if this holder, or all of them, have more than they may: of the holder, or
@@ -170,27 +186,26 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         let from = if self.of(holder).count > division.of_holder(holder).count {
             holder
         } else if self.size.count > division.half.count {
-            self.by_count.last().map(|(_, largest)| largest)?
+            self.by_size.by(Measure::Count).last().map(|(_, largest)| largest)?
         } else {
             return None;
         };
-        self.holders.get(from)?.by_count.last().map(|(_, item, _)| *item)
+        let largest = self.holders.get(from)?.by_size.by(Measure::Count).last();
+        largest.map(|(_, (item, _))| *item)
     }
 
     /// Which claims must be evicted so that a new one fits, if `replaced` (item, its claims by this
     /// holder and by all, and its bytes) goes for it.
     ///
     /// At a holder's own cap, its signer with the most (the new item included) loses its last item.
-    /// At the cap of all, the holder with the most loses one in the same way. `may_go` says which
-    /// items of other signers may be evicted for this one; of its own signer those after it.
+    /// At the cap of all, the holder with the most loses one in the same way.
     pub(crate) fn room_for(
         &self,
         new: &New<S, I>,
         replaced: Option<(I, [usize; 2], usize)>,
-        own_caps: Caps,
-        caps: Caps,
+        own_caps: Size,
+        caps: Size,
         bytes_of: impl Fn(&I) -> usize,
-        may_go: impl Fn(&I) -> bool,
     ) -> Result<Vec<(Holder, I)>, RejectReason> {
         let [of_own, of_all] = replaced.map_or([0; 2], |(_, claims, _)| claims);
         let with = |mut size: Size, claims: usize| {
@@ -211,23 +226,19 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         };
         let is_over_own = |room: &Room<'_, S, I>| room.own.exceeds(&own_caps).is_some();
         if let Some(by) = room.own.exceeds(&own_caps)
-            && !room.evict(new.holder, by, is_over_own, &bytes_of, &may_go)
+            && !room.evict(new.holder, by, is_over_own, &bytes_of)
         {
             let (holder, Size { count, bytes }) = (new.holder, self.of(&new.holder));
-            let Caps { count: limit, bytes: limit_bytes } = own_caps;
+            let Size { count: limit, bytes: limit_bytes } = own_caps;
             return Err(RejectReason::HolderFull { holder, count, limit, bytes, limit_bytes });
         }
         let is_over = |room: &Room<'_, S, I>| room.all.exceeds(&caps).is_some();
         if let Some(by) = room.all.exceeds(&caps) {
-            let largest = match by {
-                Measure::Count => self.by_count.last(),
-                Measure::Bytes => self.by_bytes.last(),
-            };
-            let larger = largest.filter(|(size, _)| *size > room.own.by(by));
+            let larger = self.by_size.by(by).last().filter(|(size, _)| *size > room.own.by(by));
             let holder = larger.map_or(new.holder, |(_, holder)| *holder);
-            if !room.evict(holder, by, is_over, &bytes_of, &may_go) {
-                let (Size { count, bytes }, limit, limit_bytes) =
-                    (self.size, caps.count, caps.bytes);
+            if !room.evict(holder, by, is_over, &bytes_of) {
+                let Size { count, bytes } = self.size;
+                let Size { count: limit, bytes: limit_bytes } = caps;
                 return Err(RejectReason::Full { count, limit, bytes, limit_bytes });
             }
         }
@@ -254,7 +265,6 @@ impl<S: Copy + Ord, I: Copy + Ord> Room<'_, S, I> {
         by: Measure,
         is_over: impl Fn(&Self) -> bool,
         bytes_of: &impl Fn(&I) -> usize,
-        may_go: &impl Fn(&I) -> bool,
     ) -> bool {
         let Some(held) = self.shares.holders.get(&holder) else { return !is_over(self) };
         let is_own = holder == self.new.holder;
@@ -262,11 +272,7 @@ impl<S: Copy + Ord, I: Copy + Ord> Room<'_, S, I> {
         let kept = |item: &&I| Some(**item) != self.replaced;
         let own_last = own.and_then(|own| own.items.iter().rev().find(kept));
         let own_last = own_last.copied().unwrap_or(self.new.item).max(self.new.item);
-        let largest_first = match by {
-            Measure::Count => &held.by_count,
-            Measure::Bytes => &held.by_bytes,
-        };
-        for &(size, last, signer) in largest_first.iter().rev() {
+        for &(size, (last, signer)) in held.by_size.by(by).iter().rev() {
             if !is_over(self) {
                 break;
             }
@@ -280,7 +286,7 @@ impl<S: Copy + Ord, I: Copy + Ord> Room<'_, S, I> {
             }
             let mut left = size;
             for item in held.signers[&signer].items.iter().rev() {
-                if !is_over(self) || is_own && left < own_size || !may_go(item) {
+                if !is_over(self) || is_own && left < own_size || *item < self.new.from {
                     break;
                 }
                 if Some(*item) == self.replaced || self.victims.contains(&(holder, *item)) {
@@ -314,6 +320,55 @@ impl<S: Copy + Ord, I: Copy + Ord> Room<'_, S, I> {
             self.own.take(bytes);
         }
         true
+    }
+}
+
+/// Keys that are remembered for a time, and no longer if a holder has too many: who sends too much
+/// loses its own.
+#[derive(Debug)]
+pub(crate) struct Waiting<K> {
+    due: BTreeSet<(Duration, K)>,
+    /// Of callers, and of the host and of signers that it knows: of a signer the one that has
+    /// waited the longest goes first.
+    shares: [Shares<Address, Reverse<(Duration, K)>>; 2],
+    division: Division,
+}
+
+impl<K: Copy + Ord> Waiting<K> {
+    pub(crate) fn new(division: Division) -> Self {
+        Self { due: BTreeSet::new(), shares: Default::default(), division }
+    }
+
+    pub(crate) fn insert(&mut self, holder: Holder, signer: Address, due: (Duration, K)) {
+        self.due.insert(due);
+        self.shares[usize::from(holder.is_known())].insert(holder, signer, Reverse(due), 0);
+    }
+
+    /// Removes one that is there.
+    pub(crate) fn remove(&mut self, holder: Holder, signer: Address, due: (Duration, K)) {
+        self.due.remove(&due);
+        self.shares[usize::from(holder.is_known())].remove(holder, signer, Reverse(due), 0);
+    }
+
+    /// One that is due.
+    pub(crate) fn due(&self, now: Duration) -> Option<K> {
+        self.due.first().filter(|(at, _)| *at <= now).map(|(_, key)| *key)
+    }
+
+    /// One that must go, if this holder, or its half of all, has too many. It is the one that has
+    /// waited the longest of the holder's signer with the most, or else of the largest holder's.
+    pub(crate) fn excess(&self, holder: &Holder) -> Option<K> {
+        let share = &self.shares[usize::from(holder.is_known())];
+        share.excess(holder, &self.division).map(|Reverse((_, key))| key)
+    }
+
+    /// How many there are of a caller, or of one signer that the host knows.
+    pub(crate) fn count(&self, holder: &Holder, signer: &Address) -> usize {
+        let share = &self.shares[usize::from(holder.is_known())];
+        match holder {
+            Holder::Caller(_) => share.of(holder).count,
+            Holder::Host | Holder::Signer(_) => share.of_signer(holder, signer).count,
+        }
     }
 }
 
@@ -353,11 +408,11 @@ mod tests {
         for n in 0..1_000 {
             shares.insert(by(1), Signer(n), n, 1);
         }
-        let new =
-            New { holder: by(2), signer: Signer(1_000), item: 1_000, bytes: 1, max_evicted: 8 };
-        let caps = Caps { count: 1_000, bytes: usize::MAX };
+        let (holder, signer) = (by(2), Signer(1_000));
+        let new = New { holder, signer, item: 1_000, from: 0, bytes: 1, max_evicted: 8 };
+        let caps = Size { count: 1_000, bytes: usize::MAX };
         COMPARED.with(|compared| compared.set(0));
-        let victims = shares.room_for(&new, None, caps, caps, |_| 1, |_| true);
+        let victims = shares.room_for(&new, None, caps, caps, |_| 1);
         assert_eq!(victims, Ok(vec![(by(1), 999)]));
         let compared = COMPARED.with(Cell::get);
         assert!(compared < 100, "{compared}");

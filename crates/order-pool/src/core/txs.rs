@@ -7,11 +7,9 @@ use chain_view::Taken;
 
 use super::{
     Core, Effect,
-    claims::{Counted, Kind},
-    costs::cost_of,
+    claims::{Kind, counted},
     keys::micros,
-    ranks::FeeCaps,
-    tx_share::{TxEntry, Until},
+    tx_share::{FeeCaps, TxEntry, Until},
 };
 use crate::{
     error::RejectReason,
@@ -119,7 +117,7 @@ impl Core {
             }
             return Ok(());
         };
-        let is_new = self.hold(seq, (kind(terms), holder))?;
+        let is_new = self.hold(seq, (Kind::of_tx(terms), holder))?;
         self.external.set_signer(seq, terms.and_then(|terms| terms.signer));
         let max_ahead = self.limits.max_blocks_ahead;
         match terms {
@@ -245,13 +243,9 @@ impl Core {
         let Order::Tx(tx) = &*order else { unreachable!("both callers have a transaction") };
         let fees = FeeCaps::of(tx);
         let base_fee_wei = self.chain.next_base_fee_wei();
-        let (tip_wei, size_bytes) = (fees.tip(base_fee_wei), order.size_bytes());
-        let claim = (kind(tx.private_terms()), tx.holder());
-        let signer = Some(tx.sender());
-        let (rank, cost) = (tip_wei.saturating_neg(), cost_of(&order));
-        let counted = Counted { rank, signer, bytes: size_bytes, cost };
+        let (counted, claim) = counted(&order, base_fee_wei);
         if tx.is_of_node_share() {
-            let victims = self.public.room_for(fees, size_bytes, base_fee_wei)?;
+            let victims = self.public.room_for(fees, order.size_bytes(), base_fee_wei)?;
             self.evict(victims);
         } else {
             let victims =
@@ -299,7 +293,7 @@ impl Core {
             RemoveReason::Evicted
             | RemoveReason::BlockPassed
             | RemoveReason::BlockTooFar
-            | RemoveReason::Cancelled => self.seen.evicted(tx.hash()),
+            | RemoveReason::Cancelled => self.seen.set(tx.hash(), SeenState::MayReturn),
             RemoveReason::Expired => {
                 let offered_at = self.now.saturating_add(self.limits.expired_pause);
                 self.seen.expired(tx.hash(), offered_at);
@@ -355,8 +349,4 @@ impl Core {
         });
         may_return.then(|| self.pool_tx(order)).transpose().map(|pooled| pooled.is_some())
     }
-}
-
-const fn kind(terms: Option<&PrivateTerms>) -> Kind {
-    if terms.is_some() { Kind::Private } else { Kind::Raw }
 }

@@ -37,18 +37,11 @@ impl Transaction {
         let sidecar = signed.tx().sidecar();
         let hashes = signed.blob_versioned_hashes().unwrap_or_default();
         let blobs = hashes.len();
-        let (blob_count, proof_count, proofs_needed) = match sidecar {
-            BlobTransactionSidecarVariant::Eip4844(sidecar) => {
-                (sidecar.blobs.len(), sidecar.proofs.len(), blobs)
-            }
-            BlobTransactionSidecarVariant::Eip7594(sidecar) => {
-                (sidecar.blobs.len(), sidecar.cell_proofs.len(), blobs * CELLS_PER_EXT_BLOB)
-            }
-        };
+        let (proofs, per_blob) = proofs(sidecar);
         let counts = [
-            ("blobs", blob_count, blobs),
+            ("blobs", sidecar.blobs().len(), blobs),
             ("commitments", sidecar.commitments().len(), blobs),
-            ("proofs", proof_count, proofs_needed),
+            ("proofs", proofs.len(), blobs * per_blob),
         ];
         for (field, value, limit) in counts {
             if value != limit {
@@ -73,11 +66,11 @@ impl Transaction {
     pub fn check_blob_proofs(&self, index: usize) -> Result<(), SidecarError> {
         let part = self.blob(index).ok_or(SidecarError::Proof)?;
         let (blobs, commitments) = (vec![*part.blob], vec![*part.commitment]);
-        let proofs = part.proofs.to_vec();
-        let one: BlobTransactionSidecarVariant = if part.has_cell_proofs {
-            BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into()
-        } else {
-            BlobTransactionSidecar::new(blobs, commitments, proofs).into()
+        let one: BlobTransactionSidecarVariant = match part.proofs.to_vec() {
+            proofs if proofs.len() == 1 => {
+                BlobTransactionSidecar::new(blobs, commitments, proofs).into()
+            }
+            proofs => BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into(),
         };
         one.validate(&[*part.hash], trusted_setup()).map_err(|_| SidecarError::Proof)
     }
@@ -99,25 +92,24 @@ impl Transaction {
 
     fn blob(&self, index: usize) -> Option<BlobPart<'_>> {
         let PooledTransaction::Eip4844(signed) = self.envelope() else { return None };
-        let hash = signed.blob_versioned_hashes()?.get(index)?;
         let sidecar = signed.tx().sidecar();
-        let commitment = sidecar.commitments().get(index)?;
-        Some(match sidecar {
-            BlobTransactionSidecarVariant::Eip4844(all) => BlobPart {
-                hash,
-                commitment,
-                blob: all.blobs.get(index)?,
-                proofs: std::slice::from_ref(all.proofs.get(index)?),
-                has_cell_proofs: false,
-            },
-            BlobTransactionSidecarVariant::Eip7594(all) => BlobPart {
-                hash,
-                commitment,
-                blob: all.blobs.get(index)?,
-                proofs: all.cell_proofs.chunks_exact(CELLS_PER_EXT_BLOB).nth(index)?,
-                has_cell_proofs: true,
-            },
+        let (proofs, per_blob) = proofs(sidecar);
+        Some(BlobPart {
+            hash: signed.blob_versioned_hashes()?.get(index)?,
+            blob: sidecar.blobs().get(index)?,
+            commitment: sidecar.commitments().get(index)?,
+            proofs: proofs.chunks_exact(per_blob).nth(index)?,
         })
+    }
+}
+
+/// All proofs, and how many of them each blob has.
+fn proofs(sidecar: &BlobTransactionSidecarVariant) -> (&[Bytes48], usize) {
+    match sidecar {
+        BlobTransactionSidecarVariant::Eip4844(sidecar) => (&sidecar.proofs, 1),
+        BlobTransactionSidecarVariant::Eip7594(sidecar) => {
+            (&sidecar.cell_proofs, CELLS_PER_EXT_BLOB)
+        }
     }
 }
 
@@ -126,9 +118,8 @@ struct BlobPart<'a> {
     hash: &'a B256,
     blob: &'a Blob,
     commitment: &'a Bytes48,
-    /// One proof in the EIP-4844 form.
+    /// One in the EIP-4844 form, 128 in the EIP-7594 form.
     proofs: &'a [Bytes48],
-    has_cell_proofs: bool,
 }
 
 /// Loads the KZG trusted setup, once per process. It takes one to four seconds, which the first

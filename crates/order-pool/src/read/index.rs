@@ -51,17 +51,8 @@ pub(crate) struct IndexTable {
     key: HashKey,
 }
 
-/// The position of a hash: its shard, and the tag that distinguishes hashes inside it.
-#[derive(Clone, Copy, Debug)]
-struct Position {
-    shard: usize,
-    tag: u64,
-}
-
-impl Position {
-    const fn word(self, seq: u64) -> u64 {
-        (self.tag << SEQ_BITS) | (seq + FIRST_SEQ)
-    }
+const fn word(tag: u64, seq: u64) -> u64 {
+    (tag << SEQ_BITS) | (seq + FIRST_SEQ)
 }
 
 const fn tag(word: u64) -> u64 {
@@ -73,15 +64,16 @@ const fn seq(word: u64) -> u64 {
 }
 
 impl IndexTable {
-    fn position(&self, hash: &B256) -> Position {
+    /// The shard of a hash, and the tag that distinguishes hashes inside it.
+    fn position(&self, hash: &B256) -> (usize, u64) {
         let hashed = self.key.fold(hash);
-        Position { shard: hashed as usize & (self.hashes.len() - 1), tag: tag(hashed) }
+        (hashed as usize & (self.hashes.len() - 1), tag(hashed))
     }
 
     /// The first match that `is` confirms, among the few orders whose hash may be this one.
     pub(crate) fn find<T>(&self, hash: &B256, is: impl FnMut(u64) -> Option<T>) -> Option<T> {
-        let position = self.position(hash);
-        self.hashes[position.shard].load().find(position.tag, is)
+        let (shard, tag) = self.position(hash);
+        self.hashes[shard].load().find(tag, is)
     }
 }
 
@@ -173,11 +165,11 @@ impl Index {
 
     /// Adds an order that is not in it.
     pub(crate) fn insert(&mut self, hash: &B256, seq: u64) {
-        let position = self.table.position(hash);
-        let (shard, fill) = (&self.table.hashes[position.shard], &mut self.fills[position.shard]);
+        let (shard, tag) = self.table.position(hash);
+        let (shard, fill) = (&self.table.hashes[shard], &mut self.fills[shard]);
         let slots = shard.load();
         fill.entries += 1;
-        fill.used += usize::from(slots.put(position.word(seq)));
+        fill.used += usize::from(slots.put(word(tag, seq)));
         if fill.used * 2 > slots.0.len() {
             // At most a third full, so that the next copy is at least a sixth of a shard away.
             let larger = Slots::new((fill.entries * 3).next_power_of_two().max(MIN_SLOTS));
@@ -190,11 +182,11 @@ impl Index {
     }
 
     pub(crate) fn remove(&mut self, hash: &B256, seq: u64) {
-        let position = self.table.position(hash);
-        let emptied = self.table.hashes[position.shard].load().take(position.word(seq));
+        let (shard, tag) = self.table.position(hash);
+        let emptied = self.table.hashes[shard].load().take(word(tag, seq));
         debug_assert!(emptied.is_some(), "order {seq} is not indexed");
         if let Some(emptied) = emptied {
-            let fill = &mut self.fills[position.shard];
+            let fill = &mut self.fills[shard];
             fill.entries -= 1;
             fill.used -= emptied;
         }

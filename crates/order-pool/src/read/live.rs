@@ -7,7 +7,7 @@
 //! once the log has dropped its removal: a reader that is so far behind is told that it lagged.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     ops::ControlFlow,
     sync::{
         Arc, OnceLock,
@@ -120,17 +120,17 @@ struct PageState {
     /// Entries whose removal the log has dropped.
     spent: usize,
     spent_bytes: usize,
-    open: bool,
-    queued: bool,
 }
 
 impl PageState {
+    const fn new(page: Arc<Page>) -> Self {
+        Self { page, len: 0, bytes: 0, spent: 0, spent_bytes: 0 }
+    }
+
     /// At most a quarter of a page may be spent entries, which bounds the idle memory; each freed
     /// entry costs at most three moved ones.
     const fn wants_rewrite(&self) -> bool {
-        !self.open
-            && !self.queued
-            && (self.spent * 4 >= self.len || self.spent_bytes * 4 > self.bytes)
+        self.spent * 4 >= self.len || self.spent_bytes * 4 > self.bytes
     }
 }
 
@@ -144,25 +144,29 @@ struct Removal {
 /// The writer's side.
 #[derive(Debug, Default)]
 pub(super) struct LiveWriter {
+    /// By their first entry. The last one is open.
     pages: BTreeMap<u64, PageState>,
     /// Removed entries that readers within the log still need.
     removed: VecDeque<Removal>,
     pub(super) removed_bytes: usize,
-    rewrites: VecDeque<u64>,
+    /// Pages to rewrite.
+    rewrites: BTreeSet<u64>,
     changed: bool,
 }
 
 impl LiveWriter {
     pub(super) fn add(&mut self, seq: u64, event: Event) {
-        let full = self.pages.last_entry().is_none_or(|last| {
-            let last = last.get();
-            !last.open || last.len == PAGE_ENTRIES || last.bytes >= PAGE_BYTES
-        });
-        if full {
-            self.close_last_page();
+        let last = self
+            .pages
+            .last_key_value()
+            .map(|(first, last)| (*first, last.len == PAGE_ENTRIES || last.bytes >= PAGE_BYTES));
+        if last.is_none_or(|(_, is_full)| is_full) {
             let page = Arc::new(Page::new(seq, PAGE_ENTRIES));
-            self.pages.insert(seq, PageState::new(page, true));
+            self.pages.insert(seq, PageState::new(page));
             self.changed = true;
+            if let Some((closed, _)) = last {
+                self.queue_if_spent(closed);
+            }
         }
         if let Some(mut last) = self.pages.last_entry() {
             let last = last.get_mut();
@@ -172,14 +176,6 @@ impl LiveWriter {
             debug_assert!(unwritten, "entry {seq} was written twice");
             last.len += 1;
             last.bytes += size_bytes;
-        }
-    }
-
-    fn close_last_page(&mut self) {
-        if let Some(mut last) = self.pages.last_entry() {
-            last.get_mut().open = false;
-            let first = *last.key();
-            self.queue_if_spent(first);
         }
     }
 
@@ -203,32 +199,29 @@ impl LiveWriter {
             };
             state.spent += 1;
             state.spent_bytes += removal.size_bytes;
-            if state.spent == state.len && !state.open {
-                if let Some(state) = self.pages.remove(&first) {
-                    garbage.push(state.page, state.spent_bytes);
-                }
-                self.changed = true;
-            } else {
+            if state.spent < state.len || self.is_open(first) {
                 self.queue_if_spent(first);
+            } else if let Some(state) = self.pages.remove(&first) {
+                garbage.push(state.page, state.spent_bytes);
+                self.changed = true;
             }
         }
     }
 
+    fn is_open(&self, first: u64) -> bool {
+        self.pages.last_key_value().is_some_and(|(last, _)| *last == first)
+    }
+
     fn queue_if_spent(&mut self, first: u64) {
-        if let Some(state) = self.pages.get_mut(&first)
-            && state.wants_rewrite()
-        {
-            state.queued = true;
-            self.rewrites.push_back(first);
+        if !self.is_open(first) && self.pages.get(&first).is_some_and(PageState::wants_rewrite) {
+            self.rewrites.insert(first);
         }
     }
 
     /// Rewrites at most `limit` pages without their spent entries; returns whether more wait.
     pub(super) fn compact(&mut self, limit: usize, tail: u64, garbage: &mut Garbage) -> bool {
         for _ in 0..limit {
-            let Some(first) = self.rewrites.pop_front() else {
-                return false;
-            };
+            let Some(first) = self.rewrites.pop_first() else { return false };
             self.rewrite(first, tail, garbage);
         }
         !self.rewrites.is_empty()
@@ -236,9 +229,7 @@ impl LiveWriter {
 
     fn rewrite(&mut self, first: u64, tail: u64, garbage: &mut Garbage) {
         // Since it was queued, the page may have been freed or merged.
-        let Some(state) = self.pages.remove(&first) else {
-            return;
-        };
+        let Some(state) = self.pages.remove(&first) else { return };
         self.changed = true;
         let mut sources = vec![state];
         // Merges small neighbours into one page, so that few long-lived orders do not keep many
@@ -269,8 +260,7 @@ impl LiveWriter {
         }
         if let Some(first) = entries.first().and_then(OnceLock::get).map(|entry| entry.added) {
             let page = Arc::new(Page { first, entries: entries.into_boxed_slice() });
-            let state = PageState { len, bytes, ..PageState::new(page, false) };
-            self.pages.insert(first, state);
+            self.pages.insert(first, PageState { len, bytes, ..PageState::new(page) });
         }
         for state in sources {
             garbage.push(state.page, state.spent_bytes);
@@ -284,11 +274,5 @@ impl LiveWriter {
             let pages = self.pages.values().map(|state| Arc::clone(&state.page)).collect();
             table.swap(Arc::new(LiveTable { pages }))
         })
-    }
-}
-
-impl PageState {
-    const fn new(page: Arc<Page>, open: bool) -> Self {
-        Self { page, len: 0, bytes: 0, spent: 0, spent_bytes: 0, open, queued: false }
     }
 }

@@ -6,7 +6,7 @@
 //! attacker cannot force it.
 
 use std::{
-    collections::{BTreeMap, VecDeque, btree_map::Entry},
+    collections::{BTreeMap, VecDeque},
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
@@ -117,20 +117,14 @@ impl SeenTable {
     }
 
     fn insert(&self, fingerprint: u64) -> bool {
-        match self.find(fingerprint) {
-            Ok(_) => false,
-            Err(at) => {
-                self.slots[at].store(SeenState::Known.word(fingerprint), Relaxed);
-                true
-            }
-        }
+        let Err(at) = self.find(fingerprint) else { return false };
+        self.slots[at].store(SeenState::Known.word(fingerprint), Relaxed);
+        true
     }
 
-    /// Sets the state of an order, if it is remembered and `from` accepts its present state.
-    fn note(&self, fingerprint: u64, state: SeenState, from: impl FnOnce(SeenState) -> bool) {
-        if let Ok((at, present)) = self.find(fingerprint)
-            && from(present)
-        {
+    /// Sets the state of an order, if it is remembered.
+    fn set(&self, fingerprint: u64, state: SeenState) {
+        if let Ok((at, _)) = self.find(fingerprint) {
             self.slots[at].store(state.word(fingerprint), Relaxed);
         }
     }
@@ -138,9 +132,7 @@ impl SeenTable {
     /// Removes by shifting back, so that no tombstones accumulate.
     fn remove(&self, fingerprint: u64) {
         let mask = self.slots.len() - 1;
-        let Ok((mut hole, _)) = self.find(fingerprint) else {
-            return;
-        };
+        let Ok((mut hole, _)) = self.find(fingerprint) else { return };
         let mut at = hole;
         loop {
             at = (at + 1) & mask;
@@ -188,8 +180,9 @@ impl SeenWindow {
         self.table.state(hash)
     }
 
-    pub(crate) fn evicted(&mut self, hash: &B256) {
-        self.table.note(self.table.fingerprint(hash), SeenState::MayReturn, |_| true);
+    /// Records what became of an order, if it is remembered.
+    pub(crate) fn set(&mut self, hash: &B256, state: SeenState) {
+        self.table.set(self.table.fingerprint(hash), state);
     }
 
     /// Records that an order expired, and is offered again from `offered_at` on. If more expire
@@ -197,7 +190,7 @@ impl SeenWindow {
     /// expires again meanwhile.
     pub(crate) fn expired(&mut self, hash: &B256, offered_at: Duration) {
         let fingerprint = self.table.fingerprint(hash);
-        self.table.note(fingerprint, SeenState::Expired, |_| true);
+        self.table.set(fingerprint, SeenState::Expired);
         let nanos = u64::try_from(offered_at.as_nanos()).unwrap_or(u64::MAX);
         self.expired.push_back((nanos, fingerprint));
         if self.expired.len() > self.window {
@@ -205,29 +198,21 @@ impl SeenWindow {
         }
     }
 
-    /// Records that a block contains an order that had been evicted or had expired: it is not
-    /// accepted again.
-    pub(crate) fn mined(&mut self, hash: &B256) {
-        self.table.note(self.table.fingerprint(hash), SeenState::Known, |_| true);
-    }
-
     /// Marks one order that expired long enough ago as offerable; returns whether there was one.
     pub(crate) fn offer_due(&mut self, now: Duration) -> bool {
-        let due = self.is_due(now);
-        if due {
+        let is_due = self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos());
+        if is_due {
             self.offer_first();
         }
-        due
-    }
-
-    pub(crate) fn is_due(&self, now: Duration) -> bool {
-        self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos())
+        is_due
     }
 
     fn offer_first(&mut self) {
-        if let Some((_, fingerprint)) = self.expired.pop_front() {
-            // It may have been inserted again meanwhile, and be known.
-            self.table.note(fingerprint, SeenState::MayReturn, |state| state == SeenState::Expired);
+        // It may have been inserted again meanwhile, and be known.
+        if let Some((_, fingerprint)) = self.expired.pop_front()
+            && let Ok((_, SeenState::Expired)) = self.table.find(fingerprint)
+        {
+            self.table.set(fingerprint, SeenState::MayReturn);
         }
     }
 
@@ -242,15 +227,10 @@ impl SeenWindow {
         if self.queue.len() > self.window
             && let Some(oldest) = self.queue.pop_front()
         {
-            if self.vacant.is_empty() {
-                return self.table.remove(oldest);
-            }
-            match self.vacant.entry(oldest) {
-                Entry::Vacant(_) => self.table.remove(oldest),
-                Entry::Occupied(mut count) if *count.get() > 1 => *count.get_mut() -= 1,
-                Entry::Occupied(count) => {
-                    count.remove();
-                }
+            match self.vacant.get_mut(&oldest) {
+                None => self.table.remove(oldest),
+                Some(1) => _ = self.vacant.remove(&oldest),
+                Some(count) => *count -= 1,
             }
         }
     }

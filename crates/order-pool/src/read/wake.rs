@@ -52,8 +52,9 @@ mod sync {
     }
 }
 
-/// The same with loom's primitives, so that it can try every interleaving. Loom's own `park` and
-/// `AtomicWaker` lose an unpark that meets a contended lock, so both are built from its locks.
+/// The same with loom's primitives, so that it can try every interleaving: also that the waker is
+/// taken later than its waiter is disarmed. Loom's own `park` and `AtomicWaker` lose an unpark that
+/// meets a contended lock, so both are built from its locks.
 #[cfg(all(test, loom))]
 mod sync {
     pub(super) use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
@@ -240,12 +241,8 @@ impl Wakers {
     pub(crate) fn close(&self) {
         self.closed.store(true, SeqCst);
         fence(SeqCst);
-        for waiter in self.waiters.load().iter() {
-            // A waiter that arms itself again meanwhile sees that it is closed.
-            if let Some(armed) = waiter.armed() {
-                waiter.wake(armed, u64::MAX);
-            }
-        }
+        // As with [`Waiter::end`]. One that arms itself again meanwhile sees that it is closed.
+        self.waiters.load().iter().for_each(|waiter| waiter.call());
     }
 
     pub(crate) fn join(&self) -> Arc<Waiter> {

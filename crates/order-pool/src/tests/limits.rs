@@ -1,12 +1,12 @@
 use order_pool::{BundleParts, InsertOutcome, OrderPool, PoolConfig};
 
-use super::common::{Spec, address, bundle, caller, head, nth, tx};
-use crate::core::{Caps, Division, Limits};
+use super::common::{Spec, address, bundle, bundle_for, caller, head, nth, tx};
+use crate::core::{Division, Limits, Size};
 
 #[test]
 fn what_one_holder_may_have_is_a_part_of_the_whole() {
     let limits = Limits::from(PoolConfig::default());
-    let caps = |count, mib: usize| Caps { count, bytes: mib << 20 };
+    let caps = |count, mib: usize| Size { count, bytes: mib << 20 };
     let Division { half, per_signer, per_caller } = limits.bundles;
     assert_eq!((half, per_caller), (caps(10_000, 128), caps(625, 8)));
     assert_eq!((per_signer.count, per_signer.bytes), (2_000, (256 << 20) / 10));
@@ -54,7 +54,7 @@ fn no_hold_of_the_lock_touches_more_than_a_step_whatever_orders_share() {
     let stats = pool.stats();
     assert_eq!((pool.len(), stats.mined, stats.stale), (0, 8_000, 20_000));
     // Each removal may have a second effect: its key is forgotten.
-    let most = pool.shared().most_effects.load(std::sync::atomic::Ordering::Relaxed);
+    let most = pool.shared.most_effects.load(std::sync::atomic::Ordering::Relaxed);
     assert!(most <= 256, "{most}");
 }
 
@@ -66,8 +66,7 @@ fn a_step_that_puts_back_counts_the_transactions_of_what_it_evicts() {
     let insert = |n, first, holder| {
         let mut txs: Vec<_> = (0..15).map(|i| nth(1_000 + n * 15 + i)).collect();
         txs.push(nth(first));
-        let parts = BundleParts { txs, block: Some(14), holder, ..Default::default() };
-        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+        assert_eq!(pool.insert_bundle(bundle_for(14, txs, holder)), InsertOutcome::Added);
     };
     pool.on_head(head(10, 0, 0, &[]));
     (0..100).for_each(|n| insert(n, 0, caller(100 + n)));
@@ -78,7 +77,7 @@ fn a_step_that_puts_back_counts_the_transactions_of_what_it_evicts() {
     let stats = pool.stats();
     assert_eq!((stats.mined, stats.put_back, stats.evicted), (100, 100, 100));
     // 16 transactions of each, and 16 of the one that it evicts: eight orders, with two effects each.
-    let most = pool.shared().most_effects.load(std::sync::atomic::Ordering::Relaxed);
+    let most = pool.shared.most_effects.load(std::sync::atomic::Ordering::Relaxed);
     assert!(most <= 16, "{most}");
 }
 

@@ -18,7 +18,7 @@ use uuid::Uuid;
 
 use self::{ops::*, reader::*, run::*, state::*};
 use super::common::{Spec, address, cancellation, hash, nth, private_from, tx_from, variant};
-use crate::core::{Caps, Division, Limits};
+use crate::core::{Division, Limits, Size};
 
 mod bundles;
 mod heads;
@@ -79,7 +79,7 @@ fn limits() -> Limits {
         ..PoolConfig::default()
     };
     let division = |counts: [usize; 3]| {
-        let [half, per_signer, per_caller] = counts.map(|count| Caps { count, bytes: usize::MAX });
+        let [half, per_signer, per_caller] = counts.map(|count| Size { count, bytes: usize::MAX });
         Division { half, per_signer, per_caller }
     };
     Limits {

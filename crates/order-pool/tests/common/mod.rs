@@ -133,6 +133,11 @@ pub(crate) fn bundle(parts: BundleParts) -> Bundle {
     Bundle::new(parts).expect("a valid bundle")
 }
 
+/// A bundle without a key.
+pub(crate) fn bundle_for(block: u64, txs: Vec<Transaction>, holder: Holder) -> Bundle {
+    bundle(BundleParts { txs, block: Some(block), holder, ..Default::default() })
+}
+
 /// A block whose hash tells its number and its fork.
 pub(crate) fn head(number: u64, fork: u64, parent_fork: u64, mined: &[B256]) -> Block {
     let (hash, parent) = (hash(number << 8 | fork), hash((number - 1) << 8 | parent_fork));

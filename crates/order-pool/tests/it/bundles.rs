@@ -4,14 +4,14 @@
 use std::time::{Duration, SystemTime};
 
 use order_pool::{
-    Bundle, BundleParts, CancelOutcome, Event, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order,
-    OrderPool, PoolConfig, PrivateTerms, RejectReason, ReplacementKey,
+    Bundle, BundleParts, CancelOutcome, Holder, InsertOutcome, MAX_UNKNOWN_CANCELLATIONS, Order,
+    OrderPool, PrivateTerms, RejectReason, ReplacementKey,
 };
 use uuid::Uuid;
 
 use crate::common::{
-    Spec, address, bundle, caller, cancellation, head, journal, nth, pool, pool_with, private_from,
-    variant,
+    Spec, address, bundle, bundle_for, caller, cancellation, head, journal, nth, pool,
+    private_from, variant,
 };
 
 const SEARCHER: u64 = 1;
@@ -44,8 +44,7 @@ fn keyed_for(n: u64, block: u64, nonce: Option<u64>) -> Bundle {
 #[test]
 fn what_is_for_no_block_to_come_or_too_long_is_refused_with_both_numbers() {
     let of = |txs: &[u64], block| {
-        let txs = txs.iter().map(|n| nth(*n)).collect();
-        Order::Bundle(bundle(BundleParts { txs, block: Some(block), ..Default::default() }))
+        Order::Bundle(bundle_for(block, txs.iter().map(|n| nth(*n)).collect(), Holder::Host))
     };
     let private = |max_block| {
         Order::Tx(private_from(Spec::default(), PrivateTerms { signer: None, max_block }))
@@ -66,81 +65,23 @@ fn what_is_for_no_block_to_come_or_too_long_is_refused_with_both_numbers() {
     assert_eq!(passed.to_string(), "blockNumber is 10, the lowest that is not built yet is 11");
 }
 
-/// Each pool counted from 0, so a third one that got the orders of two kept an older one.
+/// Which message of a key wins is compared with the model; what a reorg brings back was sent when
+/// it was.
 #[test]
-fn of_replacements_without_a_nonce_at_two_pools_the_latest_wins_in_a_third() {
-    let added = |pool: &OrderPool| {
-        let mut events = pool.subscribe(13);
-        let of = |event| match event {
-            Ok(Event::Added(order)) => order.as_bundle().cloned(),
-            _ => None,
-        };
-        std::iter::from_fn(|| events.try_next()).find_map(of).expect("one is pooled")
-    };
-    let (pools, third) = ([pool_at_10(), pool_at_10()], pool_at_10());
-    let told = [(2, 0), (3, 1), (4, 0), (5, 1)].map(|(n, at): (u64, usize)| {
-        let first_seen = SystemTime::UNIX_EPOCH + Duration::from_micros(1_000_000 + n);
-        let parts = keyed_for(n, 13, None).parts().clone();
-        pools[at].insert_bundle(bundle(BundleParts { first_seen: Some(first_seen), ..parts }));
-        added(&pools[at])
-    });
-    // The orders of both pools arrive mixed.
-    for n in [0, 3, 2, 1] {
-        third.insert_bundle(told[n].clone());
-    }
-    assert_eq!((third.len(), added(&third).txs()[0].hash()), (1, nth(5).hash()));
-}
-
-/// One whose blobs took long to verify came after those that had been sent later, and replaced or revived what they had
-/// ended.
-#[test]
-fn of_messages_without_a_nonce_the_one_sent_last_wins_in_whatever_order_they_are_inserted() {
+fn a_message_without_a_nonce_is_superseded_by_a_later_one_with_both_times_after_a_reorg_too() {
     const MICROS: u64 = 1_000_000;
-    // The `n`th content at a time for a block; without transactions a cancellation.
-    let sent = |n: Option<u64>, at, block| {
-        let first_seen = SystemTime::UNIX_EPOCH + Duration::from_micros(MICROS + at);
-        let parts = keyed_for(n.unwrap_or(0), block, None).parts().clone();
-        let txs = n.map(nth).into_iter().collect();
-        bundle(BundleParts { txs, first_seen: Some(first_seen), ..parts })
+    let sent = |n, at| {
+        let first_seen = Some(SystemTime::UNIX_EPOCH + Duration::from_micros(MICROS + at));
+        bundle(BundleParts { first_seen, ..keyed_for(n, 13, None).parts().clone() })
     };
-    let after = |nonce, current| InsertOutcome::Superseded {
-        nonce: MICROS + nonce,
-        current: MICROS + current,
-    };
-    // A bundle and its replacement.
+    let superseded = InsertOutcome::Superseded { nonce: MICROS + 4, current: MICROS + 5 };
     let pool = pool_at_10();
-    assert_eq!(pool.insert_bundle(sent(Some(2), 2, 12)), InsertOutcome::Added);
-    assert_eq!(pool.insert_bundle(sent(Some(3), 1, 12)), after(1, 2));
-    assert_eq!(variant(pool.insert_bundle(sent(Some(4), 3, 12))), "Replaced");
-    // A cancellation that comes late covers what was sent before it, and nothing else.
-    assert_eq!(pool.insert_bundle(sent(Some(2), 1, 13)), InsertOutcome::Added);
-    assert_eq!(pool.insert_bundle(sent(None, 2, 12)), InsertOutcome::Cancelled);
-    assert_eq!(pool.len(), 1, "that for block 12 was sent later");
-    assert_eq!(pool.insert_bundle(sent(None, 1, 12)), after(1, 3));
-    // It covers what comes after it, if that was sent before.
-    assert_eq!(pool.insert_bundle(sent(Some(5), 1, 14)), after(1, 2));
-    assert_eq!(pool.insert_bundle(sent(None, 9, 12)), InsertOutcome::Cancelled);
-    assert!(pool.is_empty());
-    assert_eq!(pool.insert_bundle(sent(Some(5), 8, 12)), after(8, 9));
-    // Of the same microsecond the one that is inserted last wins.
-    assert_eq!(pool.insert_bundle(sent(Some(6), 9, 12)), InsertOutcome::Added);
-    assert_eq!(variant(pool.insert_bundle(sent(Some(7), 9, 12))), "Replaced");
-    assert_eq!(variant(pool.insert_bundle(sent(Some(8), 9, 12))), "Replaced");
-    assert_eq!(pool.insert_bundle(sent(Some(9), 8, 12)), after(8, 12));
-    assert_eq!(pool.insert_bundle(sent(None, 9, 12)), InsertOutcome::Cancelled);
-    // An explicit nonce says nothing of a time: what comes after it is above it.
-    let numbered = keyed_for(2, 12, Some(MICROS * 2)).parts().clone();
-    assert_eq!(pool.insert_bundle(bundle(numbered)), InsertOutcome::Added);
-    assert_eq!(variant(pool.insert_bundle(sent(Some(3), 20, 12))), "Replaced");
-    assert_eq!(pool.insert_bundle(sent(None, 20, 12)), InsertOutcome::Cancelled);
-    assert!(pool.is_empty());
-    // What a reorg brings back was sent when it was.
-    let pool = pool_at_10();
-    assert_eq!(pool.insert_bundle(sent(Some(2), 5, 13)), InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(sent(2, 5)), InsertOutcome::Added);
+    assert_eq!(pool.insert_bundle(sent(3, 4)), superseded);
     pool.on_head(head(11, 0, 0, &[*nth(2).hash()]));
     pool.on_head(head(11, 1, 0, &[]));
     assert_eq!((pool.len(), pool.stats().put_back), (1, 1));
-    assert_eq!(pool.insert_bundle(sent(Some(3), 4, 13)), after(4, 5));
+    assert_eq!(pool.insert_bundle(sent(3, 4)), superseded);
 }
 
 #[test]
@@ -206,26 +147,6 @@ fn cancellations_that_nobody_knows_fill_nobodys_log_and_displace_nobody_elses() 
         let again = pool.cancel_bundle(cancellation(key(signer, 1), None, caller(4)));
         assert_eq!(again, CancelOutcome::CancelledPermanently, "others' are remembered");
     }
-}
-
-/// Without a signature, or with one that a stranger has seen, it is the same bundle.
-#[test]
-fn a_bundle_that_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
-    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
-    pool.on_head(head(10, 0, 0, &[]));
-    let send = |n, block, by| {
-        let (txs, holder) = (vec![nth(n)], caller(by));
-        let parts = BundleParts { txs, block: Some(block), holder, ..Default::default() };
-        pool.insert_bundle(bundle(parts))
-    };
-    for n in 0..10 {
-        assert_eq!(send(n, 12, 1), InsertOutcome::Added);
-        assert_eq!(send(n, 12, 2), InsertOutcome::Known);
-    }
-    assert!((10..20).all(|n| send(n, 11, 1) == InsertOutcome::Added));
-    assert_eq!(pool.len(), 20, "the stranger has 10, and its other ten are another's too");
-    assert!((20..30).all(|n| send(n, 11, 2) == InsertOutcome::Added));
-    assert_eq!((pool.len(), pool.stats().evicted), (20, 10), "now nobody holds the first ten");
 }
 
 /// A cancellation removes all of them in one hold of the lock.

@@ -1,17 +1,16 @@
 //! Heads in the event stream: where they stand among the removals, and what a new reader is told.
 
-use std::{collections::HashSet, time::SystemTime};
+use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Block, BundleParts, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, Origin,
-    PoolConfig, PrivateTerms, RejectReason, Relation, Transaction,
+    Block, Event, Head, InsertOutcome, Order, OrderPool, OrderStatus, PoolConfig, PrivateTerms,
+    Relation,
 };
-use uuid::Uuid;
 
 use crate::common::{
-    Spec, address, bundle, caller, head, insert_all, journal, journal_with_heads, nth, pool_with,
-    private_from, tx, tx_from, upkeep,
+    Spec, address, bundle_for, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
+    upkeep,
 };
 
 fn pool() -> OrderPool {
@@ -37,37 +36,6 @@ fn the_latest_head_is_known_at_any_time_with_all_its_fields() {
     let paying = tx(Spec { sender: 1, max_fee: u128::MAX, max_tip: u128::MAX, ..Spec::default() });
     assert_eq!(pool.insert_transaction(paying), InsertOutcome::Added);
     assert_eq!(pool.insert_transaction(nth(2)), InsertOutcome::Added);
-}
-
-#[test]
-fn a_reader_that_lags_during_its_replay_is_shown_the_rest_of_it_once() {
-    let pool = pool();
-    insert_all(&pool, 0..100);
-    let mut late = pool.subscribe_all();
-    (0..10).for_each(|_| drop(late.try_next()));
-    pool.on_head(head(1, 0, 0, &[*nth(20).hash()]));
-    insert_all(&pool, 100..1_000);
-    pool.on_head(head(2, 0, 0, &[*nth(50).hash()]));
-    let told = journal(&mut late);
-    let id = |n| Order::Tx(nth(n)).id();
-    let left = (10..1_000).filter(|n| *n != 20).map(|n| format!("+{}", id(n)));
-    // The second removal is in the log.
-    let removed = format!("-{} Mined", id(50));
-    let expected: Vec<_> = left.chain([removed]).collect();
-    assert!(told[0].starts_with("lagged"), "{}", told[0]);
-    assert_eq!(told[1..], expected);
-}
-
-/// The head was forgotten with the read that failed.
-#[test]
-fn a_reader_that_lags_before_it_reads_anything_is_told_the_head_of_its_replay() {
-    let pool = pool();
-    pool.on_head(head(1, 0, 0, &[]));
-    let mut late = pool.subscribe_all();
-    insert_all(&pool, 0..1_000);
-    let told = journal_with_heads(&mut late);
-    assert!(told[0].starts_with("lagged"), "{}", told[0]);
-    assert_eq!((told.len(), &*told[1]), (1_002, "head 1"));
 }
 
 #[test]
@@ -106,10 +74,7 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
 fn what_a_reorg_frees_finds_the_room_that_a_new_one_would_and_is_counted_if_there_is_none() {
     // Of callers 160, of one address 10.
     let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
-    let of = |txs, holder| {
-        let parts = BundleParts { txs, block: Some(14), holder, ..BundleParts::default() };
-        Order::Bundle(bundle(parts))
-    };
+    let of = |txs, holder| Order::Bundle(bundle_for(14, txs, holder));
     let private = |nonce| {
         let terms = PrivateTerms { signer: None, max_block: 14 };
         Order::Tx(private_from(Spec { sender: 2, nonce, ..Spec::default() }, terms))
@@ -135,90 +100,6 @@ fn what_a_reorg_frees_finds_the_room_that_a_new_one_would_and_is_counted_if_ther
     assert_eq!((stats.rejected, stats.txs), (1, 16), "its sender has as many as it may");
 }
 
-/// The first head of the new branch has a lower number than the last one of the old, whatever comes after it.
-#[test]
-fn what_was_accepted_for_the_farthest_block_stays_while_a_reorg_lowers_the_head() {
-    let pool = pool();
-    (9..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-    let of = |n, block| {
-        let (txs, block) = (vec![nth(n)], Some(block));
-        Order::Bundle(bundle(BundleParts { txs, block, ..BundleParts::default() }))
-    };
-    let terms = PrivateTerms { signer: None, max_block: 12 + 64 };
-    let private = |sender| private_from(Spec { sender, ..Spec::default() }, terms);
-    for order in
-        [1, 3].map(|n| of(n, 12 + 64)).into_iter().chain([4, 5].map(private).map(Order::Tx))
-    {
-        assert_eq!(pool.insert(order, None), InsertOutcome::Added);
-    }
-    // It takes one of each, and the reorg gives them back.
-    pool.on_head(head(13, 0, 0, &[*nth(3).hash(), *private(5).hash()]));
-    upkeep(&pool);
-    assert_eq!(pool.len(), 2);
-    pool.on_head(head(10, 1, 0, &[]));
-    upkeep(&pool);
-    let too_far = RejectReason::BlockTooFar { value: 75, limit: 74 };
-    assert_eq!(pool.insert(of(2, 75), None), InsertOutcome::Rejected(too_far));
-    (11..=12).for_each(|number| _ = pool.on_head(head(number, 1, 1, &[])));
-    upkeep(&pool);
-    assert_eq!((pool.len(), pool.stats().block_too_far), (4, 0));
-}
-
-#[test]
-fn a_bundle_whose_block_had_passed_is_accepted_again_once_a_reorg_has_lowered_the_head() {
-    let pool = pool();
-    (9..=10).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-    let insert = |uuid: Option<Uuid>| {
-        let (signer, replacement_nonce) = (uuid.map(|_| address(7)), uuid.map(|_| 1));
-        let parts = BundleParts { uuid, signer, replacement_nonce, ..BundleParts::default() };
-        pool.insert_bundle(bundle(BundleParts { txs: vec![nth(1)], block: Some(12), ..parts }))
-    };
-    let all = [None, Some(Uuid::nil())];
-    assert_eq!(all.map(insert), [InsertOutcome::Added, InsertOutcome::Added]);
-    (11..=12).for_each(|number| _ = pool.on_head(head(number, 0, 0, &[])));
-    assert_eq!(pool.stats().block_passed, 2);
-    let passed = || InsertOutcome::Rejected(RejectReason::BlockPassed { value: 12, limit: 13 });
-    assert_eq!(all.map(insert), [passed(), passed()]);
-    pool.on_head(head(11, 1, 0, &[]));
-    // The message of a key was superseded by itself.
-    assert_eq!(all.map(insert), [InsertOutcome::Added, InsertOutcome::Added]);
-}
-
-/// The stream of a fleet may tell that it is pending again before it tells the reorg; and of what a searcher sent to another
-/// machine no node tells it.
-#[test]
-fn a_transaction_that_came_after_its_block_is_there_once_the_block_is_undone() {
-    let (pool, signer) = (pool(), Some(address(7)));
-    let spec = |sender| Spec { sender, ..Spec::default() };
-    let private =
-        |sender, max_block| private_from(spec(sender), PrivateTerms { signer, max_block });
-    let late = [
-        nth(1),
-        tx_from(spec(2), Origin::Rpc),
-        private(3, 5),
-        private(4, 5),
-        private(5, 2),
-        // Another copy came before the block.
-        nth(6),
-    ];
-    let hashes = late.each_ref().map(|tx| *tx.hash());
-    pool.on_head(head(1, 0, 0, &[]));
-    assert_eq!(pool.insert_transaction(private(6, 2)), InsertOutcome::Added);
-    pool.on_head(head(2, 0, 0, &hashes));
-    for tx in late.iter().chain(&late) {
-        assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Mined);
-    }
-    assert!(pool.is_empty());
-    pool.cancel_private(&hashes[3], address(7), Holder::Host, SystemTime::now());
-    pool.on_head(head(2, 1, 0, &[]));
-    let is_public =
-        |hash| pool.get(&hash).map(|order| order.as_tx().is_some_and(Transaction::is_public));
-    let [public, private] = [Some(true), Some(false)];
-    let expected = [public, private, private, None, None, public];
-    assert_eq!(hashes.map(is_public), expected, "one is cancelled, one is over");
-    assert_eq!(pool.len(), 4);
-}
-
 /// Of older ones the bytes would be full, and each time that a caller sends one it would be noted as dropped.
 #[test]
 fn a_transaction_that_came_late_is_kept_with_one_of_the_newest_eight_blocks_alone() {
@@ -242,9 +123,8 @@ fn a_transaction_comes_back_with_its_block_however_many_bundles_the_block_ended(
     assert_eq!(pool.insert_transaction(private.clone()), InsertOutcome::Added);
     for n in 0..9 * 15 {
         let large = Spec { sender: 2, salt: n, input_bytes: 512 << 10, ..Spec::default() };
-        let (txs, holder) = (vec![nth(1), tx(large)], caller(n / 15));
-        let parts = BundleParts { txs, block: Some(5), holder, ..BundleParts::default() };
-        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+        let bundle = bundle_for(5, vec![nth(1), tx(large)], caller(n / 15));
+        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
     }
     pool.on_head(head(2, 0, 0, &[*private.hash(), *nth(1).hash()]));
     upkeep(&pool);

@@ -133,37 +133,6 @@ fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
     }
 }
 
-/// Whoever saw it could send it first, fill its own share, and so remove what its owner was told is
-/// pooled.
-#[test]
-fn what_a_stranger_sent_first_stays_for_who_was_answered_with_success() {
-    let by = |signer| PrivateTerms { signer: Some(address(signer)), max_block: 12 };
-    for is_raw in [false, true] {
-        // A caller may hold two private ones.
-        let (pool, _) = pool(PoolConfig { max_external_txs: 64, ..PoolConfig::default() });
-        let send = |spec| {
-            let tx = if is_raw { tx_from(spec, Origin::Rpc) } else { private_from(spec, by(8)) };
-            pool.insert_transaction(tx.held_by(caller(9)))
-        };
-        for sender in [1, 2] {
-            let spec = Spec { sender, ..Spec::default() };
-            assert_eq!(send(spec), InsertOutcome::Added);
-            let own = private_from(spec, by(7)).held_by(caller(1));
-            assert_eq!(pool.insert_transaction(own), InsertOutcome::Known);
-        }
-        for sender in 10..200 {
-            send(Spec { sender, max_fee: 2_000, max_tip: 1_000, ..Spec::default() });
-        }
-        // Nor does it leave by a cancellation of who sent it first.
-        let cancelled =
-            pool.cancel_private(nth(1).hash(), address(8), Holder::Host, SystemTime::now());
-        assert_ne!(cancelled, CancelPrivateOutcome::Cancelled);
-        assert!([1, 2].iter().all(|n| pool.contains(nth(*n).hash())), "first raw: {is_raw}");
-        let held = if is_raw { 32 } else { 2 };
-        assert_eq!(pool.stats().external_txs, held + 2, "the stranger has its share beside them");
-    }
-}
-
 /// The machine that vouched for it counts it for nobody; the builders of its fleet know who has sent it alone.
 #[test]
 fn subscribers_are_told_who_else_has_sent_a_transaction_that_the_host_vouched_for_until_it_is_public()
@@ -202,9 +171,11 @@ fn a_head_waits_for_no_more_than_a_step_of_private_transactions() {
     assert_eq!((events.len(), pool.len()), (count as usize + 1, 0));
 }
 
-/// Each of the test's transactions costs 2.1 million wei at most.
+/// Each of the test's transactions costs 2.1 million wei at most. Anybody may send what a sender
+/// has signed, for instance as the first transaction of a bundle, or after the sender has replaced
+/// it.
 #[test]
-fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
+fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public_or_a_stranger_sent() {
     let (pool, _) = pool(PoolConfig::default());
     let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
     let spec = |nonce, salt| Spec { nonce, salt, ..Spec::default() };
@@ -231,6 +202,10 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
                 cost_wei,
             })
     };
+    for nonce in [3, 4] {
+        let strangers = tx_from(spec(nonce, 1), Origin::Rpc).held_by(caller(2));
+        assert_eq!(insert(Order::Tx(strangers), 0), InsertOutcome::Added);
+    }
     assert_eq!(insert(private(0), 0), InsertOutcome::Added);
     assert_eq!(insert(bundled(1, 0, false), 0), InsertOutcome::Added);
     assert_eq!(insert(bundled(1, 1, false), 0), InsertOutcome::Added, "one of the two at most");
@@ -246,30 +221,16 @@ fn a_sender_pays_for_what_is_pooled_and_not_for_what_has_left_or_is_public() {
     assert!(refused(insert(private(4), 0)));
     pool.on_head(head(11, 0, 0, &[]));
     pool.on_head(head(12, 0, 0, &[]));
-    assert_eq!(pool.stats().external_txs + pool.stats().bundles, 0);
+    assert_eq!(
+        (pool.stats().external_txs, pool.stats().bundles),
+        (2, 0),
+        "the stranger's are left"
+    );
     for nonce in 13..15 {
         let terms = PrivateTerms { max_block: 20, ..terms };
         let tx = Order::Tx(private_from(spec(nonce, 0), terms));
         assert_eq!(insert(tx, 0), InsertOutcome::Added);
     }
-}
-
-/// Anybody may send what a sender has signed, for instance as the first transaction of a bundle, or after
-/// the sender has replaced it.
-#[test]
-fn what_a_stranger_sends_of_a_sender_uses_up_nothing_of_its_balance() {
-    let (pool, _) = pool(PoolConfig::default());
-    let [own, stranger] = [1, 2].map(caller);
-    let of = |nonce, holder| {
-        let tx = tx_from(Spec { nonce, ..Spec::default() }, Origin::Rpc);
-        Order::Tx(tx.held_by(holder))
-    };
-    // Enough for one.
-    let funds = Funds { balance_wei: U256::from(2_100_000), next_nonce: 0, max_nonces_ahead: 16 };
-    assert_eq!(pool.insert(of(0, stranger), Some(&funds)), InsertOutcome::Added);
-    assert_eq!(pool.insert(of(1, own), Some(&funds)), InsertOutcome::Added);
-    let outcome = pool.insert(of(2, own), Some(&funds));
-    assert!(matches!(outcome, InsertOutcome::Rejected(RejectReason::InsufficientFunds { .. })));
 }
 
 #[test]

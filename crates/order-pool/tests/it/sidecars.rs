@@ -38,6 +38,12 @@ fn transaction(
     PooledTransaction::Eip4844(tx.into_signed(Signature::test_signature()))
 }
 
+/// The same as the pool knows it.
+fn recovered(tx: PooledTransaction) -> Transaction {
+    let tx = Recovered::new_unchecked(tx, Address::ZERO);
+    Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH)
+}
+
 /// What is wrong with the sidecar of a bundle's only transaction.
 fn check(
     sidecar: impl Into<BlobTransactionSidecarVariant>,
@@ -94,8 +100,7 @@ fn the_proofs_of_each_blob_are_those_of_that_blob_alone() {
         cell_proofs: proofs[..1].repeat(3 * 128),
     };
     for tx in [transaction(blobs, hashes.clone()), transaction(cells, hashes)] {
-        let tx = Recovered::new_unchecked(tx, Address::ZERO);
-        let tx = Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH);
+        let tx = recovered(tx);
         assert_eq!(tx.check_commitments(), Ok(3));
         let proofs: Vec<_> = (0..4).map(|index| tx.check_blob_proofs(index).is_ok()).collect();
         assert_eq!(proofs, [true, false, true, false]);
@@ -111,8 +116,7 @@ fn the_proofs_of_each_blob_are_those_of_that_blob_alone() {
 fn a_digest_is_of_the_blob_its_commitment_and_all_its_proofs() {
     let digest = |sidecar: BlobTransactionSidecarVariant| {
         let tx = transaction(sidecar, zeros().versioned_hashes().collect());
-        let tx = Recovered::new_unchecked(tx, Address::ZERO);
-        Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH).blob_digest(0).expect("one blob")
+        recovered(tx).blob_digest(0).expect("one blob")
     };
     let mut sidecars: Vec<BlobTransactionSidecarVariant> =
         vec![zeros().into(), cells().into(), zeros().into(), zeros().into(), zeros().into()];

@@ -9,11 +9,11 @@ use std::{
 };
 
 use order_pool::{
-    BundleParts, Cancellation, Head, Lagged, Order, OrderSink, PoolConfig, RemoveReason,
+    Cancellation, Head, Holder, Lagged, Order, OrderPool, OrderSink, PoolConfig, RemoveReason,
     SinkEndReason, SinkGuard,
 };
 
-use crate::common::{bundle, head, insert_all, nth, pool, pool_with, upkeep};
+use crate::common::{bundle_for, head, insert_all, nth, pool, pool_with, upkeep};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -55,6 +55,24 @@ fn sink<F: FnMut(&str) -> bool + Send + 'static>(act: F) -> (Sink<F>, Receiver<S
     (Sink(sender, act), receiver)
 }
 
+/// A sink that is stuck in its first call, until the sender that is returned releases it with
+/// `true` or is dropped. The pool has something to call it with.
+fn stuck_sink(pool: &OrderPool) -> (SinkGuard, Receiver<String>, Sender<()>) {
+    let (entered, inside) = channel();
+    let (release, blocked) = channel();
+    let mut is_first = true;
+    let (stuck, calls) = sink(move |_| {
+        if !std::mem::take(&mut is_first) {
+            return true;
+        }
+        entered.send(()).expect("the test listens");
+        blocked.recv().is_ok()
+    });
+    let guard = pool.subscribe(1).push_into(stuck).expect("a thread");
+    inside.recv_timeout(LONG).expect("it is in its first call");
+    (guard, calls, release)
+}
+
 /// Waits until a sink has ended by itself.
 fn wait_end(guard: &SinkGuard) -> SinkEndReason {
     let deadline = Instant::now() + LONG;
@@ -78,8 +96,7 @@ fn a_sink_gets_what_is_there_and_what_comes_of_all_blocks_in_its_order() {
     let hash = *nth(1).hash();
     assert_eq!([next(), next()], ["head 1".to_owned(), format!("+tx {hash}")]);
     for block in [3, 4] {
-        let parts = BundleParts { txs: vec![nth(block)], block: Some(block), ..Default::default() };
-        pool.insert_bundle(bundle(parts));
+        pool.insert_bundle(bundle_for(block, vec![nth(block)], Holder::Host));
         assert!(next().starts_with("+bundle"));
     }
     pool.on_head(head(2, 0, 0, &[hash]));
@@ -105,17 +122,10 @@ fn a_sink_that_panics_ends_alone() {
 #[test]
 fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_unsubscription() {
     let pool = pool();
-    let (entered, inside) = channel();
-    let (release, blocked) = channel::<()>();
-    let (bad, _) = sink(move |_| {
-        entered.send(()).expect("the test listens");
-        blocked.recv().is_ok()
-    });
-    let (good, calls) = sink(|_| true);
-    let bad = pool.subscribe(1).push_into(bad).expect("a thread");
-    let _good = pool.subscribe(1).push_into(good).expect("a thread");
     pool.insert_transaction(nth(0));
-    inside.recv_timeout(LONG).expect("it is stuck in its first call");
+    let (bad, _, release) = stuck_sink(&pool);
+    let (good, calls) = sink(|_| true);
+    let _good = pool.subscribe(1).push_into(good).expect("a thread");
     insert_all(&pool, 1..1_000);
     assert_eq!((0..1_000).filter(|_| calls.recv_timeout(LONG).is_ok()).count(), 1_000);
     assert_eq!(bad.end(), None);
@@ -130,14 +140,8 @@ fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
     let orders: Vec<_> = (0..1_000)
         .map(|n| Arc::downgrade(&pool.get(nth(n).hash()).expect("it was inserted")))
         .collect();
-    let (entered, inside) = channel();
-    let (release, blocked) = channel::<()>();
-    let (slow, _) = sink(move |_| {
-        entered.send(()).expect("the test listens");
-        blocked.recv().is_ok()
-    });
-    let guard = pool.subscribe(1).push_into(slow).expect("a thread");
-    inside.recv_timeout(LONG).expect("it is in its first call, in the midst of its replay");
+    // In the midst of its replay.
+    let (guard, _, release) = stuck_sink(&pool);
     // All go, and the log is made to forget that they went.
     for number in 1..=4 {
         let mined = if number == 1 { (0..1_000).map(|n| *nth(n).hash()).collect() } else { vec![] };
@@ -167,19 +171,8 @@ fn a_sink_that_says_no_and_claims_to_live_gets_nothing_more() {
 #[test]
 fn a_sink_that_lagged_may_start_anew() {
     let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
-    let (entered, inside) = channel();
-    let (release, blocked) = channel::<()>();
-    let mut first = true;
-    let (slow, calls) = sink(move |_| {
-        if std::mem::take(&mut first) {
-            entered.send(()).expect("the test listens");
-            blocked.recv().expect("the test releases it");
-        }
-        true
-    });
-    let guard = pool.subscribe(1).push_into(slow).expect("a thread");
     pool.insert_transaction(nth(0));
-    inside.recv_timeout(LONG).expect("it is in its first call");
+    let (guard, calls, release) = stuck_sink(&pool);
     insert_all(&pool, 1..1_000);
     release.send(()).expect("it waits");
     let lag = calls.iter().find(|call| call.starts_with("lagged"));

@@ -6,11 +6,11 @@ use std::{
 };
 
 use order_pool::{
-    BundleParts, Clock, InsertOutcome, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig,
-    UpkeepEnd, UpkeepEndReason,
+    Clock, Holder, InsertOutcome, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig, UpkeepEnd,
+    UpkeepEndReason,
 };
 
-use crate::common::{bundle, head, insert_all, nth, pool_by_hand};
+use crate::common::{bundle_for, head, insert_all, nth, pool_by_hand};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -57,8 +57,8 @@ fn a_step_that_removes_bundles_whose_block_has_passed_expires_transactions_too()
     let (pool, clock) = pool();
     pool.on_head(head(10, 0, 0, &[]));
     for n in 0..1_000 {
-        let parts = BundleParts { txs: vec![nth(n)], block: Some(11), ..BundleParts::default() };
-        assert_eq!(pool.insert_bundle(bundle(parts)), InsertOutcome::Added);
+        let bundle = bundle_for(11, vec![nth(n)], Holder::Host);
+        assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
     }
     insert_all(&pool, 2_000..3_000);
     clock.advance(Duration::from_secs(60));

@@ -21,7 +21,9 @@ impl Model {
         }
         let mut raised = Vec::new();
         for hash in hashes.iter() {
-            if self.is_pooled(hash) {
+            // Some blocks contain the id of a bundle, which takes none.
+            let is_it = |order: &Pooled| order.id == *hash && order.tx.is_some();
+            if self.pooled.iter().any(is_it) {
                 let order = self.remove(*hash, "Mined");
                 raised.extend(
                     order
