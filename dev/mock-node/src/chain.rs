@@ -2,15 +2,17 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use alloy_consensus::{Header, constants::EMPTY_WITHDRAWALS};
-use alloy_eips::{eip1559::BaseFeeParams, eip4844::DATA_GAS_PER_BLOB, eip7840::BlobParams};
+use alloy_consensus::{
+    Header, Transaction as _, constants::EMPTY_WITHDRAWALS, transaction::TransactionInfo,
+};
+use alloy_eips::{eip1559::BaseFeeParams, eip7840::BlobParams};
 use alloy_primitives::{
     Address, B256, Bytes, U256, keccak256,
     map::{AddressHashMap, B256HashMap},
 };
 use alloy_rpc_types_eth::{Block as RpcBlock, BlockTransactions, Header as RpcHeader};
 
-use crate::tx::{MinedAt, SignedTx};
+use crate::tx::SignedTx;
 
 /// Blocks whose transactions and state can still be requested: at 2,000 transactions/s and 12 s
 /// blocks 770,000 transactions, about 500 MB. Older ones are dropped, as a pruned node does.
@@ -65,24 +67,23 @@ impl FullBlock {
 
     /// The block with its transactions, or with their hashes alone.
     pub(crate) fn object(&self, full: bool) -> RpcBlock {
-        let object =
-            |(index, tx): (usize, &Arc<SignedTx>)| tx.to_object(Some(self.place_of(index)));
+        // No literal: newer versions of alloy have more fields.
+        let place = TransactionInfo {
+            block_hash: Some(self.hash),
+            block_number: Some(self.header.number),
+            base_fee: self.header.base_fee_per_gas,
+            ..TransactionInfo::default()
+        };
+        let object = |(index, tx): (u64, &Arc<SignedTx>)| {
+            tx.to_object(TransactionInfo { index: Some(index), ..place })
+        };
         let transactions = if full {
-            BlockTransactions::Full(self.txs.iter().enumerate().map(object).collect())
+            BlockTransactions::Full((0..).zip(&self.txs).map(object).collect())
         } else {
             BlockTransactions::Hashes(self.txs.iter().map(|tx| tx.hash).collect())
         };
         let (header, withdrawals) = (self.head_object(), Some(Vec::new().into()));
         RpcBlock { header, uncles: Vec::new(), transactions, withdrawals }
-    }
-
-    pub(crate) fn place_of(&self, index: usize) -> MinedAt {
-        MinedAt {
-            block_hash: self.hash,
-            number: self.header.number,
-            index: index as u64,
-            base_fee_wei: self.header.base_fee_per_gas.unwrap_or_default().into(),
-        }
     }
 }
 
@@ -142,11 +143,10 @@ impl Chain {
         self.blocks.iter().rev().find(|block| block.hash == *hash)
     }
 
-    /// A mined transaction and where it stands.
-    pub(crate) fn tx(&self, hash: &B256) -> Option<(&Arc<SignedTx>, MinedAt)> {
+    /// A mined transaction.
+    pub(crate) fn tx(&self, hash: &B256) -> Option<&Arc<SignedTx>> {
         let (number, index) = *self.mined.get(hash)?;
-        let block = self.by_number(number)?;
-        Some((&block.txs[index], block.place_of(index)))
+        Some(&self.by_number(number)?.txs[index])
     }
 
     /// Of the block after the head, in wei per gas.
@@ -165,9 +165,9 @@ impl Chain {
             number: parent.header.number + 1,
             timestamp: now_s.max(parent.header.timestamp + 1),
             gas_limit: self.gas_limit,
-            gas_used: txs.iter().map(|tx| tx.gas_limit).sum::<u64>().min(self.gas_limit),
+            gas_used: txs.iter().map(|tx| tx.gas_limit()).sum::<u64>().min(self.gas_limit),
             base_fee_per_gas: Some(self.next_base_fee_wei()),
-            blob_gas_used: Some(txs.iter().map(|tx| tx.blobs * DATA_GAS_PER_BLOB).sum()),
+            blob_gas_used: Some(txs.iter().filter_map(|tx| tx.blob_gas_used()).sum()),
             excess_blob_gas: parent.header.next_block_excess_blob_gas(BlobParams::osaka()),
             transactions_root: keccak256(hashes),
             state_root: keccak256(self.made.to_be_bytes()),
@@ -178,7 +178,7 @@ impl Chain {
         let block = Arc::new(FullBlock { hash: header.hash_slow(), header, txs });
         for (index, tx) in block.txs.iter().enumerate() {
             self.mined.insert(tx.hash, (block.header.number, index));
-            self.nonces.insert(tx.sender, tx.nonce + 1);
+            self.nonces.insert(tx.signer(), tx.nonce() + 1);
         }
         self.blocks.push_back(block.clone());
         while self.blocks.len() > HISTORY_BLOCKS + 1 {
@@ -201,7 +201,7 @@ impl Chain {
         let block = self.blocks.pop_back().expect("just counted");
         for tx in block.txs.iter().rev() {
             self.mined.remove(&tx.hash);
-            self.nonces.insert(tx.sender, tx.nonce);
+            self.nonces.insert(tx.signer(), tx.nonce());
         }
         block
     }

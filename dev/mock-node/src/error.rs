@@ -1,6 +1,6 @@
 //! What can go wrong with the mock node itself.
 
-use std::{borrow::Cow, io};
+use std::io;
 
 use alloy_primitives::B256;
 
@@ -42,7 +42,7 @@ pub enum NodeError {
 pub enum TxRefused {
     /// The bytes are no transaction.
     #[error("failed to decode signed transaction: {reason}")]
-    Undecodable { reason: Cow<'static, str> },
+    Undecodable { reason: String },
     /// The signature belongs to nobody.
     #[error("invalid transaction signature")]
     BadSignature,

@@ -290,7 +290,7 @@ impl MockNode {
     /// What `eth_getRawTransactionByHash` answers for this hash: a pending blob transaction with its sidecar, a
     /// mined one without.
     pub fn raw(&self, hash: B256) -> Option<Bytes> {
-        rpc::raw(&self.shared, &hash)
+        self.shared.raw(&hash)
     }
 
     pub fn stats(&self) -> Stats {

@@ -25,7 +25,6 @@ use crate::{
 };
 use error::RpcError;
 use methods::call;
-pub(crate) use methods::raw;
 use params::Params;
 pub(crate) use server::{listen, run as serve};
 use spoil::{OVERTAKEN_BY, SINGLE_BYTES, spoil};
@@ -197,7 +196,7 @@ fn another(shared: &Shared, found: Result<Found, RpcError>) -> Found {
     };
     let state = shared.lock();
     match state.core.pool.pending().find(|tx| Some(tx.hash) != right) {
-        Some(tx) => Found::Raw(tx.body.network(), tx.hash),
+        Some(tx) => Found::Raw(tx.network(), tx.hash),
         None => Found::Json(b"null".to_vec()),
     }
 }

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{B256, Bytes, keccak256};
 
 use crate::{
@@ -135,6 +136,16 @@ impl Shared {
         let hash = tx.hash;
         self.submit(Arc::new(tx))?;
         Ok(hash)
+    }
+
+    /// A pending blob transaction with its sidecar, a mined one without.
+    pub(crate) fn raw(&self, hash: &B256) -> Option<Bytes> {
+        let state = self.lock();
+        let (pending, mined) =
+            (state.core.pool.get(hash).cloned(), state.core.chain.tx(hash).cloned());
+        drop(state);
+        let mined = || mined.map(|tx| tx.encoded_2718().into());
+        pending.map(|tx| tx.network()).or_else(mined)
     }
 
     /// Mines what is pending, up to the block's limits.

@@ -3,8 +3,8 @@
 
 use std::fmt;
 
-use alloy_consensus::Header;
-use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_consensus::{Header, TxEnvelope, transaction::Recovered};
+use alloy_primitives::{Address, B256, U256};
 use serde_json::Value;
 
 use crate::{chain::FullBlock, config::NodeConfig};
@@ -16,13 +16,13 @@ pub struct ExecutableBlock {
     /// The hash of its header.
     pub hash: B256,
     pub header: Header,
-    /// The sender of each transaction, and its encoding without the sidecar.
-    pub txs: Vec<(Address, Bytes)>,
+    /// Without their sidecars.
+    pub txs: Vec<Recovered<TxEnvelope>>,
 }
 
 impl From<&FullBlock> for ExecutableBlock {
     fn from(block: &FullBlock) -> Self {
-        let txs = block.txs.iter().map(|tx| (tx.sender, tx.body.mined().clone()));
+        let txs = block.txs.iter().map(|tx| tx.mined.clone());
         Self { hash: block.hash, header: block.header.clone(), txs: txs.collect() }
     }
 }

@@ -6,7 +6,7 @@ mod plan;
 
 use std::{num::NonZeroUsize, sync::Arc, thread};
 
-use alloy_consensus::transaction::Recovered;
+use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_eips::Decodable2718;
 use alloy_primitives::{B256, Bytes};
 
@@ -156,9 +156,9 @@ impl Workload {
             .into_iter()
             .map(|(kind, tx)| PreparedTx {
                 hash: tx.hash,
-                raw: tx.body.network(),
-                sender: tx.sender,
-                nonce: tx.nonce,
+                raw: tx.network(),
+                sender: tx.signer(),
+                nonce: tx.nonce(),
                 kind,
             })
             .collect()

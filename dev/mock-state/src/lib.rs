@@ -12,11 +12,8 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use alloy_consensus::{Transaction, TxEnvelope, crypto::secp256k1::recover_signer};
-use alloy_eips::{
-    Decodable2718 as _,
-    eip7702::{RecoveredAuthority, RecoveredAuthorization},
-};
+use alloy_consensus::{Transaction, crypto::secp256k1::recover_signer};
+use alloy_eips::eip7702::{RecoveredAuthority, RecoveredAuthorization};
 use alloy_primitives::{Address, B256, U256};
 use mock_node::{
     HISTORY_BLOCKS, MockNode, NodeConfig, NodeError,
@@ -118,13 +115,11 @@ fn execute(state: World, chain_id: u64, block: &ExecutableBlock) -> World {
     env.set_blob_excess_gas_and_price(header.excess_blob_gas.unwrap_or_default(), fraction as u64);
     let context = Context::mainnet().with_db(state).with_cfg(cfg).with_block(env);
     let mut evm = context.build_mainnet();
-    for (sender, raw) in &block.txs {
-        let tx = TxEnvelope::decode_2718_exact(raw)
-            .expect("these bytes were decoded or encoded by the node before");
-        if let Err(error) = evm.transact_commit(tx_env(&tx, *sender)) {
+    for tx in &block.txs {
+        if let Err(error) = evm.transact_commit(tx_env(tx.inner(), tx.signer())) {
             tracing::debug!(hash = %tx.tx_hash(), %error, "a mined transaction cannot be executed");
             let db = &mut evm.ctx.journaled_state.database;
-            let account = db.load_account(*sender).expect("memory does not fail");
+            let account = db.load_account(tx.signer()).expect("memory does not fail");
             account.info.nonce = tx.nonce() + 1;
             account.account_state = AccountState::Touched;
         }

@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
 };
 
+use alloy_consensus::{Transaction as _, transaction::TransactionInfo};
 use alloy_eips::{BlockId, BlockNumberOrTag};
 use alloy_primitives::{Address, B256, Bytes, U64, keccak256};
 use serde::Serialize;
@@ -18,12 +19,6 @@ use crate::{
     tx::{SignedTx, to_json},
 };
 
-/// A pending blob transaction with its sidecar, a mined one without.
-pub(crate) fn raw(shared: &Shared, hash: &B256) -> Option<Bytes> {
-    let (tx, mined) = shared.lock().core.find(hash)?;
-    Some(if mined.is_some() { tx.body.mined().clone() } else { tx.body.network() })
-}
-
 fn json(value: &impl Serialize) -> Result<Found, RpcError> {
     Ok(Found::Json(to_json(value)))
 }
@@ -32,7 +27,7 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
     match method {
         "eth_getRawTransactionByHash" => {
             let hash: B256 = params.get(0)?;
-            match raw(shared, &hash) {
+            match shared.raw(&hash) {
                 Some(raw) => {
                     shared.counters.raw_found.fetch_add(1, Relaxed);
                     Ok(Found::Raw(raw, hash))
@@ -133,14 +128,16 @@ fn content_json(pending: Vec<Arc<SignedTx>>, queued: Vec<Arc<SignedTx>>) -> Vec<
     let mut out = Vec::with_capacity((pending.len() + queued.len()) * 700 + 32);
     for (name, mut txs) in [("{\"pending\":{", pending), ("},\"queued\":{", queued)] {
         out.extend_from_slice(name.as_bytes());
-        txs.sort_unstable_by_key(|tx| (tx.sender, tx.nonce));
-        for (number, of_sender) in txs.chunk_by(|one, next| one.sender == next.sender).enumerate() {
+        txs.sort_unstable_by_key(|tx| (tx.signer(), tx.nonce()));
+        for (number, of_sender) in
+            txs.chunk_by(|one, next| one.signer() == next.signer()).enumerate()
+        {
             let separator = if number == 0 { "" } else { "," };
-            write!(out, "{separator}\"{}\":{{", of_sender[0].sender).expect("memory takes all");
+            write!(out, "{separator}\"{}\":{{", of_sender[0].signer()).expect("memory takes all");
             for (number, tx) in of_sender.iter().enumerate() {
                 let separator = if number == 0 { "" } else { "," };
-                write!(out, "{separator}\"{}\":", tx.nonce).expect("memory takes all");
-                serde_json::to_writer(&mut out, &tx.to_object(None)).expect("it can be written");
+                write!(out, "{separator}\"{}\":", tx.nonce()).expect("memory takes all");
+                out.extend_from_slice(&to_json(&tx.to_object(TransactionInfo::default())));
             }
             out.push(b'}');
         }
