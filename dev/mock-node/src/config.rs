@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     capacity::Capacity,
-    error::NodeError,
     faults::FaultPlan,
     workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, WorkloadConfig},
 };
@@ -107,15 +106,13 @@ pub struct NodeConfig {
     pub blobs_per_mille: u32,
     /// What comes of a subscription to whole transactions. Default: they are announced.
     pub full_objects: FullObjects,
-    /// Whether the objects for subscribers to full transactions are rendered when the load is
-    /// signed, so that the node's time for it is not part of a measurement. Takes about 1 kB for
-    /// each. Default no.
+    /// Whether the objects of these, for subscribers to full transactions, are rendered before too.
+    /// Takes about 1 kB for each. Default no.
     pub render_ahead: bool,
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
     /// Further transactions of the load that are signed before the socket exists, so that signing
-    /// is not part of a measurement. Default 0: those of the first second; a thread signs the rest
-    /// ahead of their turn.
+    /// is not part of a measurement. Default 0; the rest are signed a few before their turn.
     pub signed_ahead: usize,
     /// The first transactions, if they are already signed. They must be those of
     /// [`workload`](Self::workload). Not serialized.
@@ -178,30 +175,6 @@ impl NodeConfig {
                 ..Mix::default()
             },
             ..WorkloadConfig::new(self.seed, self.chain_id)
-        }
-    }
-
-    pub(crate) fn validate(&self) -> Result<(), NodeError> {
-        let capacity = self.capacity;
-        let signed = &self.signed_load;
-        let checks = [
-            (self.accounts >= 2, "accounts", "at least 2, one of them for blobs"),
-            (self.blobs_per_mille <= 1000, "blobs_per_mille", "0 to 1000"),
-            (self.listed_per_mille <= 1000, "listed_per_mille", "0 to 1000"),
-            (
-                capacity.is_none_or(|it| it.at_once > 0 && it.service >= Duration::from_micros(1)),
-                "capacity",
-                "at least 1 at once, each at least 1us",
-            ),
-            (
-                signed.as_ref().is_none_or(|load| *load.config() == self.workload()),
-                "signed_load",
-                "its seed, chain id, accounts and mix must be the node's",
-            ),
-        ];
-        match checks.into_iter().find(|(is_valid, ..)| !is_valid) {
-            Some((_, field, accepted)) => Err(NodeError::Config { field, accepted }),
-            None => Ok(()),
         }
     }
 }

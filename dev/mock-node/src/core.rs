@@ -13,13 +13,12 @@ use crate::{
     tx::SignedTx,
 };
 
-/// What happened, in the order of its notifications: announcements, then heads, then further announcements.
+/// What happened, in the order of its notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    pub(crate) announced: Vec<Arc<SignedTx>>,
     pub(crate) heads: Vec<Arc<FullBlock>>,
-    /// Became pending through the heads.
-    pub(crate) announced_after: Vec<Arc<SignedTx>>,
+    /// Became pending.
+    pub(crate) announced: Vec<Arc<SignedTx>>,
 }
 
 #[derive(Debug)]
@@ -86,12 +85,12 @@ impl Core {
 
     fn mine_these(&mut self, txs: Vec<Arc<SignedTx>>, now_s: u64) -> (Arc<FullBlock>, Effects) {
         let block = self.chain.append(txs, now_s);
-        let mut announced_after = Vec::new();
+        let mut announced = Vec::new();
         for tx in &block.txs {
-            announced_after
+            announced
                 .extend(self.pool.set_chain_nonce(tx.signer(), self.chain.nonce(&tx.signer())));
         }
-        (block.clone(), Effects { heads: vec![block], announced_after, ..Effects::default() })
+        (block.clone(), Effects { heads: vec![block], announced })
     }
 
     /// Puts empty blocks on top, each so many seconds after the one before.
@@ -123,26 +122,26 @@ impl Core {
             }
         }
         let heads = (0..depth).map(|_| self.chain.append(Vec::new(), now_s)).collect();
-        Ok((removed, Effects { announced: Vec::new(), heads, announced_after: announced }))
+        Ok((removed, Effects { heads, announced }))
     }
 
     /// Takes over another node's chain. What only its own had mined is pending again.
     pub(crate) fn follow(&mut self, chain: Chain) -> Effects {
         let (undone, heads) = (self.chain.without(&chain), chain.without(&self.chain));
         self.chain = chain;
-        let mut announced_after = Vec::new();
+        let mut announced = Vec::new();
         for tx in undone.iter().chain(&heads).flat_map(|block| &block.txs) {
             let nonce = self.chain.nonce(&tx.signer());
-            announced_after.extend(self.pool.set_chain_nonce(tx.signer(), nonce));
+            announced.extend(self.pool.set_chain_nonce(tx.signer(), nonce));
         }
         for tx in undone.iter().flat_map(|block| &block.txs) {
             if self.chain.tx(&tx.hash).is_none()
                 && let Ok(promoted) = self.pool.insert(tx.clone(), self.chain.nonce(&tx.signer()))
             {
-                announced_after.extend(promoted);
+                announced.extend(promoted);
             }
         }
-        Effects { heads, announced_after, ..Effects::default() }
+        Effects { heads, announced }
     }
 }
 

@@ -16,9 +16,6 @@ pub enum NodeError {
         #[source]
         source: io::Error,
     },
-    /// A configuration that cannot work.
-    #[error("`{field}` is not accepted: {accepted}")]
-    Config { field: &'static str, accepted: &'static str },
     /// A transaction that the pool does not take.
     #[error(transparent)]
     Refused(#[from] TxRefused),

@@ -1,6 +1,6 @@
 //! The faults of a node, single ones or a plan drawn from a seed.
 
-pub(crate) mod switches;
+pub(crate) mod armed;
 
 use std::time::Duration;
 
@@ -215,13 +215,6 @@ impl FaultPlan {
             fault.adjust(|time| *time /= factor, |_| {});
         }
         self
-    }
-
-    pub(crate) fn bursts(&self) -> impl Iterator<Item = usize> {
-        self.steps.iter().filter_map(|(_, fault)| match fault {
-            Fault::Burst { count } => Some(*count),
-            _ => None,
-        })
     }
 
     /// When and what, earliest first.

@@ -17,9 +17,9 @@
 //! ```
 //!
 //! # The life of one transaction
-//! It is planned from the seed, signed ahead of its turn, inserted into the pool at its due time, announced to every
-//! subscription under the lock that orders all events, returned when it is requested by its hash (after the configured latency, during which other responses may wait
-//! too), mined, and dropped with its block after [`HISTORY_BLOCKS`].
+//! It is planned from the seed, signed before its turn, inserted into the pool at its due time, announced to every
+//! subscription under the lock that orders all events, returned when it is requested by its hash (after the configured
+//! latency, during which other responses may wait too), mined, and dropped with its block after [`HISTORY_BLOCKS`].
 //!
 //! # What is lost, and where it is counted
 //! A reader that lets more than 256 MiB wait is disconnected; reth would queue for it without a bound. An announcement
@@ -28,7 +28,7 @@
 //!
 //! # Threads and shutdown
 //! One thread serves the socket on a runtime of its own, one holds delayed responses, and, as
-//! configured, one each paces, signs ahead, mines and runs the plan of faults.
+//! configured, one each paces, mines and runs the plan of faults.
 //! [`MockNode::shutdown`], or dropping the node, ends all of them before it returns.
 //!
 //! ```

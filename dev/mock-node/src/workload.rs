@@ -4,7 +4,7 @@ mod accounts;
 mod blobs;
 mod plan;
 
-use std::{num::NonZeroUsize, sync::Arc, thread};
+use std::{collections::VecDeque, num::NonZeroUsize, sync::Arc, thread};
 
 use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_eips::Decodable2718;
@@ -229,7 +229,7 @@ impl SignedLoad {
         &self.rest.config
     }
 
-    pub(crate) fn into_parts(self) -> (Arc<[Arc<SignedTx>]>, Workload) {
-        (self.txs, self.rest)
+    pub(crate) fn into_parts(self) -> (VecDeque<Arc<SignedTx>>, Workload) {
+        (self.txs.iter().cloned().collect(), self.rest)
     }
 }

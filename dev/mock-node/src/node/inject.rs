@@ -4,20 +4,20 @@ use std::{sync::Arc, time::Instant};
 
 use super::{load, supply::Supply};
 use crate::{
-    faults::{Fault, FaultPlan, Target},
+    faults::{Fault, FaultPlan, Target, armed::Armed},
     outbox::{Freeze, Outbox},
     shared::{Shared, Topic, unix_s},
 };
 
 pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
     tracing::debug!(?fault, "a fault strikes");
-    let switches = &shared.switches;
+    let arm = |arm: &dyn Fn(&mut Armed)| arm(&mut shared.lock().armed);
     match fault {
         Fault::Close(at) => targets(shared, at).iter().for_each(|outbox| outbox.close()),
         Fault::CloseMidFrame(at) => targets(shared, at).iter().for_each(|outbox| outbox.cut()),
-        Fault::CloseOnAccept { connections } => switches.close_on_accept.add(connections),
+        Fault::CloseOnAccept { connections } => arm(&|it| it.close_on_accept += connections),
         Fault::CloseAfterSubscribe { connections } => {
-            switches.close_after_subscribe.add(connections);
+            arm(&|it| it.close_after_subscribe += connections);
         }
         Fault::Stall { at, time } => {
             let until = Freeze::Until(Instant::now() + time);
@@ -27,24 +27,23 @@ pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
             targets(shared, at).iter().for_each(|outbox| outbox.freeze(Freeze::Forever));
         }
         Fault::Restart { down, leaves_file } => {
-            switches.ask_restart(down, leaves_file);
+            arm(&|it| it.restart = Some((down, leaves_file)));
+            shared.restart.notify_one();
         }
-        Fault::DropNotifications { count } => switches.drop_notifications.add(count),
-        Fault::DropObjects { count } => switches.drop_objects.add(count),
+        Fault::DropNotifications { count } => arm(&|it| it.drop_notifications += count),
+        Fault::DropObjects { count } => arm(&|it| it.drop_objects += count),
         Fault::Burst { count } => {
             load::burst(shared, supply, count);
         }
-        Fault::Duplicate { count } => switches.duplicate.add(count),
-        Fault::Answers { bad, count } => switches.arm_answers(bad, count),
+        Fault::Duplicate { count } => arm(&|it| it.duplicate += count),
+        Fault::Answers { bad, count } => arm(&|it| it.answers.push_back((bad, count))),
         Fault::Reorg { depth } => {
-            let mut state = shared.lock();
-            let depth = depth.min(state.core.chain.undoable());
             // A chain of one block has nothing to replace: then nothing happens.
-            if let Ok((_, effects)) = state.core.reorg(depth, unix_s()) {
-                shared.publish(&state, effects);
-            }
+            _ = shared.change(|core| core.reorg(depth.min(core.chain.undoable()), unix_s()));
         }
-        Fault::TableFull { time } => switches.fill_table(Instant::now() + time),
+        Fault::TableFull { time } => {
+            arm(&|it| it.table_full_until = Some(Instant::now() + time));
+        }
     }
 }
 
