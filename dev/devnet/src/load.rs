@@ -46,7 +46,6 @@ pub struct Args {
     accounts: usize,
 }
 
-/// Runs the command with these flags.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // Of one thread: its tasks begin, and so their requests are written, in the order in which they are spawned.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -31,7 +31,6 @@ use crate::load::Load;
 
 const BOTH: [RealNodeKind; 2] = [RealNodeKind::Anvil, RealNodeKind::Geth];
 
-/// A running node with a fetcher on it.
 struct Setup {
     kind: RealNodeKind,
     node: RealNode,
