@@ -4,8 +4,6 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// How much the node can do.
-///
 /// Requests for raw transactions and the import of blocks share one queue, first come, first served: a client that
 /// sends too many requests at once delays the node's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,7 +20,6 @@ pub struct Capacity {
 #[derive(Debug)]
 pub(crate) struct Line {
     capacity: Capacity,
-    /// When each server will be free.
     free: Vec<Instant>,
 }
 

@@ -21,7 +21,6 @@ pub const HISTORY_BLOCKS: usize = 32;
 /// Base fee of the genesis block in wei per gas, the value mainnet's London fork began with.
 const GENESIS_BASE_FEE_WEI: u64 = 1_000_000_000;
 
-/// A block: its header and its transactions.
 #[derive(Debug)]
 pub(crate) struct FullBlock {
     pub(crate) hash: B256,
@@ -34,9 +33,7 @@ pub(crate) struct FullBlock {
 #[non_exhaustive]
 pub struct Block {
     pub number: u64,
-    /// The hash of its header.
     pub hash: B256,
-    /// The hash of the block before.
     pub parent_hash: B256,
     /// Seconds since the Unix epoch.
     pub timestamp: u64,
@@ -143,7 +140,6 @@ impl Chain {
         self.blocks.iter().rev().find(|block| block.hash == *hash)
     }
 
-    /// A mined transaction.
     pub(crate) fn tx(&self, hash: &B256) -> Option<&Arc<SignedTx>> {
         let (number, index) = *self.mined.get(hash)?;
         Some(&self.by_number(number)?.txs[index])
@@ -190,7 +186,6 @@ impl Chain {
         block
     }
 
-    /// How many blocks can be undone.
     pub(crate) fn undoable(&self) -> usize {
         self.blocks.len() - 1
     }

@@ -41,7 +41,6 @@ impl Core {
         }
     }
 
-    /// Takes a transaction into the pool.
     pub(crate) fn submit(&mut self, tx: Arc<SignedTx>) -> Result<Effects, TxRefused> {
         if self.pool.len() >= self.pool_limit {
             return Err(TxRefused::Full { limit: self.pool_limit });

@@ -154,7 +154,6 @@ impl MockNode {
         &self.shared.config.ipc_path
     }
 
-    /// What the node was started with.
     pub fn config(&self) -> &NodeConfig {
         &self.shared.config
     }

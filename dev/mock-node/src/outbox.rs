@@ -86,12 +86,10 @@ impl Outbox {
         self.change(|queue| queue.phase = Phase::Closed);
     }
 
-    /// Neither reads nor writes for a while, or ever again.
     pub(crate) fn freeze(&self, freeze: Freeze) {
         self.change(|queue| queue.freeze = freeze);
     }
 
-    /// Cuts the next message in its middle.
     pub(crate) fn cut(&self) {
         self.change(|queue| queue.cut = true);
     }
@@ -116,7 +114,6 @@ impl Outbox {
         }
     }
 
-    /// Tells that these bytes have left.
     pub(crate) fn written(&self, bytes: usize) {
         lock(&self.queue).bytes -= bytes;
     }

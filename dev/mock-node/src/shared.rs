@@ -31,7 +31,6 @@ use crate::{
 use signals::Signals;
 use stats::Stats;
 
-/// What a subscription is notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topic {
     Hashes,
@@ -149,7 +148,6 @@ impl Shared {
         pending.map(|tx| tx.network()).or_else(mined)
     }
 
-    /// Mines what is pending, up to the block's limits.
     pub(crate) fn mine(&self) -> Arc<FullBlock> {
         let Ok(block) = self.change(|core| Ok::<_, Infallible>(core.mine(unix_s())));
         block
@@ -217,7 +215,6 @@ impl Shared {
 }
 
 impl State {
-    /// Tells the hash alone.
     pub(crate) fn announce_hash(&self, hash: B256) {
         self.notify(Topic::Hashes, &to_json(&hash));
     }

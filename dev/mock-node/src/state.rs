@@ -9,11 +9,9 @@ use serde_json::Value;
 
 use crate::{chain::FullBlock, config::NodeConfig};
 
-/// A block to be executed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ExecutableBlock {
-    /// The hash of its header.
     pub hash: B256,
     pub header: Header,
     /// Without their sidecars.
@@ -27,12 +25,10 @@ impl From<&FullBlock> for ExecutableBlock {
     }
 }
 
-/// What a request for the state reads.
 #[derive(Clone, Copy, Debug)]
 pub enum StateRequest {
     /// In wei.
     Balance(Address),
-    /// The next one.
     Nonce(Address),
     Code(Address),
     /// A word of the storage.

@@ -16,7 +16,6 @@ use crate::{
     tx::{SignedTx, to_json},
 };
 
-/// What a method found.
 pub(super) enum Found {
     Json(Vec<u8>),
     Subscribed(String, Topic),

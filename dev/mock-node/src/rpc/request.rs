@@ -41,7 +41,6 @@ impl<'a> Params<'a> {
     }
 }
 
-/// An answer that is an error.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct RpcError {
     code: i32,

@@ -7,7 +7,6 @@ use std::{
 
 use crate::lock;
 
-/// Occasions that the node's own threads wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
     flags: Mutex<Flags>,

@@ -14,10 +14,8 @@ pub struct Stats {
     pub objects_dropped: u64,
     /// Responses with a raw transaction that a fault made wrong.
     pub bad_answers: u64,
-    /// Times that the socket was gone and came back.
     pub restarts: u64,
     pub blocks: u64,
-    /// Raw transactions that were found.
     pub raw_found: u64,
     /// Requests for raw transactions that came when the queue was full, see [`Capacity`](crate::Capacity).
     pub raw_busy: u64,
