@@ -157,7 +157,6 @@ fn guard(addresses: impl IntoIterator<Item = Address>) -> BlockGuard {
     BlockGuard::new(Arc::new(list), COINBASE).expect("the coinbase is not listed")
 }
 
-/// One line of the table.
 struct Row {
     listed: u64,
     read_us: u128,

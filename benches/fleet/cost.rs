@@ -43,10 +43,10 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
             table.row([
                 rounds.contender.to_owned(),
                 builders.to_string(),
-                format!("{:.0}", rounds.median(|run| run.node)),
-                format!("{:.0}", rounds.median(|run| run.builders)),
-                format!("{:.0}", rounds.median(|run| run.tier)),
-                format!("{:.0}", rounds.median(|run| run.node + run.builders + run.tier)),
+                rounds.whole(|run| run.node),
+                rounds.whole(|run| run.builders),
+                rounds.whole(|run| run.tier),
+                rounds.whole(|run| run.node + run.builders + run.tier),
             ]);
             node.push(rounds.runs.iter().map(|run| run.node).collect::<Vec<_>>());
         }

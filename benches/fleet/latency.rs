@@ -16,7 +16,6 @@ const LAST: Duration = Duration::from_secs(60);
 /// Transactions before those that are timed: connections, buffers and the consumer are warm then.
 const WARM_UP: usize = 50;
 
-/// What carries the transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Bare,
@@ -43,8 +42,8 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
                 table.row([
                     format!("{} at {tps}/s", rounds.contender),
                     builders.to_string(),
-                    format!("{:.0}", rounds.median(|run| run.p50)),
-                    format!("{:.0}", rounds.median(|run| run.p99)),
+                    rounds.whole(|run| run.p50),
+                    rounds.whole(|run| run.p99),
                     if is_stream { ratio.to_string() } else { String::new() },
                 ]);
             }

@@ -5,7 +5,6 @@ use std::{
     io,
     path::PathBuf,
     process::ExitCode,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -15,7 +14,7 @@ use async_nats::{Client, HeaderMap};
 use futures::StreamExt as _;
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    order_pool::{Event, Origin, Transaction},
+    order_pool::{Origin, Transaction},
 };
 use mock_node::{
     DEV_CHAIN_ID,
@@ -27,7 +26,9 @@ use order_stream::{
 };
 use serde::{Deserialize, Serialize};
 use testkit::{
+    bench,
     process::{Process, reply, run_as, serve},
+    seen::Seen,
     usage::{now_ns, process_cpu},
 };
 use tokio::runtime::Runtime;
@@ -60,7 +61,6 @@ pub(crate) enum Feed {
 enum Request {
     /// Publish to these servers, if there are any.
     Start(Feed, Vec<String>),
-    /// Sign so many.
     Sign(usize),
     /// Pool what was signed, at a rate or at once.
     Insert(Option<u32>),
@@ -73,14 +73,11 @@ enum Request {
 /// When each order was handed over, or seen, by the clock of [`now_ns`].
 pub(crate) type Log = Vec<(B256, u64)>;
 
-/// What a member has done so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Look {
-    /// Orders that its subscriber saw.
     pub(crate) seen: usize,
     /// Whether its source, of whatever kind, has everything that it can have.
     pub(crate) is_live: bool,
-    /// What its publisher has stored, if it publishes.
     pub(crate) stored: u64,
     /// CPU time since its start.
     pub(crate) cpu: Duration,
@@ -151,13 +148,6 @@ impl Member {
     }
 }
 
-type Seen = Arc<Mutex<Log>>;
-
-fn lock(seen: &Seen) -> MutexGuard<'_, Log> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The running parts of a member.
 struct Parts {
     pool: OrderPool,
     fetcher: Option<Fetcher>,
@@ -183,8 +173,7 @@ fn roomy() -> PoolConfig {
 impl Parts {
     async fn start(feed: Feed, publish: Vec<String>) -> io::Result<Self> {
         let pool = OrderPool::new(roomy()).map_err(io::Error::other)?;
-        let seen = Seen::default();
-        follow(pool.clone(), Arc::clone(&seen));
+        let seen = Seen::follow(&pool);
         let (mut fetcher, mut source, mut bare) = (None, None, None);
         match feed {
             Feed::Own => {}
@@ -196,7 +185,7 @@ impl Parts {
                 let config = SourceConfig::new(ServerConfig::cluster(servers), DEV_CHAIN_ID, name);
                 source = Some(Source::start(&pool, config).map_err(io::Error::other)?);
             }
-            Feed::Bare { servers } => bare = Some(subscribe(&servers, Arc::clone(&seen)).await?),
+            Feed::Bare { servers } => bare = Some(subscribe(&servers, seen.clone()).await?),
         }
         let publisher = if publish.is_empty() {
             None
@@ -214,7 +203,7 @@ impl Parts {
         // It ends its first comparison with the first event of the pool.
         let is_ready = |state| is_live(state) || state == State::CatchingUp;
         Look {
-            seen: lock(&self.seen).len(),
+            seen: self.seen.count(),
             is_live: self.fetcher.as_ref().is_none_or(Fetcher::is_live)
                 && self.source.as_ref().is_none_or(|source| is_live(source.state()))
                 && self.publisher.as_ref().is_none_or(|publisher| is_ready(publisher.state())),
@@ -239,23 +228,8 @@ impl Parts {
             assert_eq!(stats.received, ended, "{stats:?}");
         }
         drop(self.bare);
-        std::mem::take(&mut lock(&self.seen))
+        self.seen.take()
     }
-}
-
-/// Notes when each order is in front of a subscriber.
-fn follow(pool: OrderPool, seen: Seen) {
-    let mut orders = pool.subscribe_all();
-    // It ends with the pool, or with the process.
-    thread::spawn(move || {
-        while let Some(event) = orders.next_blocking() {
-            match event {
-                Ok(Event::Added(order)) => lock(&seen).push((*order.id().hash(), now_ns())),
-                Ok(_) => {}
-                Err(_) => orders.resync(),
-            }
-        }
-    });
 }
 
 async fn connect(servers: &[String]) -> io::Result<Client> {
@@ -271,7 +245,7 @@ async fn subscribe(servers: &[String], seen: Seen) -> io::Result<Client> {
             let at = now_ns();
             let id = message.headers.as_ref().and_then(|headers| headers.get("Nats-Msg-Id"));
             let id = id.and_then(|id| id.as_str().parse::<B256>().ok());
-            lock(&seen).push((id.expect("the publisher sets it"), at));
+            seen.note(id.expect("the publisher sets it"), at);
         }
     });
     Ok(client)
@@ -279,21 +253,14 @@ async fn subscribe(servers: &[String], seen: Seen) -> io::Result<Client> {
 
 /// Hands each over when it is due, whatever happened to those before.
 fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256) -> Log {
-    let start = Instant::now();
     let mut sent = Vec::with_capacity(items.len());
-    for (number, item) in (0_u64..).zip(items) {
-        let after = tps.map_or(0, |tps| number * 1_000_000_000 / u64::from(tps));
-        let due = start + Duration::from_nanos(after);
-        if let Some(wait) = due.checked_duration_since(Instant::now()) {
-            thread::sleep(wait);
-        }
+    for (item, _) in items.into_iter().zip(bench::pace(tps)) {
         let at = now_ns();
         sent.push((hand_over(item), at));
     }
     sent
 }
 
-/// Runs as a member.
 fn respond() -> io::Result<()> {
     let runtime = Runtime::new()?;
     let mut load = Workload::new(WorkloadConfig::new(7, DEV_CHAIN_ID));

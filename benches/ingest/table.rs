@@ -61,7 +61,6 @@ pub(crate) struct Floor {
     pub(crate) all_cores_us: f64,
 }
 
-/// Prints the table.
 pub(crate) fn print(rows: &[Row], floor: Floor) {
     let Floor { alone_us: floor_us, all_cores_us } = floor;
     println!("\nannounced by the node -> visible to a subscriber; medians of the rounds");
@@ -75,17 +74,16 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
     );
     for row in rows {
         let (contender, load) = row.contender;
-        let whole = |value: &dyn Fn(&Run) -> f64| format!("{:.0}", row.median(value));
         table.row([
             load.answer(),
             name(load),
             contender.name().to_owned(),
             announced(row).to_string(),
             format!("{:.2}%", lost_share(row) * 100.0),
-            whole(&|run| run.latency.p50),
-            whole(&|run| run.latency.p95),
-            whole(&|run| run.latency.p99),
-            whole(&Run::pooled_per_s),
+            row.whole(|run| run.latency.p50),
+            row.whole(|run| run.latency.p95),
+            row.whole(|run| run.latency.p99),
+            row.whole(Run::pooled_per_s),
             format!("{:.1}", row.median(Run::cpu_us)),
             format!("{:.2}", row.median(Run::cpu_us) / floor_us),
             row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),

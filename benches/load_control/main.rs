@@ -35,7 +35,6 @@ const TPS: u32 = 1_000;
 const CONTENDERS: [(&str, bool, bool); 3] =
     [("no flood", true, false), ("policy off", false, true), ("policy on", true, true)];
 
-/// What one run of one contender came to.
 #[derive(Clone, Debug)]
 struct Figures {
     live: Times,
@@ -75,15 +74,14 @@ fn bench(is_test: bool) {
     let mut table =
         Table::new(" | p50 us | p95 us | p99 us | live/s | backfilled/s | deferred | late");
     for row in &rows {
-        let whole = |value: &dyn Fn(&Figures) -> f64| format!("{:.0}", row.median(value));
         table.row([
             row.contender.to_owned(),
-            whole(&|run| run.live.p50),
-            whole(&|run| run.live.p95),
-            whole(&|run| run.live.p99),
-            whole(&|run| run.live_per_s),
-            whole(&|run| run.backfilled_per_s),
-            whole(&|run| run.deferred as f64),
+            row.whole(|run| run.live.p50),
+            row.whole(|run| run.live.p95),
+            row.whole(|run| run.live.p99),
+            row.whole(|run| run.live_per_s),
+            row.whole(|run| run.backfilled_per_s),
+            row.whole(|run| run.deferred as f64),
             row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),
         ]);
     }

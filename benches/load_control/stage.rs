@@ -22,7 +22,6 @@ const PATIENCE: Duration = Duration::from_mins(5);
 /// Grain of the bench's own watching; it is no part of any latency.
 const POLL: Duration = Duration::from_millis(5);
 
-/// All parts, at work.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pool: OrderPool,

@@ -28,7 +28,6 @@ fn into_pool(pool: &OrderPool) -> impl Fn(Transaction) + '_ {
     |tx| assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added)
 }
 
-/// Subscribers join one after another.
 pub(crate) fn joining(scale: &Scale) -> Goal {
     println!("\ninserts at 2,000/s while subscribers join one after another and replay");
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
