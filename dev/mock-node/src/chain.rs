@@ -23,8 +23,8 @@ const GENESIS_BASE_FEE_WEI: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 pub(crate) struct FullBlock {
-    pub(crate) hash: B256,
-    pub(crate) header: Header,
+    /// As `newHeads` tells it.
+    pub(crate) header: RpcHeader,
     pub(crate) txs: Vec<Arc<SignedTx>>,
 }
 
@@ -45,20 +45,10 @@ impl FullBlock {
     pub(crate) fn summary(&self) -> Block {
         Block {
             number: self.header.number,
-            hash: self.hash,
+            hash: self.header.hash,
             parent_hash: self.header.parent_hash,
             timestamp: self.header.timestamp,
             txs: self.txs.iter().map(|tx| tx.hash).collect(),
-        }
-    }
-
-    /// The header as `newHeads` tells it.
-    pub(crate) fn head_object(&self) -> RpcHeader {
-        RpcHeader {
-            hash: self.hash,
-            inner: self.header.clone(),
-            total_difficulty: None,
-            size: None,
         }
     }
 
@@ -66,7 +56,7 @@ impl FullBlock {
     pub(crate) fn object(&self, full: bool) -> RpcBlock {
         // No literal: newer versions of alloy have more fields.
         let place = TransactionInfo {
-            block_hash: Some(self.hash),
+            block_hash: Some(self.header.hash),
             block_number: Some(self.header.number),
             base_fee: self.header.base_fee_per_gas,
             ..TransactionInfo::default()
@@ -79,8 +69,7 @@ impl FullBlock {
         } else {
             BlockTransactions::Hashes(self.txs.iter().map(|tx| tx.hash).collect())
         };
-        let (header, withdrawals) = (self.head_object(), Some(Vec::new().into()));
-        RpcBlock { header, uncles: Vec::new(), transactions, withdrawals }
+        RpcBlock::new(self.header.clone(), transactions).with_withdrawals(Some(Vec::new().into()))
     }
 }
 
@@ -103,7 +92,7 @@ impl Chain {
             base_fee_per_gas: Some(GENESIS_BASE_FEE_WEI),
             ..common_header()
         };
-        let genesis = FullBlock { hash: header.hash_slow(), header, txs: Vec::new() };
+        let genesis = FullBlock { header: RpcHeader::new(header), txs: Vec::new() };
         Self {
             blocks: VecDeque::from([Arc::new(genesis)]),
             mined: B256HashMap::default(),
@@ -122,7 +111,8 @@ impl Chain {
         let oldest = other.blocks.front().map_or(0, |block| block.header.number);
         let has = |block: &FullBlock| {
             let same = other.by_number(block.header.number);
-            block.header.number < oldest || same.is_some_and(|same| same.hash == block.hash)
+            block.header.number < oldest
+                || same.is_some_and(|same| same.header.hash == block.header.hash)
         };
         self.blocks.iter().filter(|block| !has(block)).cloned().collect()
     }
@@ -137,7 +127,7 @@ impl Chain {
     }
 
     pub(crate) fn by_hash(&self, hash: &B256) -> Option<&Arc<FullBlock>> {
-        self.blocks.iter().rev().find(|block| block.hash == *hash)
+        self.blocks.iter().rev().find(|block| block.header.hash == *hash)
     }
 
     pub(crate) fn tx(&self, hash: &B256) -> Option<&Arc<SignedTx>> {
@@ -157,7 +147,7 @@ impl Chain {
         let parent = self.head();
         let hashes: Vec<u8> = txs.iter().flat_map(|tx| tx.hash).collect();
         let header = Header {
-            parent_hash: parent.hash,
+            parent_hash: parent.header.hash,
             number: parent.header.number + 1,
             timestamp: now_s.max(parent.header.timestamp + 1),
             gas_limit: self.gas_limit,
@@ -171,7 +161,7 @@ impl Chain {
             ..common_header()
         };
         self.made += 1;
-        let block = Arc::new(FullBlock { hash: header.hash_slow(), header, txs });
+        let block = Arc::new(FullBlock { header: RpcHeader::new(header), txs });
         for (index, tx) in block.txs.iter().enumerate() {
             self.mined.insert(tx.hash, (block.header.number, index));
             self.nonces.insert(tx.signer(), tx.nonce() + 1);

@@ -71,7 +71,9 @@ pub enum FullObjects {
 /// };
 /// assert_eq!(config.chain_id, mock_node::DEV_CHAIN_ID);
 /// ```
-#[derive(Clone, Debug, Serialize, Deserialize)]
+///
+/// [`NodeConfig::new`] has the defaults; `NodeConfig::default()` is all zero, and no node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NodeConfig {
     /// Where the socket is created. A file of that name is removed first, as reth does.
     pub ipc_path: PathBuf,
@@ -141,27 +143,10 @@ impl NodeConfig {
             chain_id: DEV_CHAIN_ID,
             seed: 1,
             accounts: DEFAULT_ACCOUNTS,
-            tps: 0,
-            count: None,
-            load_start: LoadStart::default(),
-            genesis_s: None,
-            block_time: Duration::ZERO,
             block_gas_limit: DEFAULT_BLOCK_GAS_LIMIT,
             block_max_txs: usize::MAX,
-            latency: Duration::ZERO,
-            capacity: None,
-            list_time: Duration::ZERO,
-            blobs_per_mille: 0,
-            full_objects: FullObjects::default(),
-            render_ahead: false,
-            preload: 0,
-            signed_ahead: 0,
-            signed_load: None,
-            state: false,
-            listed_per_mille: 0,
-            faults: None,
-            unknown_is_empty: false,
             pool_limit: DEFAULT_POOL_LIMIT,
+            ..Self::default()
         }
     }
 

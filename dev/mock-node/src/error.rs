@@ -7,9 +7,8 @@ use alloy_primitives::B256;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// The socket, a thread or the runtime could not be created.
-    #[error("cannot start the node's {part}: {source}")]
-    Start { part: &'static str, source: io::Error },
+    #[error("cannot start the node's socket: {0}")]
+    Start(#[from] io::Error),
     #[error(transparent)]
     Refused(#[from] TxRefused),
     #[error("the node holds no transaction {hash}")]

@@ -2,17 +2,14 @@
 
 mod inject;
 mod load;
-mod supply;
+pub(crate) mod supply;
 
 use std::{
     convert::Infallible,
     fmt, fs,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{
-        Arc, Mutex,
-        mpsc::{Receiver, channel},
-    },
+    sync::{Arc, Mutex, mpsc::channel},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -23,7 +20,7 @@ use tokio::{net::UnixListener, sync::Notify};
 use crate::{
     chain::{Block, FullBlock},
     config::NodeConfig,
-    delays::{Held, deliver},
+    delays::deliver,
     error::{NodeError, TxRefused},
     faults::Fault,
     lock, rpc,
@@ -32,7 +29,6 @@ use crate::{
     tx::SignedTx,
 };
 use inject::{follow, inject};
-use supply::Supply;
 
 /// Threads that are busy with a large answer have this long to end at shutdown.
 const BLOCKING_GRACE: Duration = Duration::from_secs(2);
@@ -43,7 +39,6 @@ const BLOCKING_GRACE: Duration = Duration::from_secs(2);
 /// Every method may be called from any thread; none waits for a client.
 pub struct MockNode {
     shared: Arc<Shared>,
-    supply: Arc<Supply>,
     stop: Arc<Notify>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -57,8 +52,12 @@ impl MockNode {
 
     /// As [`Self::start`], with what executes the blocks.
     pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
-        Self::prepared(config, state, |shared, supply| {
-            supply.take(shared.config.preload).into_iter().try_for_each(|tx| shared.submit(tx))
+        Self::prepared(config, state, |shared| {
+            shared
+                .supply
+                .take(shared.config.preload)
+                .into_iter()
+                .try_for_each(|tx| shared.submit(tx))
         })
     }
 
@@ -70,7 +69,7 @@ impl MockNode {
         pending: impl IntoIterator<Item = Bytes>,
     ) -> Result<Self, NodeError> {
         let chain = other.shared.lock().core.chain.clone();
-        Self::prepared(config, None, |shared, _| {
+        Self::prepared(config, None, |shared| {
             shared.lock().core.chain = chain;
             for raw in pending {
                 // What was mined meanwhile is refused.
@@ -84,70 +83,36 @@ impl MockNode {
     fn prepared(
         config: NodeConfig,
         state: Option<NewState>,
-        prepare: impl FnOnce(&Shared, &Supply) -> Result<(), TxRefused>,
+        prepare: impl FnOnce(&Shared) -> Result<(), TxRefused>,
     ) -> Result<Self, NodeError> {
-        let supply = Arc::new(Supply::new(&config));
         let (delays, held) = channel();
         let shared = Arc::new(Shared::new(config, state, delays));
-        prepare(&shared, &supply)?;
-        let listener = rpc::listen(&shared.config.ipc_path)
-            .map_err(|source| NodeError::Start { part: "socket", source })?;
-        let stop = Arc::new(Notify::new());
-        let node = Self { shared, supply, stop, threads: Mutex::default() };
-        node.spawn_threads(listener, held)?;
+        prepare(&shared)?;
+        let listener = rpc::listen(&shared.config.ipc_path)?;
+        let node = Self { shared, stop: Arc::default(), threads: Mutex::default() };
+        node.spawn("server", {
+            let (shared, stop) = (node.shared.clone(), node.stop.clone());
+            move |_| serve(shared, &stop, listener)
+        });
+        node.spawn("delays", move |_| deliver(&held));
+        let config = &node.shared.config;
+        if config.tps > 0 {
+            node.spawn("load", load::pace);
+        }
+        if let Some(plan) = config.faults.clone() {
+            node.spawn("faults", move |shared| follow(shared, &plan));
+        }
+        if !config.block_time.is_zero() {
+            node.spawn("miner", mine_on_time);
+        }
         Ok(node)
     }
 
-    fn spawn_threads(&self, listener: StdListener, held: Receiver<Held>) -> Result<(), NodeError> {
-        let failed = |part| move |source| NodeError::Start { part, source };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .thread_name("mock-node-blocking")
-            .build()
-            .map_err(failed("runtime"))?;
-        let (shared, stop) = (self.shared.clone(), self.stop.clone());
-        self.spawn("server", move || {
-            runtime.block_on(async move {
-                match UnixListener::from_std(listener) {
-                    // The order does not matter: both end only once, and a lost accept is a lost connection of a
-                    // node that is going down.
-                    Ok(listener) => tokio::select! {
-                        () = rpc::serve(shared, listener) => {}
-                        () = stop.notified() => {}
-                    },
-                    Err(error) => tracing::error!(%error, "the listener does not fit the runtime"),
-                }
-            });
-            runtime.shutdown_timeout(BLOCKING_GRACE);
-        })?;
-        self.spawn("delays", move || deliver(&held))?;
-        let config = &self.shared.config;
-        if config.tps > 0 {
-            let (shared, supply) = (self.shared.clone(), self.supply.clone());
-            self.spawn("load", move || load::pace(&shared, &supply))?;
-        }
-        if let Some(plan) = config.faults.clone() {
-            let (shared, supply) = (self.shared.clone(), self.supply.clone());
-            self.spawn("faults", move || follow(&shared, &supply, &plan))?;
-        }
-        if !config.block_time.is_zero() {
-            let shared = self.shared.clone();
-            self.spawn("miner", move || mine_on_time(&shared))?;
-        }
-        Ok(())
-    }
-
-    fn spawn(
-        &self,
-        part: &'static str,
-        run: impl FnOnce() + Send + 'static,
-    ) -> Result<(), NodeError> {
-        let handle = thread::Builder::new()
-            .name(format!("mock-node-{part}"))
-            .spawn(run)
-            .map_err(|source| NodeError::Start { part, source })?;
-        lock(&self.threads).push(handle);
-        Ok(())
+    fn spawn(&self, part: &str, run: impl FnOnce(&Shared) + Send + 'static) {
+        let shared = self.shared.clone();
+        let thread = thread::Builder::new().name(format!("mock-node-{part}"));
+        let thread = thread.spawn(move || run(&shared)).expect("a thread");
+        lock(&self.threads).push(thread);
     }
 
     pub fn ipc_path(&self) -> &Path {
@@ -167,13 +132,13 @@ impl MockNode {
     /// Announces `count` transactions of the node's own load at once, the ones the pace would have taken next.
     /// Signing is done before the first is announced.
     pub fn burst(&self, count: usize) -> Vec<B256> {
-        load::burst(&self.shared, &self.supply, count)
+        load::burst(&self.shared, count)
     }
 
     /// Makes a fault strike now. It is in force when this returns, except for a restart: the server's thread does
     /// that as soon as it can.
     pub fn inject(&self, fault: Fault) {
-        inject(&self.shared, &self.supply, fault);
+        inject(&self.shared, fault);
     }
 
     /// Waits until the configured plan of faults is through; false when `timeout` ran out first or there is none.
@@ -336,6 +301,22 @@ pub struct Reorg {
     pub removed: Vec<Block>,
     /// Blocks that took their place.
     pub added: Vec<Block>,
+}
+
+fn serve(shared: Arc<Shared>, stop: &Notify, listener: StdListener) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().thread_name("mock-node-blocking").build();
+    let runtime = runtime.expect("a runtime");
+    runtime.block_on(async {
+        let listener = UnixListener::from_std(listener).expect("it does not block");
+        // The order does not matter: both end only once, and a lost accept is a lost connection of a node that is
+        // going down.
+        tokio::select! {
+            () = rpc::serve(shared, listener) => {}
+            () = stop.notified() => {}
+        }
+    });
+    runtime.shutdown_timeout(BLOCKING_GRACE);
 }
 
 fn mine_on_time(shared: &Shared) {

@@ -24,6 +24,7 @@ use crate::{
     error::TxRefused,
     faults::armed::{Armed, take_one},
     lock,
+    node::supply::Supply,
     outbox::Outbox,
     state::{Execute, NewState},
     tx::{SignedTx, to_json},
@@ -70,6 +71,7 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: NodeConfig,
+    pub(crate) supply: Supply,
     pub(crate) signals: Signals,
     /// A restart is armed.
     pub(crate) restart: Notify,
@@ -83,7 +85,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(config: NodeConfig, state: Option<NewState>, delays: Sender<Held>) -> Self {
         let core = Core::new(&config, unix_s());
-        let executor = state.map(|new| new(&config, core.chain.head().hash));
+        let executor = state.map(|new| new(&config, core.chain.head().header.hash));
         let state = State {
             core,
             subscriptions: Vec::new(),
@@ -99,6 +101,7 @@ impl Shared {
             delays: Some(delays),
         };
         Self {
+            supply: Supply::new(&config),
             config,
             signals: Signals::default(),
             restart: Notify::new(),
@@ -163,10 +166,11 @@ impl Shared {
         let (outcome, effects) = change(&mut state.core)?;
         for block in &effects.heads {
             if let Some(executor) = &self.executor {
-                executor.push(block.as_ref().into());
+                let txs = block.txs.iter().map(|tx| &tx.mined).collect();
+                executor.push(block.header.hash, &block.header, txs);
             }
             state.stats.blocks += 1;
-            state.notify(Topic::Heads, &to_json(&block.head_object()));
+            state.notify(Topic::Heads, &to_json(&block.header));
         }
         for tx in &effects.announced {
             self.announce(state, tx);

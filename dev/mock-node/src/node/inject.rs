@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{load, supply::Supply};
+use super::load;
 use crate::{
     faults::{Fault, FaultPlan, Target, armed::Armed},
     outbox::{Freeze, Outbox},
     shared::{Shared, Topic, unix_s},
 };
 
-pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
+pub(super) fn inject(shared: &Shared, fault: Fault) {
     tracing::debug!(?fault, "a fault strikes");
     let arm = |arm: &dyn Fn(&mut Armed)| arm(&mut shared.lock().armed);
     match fault {
@@ -33,7 +33,7 @@ pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
         Fault::DropNotifications { count } => arm(&|it| it.drop_notifications += count),
         Fault::DropObjects { count } => arm(&|it| it.drop_objects += count),
         Fault::Burst { count } => {
-            load::burst(shared, supply, count);
+            load::burst(shared, count);
         }
         Fault::Duplicate { count } => arm(&|it| it.duplicate += count),
         Fault::Answers { bad, count } => arm(&|it| it.answers.push_back((bad, count))),
@@ -48,7 +48,7 @@ pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
 }
 
 /// Follows a plan from the moment the load begins until its end or the node's.
-pub(super) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
+pub(super) fn follow(shared: &Shared, plan: &FaultPlan) {
     if load::wait_for_start(shared) {
         return;
     }
@@ -57,7 +57,7 @@ pub(super) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
         if shared.signals.sleep_until(begin + *at) {
             return;
         }
-        inject(shared, supply, *fault);
+        inject(shared, *fault);
     }
     shared.signals.set(|flags| flags.plan_finished = true);
 }

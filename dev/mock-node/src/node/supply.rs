@@ -17,11 +17,11 @@ const CHUNK: usize = 16;
 
 /// Signed transactions, in the order of the workload: the seed decides it, not when they were signed.
 #[derive(Debug)]
-pub(super) struct Supply(Mutex<(VecDeque<Arc<SignedTx>>, Workload)>);
+pub(crate) struct Supply(Mutex<(VecDeque<Arc<SignedTx>>, Workload)>);
 
 impl Supply {
     /// Signs what the configuration needs first.
-    pub(super) fn new(config: &NodeConfig) -> Self {
+    pub(crate) fn new(config: &NodeConfig) -> Self {
         let load = config.workload();
         let signed = config.signed_load.clone().unwrap_or_else(|| SignedLoad::new(load.clone(), 0));
         assert_eq!(*signed.config(), load, "the signed load is not the node's");
@@ -35,7 +35,7 @@ impl Supply {
     }
 
     /// With so many ready, signed now if they are not.
-    pub(super) fn ready(
+    pub(crate) fn ready(
         &self,
         count: usize,
     ) -> MutexGuard<'_, (VecDeque<Arc<SignedTx>>, Workload)> {
@@ -48,11 +48,11 @@ impl Supply {
         guard
     }
 
-    pub(super) fn take(&self, count: usize) -> Vec<Arc<SignedTx>> {
+    pub(crate) fn take(&self, count: usize) -> Vec<Arc<SignedTx>> {
         self.ready(count).0.drain(..count).collect()
     }
 
-    pub(super) fn put_back(&self, tx: Arc<SignedTx>) {
+    pub(crate) fn put_back(&self, tx: Arc<SignedTx>) {
         lock(&self.0).0.push_front(tx);
     }
 }

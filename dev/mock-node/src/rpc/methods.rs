@@ -148,7 +148,7 @@ fn state(
     let executor = shared.executor.as_ref().ok_or(refused("the state is not kept"))?;
     let hash = match params.optional(block_at)?.unwrap_or_else(BlockId::latest) {
         BlockId::Hash(hash) => hash.block_hash,
-        id => block(shared, id).ok_or(refused("header not found"))?.hash,
+        id => block(shared, id).ok_or(refused("header not found"))?.header.hash,
     };
     let value = executor.value(&hash, request);
     json(&value.ok_or(refused("state at this block is pruned"))?)
