@@ -118,10 +118,6 @@ impl Member {
         self.0.request(&Request::Send(servers.to_vec(), tps))
     }
 
-    pub(crate) fn look(&mut self) -> io::Result<Look> {
-        self.0.request(&Request::Look)
-    }
-
     /// Ends what it does, and returns what its subscriber saw. Its process fails if its counts do not add up.
     pub(crate) fn finish(mut self) -> io::Result<Log> {
         self.0.request(&Request::Finish)
@@ -136,7 +132,7 @@ impl Member {
     ) -> io::Result<Look> {
         let begin = Instant::now();
         loop {
-            let look = self.look()?;
+            let look: Look = self.0.request(&Request::Look)?;
             if is_done(&look) {
                 return Ok(look);
             }
