@@ -13,15 +13,6 @@ use crate::{
 /// The chain id of reth's, geth's and this node's development chain.
 pub const DEV_CHAIN_ID: u64 = 1337;
 
-/// Default gas of a block: as on mainnet. It holds about 1,000 transactions of the mix. To mine
-/// everything that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs
-/// two billion.
-pub const DEFAULT_BLOCK_GAS_LIMIT: u64 = 60_000_000;
-
-/// Default cap on transactions in pool and queue together: about 400 MB of small ones. Above it
-/// sends are refused.
-pub const DEFAULT_POOL_LIMIT: usize = 500_000;
-
 /// The response to `web3_clientVersion`.
 pub(crate) const CLIENT_VERSION: &str = "reth/v2.5.1-mock/x86_64-unknown-linux-gnu";
 
@@ -93,7 +84,9 @@ pub struct NodeConfig {
     pub genesis_s: Option<u64>,
     /// Time between blocks; zero, the default, mines only by `MockNode::mine`.
     pub block_time: Duration,
-    /// Gas of a block. Default [`DEFAULT_BLOCK_GAS_LIMIT`].
+    /// Gas of a block. Default 60 million, as on mainnet: about 1,000 transactions of the mix. To mine
+    /// everything that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs
+    /// two billion.
     pub block_gas_limit: u64,
     /// Transactions of a block. Default unlimited.
     pub block_max_txs: usize,
@@ -131,7 +124,8 @@ pub struct NodeConfig {
     /// What `eth_getRawTransactionByHash` answers for a hash that the node does not hold: `"0x"`, as geth, instead of
     /// `null`, as reth and anvil. Default no.
     pub unknown_is_empty: bool,
-    /// Cap on pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
+    /// Cap on pending and queued transactions together, above which sends are refused. Default
+    /// 500,000: about 400 MB of small ones.
     pub pool_limit: usize,
 }
 
@@ -143,9 +137,9 @@ impl NodeConfig {
             chain_id: DEV_CHAIN_ID,
             seed: 1,
             accounts: DEFAULT_ACCOUNTS,
-            block_gas_limit: DEFAULT_BLOCK_GAS_LIMIT,
+            block_gas_limit: 60_000_000,
             block_max_txs: usize::MAX,
-            pool_limit: DEFAULT_POOL_LIMIT,
+            pool_limit: 500_000,
             ..Self::default()
         }
     }

@@ -62,18 +62,15 @@ mod pool;
 mod rpc;
 mod shared;
 pub mod state;
+mod supply;
 mod tx;
 pub mod workload;
 
 pub use capacity::Capacity;
 pub use chain::{Block, HISTORY_BLOCKS};
-pub use config::{
-    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, FullObjects, LoadStart, NodeConfig,
-};
+pub use config::{DEV_CHAIN_ID, FullObjects, LoadStart, NodeConfig};
 pub use error::{NodeError, TxRefused};
-pub use faults::{
-    BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
-};
+pub use faults::{BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, Target};
 pub use node::{MockNode, Reorg};
 pub use shared::stats::Stats;
 pub use workload::DEFAULT_ACCOUNTS;

@@ -2,7 +2,6 @@
 
 mod inject;
 mod load;
-pub(crate) mod supply;
 
 use std::{
     convert::Infallible,

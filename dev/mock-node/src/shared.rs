@@ -24,9 +24,9 @@ use crate::{
     error::TxRefused,
     faults::armed::{Armed, take_one},
     lock,
-    node::supply::Supply,
     outbox::Outbox,
     state::{Execute, NewState},
+    supply::Supply,
     tx::{SignedTx, to_json},
 };
 use signals::Signals;
@@ -40,20 +40,24 @@ pub(crate) enum Topic {
 }
 
 #[derive(Debug)]
-pub(crate) struct Subscription {
-    /// The id as the client knows it, without quotes.
-    pub(crate) id: String,
-    pub(crate) topic: Topic,
-    pub(crate) connection: u64,
+pub(crate) struct Connected {
+    pub(crate) number: u64,
     pub(crate) outbox: Arc<Outbox>,
+    /// Each with its id as the client knows it, without quotes.
+    pub(crate) subscriptions: Vec<(String, Topic)>,
+}
+
+impl Connected {
+    pub(crate) fn hears(&self, topic: Topic) -> bool {
+        self.subscriptions.iter().any(|(_, other)| *other == topic)
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) core: Core,
-    pub(crate) subscriptions: Vec<Subscription>,
     pub(crate) next_subscription: u64,
-    pub(crate) connections: Vec<(u64, Arc<Outbox>)>,
+    pub(crate) connections: Vec<Connected>,
     pub(crate) stats: Stats,
     pub(crate) armed: Armed,
     /// Requests and blocks wait in it, if the node can do only so much.
@@ -88,7 +92,6 @@ impl Shared {
         let executor = state.map(|new| new(&config, core.chain.head().header.hash));
         let state = State {
             core,
-            subscriptions: Vec::new(),
             next_subscription: 0,
             connections: Vec::new(),
             stats: Stats::default(),
@@ -193,7 +196,7 @@ impl Shared {
     /// Tells the hash and the object.
     pub(crate) fn announce_once(&self, state: &mut State, tx: &SignedTx) {
         state.announce_hash(tx.hash);
-        if !state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects) {
+        if !state.connections.iter().any(|connected| connected.hears(Topic::Objects)) {
             return;
         }
         if self.drops_object(state) {
@@ -224,13 +227,12 @@ impl State {
     }
 
     pub(crate) fn notify(&self, topic: Topic, result: &[u8]) {
-        for subscription in self.subscriptions.iter().filter(|sub| sub.topic == topic) {
-            let (id, begin) = (
-                subscription.id.as_bytes(),
-                br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#,
-            );
-            let text = [begin, id, br#"","result":"#, result, b"}}\n"].concat();
-            subscription.outbox.push(text, 0);
+        let begin = br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#;
+        for Connected { outbox, subscriptions, .. } in &self.connections {
+            for (id, _) in subscriptions.iter().filter(|(_, other)| *other == topic) {
+                let text = [begin, id.as_bytes(), br#"","result":"#, result, b"}}\n"].concat();
+                outbox.push(text, 0);
+            }
         }
     }
 }

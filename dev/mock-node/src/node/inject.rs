@@ -6,7 +6,7 @@ use super::load;
 use crate::{
     faults::{Fault, FaultPlan, Target, armed::Armed},
     outbox::{Freeze, Outbox},
-    shared::{Shared, Topic, unix_s},
+    shared::{Connected, Shared, Topic, unix_s},
 };
 
 pub(super) fn inject(shared: &Shared, fault: Fault) {
@@ -64,14 +64,13 @@ pub(super) fn follow(shared: &Shared, plan: &FaultPlan) {
 
 fn targets(shared: &Shared, at: Target) -> Vec<Arc<Outbox>> {
     let state = shared.lock();
-    let of = |number: u64| state.subscriptions.iter().filter(move |sub| sub.connection == number);
-    let wanted = |number: u64| match at {
+    let wanted = |connected: &&Connected| match at {
         Target::All => true,
-        Target::Subscription => of(number).next().is_some(),
-        Target::Hashes => of(number).any(|sub| sub.topic == Topic::Hashes),
-        Target::Objects => of(number).any(|sub| sub.topic == Topic::Objects),
-        Target::Request => of(number).next().is_none(),
+        Target::Subscription => !connected.subscriptions.is_empty(),
+        Target::Hashes => connected.hears(Topic::Hashes),
+        Target::Objects => connected.hears(Topic::Objects),
+        Target::Request => connected.subscriptions.is_empty(),
     };
-    let connections = state.connections.iter().filter(|(number, _)| wanted(*number));
-    connections.map(|(_, outbox)| outbox.clone()).collect()
+    let connections = state.connections.iter().filter(wanted);
+    connections.map(|connected| connected.outbox.clone()).collect()
 }

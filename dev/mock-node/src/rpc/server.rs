@@ -24,7 +24,7 @@ use crate::{
     config::MAX_REQUEST_BYTES,
     faults::armed::take_one,
     outbox::{Freeze, Next, Outbox},
-    shared::{Shared, Subscription, Topic},
+    shared::{Connected, Shared, Topic},
 };
 
 /// What reth writes to a connection that is one too many.
@@ -90,9 +90,9 @@ async fn restarted(
     if !leaves_file {
         fs::remove_file(path)?;
     }
-    shared.lock().subscriptions.clear();
+    shared.lock().connections.iter_mut().for_each(|connected| connected.subscriptions.clear());
     shared.mine();
-    shared.lock().connections.iter().for_each(|(_, outbox)| outbox.close());
+    shared.lock().connections.iter().for_each(|connected| connected.outbox.close());
     tokio::time::sleep(down).await;
     shared.lock().stats.restarts += 1;
     UnixListener::from_std(listen(path)?)
@@ -111,7 +111,8 @@ pub(crate) fn listen(path: &Path) -> io::Result<StdListener> {
 
 async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
     let outbox = Arc::new(Outbox::default());
-    shared.lock().connections.push((number, outbox.clone()));
+    let connected = Connected { number, outbox: outbox.clone(), subscriptions: Vec::new() };
+    shared.lock().connections.push(connected);
     let (reader, writer) = stream.into_split();
     let connection = Connection { shared: shared.clone(), outbox: outbox.clone(), number };
     {
@@ -133,9 +134,7 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
         }
     }
     outbox.close();
-    let mut state = shared.lock();
-    state.subscriptions.retain(|subscription| subscription.connection != number);
-    state.connections.retain(|(other, _)| *other != number);
+    shared.lock().connections.retain(|connected| connected.number != number);
 }
 
 async fn write(outbox: &Outbox, mut writer: OwnedWriteHalf) -> io::Result<()> {
@@ -238,10 +237,10 @@ impl Connection {
         if !reply.begin.is_empty() && take_one(&mut state.armed.close_after_subscribe) {
             return self.outbox.finish();
         }
-        for (id, topic) in reply.begin {
-            let (connection, outbox) = (self.number, self.outbox.clone());
-            state.subscriptions.push(Subscription { id, topic, connection, outbox });
-            if topic != Topic::Heads {
+        let connected = state.connections.iter_mut().find(|it| it.number == self.number);
+        if let Some(connected) = connected {
+            connected.subscriptions.extend(reply.begin);
+            if connected.hears(Topic::Hashes) || connected.hears(Topic::Objects) {
                 self.shared.signals.set(|flags| flags.subscribed = true);
             }
         }

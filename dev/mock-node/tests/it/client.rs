@@ -23,7 +23,6 @@ pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, 
     (dir, node)
 }
 
-/// With a connection to it.
 pub(crate) fn connected(
     adjust: impl FnOnce(NodeConfig) -> NodeConfig,
 ) -> (TempDir, MockNode, Client) {
@@ -32,7 +31,6 @@ pub(crate) fn connected(
     (dir, node, client)
 }
 
-/// With a connection that subscribes to hashes.
 pub(crate) fn subscribed(
     adjust: impl FnOnce(NodeConfig) -> NodeConfig,
 ) -> (TempDir, MockNode, Client) {
@@ -64,11 +62,6 @@ impl Client {
         let mut client = Self::to(node);
         client.subscribe(json!(["newPendingTransactions"]));
         client
-    }
-
-    /// Like [`connect`](Self::connect), if anybody listens.
-    pub(crate) fn try_connect(path: &Path) -> Option<Self> {
-        UnixStream::connect(path).ok().map(|_| Self::connect(path))
     }
 
     /// The rest of the stream; nothing is read after it.
