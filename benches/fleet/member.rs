@@ -41,14 +41,17 @@ const BARE: &str = "bare.tx";
 /// The name that the machine of the benches has.
 const MACHINE: &str = "ingest-1";
 
+/// Longest wait for the last order of a run, or its acknowledgement.
+const LONGEST: Duration = Duration::from_secs(120);
+
 /// How long a member waits for what is on its way when it ends.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Where the transactions of a member come from.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Feed {
-    /// It signs them.
-    Own,
+    /// It signs so many before it starts.
+    Own(usize),
     /// The node on this socket.
     Node(PathBuf),
     /// The stream on these servers, as a builder of this name.
@@ -61,7 +64,6 @@ pub(crate) enum Feed {
 enum Request {
     /// Publish to these servers, if there are any.
     Start(Feed, Vec<String>),
-    Sign(usize),
     /// Pool what was signed, at a rate or at once.
     Insert(Option<u32>),
     /// Publish what was signed as bare messages on these servers.
@@ -104,10 +106,6 @@ impl Member {
         Self::start(Feed::Stream { servers: servers.to_vec(), name }, &[])
     }
 
-    pub(crate) fn sign(&mut self, count: usize) -> io::Result<()> {
-        self.0.request(&Request::Sign(count))
-    }
-
     /// Pools what was signed, and returns when each was handed to the pool.
     pub(crate) fn insert(&mut self, tps: Option<u32>) -> io::Result<Log> {
         self.0.request(&Request::Insert(tps))
@@ -124,20 +122,15 @@ impl Member {
     }
 
     /// Waits until `is_done`; fails when it is not in time.
-    pub(crate) fn wait(
-        &mut self,
-        what: &str,
-        limit: Duration,
-        is_done: impl Fn(&Look) -> bool,
-    ) -> io::Result<Look> {
+    pub(crate) fn wait(&mut self, what: &str, is_done: impl Fn(&Look) -> bool) -> io::Result<Look> {
         let begin = Instant::now();
         loop {
             let look: Look = self.0.request(&Request::Look)?;
             if is_done(&look) {
                 return Ok(look);
             }
-            if begin.elapsed() > limit {
-                return Err(io::Error::other(format!("not after {limit:?}: {what}: {look:?}")));
+            if begin.elapsed() > LONGEST {
+                return Err(io::Error::other(format!("not after {LONGEST:?}: {what}: {look:?}")));
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -172,7 +165,7 @@ impl Parts {
         let seen = Seen::follow(&pool);
         let (mut fetcher, mut source, mut bare) = (None, None, None);
         match feed {
-            Feed::Own => {}
+            Feed::Own(_) => {}
             Feed::Node(ipc) => {
                 let started = Fetcher::start(FetcherConfig::ipc(ipc), pool.clone()).await;
                 fetcher = Some(started.map_err(io::Error::other)?);
@@ -262,17 +255,15 @@ fn respond() -> io::Result<()> {
     let mut load = Workload::new(WorkloadConfig::new(7, DEV_CHAIN_ID));
     let mut signed = Vec::new();
     let mut parts = None;
+    let pooled =
+        |tx: &PreparedTx| Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now());
     let none = || io::Error::other("not started");
     serve(|request| match request {
         Request::Start(feed, publish) => {
+            if let Feed::Own(count) = feed {
+                signed.extend(load.prepare(count).iter().map(pooled));
+            }
             parts = Some(runtime.block_on(Parts::start(feed, publish))?);
-            reply(())
-        }
-        Request::Sign(count) => {
-            let pooled = |tx: &PreparedTx| {
-                Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now())
-            };
-            signed = load.prepare(count).iter().map(pooled).collect();
             reply(())
         }
         Request::Insert(tps) => {

@@ -216,10 +216,8 @@ impl Stage {
             let start = Ingest::start(IngestConfig::new(fetcher, self.pool.clone()));
             self.host.block_on(start).expect("ours starts")
         });
-        let pool = match &ours {
-            Some(ingest) => ingest.pool().clone(),
-            None => OrderPool::new(self.pool.clone()).expect("valid"),
-        };
+        let own = || OrderPool::new(self.pool.clone()).expect("valid");
+        let pool = ours.as_ref().map_or_else(own, |ingest| ingest.pool().clone());
         let rival = ours.is_none().then(|| {
             let is_sequential = contender == Contender::Sequential;
             let start = if is_sequential { rivals::sequential } else { rivals::concurrent };
