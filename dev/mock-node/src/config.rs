@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     capacity::Capacity,
     faults::FaultPlan,
-    workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, WorkloadConfig},
+    workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, Workload, WorkloadConfig},
 };
 
 /// The chain id of reth's, geth's and this node's development chain.
@@ -155,5 +155,20 @@ impl NodeConfig {
             },
             ..WorkloadConfig::new(self.seed, self.chain_id)
         }
+    }
+
+    /// The load, with what is needed first signed.
+    pub(crate) fn load(&self) -> Workload {
+        let config = self.workload();
+        let mut load = match self.signed_load.clone() {
+            Some(SignedLoad(signed)) => signed,
+            None => Workload::new(config.clone()),
+        };
+        assert_eq!(load.config, config, "the signed load is not the node's");
+        let signed = load.sign_up_to(self.preload + self.signed_ahead);
+        if self.render_ahead {
+            signed.iter().for_each(|(_, tx)| _ = tx.pending_object());
+        }
+        load
     }
 }

@@ -62,7 +62,6 @@ mod pool;
 mod rpc;
 mod shared;
 pub mod state;
-mod supply;
 mod tx;
 pub mod workload;
 

@@ -52,11 +52,8 @@ impl MockNode {
     /// As [`Self::start`], with what executes the blocks.
     pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
         Self::prepared(config, state, |shared| {
-            shared
-                .supply
-                .take(shared.config.preload)
-                .into_iter()
-                .try_for_each(|tx| shared.submit(tx))
+            let preloaded = shared.take(shared.config.preload).into_iter();
+            preloaded.map(|(_, tx)| shared.submit(tx)).collect()
         })
     }
 

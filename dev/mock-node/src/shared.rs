@@ -26,8 +26,8 @@ use crate::{
     lock,
     outbox::Outbox,
     state::{Execute, NewState},
-    supply::Supply,
     tx::{SignedTx, to_json},
+    workload::{TxKind, Workload},
 };
 use signals::Signals;
 use stats::Stats;
@@ -75,7 +75,8 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: NodeConfig,
-    pub(crate) supply: Supply,
+    /// The node's own load.
+    pub(crate) load: Mutex<Workload>,
     pub(crate) signals: Signals,
     /// A restart is armed.
     pub(crate) restart: Notify,
@@ -104,13 +105,18 @@ impl Shared {
             delays: Some(delays),
         };
         Self {
-            supply: Supply::new(&config),
+            load: Mutex::new(config.load()),
             config,
             signals: Signals::default(),
             restart: Notify::new(),
             executor,
             state: Mutex::new(state),
         }
+    }
+
+    /// The next transactions of the node's own load.
+    pub(crate) fn take(&self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
+        lock(&self.load).take(count)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {

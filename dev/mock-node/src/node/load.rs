@@ -7,7 +7,7 @@ use std::{
 
 use alloy_primitives::B256;
 
-use crate::{config::LoadStart, error::TxRefused, shared::Shared};
+use crate::{config::LoadStart, error::TxRefused, lock, shared::Shared, tx::SignedTx};
 
 /// Announces on schedule: transaction i is due at start + i / tps, whatever happened to those before it.
 pub(super) fn pace(shared: &Shared) {
@@ -18,17 +18,17 @@ pub(super) fn pace(shared: &Shared) {
     let start = Instant::now();
     for number in 0..config.count.unwrap_or(u64::MAX) {
         // Before it is due.
-        drop(shared.supply.ready(1));
+        lock(&shared.load).sign_up_to(1);
         let due = start + Duration::from_secs_f64(number as f64 / f64::from(config.tps));
         if shared.signals.sleep_until(due) {
             return;
         }
-        for tx in shared.supply.take(1) {
+        for (kind, tx) in shared.take(1) {
             if let Err(error) = shared.submit(Arc::clone(&tx)) {
                 tracing::warn!(%error, "the node's own load was refused");
                 if matches!(error, TxRefused::Full { .. }) {
                     // Left out, it would keep all that its sender sends after it queued for ever.
-                    shared.supply.put_back(tx);
+                    lock(&shared.load).put_back((kind, tx));
                 }
             }
         }
@@ -44,8 +44,8 @@ pub(super) fn wait_for_start(shared: &Shared) -> bool {
 
 /// Announces the next transactions of the load at once; returns those that were taken.
 pub(super) fn burst(shared: &Shared, count: usize) -> Vec<B256> {
-    let submit = |tx: Arc<_>| shared.submit(Arc::clone(&tx)).map(|()| tx.hash);
-    let submitted = shared.supply.take(count).into_iter().map(submit);
+    let submit = |(_, tx): (_, Arc<SignedTx>)| shared.submit(Arc::clone(&tx)).map(|()| tx.hash);
+    let submitted = shared.take(count).into_iter().map(submit);
     let warn = |error: &_| tracing::warn!(%error, "a burst's transaction was refused");
     submitted.filter_map(|submitted| submitted.inspect_err(warn).ok()).collect()
 }
