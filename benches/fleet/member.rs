@@ -13,7 +13,7 @@ use alloy_primitives::B256;
 use async_nats::{Client, HeaderMap};
 use futures::StreamExt as _;
 use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    Fetcher, FetcherConfig, OrderPool,
     order_pool::{Origin, Transaction},
 };
 use mock_node::{
@@ -27,6 +27,7 @@ use order_stream::{
 use serde::{Deserialize, Serialize};
 use testkit::{
     bench,
+    ingest::roomy,
     process::{Process, reply, run_as, serve},
     seen::Seen,
     usage::{now_ns, process_cpu},
@@ -145,18 +146,6 @@ struct Parts {
     bare: Option<Client>,
     seen: Seen,
     cpu: Duration,
-}
-
-/// Room for every transaction of a bench until its end, whoever sent it.
-fn roomy() -> PoolConfig {
-    PoolConfig {
-        max_txs: 600_000,
-        max_tx_bytes: 4 << 30,
-        max_external_txs: 600_000,
-        max_external_tx_bytes: 4 << 30,
-        tx_retention: Duration::from_secs(3600),
-        ..PoolConfig::default()
-    }
 }
 
 impl Parts {

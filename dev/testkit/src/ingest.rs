@@ -66,6 +66,18 @@ impl Node {
     }
 }
 
+/// Room for all transactions of a run until its end, whoever sent them.
+pub fn roomy() -> PoolConfig {
+    PoolConfig {
+        max_txs: 600_000,
+        max_tx_bytes: 4 << 30,
+        max_external_txs: 600_000,
+        max_external_tx_bytes: 4 << 30,
+        tx_retention: Duration::from_secs(3600),
+        ..PoolConfig::default()
+    }
+}
+
 /// A fetcher into a pool.
 pub async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
