@@ -62,6 +62,7 @@ mod pool;
 mod rpc;
 mod shared;
 pub mod state;
+mod stats;
 mod tx;
 pub mod workload;
 
@@ -71,7 +72,7 @@ pub use config::{DEV_CHAIN_ID, FullObjects, LoadStart, NodeConfig};
 pub use error::{NodeError, TxRefused};
 pub use faults::{BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, Target};
 pub use node::{MockNode, Reorg};
-pub use shared::stats::Stats;
+pub use stats::Stats;
 pub use workload::DEFAULT_ACCOUNTS;
 
 /// Locks. A panic in a test's thread must not take the node down with it; what is done under each lock is whole or not

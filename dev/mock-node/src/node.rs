@@ -23,8 +23,9 @@ use crate::{
     error::{NodeError, TxRefused},
     faults::Fault,
     lock, rpc,
-    shared::{Shared, Topic, stats::Stats, unix_s},
+    shared::{Shared, Topic, unix_s},
     state::NewState,
+    stats::Stats,
     tx::SignedTx,
 };
 use inject::{follow, inject};
@@ -139,8 +140,7 @@ impl MockNode {
 
     /// Waits until the configured plan of faults is through; false when `timeout` ran out first or there is none.
     pub fn wait_faults_finished(&self, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout;
-        self.shared.signals.wait(Some(until), |flags| flags.plan_finished).plan_finished
+        self.shared.wait(Instant::now() + timeout, |state| state.plan_finished)
     }
 
     /// Tells a transaction of the pool once more, as reth does with 2 to 3 % under load.
@@ -253,8 +253,7 @@ impl MockNode {
 
     /// Waits until the paced load has announced its count; false when `timeout` ran out first or there is no count.
     pub fn wait_load_finished(&self, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout;
-        self.shared.signals.wait(Some(until), |flags| flags.load_finished).load_finished
+        self.shared.wait(Instant::now() + timeout, |state| state.load_finished)
     }
 
     /// Stops: the connections are closed, the socket file is removed, the threads have ended when this returns.
@@ -264,8 +263,7 @@ impl MockNode {
         if threads.is_empty() {
             return;
         }
-        self.shared.signals.set(|flags| flags.stopped = true);
-        self.shared.lock().delays = None;
+        self.shared.signal(|state| (state.stopped, state.delays) = (true, None));
         self.stop.notify_one();
         for thread in threads {
             if thread.join().is_err() {
@@ -317,14 +315,14 @@ fn serve(shared: Arc<Shared>, stop: &Notify, listener: StdListener) {
 
 fn mine_on_time(shared: &Shared) {
     let mut due = Instant::now() + shared.config.block_time;
-    while !shared.signals.sleep_until(due) {
+    while !shared.sleep_until(due) {
         due += shared.config.block_time;
         let turn = shared.lock().line.as_mut().map(|line| line.block(Instant::now()));
         if let Some(turn) = turn {
             // Blocks that a late thread made up for would wait for each other.
             due = due.max(Instant::now() + shared.config.block_time);
             shared.lock().stats.import_waited(turn);
-            if shared.signals.sleep_until(Instant::now() + turn) {
+            if shared.sleep_until(Instant::now() + turn) {
                 return;
             }
         }

@@ -1,11 +1,8 @@
 //! What the node's threads share: under one lock the core, the subscriptions, the armed faults and the counts.
 
-mod signals;
-pub(crate) mod stats;
-
 use std::{
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, mpsc::Sender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -18,7 +15,7 @@ use tokio::sync::Notify;
 use crate::{
     capacity::Line,
     chain::FullBlock,
-    config::{FullObjects, NodeConfig},
+    config::{FullObjects, LoadStart, NodeConfig},
     core::{Core, Effects},
     delays::Held,
     error::TxRefused,
@@ -26,11 +23,10 @@ use crate::{
     lock,
     outbox::Outbox,
     state::{Execute, NewState},
+    stats::Stats,
     tx::{SignedTx, to_json},
     workload::{TxKind, Workload},
 };
-use signals::Signals;
-use stats::Stats;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topic {
@@ -48,6 +44,11 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
+    /// Whether it is told of transactions.
+    fn is_told(&self) -> bool {
+        self.hears(Topic::Hashes) || self.hears(Topic::Objects)
+    }
+
     pub(crate) fn hears(&self, topic: Topic) -> bool {
         self.subscriptions.iter().any(|(_, other)| *other == topic)
     }
@@ -67,6 +68,9 @@ pub(crate) struct State {
     lists_until: Option<Instant>,
     /// How many objects there were, dropped or not.
     objects: u64,
+    pub(crate) stopped: bool,
+    pub(crate) load_finished: bool,
+    pub(crate) plan_finished: bool,
     pub(crate) rng: ChaCha8Rng,
     /// Answers that are held back, bounded by what clients have requested; taken when the node stops.
     pub(crate) delays: Option<Sender<Held>>,
@@ -77,7 +81,8 @@ pub(crate) struct Shared {
     pub(crate) config: NodeConfig,
     /// The node's own load.
     pub(crate) load: Mutex<Workload>,
-    pub(crate) signals: Signals,
+    /// What threads wait for has changed in the state.
+    pub(crate) changed: Condvar,
     /// A restart is armed.
     pub(crate) restart: Notify,
     /// What executes the blocks, if something does.
@@ -101,13 +106,16 @@ impl Shared {
             is_syncing: false,
             lists_until: None,
             objects: 0,
+            stopped: false,
+            load_finished: false,
+            plan_finished: false,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             delays: Some(delays),
         };
         Self {
             load: Mutex::new(config.load()),
             config,
-            signals: Signals::default(),
+            changed: Condvar::new(),
             restart: Notify::new(),
             executor,
             state: Mutex::new(state),
@@ -121,6 +129,33 @@ impl Shared {
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
+    }
+
+    /// Changes what threads wait for.
+    pub(crate) fn signal(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until `ready` says so or the time has come; whether it says so then.
+    pub(crate) fn wait(&self, until: Instant, ready: impl Fn(&State) -> bool) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !ready(state));
+        ready(&waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Sleeps; true when the node is stopped meanwhile or was before.
+    pub(crate) fn sleep_until(&self, until: Instant) -> bool {
+        self.wait(until, |state| state.stopped)
+    }
+
+    /// Waits for the occasion on which the load begins; true when the node is stopped before.
+    pub(crate) fn wait_for_start(&self) -> bool {
+        let waits = self.config.load_start == LoadStart::FirstSubscription;
+        let has_begun = |state: &State| !waits || state.connections.iter().any(Connected::is_told);
+        let waiting = |state: &mut State| !state.stopped && !has_begun(state);
+        let started = self.changed.wait_while(self.lock(), waiting);
+        started.unwrap_or_else(PoisonError::into_inner).stopped
     }
 
     /// The pool is listed from now on; a list that is under way is waited for.

@@ -49,17 +49,17 @@ pub(super) fn inject(shared: &Shared, fault: Fault) {
 
 /// Follows a plan from the moment the load begins until its end or the node's.
 pub(super) fn follow(shared: &Shared, plan: &FaultPlan) {
-    if load::wait_for_start(shared) {
+    if shared.wait_for_start() {
         return;
     }
     let begin = Instant::now();
     for (at, fault) in plan.steps() {
-        if shared.signals.sleep_until(begin + *at) {
+        if shared.sleep_until(begin + *at) {
             return;
         }
         inject(shared, *fault);
     }
-    shared.signals.set(|flags| flags.plan_finished = true);
+    shared.signal(|state| state.plan_finished = true);
 }
 
 fn targets(shared: &Shared, at: Target) -> Vec<Arc<Outbox>> {

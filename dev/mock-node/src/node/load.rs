@@ -7,12 +7,12 @@ use std::{
 
 use alloy_primitives::B256;
 
-use crate::{config::LoadStart, error::TxRefused, lock, shared::Shared, tx::SignedTx};
+use crate::{error::TxRefused, lock, shared::Shared, tx::SignedTx};
 
 /// Announces on schedule: transaction i is due at start + i / tps, whatever happened to those before it.
 pub(super) fn pace(shared: &Shared) {
     let config = &shared.config;
-    if wait_for_start(shared) {
+    if shared.wait_for_start() {
         return;
     }
     let start = Instant::now();
@@ -20,7 +20,7 @@ pub(super) fn pace(shared: &Shared) {
         // Before it is due.
         lock(&shared.load).sign_up_to(1);
         let due = start + Duration::from_secs_f64(number as f64 / f64::from(config.tps));
-        if shared.signals.sleep_until(due) {
+        if shared.sleep_until(due) {
             return;
         }
         for (kind, tx) in shared.take(1) {
@@ -33,13 +33,7 @@ pub(super) fn pace(shared: &Shared) {
             }
         }
     }
-    shared.signals.set(|flags| flags.load_finished = true);
-}
-
-/// Waits for the occasion on which the load begins; true when the node is stopped before.
-pub(super) fn wait_for_start(shared: &Shared) -> bool {
-    let starts_at_once = shared.config.load_start == LoadStart::AtOnce;
-    shared.signals.wait(None, |flags| starts_at_once || flags.subscribed || flags.stopped).stopped
+    shared.signal(|state| state.load_finished = true);
 }
 
 /// Announces the next transactions of the load at once; returns those that were taken.

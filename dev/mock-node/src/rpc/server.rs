@@ -24,7 +24,7 @@ use crate::{
     config::MAX_REQUEST_BYTES,
     faults::armed::take_one,
     outbox::{Freeze, Next, Outbox},
-    shared::{Connected, Shared, Topic},
+    shared::{Connected, Shared},
 };
 
 /// What reth writes to a connection that is one too many.
@@ -234,15 +234,16 @@ impl Connection {
         let state = &mut *self.shared.lock();
         state.stats.raw_in_flight -= reply.raws;
         self.outbox.push(reply.message, reply.singles);
-        if !reply.begin.is_empty() && take_one(&mut state.armed.close_after_subscribe) {
+        if reply.begin.is_empty() {
+            return;
+        }
+        if take_one(&mut state.armed.close_after_subscribe) {
             return self.outbox.finish();
         }
         let connected = state.connections.iter_mut().find(|it| it.number == self.number);
         if let Some(connected) = connected {
             connected.subscriptions.extend(reply.begin);
-            if connected.hears(Topic::Hashes) || connected.hears(Topic::Objects) {
-                self.shared.signals.set(|flags| flags.subscribed = true);
-            }
+            self.shared.changed.notify_all();
         }
     }
 }
