@@ -24,6 +24,7 @@ use mock_node::NodeConfig;
 use testkit::{
     bench::{Args, number},
     figures::{Goal, Rounds, Table, Times},
+    ingest::eventually,
     node::NodeProcess,
 };
 
@@ -113,15 +114,14 @@ async fn run(node: &mut NodeProcess, policy: bool, flood: usize, is_test: bool) 
     let parts = Parts::start(node.path(), policy, backfill).await;
     node.announce(signed, Some(TPS)).expect("the node announces");
     // The listing before is the same for all, and the node's business.
-    let has_begun = |parts: &Parts| {
+    let has_begun = || {
         let counts = parts.fetcher.counts();
         (if floods { counts.backfilled } else { counts.pooled }) > 0
     };
-    parts.until(has_begun).await;
+    eventually("it has begun", has_begun).await;
     let (begin, before) = (Instant::now(), parts.fetcher.counts());
-    let is_over =
-        |parts: &Parts| if floods { parts.fetcher.is_live() } else { begin.elapsed() >= calm };
-    parts.until(is_over).await;
+    let is_over = || if floods { parts.fetcher.is_live() } else { begin.elapsed() >= calm };
+    eventually("it is over", is_over).await;
     let (end, after) = (Instant::now(), parts.fetcher.counts());
     let announced = node.stop().expect("the node stops");
     if let (Some(short), false) = (announced.short, is_test) {

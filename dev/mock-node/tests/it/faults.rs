@@ -18,8 +18,7 @@ fn request_connection(node: &MockNode) -> Client {
 
 /// Requests a raw transaction and returns the line that comes.
 fn raw_line(client: &mut Client, node: &MockNode) -> String {
-    let call = json!({"jsonrpc": "2.0", "id": 5, "method": "eth_getRawTransactionByHash", "params": [node.pending()[0]]});
-    client.write(call.to_string().as_bytes());
+    client.request_raw(5, node.pending()[0]);
     client.line().expect("a line")
 }
 
@@ -121,8 +120,7 @@ fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
     for bad in BadAnswer::ALL {
         node.inject(Fault::Answers { bad, count: 1 });
         if bad == BadAnswer::Never {
-            let call = json!({"id": 6, "method": "eth_getRawTransactionByHash", "params": [node.pending()[0]]});
-            client.write(call.to_string().as_bytes());
+            client.request_raw(6, node.pending()[0]);
             assert_eq!(raw_line(&mut client, &node), right, "only the second is answered");
             continue;
         }
