@@ -109,19 +109,11 @@ impl Core {
         if depth == 0 || depth > available {
             return Err(NodeError::ReorgTooDeep { depth, available });
         }
-        let mut removed: Vec<_> = (0..depth).map(|_| self.chain.pop()).collect();
+        let mut chain = self.chain.clone();
+        let mut removed: Vec<_> = (0..depth).map(|_| chain.pop()).collect();
         removed.reverse();
-        let mut announced = Vec::new();
-        for tx in removed.iter().flat_map(|block| &block.txs) {
-            let chain_nonce = self.chain.nonce(&tx.signer());
-            // First what the pool still has of this sender is measured against the lower nonce.
-            self.pool.set_chain_nonce(tx.signer(), chain_nonce);
-            if let Ok(promoted) = self.pool.insert(tx.clone(), chain_nonce) {
-                announced.extend(promoted);
-            }
-        }
-        let heads = (0..depth).map(|_| self.chain.append(Vec::new(), now_s)).collect();
-        Ok((removed, Effects { heads, announced }))
+        (0..depth).for_each(|_| _ = chain.append(Vec::new(), now_s));
+        Ok((removed, self.follow(chain)))
     }
 
     /// Takes over another node's chain. What only its own had mined is pending again.
