@@ -90,8 +90,10 @@ impl Plan {
     }
 }
 
-/// The parts by name, each with whether it is only shown to work.
-const PARTS: [(&str, fn(bool)); 4] = [
+/// With whether it is only shown to work.
+type Part = fn(bool);
+
+const PARTS: [(&str, Part); 4] = [
     ("paced", paced),
     ("scale", scale::bench),
     ("backfill", backfill::bench),

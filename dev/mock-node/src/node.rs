@@ -53,8 +53,8 @@ impl MockNode {
     /// As [`Self::start`], with what executes the blocks.
     pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
         Self::prepared(config, state, |shared| {
-            let preloaded = shared.take(shared.config.preload).into_iter();
-            preloaded.map(|(_, tx)| shared.submit(tx)).collect()
+            let mut preloaded = shared.take(shared.config.preload).into_iter();
+            preloaded.try_for_each(|(_, tx)| shared.submit(tx))
         })
     }
 
