@@ -48,21 +48,6 @@ pub enum FullObjects {
     Ignored,
 }
 
-/// A mock node's configuration.
-///
-/// ```
-/// use std::time::Duration;
-/// use mock_node::NodeConfig;
-///
-/// let config = NodeConfig {
-///     tps: 2000,
-///     block_time: Duration::from_secs(12),
-///     latency: Duration::from_millis(2),
-///     ..NodeConfig::new("/tmp/node.ipc")
-/// };
-/// assert_eq!(config.chain_id, mock_node::DEV_CHAIN_ID);
-/// ```
-///
 /// [`NodeConfig::new`] has the defaults; `NodeConfig::default()` is all zero, and no node.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NodeConfig {

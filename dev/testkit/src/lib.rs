@@ -4,7 +4,7 @@
 //! - [`process`]: the running program again as a child process in another role;
 //! - [`command`]: a command under test in a process of its own, which a signal may end;
 //! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
-//! - [`figures`]: medians, spreads, tables and goals of benches; [`mod@bench`], their arguments and their files;
+//! - [`figures`]: medians, spreads, tables and goals of benches; [`mod@bench`], their arguments and their pace;
 //! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
 //! - with the feature `ingest`: [`node`], a mock node in a child process; [`Timed`], a stopwatch around the pool;
 //!   [`seen`], one at its subscriber; [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions of a test's own making; [`http`], a client of the
