@@ -35,7 +35,7 @@ use revm::{
 use revm_inspectors::access_list::AccessListInspector;
 use testkit::{
     bench::Args,
-    figures::{Spread, Table, median},
+    figures::{Rounds, Spread, Table},
 };
 
 use crate::world::{Node, TXS, block};
@@ -88,49 +88,54 @@ fn classic_passes(list: &Blocklist, tx: &TxEnv, inspector: &AccessListInspector)
 }
 
 fn run(way: Way, node: &Node, guard: &BlockGuard, txs: Vec<TxEnv>) -> (Duration, Work) {
-    let mut work = Work::default();
     let context = context(CacheDB::new(node));
     match way {
         Way::Bare => {
             let mut evm = context.build_mainnet();
-            let start = Instant::now();
-            for tx in txs {
+            timed(txs, |tx| {
                 let executed = evm.transact(tx).expect("valid");
                 evm.commit(executed.state);
-                work.add(&executed.result);
-            }
-            (start.elapsed(), work)
+                Some(executed.result)
+            })
         }
         Way::Post => {
             let mut evm = context.build_mainnet();
-            let start = Instant::now();
-            for tx in txs {
-                match guard.execute(&mut evm, tx) {
-                    Ok(checked) => work.add(&checked.commit()),
-                    Err(error) => {
-                        assert!(error.blocked().is_some(), "{error}");
-                        work.refused += 1;
-                    }
+            timed(txs, |tx| match guard.execute(&mut evm, tx) {
+                Ok(checked) => Some(checked.commit()),
+                Err(error) => {
+                    assert!(error.blocked().is_some(), "{error}");
+                    None
                 }
-            }
-            (start.elapsed(), work)
+            })
         }
         Way::Classic => {
             let mut evm = context.build_mainnet_with_inspector(AccessListInspector::default());
-            let start = Instant::now();
-            for tx in txs {
+            timed(txs, |tx| {
                 let executed = evm.inspect(tx, AccessListInspector::default()).expect("valid");
                 let inspector = mem::take(&mut evm.inspector);
-                if classic_passes(guard.list(), &evm.ctx.tx, &inspector) {
+                classic_passes(guard.list(), &evm.ctx.tx, &inspector).then(|| {
                     evm.commit(executed.state);
-                    work.add(&executed.result);
-                } else {
-                    work.refused += 1;
-                }
-            }
-            (start.elapsed(), work)
+                    executed.result
+                })
+            })
         }
     }
+}
+
+/// Executes each; without a result it was refused.
+fn timed(
+    txs: Vec<TxEnv>,
+    mut execute: impl FnMut(TxEnv) -> Option<ExecutionResult>,
+) -> (Duration, Work) {
+    let mut work = Work::default();
+    let start = Instant::now();
+    for tx in txs {
+        match execute(tx) {
+            Some(result) => work.add(&result),
+            None => work.refused += 1,
+        }
+    }
+    (start.elapsed(), work)
 }
 
 /// The check by itself: pre-check and state check of a block's transactions, whose states were
@@ -157,33 +162,26 @@ fn guard(addresses: impl IntoIterator<Item = Address>) -> BlockGuard {
     BlockGuard::new(Arc::new(list), COINBASE).expect("the coinbase is not listed")
 }
 
-/// One line of the table.
 struct Row {
     listed: u64,
     read_us: u128,
-    /// Per round, the time of each way in the order of [`WAYS`].
-    rounds: Vec<[Duration; WAYS.len()]>,
-    check_alone: Vec<Duration>,
+    /// In the order of [`WAYS`].
+    ways: [Rounds<Way, Duration>; WAYS.len()],
+    check_alone: Rounds<(), Duration>,
     work: Option<Work>,
 }
 
 impl Row {
-    /// Seconds for each round.
-    fn times(&self, way: Way) -> impl Iterator<Item = f64> {
-        let index = WAYS.iter().position(|w| *w == way).expect("one of them");
-        self.rounds.iter().map(move |times| times[index].as_secs_f64())
-    }
-
     fn ratio(&self, of: Way, to: Way) -> Spread {
-        Spread::of_ratios(self.times(of), self.times(to))
+        self.ways[of as usize].ratio(&self.ways[to as usize], Duration::as_secs_f64)
     }
 
     fn micros_per_tx(&self, way: Way) -> f64 {
-        median(self.times(way)) * 1e6 / TXS as f64
+        self.ways[way as usize].median(Duration::as_secs_f64) * 1e6 / TXS as f64
     }
 
     fn check_alone_ns(&self) -> f64 {
-        median(self.check_alone.iter().map(Duration::as_secs_f64)) * 1e9 / TXS as f64
+        self.check_alone.median(Duration::as_secs_f64) * 1e9 / TXS as f64
     }
 }
 
@@ -194,24 +192,26 @@ fn measure(rounds: usize) -> Vec<Row> {
     let mut rows = Vec::new();
     for node in &nodes {
         for (listed, guard) in &guards {
-            let (listed, read_us) = (*listed, node.read_time.as_micros());
-            let (rounds, check_alone) = (Vec::new(), Vec::new());
-            let row = Row { listed, read_us, rounds, check_alone, work: None };
+            let row = Row {
+                listed: *listed,
+                read_us: node.read_time.as_micros(),
+                ways: WAYS.map(Rounds::new),
+                check_alone: Rounds::new(()),
+                work: None,
+            };
             rows.push((node, guard, row));
         }
     }
     let start = Instant::now();
     for round in 0..rounds {
         for (node, guard, row) in &mut rows {
-            let mut times = [Duration::ZERO; WAYS.len()];
             for turn in 0..WAYS.len() {
-                let index = (turn + round) % WAYS.len();
-                let (time, work) = run(WAYS[index], node, guard, block());
-                times[index] = time;
-                assert_eq!(*row.work.get_or_insert(work), work, "{:?}", WAYS[index]);
+                let rounds = &mut row.ways[(turn + round) % WAYS.len()];
+                let (time, work) = run(rounds.contender, node, guard, block());
+                rounds.runs.push(time);
+                assert_eq!(*row.work.get_or_insert(work), work, "{:?}", rounds.contender);
             }
-            row.rounds.push(times);
-            row.check_alone.push(check_alone(node, guard));
+            row.check_alone.runs.push(check_alone(node, guard));
         }
         if start.elapsed() > TIME_LIMIT {
             println!("stopped after {} rounds: {TIME_LIMIT:?} are over", round + 1);
@@ -266,7 +266,7 @@ fn print(rows: &[Row]) {
             work.txs,
             work.gas,
             work.logs,
-            row.rounds.len(),
+            row.check_alone.runs.len(),
         );
     }
 }

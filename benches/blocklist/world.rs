@@ -17,7 +17,6 @@ use revm::{
 };
 
 const COMPUTE: Address = Address::repeat_byte(0xa5);
-/// The transactions of a block.
 pub(crate) const TXS: u64 = 200;
 const SENDERS: usize = 60;
 const RECIPIENTS: u64 = 500;

@@ -15,9 +15,6 @@ use crate::{
     servers::{reset_streams, start},
 };
 
-/// Longest wait for the last order of a run.
-const LAST: Duration = Duration::from_secs(120);
-
 /// CPU time for each announced transaction, in microseconds.
 #[derive(Clone, Copy, Debug)]
 struct Figures {
@@ -43,10 +40,10 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
             table.row([
                 rounds.contender.to_owned(),
                 builders.to_string(),
-                format!("{:.0}", rounds.median(|run| run.node)),
-                format!("{:.0}", rounds.median(|run| run.builders)),
-                format!("{:.0}", rounds.median(|run| run.tier)),
-                format!("{:.0}", rounds.median(|run| run.node + run.builders + run.tier)),
+                rounds.whole(|run| run.node),
+                rounds.whole(|run| run.builders),
+                rounds.whole(|run| run.tier),
+                rounds.whole(|run| run.node + run.builders + run.tier),
             ]);
             node.push(rounds.runs.iter().map(|run| run.node).collect::<Vec<_>>());
         }
@@ -70,7 +67,7 @@ fn cpu(
     what: &str,
     is_done: impl Fn(&Look) -> bool,
 ) -> io::Result<Duration> {
-    members.iter_mut().map(|member| Ok(member.wait(what, LAST, &is_done)?.cpu)).sum()
+    members.iter_mut().map(|member| Ok(member.wait(what, &is_done)?.cpu)).sum()
 }
 
 fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Figures> {

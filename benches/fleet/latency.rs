@@ -10,13 +10,9 @@ use crate::{
     servers::{reset_streams, start},
 };
 
-/// Longest wait for the last order of a run.
-const LAST: Duration = Duration::from_secs(60);
-
 /// Transactions before those that are timed: connections, buffers and the consumer are warm then.
 const WARM_UP: usize = 50;
 
-/// What carries the transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Bare,
@@ -43,8 +39,8 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
                 table.row([
                     format!("{} at {tps}/s", rounds.contender),
                     builders.to_string(),
-                    format!("{:.0}", rounds.median(|run| run.p50)),
-                    format!("{:.0}", rounds.median(|run| run.p99)),
+                    rounds.whole(|run| run.p50),
+                    rounds.whole(|run| run.p99),
                     if is_stream { ratio.to_string() } else { String::new() },
                 ]);
             }
@@ -71,10 +67,9 @@ fn one(way: Way, servers: &[String], tps: u32, builders: usize, seconds: f64) ->
         Way::Bare => Member::start(Feed::Bare { servers: servers.to_vec() }, &[]),
     };
     let mut all = (1..=builders).map(member).collect::<io::Result<Vec<_>>>()?;
-    let mut publisher = Member::start(Feed::Own, publish)?;
-    publisher.sign(count)?;
+    let mut publisher = Member::start(Feed::Own(count), publish)?;
     for member in all.iter_mut().chain([&mut publisher]) {
-        member.wait("live", LAST, |look| look.is_live)?;
+        member.wait("live", |look| look.is_live)?;
     }
     // What was signed has just kept all cores busy.
     thread::sleep(Duration::from_millis(200));
@@ -85,7 +80,7 @@ fn one(way: Way, servers: &[String], tps: u32, builders: usize, seconds: f64) ->
     let timed: HashMap<_, _> = sent.iter().skip(WARM_UP).copied().collect();
     let mut times = histogram();
     for mut builder in all {
-        builder.wait("the last order", LAST, |look| look.seen >= count)?;
+        builder.wait("the last order", |look| look.seen >= count)?;
         let seen = builder.finish()?;
         assert_eq!(seen.len(), count, "each once");
         for (hash, at) in &seen {

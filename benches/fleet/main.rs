@@ -25,11 +25,9 @@ use crate::member::Member;
 
 type Part = fn(&Size) -> io::Result<()>;
 
-/// The parts by name.
 const PARTS: [(&str, Part); 3] =
     [("latency", latency::run), ("cost", cost::run), ("throughput", throughput::run)];
 
-/// How much is measured.
 struct Size {
     rates: Vec<u32>,
     builders: Vec<usize>,

@@ -5,7 +5,6 @@ use std::{
     io,
     path::PathBuf,
     process::ExitCode,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -14,8 +13,8 @@ use alloy_primitives::B256;
 use async_nats::{Client, HeaderMap};
 use futures::StreamExt as _;
 use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
-    order_pool::{Event, Origin, Transaction},
+    Fetcher, FetcherConfig, OrderPool,
+    order_pool::{Origin, Transaction},
 };
 use mock_node::{
     DEV_CHAIN_ID,
@@ -27,7 +26,10 @@ use order_stream::{
 };
 use serde::{Deserialize, Serialize};
 use testkit::{
+    bench,
+    ingest::roomy,
     process::{Process, reply, run_as, serve},
+    seen::Seen,
     usage::{now_ns, process_cpu},
 };
 use tokio::runtime::Runtime;
@@ -40,14 +42,17 @@ const BARE: &str = "bare.tx";
 /// The name that the machine of the benches has.
 const MACHINE: &str = "ingest-1";
 
+/// Longest wait for the last order of a run, or its acknowledgement.
+const LONGEST: Duration = Duration::from_secs(120);
+
 /// How long a member waits for what is on its way when it ends.
 const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Where the transactions of a member come from.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Feed {
-    /// It signs them.
-    Own,
+    /// It signs so many before it starts.
+    Own(usize),
     /// The node on this socket.
     Node(PathBuf),
     /// The stream on these servers, as a builder of this name.
@@ -60,8 +65,6 @@ pub(crate) enum Feed {
 enum Request {
     /// Publish to these servers, if there are any.
     Start(Feed, Vec<String>),
-    /// Sign so many.
-    Sign(usize),
     /// Pool what was signed, at a rate or at once.
     Insert(Option<u32>),
     /// Publish what was signed as bare messages on these servers.
@@ -73,14 +76,11 @@ enum Request {
 /// When each order was handed over, or seen, by the clock of [`now_ns`].
 pub(crate) type Log = Vec<(B256, u64)>;
 
-/// What a member has done so far.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Look {
-    /// Orders that its subscriber saw.
     pub(crate) seen: usize,
     /// Whether its source, of whatever kind, has everything that it can have.
     pub(crate) is_live: bool,
-    /// What its publisher has stored, if it publishes.
     pub(crate) stored: u64,
     /// CPU time since its start.
     pub(crate) cpu: Duration,
@@ -107,10 +107,6 @@ impl Member {
         Self::start(Feed::Stream { servers: servers.to_vec(), name }, &[])
     }
 
-    pub(crate) fn sign(&mut self, count: usize) -> io::Result<()> {
-        self.0.request(&Request::Sign(count))
-    }
-
     /// Pools what was signed, and returns when each was handed to the pool.
     pub(crate) fn insert(&mut self, tps: Option<u32>) -> io::Result<Log> {
         self.0.request(&Request::Insert(tps))
@@ -121,43 +117,27 @@ impl Member {
         self.0.request(&Request::Send(servers.to_vec(), tps))
     }
 
-    pub(crate) fn look(&mut self) -> io::Result<Look> {
-        self.0.request(&Request::Look)
-    }
-
     /// Ends what it does, and returns what its subscriber saw. Its process fails if its counts do not add up.
     pub(crate) fn finish(mut self) -> io::Result<Log> {
         self.0.request(&Request::Finish)
     }
 
     /// Waits until `is_done`; fails when it is not in time.
-    pub(crate) fn wait(
-        &mut self,
-        what: &str,
-        limit: Duration,
-        is_done: impl Fn(&Look) -> bool,
-    ) -> io::Result<Look> {
+    pub(crate) fn wait(&mut self, what: &str, is_done: impl Fn(&Look) -> bool) -> io::Result<Look> {
         let begin = Instant::now();
         loop {
-            let look = self.look()?;
+            let look: Look = self.0.request(&Request::Look)?;
             if is_done(&look) {
                 return Ok(look);
             }
-            if begin.elapsed() > limit {
-                return Err(io::Error::other(format!("not after {limit:?}: {what}: {look:?}")));
+            if begin.elapsed() > LONGEST {
+                return Err(io::Error::other(format!("not after {LONGEST:?}: {what}: {look:?}")));
             }
             thread::sleep(Duration::from_millis(5));
         }
     }
 }
 
-type Seen = Arc<Mutex<Log>>;
-
-fn lock(seen: &Seen) -> MutexGuard<'_, Log> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The running parts of a member.
 struct Parts {
     pool: OrderPool,
     fetcher: Option<Fetcher>,
@@ -168,26 +148,13 @@ struct Parts {
     cpu: Duration,
 }
 
-/// Room for every transaction of a bench until its end, whoever sent it.
-fn roomy() -> PoolConfig {
-    PoolConfig {
-        max_txs: 600_000,
-        max_tx_bytes: 4 << 30,
-        max_external_txs: 600_000,
-        max_external_tx_bytes: 4 << 30,
-        tx_retention: Duration::from_secs(3600),
-        ..PoolConfig::default()
-    }
-}
-
 impl Parts {
     async fn start(feed: Feed, publish: Vec<String>) -> io::Result<Self> {
         let pool = OrderPool::new(roomy()).map_err(io::Error::other)?;
-        let seen = Seen::default();
-        follow(pool.clone(), Arc::clone(&seen));
+        let seen = Seen::follow(&pool);
         let (mut fetcher, mut source, mut bare) = (None, None, None);
         match feed {
-            Feed::Own => {}
+            Feed::Own(_) => {}
             Feed::Node(ipc) => {
                 let started = Fetcher::start(FetcherConfig::ipc(ipc), pool.clone()).await;
                 fetcher = Some(started.map_err(io::Error::other)?);
@@ -196,7 +163,7 @@ impl Parts {
                 let config = SourceConfig::new(ServerConfig::cluster(servers), DEV_CHAIN_ID, name);
                 source = Some(Source::start(&pool, config).map_err(io::Error::other)?);
             }
-            Feed::Bare { servers } => bare = Some(subscribe(&servers, Arc::clone(&seen)).await?),
+            Feed::Bare { servers } => bare = Some(subscribe(&servers, seen.clone()).await?),
         }
         let publisher = if publish.is_empty() {
             None
@@ -214,7 +181,7 @@ impl Parts {
         // It ends its first comparison with the first event of the pool.
         let is_ready = |state| is_live(state) || state == State::CatchingUp;
         Look {
-            seen: lock(&self.seen).len(),
+            seen: self.seen.count(),
             is_live: self.fetcher.as_ref().is_none_or(Fetcher::is_live)
                 && self.source.as_ref().is_none_or(|source| is_live(source.state()))
                 && self.publisher.as_ref().is_none_or(|publisher| is_ready(publisher.state())),
@@ -239,23 +206,8 @@ impl Parts {
             assert_eq!(stats.received, ended, "{stats:?}");
         }
         drop(self.bare);
-        std::mem::take(&mut lock(&self.seen))
+        self.seen.take()
     }
-}
-
-/// Notes when each order is in front of a subscriber.
-fn follow(pool: OrderPool, seen: Seen) {
-    let mut orders = pool.subscribe_all();
-    // It ends with the pool, or with the process.
-    thread::spawn(move || {
-        while let Some(event) = orders.next_blocking() {
-            match event {
-                Ok(Event::Added(order)) => lock(&seen).push((*order.id().hash(), now_ns())),
-                Ok(_) => {}
-                Err(_) => orders.resync(),
-            }
-        }
-    });
 }
 
 async fn connect(servers: &[String]) -> io::Result<Client> {
@@ -271,7 +223,7 @@ async fn subscribe(servers: &[String], seen: Seen) -> io::Result<Client> {
             let at = now_ns();
             let id = message.headers.as_ref().and_then(|headers| headers.get("Nats-Msg-Id"));
             let id = id.and_then(|id| id.as_str().parse::<B256>().ok());
-            lock(&seen).push((id.expect("the publisher sets it"), at));
+            seen.note(id.expect("the publisher sets it"), at);
         }
     });
     Ok(client)
@@ -279,37 +231,28 @@ async fn subscribe(servers: &[String], seen: Seen) -> io::Result<Client> {
 
 /// Hands each over when it is due, whatever happened to those before.
 fn pace<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256) -> Log {
-    let start = Instant::now();
     let mut sent = Vec::with_capacity(items.len());
-    for (number, item) in (0_u64..).zip(items) {
-        let after = tps.map_or(0, |tps| number * 1_000_000_000 / u64::from(tps));
-        let due = start + Duration::from_nanos(after);
-        if let Some(wait) = due.checked_duration_since(Instant::now()) {
-            thread::sleep(wait);
-        }
+    for (item, _) in items.into_iter().zip(bench::pace(tps)) {
         let at = now_ns();
         sent.push((hand_over(item), at));
     }
     sent
 }
 
-/// Runs as a member.
 fn respond() -> io::Result<()> {
     let runtime = Runtime::new()?;
     let mut load = Workload::new(WorkloadConfig::new(7, DEV_CHAIN_ID));
     let mut signed = Vec::new();
     let mut parts = None;
+    let pooled =
+        |tx: &PreparedTx| Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now());
     let none = || io::Error::other("not started");
     serve(|request| match request {
         Request::Start(feed, publish) => {
+            if let Feed::Own(count) = feed {
+                signed.extend(load.prepare(count).iter().map(pooled));
+            }
             parts = Some(runtime.block_on(Parts::start(feed, publish))?);
-            reply(())
-        }
-        Request::Sign(count) => {
-            let pooled = |tx: &PreparedTx| {
-                Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now())
-            };
-            signed = load.prepare(count).iter().map(pooled).collect();
             reply(())
         }
         Request::Insert(tps) => {

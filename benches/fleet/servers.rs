@@ -10,7 +10,6 @@ use tempfile::TempDir;
 /// What nothing of a bench outlives.
 const MAX_AGE: Duration = Duration::from_secs(3600);
 
-/// The stream of all transactions.
 fn stream() -> String {
     stream_name(Flow::Public, DEV_CHAIN_ID)
 }
@@ -22,7 +21,6 @@ pub(crate) fn start() -> io::Result<(TempDir, NatsServer)> {
     Ok((folder, server))
 }
 
-/// Makes the stream, empty.
 pub(crate) fn reset_streams(servers: &[String]) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -1,9 +1,6 @@
 //! How fast one publisher fills a stream of one replica.
 
-use std::{
-    io,
-    time::{Duration, Instant},
-};
+use std::{io, time::Instant};
 
 use testkit::figures::{Goal, Spread};
 
@@ -12,9 +9,6 @@ use crate::{
     member::{Feed, Look, Member},
     servers::{reset_streams, start, stored},
 };
-
-/// Longest wait for the last acknowledgement.
-const LAST: Duration = Duration::from_secs(120);
 
 pub(crate) fn run(size: &Size) -> io::Result<()> {
     let count = size.burst;
@@ -25,13 +19,12 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     let mut bytes_each = 0;
     for _ in 0..size.rounds {
         reset_streams(&servers)?;
-        let mut publisher = Member::start(Feed::Own, &servers)?;
-        publisher.sign(count)?;
-        publisher.wait("live", LAST, |look| look.is_live)?;
+        let mut publisher = Member::start(Feed::Own(count), &servers)?;
+        publisher.wait("live", |look| look.is_live)?;
         let begin = Instant::now();
         publisher.insert(None)?;
         let all = |look: &Look| look.stored >= count as u64;
-        publisher.wait("the last acknowledgement", LAST, all)?;
+        publisher.wait("the last acknowledgement", all)?;
         rates.push(count as f64 / begin.elapsed().as_secs_f64());
         publisher.finish()?;
         let (messages, bytes) = stored(&servers)?;

@@ -15,6 +15,7 @@ use mock_node::{LoadStart, NodeConfig};
 use testkit::{
     Timed,
     figures::{Goal, Spread, Times, median},
+    ingest::eventually,
     node::NodeProcess,
 };
 
@@ -56,9 +57,7 @@ async fn run(preload: usize, backfill: Backfill, time: Option<Duration>) -> Run 
         FetcherConfig { audit_interval: None, backfill, ..FetcherConfig::ipc(node.path()) };
     let begin = Instant::now();
     let fetcher = Fetcher::start(config, sink.clone()).await.expect("the node is there");
-    while !fetcher.is_live() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    eventually("it is live", || fetcher.is_live()).await;
     let until_live = begin.elapsed();
     let expected = if backfill == Backfill::Off { 0 } else { preload as u64 };
     assert_eq!(fetcher.counts().backfilled, expected, "all of them came in, or none");

@@ -5,15 +5,16 @@
 
 use mock_node::FullObjects;
 use testkit::{
-    contest::{Contender, Load, Stage},
-    figures::Rounds,
+    contest::{Contender, Load, Run, Stage},
+    figures::{Rounds, Table},
 };
 
 use crate::{BLOBS_PER_MILLE, Plan};
 
 const TPS: u32 = 2_000;
 
-pub(crate) fn bench(plan: &Plan) {
+pub(crate) fn bench(is_test: bool) {
+    let plan = Plan::new(is_test, &[], "2000", "5");
     let count = (f64::from(TPS) * plan.seconds).round() as usize;
     let blobs_per_mille = BLOBS_PER_MILLE;
     let load = Load { count, tps: Some(TPS), blobs_per_mille, ..Load::default() };
@@ -40,17 +41,15 @@ pub(crate) fn bench(plan: &Plan) {
         "\n{TPS}/s, full objects by what the node drops of them; medians of {} rounds",
         plan.rounds
     );
-    println!(
-        "{:<22} {:>9} {:>9} {:>9} {:>12}",
-        "dropped", "p50 us", "p99 us", "max us", "CPU us each"
-    );
+    let mut table = Table::new("dropped | p50 us | p99 us | max us | CPU us each");
     for (name, rounds) in rows {
-        let [p50, p99, max, cpu] = [
-            rounds.median(|run| run.latency.p50),
-            rounds.median(|run| run.latency.p99),
-            rounds.median(|run| run.latency.max),
-            rounds.median(|run| run.cpu_us()),
-        ];
-        println!("{name:<22} {p50:>9.0} {p99:>9.0} {max:>9.0} {cpu:>12.0}");
+        table.row([
+            name.to_owned(),
+            rounds.whole(|run| run.latency.p50),
+            rounds.whole(|run| run.latency.p99),
+            rounds.whole(|run| run.latency.max),
+            rounds.whole(Run::cpu_us),
+        ]);
     }
+    print!("{table}");
 }

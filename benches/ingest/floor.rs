@@ -5,8 +5,10 @@ use std::{hint::black_box, thread, time::Duration};
 use alloy_primitives::hex;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use mempool_ingest::txpool_fetcher::{RawTransaction, read_response};
-use mock_node::workload::{PreparedTx, TxKind};
+use mock_node::workload::{Mix, PreparedTx, TxKind, Workload, WorkloadConfig};
 use testkit::{contest::decode, usage::thread_cpu};
+
+use crate::BLOBS_PER_MILLE;
 
 /// Thread CPU time of one pass of decode and recover over `txs`, per transaction.
 pub(crate) fn pass(txs: &[PreparedTx]) -> Duration {
@@ -29,19 +31,16 @@ pub(crate) fn pass_on_all_cores(txs: &[PreparedTx]) -> Duration {
 }
 
 /// The floor, and the whole of what ours does with an answer, for each size of transaction.
-pub(crate) fn bench(criterion: &mut Criterion, txs: &[PreparedTx]) {
+pub(crate) fn bench(criterion: &mut Criterion) {
+    let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
+    let txs = Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(2_000);
     let mut group = criterion.benchmark_group("floor");
     // Tens of thousands of iterations each; the rest of the bench's minutes are for the runs.
     group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_millis(1500));
-    let one = |name, wanted: &[TxKind]| (name, txs.iter().find(|tx| wanted.contains(&tx.kind)));
-    let kinds = [
-        one("transfer", &[TxKind::Transfer]),
-        one("swap", &[TxKind::Swap]),
-        one("one blob", &[TxKind::Blob]),
-    ];
-    for (name, tx) in kinds {
-        // A short list (a test's) may have no blobs.
-        let Some(tx) = tx else { continue };
+    let kinds =
+        [("transfer", TxKind::Transfer), ("swap", TxKind::Swap), ("one blob", TxKind::Blob)];
+    for (name, kind) in kinds {
+        let tx = txs.iter().find(|tx| tx.kind == kind).expect("two thousand have all");
         let json = format!("\"{}\"", hex::encode_prefixed(&tx.raw));
         assert!(
             matches!(read_response(&json, tx.hash), RawTransaction::Decoded(read, _) if read.signer() == tx.sender),

@@ -2,8 +2,8 @@
 //! ways in which builders fetch today. What is compared, how it is timed and what is asserted is said at
 //! [`testkit::contest`].
 //!
-//! - criterion's groups `floor` and `burst`: what nobody can save, and a burst of 8,000;
-//! - `paced`: the table of all contenders at paced rates and in the burst, and where the CPU time goes;
+//! - criterion's group `floor`: what nobody can save;
+//! - `paced`: the table of all contenders at paced rates and in a burst of 8,000, and where the CPU time goes;
 //! - `scale`: how far each contender goes, with its memory, see [`scale`];
 //! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`];
 //! - `drops`: what it costs in time when the node drops full objects, see [`drops`].
@@ -30,8 +30,8 @@ mod table;
 
 use std::{process::ExitCode, time::Duration};
 
-use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
-use mock_node::{FullObjects, workload::PreparedTx};
+use criterion::Criterion;
+use mock_node::workload::PreparedTx;
 use testkit::{
     bench::{Args, number, numbers},
     contest::{Contender, Load, Stage},
@@ -51,7 +51,6 @@ const MOST: usize = 20_000;
 /// Of a thousand transactions, how many carry blobs; a fifth of those six. The example's default.
 const BLOBS_PER_MILLE: u32 = 5;
 
-/// How much is done.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) rates: Vec<u32>,
@@ -63,18 +62,17 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(rates: &str, seconds: &str) -> Self {
+    /// What the environment says, or each path once, at these rates.
+    pub(crate) fn new(is_test: bool, test_rates: &[u32], rates: &str, seconds: &str) -> Self {
+        if is_test {
+            return Self { rates: test_rates.to_vec(), rounds: 1, seconds: 0.4, burst: 500 };
+        }
         Self {
             rates: numbers("INGEST_BENCH_RATES", rates, 1..=100_000),
             rounds: number("INGEST_BENCH_ROUNDS", "3", 1..=100),
             seconds: number("INGEST_BENCH_SECONDS", seconds, 0.1..=600.0),
             burst: 8_000,
         }
-    }
-
-    /// Each path once.
-    const fn test(rates: Vec<u32>) -> Self {
-        Self { rates, rounds: 1, seconds: 0.4, burst: 500 }
     }
 
     fn loads(&self) -> Vec<Load> {
@@ -92,6 +90,16 @@ impl Plan {
     }
 }
 
+/// With whether it is only shown to work.
+type Part = fn(bool);
+
+const PARTS: [(&str, Part); 4] = [
+    ("paced", paced),
+    ("scale", scale::bench),
+    ("backfill", backfill::bench),
+    ("drops", drops::bench),
+];
+
 fn main() -> ExitCode {
     if let Some(code) = NodeProcess::run_if_child().or_else(|| run_as(scale::ROLE, scale::respond))
     {
@@ -99,78 +107,20 @@ fn main() -> ExitCode {
     }
     let args = Args::read();
     let mut criterion = Criterion::default().configure_from_args();
-    let is_other = |word: &String| ["scale", "backfill", "drops"].contains(&word.as_str());
-    if !args.words.iter().any(is_other) {
-        let plan = match args.is_test() {
-            true => Plan::test(vec![500]),
-            false => Plan::new(RATES, "3.5"),
-        };
-        let most = plan.loads().iter().map(|load| load.count).max().expect("there are loads");
-        let mut stage = Stage::new(most, BLOBS_PER_MILLE).expect("the node's process starts");
-        floor::bench(&mut criterion, stage.samples());
-        burst(&mut criterion, &mut stage, &plan);
-        if !args.has("--list") && args.choose("paced") {
-            compare(&mut stage, &plan);
-        }
-    }
+    floor::bench(&mut criterion);
     criterion.final_summary();
-    if !args.has("--list") && args.choose("scale") {
-        scale::bench(&match args.is_test() {
-            true => Plan::test(vec![500, 2000]),
-            false => Plan::new(scale::RATES, "3"),
-        });
-    }
-    if !args.has("--list") && args.choose("backfill") {
-        backfill::bench(args.is_test());
-    }
-    if !args.has("--list") && args.choose("drops") {
-        drops::bench(&match args.is_test() {
-            true => Plan::test(vec![]),
-            false => Plan::new(RATES, "5"),
-        });
+    let chosen = |name| !args.has("--list") && args.choose(name);
+    for (_, part) in PARTS.into_iter().filter(|(name, _)| chosen(name)) {
+        part(args.is_test());
     }
     ExitCode::SUCCESS
 }
 
-/// The burst for criterion's report: only those who lose nothing, or the times are of unequal work.
-fn burst(criterion: &mut Criterion, stage: &mut Stage, plan: &Plan) {
-    let mut group = criterion.benchmark_group("burst");
-    // A sample is one run, with a node and a pool of its own; more would not be better known.
-    group
-        .sample_size(10)
-        .sampling_mode(SamplingMode::Flat)
-        .warm_up_time(Duration::from_millis(1))
-        .measurement_time(Duration::from_millis(1));
-    // With slower answers the table has it: here it would show 64 / answer time.
-    let load = Load {
-        latency: Duration::ZERO,
-        count: plan.burst,
-        tps: None,
-        blobs_per_mille: BLOBS_PER_MILLE,
-        full_objects: FullObjects::Announced,
-    };
-    group.throughput(Throughput::Elements(load.count as u64));
-    for contender in [Contender::Concurrent, Contender::Hashes, Contender::Full] {
-        let id = BenchmarkId::new(contender.name(), load.answer());
-        group.bench_function(id, |bencher| {
-            bencher.iter_custom(|iterations| {
-                (0..iterations)
-                    .map(|_| {
-                        let run = stage.run(contender, load);
-                        if run.lost() > 0 {
-                            eprintln!("{}: lost {}", contender.name(), run.lost());
-                        }
-                        run.wall
-                    })
-                    .sum()
-            });
-        });
-    }
-    group.finish();
-}
-
 /// The table: rounds of all loads, contenders taking turns at going first.
-fn compare(stage: &mut Stage, plan: &Plan) {
+fn paced(is_test: bool) {
+    let plan = Plan::new(is_test, &[500], RATES, "3.5");
+    let most = plan.loads().iter().map(|load| load.count).max().expect("there are loads");
+    let mut stage = Stage::new(most, BLOBS_PER_MILLE).expect("the node's process starts");
     let mut rows = rows(plan.loads());
     let mut floors = Vec::new();
     for round in 0..plan.rounds {

@@ -20,7 +20,7 @@ use crate::{
 };
 
 pub(crate) const ROLE: &str = "__contender";
-pub(crate) const RATES: &str = "500,1000,2000,5000,10000,20000,40000";
+const RATES: &str = "500,1000,2000,5000,10000,20000,40000";
 
 /// What to run, for the process of a contender: who, the rate, and how many.
 type Request = (Contender, u32, usize);
@@ -29,7 +29,8 @@ fn load(rate: u32, count: usize) -> Load {
     Load { count, tps: Some(rate), ..Load::default() }
 }
 
-pub(crate) fn bench(plan: &Plan) {
+pub(crate) fn bench(is_test: bool) {
+    let plan = Plan::new(is_test, &[500, 2000], RATES, "3");
     let count = |rate: u32| (f64::from(rate) * plan.seconds).round().max(1.0) as usize;
     let mut rows = rows(plan.rates.iter().map(|&rate| load(rate, count(rate))).collect());
     for round in 0..plan.rounds {
@@ -55,7 +56,6 @@ pub(crate) fn bench(plan: &Plan) {
     print(&rows);
 }
 
-/// Runs as the process of a contender.
 pub(crate) fn respond() -> io::Result<()> {
     serve(|(contender, rate, count): Request| {
         Ok(Stage::new(count, 0)?.run(contender, load(rate, count)))
@@ -87,25 +87,24 @@ fn print(rows: &[Row]) {
         let is_rival =
             |other: &&Row| rate(other) == rate(row) && other.contender.0 == Contender::Concurrent;
         let rival = rows.iter().find(is_rival).expect("every rate has all contenders");
-        let whole = |value: &dyn Fn(&Run) -> f64| format!("{:.0}", row.median(value));
         table.row([
             rate(row).to_string(),
             row.contender.0.name().to_owned(),
-            whole(&|run| run.announced_per_s),
-            whole(&Run::pooled_per_s),
-            whole(&|run| run.live_per_s),
-            whole(&|run| run.live.p50),
+            row.whole(|run| run.announced_per_s),
+            row.whole(Run::pooled_per_s),
+            row.whole(|run| run.live_per_s),
+            row.whole(|run| run.live.p50),
             format!("{:.2}%", lost_share(row) * 100.0),
             row.runs.iter().map(|run| run.lagged).sum::<u64>().to_string(),
             if is_held(row) { "yes" } else { "no" }.to_owned(),
-            whole(&|run| run.latency.p50),
-            whole(&|run| run.latency.p99),
+            row.whole(|run| run.latency.p50),
+            row.whole(|run| run.latency.p99),
             row.ratio(rival, |run| run.latency.p99).to_string(),
             format!("{:.1}", row.median(Run::cpu_us)),
             row.ratio(rival, Run::cpu_us).to_string(),
             format!("{:.1}", row.median(Run::node_cpu_us)),
-            whole(&|run| run.grown_bytes as f64 / run.pooled.max(1) as f64),
-            whole(&|run| run.grown_bytes as f64 / 1e6),
+            row.whole(|run| run.grown_bytes as f64 / run.pooled.max(1) as f64),
+            row.whole(|run| run.grown_bytes as f64 / 1e6),
         ]);
     }
     print!("{table}");

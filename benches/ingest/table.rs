@@ -45,11 +45,14 @@ fn limit(row: &Row) -> String {
     format!("{verdict} (cores: contender {ours:.2}, node {node:.2}, of {cores:.0})")
 }
 
-fn name(load: Load) -> String {
-    match load.tps {
+/// The first cells of a row: the answer time, the load and the contender.
+fn names(row: &Row) -> [String; 3] {
+    let (contender, load) = row.contender;
+    let rate = match load.tps {
         Some(tps) => format!("{tps}/s"),
         None => format!("burst of {}", load.count),
-    }
+    };
+    [load.answer(), rate, contender.name().to_owned()]
 }
 
 /// The bare CPU time to decode and recover one transaction.
@@ -61,7 +64,6 @@ pub(crate) struct Floor {
     pub(crate) all_cores_us: f64,
 }
 
-/// Prints the table.
 pub(crate) fn print(rows: &[Row], floor: Floor) {
     let Floor { alone_us: floor_us, all_cores_us } = floor;
     println!("\nannounced by the node -> visible to a subscriber; medians of the rounds");
@@ -74,46 +76,33 @@ pub(crate) fn print(rows: &[Row], floor: Floor) {
          CPU us/tx | x floor | late",
     );
     for row in rows {
-        let (contender, load) = row.contender;
-        let whole = |value: &dyn Fn(&Run) -> f64| format!("{:.0}", row.median(value));
-        table.row([
-            load.answer(),
-            name(load),
-            contender.name().to_owned(),
+        table.row(names(row).into_iter().chain([
             announced(row).to_string(),
             format!("{:.2}%", lost_share(row) * 100.0),
-            whole(&|run| run.latency.p50),
-            whole(&|run| run.latency.p95),
-            whole(&|run| run.latency.p99),
-            whole(&Run::pooled_per_s),
+            row.whole(|run| run.latency.p50),
+            row.whole(|run| run.latency.p95),
+            row.whole(|run| run.latency.p99),
+            row.whole(Run::pooled_per_s),
             format!("{:.1}", row.median(Run::cpu_us)),
             format!("{:.2}", row.median(Run::cpu_us) / floor_us),
             row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),
-        ]);
+        ]));
     }
     print!("{table}");
     println!("late: announced by the node more than 5 ms after they were due; many mean that the");
     println!("machine was too busy for its figures to be compared with another run's.");
     println!("A latency is of what was pooled: what was lost has none.");
     for row in rows.iter().filter(|row| row.contender.1.tps.is_none()) {
-        let (contender, load) = row.contender;
-        println!(
-            "limit of {} at {}, {}: {}",
-            name(load),
-            load.answer(),
-            contender.name(),
-            limit(row)
-        );
+        let [answer, load, contender] = names(row);
+        println!("limit of {load} at {answer}, {contender}: {}", limit(row));
     }
     for row in rows.iter().filter(|row| row.contender.0.is_ours()) {
         let lagged: u64 = row.runs.iter().map(|run| run.lagged).sum();
         if lagged > 0 {
-            let (contender, load) = row.contender;
+            let [answer, load, contender] = names(row);
             println!(
-                "{} at {}, {}: its buffer lost {lagged}, all recovered by reconciliation",
-                contender.name(),
-                load.answer(),
-                name(load)
+                "{contender} at {answer}, {load}: its buffer lost {lagged}, all recovered by \
+                 reconciliation"
             );
         }
     }
@@ -126,9 +115,8 @@ fn stages(rows: &[Row]) {
     println!("\nby thread, for each pooled transaction; medians of the rounds");
     let mut table = Table::new("answer | load | contender | thread | CPU us/tx | waits/tx");
     for row in rows {
-        let (contender, load) = row.contender;
-        let names = row.runs.iter().flat_map(|run| run.threads.keys()).collect::<BTreeSet<_>>();
-        for name in names {
+        let threads = row.runs.iter().flat_map(|run| run.threads.keys()).collect::<BTreeSet<_>>();
+        for name in threads {
             let of = |value: fn(&ThreadUse) -> f64| {
                 row.median(|run| {
                     run.threads.get(name).map_or(0.0, value) / run.pooled.max(1) as f64
@@ -137,14 +125,11 @@ fn stages(rows: &[Row]) {
             let cpu_us = of(|used| used.cpu.as_secs_f64() * 1e6);
             // The rest are threads that had nothing to do in a run.
             if cpu_us >= 0.05 {
-                table.row([
-                    load.answer(),
-                    self::name(load),
-                    contender.name().to_owned(),
+                table.row(names(row).into_iter().chain([
                     name.clone(),
                     format!("{cpu_us:.1}"),
                     format!("{:.2}", of(|used| used.waits as f64)),
-                ]);
+                ]));
             }
         }
     }
@@ -165,13 +150,9 @@ fn compare(rows: &[Row], floor: Floor) {
         let find = |contender| of_load.iter().find(|row| row.contender.0 == contender);
         let Some(rival) = find(Contender::Concurrent) else { continue };
         for row in of_load.iter().filter(|row| row.contender.0.is_ours()) {
-            let (contender, load) = row.contender;
             let ratio = |value: &dyn Fn(&Run) -> f64| row.ratio(rival, value).to_string();
-            let answer_us = load.latency.as_secs_f64() * 1e6;
-            table.row([
-                load.answer(),
-                name(load),
-                contender.name().to_owned(),
+            let answer_us = row.contender.1.latency.as_secs_f64() * 1e6;
+            table.row(names(row).into_iter().chain([
                 ratio(&|run| run.latency.p50),
                 // A mode that does not ask has no answer to wait for.
                 ratio(&|run| (run.latency.p50 - answer_us).max(0.0)),
@@ -180,7 +161,7 @@ fn compare(rows: &[Row], floor: Floor) {
                 ratio(&Run::pooled_per_s),
                 format!("{:.2}", row.median(Run::cpu_us) / floor.alone_us),
                 format!("{:.2}", row.median(Run::cpu_us) / floor.all_cores_us),
-            ]);
+            ]));
         }
     }
     print!("{table}");

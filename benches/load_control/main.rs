@@ -24,6 +24,7 @@ use mock_node::NodeConfig;
 use testkit::{
     bench::{Args, number},
     figures::{Goal, Rounds, Table, Times},
+    ingest::eventually,
     node::NodeProcess,
 };
 
@@ -35,7 +36,6 @@ const TPS: u32 = 1_000;
 const CONTENDERS: [(&str, bool, bool); 3] =
     [("no flood", true, false), ("policy off", false, true), ("policy on", true, true)];
 
-/// What one run of one contender came to.
 #[derive(Clone, Debug)]
 struct Figures {
     live: Times,
@@ -75,15 +75,14 @@ fn bench(is_test: bool) {
     let mut table =
         Table::new(" | p50 us | p95 us | p99 us | live/s | backfilled/s | deferred | late");
     for row in &rows {
-        let whole = |value: &dyn Fn(&Figures) -> f64| format!("{:.0}", row.median(value));
         table.row([
             row.contender.to_owned(),
-            whole(&|run| run.live.p50),
-            whole(&|run| run.live.p95),
-            whole(&|run| run.live.p99),
-            whole(&|run| run.live_per_s),
-            whole(&|run| run.backfilled_per_s),
-            whole(&|run| run.deferred as f64),
+            row.whole(|run| run.live.p50),
+            row.whole(|run| run.live.p95),
+            row.whole(|run| run.live.p99),
+            row.whole(|run| run.live_per_s),
+            row.whole(|run| run.backfilled_per_s),
+            row.whole(|run| run.deferred as f64),
             row.runs.iter().map(|run| run.late).sum::<usize>().to_string(),
         ]);
     }
@@ -115,15 +114,14 @@ async fn run(node: &mut NodeProcess, policy: bool, flood: usize, is_test: bool) 
     let parts = Parts::start(node.path(), policy, backfill).await;
     node.announce(signed, Some(TPS)).expect("the node announces");
     // The listing before is the same for all, and the node's business.
-    let has_begun = |parts: &Parts| {
+    let has_begun = || {
         let counts = parts.fetcher.counts();
         (if floods { counts.backfilled } else { counts.pooled }) > 0
     };
-    parts.until(has_begun).await;
+    eventually("it has begun", has_begun).await;
     let (begin, before) = (Instant::now(), parts.fetcher.counts());
-    let is_over =
-        |parts: &Parts| if floods { parts.fetcher.is_live() } else { begin.elapsed() >= calm };
-    parts.until(is_over).await;
+    let is_over = || if floods { parts.fetcher.is_live() } else { begin.elapsed() >= calm };
+    eventually("it is over", is_over).await;
     let (end, after) = (Instant::now(), parts.fetcher.counts());
     let announced = node.stop().expect("the node stops");
     if let (Some(short), false) = (announced.short, is_test) {

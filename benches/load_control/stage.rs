@@ -1,10 +1,7 @@
 //! Our side of a run: the parts wired as `Ingest` wires them (a monitor that is off is left out),
 //! with a stopwatch between the fetcher and the pool.
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{path::PathBuf, time::Duration};
 
 use alloy_primitives::B256;
 use mempool_ingest::{
@@ -13,16 +10,11 @@ use mempool_ingest::{
     order_pool::{Upkeep, UpkeepConfig},
     txpool_fetcher::{Backfill, EndReason, Limits},
 };
-use testkit::Timed;
+use testkit::{
+    Timed,
+    ingest::{PATIENCE, settled},
+};
 
-/// For parts to start, to stop, and to bring in everything: a flood takes seconds, and on a machine
-/// that is busy with something else a minute must not be a failure.
-const PATIENCE: Duration = Duration::from_mins(5);
-
-/// Grain of the bench's own watching; it is no part of any latency.
-const POLL: Duration = Duration::from_millis(5);
-
-/// All parts, at work.
 #[derive(Debug)]
 pub(crate) struct Parts {
     pool: OrderPool,
@@ -63,24 +55,10 @@ impl Parts {
         Self { pool, fetcher, gate, upkeep: upkeep.expect("a thread"), sink }
     }
 
-    /// Waits until `end` holds.
-    ///
-    /// # Panics
-    /// If it does not within [`PATIENCE`].
-    pub(crate) async fn until(&self, end: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !end(self) {
-            let status = || (self.fetcher.counts(), self.fetcher.status());
-            assert!(Instant::now() < deadline, "not reached: {:?}", status());
-            tokio::time::sleep(POLL).await;
-        }
-    }
-
     /// Exactly these are in the pool, and every hash has had its outcome.
     pub(crate) async fn check(&self, expected: &[B256]) {
         let total = expected.len();
-        self.until(|parts| parts.fetcher.counts().pooled >= total as u64).await;
-        self.until(|parts| parts.fetcher.counts().unfinished == 0).await;
+        settled(&self.fetcher, "all pooled", |counts| counts.pooled >= total as u64).await;
         let counts = self.fetcher.counts();
         for hash in expected {
             assert!(self.pool.contains(hash), "{hash} is not in the pool: {counts:?}");

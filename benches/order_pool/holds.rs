@@ -21,7 +21,6 @@ use testkit::{
 
 use crate::load::{bundle, caller, external, head, name, of_bundles, rising, sender};
 
-/// The goal.
 const LONGEST_MS: f64 = 5.0;
 
 thread_local! {

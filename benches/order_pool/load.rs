@@ -15,9 +15,13 @@ use order_pool::{
     Transaction,
 };
 
+use testkit::{bench::pace, figures::histogram};
+
 use crate::rival::{MutexPool, RivalEvent};
 
-/// How much of everything.
+/// Inserts a second.
+const TPS: u32 = 2_000;
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
     pub(crate) replayed: u64,
@@ -149,7 +153,6 @@ pub(crate) fn replay(pool: &OrderPool) -> u64 {
     count
 }
 
-/// One whole replay of the rival.
 pub(crate) fn replay_rival(pool: &MutexPool, at_least: u64) -> u64 {
     let receiver = pool.subscribe();
     let (mut count, mut sum) = (0, 0);
@@ -169,20 +172,14 @@ pub(crate) fn replay_rival(pool: &MutexPool, at_least: u64) -> u64 {
 /// Inserts 2,000 a second for a while; the time of each insert in nanoseconds. The transactions are
 /// made before.
 pub(crate) fn paced(window: Duration, first: u64, insert: impl Fn(Transaction)) -> Histogram<u64> {
-    let gap = Duration::from_micros(500);
-    let count = (window.as_micros() / gap.as_micros()) as u64;
+    let count = (window.as_secs_f64() * f64::from(TPS)) as u64;
     let txs: Vec<_> = (first..first + count).map(nth).collect();
-    let mut times = Histogram::new(3).expect("three digits are few enough");
-    let start = Instant::now();
-    for (n, tx) in (0_u32..).zip(txs) {
-        let due = start + gap * n;
-        // Sleep as a worker that waits for its socket does; the insert is timed from its own start.
-        if let Some(left) = due.checked_duration_since(Instant::now()) {
-            thread::sleep(left);
-        }
+    let mut times = histogram();
+    // A worker that waits for its socket sleeps too; the insert is timed from its own start.
+    for (tx, _) in txs.into_iter().zip(pace(Some(TPS))) {
         let began = Instant::now();
         insert(tx);
-        times.record(began.elapsed().as_nanos() as u64).expect("in range");
+        times.saturating_record(began.elapsed().as_nanos() as u64);
     }
     times
 }

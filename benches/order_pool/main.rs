@@ -8,11 +8,13 @@ mod load;
 mod rival;
 mod table;
 
+use testkit::bench::Args;
+
 fn main() {
-    let asked = |what: &str| std::env::args().any(|argument| argument == what);
-    let quick = asked("--test");
+    let args = Args::read();
+    let quick = args.has("--test");
     let scale = load::Scale::new(quick);
-    if asked("holds") {
+    if args.words.contains(&"holds".to_owned()) {
         println!("{}", table::shared(&scale));
         println!("{}", holds::holds(quick));
         return;

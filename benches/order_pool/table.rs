@@ -9,7 +9,7 @@ use std::{
 use alloy_primitives::B256;
 use hdrhistogram::Histogram;
 use order_pool::{InsertOutcome, OrderPool, Transaction, Upkeep, UpkeepConfig};
-use testkit::figures::{Goal, Spread, median, quantile_us};
+use testkit::figures::{Goal, Rounds, Spread, median, quantile_us};
 
 use crate::load::{
     Scale, beside, burn, filled, filled_rival, head, name, nth, of_bundles, paced, replay,
@@ -28,7 +28,6 @@ fn into_pool(pool: &OrderPool) -> impl Fn(Transaction) + '_ {
     |tx| assert_eq!(pool.insert_transaction(tx), InsertOutcome::Added)
 }
 
-/// Subscribers join one after another.
 pub(crate) fn joining(scale: &Scale) -> Goal {
     println!("\ninserts at 2,000/s while subscribers join one after another and replay");
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -58,45 +57,37 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
 /// that burn CPU beside the same writer: what the machine gives right now.
 pub(crate) fn scaling(scale: &Scale) -> [Goal; 2] {
     println!("\norders replayed per second while the writer goes on");
-    let counts = [1, 2, 4, 8];
-    let mut rates = counts.map(|_| Vec::new());
-    let mut burns = counts.map(|_| Vec::new());
+    let mut rates = [1, 2, 4, 8].map(Rounds::new);
+    let mut burns = rates.clone();
     // Short slices, one after another, so that a busy neighbour meets all of them.
     let (slices, window) = (scale.rounds * 3, scale.window / 3);
     for _ in 0..slices {
-        for (n, threads) in counts.into_iter().enumerate() {
-            for (replays, into) in [(true, &mut rates[n]), (false, &mut burns[n])] {
+        for (rates, burns) in rates.iter_mut().zip(&mut burns) {
+            for (replays, into) in [(true, rates), (false, burns)] {
                 let pool = filled(scale.replayed);
                 let body = || if replays { replay(&pool) } else { burn() };
                 let work = || paced(window, 1 << 32, into_pool(&pool));
                 let began = Instant::now();
-                let (_, done) = beside(threads, body, work);
-                into.push(done as f64 / began.elapsed().as_secs_f64());
+                let (_, done) = beside(into.contender, body, work);
+                into.runs.push(done as f64 / began.elapsed().as_secs_f64());
             }
         }
     }
     // Ratios of neighbours in time, then their median.
-    let to_one = |rates: &[Vec<f64>; 4], n: usize| {
-        median(rates[n].iter().zip(&rates[0]).map(|(many, one)| many / one))
-    };
-    for (n, threads) in counts.into_iter().enumerate() {
+    let to_one = |of: &[Rounds<usize, f64>; 4], n: usize| of[n].ratio(&of[0], |rate| *rate).median;
+    for (n, many) in rates.iter().enumerate() {
         println!(
-            "  {threads} readers {:>12.0} orders/s = {:.2} x of one (pure CPU work here: {:.2} x)",
-            median(rates[n].clone()),
+            "  {} readers {:>12.0} orders/s = {:.2} x of one (pure CPU work here: {:.2} x)",
+            many.contender,
+            many.median(|rate| *rate),
             to_one(&rates, n),
             to_one(&burns, n),
         );
     }
     let (two, control) = (to_one(&rates, 1), to_one(&burns, 1));
-    [
-        Goal::at_least("replay work, two readers / one", Spread::of([two]), 1.7, " x"),
-        Goal::at_least(
-            "the same, if two threads of pure CPU work did twice the work of one",
-            Spread::of([2.0 * two / control]),
-            1.7,
-            " x",
-        ),
-    ]
+    let corrected = "the same, if two threads of pure CPU work did twice the work of one";
+    [("replay work, two readers / one", two), (corrected, 2.0 * two / control)]
+        .map(|(what, ratio)| Goal::at_least(what, Spread::of([ratio]), 1.7, " x"))
 }
 
 /// The same block at three sizes of pool.

@@ -1,7 +1,7 @@
 //! What `main` prints of an error: its text and its causes. An error itself would be printed as `Debug` shows it.
 //! And how an example without flags answers `--help`.
 
-use std::{env, error::Error, fmt};
+use std::{env, error::Error, fmt, iter};
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Report>;
 
@@ -27,17 +27,13 @@ impl<E: Into<Box<dyn Error>>> From<E> for Report {
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut written = self.0.to_string();
-        f.write_str(&written)?;
         // Most texts hold that of their cause.
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            let text = error.to_string();
+        for cause in iter::successors(self.0.source(), |error| (*error).source()) {
+            let text = cause.to_string();
             if !written.contains(&text) {
-                write!(f, "; because: {text}")?;
-                written.push_str(&text);
+                written = format!("{written}; because: {text}");
             }
-            cause = error.source();
         }
-        Ok(())
+        f.write_str(&written)
     }
 }

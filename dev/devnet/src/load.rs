@@ -46,7 +46,6 @@ pub struct Args {
     accounts: usize,
 }
 
-/// Runs the command with these flags.
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     // Of one thread: its tasks begin, and so their requests are written, in the order in which they are spawned.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -65,10 +64,8 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
             return Err("there are no accounts".into());
         };
         let (first, last, refused) = (first.address, last.address, &report["refused_by_reason"]);
-        return Err(format!(
-            "nothing was accepted: {refused}. Fund the accounts: {first} to {last}"
-        )
-        .into());
+        let fund = format!("Fund the accounts: {first} to {last}");
+        return Err(format!("nothing was accepted: {refused}. {fund}").into());
     }
     Ok(())
 }
@@ -85,12 +82,8 @@ async fn prepare(args: &Args, node: &DynProvider) -> Result<Vec<PreparedTx>, Box
     // Room for 39 full blocks, each of which raises the base fee by an eighth; no more than 1 ether for any
     // transaction of the mix, which is what geth lets pass over RPC.
     let max_fee_wei = (gas_price * 100).clamp(100_000_000_000, 1_000_000_000_000);
-    let config = WorkloadConfig {
-        accounts: args.accounts,
-        nonces,
-        max_fee_wei,
-        ..WorkloadConfig::new(1, chain_id)
-    };
+    let config = WorkloadConfig::new(1, chain_id);
+    let config = WorkloadConfig { accounts: args.accounts, nonces, max_fee_wei, ..config };
     let count = (args.duration.as_secs_f64() * f64::from(args.tps)).round() as usize;
     Ok(Workload::new(config).prepare(count))
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::{
     ports::Port,
-    process::{Process, START_TIMEOUT, cannot, find_binary, path_text, strings},
+    process::{Process, cannot, find_binary},
 };
 
 const BINARY: &str = "nats-server";
@@ -25,12 +25,10 @@ const CLUSTER_NAME: &str = "devnet";
 /// cluster has a leader, is another matter.
 const JETSTREAM_RUNS: &str = "/healthz?js-server-only=true";
 
-/// Where the server's binary is.
 pub fn find_nats() -> io::Result<PathBuf> {
     find_binary(BINARY)
 }
 
-/// How a server is run.
 #[derive(Clone, Debug)]
 pub struct NatsConfig {
     /// The largest message, in bytes. Default 2 MiB. Ignored with a [`file`](Self::file).
@@ -100,25 +98,21 @@ impl NatsServer {
         routes: &[String],
     ) -> io::Result<Self> {
         let (client, monitoring) = (Port::reserve()?, Port::reserve()?);
-        let file = match &config.file {
-            Some(file) => file.clone(),
-            None => {
-                let file = dir.join(format!("{name}.conf"));
-                fs::write(&file, config.text()).map_err(cannot("write the configuration"))?;
-                file
-            }
-        };
-        let mut args = strings(["-c", &path_text(&file), "-n", &name, "-a", "127.0.0.1"]);
-        args.extend(strings(["-p", &client.number().to_string()]));
-        args.extend(strings(["-m", &monitoring.number().to_string()]));
-        let mut envs = config.envs.clone();
-        envs.push(("NATS_STORE".to_owned(), path_text(&dir.join(&name))));
-        if let Some(route) = &route {
-            args.extend(strings(["--cluster_name", CLUSTER_NAME, "--cluster", &route_url(route)]));
-            args.extend(strings(["--routes", &routes.join(",")]));
+        let own = dir.join(format!("{name}.conf"));
+        if config.file.is_none() {
+            fs::write(&own, config.text()).map_err(cannot("write the configuration"))?;
         }
-        let log = dir.join(format!("{name}.log"));
-        let process = Process::new(BINARY, args, envs, log)?;
+        let file = config.file.as_ref().unwrap_or(&own);
+        let mut process = Process::bare(BINARY, dir.join(format!("{name}.log")))?;
+        let command = process.command();
+        command.arg("-c").arg(file).args(["-n", &name, "-a", "127.0.0.1"]);
+        command.args(["-p", &client.number().to_string()]);
+        command.args(["-m", &monitoring.number().to_string()]);
+        command.envs(config.envs.iter().cloned()).env("NATS_STORE", dir.join(&name));
+        if let Some(route) = &route {
+            command.args(["--cluster_name", CLUSTER_NAME, "--cluster", &route_url(route)]);
+            command.args(["--routes", &routes.join(",")]);
+        }
         Ok(Self { name, client, monitoring, route, process })
     }
 
@@ -142,7 +136,7 @@ impl NatsServer {
             !is_clustered || meta.unwrap_or(false)
         };
         let is_ready = || get(port, JETSTREAM_RUNS).is_ok() && has_leader();
-        self.process.wait(START_TIMEOUT, &url, is_ready)
+        self.process.wait(&url, is_ready)
     }
 }
 
@@ -176,11 +170,10 @@ impl NatsCluster {
             replicas.filter(|replica| replica["current"] == true).count()
         };
         let is_whole = || ports.iter().any(|port| current(port) + 1 == count);
-        cluster.servers[0].process.wait(START_TIMEOUT, "a server of the cluster", is_whole)?;
+        cluster.servers[0].process.wait("a server of the cluster", is_whole)?;
         Ok(cluster)
     }
 
-    /// All, whether they run or not.
     pub fn servers(&self) -> &[NatsServer] {
         &self.servers
     }

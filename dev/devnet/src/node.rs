@@ -6,7 +6,6 @@ use std::{
     ops::{Deref, DerefMut},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
-    process::Command,
     time::Duration,
 };
 
@@ -14,9 +13,7 @@ use mock_node::{DEFAULT_ACCOUNTS, DEV_CHAIN_ID};
 
 use crate::{
     genesis::genesis,
-    process::{
-        Process, START_TIMEOUT, cannot, exited, find_binary, path_text, run, strings, to_log,
-    },
+    process::{Process, cannot},
 };
 
 /// Gas of a block: with it, both nodes take 2,000 transactions/s.
@@ -67,35 +64,33 @@ impl RealNode {
     pub fn start(kind: RealNodeKind, dir: &Path, block_time: Duration) -> io::Result<Self> {
         let (name, gas_limit) = (kind.name(), GAS_LIMIT.to_string());
         let ipc_path = dir.join(format!("{name}.ipc"));
-        let ipc = path_text(&ipc_path);
-        let mut args = Vec::new();
+        let mut process = Process::bare(name, dir.join(format!("{name}.log")))?;
+        let command = process.command();
         match kind {
             RealNodeKind::Anvil => {
-                args.extend(strings(["--ipc", &ipc, "--port", "0", "--silent"]));
-                args.extend(strings(["--accounts", &DEFAULT_ACCOUNTS.to_string()]));
-                args.extend(strings(["--balance", "1000000", "--gas-limit", &gas_limit]));
-                args.extend(strings(["--chain-id", &DEV_CHAIN_ID.to_string()]));
+                command.arg("--ipc").arg(&ipc_path).args(["--port", "0", "--silent"]);
+                command.args(["--accounts", &DEFAULT_ACCOUNTS.to_string()]);
+                command.args(["--balance", "1000000", "--gas-limit", &gas_limit]);
+                command.args(["--chain-id", &DEV_CHAIN_ID.to_string()]);
                 if !block_time.is_zero() {
-                    args.extend(strings(["--block-time", &block_time.as_secs_f64().to_string()]));
+                    command.args(["--block-time", &block_time.as_secs_f64().to_string()]);
                 }
             }
             RealNodeKind::Geth => {
                 let data = dir.join("geth-data");
                 if !data.join("geth").exists() {
-                    init_geth(&find_binary(name)?, dir, &data)?;
+                    init_geth(dir, &data)?;
                 }
-                args.extend(strings(["--dev", "--datadir", &path_text(&data)]));
-                args.extend(strings(["--dev.period", &block_time.as_secs().to_string()]));
-                args.extend(strings(["--ipcpath", &ipc, "--verbosity", "2"]));
-                args.extend(strings(["--nodiscover", "--maxpeers", "0", "--port", "0"]));
-                args.extend(strings(["--authrpc.port", "0", "--miner.gaslimit", &gas_limit]));
+                command.arg("--dev").arg("--datadir").arg(data);
+                command.args(["--dev.period", &block_time.as_secs().to_string()]);
+                command.arg("--ipcpath").arg(&ipc_path).args(["--verbosity", "2"]);
+                command.args(["--nodiscover", "--maxpeers", "0", "--port", "0"]);
+                command.args(["--authrpc.port", "0", "--miner.gaslimit", &gas_limit]);
                 // With its default limits geth loses transactions of a fast load without a word.
-                let (pending, queued) = ("--txpool.globalslots", "--txpool.globalqueue");
-                args.extend(strings([pending, "300000", "--txpool.accountslots", "1000"]));
-                args.extend(strings([queued, "100000", "--txpool.accountqueue", "1000"]));
+                command.args(["--txpool.globalslots", "300000", "--txpool.accountslots", "1000"]);
+                command.args(["--txpool.globalqueue", "100000", "--txpool.accountqueue", "1000"]);
             }
         }
-        let process = Process::new(name, args, Vec::new(), dir.join(format!("{name}.log")))?;
         let mut node = Self { ipc_path, process };
         node.restart()?;
         Ok(node)
@@ -109,19 +104,17 @@ impl RealNode {
     pub fn restart(&mut self) -> io::Result<()> {
         self.spawn()?;
         let path = &self.ipc_path;
-        self.process.wait(START_TIMEOUT, &path.to_string_lossy(), || answers(path).is_ok())
+        self.process.wait(&path.to_string_lossy(), || answers(path).is_ok())
     }
 }
 
-fn init_geth(binary: &Path, dir: &Path, data: &Path) -> io::Result<()> {
+fn init_geth(dir: &Path, data: &Path) -> io::Result<()> {
     let path = dir.join("genesis.json");
     let text = genesis(DEFAULT_ACCOUNTS, GAS_LIMIT).to_string();
     fs::write(&path, text).map_err(cannot("write the genesis"))?;
-    let log = dir.join("geth-init.log");
-    let mut command = Command::new(binary);
-    command.arg("--datadir").arg(data).arg("init").arg(&path);
-    let status = to_log(&mut command, &log)?.status().map_err(cannot(run(binary)))?;
-    if status.success() { Ok(()) } else { Err(exited("geth init", status, &log)) }
+    let mut process = Process::bare("geth", dir.join("geth-init.log"))?;
+    process.command().arg("--datadir").arg(data).arg("init").arg(&path);
+    process.run()
 }
 
 fn answers(path: &Path) -> io::Result<()> {

@@ -20,7 +20,7 @@ use nix::{
 const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
 
 /// What was started must answer within this time. geth takes about two seconds, on a busy machine more.
-pub(crate) const START_TIMEOUT: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Between two looks at a socket that does not answer yet: another process gives no sign to wait for.
 const LOOK: Duration = Duration::from_millis(20);
@@ -29,9 +29,7 @@ const LOOK: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub struct Process {
     name: &'static str,
-    binary: PathBuf,
-    args: Vec<String>,
-    envs: Vec<(String, String)>,
+    command: Command,
     log: PathBuf,
     child: Option<Child>,
 }
@@ -43,10 +41,25 @@ impl Process {
         envs: Vec<(String, String)>,
         log: PathBuf,
     ) -> io::Result<Self> {
-        Ok(Self { name, binary: find_binary(name)?, args, envs, log, child: None })
+        let mut process = Self::bare(name, log)?;
+        process.command.args(args).envs(envs);
+        Ok(process)
     }
 
-    /// Its id, if it runs.
+    /// Of an installed binary, without arguments yet. Nothing to read, and all that it writes at the end of the log.
+    pub(crate) fn bare(name: &'static str, log: PathBuf) -> io::Result<Self> {
+        let end = File::options().create(true).append(true).open(&log);
+        let end = end.map_err(cannot("open the log"))?;
+        let errors = end.try_clone().map_err(cannot("share the log"))?;
+        let mut command = Command::new(find_binary(name)?);
+        command.stdin(Stdio::null()).stdout(end).stderr(errors);
+        Ok(Self { name, command, log, child: None })
+    }
+
+    pub(crate) const fn command(&mut self) -> &mut Command {
+        &mut self.command
+    }
+
     pub fn pid(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
@@ -64,7 +77,6 @@ impl Process {
         self.signal(Signal::SIGSTOP)
     }
 
-    /// Lets it go on (SIGCONT).
     pub fn sigcont(&self) -> io::Result<()> {
         self.signal(Signal::SIGCONT)
     }
@@ -79,31 +91,39 @@ impl Process {
     /// yet. geth and NATS find their chain or store again (geth's pool is empty), anvil begins from nothing.
     pub fn spawn(&mut self) -> io::Result<()> {
         self.kill9()?;
-        let mut command = Command::new(&self.binary);
-        command.args(&self.args).envs(self.envs.iter().map(|(name, value)| (name, value)));
-        self.child =
-            Some(to_log(&mut command, &self.log)?.spawn().map_err(cannot(run(&self.binary)))?);
+        self.child = Some(self.command.spawn().map_err(cannot(format!("run {}", self.name)))?);
         Ok(())
     }
 
+    /// Runs it to its end, which is to be a good one.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let status = self.command.status().map_err(cannot(format!("run {}", self.name)))?;
+        if status.success() { Ok(()) } else { Err(self.exited(status)) }
+    }
+
+    fn exited(&self, status: ExitStatus) -> io::Error {
+        io::Error::other(format!("{} ended with {status}; {}", self.name, self.tail()))
+    }
+
+    /// The end of its log, which may lie in a folder that is deleted with the test that failed.
+    fn tail(&self) -> String {
+        const MAX_BYTES: usize = 2048;
+        let bytes = fs::read(&self.log).unwrap_or_default();
+        let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MAX_BYTES)..]);
+        format!("the end of its log {}:\n{tail}", self.log.display())
+    }
+
     /// Waits until `is_ready`. `at` names in the error what did not answer.
-    pub(crate) fn wait(
-        &mut self,
-        timeout: Duration,
-        at: &str,
-        is_ready: impl Fn() -> bool,
-    ) -> io::Result<()> {
+    pub(crate) fn wait(&mut self, at: &str, is_ready: impl Fn() -> bool) -> io::Result<()> {
         let begin = Instant::now();
         while !is_ready() {
             if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
                 self.child = None;
-                return Err(exited(self.name, status, &self.log));
+                return Err(self.exited(status));
             }
-            if begin.elapsed() > timeout {
-                let tail = tail(&self.log);
-                return Err(io::Error::other(format!(
-                    "no answer on {at} after {timeout:?}; {tail}"
-                )));
+            if begin.elapsed() > START_TIMEOUT {
+                let late = format!("no answer on {at} after {START_TIMEOUT:?}; {}", self.tail());
+                return Err(io::Error::other(late));
             }
             thread::sleep(LOOK);
         }
@@ -138,41 +158,8 @@ fn find_in(dir: &Path, name: &str) -> io::Result<PathBuf> {
     )))
 }
 
-/// Nothing to read, and all that it writes at the end of a log.
-pub(crate) fn to_log<'c>(command: &'c mut Command, log: &Path) -> io::Result<&'c mut Command> {
-    let log =
-        File::options().create(true).append(true).open(log).map_err(cannot("open the log"))?;
-    let errors = log.try_clone().map_err(cannot("share the log"))?;
-    Ok(command.stdin(Stdio::null()).stdout(log).stderr(errors))
-}
-
-pub(crate) fn run(binary: &Path) -> String {
-    format!("run {}", binary.display())
-}
-
 pub(crate) fn cannot(what: impl Display) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
-}
-
-/// A process, or a command of its, ended badly.
-pub(crate) fn exited(what: &str, status: ExitStatus, log: &Path) -> io::Error {
-    io::Error::other(format!("{what} ended with {status}; {}", tail(log)))
-}
-
-/// The end of a log, which may lie in a folder that is deleted with the test that failed.
-fn tail(log: &Path) -> String {
-    const MAX_BYTES: usize = 2048;
-    let bytes = fs::read(log).unwrap_or_default();
-    let tail = String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(MAX_BYTES)..]);
-    format!("the end of its log {}:\n{tail}", log.display())
-}
-
-pub(crate) fn strings<const N: usize>(args: [&str; N]) -> Vec<String> {
-    args.map(str::to_owned).into()
-}
-
-pub(crate) fn path_text(path: &Path) -> String {
-    path.to_string_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -1,16 +1,9 @@
 //! A node that can do only so much at once: requests wait in a queue, and its blocks with them.
 
-use std::{
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::lock;
-
-/// How much the node can do.
-///
 /// Requests for raw transactions and the import of blocks share one queue, first come, first served: a client that
 /// sends too many requests at once delays the node's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,41 +20,28 @@ pub struct Capacity {
 #[derive(Debug)]
 pub(crate) struct Line {
     capacity: Capacity,
-    /// When each server will be free.
-    free: Mutex<Vec<Instant>>,
+    free: Vec<Instant>,
 }
-
-/// The queue is full.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Busy;
 
 impl Line {
     pub(crate) fn new(capacity: Capacity) -> Self {
-        Self { capacity, free: Mutex::new(vec![Instant::now(); capacity.at_once]) }
+        assert!(capacity.at_once > 0 && capacity.service >= Duration::from_micros(1));
+        Self { capacity, free: vec![Instant::now(); capacity.at_once] }
     }
 
-    /// A request that came at `now`: how long until it is answered.
-    pub(crate) fn request(&self, now: Instant) -> Result<Duration, Busy> {
-        let mut free = lock(&self.free);
-        let left = || free.iter().map(|at| at.saturating_duration_since(now));
+    /// A request that came at `now`: how long until it is answered; `None` when the queue is full.
+    pub(crate) fn request(&mut self, now: Instant) -> Option<Duration> {
+        let left = self.free.iter().map(|at| at.saturating_duration_since(now));
         // One being served, and one service time of work for each that has not begun.
         let service = self.capacity.service;
-        let held: usize = left().map(|left| left.div_duration_f64(service).ceil() as usize).sum();
-        if held >= self.capacity.at_once + self.capacity.may_wait {
-            return Err(Busy);
-        }
-        Ok(self.serve(&mut free, now) + self.capacity.service)
+        let held: usize = left.map(|left| left.div_duration_f64(service).ceil() as usize).sum();
+        let has_room = held < self.capacity.at_once.saturating_add(self.capacity.may_wait);
+        has_room.then(|| self.block(now) + service)
     }
 
-    /// A block that is there at `now`, which always finds a place: how long until its turn.
-    pub(crate) fn block(&self, now: Instant) -> Duration {
-        let mut free = lock(&self.free);
-        self.serve(&mut free, now)
-    }
-
-    /// Who is free first serves next; how long until then.
-    fn serve(&self, free: &mut [Instant], now: Instant) -> Duration {
-        let next = free.iter_mut().min().expect("at least one serves");
+    /// A block that is there at `now`, which always finds a place: how long until its turn. Who is free first serves next.
+    pub(crate) fn block(&mut self, now: Instant) -> Duration {
+        let next = self.free.iter_mut().min().expect("at least one serves");
         let start = (*next).max(now);
         *next = start + self.capacity.service;
         start - now

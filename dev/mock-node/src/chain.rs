@@ -2,15 +2,17 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use alloy_consensus::{Header, constants::EMPTY_WITHDRAWALS};
-use alloy_eips::{eip1559::BaseFeeParams, eip4844::DATA_GAS_PER_BLOB, eip7840::BlobParams};
+use alloy_consensus::{
+    Header, Transaction as _, constants::EMPTY_WITHDRAWALS, transaction::TransactionInfo,
+};
+use alloy_eips::{eip1559::BaseFeeParams, eip7840::BlobParams};
 use alloy_primitives::{
     Address, B256, Bytes, U256, keccak256,
     map::{AddressHashMap, B256HashMap},
 };
 use alloy_rpc_types_eth::{Block as RpcBlock, BlockTransactions, Header as RpcHeader};
 
-use crate::tx::{MinedAt, SignedTx};
+use crate::tx::SignedTx;
 
 /// Blocks whose transactions and state can still be requested: at 2,000 transactions/s and 12 s
 /// blocks 770,000 transactions, about 500 MB. Older ones are dropped, as a pruned node does.
@@ -19,11 +21,10 @@ pub const HISTORY_BLOCKS: usize = 32;
 /// Base fee of the genesis block in wei per gas, the value mainnet's London fork began with.
 const GENESIS_BASE_FEE_WEI: u64 = 1_000_000_000;
 
-/// A block: its header and its transactions.
 #[derive(Debug)]
 pub(crate) struct FullBlock {
-    pub(crate) hash: B256,
-    pub(crate) header: Header,
+    /// As `newHeads` tells it.
+    pub(crate) header: RpcHeader,
     pub(crate) txs: Vec<Arc<SignedTx>>,
 }
 
@@ -32,9 +33,7 @@ pub(crate) struct FullBlock {
 #[non_exhaustive]
 pub struct Block {
     pub number: u64,
-    /// The hash of its header.
     pub hash: B256,
-    /// The hash of the block before.
     pub parent_hash: B256,
     /// Seconds since the Unix epoch.
     pub timestamp: u64,
@@ -46,43 +45,31 @@ impl FullBlock {
     pub(crate) fn summary(&self) -> Block {
         Block {
             number: self.header.number,
-            hash: self.hash,
+            hash: self.header.hash,
             parent_hash: self.header.parent_hash,
             timestamp: self.header.timestamp,
             txs: self.txs.iter().map(|tx| tx.hash).collect(),
         }
     }
 
-    /// The header as `newHeads` tells it.
-    pub(crate) fn head_object(&self) -> RpcHeader {
-        RpcHeader {
-            hash: self.hash,
-            inner: self.header.clone(),
-            total_difficulty: None,
-            size: None,
-        }
-    }
-
     /// The block with its transactions, or with their hashes alone.
     pub(crate) fn object(&self, full: bool) -> RpcBlock {
-        let object =
-            |(index, tx): (usize, &Arc<SignedTx>)| tx.to_object(Some(self.place_of(index)));
+        // No literal: newer versions of alloy have more fields.
+        let place = TransactionInfo {
+            block_hash: Some(self.header.hash),
+            block_number: Some(self.header.number),
+            base_fee: self.header.base_fee_per_gas,
+            ..TransactionInfo::default()
+        };
+        let object = |(index, tx): (u64, &Arc<SignedTx>)| {
+            tx.to_object(TransactionInfo { index: Some(index), ..place })
+        };
         let transactions = if full {
-            BlockTransactions::Full(self.txs.iter().enumerate().map(object).collect())
+            BlockTransactions::Full((0..).zip(&self.txs).map(object).collect())
         } else {
             BlockTransactions::Hashes(self.txs.iter().map(|tx| tx.hash).collect())
         };
-        let (header, withdrawals) = (self.head_object(), Some(Vec::new().into()));
-        RpcBlock { header, uncles: Vec::new(), transactions, withdrawals }
-    }
-
-    pub(crate) fn place_of(&self, index: usize) -> MinedAt {
-        MinedAt {
-            block_hash: self.hash,
-            number: self.header.number,
-            index: index as u64,
-            base_fee_wei: self.header.base_fee_per_gas.unwrap_or_default().into(),
-        }
+        RpcBlock::new(self.header.clone(), transactions).with_withdrawals(Some(Vec::new().into()))
     }
 }
 
@@ -105,7 +92,7 @@ impl Chain {
             base_fee_per_gas: Some(GENESIS_BASE_FEE_WEI),
             ..common_header()
         };
-        let genesis = FullBlock { hash: header.hash_slow(), header, txs: Vec::new() };
+        let genesis = FullBlock { header: RpcHeader::new(header), txs: Vec::new() };
         Self {
             blocks: VecDeque::from([Arc::new(genesis)]),
             mined: B256HashMap::default(),
@@ -124,7 +111,8 @@ impl Chain {
         let oldest = other.blocks.front().map_or(0, |block| block.header.number);
         let has = |block: &FullBlock| {
             let same = other.by_number(block.header.number);
-            block.header.number < oldest || same.is_some_and(|same| same.hash == block.hash)
+            block.header.number < oldest
+                || same.is_some_and(|same| same.header.hash == block.header.hash)
         };
         self.blocks.iter().filter(|block| !has(block)).cloned().collect()
     }
@@ -139,14 +127,12 @@ impl Chain {
     }
 
     pub(crate) fn by_hash(&self, hash: &B256) -> Option<&Arc<FullBlock>> {
-        self.blocks.iter().rev().find(|block| block.hash == *hash)
+        self.blocks.iter().rev().find(|block| block.header.hash == *hash)
     }
 
-    /// A mined transaction and where it stands.
-    pub(crate) fn tx(&self, hash: &B256) -> Option<(&Arc<SignedTx>, MinedAt)> {
+    pub(crate) fn tx(&self, hash: &B256) -> Option<&Arc<SignedTx>> {
         let (number, index) = *self.mined.get(hash)?;
-        let block = self.by_number(number)?;
-        Some((&block.txs[index], block.place_of(index)))
+        Some(&self.by_number(number)?.txs[index])
     }
 
     /// Of the block after the head, in wei per gas.
@@ -161,13 +147,13 @@ impl Chain {
         let parent = self.head();
         let hashes: Vec<u8> = txs.iter().flat_map(|tx| tx.hash).collect();
         let header = Header {
-            parent_hash: parent.hash,
+            parent_hash: parent.header.hash,
             number: parent.header.number + 1,
             timestamp: now_s.max(parent.header.timestamp + 1),
             gas_limit: self.gas_limit,
-            gas_used: txs.iter().map(|tx| tx.gas_limit).sum::<u64>().min(self.gas_limit),
+            gas_used: txs.iter().map(|tx| tx.gas_limit()).sum::<u64>().min(self.gas_limit),
             base_fee_per_gas: Some(self.next_base_fee_wei()),
-            blob_gas_used: Some(txs.iter().map(|tx| tx.blobs * DATA_GAS_PER_BLOB).sum()),
+            blob_gas_used: Some(txs.iter().filter_map(|tx| tx.blob_gas_used()).sum()),
             excess_blob_gas: parent.header.next_block_excess_blob_gas(BlobParams::osaka()),
             transactions_root: keccak256(hashes),
             state_root: keccak256(self.made.to_be_bytes()),
@@ -175,10 +161,10 @@ impl Chain {
             ..common_header()
         };
         self.made += 1;
-        let block = Arc::new(FullBlock { hash: header.hash_slow(), header, txs });
+        let block = Arc::new(FullBlock { header: RpcHeader::new(header), txs });
         for (index, tx) in block.txs.iter().enumerate() {
             self.mined.insert(tx.hash, (block.header.number, index));
-            self.nonces.insert(tx.sender, tx.nonce + 1);
+            self.nonces.insert(tx.signer(), tx.nonce() + 1);
         }
         self.blocks.push_back(block.clone());
         while self.blocks.len() > HISTORY_BLOCKS + 1 {
@@ -190,7 +176,6 @@ impl Chain {
         block
     }
 
-    /// How many blocks can be undone.
     pub(crate) fn undoable(&self) -> usize {
         self.blocks.len() - 1
     }
@@ -201,7 +186,7 @@ impl Chain {
         let block = self.blocks.pop_back().expect("just counted");
         for tx in block.txs.iter().rev() {
             self.mined.remove(&tx.hash);
-            self.nonces.insert(tx.sender, tx.nonce);
+            self.nonces.insert(tx.signer(), tx.nonce());
         }
         block
     }

@@ -14,7 +14,7 @@ pub struct LoadArgs {
     #[arg(long, default_value_t = 500)]
     pub tps: u32,
     /// Mock node: how many of a thousand transactions carry blobs
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(..=1000))]
     pub blobs_per_mille: u32,
     /// Mock node: response time, e.g. 2ms
     #[arg(long, value_parser = parse_duration, default_value = "0s")]

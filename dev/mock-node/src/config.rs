@@ -6,22 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     capacity::Capacity,
-    error::NodeError,
     faults::FaultPlan,
-    workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, WorkloadConfig},
+    workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, Workload, WorkloadConfig},
 };
 
 /// The chain id of reth's, geth's and this node's development chain.
 pub const DEV_CHAIN_ID: u64 = 1337;
-
-/// Default gas of a block: as on mainnet. It holds about 1,000 transactions of the mix. To mine
-/// everything that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs
-/// two billion.
-pub const DEFAULT_BLOCK_GAS_LIMIT: u64 = 60_000_000;
-
-/// Default cap on transactions in pool and queue together: about 400 MB of small ones. Above it
-/// sends are refused.
-pub const DEFAULT_POOL_LIMIT: usize = 500_000;
 
 /// The response to `web3_clientVersion`.
 pub(crate) const CLIENT_VERSION: &str = "reth/v2.5.1-mock/x86_64-unknown-linux-gnu";
@@ -58,21 +48,8 @@ pub enum FullObjects {
     Ignored,
 }
 
-/// A mock node's configuration.
-///
-/// ```
-/// use std::time::Duration;
-/// use mock_node::NodeConfig;
-///
-/// let config = NodeConfig {
-///     tps: 2000,
-///     block_time: Duration::from_secs(12),
-///     latency: Duration::from_millis(2),
-///     ..NodeConfig::new("/tmp/node.ipc")
-/// };
-/// assert_eq!(config.chain_id, mock_node::DEV_CHAIN_ID);
-/// ```
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// [`NodeConfig::new`] has the defaults; `NodeConfig::default()` is all zero, and no node.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct NodeConfig {
     /// Where the socket is created. A file of that name is removed first, as reth does.
     pub ipc_path: PathBuf,
@@ -92,7 +69,9 @@ pub struct NodeConfig {
     pub genesis_s: Option<u64>,
     /// Time between blocks; zero, the default, mines only by `MockNode::mine`.
     pub block_time: Duration,
-    /// Gas of a block. Default [`DEFAULT_BLOCK_GAS_LIMIT`].
+    /// Gas of a block. Default 60 million, as on mainnet: about 1,000 transactions of the mix. To mine
+    /// everything that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs
+    /// two billion.
     pub block_gas_limit: u64,
     /// Transactions of a block. Default unlimited.
     pub block_max_txs: usize,
@@ -107,15 +86,13 @@ pub struct NodeConfig {
     pub blobs_per_mille: u32,
     /// What comes of a subscription to whole transactions. Default: they are announced.
     pub full_objects: FullObjects,
-    /// Whether the objects for subscribers to full transactions are rendered when the load is
-    /// signed, so that the node's time for it is not part of a measurement. Takes about 1 kB for
-    /// each. Default no.
+    /// Whether the objects of these, for subscribers to full transactions, are rendered before too.
+    /// Takes about 1 kB for each. Default no.
     pub render_ahead: bool,
     /// Transactions that are pending before the socket exists. Default 0.
     pub preload: usize,
     /// Further transactions of the load that are signed before the socket exists, so that signing
-    /// is not part of a measurement. Default 0: those of the first second; a thread signs the rest
-    /// ahead of their turn.
+    /// is not part of a measurement. Default 0; the rest are signed a few before their turn.
     pub signed_ahead: usize,
     /// The first transactions, if they are already signed. They must be those of
     /// [`workload`](Self::workload). Not serialized.
@@ -132,7 +109,8 @@ pub struct NodeConfig {
     /// What `eth_getRawTransactionByHash` answers for a hash that the node does not hold: `"0x"`, as geth, instead of
     /// `null`, as reth and anvil. Default no.
     pub unknown_is_empty: bool,
-    /// Cap on pending and queued transactions together. Default [`DEFAULT_POOL_LIMIT`].
+    /// Cap on pending and queued transactions together, above which sends are refused. Default
+    /// 500,000: about 400 MB of small ones.
     pub pool_limit: usize,
 }
 
@@ -144,27 +122,10 @@ impl NodeConfig {
             chain_id: DEV_CHAIN_ID,
             seed: 1,
             accounts: DEFAULT_ACCOUNTS,
-            tps: 0,
-            count: None,
-            load_start: LoadStart::default(),
-            genesis_s: None,
-            block_time: Duration::ZERO,
-            block_gas_limit: DEFAULT_BLOCK_GAS_LIMIT,
+            block_gas_limit: 60_000_000,
             block_max_txs: usize::MAX,
-            latency: Duration::ZERO,
-            capacity: None,
-            list_time: Duration::ZERO,
-            blobs_per_mille: 0,
-            full_objects: FullObjects::default(),
-            render_ahead: false,
-            preload: 0,
-            signed_ahead: 0,
-            signed_load: None,
-            state: false,
-            listed_per_mille: 0,
-            faults: None,
-            unknown_is_empty: false,
-            pool_limit: DEFAULT_POOL_LIMIT,
+            pool_limit: 500_000,
+            ..Self::default()
         }
     }
 
@@ -181,27 +142,18 @@ impl NodeConfig {
         }
     }
 
-    pub(crate) fn validate(&self) -> Result<(), NodeError> {
-        let capacity = self.capacity;
-        let signed = &self.signed_load;
-        let checks = [
-            (self.accounts >= 2, "accounts", "at least 2, one of them for blobs"),
-            (self.blobs_per_mille <= 1000, "blobs_per_mille", "0 to 1000"),
-            (self.listed_per_mille <= 1000, "listed_per_mille", "0 to 1000"),
-            (
-                capacity.is_none_or(|it| it.at_once > 0 && it.service >= Duration::from_micros(1)),
-                "capacity",
-                "at least 1 at once, each at least 1us",
-            ),
-            (
-                signed.as_ref().is_none_or(|load| *load.config() == self.workload()),
-                "signed_load",
-                "its seed, chain id, accounts and mix must be the node's",
-            ),
-        ];
-        match checks.into_iter().find(|(is_valid, ..)| !is_valid) {
-            Some((_, field, accepted)) => Err(NodeError::Config { field, accepted }),
-            None => Ok(()),
+    /// The load, with what is needed first signed.
+    pub(crate) fn load(&self) -> Workload {
+        let config = self.workload();
+        let mut load = match self.signed_load.clone() {
+            Some(SignedLoad(signed)) => signed,
+            None => Workload::new(config.clone()),
+        };
+        assert_eq!(load.config, config, "the signed load is not the node's");
+        let signed = load.sign_up_to(self.preload + self.signed_ahead);
+        if self.render_ahead {
+            signed.iter().for_each(|(_, tx)| _ = tx.pending_object());
         }
+        load
     }
 }

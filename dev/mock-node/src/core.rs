@@ -2,7 +2,8 @@
 
 use std::{cmp::Ordering, sync::Arc};
 
-use alloy_primitives::{B256, map::AddressHashMap};
+use alloy_consensus::Transaction as _;
+use alloy_primitives::map::AddressHashMap;
 
 use crate::{
     chain::{Chain, FullBlock},
@@ -12,13 +13,12 @@ use crate::{
     tx::SignedTx,
 };
 
-/// What happened, in the order of its notifications: announcements, then heads, then further announcements.
+/// What happened, in the order of its notifications.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
-    pub(crate) announced: Vec<Arc<SignedTx>>,
     pub(crate) heads: Vec<Arc<FullBlock>>,
-    /// Became pending through the heads.
-    pub(crate) announced_after: Vec<Arc<SignedTx>>,
+    /// Became pending.
+    pub(crate) announced: Vec<Arc<SignedTx>>,
 }
 
 #[derive(Debug)]
@@ -41,7 +41,6 @@ impl Core {
         }
     }
 
-    /// Takes a transaction into the pool.
     pub(crate) fn submit(&mut self, tx: Arc<SignedTx>) -> Result<Effects, TxRefused> {
         if self.pool.len() >= self.pool_limit {
             return Err(TxRefused::Full { limit: self.pool_limit });
@@ -49,7 +48,7 @@ impl Core {
         if self.chain.tx(&tx.hash).is_some() {
             return Err(TxRefused::AlreadyKnown);
         }
-        let chain_nonce = self.chain.nonce(&tx.sender);
+        let chain_nonce = self.chain.nonce(&tx.signer());
         let announced = self.pool.insert(tx, chain_nonce)?;
         Ok(Effects { announced, ..Effects::default() })
     }
@@ -69,13 +68,13 @@ impl Core {
     ) -> Result<(Arc<FullBlock>, Effects), TxRefused> {
         let mut nonces: AddressHashMap<u64> = AddressHashMap::default();
         for tx in &txs {
-            let next = nonces.entry(tx.sender).or_insert_with(|| self.chain.nonce(&tx.sender));
-            match tx.nonce.cmp(next) {
+            let next = nonces.entry(tx.signer()).or_insert_with(|| self.chain.nonce(&tx.signer()));
+            match tx.nonce().cmp(next) {
                 Ordering::Less => {
-                    return Err(TxRefused::NonceTooLow { has: tx.nonce, expected: *next });
+                    return Err(TxRefused::NonceTooLow { has: tx.nonce(), expected: *next });
                 }
                 Ordering::Greater => {
-                    return Err(TxRefused::NonceTooHigh { has: tx.nonce, expected: *next });
+                    return Err(TxRefused::NonceTooHigh { has: tx.nonce(), expected: *next });
                 }
                 Ordering::Equal => *next += 1,
             }
@@ -85,12 +84,12 @@ impl Core {
 
     fn mine_these(&mut self, txs: Vec<Arc<SignedTx>>, now_s: u64) -> (Arc<FullBlock>, Effects) {
         let block = self.chain.append(txs, now_s);
-        let mut announced_after = Vec::new();
+        let mut announced = Vec::new();
         for tx in &block.txs {
-            announced_after
-                .extend(self.pool.set_chain_nonce(tx.sender, self.chain.nonce(&tx.sender)));
+            announced
+                .extend(self.pool.set_chain_nonce(tx.signer(), self.chain.nonce(&tx.signer())));
         }
-        (block.clone(), Effects { heads: vec![block], announced_after, ..Effects::default() })
+        (block.clone(), Effects { heads: vec![block], announced })
     }
 
     /// Puts empty blocks on top, each so many seconds after the one before.
@@ -110,58 +109,40 @@ impl Core {
         if depth == 0 || depth > available {
             return Err(NodeError::ReorgTooDeep { depth, available });
         }
-        let mut removed: Vec<_> = (0..depth).map(|_| self.chain.pop()).collect();
+        let mut chain = self.chain.clone();
+        let mut removed: Vec<_> = (0..depth).map(|_| chain.pop()).collect();
         removed.reverse();
-        let mut announced = Vec::new();
-        for tx in removed.iter().flat_map(|block| &block.txs) {
-            let chain_nonce = self.chain.nonce(&tx.sender);
-            // First what the pool still has of this sender is measured against the lower nonce.
-            self.pool.set_chain_nonce(tx.sender, chain_nonce);
-            if let Ok(promoted) = self.pool.insert(tx.clone(), chain_nonce) {
-                announced.extend(promoted);
-            }
-        }
-        let heads = (0..depth).map(|_| self.chain.append(Vec::new(), now_s)).collect();
-        Ok((removed, Effects { announced: Vec::new(), heads, announced_after: announced }))
+        (0..depth).for_each(|_| _ = chain.append(Vec::new(), now_s));
+        Ok((removed, self.follow(chain)))
     }
 
     /// Takes over another node's chain. What only its own had mined is pending again.
     pub(crate) fn follow(&mut self, chain: Chain) -> Effects {
         let (undone, heads) = (self.chain.without(&chain), chain.without(&self.chain));
         self.chain = chain;
-        let mut announced_after = Vec::new();
+        let mut announced = Vec::new();
         for tx in undone.iter().chain(&heads).flat_map(|block| &block.txs) {
-            let nonce = self.chain.nonce(&tx.sender);
-            announced_after.extend(self.pool.set_chain_nonce(tx.sender, nonce));
+            let nonce = self.chain.nonce(&tx.signer());
+            announced.extend(self.pool.set_chain_nonce(tx.signer(), nonce));
         }
         for tx in undone.iter().flat_map(|block| &block.txs) {
             if self.chain.tx(&tx.hash).is_none()
-                && let Ok(promoted) = self.pool.insert(tx.clone(), self.chain.nonce(&tx.sender))
+                && let Ok(promoted) = self.pool.insert(tx.clone(), self.chain.nonce(&tx.signer()))
             {
-                announced_after.extend(promoted);
+                announced.extend(promoted);
             }
         }
-        Effects { heads, announced_after, ..Effects::default() }
-    }
-
-    /// A transaction wherever it is: of the pool, or mined.
-    pub(crate) fn find(&self, hash: &B256) -> Option<(Arc<SignedTx>, Option<crate::tx::MinedAt>)> {
-        if let Some(tx) = self.pool.get(hash) {
-            return Some((tx.clone(), None));
-        }
-        self.chain.tx(hash).map(|(tx, at)| (tx.clone(), Some(at)))
+        Effects { heads, announced }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::OnceLock;
-
-    use alloy_primitives::{Address, Bytes, keccak256};
+    use alloy_consensus::{SignableTransaction as _, TxEip1559, transaction::Recovered};
+    use alloy_primitives::{Address, Signature, TxKind};
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tx::Body;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -182,18 +163,17 @@ mod tests {
     }
 
     fn tx(sender: u8, nonce: u64, fee: u128) -> Arc<SignedTx> {
-        Arc::new(SignedTx {
-            hash: keccak256([u64::from(sender), nonce, fee as u64].map(u64::to_be_bytes).concat()),
-            sender: Address::with_last_byte(sender),
+        let sender = Address::with_last_byte(sender);
+        let tx = TxEip1559 {
             nonce,
             gas_limit: 21_000,
-            max_fee_wei: fee * 10_000_000_000,
-            tip_wei: fee,
-            blob_fee_wei: None,
-            blobs: 0,
-            body: Body::Plain(Bytes::new()),
-            object: OnceLock::new(),
-        })
+            max_fee_per_gas: fee * 10_000_000_000,
+            max_priority_fee_per_gas: fee,
+            to: TxKind::Call(sender),
+            ..TxEip1559::default()
+        };
+        let tx = tx.into_signed(Signature::test_signature()).into();
+        Arc::new(SignedTx::new(Recovered::new_unchecked(tx, sender), None))
     }
 
     proptest! {
@@ -230,7 +210,7 @@ mod tests {
             prop_assert!(block.txs.len() <= known + 60);
             for address in (0..4).map(Address::with_last_byte) {
                 let nonces: Vec<_> =
-                    block.txs.iter().filter(|tx| tx.sender == address).map(|tx| tx.nonce).collect();
+                    block.txs.iter().filter(|tx| tx.signer() == address).map(|tx| tx.nonce()).collect();
                 prop_assert!(nonces.windows(2).all(|pair| pair[1] == pair[0] + 1));
             }
         }

@@ -2,92 +2,28 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
-    sync::{Condvar, Mutex, PoisonError},
-    time::{Duration, Instant},
+    sync::mpsc::{Receiver, RecvTimeoutError},
+    time::Instant,
 };
 
-use rand::{Rng, SeedableRng};
-use rand_chacha::ChaCha8Rng;
+/// When something is due, and how it is delivered.
+pub(crate) type Held = (Instant, Box<dyn FnOnce() + Send>);
 
-use crate::lock;
-
-type Deliver = Box<dyn FnOnce() + Send>;
-
-pub(crate) struct DelayLine {
-    inner: Mutex<Inner>,
-    changed: Condvar,
-}
-
-struct Inner {
-    /// By due time; the number keeps equals in their order.
-    due: BTreeMap<(Instant, u64), Deliver>,
-    number: u64,
-    rng: ChaCha8Rng,
-    stopped: bool,
-}
-
-impl DelayLine {
-    pub(crate) fn new(seed: u64) -> Self {
-        let inner = Inner {
-            due: BTreeMap::new(),
-            number: 0,
-            rng: ChaCha8Rng::seed_from_u64(seed),
-            stopped: false,
+/// Delivers until the sender is gone; what is held then is not delivered.
+pub(crate) fn deliver(receiver: &Receiver<Held>) {
+    // The number keeps equals in their order.
+    let mut held = BTreeMap::new();
+    for number in 0_u64.. {
+        let received = match held.first_key_value() {
+            None => receiver.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            Some(((due, _), _)) => {
+                receiver.recv_timeout(Instant::saturating_duration_since(due, Instant::now()))
+            }
         };
-        Self { inner: Mutex::new(inner), changed: Condvar::new() }
-    }
-
-    pub(crate) fn draw_up_to(&self, most: Duration) -> Duration {
-        most.mul_f64(lock(&self.inner).rng.random())
-    }
-
-    pub(crate) fn hold(&self, time: Duration, deliver: impl FnOnce() + Send + 'static) {
-        let due = Instant::now() + time;
-        let mut inner = lock(&self.inner);
-        inner.number += 1;
-        let number = inner.number;
-        let first = inner.due.first_key_value().is_none_or(|((next, _), _)| due < *next);
-        inner.due.insert((due, number), Box::new(deliver));
-        drop(inner);
-        if first {
-            self.changed.notify_one();
+        match received {
+            Ok((due, deliver)) => _ = held.insert((due, number), deliver),
+            Err(RecvTimeoutError::Timeout) => held.pop_first().expect("just seen").1(),
+            Err(RecvTimeoutError::Disconnected) => return,
         }
-    }
-
-    /// Delivers until stopped; what is held then is not delivered.
-    pub(crate) fn run(&self) {
-        let mut inner = lock(&self.inner);
-        while !inner.stopped {
-            let now = Instant::now();
-            let next = inner.due.first_key_value().map(|((due, _), _)| *due);
-            inner = match next {
-                None => self.changed.wait(inner).unwrap_or_else(PoisonError::into_inner),
-                Some(due) if due > now => {
-                    let woken = self.changed.wait_timeout(inner, due - now);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                }
-                Some(_) => {
-                    let (_, deliver) = inner.due.pop_first().expect("just seen");
-                    drop(inner);
-                    deliver();
-                    lock(&self.inner)
-                }
-            };
-        }
-    }
-
-    pub(crate) fn stop(&self) {
-        let mut inner = lock(&self.inner);
-        inner.stopped = true;
-        inner.due.clear();
-        drop(inner);
-        self.changed.notify_one();
-    }
-}
-
-impl fmt::Debug for DelayLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DelayLine").finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! The faults of a node, single ones or a plan drawn from a seed.
 
-pub(crate) mod switches;
+pub(crate) mod armed;
 
 use std::time::Duration;
 
@@ -10,10 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); further hashes of a
 /// batch are lost.
-pub const RETH_LISTENER_HASHES: u32 = 2048;
-
-/// A burst that overflows every buffer of 16,384 slots whose reader does not keep up.
-pub const LARGE_BURST: usize = 20_000;
+const RETH_LISTENER_HASHES: u32 = 2048;
 
 /// Size of [`BadAnswer::Large`], in bytes.
 pub const LARGE_ANSWER_BYTES: usize = 8 << 20;
@@ -129,7 +126,8 @@ impl Fault {
             Self::Restart { down: short, leaves_file: true },
             Self::DropNotifications { count: RETH_LISTENER_HASHES },
             Self::DropObjects { count: RETH_LISTENER_HASHES },
-            Self::Burst { count: LARGE_BURST },
+            // Overflows every buffer of 16,384 slots whose reader does not keep up.
+            Self::Burst { count: 20_000 },
             Self::Duplicate { count: 500 },
             Self::TableFull { time: short },
         ];
@@ -191,11 +189,11 @@ impl FaultPlan {
         let mut round: Vec<Fault> = Vec::new();
         let mut steps = Vec::new();
         while at < end {
-            let mut fault = round.pop().unwrap_or_else(|| {
+            if round.is_empty() {
                 round = Fault::all();
                 round.shuffle(&mut rng);
-                round.pop().expect("there are kinds of faults")
-            });
+            }
+            let mut fault = round.pop().expect("there are kinds of faults");
             let (longer, share) = (rng.random_range(0.4..3.0), rng.random::<f64>());
             fault.adjust(
                 |time| *time = time.mul_f64(longer),
@@ -215,13 +213,6 @@ impl FaultPlan {
             fault.adjust(|time| *time /= factor, |_| {});
         }
         self
-    }
-
-    pub(crate) fn bursts(&self) -> impl Iterator<Item = usize> {
-        self.steps.iter().filter_map(|(_, fault)| match fault {
-            Fault::Burst { count } => Some(*count),
-            _ => None,
-        })
     }
 
     /// When and what, earliest first.

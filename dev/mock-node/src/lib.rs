@@ -17,9 +17,9 @@
 //! ```
 //!
 //! # The life of one transaction
-//! It is planned from the seed, signed ahead of its turn, inserted into the pool at its due time, announced to every
-//! subscription under the lock that orders all events, returned when it is requested by its hash (after the configured latency, during which other responses may wait
-//! too), mined, and dropped with its block after [`HISTORY_BLOCKS`].
+//! It is planned from the seed, signed before its turn, inserted into the pool at its due time, announced to every
+//! subscription under the lock that orders all events, returned when it is requested by its hash (after the configured
+//! latency, during which other responses may wait too), mined, and dropped with its block after [`HISTORY_BLOCKS`].
 //!
 //! # What is lost, and where it is counted
 //! A reader that lets more than 256 MiB wait is disconnected; reth would queue for it without a bound. An announcement
@@ -28,7 +28,7 @@
 //!
 //! # Threads and shutdown
 //! One thread serves the socket on a runtime of its own, one holds delayed responses, and, as
-//! configured, one each paces, signs ahead, mines and runs the plan of faults.
+//! configured, one each paces, mines and runs the plan of faults.
 //! [`MockNode::shutdown`], or dropping the node, ends all of them before it returns.
 //!
 //! ```
@@ -62,20 +62,17 @@ mod pool;
 mod rpc;
 mod shared;
 pub mod state;
+mod stats;
 mod tx;
 pub mod workload;
 
 pub use capacity::Capacity;
 pub use chain::{Block, HISTORY_BLOCKS};
-pub use config::{
-    DEFAULT_BLOCK_GAS_LIMIT, DEFAULT_POOL_LIMIT, DEV_CHAIN_ID, FullObjects, LoadStart, NodeConfig,
-};
+pub use config::{DEV_CHAIN_ID, FullObjects, LoadStart, NodeConfig};
 pub use error::{NodeError, TxRefused};
-pub use faults::{
-    BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, LARGE_BURST, RETH_LISTENER_HASHES, Target,
-};
+pub use faults::{BadAnswer, Fault, FaultPlan, LARGE_ANSWER_BYTES, Target};
 pub use node::{MockNode, Reorg};
-pub use shared::stats::Stats;
+pub use stats::Stats;
 pub use workload::DEFAULT_ACCOUNTS;
 
 /// Locks. A panic in a test's thread must not take the node down with it; what is done under each lock is whole or not

@@ -2,13 +2,13 @@
 
 mod inject;
 mod load;
-mod supply;
 
 use std::{
+    convert::Infallible,
     fmt, fs,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{Arc, Mutex, atomic::Ordering::Relaxed},
+    sync::{Arc, Mutex, mpsc::channel},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -17,17 +17,18 @@ use alloy_primitives::{B256, Bytes};
 use tokio::{net::UnixListener, sync::Notify};
 
 use crate::{
-    chain::Block,
+    chain::{Block, FullBlock},
     config::NodeConfig,
+    delays::deliver,
     error::{NodeError, TxRefused},
     faults::Fault,
     lock, rpc,
-    shared::{Shared, Topic, stats::Stats, unix_s},
+    shared::{Shared, Topic, unix_s},
     state::NewState,
+    stats::Stats,
     tx::SignedTx,
 };
 use inject::{follow, inject};
-use supply::Supply;
 
 /// Threads that are busy with a large answer have this long to end at shutdown.
 const BLOCKING_GRACE: Duration = Duration::from_secs(2);
@@ -38,7 +39,6 @@ const BLOCKING_GRACE: Duration = Duration::from_secs(2);
 /// Every method may be called from any thread; none waits for a client.
 pub struct MockNode {
     shared: Arc<Shared>,
-    supply: Arc<Supply>,
     stop: Arc<Notify>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -52,13 +52,10 @@ impl MockNode {
 
     /// As [`Self::start`], with what executes the blocks.
     pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
-        config.validate()?;
-        let supply = Arc::new(Supply::new(&config));
-        let shared = Arc::new(Shared::new(config, state));
-        for tx in supply.take(shared.config.preload) {
-            shared.submit(tx)?;
-        }
-        Self::listen(shared, supply)
+        Self::prepared(config, state, |shared| {
+            let mut preloaded = shared.take(shared.config.preload).into_iter();
+            preloaded.try_for_each(|(_, tx)| shared.submit(tx))
+        })
     }
 
     /// Starts one that has another's chain, and these transactions in its pool if their nonces follow: as a node that
@@ -68,86 +65,57 @@ impl MockNode {
         other: &Self,
         pending: impl IntoIterator<Item = Bytes>,
     ) -> Result<Self, NodeError> {
-        config.validate()?;
-        let supply = Arc::new(Supply::new(&config));
-        let shared = Arc::new(Shared::new(config, None));
-        shared.lock().core.chain = other.shared.lock().core.chain.clone();
-        for raw in pending {
-            // What was mined meanwhile is refused.
-            _ = shared.submit_raw(&raw);
-        }
-        Self::listen(shared, supply)
+        let chain = other.shared.lock().core.chain.clone();
+        Self::prepared(config, None, |shared| {
+            shared.lock().core.chain = chain;
+            for raw in pending {
+                // What was mined meanwhile is refused.
+                _ = shared.submit_raw(&raw);
+            }
+            Ok(())
+        })
     }
 
-    fn listen(shared: Arc<Shared>, supply: Arc<Supply>) -> Result<Self, NodeError> {
-        let listener = rpc::listen(&shared.config.ipc_path)
-            .map_err(|source| NodeError::Start { part: "socket", source })?;
-        let stop = Arc::new(Notify::new());
-        let node = Self { shared, supply, stop, threads: Mutex::default() };
-        node.spawn_threads(listener)?;
+    /// Starts it once something has been done that no client is told.
+    fn prepared(
+        config: NodeConfig,
+        state: Option<NewState>,
+        prepare: impl FnOnce(&Shared) -> Result<(), TxRefused>,
+    ) -> Result<Self, NodeError> {
+        let (delays, held) = channel();
+        let shared = Arc::new(Shared::new(config, state, delays));
+        prepare(&shared)?;
+        let listener = rpc::listen(&shared.config.ipc_path)?;
+        let node = Self { shared, stop: Arc::default(), threads: Mutex::default() };
+        node.spawn("server", {
+            let (shared, stop) = (node.shared.clone(), node.stop.clone());
+            move |_| serve(shared, &stop, listener)
+        });
+        node.spawn("delays", move |_| deliver(&held));
+        let config = &node.shared.config;
+        if config.tps > 0 {
+            node.spawn("load", load::pace);
+        }
+        if let Some(plan) = config.faults.clone() {
+            node.spawn("faults", move |shared| follow(shared, &plan));
+        }
+        if !config.block_time.is_zero() {
+            node.spawn("miner", mine_on_time);
+        }
         Ok(node)
     }
 
-    fn spawn_threads(&self, listener: StdListener) -> Result<(), NodeError> {
-        let failed = |part| move |source| NodeError::Start { part, source };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .thread_name("mock-node-blocking")
-            .build()
-            .map_err(failed("runtime"))?;
-        let (shared, stop) = (self.shared.clone(), self.stop.clone());
-        self.spawn("server", move || {
-            runtime.block_on(async move {
-                match UnixListener::from_std(listener) {
-                    // The order does not matter: both end only once, and a lost accept is a lost connection of a
-                    // node that is going down.
-                    Ok(listener) => tokio::select! {
-                        () = rpc::serve(shared, listener) => {}
-                        () = stop.notified() => {}
-                    },
-                    Err(error) => tracing::error!(%error, "the listener does not fit the runtime"),
-                }
-            });
-            runtime.shutdown_timeout(BLOCKING_GRACE);
-        })?;
+    fn spawn(&self, part: &str, run: impl FnOnce(&Shared) + Send + 'static) {
         let shared = self.shared.clone();
-        self.spawn("delays", move || shared.delays.run())?;
-        let config = &self.shared.config;
-        if config.tps > 0 {
-            let (shared, supply) = (self.shared.clone(), self.supply.clone());
-            self.spawn("load", move || load::pace(&shared, &supply))?;
-            let (shared, supply) = (self.shared.clone(), self.supply.clone());
-            self.spawn("signer", move || supply.refill(&shared))?;
-        }
-        if let Some(plan) = config.faults.clone() {
-            let (shared, supply) = (self.shared.clone(), self.supply.clone());
-            self.spawn("faults", move || follow(&shared, &supply, &plan))?;
-        }
-        if !config.block_time.is_zero() {
-            let shared = self.shared.clone();
-            self.spawn("miner", move || mine_on_time(&shared))?;
-        }
-        Ok(())
-    }
-
-    fn spawn(
-        &self,
-        part: &'static str,
-        run: impl FnOnce() + Send + 'static,
-    ) -> Result<(), NodeError> {
-        let handle = thread::Builder::new()
-            .name(format!("mock-node-{part}"))
-            .spawn(run)
-            .map_err(|source| NodeError::Start { part, source })?;
-        lock(&self.threads).push(handle);
-        Ok(())
+        let thread = thread::Builder::new().name(format!("mock-node-{part}"));
+        let thread = thread.spawn(move || run(&shared)).expect("a thread");
+        lock(&self.threads).push(thread);
     }
 
     pub fn ipc_path(&self) -> &Path {
         &self.shared.config.ipc_path
     }
 
-    /// What the node was started with.
     pub fn config(&self) -> &NodeConfig {
         &self.shared.config
     }
@@ -161,28 +129,26 @@ impl MockNode {
     /// Announces `count` transactions of the node's own load at once, the ones the pace would have taken next.
     /// Signing is done before the first is announced.
     pub fn burst(&self, count: usize) -> Vec<B256> {
-        load::burst(&self.shared, &self.supply, count)
+        load::burst(&self.shared, count)
     }
 
     /// Makes a fault strike now. It is in force when this returns, except for a restart: the server's thread does
     /// that as soon as it can.
     pub fn inject(&self, fault: Fault) {
-        inject(&self.shared, &self.supply, fault);
+        inject(&self.shared, fault);
     }
 
     /// Waits until the configured plan of faults is through; false when `timeout` ran out first or there is none.
     pub fn wait_faults_finished(&self, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout;
-        self.shared.signals.wait(Some(until), |flags| flags.plan_finished).plan_finished
+        self.shared.wait(Instant::now() + timeout, |state| state.plan_finished)
     }
 
     /// Tells a transaction of the pool once more, as reth does with 2 to 3 % under load.
     pub fn announce_again(&self, hash: B256) -> Result<(), NodeError> {
-        let state = self.shared.lock();
-        let Some(tx) = state.core.pool.get(&hash) else {
-            return Err(NodeError::UnknownTransaction { hash });
-        };
-        self.shared.announce_once(&state, tx);
+        let mut state = self.shared.lock();
+        let tx = state.core.pool.get(&hash).cloned();
+        let tx = tx.ok_or(NodeError::UnknownTransaction { hash })?;
+        self.shared.announce_once(&mut state, &tx);
         Ok(())
     }
 
@@ -195,13 +161,12 @@ impl MockNode {
 
     /// Tells subscribers to full transactions this JSON, whatever it says.
     pub fn announce_object(&self, json: &str) {
-        self.shared.notify(&self.shared.lock(), Topic::Objects, json.as_bytes());
+        self.shared.lock().notify(Topic::Objects, json.as_bytes());
     }
 
     /// Tells a hash that the node does not hold, as if the transaction had been replaced or evicted at once.
     pub fn announce_unknown(&self, hash: B256) {
-        let state = self.shared.lock();
-        self.shared.announce_hash(&state, hash);
+        self.shared.lock().announce_hash(hash);
     }
 
     /// Mines what is pending, up to the block's limits.
@@ -212,65 +177,54 @@ impl MockNode {
     /// Mines empty blocks, each so many seconds after the one before by its timestamp. Two nodes with one genesis make the
     /// same ones.
     pub fn mine_empty(&self, count: usize, after_s: u64) {
-        let mut state = self.shared.lock();
-        let effects = state.core.mine_empty(count, after_s);
-        self.shared.publish(&state, effects);
+        let Ok(()) =
+            self.shared.change(|core| Ok::<_, Infallible>(((), core.mine_empty(count, after_s))));
     }
 
     /// Whether it says that it is syncing, when it is asked.
     pub fn set_syncing(&self, is_syncing: bool) {
-        self.shared.is_syncing.store(is_syncing, Relaxed);
+        self.shared.lock().is_syncing = is_syncing;
     }
 
     /// Mines exactly these transactions of the pool, in this order.
     pub fn mine_only(&self, hashes: &[B256]) -> Result<Block, NodeError> {
-        let mut state = self.shared.lock();
-        let txs = hashes
-            .iter()
-            .map(|hash| {
-                let tx = state.core.pool.get(hash);
-                tx.cloned().ok_or(NodeError::UnknownTransaction { hash: *hash })
-            })
-            .collect::<Result<_, _>>()?;
-        let (block, effects) = state.core.mine_checked(txs, unix_s())?;
-        self.shared.publish(&state, effects);
+        let block = self.shared.change(|core| {
+            let pooled = |hash: &B256| {
+                let tx = core.pool.get(hash).cloned();
+                tx.ok_or(NodeError::UnknownTransaction { hash: *hash })
+            };
+            let txs = hashes.iter().map(pooled).collect::<Result<_, _>>()?;
+            Ok::<_, NodeError>(core.mine_checked(txs, unix_s())?)
+        })?;
         Ok(block.summary())
     }
 
     /// Mines transactions that were never announced, as a builder's private ones are. What the pool holds with the
     /// same or lower nonces of their senders is gone, without a word.
     pub fn mine_private(&self, raws: impl IntoIterator<Item = Bytes>) -> Result<Block, NodeError> {
-        let chain_id = self.shared.config.chain_id;
-        let txs = raws
-            .into_iter()
-            .map(|raw| SignedTx::from_raw(&raw, chain_id).map(Arc::new))
-            .collect::<Result<_, _>>()?;
-        let mut state = self.shared.lock();
-        let (block, effects) = state.core.mine_checked(txs, unix_s())?;
-        self.shared.publish(&state, effects);
+        let signed = |raw| SignedTx::from_raw(&raw, self.shared.config.chain_id).map(Arc::new);
+        let txs = raws.into_iter().map(signed).collect::<Result<_, _>>()?;
+        let block = self.shared.change(|core| core.mine_checked(txs, unix_s()))?;
         Ok(block.summary())
     }
 
     /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. What the old ones held is
     /// pending again, and announced again unless the configuration says otherwise.
     pub fn reorg(&self, depth: usize) -> Result<Reorg, NodeError> {
-        let mut state = self.shared.lock();
-        let (removed, effects) = state.core.reorg(depth, unix_s())?;
-        let reorg = Reorg {
-            removed: removed.iter().map(|block| block.summary()).collect(),
-            added: effects.heads.iter().map(|block| block.summary()).collect(),
-        };
-        self.shared.publish(&state, effects);
-        Ok(reorg)
+        self.shared.change(|core| {
+            let (removed, effects) = core.reorg(depth, unix_s())?;
+            let summaries =
+                |blocks: &[Arc<FullBlock>]| blocks.iter().map(|it| it.summary()).collect();
+            let reorg = Reorg { removed: summaries(&removed), added: summaries(&effects.heads) };
+            Ok((reorg, effects))
+        })
     }
 
     /// Takes over the chain of another node, as one that imports blocks: its heads are announced, and what only its own
     /// blocks held is pending again.
     pub fn follow(&self, other: &Self) {
         let chain = other.shared.lock().core.chain.clone();
-        let mut state = self.shared.lock();
-        let effects = state.core.follow(chain);
-        self.shared.publish(&state, effects);
+        let Ok(()) = self.shared.change(|core| Ok::<_, Infallible>(((), core.follow(chain))));
     }
 
     pub fn head(&self) -> Block {
@@ -290,17 +244,16 @@ impl MockNode {
     /// What `eth_getRawTransactionByHash` answers for this hash: a pending blob transaction with its sidecar, a
     /// mined one without.
     pub fn raw(&self, hash: B256) -> Option<Bytes> {
-        rpc::raw(&self.shared, &hash)
+        self.shared.raw(&hash)
     }
 
     pub fn stats(&self) -> Stats {
-        self.shared.counters.snapshot()
+        self.shared.lock().stats.clone()
     }
 
     /// Waits until the paced load has announced its count; false when `timeout` ran out first or there is no count.
     pub fn wait_load_finished(&self, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout;
-        self.shared.signals.wait(Some(until), |flags| flags.load_finished).load_finished
+        self.shared.wait(Instant::now() + timeout, |state| state.load_finished)
     }
 
     /// Stops: the connections are closed, the socket file is removed, the threads have ended when this returns.
@@ -310,8 +263,7 @@ impl MockNode {
         if threads.is_empty() {
             return;
         }
-        self.shared.signals.set(|flags| flags.stopped = true);
-        self.shared.delays.stop();
+        self.shared.signal(|state| (state.stopped, state.delays) = (true, None));
         self.stop.notify_one();
         for thread in threads {
             if thread.join().is_err() {
@@ -345,17 +297,32 @@ pub struct Reorg {
     pub added: Vec<Block>,
 }
 
+fn serve(shared: Arc<Shared>, stop: &Notify, listener: StdListener) {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().thread_name("mock-node-blocking").build();
+    let runtime = runtime.expect("a runtime");
+    runtime.block_on(async {
+        let listener = UnixListener::from_std(listener).expect("it does not block");
+        // The order does not matter: both end only once, and a lost accept is a lost connection of a node that is
+        // going down.
+        tokio::select! {
+            () = rpc::serve(shared, listener) => {}
+            () = stop.notified() => {}
+        }
+    });
+    runtime.shutdown_timeout(BLOCKING_GRACE);
+}
+
 fn mine_on_time(shared: &Shared) {
     let mut due = Instant::now() + shared.config.block_time;
-    while !shared.signals.sleep_until(due) {
+    while !shared.sleep_until(due) {
         due += shared.config.block_time;
-        if let Some(line) = &shared.line {
+        let turn = shared.lock().line.as_mut().map(|line| line.block(Instant::now()));
+        if let Some(turn) = turn {
             // Blocks that a late thread made up for would wait for each other.
             due = due.max(Instant::now() + shared.config.block_time);
-            let turn = line.block(Instant::now());
-            let us = u64::try_from(turn.as_micros()).unwrap_or(u64::MAX);
-            shared.counters.import_wait_us_max.fetch_max(us, Relaxed);
-            if shared.signals.sleep_until(Instant::now() + turn) {
+            shared.lock().stats.import_waited(turn);
+            if shared.sleep_until(Instant::now() + turn) {
                 return;
             }
         }

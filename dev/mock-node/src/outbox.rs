@@ -24,7 +24,6 @@ pub(crate) struct Outbox {
 #[derive(Debug, Default)]
 struct Queue {
     chunks: VecDeque<Vec<u8>>,
-    gathered: Vec<u8>,
     bytes: usize,
     phase: Phase,
     freeze: Freeze,
@@ -62,94 +61,59 @@ pub(crate) enum Next {
 }
 
 impl Outbox {
-    /// Queues a message, of which the first `singles` bytes are one write each; false when that was too much and the
-    /// connection is closed now.
-    pub(crate) fn push(&self, mut message: Vec<u8>, singles: usize) -> bool {
-        let mut queue = lock(&self.queue);
-        // What would be written to a dead connection is not kept either: it is lost in any case.
-        if queue.phase != Phase::Open || queue.freeze == Freeze::Forever {
-            return true;
-        }
-        let len = message.len();
-        if queue.bytes + len > MAX_QUEUED_BYTES {
-            queue.phase = Phase::Closed;
-            drop(queue);
-            self.wake.notify_one();
-            return false;
-        }
-        if singles > 0 {
-            queue.seal();
-            queue.chunks.extend(message.drain(..singles.min(len)).map(|byte| vec![byte]));
-        }
-        if queue.gathered.len() + message.len() >= GATHER_BYTES {
-            queue.seal();
-        }
-        if queue.gathered.is_empty() {
-            queue.gathered = message;
-        } else {
-            queue.gathered.extend_from_slice(&message);
-        }
-        queue.bytes += len;
-        drop(queue);
+    fn change(&self, change: impl FnOnce(&mut Queue)) {
+        change(&mut lock(&self.queue));
         self.wake.notify_one();
-        true
+    }
+
+    /// Queues a message, of which the first `singles` bytes are one write each. Closes the connection when that is too
+    /// much.
+    pub(crate) fn push(&self, message: Vec<u8>, singles: usize) {
+        self.change(|queue| queue.push(message, singles));
     }
 
     /// Writes what is queued, then closes.
     pub(crate) fn finish(&self) {
-        let mut queue = lock(&self.queue);
-        if queue.phase == Phase::Open {
-            queue.phase = Phase::Finishing;
-        }
-        drop(queue);
-        self.wake.notify_one();
+        self.change(|queue| {
+            if queue.phase == Phase::Open {
+                queue.phase = Phase::Finishing;
+            }
+        });
     }
 
     /// Closes without writing what is queued.
     pub(crate) fn close(&self) {
-        lock(&self.queue).phase = Phase::Closed;
-        self.wake.notify_one();
+        self.change(|queue| queue.phase = Phase::Closed);
     }
 
-    pub(crate) fn take(&self) -> Next {
-        let mut queue = lock(&self.queue);
-        if queue.phase == Phase::Closed {
-            return Next::Close;
-        }
-        match queue.freeze() {
-            Freeze::No => {}
-            Freeze::Until(until) => return Next::WaitUntil(until),
-            Freeze::Forever => return Next::Wait,
-        }
-        if queue.cut && queue.bytes > 0 {
-            queue.phase = Phase::Closed;
-            return Next::WriteAndClose(queue.half_of_first());
-        }
-        queue.seal();
-        match (queue.chunks.is_empty(), queue.phase) {
-            (false, _) => Next::Write(std::mem::take(&mut queue.chunks)),
-            (true, Phase::Finishing) => Next::Close,
-            (true, _) => Next::Wait,
-        }
-    }
-
-    /// Neither reads nor writes for a while, or ever again.
     pub(crate) fn freeze(&self, freeze: Freeze) {
-        lock(&self.queue).freeze = freeze;
-        self.wake.notify_one();
+        self.change(|queue| queue.freeze = freeze);
+    }
+
+    pub(crate) fn cut(&self) {
+        self.change(|queue| queue.cut = true);
     }
 
     pub(crate) fn frozen(&self) -> Freeze {
         lock(&self.queue).freeze()
     }
 
-    /// Cuts the next message in its middle.
-    pub(crate) fn cut(&self) {
-        lock(&self.queue).cut = true;
-        self.wake.notify_one();
+    pub(crate) fn take(&self) -> Next {
+        let mut queue = lock(&self.queue);
+        match (queue.phase, queue.freeze()) {
+            (Phase::Closed, _) => Next::Close,
+            (_, Freeze::Until(until)) => Next::WaitUntil(until),
+            (_, Freeze::Forever) => Next::Wait,
+            _ if queue.cut && queue.bytes > 0 => {
+                queue.phase = Phase::Closed;
+                Next::WriteAndClose(queue.half_of_first())
+            }
+            _ if !queue.chunks.is_empty() => Next::Write(std::mem::take(&mut queue.chunks)),
+            (Phase::Finishing, _) => Next::Close,
+            (Phase::Open, _) => Next::Wait,
+        }
     }
 
-    /// Tells that these bytes have left.
     pub(crate) fn written(&self, bytes: usize) {
         lock(&self.queue).bytes -= bytes;
     }
@@ -162,6 +126,29 @@ impl Outbox {
 }
 
 impl Queue {
+    fn push(&mut self, mut message: Vec<u8>, singles: usize) {
+        // What would be written to a dead connection is not kept either: it is lost in any case.
+        if self.phase != Phase::Open || self.freeze == Freeze::Forever {
+            return;
+        }
+        let len = message.len();
+        if self.bytes + len > MAX_QUEUED_BYTES {
+            tracing::debug!("a connection is closed, since too much waits for it");
+            self.phase = Phase::Closed;
+            return;
+        }
+        self.bytes += len;
+        let singles = message.drain(..singles.min(len)).map(|byte| vec![byte]);
+        self.chunks.extend(singles);
+        match self.chunks.back_mut() {
+            // Not to a byte that is a write of its own.
+            Some(last) if last.len() > 1 && last.len() + message.len() < GATHER_BYTES => {
+                last.append(&mut message);
+            }
+            _ => self.chunks.push_back(message),
+        }
+    }
+
     fn freeze(&mut self) -> Freeze {
         if let Freeze::Until(until) = self.freeze
             && until <= Instant::now()
@@ -173,16 +160,9 @@ impl Queue {
 
     /// Of the first message that waits; never all of it, since no message is empty and each ends with a line end.
     fn half_of_first(&mut self) -> Vec<u8> {
-        self.seal();
         let mut first = self.chunks.pop_front().unwrap_or_default();
         let line = first.iter().position(|byte| *byte == b'\n').unwrap_or(first.len());
         first.truncate(line / 2);
         first
-    }
-
-    fn seal(&mut self) {
-        if !self.gathered.is_empty() {
-            self.chunks.push_back(std::mem::take(&mut self.gathered));
-        }
     }
 }

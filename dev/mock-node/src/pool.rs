@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use alloy_consensus::Transaction as _;
 use alloy_primitives::{
     Address, B256,
     map::{AddressHashMap, B256HashMap, HashSet},
@@ -77,17 +78,17 @@ impl Pool {
         if self.txs.contains_key(&tx.hash) {
             return Err(TxRefused::AlreadyKnown);
         }
-        if tx.nonce < chain_nonce {
-            return Err(TxRefused::NonceTooLow { has: tx.nonce, expected: chain_nonce });
+        if tx.nonce() < chain_nonce {
+            return Err(TxRefused::NonceTooLow { has: tx.nonce(), expected: chain_nonce });
         }
         let sender = self
             .senders
-            .entry(tx.sender)
+            .entry(tx.signer())
             .or_insert_with(|| Sender { by_nonce: BTreeMap::new(), next: chain_nonce });
-        match sender.by_nonce.entry(tx.nonce) {
+        match sender.by_nonce.entry(tx.nonce()) {
             Entry::Vacant(vacant) => {
                 vacant.insert(tx.hash);
-                let address = tx.sender;
+                let address = tx.signer();
                 self.txs.insert(tx.hash, Slot { tx, place: None });
                 Ok(self.promote(address))
             }
@@ -173,21 +174,21 @@ impl Pool {
             if best.len() >= max_txs || gas_left < 21_000 {
                 break;
             }
-            let sender = &self.senders[&tx.sender];
-            if blocked.contains(&tx.sender) {
+            let sender = &self.senders[&tx.signer()];
+            if blocked.contains(&tx.signer()) {
                 continue;
             }
             // A reorg puts low nonces back behind higher ones: the place is the sender's, the nonce decides.
             let nonce = taken
-                .entry(tx.sender)
+                .entry(tx.signer())
                 .or_insert_with(|| *sender.by_nonce.first_key_value().expect("it has this one").0);
             let tx = &self.txs[&sender.by_nonce[nonce]].tx;
-            if tx.gas_limit > gas_left || tx.max_fee_wei < base_fee_wei {
-                blocked.insert(tx.sender);
+            if tx.gas_limit() > gas_left || tx.max_fee_per_gas() < base_fee_wei {
+                blocked.insert(tx.signer());
                 continue;
             }
             *nonce += 1;
-            gas_left -= tx.gas_limit;
+            gas_left -= tx.gas_limit();
             best.push(tx.clone());
         }
         best
@@ -219,16 +220,16 @@ impl Pool {
 }
 
 fn check_bump(old: &SignedTx, new: &SignedTx) -> Result<(), TxRefused> {
-    let percent = if old.blobs > 0 { BLOB_PRICE_BUMP_PERCENT } else { PRICE_BUMP_PERCENT };
+    let percent = if old.is_eip4844() { BLOB_PRICE_BUMP_PERCENT } else { PRICE_BUMP_PERCENT };
     let bumped = |fee: u128| fee.saturating_mul(100 + percent).div_ceil(100);
-    let blob_fee_enough = match (old.blob_fee_wei, new.blob_fee_wei) {
+    let blob_fee_enough = match (old.max_fee_per_blob_gas(), new.max_fee_per_blob_gas()) {
         (Some(old), Some(new)) => new >= bumped(old),
         (None, None) => true,
         // reth and geth let no blob transaction replace another kind, nor the other way round.
         _ => false,
     };
-    if new.max_fee_wei >= bumped(old.max_fee_wei)
-        && new.tip_wei >= bumped(old.tip_wei)
+    if new.max_fee_per_gas() >= bumped(old.max_fee_per_gas())
+        && new.priority_fee_or_price() >= bumped(old.priority_fee_or_price())
         && blob_fee_enough
     {
         Ok(())

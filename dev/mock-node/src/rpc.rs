@@ -1,44 +1,33 @@
 //! From the bytes of a request to the bytes of its answer.
 
-mod error;
 mod methods;
-mod params;
+mod request;
 mod server;
-mod spoil;
-mod state_methods;
 
 use std::{
-    borrow::Cow,
     io::Write as _,
-    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, Bytes};
-use serde::Deserialize;
+use alloy_primitives::B256;
+use rand::Rng as _;
 use serde_json::value::RawValue;
 
 use crate::{
-    capacity::Busy,
-    faults::BadAnswer,
+    faults::{BadAnswer, LARGE_ANSWER_BYTES},
     shared::{Shared, Topic},
+    tx::to_json,
 };
-use error::RpcError;
-use methods::call;
-pub(crate) use methods::raw;
-use params::Params;
+use methods::{Found, call, raw_json};
+use request::{Params, Request, RpcError};
+use server::TOO_MANY;
 pub(crate) use server::{listen, run as serve};
-use spoil::{OVERTAKEN_BY, SINGLE_BYTES, spoil};
 
-#[derive(Debug, Deserialize)]
-struct Request<'a> {
-    #[serde(borrow)]
-    id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    method: Cow<'a, str>,
-    #[serde(borrow)]
-    params: Option<&'a RawValue>,
-}
+/// Answers of [`BadAnswer::OutOfOrder`] come up to so much later.
+const OVERTAKEN_BY: Duration = Duration::from_millis(20);
+
+/// Of an answer of [`BadAnswer::ByteByByte`], how many bytes are one write each.
+const SINGLE_BYTES: usize = 4096;
 
 /// An answer without its line end, and what follows from having given it.
 #[derive(Debug, Default)]
@@ -65,24 +54,16 @@ fn is_heavy(frame: &[u8]) -> bool {
 fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     let frame = frame.trim_ascii();
     if frame.first() != Some(&b'[') {
-        return match serde_json::from_slice::<Request<'_>>(frame) {
-            Ok(request) => answer(shared, &request),
-            Err(error) => Some(malformed(frame, &error)),
-        };
+        return answer(shared, frame);
     }
     let Ok(calls) = serde_json::from_slice::<Vec<&RawValue>>(frame) else {
-        return Some(error_reply(RpcError::PARSE, "Parse error"));
+        return Some(error_reply(&RpcError::PARSE));
     };
     if calls.is_empty() {
-        return Some(error_reply(RpcError::INVALID_REQUEST, "Invalid request"));
+        return Some(error_reply(&RpcError::INVALID_REQUEST));
     }
     let mut all = Reply::default();
-    for call in calls {
-        let one = match serde_json::from_str::<Request<'_>>(call.get()) {
-            Ok(request) => answer(shared, &request),
-            Err(error) => Some(malformed(call.get().as_bytes(), &error)),
-        };
-        let Some(mut one) = one else { continue };
+    for mut one in calls.iter().filter_map(|call| answer(shared, call.get().as_bytes())) {
         all.message.push(if all.message.is_empty() { b'[' } else { b',' });
         all.message.append(&mut one.message);
         all.begin.append(&mut one.begin);
@@ -93,111 +74,105 @@ fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     (all.message.len() > 1).then_some(all)
 }
 
-fn malformed(frame: &[u8], error: &serde_json::Error) -> Reply {
-    if error.is_data() && serde_json::from_slice::<serde::de::IgnoredAny>(frame).is_ok() {
-        error_reply(RpcError::INVALID_REQUEST, "Invalid request")
-    } else {
-        error_reply(RpcError::PARSE, "Parse error")
-    }
-}
-
-fn error_reply(code: i32, text: &'static str) -> Reply {
+fn error_reply(error: &RpcError) -> Reply {
     let mut reply = Reply::default();
-    write_error(&mut reply.message, "null", &RpcError::new(code, text));
+    write(&mut reply.message, "null", "error", &to_json(error));
     reply
 }
 
-fn write_error(out: &mut Vec<u8>, id: &str, error: &RpcError) {
-    let mut object = serde_json::json!({ "code": error.code, "message": error.message });
-    if let Some(data) = &error.data {
-        object["data"] = data.clone();
-    }
-    write!(out, r#"{{"jsonrpc":"2.0","id":{id},"error":{object}}}"#).expect("memory takes all");
+fn write(out: &mut Vec<u8>, id: &str, member: &str, json: &[u8]) {
+    write!(out, r#"{{"jsonrpc":"2.0","id":{id},"{member}":"#).expect("memory takes all");
+    out.extend_from_slice(json);
+    out.push(b'}');
 }
 
-fn write_result(out: &mut Vec<u8>, id: &str, result: &[u8]) {
-    for part in [br#"{"jsonrpc":"2.0","id":"#, id.as_bytes(), br#","result":"#, result, b"}"] {
-        out.extend_from_slice(part);
-    }
-}
-
-/// What a method found.
-enum Found {
-    Json(Vec<u8>),
-    /// A raw transaction, and its hash.
-    Raw(Bytes, B256),
-    Subscribed(String, Topic),
-}
-
-fn answer(shared: &Shared, request: &Request<'_>) -> Option<Reply> {
-    shared.counters.method(&request.method);
-    let is_raw = request.method == "eth_getRawTransactionByHash";
-    if is_raw {
-        shared.counters.raw_begins();
-    }
-    let bad = if is_raw { shared.switches.next_answer() } else { None };
-    let params = Params::read(request.params);
-    let mut found = params.and_then(|params| call(shared, &request.method, &params));
+fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
+    let request: Request<'_> = match serde_json::from_slice(frame) {
+        Ok(request) => request,
+        Err(error) if error.is_data() => return Some(error_reply(&RpcError::INVALID_REQUEST)),
+        Err(_) => return Some(error_reply(&RpcError::PARSE)),
+    };
+    let method = request.method.as_ref();
     let mut reply = Reply::default();
-    if is_raw {
-        reply.raws = 1;
-        reply.delay = shared.config.latency;
-        match shared.line.as_ref().map(|line| line.request(Instant::now())) {
-            None => {}
-            Some(Ok(turn)) => reply.delay += turn,
-            Some(Err(Busy)) => {
-                shared.counters.raw_busy.fetch_add(1, Relaxed);
-                found = Err(RpcError::new(RpcError::LIMIT_EXCEEDED, "server is busy"));
+    let (mut bad, mut refused) = (None, None);
+    {
+        let mut state = shared.lock();
+        *state.stats.methods.entry(method.to_owned()).or_default() += 1;
+        if method == "eth_getRawTransactionByHash" {
+            reply.raws = 1;
+            reply.delay = shared.config.latency;
+            bad = state.armed.next_answer();
+            state.stats.bad_answers += u64::from(bad.is_some());
+            match state.line.as_mut().map(|line| line.request(Instant::now())) {
+                None => {}
+                Some(Some(turn)) => reply.delay += turn,
+                Some(None) => {
+                    state.stats.raw_busy += 1;
+                    refused = Some(RpcError::new(RpcError::LIMIT_EXCEEDED, "server is busy"));
+                }
             }
         }
+        if bad == Some(BadAnswer::OutOfOrder) {
+            reply.delay += OVERTAKEN_BY.mul_f64(state.rng.random());
+        }
     }
-    match bad {
-        Some(BadAnswer::OutOfOrder) => reply.delay += shared.delays.draw_up_to(OVERTAKEN_BY),
-        Some(BadAnswer::ByteByByte) => reply.singles = SINGLE_BYTES,
-        Some(BadAnswer::WrongTransaction) => found = Ok(another(shared, found)),
-        _ => {}
-    }
-    // A request without an id wants no answer, only its effect.
-    let Some(id) = request.id.map(RawValue::get) else {
-        shared.counters.raw_ends(reply.raws);
-        return None;
+    let params = Params::read(request.params);
+    let found = match bad {
+        Some(BadAnswer::WrongTransaction) => params.and_then(|params| another(shared, &params)),
+        _ => params.and_then(|params| call(shared, method, &params)),
     };
-    match found {
-        Err(error) => write_error(&mut reply.message, id, &error),
-        Ok(Found::Json(json)) => write_result(&mut reply.message, id, &json),
-        Ok(Found::Raw(raw, _)) => {
-            // Six blobs are 1.6 MB of digits: each is written once.
-            let mut quoted = vec![b'"'; 2 * raw.len() + 4];
-            quoted[1..3].copy_from_slice(b"0x");
-            let end = quoted.len() - 1;
-            const_hex::encode_to_slice(raw, &mut quoted[3..end]).expect("two digits for each byte");
-            write_result(&mut reply.message, id, &quoted);
-        }
+    // A request without an id wants no answer, only its effect.
+    let id = request.id?.get();
+    let (member, json) = match refused.map_or(found, Err) {
+        Err(error) => ("error", to_json(&error)),
+        Ok(Found::Json(json)) => ("result", json),
         Ok(Found::Subscribed(subscription, topic)) => {
-            write_result(&mut reply.message, id, format!("\"{subscription}\"").as_bytes());
+            let json = to_json(&subscription);
             reply.begin.push((subscription, topic));
+            ("result", json)
         }
+    };
+    write(&mut reply.message, id, member, &json);
+    match bad {
+        None => {}
+        Some(BadAnswer::Never) => return None,
+        Some(bad) => spoil(&mut reply, bad, id),
     }
-    if let Some(bad) = bad {
-        shared.counters.bad_answers.fetch_add(1, Relaxed);
-        let Some(spoiled) = spoil(bad, id, reply.message) else {
-            shared.counters.raw_ends(reply.raws);
-            return None;
-        };
-        reply.message = spoiled;
+    if reply.raws > 0 {
+        shared.lock().stats.raw_begins();
     }
     Some(reply)
 }
 
-/// A pending transaction that is not the one found.
-fn another(shared: &Shared, found: Result<Found, RpcError>) -> Found {
-    let right = match found {
-        Ok(Found::Raw(_, hash)) => Some(hash),
-        _ => None,
-    };
-    let state = shared.lock();
-    match state.core.pool.pending().find(|tx| Some(tx.hash) != right) {
-        Some(tx) => Found::Raw(tx.body.network(), tx.hash),
-        None => Found::Json(b"null".to_vec()),
+/// Turns a right answer into a wrong one.
+fn spoil(reply: &mut Reply, bad: BadAnswer, id: &str) {
+    let right = std::mem::take(&mut reply.message);
+    let out = &mut reply.message;
+    match bad {
+        // These are wrong in their time or in what was looked up.
+        BadAnswer::OutOfOrder | BadAnswer::WrongTransaction | BadAnswer::Never => *out = right,
+        BadAnswer::ByteByByte => (reply.message, reply.singles) = (right, SINGLE_BYTES),
+        BadAnswer::Truncated => out.extend_from_slice(&right[..right.len() / 2]),
+        BadAnswer::Null => write(out, id, "result", b"null"),
+        BadAnswer::Error => {
+            write(out, id, "error", &to_json(&RpcError::new(-32603, "Internal error")));
+        }
+        BadAnswer::Busy => {
+            let busy = "transaction indexing is in progress";
+            write(out, id, "error", &to_json(&RpcError::new(RpcError::SERVER, busy)));
+        }
+        BadAnswer::Garbage => out.extend_from_slice(b"<html>502 Bad Gateway</html>"),
+        BadAnswer::PlainText => out.extend_from_slice(TOO_MANY),
+        BadAnswer::Large => {
+            write(out, id, "result", &to_json(&format!("0x{}", "0".repeat(LARGE_ANSWER_BYTES))));
+        }
     }
+}
+
+/// A pending transaction that is not the one that was requested.
+fn another(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
+    let requested: B256 = params.get(0)?;
+    let state = shared.lock();
+    let other = state.core.pool.pending().find(|tx| tx.hash != requested);
+    Ok(Found::Json(other.map_or(b"null".to_vec(), |tx| raw_json(&tx.network()))))
 }

@@ -1,35 +1,33 @@
-//! What the node's threads share: the core, the subscriptions, the counters.
-
-mod signals;
-pub(crate) mod stats;
+//! What the node's threads share: under one lock the core, the subscriptions, the armed faults and the counts.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    },
+    convert::Infallible,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
+use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{B256, Bytes, keccak256};
+use rand::SeedableRng as _;
+use rand_chacha::ChaCha8Rng;
+use tokio::sync::Notify;
 
 use crate::{
     capacity::Line,
     chain::FullBlock,
-    config::{FullObjects, NodeConfig},
+    config::{FullObjects, LoadStart, NodeConfig},
     core::{Core, Effects},
-    delays::DelayLine,
+    delays::Held,
     error::TxRefused,
-    faults::switches::Switches,
+    faults::armed::{Armed, take_one},
     lock,
     outbox::Outbox,
     state::{Execute, NewState},
+    stats::Stats,
     tx::{SignedTx, to_json},
+    workload::{TxKind, Workload},
 };
-use signals::Signals;
-use stats::Counters;
 
-/// What a subscription is notified of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Topic {
     Hashes,
@@ -38,36 +36,55 @@ pub(crate) enum Topic {
 }
 
 #[derive(Debug)]
-pub(crate) struct Subscription {
-    /// The id as the client knows it, without quotes.
-    pub(crate) id: String,
-    pub(crate) topic: Topic,
-    pub(crate) connection: u64,
+pub(crate) struct Connected {
+    pub(crate) number: u64,
     pub(crate) outbox: Arc<Outbox>,
+    /// Each with its id as the client knows it, without quotes.
+    pub(crate) subscriptions: Vec<(String, Topic)>,
+}
+
+impl Connected {
+    /// Whether it is told of transactions.
+    fn is_told(&self) -> bool {
+        self.hears(Topic::Hashes) || self.hears(Topic::Objects)
+    }
+
+    pub(crate) fn hears(&self, topic: Topic) -> bool {
+        self.subscriptions.iter().any(|(_, other)| *other == topic)
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) core: Core,
-    pub(crate) subscriptions: Vec<Subscription>,
     pub(crate) next_subscription: u64,
-    pub(crate) connections: Vec<(u64, Arc<Outbox>)>,
+    pub(crate) connections: Vec<Connected>,
+    pub(crate) stats: Stats,
+    pub(crate) armed: Armed,
+    /// Requests and blocks wait in it, if the node can do only so much.
+    pub(crate) line: Option<Line>,
+    pub(crate) is_syncing: bool,
+    /// Until when the node lists its pool.
+    lists_until: Option<Instant>,
+    /// How many objects there were, dropped or not.
+    objects: u64,
+    pub(crate) stopped: bool,
+    pub(crate) load_finished: bool,
+    pub(crate) plan_finished: bool,
+    pub(crate) rng: ChaCha8Rng,
+    /// Answers that are held back, bounded by what clients have requested; taken when the node stops.
+    pub(crate) delays: Option<Sender<Held>>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: NodeConfig,
-    pub(crate) counters: Counters,
-    pub(crate) delays: DelayLine,
-    /// Requests and blocks wait in it, if the node can do only so much.
-    pub(crate) line: Option<Line>,
-    /// How many objects there were, dropped or not.
-    objects: AtomicU64,
-    /// Until when the node lists its pool.
-    lists_until: Mutex<Option<Instant>>,
-    pub(crate) is_syncing: AtomicBool,
-    pub(crate) signals: Signals,
-    pub(crate) switches: Switches,
+    /// The node's own load.
+    pub(crate) load: Mutex<Workload>,
+    /// What threads wait for has changed in the state.
+    pub(crate) changed: Condvar,
+    /// A restart is armed.
+    pub(crate) restart: Notify,
     /// What executes the blocks, if something does.
     pub(crate) executor: Option<Box<dyn Execute>>,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
@@ -76,57 +93,88 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: NodeConfig, state: Option<NewState>) -> Self {
+    pub(crate) fn new(config: NodeConfig, state: Option<NewState>, delays: Sender<Held>) -> Self {
         let core = Core::new(&config, unix_s());
-        let executor = state.map(|new| new(&config, core.chain.head().hash));
-        let delays = DelayLine::new(config.seed);
-        Self {
+        let executor = state.map(|new| new(&config, core.chain.head().header.hash));
+        let state = State {
+            core,
+            next_subscription: 0,
+            connections: Vec::new(),
+            stats: Stats::default(),
+            armed: Armed::default(),
             line: config.capacity.map(Line::new),
+            is_syncing: false,
+            lists_until: None,
+            objects: 0,
+            stopped: false,
+            load_finished: false,
+            plan_finished: false,
+            rng: ChaCha8Rng::seed_from_u64(config.seed),
+            delays: Some(delays),
+        };
+        Self {
+            load: Mutex::new(config.load()),
             config,
-            counters: Counters::default(),
-            delays,
-            objects: AtomicU64::new(0),
-            lists_until: Mutex::new(None),
-            is_syncing: AtomicBool::new(false),
-            signals: Signals::default(),
-            switches: Switches::default(),
+            changed: Condvar::new(),
+            restart: Notify::new(),
             executor,
-            state: Mutex::new(State {
-                core,
-                subscriptions: Vec::new(),
-                next_subscription: 0,
-                connections: Vec::new(),
-            }),
+            state: Mutex::new(state),
         }
+    }
+
+    /// The next transactions of the node's own load.
+    pub(crate) fn take(&self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
+        lock(&self.load).take(count)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }
 
+    /// Changes what threads wait for.
+    pub(crate) fn signal(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.changed.notify_all();
+    }
+
+    /// Waits until `ready` says so or the time has come; whether it says so then.
+    pub(crate) fn wait(&self, until: Instant, ready: impl Fn(&State) -> bool) -> bool {
+        let left = until.saturating_duration_since(Instant::now());
+        let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !ready(state));
+        ready(&waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// Sleeps; true when the node is stopped meanwhile or was before.
+    pub(crate) fn sleep_until(&self, until: Instant) -> bool {
+        self.wait(until, |state| state.stopped)
+    }
+
+    /// Waits for the occasion on which the load begins; true when the node is stopped before.
+    pub(crate) fn wait_for_start(&self) -> bool {
+        let waits = self.config.load_start == LoadStart::FirstSubscription;
+        let has_begun = |state: &State| !waits || state.connections.iter().any(Connected::is_told);
+        let waiting = |state: &mut State| !state.stopped && !has_begun(state);
+        let started = self.changed.wait_while(self.lock(), waiting);
+        started.unwrap_or_else(PoisonError::into_inner).stopped
+    }
+
     /// The pool is listed from now on; a list that is under way is waited for.
     pub(crate) fn list(&self) {
-        if self.config.list_time.is_zero() {
-            return;
+        if !self.config.list_time.is_zero() {
+            let now = Instant::now();
+            let until = &mut self.lock().lists_until;
+            *until = Some(until.unwrap_or(now).max(now) + self.config.list_time);
         }
-        let mut until = lock(&self.lists_until);
-        *until =
-            Some(until.unwrap_or_else(Instant::now).max(Instant::now()) + self.config.list_time);
     }
 
     /// How long until the node is done with listing its pool, and answers again.
     pub(crate) fn list_ends_in(&self) -> Duration {
-        let until = *lock(&self.lists_until);
+        let until = self.lock().lists_until;
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
 
     pub(crate) fn submit(&self, tx: Arc<SignedTx>) -> Result<(), TxRefused> {
-        let mut state = self.lock();
-        let effects = state.core.submit(tx).inspect_err(|_| {
-            self.counters.refused.fetch_add(1, Relaxed);
-        })?;
-        self.publish(&state, effects);
-        Ok(())
+        self.change(|core| Ok(((), core.submit(tx)?)))
     }
 
     /// As a client sends it.
@@ -137,93 +185,95 @@ impl Shared {
         Ok(hash)
     }
 
-    /// Mines what is pending, up to the block's limits.
+    /// A pending blob transaction with its sidecar, a mined one without.
+    pub(crate) fn raw(&self, hash: &B256) -> Option<Bytes> {
+        let (pending, mined) = {
+            let core = &self.lock().core;
+            (core.pool.get(hash).cloned(), core.chain.tx(hash).cloned())
+        };
+        let mined = || mined.map(|tx| tx.encoded_2718().into());
+        pending.map(|tx| tx.network()).or_else(mined)
+    }
+
     pub(crate) fn mine(&self) -> Arc<FullBlock> {
-        let mut state = self.lock();
-        let (block, effects) = state.core.mine(unix_s());
-        self.publish(&state, effects);
+        let Ok(block) = self.change(|core| Ok::<_, Infallible>(core.mine(unix_s())));
         block
     }
 
-    /// Notifies the subscribers, under the lock, so that all are notified in the order in which it happened.
-    pub(crate) fn publish(&self, state: &State, effects: Effects) {
+    /// Changes the core and notifies the subscribers, under the lock, so that all are notified in the order in which it
+    /// happened.
+    pub(crate) fn change<T, E>(
+        &self,
+        change: impl FnOnce(&mut Core) -> Result<(T, Effects), E>,
+    ) -> Result<T, E> {
+        let state = &mut *self.lock();
+        let (outcome, effects) = change(&mut state.core)?;
+        for block in &effects.heads {
+            if let Some(executor) = &self.executor {
+                let txs = block.txs.iter().map(|tx| &tx.mined).collect();
+                executor.push(block.header.hash, &block.header, txs);
+            }
+            state.stats.blocks += 1;
+            state.notify(Topic::Heads, &to_json(&block.header));
+        }
         for tx in &effects.announced {
             self.announce(state, tx);
         }
-        for block in &effects.heads {
-            if let Some(executor) = &self.executor {
-                executor.push(block.as_ref().into());
-            }
-            self.counters.blocks.fetch_add(1, Relaxed);
-            self.counters.mined.fetch_add(block.txs.len() as u64, Relaxed);
-            self.notify(state, Topic::Heads, &to_json(&block.head_object()));
-        }
-        for tx in &effects.announced_after {
-            self.announce(state, tx);
-        }
+        Ok(outcome)
     }
 
-    fn announce(&self, state: &State, tx: &SignedTx) {
-        self.counters.announced.fetch_add(1, Relaxed);
-        if self.switches.drop_notifications.take() {
-            self.counters.notifications_dropped.fetch_add(1, Relaxed);
+    fn announce(&self, state: &mut State, tx: &SignedTx) {
+        state.stats.announced += 1;
+        if take_one(&mut state.armed.drop_notifications) {
+            state.stats.notifications_dropped += 1;
             return;
         }
         self.announce_once(state, tx);
-        if self.switches.duplicate.take() {
+        if take_one(&mut state.armed.duplicate) {
             self.announce_once(state, tx);
         }
     }
 
     /// Tells the hash and the object.
-    pub(crate) fn announce_once(&self, state: &State, tx: &SignedTx) {
-        self.announce_hash(state, tx.hash);
-        if !state.subscriptions.iter().any(|subscription| subscription.topic == Topic::Objects) {
+    pub(crate) fn announce_once(&self, state: &mut State, tx: &SignedTx) {
+        state.announce_hash(tx.hash);
+        if !state.connections.iter().any(|connected| connected.hears(Topic::Objects)) {
             return;
         }
-        if self.drops_object() {
-            self.counters.objects_dropped.fetch_add(1, Relaxed);
+        if self.drops_object(state) {
+            state.stats.objects_dropped += 1;
         } else {
-            self.notify(state, Topic::Objects, tx.pending_object());
+            state.notify(Topic::Objects, tx.pending_object());
         }
     }
 
     /// Whether the next object is one that the node drops.
-    fn drops_object(&self) -> bool {
+    fn drops_object(&self, state: &mut State) -> bool {
         let is_drawn = match self.config.full_objects {
             FullObjects::Dropped { per_mille, run } => {
-                let number = self.objects.fetch_add(1, Relaxed) / u64::from(run);
+                let number = state.objects / u64::from(run);
+                state.objects += 1;
                 let digest = keccak256([self.config.seed, number].map(u64::to_be_bytes).concat());
                 u32::from(u16::from_be_bytes([digest[0], digest[1]])) % 1000 < per_mille
             }
             _ => false,
         };
-        is_drawn || self.switches.drop_objects.take()
+        is_drawn || take_one(&mut state.armed.drop_objects)
+    }
+}
+
+impl State {
+    pub(crate) fn announce_hash(&self, hash: B256) {
+        self.notify(Topic::Hashes, &to_json(&hash));
     }
 
-    /// Tells the hash alone.
-    pub(crate) fn announce_hash(&self, state: &State, hash: B256) {
-        let mut quoted = [b'"'; 68];
-        quoted[1..3].copy_from_slice(b"0x");
-        const_hex::encode_to_slice(hash, &mut quoted[3..67]).expect("64 digits for 32 bytes");
-        self.notify(state, Topic::Hashes, &quoted);
-    }
-
-    pub(crate) fn notify(&self, state: &State, topic: Topic, result: &[u8]) {
-        for subscription in state.subscriptions.iter().filter(|sub| sub.topic == topic) {
-            let (id, begin) = (
-                subscription.id.as_bytes(),
-                br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#,
-            );
-            let text = [begin, id, br#"","result":"#, result, b"}}\n"].concat();
-            self.push(&subscription.outbox, text, 0);
-        }
-    }
-
-    /// Queues a message, of which the first `singles` bytes are one write each.
-    pub(crate) fn push(&self, outbox: &Outbox, message: Vec<u8>, singles: usize) {
-        if !outbox.push(message, singles) {
-            tracing::debug!("a connection was closed, since too much waited for it");
+    pub(crate) fn notify(&self, topic: Topic, result: &[u8]) {
+        let begin = br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#;
+        for Connected { outbox, subscriptions, .. } in &self.connections {
+            for (id, _) in subscriptions.iter().filter(|(_, other)| *other == topic) {
+                let text = [begin, id.as_bytes(), br#"","result":"#, result, b"}}\n"].concat();
+                outbox.push(text, 0);
+            }
         }
     }
 }

@@ -3,36 +3,16 @@
 
 use std::fmt;
 
-use alloy_consensus::Header;
-use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_consensus::{Header, TxEnvelope, transaction::Recovered};
+use alloy_primitives::{Address, B256, U256};
 use serde_json::Value;
 
-use crate::{chain::FullBlock, config::NodeConfig};
+use crate::config::NodeConfig;
 
-/// A block to be executed.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct ExecutableBlock {
-    /// The hash of its header.
-    pub hash: B256,
-    pub header: Header,
-    /// The sender of each transaction, and its encoding without the sidecar.
-    pub txs: Vec<(Address, Bytes)>,
-}
-
-impl From<&FullBlock> for ExecutableBlock {
-    fn from(block: &FullBlock) -> Self {
-        let txs = block.txs.iter().map(|tx| (tx.sender, tx.body.mined().clone()));
-        Self { hash: block.hash, header: block.header.clone(), txs: txs.collect() }
-    }
-}
-
-/// What a request for the state reads.
 #[derive(Clone, Copy, Debug)]
 pub enum StateRequest {
     /// In wei.
     Balance(Address),
-    /// The next one.
     Nonce(Address),
     Code(Address),
     /// A word of the storage.
@@ -41,8 +21,9 @@ pub enum StateRequest {
 
 /// Executes blocks, and knows the state after each recent one.
 pub trait Execute: fmt::Debug + Send + Sync {
-    /// Executes a block of the chain. One that does not stand on the newest one undoes those it replaces.
-    fn push(&self, block: ExecutableBlock);
+    /// Executes a block of the chain, whose header has this hash. One that does not stand on the newest one undoes those
+    /// it replaces.
+    fn push(&self, hash: B256, header: &Header, txs: Vec<&Recovered<TxEnvelope>>);
 
     /// The value at a block, as it is answered; `None` when that block's state is not kept.
     fn value(&self, block: &B256, request: StateRequest) -> Option<Value>;

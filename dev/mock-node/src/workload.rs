@@ -4,9 +4,9 @@ mod accounts;
 mod blobs;
 mod plan;
 
-use std::{num::NonZeroUsize, sync::Arc, thread};
+use std::{collections::VecDeque, num::NonZeroUsize, sync::Arc, thread};
 
-use alloy_consensus::transaction::Recovered;
+use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_eips::Decodable2718;
 use alloy_primitives::{B256, Bytes};
 
@@ -23,6 +23,9 @@ use plan::Plan;
 
 /// Default number of sending accounts: as many as anvil has with `--accounts 1000`.
 pub const DEFAULT_ACCOUNTS: usize = 1000;
+
+/// Signed at a time at least, in half a millisecond: so long the next announcement of a node's pace may wait.
+const CHUNK: usize = 16;
 
 /// What of a load is not always the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,13 +117,15 @@ impl PreparedTx {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Workload {
-    config: WorkloadConfig,
+    pub(crate) config: WorkloadConfig,
     accounts: Vec<Account>,
     nonces: Vec<u64>,
     /// The next account of either kind.
     turn: [usize; 2],
     rng: ChaCha8Rng,
     planned: u64,
+    /// Signed, in the order of the workload: the seed decides it, not when they were signed.
+    ready: VecDeque<(TxKind, Arc<SignedTx>)>,
 }
 
 impl Workload {
@@ -140,6 +145,7 @@ impl Workload {
             turn: [0; 2],
             rng: ChaCha8Rng::seed_from_u64(config.seed),
             planned: 0,
+            ready: VecDeque::new(),
             config,
         }
     }
@@ -152,20 +158,37 @@ impl Workload {
     ///
     /// Blob transactions are written out in full here; a thousand with one blob are 137 MB.
     pub fn prepare(&mut self, count: usize) -> Vec<PreparedTx> {
-        self.sign(count)
-            .into_iter()
-            .map(|(kind, tx)| PreparedTx {
-                hash: tx.hash,
-                raw: tx.body.network(),
-                sender: tx.sender,
-                nonce: tx.nonce,
-                kind,
-            })
-            .collect()
+        let written = |(kind, tx): (_, Arc<SignedTx>)| PreparedTx {
+            hash: tx.hash,
+            raw: tx.network(),
+            sender: tx.signer(),
+            nonce: tx.nonce(),
+            kind,
+        };
+        self.take(count).into_iter().map(written).collect()
     }
 
-    /// The same without writing blobs out.
-    pub(crate) fn sign(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
+    /// The next ones, as a node holds them.
+    pub(crate) fn take(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
+        self.sign_up_to(count);
+        self.ready.drain(..count).collect()
+    }
+
+    /// Makes the next one again what was taken and not used.
+    pub(crate) fn put_back(&mut self, tx: (TxKind, Arc<SignedTx>)) {
+        self.ready.push_front(tx);
+    }
+
+    /// Has so many ready to be taken.
+    pub(crate) fn sign_up_to(&mut self, count: usize) -> &VecDeque<(TxKind, Arc<SignedTx>)> {
+        if self.ready.len() < count {
+            let signed = self.sign(CHUNK.max(count - self.ready.len()));
+            self.ready.extend(signed);
+        }
+        &self.ready
+    }
+
+    fn sign(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
         let plans: Vec<Plan> = (0..count).map(|_| self.plan()).collect();
         let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let share = plans.len().div_ceil(threads).max(64);
@@ -207,29 +230,15 @@ impl Workload {
     }
 }
 
-/// The first transactions of a workload, for nodes that announce the same ones: signing 20,000 costs more processor
-/// time than announcing them. A clone shares them.
+/// A workload of which the first transactions are signed, for nodes that announce the same ones: signing 20,000 costs
+/// more processor time than announcing them. A clone shares them.
 #[derive(Clone, Debug)]
-pub struct SignedLoad {
-    txs: Arc<[Arc<SignedTx>]>,
-    /// Where the workload goes on.
-    rest: Workload,
-}
+pub struct SignedLoad(pub(crate) Workload);
 
 impl SignedLoad {
-    /// Signs the first `count` transactions.
     pub fn new(config: WorkloadConfig, count: usize) -> Self {
-        let mut rest = Workload::new(config);
-        let txs = rest.sign(count).into_iter().map(|(_, tx)| tx).collect();
-        Self { txs, rest }
-    }
-
-    /// What it was made from.
-    pub const fn config(&self) -> &WorkloadConfig {
-        &self.rest.config
-    }
-
-    pub(crate) fn into_parts(self) -> (Arc<[Arc<SignedTx>]>, Workload) {
-        (self.txs, self.rest)
+        let mut workload = Workload::new(config);
+        workload.sign_up_to(count);
+        Self(workload)
     }
 }

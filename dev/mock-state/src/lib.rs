@@ -12,15 +12,14 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use alloy_consensus::{Transaction, TxEnvelope, crypto::secp256k1::recover_signer};
-use alloy_eips::{
-    Decodable2718 as _,
-    eip7702::{RecoveredAuthority, RecoveredAuthorization},
+use alloy_consensus::{
+    Header, Transaction, TxEnvelope, crypto::secp256k1::recover_signer, transaction::Recovered,
 };
+use alloy_eips::eip7702::{RecoveredAuthority, RecoveredAuthorization};
 use alloy_primitives::{Address, B256, U256};
 use mock_node::{
     HISTORY_BLOCKS, MockNode, NodeConfig, NodeError,
-    state::{ExecutableBlock, Execute, StateRequest},
+    state::{Execute, StateRequest},
 };
 use revm::{
     Context, DatabaseRef as _, ExecuteCommitEvm, MainBuilder, MainContext,
@@ -59,16 +58,15 @@ impl Keeper {
 }
 
 impl Execute for Keeper {
-    fn push(&self, block: ExecutableBlock) {
+    fn push(&self, hash: B256, header: &Header, txs: Vec<&Recovered<TxEnvelope>>) {
         let mut history = self.history();
-        while history.len() > 1
-            && history.back().is_some_and(|(top, _)| *top != block.header.parent_hash)
+        while history.len() > 1 && history.back().is_some_and(|(top, _)| *top != header.parent_hash)
         {
             history.pop_back();
         }
         let (_, parent) = history.back().expect("the oldest stays");
-        let state = execute(parent.clone(), self.chain_id, &block);
-        history.push_back((block.hash, state));
+        let state = execute(parent.clone(), self.chain_id, header, txs);
+        history.push_back((hash, state));
         if history.len() > HISTORY_BLOCKS + 1 {
             history.pop_front();
         }
@@ -101,8 +99,12 @@ fn look_up(state: &World, request: StateRequest) -> Value {
 }
 
 /// The state after a block on this one.
-fn execute(state: World, chain_id: u64, block: &ExecutableBlock) -> World {
-    let header = &block.header;
+fn execute(
+    state: World,
+    chain_id: u64,
+    header: &Header,
+    txs: Vec<&Recovered<TxEnvelope>>,
+) -> World {
     let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
     cfg.chain_id = chain_id;
     let mut env = BlockEnv {
@@ -118,13 +120,11 @@ fn execute(state: World, chain_id: u64, block: &ExecutableBlock) -> World {
     env.set_blob_excess_gas_and_price(header.excess_blob_gas.unwrap_or_default(), fraction as u64);
     let context = Context::mainnet().with_db(state).with_cfg(cfg).with_block(env);
     let mut evm = context.build_mainnet();
-    for (sender, raw) in &block.txs {
-        let tx = TxEnvelope::decode_2718_exact(raw)
-            .expect("these bytes were decoded or encoded by the node before");
-        if let Err(error) = evm.transact_commit(tx_env(&tx, *sender)) {
+    for tx in txs {
+        if let Err(error) = evm.transact_commit(tx_env(tx.inner(), tx.signer())) {
             tracing::debug!(hash = %tx.tx_hash(), %error, "a mined transaction cannot be executed");
             let db = &mut evm.ctx.journaled_state.database;
-            let account = db.load_account(*sender).expect("memory does not fail");
+            let account = db.load_account(tx.signer()).expect("memory does not fail");
             account.info.nonce = tx.nonce() + 1;
             account.account_state = AccountState::Touched;
         }

@@ -1,6 +1,14 @@
-//! What the command line and the environment tell a bench.
+//! What the command line and the environment tell a bench, and its pace.
 
-use std::{env, fmt::Display, ops::RangeInclusive, process, str::FromStr};
+use std::{
+    env,
+    fmt::Display,
+    ops::RangeInclusive,
+    process,
+    str::FromStr,
+    thread,
+    time::{Duration, Instant},
+};
 
 /// The command line: flags of the harness, and words that choose parts of the bench.
 #[derive(Clone, Debug)]
@@ -53,4 +61,16 @@ pub fn number<T: FromStr + PartialOrd + Display>(
     range: RangeInclusive<T>,
 ) -> T {
     numbers(name, default, range).swap_remove(0)
+}
+
+/// When each is due, so many a second or all at once. Sleeps until then: by the schedule, whatever happened to those
+/// before, so that the pace does not drift.
+pub fn pace(tps: Option<u32>) -> impl Iterator<Item = Instant> {
+    let start = Instant::now();
+    (0_u64..).map(move |number| {
+        let after = tps.map_or(0, |tps| number * 1_000_000_000 / u64::from(tps));
+        let due = start + Duration::from_nanos(after);
+        thread::sleep(due.saturating_duration_since(Instant::now()));
+        due
+    })
 }

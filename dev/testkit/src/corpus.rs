@@ -46,15 +46,15 @@ pub fn seeds(reader: &str) -> Vec<Seed> {
     seeds
 }
 
-/// One change of a text.
+/// One change of a text: at this place so many bytes are removed, and others inserted.
 #[derive(Clone, Debug)]
-enum Edit {
-    Replace(Index, u8),
-    Remove(Index, usize),
-    Insert(Index, Vec<u8>),
-    /// Copies so many bytes to another place.
-    Repeat(Index, usize, Index),
-    Truncate(Index),
+struct Edit(Index, usize, Inserted);
+
+#[derive(Clone, Debug)]
+enum Inserted {
+    New(Vec<u8>),
+    /// So many of the text's own bytes, from there.
+    Copied(Index, usize),
 }
 
 impl Edit {
@@ -62,41 +62,31 @@ impl Edit {
         // Half of the bytes are those that have a meaning in JSON, hex or text.
         let byte = prop_oneof![any::<u8>(), select(&b"{}[]\"\\:,0123456789abcdefx \n-.#"[..])];
         let length = prop_oneof![4 => 1..8_usize, 1 => 1..200_usize];
-        prop_oneof![
-            4 => (any::<Index>(), byte.clone()).prop_map(|(at, byte)| Self::Replace(at, byte)),
-            2 => (any::<Index>(), length.clone()).prop_map(|(at, length)| Self::Remove(at, length)),
-            2 => (any::<Index>(), vec(byte, 1..9)).prop_map(|(at, bytes)| Self::Insert(at, bytes)),
-            1 => (any::<Index>(), length, any::<Index>())
-                .prop_map(|(from, length, to)| Self::Repeat(from, length, to)),
-            1 => any::<Index>().prop_map(Self::Truncate),
-        ]
+        let new = |bytes| vec(byte.clone(), bytes).prop_map(Inserted::New);
+        let copied = (any::<Index>(), length.clone());
+        let change = prop_oneof![
+            4 => (Just(1), new(1..2)),
+            2 => (length, new(0..1)),
+            2 => (Just(0), new(1..9)),
+            1 => (Just(0), copied.prop_map(|(from, length)| Inserted::Copied(from, length))),
+            1 => (Just(usize::MAX), new(0..1)),
+        ];
+        (any::<Index>(), change).prop_map(|(at, (removed, inserted))| Self(at, removed, inserted))
     }
 
     fn apply(self, bytes: &mut Vec<u8>) {
         // An index of a byte, or of the end.
         let size = bytes.len();
-        let place = |at: Index| at.index(size + 1);
-        match self {
-            Self::Replace(at, byte) => {
-                if let Some(there) = bytes.get_mut(place(at)) {
-                    *there = byte;
-                }
-            }
-            Self::Remove(at, length) => {
-                let start = place(at);
-                bytes.drain(start..size.min(start + length));
-            }
-            Self::Insert(at, new) => {
-                let at = place(at);
-                bytes.splice(at..at, new);
-            }
-            Self::Repeat(from, length, to) => {
-                let (from, to) = (place(from), place(to));
-                let copied = bytes[from..size.min(from + length)].to_vec();
-                bytes.splice(to..to, copied);
-            }
-            Self::Truncate(at) => bytes.truncate(place(at)),
-        }
+        let range = |at: Index, length| {
+            let at = at.index(size + 1);
+            at..size.min(at.saturating_add(length))
+        };
+        let Self(at, removed, inserted) = self;
+        let inserted = match inserted {
+            Inserted::New(new) => new,
+            Inserted::Copied(from, length) => bytes[range(from, length)].to_vec(),
+        };
+        bytes.splice(range(at, removed), inserted);
     }
 }
 

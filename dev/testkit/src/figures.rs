@@ -18,12 +18,9 @@ pub fn quantile_us(times: &Histogram<u64>, quantile: f64) -> f64 {
 /// Quantiles of a histogram of nanoseconds, in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Times {
-    /// How many times there were.
     pub count: u64,
     pub p50: f64,
-    /// 95 of a hundred are at most this.
     pub p95: f64,
-    /// 99 of a hundred are at most this.
     pub p99: f64,
     pub max: f64,
 }
@@ -50,9 +47,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     pub median: f64,
-    /// The least of the rounds.
     pub min: f64,
-    /// The most of the rounds.
     pub max: f64,
 }
 
@@ -90,14 +85,17 @@ pub struct Rounds<Contender, Run> {
 }
 
 impl<Contender, Run> Rounds<Contender, Run> {
-    /// Without any round yet.
     pub const fn new(contender: Contender) -> Self {
         Self { contender, runs: Vec::new() }
     }
 
-    /// The median of the rounds' values.
     pub fn median(&self, value: impl Fn(&Run) -> f64) -> f64 {
         median(self.runs.iter().map(value))
+    }
+
+    /// The same, without decimals.
+    pub fn whole(&self, value: impl Fn(&Run) -> f64) -> String {
+        format!("{:.0}", self.median(value))
     }
 
     /// The rounds' values against those of another contender.
@@ -161,12 +159,10 @@ pub struct Goal {
 }
 
 impl Goal {
-    /// A goal with an upper bound.
     pub fn at_most(what: impl Into<String>, value: Spread, limit: f64, unit: &'static str) -> Self {
         Self { what: what.into(), value, unit, limit, is_least: false }
     }
 
-    /// A goal with a lower bound.
     pub fn at_least(
         what: impl Into<String>,
         value: Spread,

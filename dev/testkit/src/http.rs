@@ -39,7 +39,6 @@ pub fn post(body: &str, signer: Option<&Account>) -> Vec<u8> {
     request("/", &header.unwrap_or_default(), Some(body))
 }
 
-/// A connection that is kept.
 #[derive(Debug)]
 pub struct Connection {
     /// For whoever sends no whole requests.
@@ -77,7 +76,6 @@ impl Connection {
         Ok(Self { stream, buffer: Vec::new() })
     }
 
-    /// Sends a request and waits for its response.
     pub async fn request(&mut self, request: &[u8]) -> io::Result<Answer> {
         // Whoever refuses a request answers before all of it was written, and closes.
         let written = self.stream.write_all(request).await;

@@ -40,7 +40,6 @@ impl Node {
         Self::with_mix(txs, Mix::default(), configure)
     }
 
-    /// With so many transactions of a mix.
     pub fn with_mix(
         txs: usize,
         mix: Mix,
@@ -56,16 +55,26 @@ impl Node {
         Self { node, txs, _folder: folder }
     }
 
-    /// Gives the node its transactions.
     pub fn submit_all(&self) {
         for tx in &self.txs {
             self.node.submit(tx.raw.clone()).expect("the node takes its own transactions");
         }
     }
 
-    /// A fetcher's configuration for this node.
     pub fn fetcher(&self) -> FetcherConfig {
         FetcherConfig::ipc(self.node.ipc_path())
+    }
+}
+
+/// Room for all transactions of a run until its end, whoever sent them.
+pub fn roomy() -> PoolConfig {
+    PoolConfig {
+        max_txs: 600_000,
+        max_tx_bytes: 4 << 30,
+        max_external_txs: 600_000,
+        max_external_tx_bytes: 4 << 30,
+        tx_retention: Duration::from_secs(3600),
+        ..PoolConfig::default()
     }
 }
 

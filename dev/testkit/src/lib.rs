@@ -4,10 +4,10 @@
 //! - [`process`]: the running program again as a child process in another role;
 //! - [`command`]: a command under test in a process of its own, which a signal may end;
 //! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
-//! - [`figures`]: medians, spreads, tables and goals of benches; [`mod@bench`], their arguments and their files;
+//! - [`figures`]: medians, spreads, tables and goals of benches; [`mod@bench`], their arguments and their pace;
 //! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
 //! - with the feature `ingest`: [`node`], a mock node in a child process; [`Timed`], a stopwatch around the pool;
-//!   [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions of a test's own making; [`http`], a client of the
+//!   [`seen`], one at its subscriber; [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions of a test's own making; [`http`], a client of the
 //!   RPC server; [`contest`], ours beside the ways in which builders fetch today.
 #![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
@@ -25,6 +25,8 @@ pub mod ingest;
 #[cfg(feature = "ingest")]
 pub mod node;
 pub mod process;
+#[cfg(feature = "ingest")]
+pub mod seen;
 #[cfg(feature = "ingest")]
 pub mod sign;
 #[cfg(feature = "ingest")]

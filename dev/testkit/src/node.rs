@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
 use crate::{
+    bench::pace,
     process::{Process, reply, run_as, serve},
     usage::{now_ns, process_cpu},
 };
@@ -108,7 +109,6 @@ impl NodeProcess {
     }
 }
 
-/// Runs as the node's process.
 fn respond() -> io::Result<()> {
     let mut node: Option<Arc<MockNode>> = None;
     let mut announcing: Option<Announcing> = None;
@@ -149,17 +149,11 @@ impl Announcing {
     fn start(node: Arc<MockNode>, total: usize, tps: Option<u32>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let (start, cpu) = (Instant::now(), process_cpu());
+        let cpu = process_cpu();
         let thread = thread::spawn(move || {
             let mut announced = Announced::default();
             let steps = if tps.is_some() { total } else { 1 };
-            for number in 0..steps as u64 {
-                // Due by the schedule, whatever happened to those before: the pace does not drift.
-                let after = tps.map_or(0, |tps| number * 1_000_000_000 / u64::from(tps));
-                let due = start + Duration::from_nanos(after);
-                if let Some(wait) = due.checked_duration_since(Instant::now()) {
-                    thread::sleep(wait);
-                }
+            for due in pace(tps).take(steps) {
                 // Relaxed: it carries nothing but itself.
                 if stopped.load(Relaxed) {
                     return (announced, None);

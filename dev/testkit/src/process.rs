@@ -42,7 +42,6 @@ impl Process {
         read(&mut self.responses)?.ok_or_else(|| io::Error::other("the child has ended"))
     }
 
-    /// Sends a request and waits for its response.
     pub fn request<T: DeserializeOwned>(&mut self, request: &impl Serialize) -> io::Result<T> {
         self.send(request)?;
         self.receive()

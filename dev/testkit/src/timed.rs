@@ -23,7 +23,6 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// A stopwatch around a pool.
     pub fn new(pool: OrderPool) -> Self {
         Self { pool, live: Arc::default() }
     }

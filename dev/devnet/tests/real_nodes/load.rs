@@ -9,13 +9,11 @@ use std::{
 use mempool_ingest::Fetcher;
 use serde::Deserialize;
 
-/// A load that runs.
 pub(crate) struct Load {
     child: Child,
     tps: u32,
 }
 
-/// What it reported.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Report {
     pub(crate) accepted: u64,
@@ -49,7 +47,6 @@ impl Load {
         }
     }
 
-    /// Waits for its end.
     pub(crate) fn finish(self) -> Report {
         let output = self.child.wait_with_output().expect("the load ends");
         let text = String::from_utf8(output.stdout).expect("text");
@@ -58,7 +55,6 @@ impl Load {
         serde_json::from_str(line).expect("a line of JSON")
     }
 
-    /// Ends it now.
     pub(crate) fn abandon(mut self) {
         // It may have ended with its node.
         let _ = self.child.kill();

@@ -11,18 +11,17 @@ use alloy_primitives::{B256, Bytes, U64};
 use alloy_provider::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
 use devnet::{RealNode, RealNodeKind};
 use mempool_ingest::{
-    Fetcher, FetcherConfig, OrderPool, PoolConfig,
+    Fetcher, FetcherConfig, OrderPool,
     order_pool::OrderStatus,
     txpool_fetcher::{
-        Announcements, AuditMode, Counts, Endpoint, Limits, RawTransaction, StartPolicy,
-        read_response,
+        Announcements, AuditMode, Counts, Endpoint, Limits, RawTransaction, read_response,
     },
 };
 use mock_node::workload::{Account, Mix, Workload, WorkloadConfig, test_accounts};
 use serde_json::value::RawValue;
 use tempfile::TempDir;
 use testkit::{
-    ingest::{arrived_whole, eventually, settled},
+    ingest::{arrived_whole, eventually, roomy, settled},
     sign::signed,
     usage::cpu_of,
 };
@@ -31,23 +30,12 @@ use crate::load::Load;
 
 const BOTH: [RealNodeKind; 2] = [RealNodeKind::Anvil, RealNodeKind::Geth];
 
-/// A running node with a fetcher on it.
 struct Setup {
     kind: RealNodeKind,
     node: RealNode,
     fetcher: Fetcher,
     pool: OrderPool,
     _folder: TempDir,
-}
-
-/// Room for two minutes at 2000 transactions/s, and time to look at all of it.
-fn roomy() -> PoolConfig {
-    PoolConfig {
-        max_txs: 600_000,
-        max_tx_bytes: 4 << 30,
-        tx_retention: Duration::from_secs(1800),
-        ..PoolConfig::default()
-    }
 }
 
 impl Setup {
@@ -62,7 +50,7 @@ impl Setup {
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let node = RealNode::start(kind, folder.path(), block_time).unwrap();
-        let (fetcher, pool) = start(&node, StartPolicy::RequireNode, announcements).await;
+        let (fetcher, pool) = start(&node, announcements).await;
         eventually("the source is live", || fetcher.is_live()).await;
         println!("{kind:?}: {}", fetcher.status()[0].node.as_ref().unwrap().client);
         Self { kind, node, fetcher, pool, _folder: folder }
@@ -96,14 +84,10 @@ impl Setup {
     }
 }
 
-async fn start(
-    node: &RealNode,
-    policy: StartPolicy,
-    announcements: Announcements,
-) -> (Fetcher, OrderPool) {
+async fn start(node: &RealNode, announcements: Announcements) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(roomy()).unwrap();
     let endpoint = Endpoint::Ipc(node.ipc_path().to_owned());
-    let config = FetcherConfig { start: policy, announcements, ..FetcherConfig::new([endpoint]) };
+    let config = FetcherConfig { announcements, ..FetcherConfig::new([endpoint]) };
     // However slow the machine: anvil takes half a minute for 120,000 transactions.
     let limits = Limits { snapshot_timeout: Duration::from_secs(300), ..Limits::default() };
     let fetcher = Fetcher::start_with(config, limits, pool.clone()).await.unwrap();
@@ -275,7 +259,7 @@ async fn costs(kind: RealNodeKind) {
         let node = RealNode::start(kind, folder.path(), Duration::from_secs(12)).unwrap();
         let fetcher = match announcements {
             None => None,
-            Some(mode) => Some(start(&node, StartPolicy::RequireNode, mode).await.0),
+            Some(mode) => Some(start(&node, mode).await.0),
         };
         if plain {
             drain_objects(&node);
@@ -358,7 +342,7 @@ async fn ten_thousand_pending_transactions_are_there_at_the_start() {
         let node = RealNode::start(kind, folder.path(), Duration::from_secs(60)).unwrap();
         Load::start(node.ipc_path(), 2000, Duration::from_secs(5)).finish();
         let begin = Instant::now();
-        let (fetcher, pool) = start(&node, StartPolicy::RequireNode, Announcements::Hashes).await;
+        let (fetcher, pool) = start(&node, Announcements::Hashes).await;
         eventually("live", || fetcher.is_live()).await;
         let counts = fetcher.counts();
         println!("{kind:?}: {} pending backfilled in {:?}", counts.backfilled, begin.elapsed());

@@ -2,22 +2,22 @@
 
 use std::{sync::Arc, time::Instant};
 
-use super::{load, supply::Supply};
+use super::load;
 use crate::{
-    faults::{Fault, FaultPlan, Target},
+    faults::{Fault, FaultPlan, Target, armed::Armed},
     outbox::{Freeze, Outbox},
-    shared::{Shared, Topic, unix_s},
+    shared::{Connected, Shared, Topic, unix_s},
 };
 
-pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
+pub(super) fn inject(shared: &Shared, fault: Fault) {
     tracing::debug!(?fault, "a fault strikes");
-    let switches = &shared.switches;
+    let arm = |arm: &dyn Fn(&mut Armed)| arm(&mut shared.lock().armed);
     match fault {
         Fault::Close(at) => targets(shared, at).iter().for_each(|outbox| outbox.close()),
         Fault::CloseMidFrame(at) => targets(shared, at).iter().for_each(|outbox| outbox.cut()),
-        Fault::CloseOnAccept { connections } => switches.close_on_accept.add(connections),
+        Fault::CloseOnAccept { connections } => arm(&|it| it.close_on_accept += connections),
         Fault::CloseAfterSubscribe { connections } => {
-            switches.close_after_subscribe.add(connections);
+            arm(&|it| it.close_after_subscribe += connections);
         }
         Fault::Stall { at, time } => {
             let until = Freeze::Until(Instant::now() + time);
@@ -27,52 +27,50 @@ pub(super) fn inject(shared: &Shared, supply: &Supply, fault: Fault) {
             targets(shared, at).iter().for_each(|outbox| outbox.freeze(Freeze::Forever));
         }
         Fault::Restart { down, leaves_file } => {
-            switches.ask_restart(down, leaves_file);
+            arm(&|it| it.restart = Some((down, leaves_file)));
+            shared.restart.notify_one();
         }
-        Fault::DropNotifications { count } => switches.drop_notifications.add(count),
-        Fault::DropObjects { count } => switches.drop_objects.add(count),
+        Fault::DropNotifications { count } => arm(&|it| it.drop_notifications += count),
+        Fault::DropObjects { count } => arm(&|it| it.drop_objects += count),
         Fault::Burst { count } => {
-            load::burst(shared, supply, count);
+            load::burst(shared, count);
         }
-        Fault::Duplicate { count } => switches.duplicate.add(count),
-        Fault::Answers { bad, count } => switches.arm_answers(bad, count),
+        Fault::Duplicate { count } => arm(&|it| it.duplicate += count),
+        Fault::Answers { bad, count } => arm(&|it| it.answers.push_back((bad, count))),
         Fault::Reorg { depth } => {
-            let mut state = shared.lock();
-            let depth = depth.min(state.core.chain.undoable());
             // A chain of one block has nothing to replace: then nothing happens.
-            if let Ok((_, effects)) = state.core.reorg(depth, unix_s()) {
-                shared.publish(&state, effects);
-            }
+            _ = shared.change(|core| core.reorg(depth.min(core.chain.undoable()), unix_s()));
         }
-        Fault::TableFull { time } => switches.fill_table(Instant::now() + time),
+        Fault::TableFull { time } => {
+            arm(&|it| it.table_full_until = Some(Instant::now() + time));
+        }
     }
 }
 
 /// Follows a plan from the moment the load begins until its end or the node's.
-pub(super) fn follow(shared: &Shared, supply: &Supply, plan: &FaultPlan) {
-    if load::wait_for_start(shared) {
+pub(super) fn follow(shared: &Shared, plan: &FaultPlan) {
+    if shared.wait_for_start() {
         return;
     }
     let begin = Instant::now();
     for (at, fault) in plan.steps() {
-        if shared.signals.sleep_until(begin + *at) {
+        if shared.sleep_until(begin + *at) {
             return;
         }
-        inject(shared, supply, *fault);
+        inject(shared, *fault);
     }
-    shared.signals.set(|flags| flags.plan_finished = true);
+    shared.signal(|state| state.plan_finished = true);
 }
 
 fn targets(shared: &Shared, at: Target) -> Vec<Arc<Outbox>> {
     let state = shared.lock();
-    let of = |number: u64| state.subscriptions.iter().filter(move |sub| sub.connection == number);
-    let wanted = |number: u64| match at {
+    let wanted = |connected: &&Connected| match at {
         Target::All => true,
-        Target::Subscription => of(number).next().is_some(),
-        Target::Hashes => of(number).any(|sub| sub.topic == Topic::Hashes),
-        Target::Objects => of(number).any(|sub| sub.topic == Topic::Objects),
-        Target::Request => of(number).next().is_none(),
+        Target::Subscription => !connected.subscriptions.is_empty(),
+        Target::Hashes => connected.hears(Topic::Hashes),
+        Target::Objects => connected.hears(Topic::Objects),
+        Target::Request => connected.subscriptions.is_empty(),
     };
-    let connections = state.connections.iter().filter(|(number, _)| wanted(*number));
-    connections.map(|(_, outbox)| outbox.clone()).collect()
+    let connections = state.connections.iter().filter(wanted);
+    connections.map(|connected| connected.outbox.clone()).collect()
 }

@@ -7,57 +7,39 @@ use std::{
 
 use alloy_primitives::B256;
 
-use super::supply::Supply;
-use crate::{config::LoadStart, error::TxRefused, shared::Shared};
+use crate::{error::TxRefused, lock, shared::Shared, tx::SignedTx};
 
 /// Announces on schedule: transaction i is due at start + i / tps, whatever happened to those before it.
-pub(super) fn pace(shared: &Shared, supply: &Supply) {
+pub(super) fn pace(shared: &Shared) {
     let config = &shared.config;
-    let signals = &shared.signals;
-    if wait_for_start(shared) {
+    if shared.wait_for_start() {
         return;
     }
     let start = Instant::now();
     for number in 0..config.count.unwrap_or(u64::MAX) {
+        // Before it is due.
+        lock(&shared.load).sign_up_to(1);
         let due = start + Duration::from_secs_f64(number as f64 / f64::from(config.tps));
-        if signals.sleep_until(due) {
+        if shared.sleep_until(due) {
             return;
         }
-        let tx = supply.next();
-        if let Err(error) = shared.submit(Arc::clone(&tx)) {
-            tracing::warn!(%error, "the node's own load was refused");
-            if matches!(error, TxRefused::Full { .. }) {
-                // Left out, it would keep all that its sender sends after it queued for ever.
-                supply.put_back(tx);
+        for (kind, tx) in shared.take(1) {
+            if let Err(error) = shared.submit(Arc::clone(&tx)) {
+                tracing::warn!(%error, "the node's own load was refused");
+                if matches!(error, TxRefused::Full { .. }) {
+                    // Left out, it would keep all that its sender sends after it queued for ever.
+                    lock(&shared.load).put_back((kind, tx));
+                }
             }
         }
     }
-    signals.set(|flags| flags.load_finished = true);
-}
-
-/// Waits for the occasion on which the load begins; true when the node is stopped before.
-pub(super) fn wait_for_start(shared: &Shared) -> bool {
-    match shared.config.load_start {
-        LoadStart::AtOnce => false,
-        LoadStart::FirstSubscription => {
-            shared.signals.wait(None, |flags| flags.subscribed || flags.stopped).stopped
-        }
-    }
+    shared.signal(|state| state.load_finished = true);
 }
 
 /// Announces the next transactions of the load at once; returns those that were taken.
-pub(super) fn burst(shared: &Shared, supply: &Supply, count: usize) -> Vec<B256> {
-    let txs = supply.take(count);
-    txs.into_iter()
-        .filter_map(|tx| {
-            let hash = tx.hash;
-            match shared.submit(tx) {
-                Ok(()) => Some(hash),
-                Err(error) => {
-                    tracing::warn!(%error, "a burst's transaction was refused");
-                    None
-                }
-            }
-        })
-        .collect()
+pub(super) fn burst(shared: &Shared, count: usize) -> Vec<B256> {
+    let submit = |(_, tx): (_, Arc<SignedTx>)| shared.submit(Arc::clone(&tx)).map(|()| tx.hash);
+    let submitted = shared.take(count).into_iter().map(submit);
+    let warn = |error: &_| tracing::warn!(%error, "a burst's transaction was refused");
+    submitted.filter_map(|submitted| submitted.inspect_err(warn).ok()).collect()
 }

@@ -1,73 +1,77 @@
 //! What each method does.
 
-use std::{
-    collections::BTreeMap,
-    io::Write as _,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::{collections::BTreeMap, io::Write as _, sync::Arc};
 
+use alloy_consensus::{Transaction as _, transaction::TransactionInfo};
 use alloy_eips::{BlockId, BlockNumberOrTag};
 use alloy_primitives::{Address, B256, Bytes, U64, keccak256};
 use serde::Serialize;
 
-use super::{Found, error::RpcError, params::Params, state_methods};
+use super::request::{Params, RpcError};
 use crate::{
     chain::FullBlock,
     config::{CLIENT_VERSION, FullObjects},
     shared::{Shared, Topic},
+    state::StateRequest,
     tx::{SignedTx, to_json},
 };
 
-/// A pending blob transaction with its sidecar, a mined one without.
-pub(crate) fn raw(shared: &Shared, hash: &B256) -> Option<Bytes> {
-    let (tx, mined) = shared.lock().core.find(hash)?;
-    Some(if mined.is_some() { tx.body.mined().clone() } else { tx.body.network() })
+pub(super) enum Found {
+    Json(Vec<u8>),
+    Subscribed(String, Topic),
 }
 
 fn json(value: &impl Serialize) -> Result<Found, RpcError> {
     Ok(Found::Json(to_json(value)))
 }
 
+/// Six blobs are 1.6 MB of digits: each is written once.
+pub(super) fn raw_json(raw: &[u8]) -> Vec<u8> {
+    let mut quoted = vec![b'"'; 2 * raw.len() + 4];
+    quoted[1..3].copy_from_slice(b"0x");
+    let end = quoted.len() - 1;
+    const_hex::encode_to_slice(raw, &mut quoted[3..end]).expect("two digits for each byte");
+    quoted
+}
+
 pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
     match method {
-        "eth_getRawTransactionByHash" => {
-            let hash: B256 = params.get(0)?;
-            match raw(shared, &hash) {
-                Some(raw) => {
-                    shared.counters.raw_found.fetch_add(1, Relaxed);
-                    Ok(Found::Raw(raw, hash))
-                }
-                None if shared.config.unknown_is_empty => json(&"0x"),
-                None => json(&()),
+        "eth_getRawTransactionByHash" => match shared.raw(&params.get(0)?) {
+            Some(raw) => {
+                shared.lock().stats.raw_found += 1;
+                Ok(Found::Json(raw_json(&raw)))
             }
-        }
+            None if shared.config.unknown_is_empty => json(&"0x"),
+            None => json(&()),
+        },
         "eth_subscribe" => subscribe(shared, params),
         "eth_sendRawTransaction" => {
             let raw: Bytes = params.get(0)?;
             json(&shared.submit_raw(&raw)?)
         }
         "eth_blockNumber" => json(&U64::from(shared.lock().core.chain.head().header.number)),
-        "eth_getBlockByHash" => {
-            let (hash, full): (B256, bool) = (params.get(0)?, params.get_or(1, false)?);
-            let block = shared.lock().core.chain.by_hash(&hash).cloned();
-            json(&block.map(|block| block.object(full)))
+        "eth_getBlockByHash" | "eth_getBlockByNumber" => {
+            let id = match method {
+                "eth_getBlockByHash" => BlockId::from(params.get::<B256>(0)?),
+                _ => params.get::<BlockNumberOrTag>(0)?.into(),
+            };
+            let full = params.optional(1)?.unwrap_or(false);
+            json(&block(shared, id).map(|block| block.object(full)))
         }
-        "eth_getBlockByNumber" => {
-            let (tag, full): (BlockNumberOrTag, bool) = (params.get(0)?, params.get_or(1, false)?);
-            let block = block_by_tag(shared, tag);
-            json(&block.map(|block| block.object(full)))
-        }
-        "eth_getBalance" | "eth_getCode" | "eth_getStorageAt" => {
-            state_methods::call(shared, method, params)
+        "eth_getBalance" => state(shared, params, 1, StateRequest::Balance(params.get(0)?)),
+        "eth_getCode" => state(shared, params, 1, StateRequest::Code(params.get(0)?)),
+        "eth_getStorageAt" => {
+            let slot = StateRequest::Slot(params.get(0)?, params.get(1)?);
+            state(shared, params, 2, slot)
         }
         "eth_getTransactionCount" => {
-            let tag = match params.get_or(1, BlockId::latest())? {
+            let address: Address = params.get(0)?;
+            let tag = match params.optional(1)?.unwrap_or_else(BlockId::latest) {
                 BlockId::Hash(_) | BlockId::Number(BlockNumberOrTag::Number(_)) => {
-                    return state_methods::call(shared, method, params);
+                    return state(shared, params, 1, StateRequest::Nonce(address));
                 }
                 BlockId::Number(tag) => tag,
             };
-            let address: Address = params.get(0)?;
             let state = shared.lock();
             let mined = state.core.chain.nonce(&address);
             let pending = state.core.pool.next_nonce(&address).filter(|_| tag.is_pending());
@@ -75,11 +79,14 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
         }
         "eth_chainId" => json(&U64::from(shared.config.chain_id)),
         "web3_clientVersion" => json(&CLIENT_VERSION),
-        "eth_syncing" if shared.is_syncing.load(Relaxed) => {
-            let current = U64::from(shared.lock().core.chain.head().header.number);
-            json(&BTreeMap::from([("currentBlock", current)]))
+        "eth_syncing" => {
+            let state = shared.lock();
+            let current = U64::from(state.core.chain.head().header.number);
+            match state.is_syncing {
+                true => json(&BTreeMap::from([("currentBlock", current)])),
+                false => json(&false),
+            }
         }
-        "eth_syncing" => json(&false),
         "txpool_status" => {
             let state = shared.lock();
             let pending = state.core.pool.pending_count();
@@ -94,23 +101,21 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
             };
             Ok(Found::Json(content_json(pending, queued)))
         }
-        _ => Err(RpcError::new(RpcError::METHOD_NOT_FOUND, "Method not found")),
+        _ => Err(RpcError::METHOD_NOT_FOUND),
     }
 }
 
 fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     let kind: String = params.get(0)?;
-    let topic = match kind.as_str() {
-        "newPendingTransactions" if params.get_or(1, false)? => match shared.config.full_objects {
-            FullObjects::Announced | FullObjects::Dropped { .. } => Topic::Objects,
-            FullObjects::Refused => {
-                return Err(RpcError::invalid_params("hashes alone are announced".to_owned()));
-            }
-            FullObjects::Ignored => Topic::Hashes,
-        },
-        "newPendingTransactions" => Topic::Hashes,
-        "newHeads" => Topic::Heads,
-        other => return Err(RpcError::invalid_params(format!("unknown variant `{other}`"))),
+    let topic = match (kind.as_str(), &shared.config.full_objects) {
+        ("newHeads", _) => Topic::Heads,
+        ("newPendingTransactions", _) if params.optional(1)? != Some(true) => Topic::Hashes,
+        ("newPendingTransactions", FullObjects::Ignored) => Topic::Hashes,
+        ("newPendingTransactions", FullObjects::Refused) => {
+            return Err(RpcError::invalid_params("hashes alone are announced"));
+        }
+        ("newPendingTransactions", _) => Topic::Objects,
+        (other, _) => return Err(RpcError::invalid_params(format!("unknown variant `{other}`"))),
     };
     let mut state = shared.lock();
     state.next_subscription += 1;
@@ -120,27 +125,49 @@ fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     Ok(Found::Subscribed(const_hex::encode_prefixed(&digest[..16]), topic))
 }
 
-pub(super) fn block_by_tag(shared: &Shared, tag: BlockNumberOrTag) -> Option<Arc<FullBlock>> {
+/// Every block that this node knows is canonical.
+fn block(shared: &Shared, id: BlockId) -> Option<Arc<FullBlock>> {
     let chain = &shared.lock().core.chain;
-    match tag {
-        BlockNumberOrTag::Earliest => chain.by_number(0).cloned(),
-        BlockNumberOrTag::Number(number) => chain.by_number(number).cloned(),
-        _ => Some(chain.head().clone()),
-    }
+    let found = match id {
+        BlockId::Hash(hash) => chain.by_hash(&hash.block_hash),
+        BlockId::Number(BlockNumberOrTag::Earliest) => chain.by_number(0),
+        BlockId::Number(BlockNumberOrTag::Number(number)) => chain.by_number(number),
+        BlockId::Number(_) => Some(chain.head()),
+    };
+    found.cloned()
+}
+
+/// The state at the block that a parameter names.
+fn state(
+    shared: &Shared,
+    params: &Params<'_>,
+    block_at: usize,
+    request: StateRequest,
+) -> Result<Found, RpcError> {
+    let refused = |why| RpcError::new(RpcError::SERVER, why);
+    let executor = shared.executor.as_ref().ok_or(refused("the state is not kept"))?;
+    let hash = match params.optional(block_at)?.unwrap_or_else(BlockId::latest) {
+        BlockId::Hash(hash) => hash.block_hash,
+        id => block(shared, id).ok_or(refused("header not found"))?.header.hash,
+    };
+    let value = executor.value(&hash, request);
+    json(&value.ok_or(refused("state at this block is pruned"))?)
 }
 
 fn content_json(pending: Vec<Arc<SignedTx>>, queued: Vec<Arc<SignedTx>>) -> Vec<u8> {
     let mut out = Vec::with_capacity((pending.len() + queued.len()) * 700 + 32);
     for (name, mut txs) in [("{\"pending\":{", pending), ("},\"queued\":{", queued)] {
         out.extend_from_slice(name.as_bytes());
-        txs.sort_unstable_by_key(|tx| (tx.sender, tx.nonce));
-        for (number, of_sender) in txs.chunk_by(|one, next| one.sender == next.sender).enumerate() {
+        txs.sort_unstable_by_key(|tx| (tx.signer(), tx.nonce()));
+        for (number, of_sender) in
+            txs.chunk_by(|one, next| one.signer() == next.signer()).enumerate()
+        {
             let separator = if number == 0 { "" } else { "," };
-            write!(out, "{separator}\"{}\":{{", of_sender[0].sender).expect("memory takes all");
+            write!(out, "{separator}\"{}\":{{", of_sender[0].signer()).expect("memory takes all");
             for (number, tx) in of_sender.iter().enumerate() {
                 let separator = if number == 0 { "" } else { "," };
-                write!(out, "{separator}\"{}\":", tx.nonce).expect("memory takes all");
-                serde_json::to_writer(&mut out, &tx.to_object(None)).expect("it can be written");
+                write!(out, "{separator}\"{}\":", tx.nonce()).expect("memory takes all");
+                out.extend_from_slice(&to_json(&tx.to_object(TransactionInfo::default())));
             }
             out.push(b'}');
         }

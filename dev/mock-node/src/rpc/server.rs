@@ -4,8 +4,8 @@ use std::{
     fs, io,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::bytes::BytesMut;
@@ -22,8 +22,9 @@ use tokio::{
 use super::{Reply, handle, is_heavy};
 use crate::{
     config::MAX_REQUEST_BYTES,
+    faults::armed::take_one,
     outbox::{Freeze, Next, Outbox},
-    shared::{Shared, Subscription, Topic, unix_s},
+    shared::{Connected, Shared},
 };
 
 /// What reth writes to a connection that is one too many.
@@ -35,14 +36,13 @@ pub(crate) async fn run(shared: Arc<Shared>, mut listener: UnixListener) {
         // The order does not matter: a connection that is not accepted before a restart is refused by it.
         tokio::select! {
             () = accept(&shared, &listener) => {}
-            restart = shared.switches.restart() => {
-                match restarted(&shared, listener, restart).await {
-                    Ok(next) => listener = next,
-                    Err(error) => {
-                        tracing::error!(%error, "the socket did not come back");
-                        return;
-                    }
-                }
+            () = shared.restart.notified() => {}
+        }
+        let restart = shared.lock().armed.restart.take();
+        if let Some(restart) = restart {
+            match restarted(&shared, listener, restart).await {
+                Ok(next) => listener = next,
+                Err(error) => return tracing::error!(%error, "the socket did not come back"),
             }
         }
     }
@@ -57,19 +57,25 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             return tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    let number = shared.counters.connections.fetch_add(1, Relaxed) + 1;
-    shared.counters.connections_open.fetch_add(1, Relaxed);
+    let (number, is_full, closes) = {
+        let state = &mut *shared.lock();
+        state.stats.connections += 1;
+        state.stats.connections_open += 1;
+        let is_full = state.armed.table_full_until.is_some_and(|until| Instant::now() < until);
+        let closes = !is_full && take_one(&mut state.armed.close_on_accept);
+        (state.stats.connections, is_full, closes)
+    };
     let shared = shared.clone();
     task::spawn(async move {
-        if shared.switches.table_is_full() {
+        if is_full {
             // The peer may have gone already; then nobody reads it.
             let _ = stream.write_all(TOO_MANY).await;
-        } else if shared.switches.close_on_accept.take() {
+        } else if closes {
             drop(stream);
         } else {
             serve(&shared, stream, number).await;
         }
-        shared.counters.connections_open.fetch_sub(1, Relaxed);
+        shared.lock().stats.connections_open -= 1;
     });
 }
 
@@ -84,17 +90,11 @@ async fn restarted(
     if !leaves_file {
         fs::remove_file(path)?;
     }
-    {
-        let mut state = shared.lock();
-        for (_, outbox) in &state.connections {
-            outbox.close();
-        }
-        state.subscriptions.clear();
-        let (_, effects) = state.core.mine(unix_s());
-        shared.publish(&state, effects);
-    }
+    shared.lock().connections.iter_mut().for_each(|connected| connected.subscriptions.clear());
+    shared.mine();
+    shared.lock().connections.iter().for_each(|connected| connected.outbox.close());
     tokio::time::sleep(down).await;
-    shared.counters.restarts.fetch_add(1, Relaxed);
+    shared.lock().stats.restarts += 1;
     UnixListener::from_std(listen(path)?)
 }
 
@@ -111,7 +111,8 @@ pub(crate) fn listen(path: &Path) -> io::Result<StdListener> {
 
 async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
     let outbox = Arc::new(Outbox::default());
-    shared.lock().connections.push((number, outbox.clone()));
+    let connected = Connected { number, outbox: outbox.clone(), subscriptions: Vec::new() };
+    shared.lock().connections.push(connected);
     let (reader, writer) = stream.into_split();
     let connection = Connection { shared: shared.clone(), outbox: outbox.clone(), number };
     {
@@ -133,9 +134,7 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
         }
     }
     outbox.close();
-    let mut state = shared.lock();
-    state.subscriptions.retain(|subscription| subscription.connection != number);
-    state.connections.retain(|(other, _)| *other != number);
+    shared.lock().connections.retain(|connected| connected.number != number);
 }
 
 async fn write(outbox: &Outbox, mut writer: OwnedWriteHalf) -> io::Result<()> {
@@ -223,35 +222,28 @@ impl Connection {
         if delay.is_zero() {
             return self.send(reply);
         }
-        let connection = self.clone();
-        self.shared.delays.hold(delay, move || connection.send(reply));
+        let (connection, due) = (self.clone(), Instant::now() + delay);
+        if let Some(delays) = &self.shared.lock().delays {
+            // It fails only when the node has stopped.
+            _ = delays.send((due, Box::new(move || connection.send(reply))));
+        }
     }
 
     fn send(&self, reply: Reply) {
-        let shared = &self.shared;
+        // Under the lock, so that nothing is announced between the answer and the subscription.
+        let state = &mut *self.shared.lock();
+        state.stats.raw_in_flight -= reply.raws;
+        self.outbox.push(reply.message, reply.singles);
         if reply.begin.is_empty() {
-            shared.push(&self.outbox, reply.message, reply.singles);
-        } else {
-            if shared.switches.close_after_subscribe.take() {
-                shared.push(&self.outbox, reply.message, reply.singles);
-                self.outbox.finish();
-                return shared.counters.raw_ends(reply.raws);
-            }
-            // Under the lock, so that nothing is announced between the answer and the subscription.
-            let mut state = shared.lock();
-            shared.push(&self.outbox, reply.message, reply.singles);
-            let wants_hashes = reply.begin.iter().any(|(_, topic)| *topic != Topic::Heads);
-            state.subscriptions.extend(reply.begin.into_iter().map(|(id, topic)| Subscription {
-                id,
-                topic,
-                connection: self.number,
-                outbox: self.outbox.clone(),
-            }));
-            drop(state);
-            if wants_hashes {
-                shared.signals.set(|flags| flags.subscribed = true);
-            }
+            return;
         }
-        shared.counters.raw_ends(reply.raws);
+        if take_one(&mut state.armed.close_after_subscribe) {
+            return self.outbox.finish();
+        }
+        let connected = state.connections.iter_mut().find(|it| it.number == self.number);
+        if let Some(connected) = connected {
+            connected.subscriptions.extend(reply.begin);
+            self.shared.changed.notify_all();
+        }
     }
 }

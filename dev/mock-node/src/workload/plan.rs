@@ -2,9 +2,8 @@
 
 use std::sync::LazyLock;
 
-use alloy_consensus::{SignableTransaction as _, TxEnvelope};
+use alloy_consensus::{SignableTransaction as _, transaction::Recovered};
 use alloy_eips::{
-    Encodable2718,
     eip2930::{AccessList, AccessListItem},
     eip7702::Authorization,
 };
@@ -14,7 +13,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::{Account, Mix, WorkloadConfig, blobs::shared_sidecar};
-use crate::tx::{Body, SignedTx};
+use crate::tx::SignedTx;
 
 /// What a prepared transaction does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -170,13 +169,8 @@ impl Plan {
         }
         let tx = tx.build_consensus_tx().expect("each kind has its fields");
         let signature = account.sign_hash(tx.signature_hash());
-        let tx: TxEnvelope = tx.into_envelope(signature);
-        let mined = tx.encoded_2718().into();
-        let body = match sidecar {
-            Some(sidecar) => Body::Blob { mined, sidecar },
-            None => Body::Plain(mined),
-        };
-        SignedTx::from_envelope(&tx, account.address, body)
+        let tx = Recovered::new_unchecked(tx.into_envelope(signature), account.address);
+        SignedTx::new(tx, sidecar)
     }
 }
 

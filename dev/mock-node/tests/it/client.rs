@@ -23,7 +23,6 @@ pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, 
     (dir, node)
 }
 
-/// With a connection to it.
 pub(crate) fn connected(
     adjust: impl FnOnce(NodeConfig) -> NodeConfig,
 ) -> (TempDir, MockNode, Client) {
@@ -32,7 +31,6 @@ pub(crate) fn connected(
     (dir, node, client)
 }
 
-/// With a connection that subscribes to hashes.
 pub(crate) fn subscribed(
     adjust: impl FnOnce(NodeConfig) -> NodeConfig,
 ) -> (TempDir, MockNode, Client) {
@@ -64,11 +62,6 @@ impl Client {
         let mut client = Self::to(node);
         client.subscribe(json!(["newPendingTransactions"]));
         client
-    }
-
-    /// Like [`connect`](Self::connect), if anybody listens.
-    pub(crate) fn try_connect(path: &Path) -> Option<Self> {
-        UnixStream::connect(path).ok().map(|_| Self::connect(path))
     }
 
     /// The rest of the stream; nothing is read after it.
@@ -125,6 +118,13 @@ impl Client {
         value
     }
 
+    /// Requests a raw transaction, and waits for nothing.
+    pub(crate) fn request_raw(&mut self, id: usize, hash: B256) {
+        let method = "eth_getRawTransactionByHash";
+        let call = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": [hash]});
+        self.write(call.to_string().as_bytes());
+    }
+
     pub(crate) fn result(&mut self, method: &str, params: Value) -> Value {
         let answer = self.call(method, params);
         assert!(answer.get("error").is_none(), "{method} answered {answer}");
@@ -137,8 +137,8 @@ impl Client {
 
     /// The hash that the next notification tells.
     pub(crate) fn announced(&mut self) -> B256 {
-        let value = self.value();
+        let mut value = self.value();
         assert_eq!(value["method"], "eth_subscription", "{value}");
-        serde_json::from_value(value["params"]["result"].clone()).expect("a hash")
+        serde_json::from_value(value["params"]["result"].take()).expect("a hash")
     }
 }

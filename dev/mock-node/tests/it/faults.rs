@@ -1,4 +1,7 @@
-use std::time::{Duration, Instant};
+use std::{
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
 
 use mock_node::{BadAnswer, Fault, MockNode, NodeConfig, Target};
 use serde_json::{Value, json};
@@ -15,8 +18,7 @@ fn request_connection(node: &MockNode) -> Client {
 
 /// Requests a raw transaction and returns the line that comes.
 fn raw_line(client: &mut Client, node: &MockNode) -> String {
-    let call = json!({"jsonrpc": "2.0", "id": 5, "method": "eth_getRawTransactionByHash", "params": [node.pending()[0]]});
-    client.write(call.to_string().as_bytes());
+    client.request_raw(5, node.pending()[0]);
     client.line().expect("a line")
 }
 
@@ -84,10 +86,10 @@ fn a_restart_brings_another_socket_and_another_pool() {
         node.inject(Fault::Restart { down: Duration::from_millis(200), leaves_file });
         assert!(client.rest().is_empty());
         assert_eq!(node.ipc_path().exists(), leaves_file);
-        assert!(Client::try_connect(node.ipc_path()).is_none(), "there is no listener");
+        assert!(UnixStream::connect(node.ipc_path()).is_err(), "there is no listener");
         let fresh = node.burst(3);
         let begin = Instant::now();
-        while node.stats().restarts == 0 || Client::try_connect(node.ipc_path()).is_none() {
+        while node.stats().restarts == 0 || UnixStream::connect(node.ipc_path()).is_err() {
             assert!(begin.elapsed() < Duration::from_secs(20), "it does not come back");
             std::thread::yield_now();
         }
@@ -118,8 +120,7 @@ fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
     for bad in BadAnswer::ALL {
         node.inject(Fault::Answers { bad, count: 1 });
         if bad == BadAnswer::Never {
-            let call = json!({"id": 6, "method": "eth_getRawTransactionByHash", "params": [node.pending()[0]]});
-            client.write(call.to_string().as_bytes());
+            client.request_raw(6, node.pending()[0]);
             assert_eq!(raw_line(&mut client, &node), right, "only the second is answered");
             continue;
         }

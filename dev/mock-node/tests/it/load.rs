@@ -77,8 +77,7 @@ fn held_answers_are_held_at_the_same_time() {
         connected(|config| NodeConfig { preload: 50, latency, ..config });
     let begin = Instant::now();
     for (id, hash) in node.pending().into_iter().enumerate() {
-        let call = json!({"jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash", "params": [hash]});
-        client.write(call.to_string().as_bytes());
+        client.request_raw(id, hash);
     }
     // Not held, and so ahead of all requested before it.
     client.write(br#"{"jsonrpc":"2.0","id":"first","method":"eth_chainId"}"#);

@@ -3,14 +3,12 @@ use alloy_eips::Decodable2718;
 use alloy_primitives::{Address, B256, Bytes, U256};
 use mock_node::{
     MockNode, NodeConfig,
-    workload::{listed, routers, tokens},
+    workload::{SWAP_SELECTOR, listed, routers, tokens},
 };
 use mock_state::contracts::slot_of;
 use serde_json::{Value, json};
 
 use crate::client::{Client, connected};
-
-const SWAP: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
 
 fn transactions(node: &MockNode) -> Vec<TxEnvelope> {
     let raws = node.pending().into_iter().map(|hash| node.raw(hash).expect("pending"));
@@ -28,6 +26,17 @@ fn quantity(client: &mut Client, method: &str, address: Address, block: &Value) 
     serde_json::from_value(value).expect("a quantity")
 }
 
+/// What the receiver of a token's transfer owns, and what it was sent.
+fn received(client: &mut Client, tx: &TxEnvelope, block: &Value) -> (U256, U256) {
+    let (token, input) = (tx.to().expect("a token"), tx.input());
+    let balance = slot_of(Address::from_slice(&input[16..36]), U256::ZERO);
+    (slot(client, token, balance, block), U256::from_be_slice(&input[36..68]))
+}
+
+fn calls_token(tx: &TxEnvelope) -> bool {
+    tokens().contains(&tx.to().expect("nothing of the load creates"))
+}
+
 #[test]
 fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
     let (_dir, node, mut client) =
@@ -40,15 +49,12 @@ fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
     let (mut transfers, mut calls, mut swaps) = (0, 0, 0);
     for tx in &txs {
         let to = tx.to().expect("nothing of the load creates");
-        let input = tx.input();
-        if tokens().contains(&to) {
-            let receiver = Address::from_slice(&input[16..36]);
-            let balance = slot_of(receiver, U256::ZERO);
-            assert_eq!(slot(&mut client, to, balance, &before), U256::ZERO);
-            let amount = U256::from_be_slice(&input[36..68]);
-            assert_eq!(slot(&mut client, to, balance, &after), amount, "{}", tx.tx_hash());
+        if calls_token(tx) {
+            assert_eq!(received(&mut client, tx, &before).0, U256::ZERO);
+            let (balance, amount) = received(&mut client, tx, &after);
+            assert_eq!(balance, amount, "{}", tx.tx_hash());
             calls += 1;
-        } else if input.starts_with(&SWAP) {
+        } else if tx.input().starts_with(&SWAP_SELECTOR) {
             swaps += 1;
         } else if !routers().contains(&to) {
             assert_eq!(quantity(&mut client, "eth_getBalance", to, &before), U256::ZERO);
@@ -91,25 +97,19 @@ fn a_block_is_named_by_hash_number_or_tag() {
 fn a_reorg_takes_the_state_back() {
     let (_dir, node, mut client) =
         connected(|config| NodeConfig { state: true, preload: 60, ..config });
-    let txs = transactions(&node);
-    let of_token = |tx: &TxEnvelope| tx.to().is_some_and(|to| tokens().contains(&to));
-    let tokens: Vec<_> = txs.iter().filter(|tx| of_token(tx)).collect();
-    let taken = |client: &mut Client, block: &Value| -> Vec<U256> {
-        let slots = tokens.iter().map(|tx: &&TxEnvelope| {
-            let tx: &TxEnvelope = tx;
-            let receiver = Address::from_slice(&tx.input()[16..36]);
-            (tx.to().expect("a token"), slot_of(receiver, U256::ZERO))
-        });
-        slots.map(|(token, index)| slot(client, token, index, block)).collect()
+    let txs: Vec<_> = transactions(&node).into_iter().filter(calls_token).collect();
+    let mut are_there = |block: B256| {
+        let block = json!({ "blockHash": block });
+        let owned = txs.iter().map(|tx| received(&mut client, tx, &block));
+        let are_there: Vec<_> =
+            owned.map(|(balance, sent)| (balance == sent, !balance.is_zero())).collect();
+        are_there
     };
-    let nothing = vec![U256::ZERO; tokens.len()];
-    let full = taken(&mut client, &json!({ "blockHash": node.mine().hash }));
-    assert!(full.iter().all(|amount| !amount.is_zero()));
+    let (all, none) = (vec![(true, true); txs.len()], vec![(false, false); txs.len()]);
+    assert_eq!(are_there(node.mine().hash), all);
     let reorg = node.reorg(1).expect("one block is kept");
-    let empty = json!({ "blockHash": reorg.added[0].hash });
-    assert_eq!(taken(&mut client, &empty), nothing);
-    let again = json!({ "blockHash": node.mine().hash });
-    assert_eq!(taken(&mut client, &again), full);
+    assert_eq!(are_there(reorg.added[0].hash), none);
+    assert_eq!(are_there(node.mine().hash), all);
     // The block that was taken back is known no more.
     let undone = json!({ "blockHash": reorg.removed[0].hash });
     assert!(client.call("eth_getBalance", json!([listed()[0], undone]))["error"].is_object());

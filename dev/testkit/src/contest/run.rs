@@ -2,18 +2,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
-    },
-    thread::{self, JoinHandle},
+    thread,
     time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
-    order_pool::{Event, MAX_COUNT, Order},
+    order_pool::{MAX_COUNT, Order},
     txpool_fetcher::{Announcements, Counts, EndReason},
 };
 use mock_node::{
@@ -27,7 +23,8 @@ use super::{load::Load, rivals};
 use crate::{
     figures::{Times, histogram},
     node::{Announced, NodeProcess},
-    usage::{self, ThreadUse, now_ns, process_cpu, resident_bytes},
+    seen::Seen,
+    usage::{self, ThreadUse, process_cpu, resident_bytes},
 };
 
 /// A rival that has pooled nothing for so long has done what it will do. The longest honest pause
@@ -41,9 +38,6 @@ const OURS_QUIET: Duration = Duration::from_secs(15);
 
 /// Grain of the bench's own waiting; it is no part of any figure.
 const POLL: Duration = Duration::from_millis(5);
-
-/// How long the subscriber waits before it looks whether the run is over.
-const STOP_GRAIN: Duration = Duration::from_millis(50);
 
 /// Time for ours to connect and to stop.
 const START_STOP: Duration = Duration::from_secs(10);
@@ -85,10 +79,8 @@ impl Contender {
     }
 }
 
-/// What a run came to.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
-    /// How many the node announced.
     pub announced: usize,
     /// How many a second; without meaning for a burst.
     pub announced_per_s: f64,
@@ -118,7 +110,6 @@ pub struct Run {
 }
 
 impl Run {
-    /// How many were announced and never seen.
     pub const fn lost(&self) -> usize {
         self.announced - self.pooled
     }
@@ -162,7 +153,6 @@ impl Run {
     }
 }
 
-/// What is known of an announced transaction.
 #[derive(Clone, Copy, Debug)]
 pub struct Expected {
     hash: B256,
@@ -226,10 +216,8 @@ impl Stage {
             let start = Ingest::start(IngestConfig::new(fetcher, self.pool.clone()));
             self.host.block_on(start).expect("ours starts")
         });
-        let pool = match &ours {
-            Some(ingest) => ingest.pool().clone(),
-            None => OrderPool::new(self.pool.clone()).expect("valid"),
-        };
+        let own = || OrderPool::new(self.pool.clone()).expect("valid");
+        let pool = ours.as_ref().map_or_else(own, |ingest| ingest.pool().clone());
         let rival = ours.is_none().then(|| {
             let is_sequential = contender == Contender::Sequential;
             let start = if is_sequential { rivals::sequential } else { rivals::concurrent };
@@ -241,12 +229,12 @@ impl Stage {
             assert!(Instant::now() < deadline, "not live: {:?}", ingest.fetcher().status());
             thread::sleep(POLL);
         }
-        let subscriber = Subscriber::start(&pool, load.count);
+        let seen = Seen::follow(&pool);
 
         let (cpu, threads, resident) = (process_cpu(), usage::threads(), resident_bytes());
         self.node.announce(load.count, load.tps).expect("the node announces");
         self.node.finish().expect("the node has announced");
-        subscriber.wait(load.count, if ours.is_some() { OURS_QUIET } else { RIVAL_QUIET });
+        wait(&seen, load.count, if ours.is_some() { OURS_QUIET } else { RIVAL_QUIET });
         let mut run = Run {
             cpu: process_cpu() - cpu,
             threads: usage::threads(),
@@ -261,7 +249,7 @@ impl Stage {
         }
 
         let announced = self.node.stop().expect("the node stops");
-        let seen = subscriber.stop();
+        let seen = seen.take();
         let counts = ours.map(|ingest| {
             let end = self.host.block_on(ingest.shutdown(START_STOP));
             assert_eq!(end.reason, EndReason::Stopped);
@@ -314,56 +302,14 @@ impl Stage {
     }
 }
 
-/// Reads the pool as a builder would and notes when it saw each order.
-#[derive(Debug)]
-struct Subscriber {
-    shared: Arc<Progress>,
-    thread: JoinHandle<Vec<(B256, u64)>>,
-}
-
-// Neither orders anything: the orders seen are handed over by the thread's end.
-#[derive(Debug, Default)]
-struct Progress {
-    count: AtomicUsize,
-    stop: AtomicBool,
-}
-
-impl Subscriber {
-    fn start(pool: &OrderPool, expected: usize) -> Self {
-        let shared = Arc::new(Progress::default());
-        let mut subscription = pool.subscribe_all();
-        let progress = Arc::clone(&shared);
-        let body = move || {
-            let mut seen = Vec::with_capacity(expected);
-            while !progress.stop.load(Relaxed) {
-                let Some(event) = subscription.next_timeout(STOP_GRAIN) else { continue };
-                if let Event::Added(order) = event.expect("the log holds more than a run") {
-                    seen.push((*order.id().hash(), now_ns()));
-                    progress.count.store(seen.len(), Relaxed);
-                }
-            }
-            seen
-        };
-        let thread = thread::Builder::new().name("subscriber".into()).spawn(body);
-        Self { shared, thread: thread.expect("a thread") }
-    }
-
-    /// Waits until everything is there, or nothing has come for `patience`.
-    fn wait(&self, expected: usize, patience: Duration) {
-        let mut before = 0;
-        let mut since = Instant::now();
-        while before < expected && since.elapsed() < patience {
-            thread::sleep(POLL);
-            let now = self.shared.count.load(Relaxed);
-            if now != before {
-                before = now;
-                since = Instant::now();
-            }
+/// Waits until everything is seen, or nothing has come for `patience`.
+fn wait(seen: &Seen, expected: usize, patience: Duration) {
+    let (mut before, mut since) = (0, Instant::now());
+    while before < expected && since.elapsed() < patience {
+        thread::sleep(POLL);
+        let now = seen.count();
+        if now != before {
+            (before, since) = (now, Instant::now());
         }
-    }
-
-    fn stop(self) -> Vec<(B256, u64)> {
-        self.shared.stop.store(true, Relaxed);
-        self.thread.join().expect("the subscriber does not panic")
     }
 }

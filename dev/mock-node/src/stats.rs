@@ -1,0 +1,42 @@
+//! What a node has done so far.
+
+use std::{collections::BTreeMap, time::Duration};
+
+/// Counts since the node started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Announcements, whether or not there was a subscription; repeats count again.
+    pub announced: u64,
+    /// Announcements that a fault kept from every subscriber.
+    pub notifications_dropped: u64,
+    /// Objects that were not announced though their hashes were.
+    pub objects_dropped: u64,
+    /// Responses with a raw transaction that a fault made wrong.
+    pub bad_answers: u64,
+    pub restarts: u64,
+    pub blocks: u64,
+    pub raw_found: u64,
+    /// Requests for raw transactions that came when the queue was full, see [`Capacity`](crate::Capacity).
+    pub raw_busy: u64,
+    /// The longest that a block mined on time waited for its turn in that queue, in microseconds.
+    pub import_wait_us_max: u64,
+    /// The most `eth_getRawTransactionByHash` in flight at one time.
+    pub max_concurrent_raw: u64,
+    pub(crate) raw_in_flight: u64,
+    pub connections: u64,
+    pub connections_open: u64,
+    /// Calls per method, each call of a batch for itself.
+    pub methods: BTreeMap<String, u64>,
+}
+
+impl Stats {
+    pub(crate) fn import_waited(&mut self, time: Duration) {
+        self.import_wait_us_max = self.import_wait_us_max.max(time.as_micros() as u64);
+    }
+
+    pub(crate) fn raw_begins(&mut self) {
+        self.raw_in_flight += 1;
+        self.max_concurrent_raw = self.max_concurrent_raw.max(self.raw_in_flight);
+    }
+}
