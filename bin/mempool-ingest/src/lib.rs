@@ -119,6 +119,8 @@ fn left(until: Instant) -> Duration {
 /// The ingestion, and what runs beside it.
 struct Running {
     ingest: Ingest,
+    /// The cap of its pool.
+    max_txs: usize,
     watcher: Watcher,
     #[cfg(feature = "record")]
     files: recording::Files,
@@ -149,6 +151,7 @@ impl Running {
         }
         Ok(Self {
             ingest,
+            max_txs: options.pool.max_txs,
             watcher,
             #[cfg(feature = "record")]
             files,

@@ -7,7 +7,6 @@ use std::{
 
 use hdrhistogram::Histogram;
 use mempool_ingest::{
-    PoolConfig,
     load_control::{GateStats, LoadState},
     order_pool::PoolStats,
     txpool_fetcher::{
@@ -156,7 +155,7 @@ impl Painter {
             latency: Latency::of(&since),
             latency_in_all,
             pool: ingest.pool().stats(),
-            max_txs: PoolConfig::default().max_txs as u64,
+            max_txs: running.max_txs as u64,
             content: seen.content,
             load: ingest.monitor().state(),
             deferred: ingest.fetcher().deferred(),

@@ -14,7 +14,7 @@ use nix::{
     pty::{Winsize, openpty},
 };
 
-use crate::{ipc, node_of, until};
+use crate::{config::written, ipc, node_of, until};
 
 /// Enters the alternate screen.
 const ENTERS: &str = "\x1b[?1049h";
@@ -106,10 +106,15 @@ impl Drop for Terminal {
 
 #[test]
 fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
-    let node = node_of(0);
-    let mut terminal = Terminal::start("xterm", &["--ipc", ipc(&node)]);
+    let node = node_of(3);
+    node.submit_all();
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = written(folder.path(), "[pool]\nmax_txs = 4\n");
+    let mut terminal = Terminal::start("xterm", &["--config", &file, "--ipc", ipc(&node)]);
     terminal.wait_for(ENTERS);
     terminal.wait_for("live");
+    // Of the pool that was configured.
+    terminal.wait_for("75 %");
     terminal.press("q");
     terminal.wait_for(LEAVES);
     terminal.wait_for(SHOWS_CURSOR);
