@@ -169,7 +169,10 @@ async fn a_deferred_batch_waits_for_each_of_its_permits() {
 
 #[tokio::test]
 async fn shutdown_answers_those_who_are_in_and_refuses_those_who_come() {
-    let server = limited(|limits| limits.slow_body_after = Duration::from_millis(1));
+    // It watches nothing, so the load is normal.
+    let monitor = Some(LoadMonitor::new(MonitorConfig::default()).unwrap());
+    let server = Setup { monitor, ..Setup::default() }
+        .limited(|limits| limits.slow_body_after = Duration::from_millis(1));
     let client = server.from(ONE);
     // One is in the middle of sending.
     let body = transaction();
