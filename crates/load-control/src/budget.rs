@@ -66,8 +66,9 @@ impl Share {
         self.count
     }
 
-    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others. The count is
-    /// not raised first and compared afterwards, or two callers could refuse each other.
+    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others. Never exceeds
+    /// the limit, and never refuses while there is room: the count is not raised first and compared
+    /// afterwards, or two callers could refuse each other.
     pub fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
         let raise = |used| self.of.raised(used, more, keep_free);
         // Relaxed: no other memory depends on this count.

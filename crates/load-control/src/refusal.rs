@@ -29,7 +29,7 @@ labels! {
         NoPermit = "no_permit",
         /// The queue of external callers that wait for a work permit is full.
         QueueFull = "permit_queue_full",
-        /// The load is high, and the queue of deferred work is full.
+        /// The queue of deferred work is full.
         Deferred = "deferred_full",
         /// The gate was closed for shutdown.
         ShuttingDown = "shutting_down",

@@ -120,8 +120,10 @@ impl WorkPermits {
         now: Instant,
     ) -> Result<WorkPermit, RefusalReason> {
         let (sender, granted) = oneshot::channel();
+        let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender));
+        // Who is counted stands in the queue, or is refused.
         self.0.metrics.external_waited.add(1);
-        let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender))?;
+        let queued = queued?;
         let granted = timeout_at(queued.deadline, self.granted(queued, granted));
         granted.await.unwrap_or(Err(RefusalReason::NoPermit))
     }
@@ -168,8 +170,9 @@ impl WorkPermits {
         let job = |deadline| Job { runtime: Handle::current(), deadline, run };
         let Some(permit) = permit else {
             let waiting = |deadline| Waiting::Job(job(deadline));
+            let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, waiting);
             self.0.metrics.external_waited.add(1);
-            let queued = match self.0.join(priority, MAX_PERMIT_WAITERS, now, waiting) {
+            let queued = match queued {
                 Ok(queued) => queued,
                 Err(reason) => return Some(Err(reason)),
             };
@@ -411,5 +414,45 @@ impl WorkPermit {
             return None;
         };
         Some((job, Self { all, external: Some(external) }))
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::{pin::pin, sync::OnceLock};
+
+    use futures::FutureExt;
+    use metric_set::Count;
+    use metrics::{Counter, CounterFn};
+
+    use super::*;
+
+    /// Looks at the queue whenever someone is counted.
+    #[derive(Default)]
+    struct Looks(OnceLock<WorkPermits>, Mutex<Vec<usize>>);
+
+    impl CounterFn for Looks {
+        fn increment(&self, _: u64) {
+            let standing = self.0.get().unwrap().0.lock().waiting.len();
+            self.1.lock().unwrap().push(standing);
+        }
+
+        fn absolute(&self, _: u64) {}
+    }
+
+    /// It was counted before it joined the queue, so who went by the count could overtake it.
+    #[tokio::test]
+    async fn who_is_counted_as_waiting_stands_in_the_queue() {
+        let mut work = WorkPermits::new(GateConfig::for_cores(2), 0, Gauge::noop());
+        let looks = Arc::new(Looks::default());
+        let counter = Count::new(Counter::from_arc(Arc::clone(&looks)));
+        Arc::get_mut(&mut work.0).unwrap().metrics.external_waited = counter;
+        looks.0.set(work.clone()).unwrap();
+        let (priority, now) = (Priority::Known, Instant::now());
+        let mut permit = pin!(work.acquire_external(priority, now));
+        assert!(permit.as_mut().now_or_never().is_none());
+        let mut done = pin!(work.run_external(None, priority, now, || Ok(())));
+        assert!(done.as_mut().now_or_never().is_none());
+        assert_eq!(*looks.1.lock().unwrap(), [1, 2]);
     }
 }

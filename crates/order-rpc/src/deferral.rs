@@ -65,10 +65,10 @@ impl Deferral {
     }
 
     /// Whether a request that arrives now has to wait: also while earlier ones do, which it would
-    /// overtake.
+    /// overtake. After [`Self::close`] there are none, and only the load counts.
     pub(crate) fn must_wait(&self) -> bool {
         self.monitor.as_ref().is_some_and(|monitor| {
-            monitor.is_pressed() || self.places.used() > 0 || self.closed.is_cancelled()
+            monitor.is_pressed() || self.places.used() > 0 && !self.closed.is_cancelled()
         })
     }
 
@@ -102,7 +102,7 @@ impl Deferral {
         }
     }
 
-    /// Refuses every deferred request, and every later one.
+    /// Refuses every deferred request, and every later one that would have to wait.
     pub(crate) fn close(&self) {
         self.closed.cancel();
     }

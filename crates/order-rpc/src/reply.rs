@@ -33,7 +33,7 @@ labels! {
         UnsignedRequests = "unsigned_requests",
         /// The limit of requests in flight of the caller's address is reached.
         CallerRequests = "caller_requests",
-        /// The load is high and no more requests may be deferred.
+        /// No more requests may be deferred.
         DeferredFull = "deferred_full",
         /// The RPC server shuts down.
         ShuttingDown = "shutting_down",

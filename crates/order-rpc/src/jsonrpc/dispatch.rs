@@ -89,6 +89,8 @@ impl Dispatcher {
         claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, entered.by.caller))?;
         let mut request = self.parse(body, claim, entered.by).await?;
         let ran = self.run(&mut request, entered).await;
+        // Not used if nothing could run.
+        request.permit = None;
         entered.is_known = request.by.signer.is_some_and(|it| (self.methods.host.knows_signer)(it));
         Ok(match ran {
             Ok(()) => self.reply(request),

@@ -1,6 +1,9 @@
 //! Too much of everything: the documented refusal, other callers served, nothing left behind.
 
-use std::sync::Mutex;
+use std::sync::{
+    Mutex,
+    atomic::{AtomicUsize, Ordering::SeqCst},
+};
 
 use futures::future::BoxFuture;
 use load_control::Refusal;
@@ -145,6 +148,27 @@ async fn what_of_a_batch_finds_no_permit_is_refused_alone() {
     assert_eq!((server.pool.len(), server.counted.reason("no_permit")), (1, 2));
 }
 
+/// It was held while its response was written.
+#[tokio::test]
+async fn a_long_request_of_which_nothing_can_run_gives_its_permit_back_before_its_response() {
+    let in_use = Arc::new(AtomicUsize::new(0));
+    let last = Arc::clone(&in_use);
+    let server = Setup::default().start(
+        |_| {},
+        |host| {
+            let gate = host.gate.clone();
+            // Asked for the last time before the response is written.
+            host.with_known_signers(move |_| {
+                last.store(gate.stats().work_in_use, SeqCst);
+                true
+            })
+        },
+    );
+    let body = batch(&[("no_such", json!("x".repeat(9_000)))]);
+    let answer = server.signed(&PrivateKeySigner::random()).send(body).await;
+    assert_eq!((answer.reasons(), in_use.load(SeqCst)), (vec![Some("method")], 0));
+}
+
 /// It is refused neither before its first permit nor before a later one.
 #[tokio::test]
 async fn a_deferred_batch_waits_for_each_of_its_permits() {
@@ -169,7 +193,10 @@ async fn a_deferred_batch_waits_for_each_of_its_permits() {
 
 #[tokio::test]
 async fn shutdown_answers_those_who_are_in_and_refuses_those_who_come() {
-    let server = limited(|limits| limits.slow_body_after = Duration::from_millis(1));
+    // It watches nothing, so the load is normal.
+    let monitor = Some(LoadMonitor::new(MonitorConfig::default()).unwrap());
+    let server = Setup { monitor, ..Setup::default() }
+        .limited(|limits| limits.slow_body_after = Duration::from_millis(1));
     let client = server.from(ONE);
     // One is in the middle of sending.
     let body = transaction();
