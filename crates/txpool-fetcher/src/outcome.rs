@@ -71,7 +71,8 @@ pub struct Counts {
     pub unfinished: u64,
     /// Announcements that our own buffer lost before they could enter, displaced by later ones or
     /// left there when their source ended, also by a stop; and those that the stream of a pool in
-    /// this process reported as lost.
+    /// this process reported as lost. With full objects, one of these may enter all the same, by its
+    /// object.
     pub lagged: u64,
     /// With full objects: announced hashes whose object had not come in time, because the node had
     /// dropped it or was late. They were requested, and count among [`announced`](Self::announced).

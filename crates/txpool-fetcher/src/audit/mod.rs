@@ -94,8 +94,7 @@ pub struct AuditReport {
     /// Hashes that were fetched because they were missing.
     pub recovered: u64,
     /// In the comparison of a source that has fallen silent: listed transactions that were not
-    /// listed
-    /// 4 s earlier. 0 in any other.
+    /// listed 4 s earlier. 0 in any other.
     pub unannounced: u64,
 }
 

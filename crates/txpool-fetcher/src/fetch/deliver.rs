@@ -29,8 +29,7 @@ pub(crate) struct Deliverer<S> {
 
 impl<S: TransactionSink> Deliverer<S> {
     /// A permit for CPU work, if there is a gate: a sink that waits must not hold one meanwhile.
-    /// Calls
-    /// `about_to_wait` before it waits, for any length of time. `None`: the fetcher stops.
+    /// Calls `about_to_wait` before it waits, for any length of time. `None`: the fetcher stops.
     pub(crate) fn work_permit(&self, about_to_wait: impl FnMut()) -> Option<Option<WorkPermit>> {
         let Some(gate) = &self.fetch.settings.config.gate else { return Some(None) };
         self.fetch.tasks.wait_for(gate.acquire_internal(), about_to_wait).map(Some)

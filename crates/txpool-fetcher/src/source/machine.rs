@@ -325,6 +325,7 @@ impl Machine {
     fn compare(&mut self, reason: GapReason, now: Instant) {
         let is_off = self.settings.config.backfill == Backfill::Off;
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
+            self.compare_at = None;
             self.compared(now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
@@ -362,7 +363,10 @@ impl Machine {
             // A gap was opened during the comparison, which may have read the pool before it.
             return self.compare(reason, now);
         }
-        for gap in self.gaps.iter_mut().filter(|gap| gap.to.is_none()) {
+        // That of a block which was unread meanwhile waits for its own: this list may be older.
+        let waits = self.compare_at.map(|_| GapReason::UnreadBlock);
+        let is_over = |gap: &&mut Gap| gap.to.is_none() && Some(gap.reason) != waits;
+        for gap in self.gaps.iter_mut().filter(is_over) {
             gap.to = Some(now);
         }
         self.state = SourceState::Live;
@@ -379,8 +383,8 @@ impl Machine {
 
     fn gap(&mut self, reason: GapReason, now: Instant) {
         self.open_gap(reason, now);
-        // Else the next audit finds out whether the pool can be listed again, or a comparison follows when the
-        // connections are up and the node follows the chain.
+        // Else the next audit finds out whether the pool can be listed again, or a comparison
+        // follows when the connections are up and the node follows the chain.
         if self.is_audited && matches!(self.state, SourceState::Live | SourceState::Backfilling) {
             self.compare(reason, now);
         }
@@ -618,7 +622,11 @@ mod tests {
                 compared            ->
                 +1 gap unread_block -> | live | unread_block
                 +20                 ->
-                +10                 -> compare unread_block",
+                +10                 -> compare unread_block
+                +1 gap unread_block ->
+                compared            -> | live | unread_block
+                +29                 -> compare unread_block
+                compared            -> | live |",
             ),
             (
                 "a node ahead of the heads that it announced is stale after a while",
@@ -827,6 +835,16 @@ mod tests {
             comparisons += run.pass(tick).tick().len();
         }
         assert_eq!(comparisons, 1, "at its beginning");
+    }
+
+    /// The next one was an audit, which fetched the whole pool.
+    #[test]
+    fn without_backfill_a_burst_is_followed_by_no_comparison() {
+        let off = FetcherConfig { backfill: Backfill::Off, audit_interval: None, ..config() };
+        let mut run = Run::new(&off);
+        run.play("up s -> \n up r ->").read = 2_048;
+        assert_eq!(run.pass(Duration::from_millis(100)).tick(), []);
+        run.play("+1 -> | live | \n +1 ->");
     }
 
     /// That comparison closed its gap, with a list that was older.
