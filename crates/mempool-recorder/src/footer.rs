@@ -1,5 +1,6 @@
-//! Checks a footer before the parser gets it, which reserves memory for as many elements as a list
-//! claims.
+//! Checks a footer before the parser gets it, which bounds lists by the bytes that follow, but
+//! reserves memory for as many children as an element of the schema claims, and calls itself for
+//! each level of them.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]

@@ -14,9 +14,10 @@
 //!   a slice of every thread that waits, so a recorder that is behind makes none and relies on its niceness.
 //! - **A group does not wait for the blocks that take its transactions**: that would keep rows
 //!   where a crash loses them.
-//! - **A file is outside input.** The Parquet library reserves memory for as many elements as a list of the
-//!   footer claims, and its gzip codec inflates without a bound. So the footer is walked through before it is
-//!   parsed, and our own code decompresses pages, up to a limit. A panic of the library is caught.
+//! - **A file is outside input.** The Parquet library reserves memory for as many children as an element of the
+//!   schema claims and calls itself for each level of them, and its gzip codec inflates without a bound. So the
+//!   footer is walked through before it is parsed, and our own code decompresses pages, up to a limit. A panic of the
+//!   library is caught.
 //! - **A replay delivers to a sink and is not a source of the fetcher.** The fetcher requests 64 transactions at
 //!   once, and they arrive in any order; a replay must have one order, so that the same pool results each time.
 

@@ -129,6 +129,7 @@ impl Iterator for Recording {
                 }
                 Some(row) => return Some(row.and_then(Row::decode)),
                 None => {
+                    self.file = None;
                     let path = self.files.pop_front()?;
                     match OpenFile::open(path.clone(), self.config) {
                         Ok(file) => self.file = Some(file),

@@ -51,9 +51,9 @@ use crate::{
 /// Publishes the orders of a pool: those that it holds, then every new one, each stored once however many machines
 /// publish it. Dropping it stops it without waiting.
 ///
-/// The pool does not wait for it: while its window is full, or there is no connection, events stay
-/// in the pool's log, whose caps bound it. It holds a handle of the pool, whose other
-/// subscriptions therefore do not end before it does.
+/// The pool does not wait for it: while its window is full, events stay in the pool's log, whose
+/// caps bound it, and so do private ones without a connection. It holds a handle of the pool, whose
+/// other subscriptions therefore do not end before it does.
 pub type Publisher = Running<PublisherStats>;
 
 impl Publisher {
@@ -80,9 +80,9 @@ struct Run {
     shown: Shown,
     counters: Arc<PublisherCounters>,
     follower: Follower,
-    /// It is read while there is a connection.
-    events: Subscription,
-    /// Whether the pool is replayed, or is to be.
+    /// It is read while there is a connection. Without one only the private flow has it: the pool's log keeps what is unread.
+    events: Option<Subscription>,
+    /// Whether the pool is replayed.
     comparing: bool,
     /// What is to be published before other events are read. What strangers send does not hold them up.
     held: VecDeque<Item>,
@@ -107,8 +107,8 @@ impl Run {
             shown: Shown::new(counters.state[0].clone(), "publisher", flow.as_str()),
             counters,
             follower: Follower::new(flow, heads),
-            events: pool.subscribe_all(),
-            comparing: true,
+            events: None,
+            comparing: false,
             held: VecDeque::new(),
             turns: Turns::default(),
             window: Window::default(),
@@ -118,7 +118,7 @@ impl Run {
 
     /// The pool is replayed from now on.
     fn compare(&mut self) {
-        self.events.resync();
+        self.events = Some(self.pool.subscribe_all());
         // What left before is not told any more, nor why.
         let unsent = self.turns.retain(|id| self.pool.contains(id.hash()));
         self.counters.unsent.add(unsent);
@@ -128,7 +128,7 @@ impl Run {
     }
 
     fn end_comparison(&mut self) {
-        if self.comparing && !self.events.is_replaying() {
+        if self.comparing && !self.is_replaying() {
             self.comparing = false;
             let items = self.follower.end_comparison();
             self.hold(items);
@@ -148,14 +148,24 @@ impl Run {
         }
     }
 
-    /// Whether it goes on in the pool's log with the next connection, instead of a comparison: of
-    /// the private flow the pool may have forgotten a cancellation meanwhile.
-    fn goes_on(&self) -> bool {
-        self.follower.is_private() && !self.comparing
+    /// The connection has ended. The private flow goes on in the pool's log with the next one, as the pool may forget a
+    /// cancellation meanwhile. Else that one begins with a comparison.
+    fn disconnected(&mut self) {
+        if !self.follower.is_private() || self.comparing {
+            self.events = None;
+            // The latest first: of several heads the one before the earliest was published.
+            self.held.drain(..).rev().for_each(|item| self.follower.forget(&item));
+        }
+        self.counters.unfinished.set(self.window.len() as f64);
+    }
+
+    fn is_replaying(&self) -> bool {
+        self.events.as_ref().is_some_and(Subscription::is_replaying)
     }
 
     fn is_all_read(&self) -> bool {
-        !self.events.is_replaying() && self.events.behind() == 0
+        let events = self.events.as_ref();
+        events.is_some_and(|events| !events.is_replaying() && events.behind() == 0)
     }
 
     fn is_done(&self) -> bool {
@@ -175,6 +185,12 @@ impl Run {
         });
         self.counters.unfinished.set(window.len() as f64);
         self.counters.waiting.set(self.turns.len() as u64);
+    }
+
+    /// Reads an event, if there is one now.
+    fn read_one(&mut self) -> bool {
+        let event = self.events.as_mut().and_then(Subscription::try_next);
+        event.map(|event| self.on_event(event)).is_some()
     }
 
     fn on_event(&mut self, event: Result<Event, Lagged>) {

@@ -34,6 +34,8 @@ pub(crate) type Sent = (u64, u32);
 struct Slot {
     item: Item,
     size: usize,
+    /// As of when it was taken: the node may announce it meanwhile.
+    is_strangers: bool,
     attempt: u32,
     /// When its acknowledgement was first waited for, and when it was last published.
     since: Instant,
@@ -101,11 +103,12 @@ impl Window {
         let number = self.next;
         self.next += 1;
         self.bytes += size;
-        if item.stranger().is_some() {
+        let is_strangers = item.stranger().is_some();
+        if is_strangers {
             self.of_strangers.0 += 1;
             self.of_strangers.1 += size;
         }
-        let slot = Slot { item, size, attempt: 0, since: now, published: now };
+        let slot = Slot { item, size, is_strangers, attempt: 0, since: now, published: now };
         self.slots.insert(number, slot);
         (number, 0)
     }
@@ -197,9 +200,10 @@ impl Window {
 
     fn remove(&mut self, number: u64) -> bool {
         self.unsent.remove(&number);
-        let Some(Slot { item, size, .. }) = self.slots.remove(&number) else { return false };
+        let Some(slot) = self.slots.remove(&number) else { return false };
+        let Slot { size, is_strangers, .. } = slot;
         self.bytes -= size;
-        if item.stranger().is_some() {
+        if is_strangers {
             self.of_strangers.0 -= 1;
             self.of_strangers.1 -= size;
         }
@@ -228,10 +232,13 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use alloy_primitives::{Address, B256};
-    use order_pool::{Holder, PrivateCancellation};
+    use order_pool::{Holder, Origin, PrivateCancellation, Transaction};
 
     use super::*;
-    use crate::{tests::caller, wire::Record};
+    use crate::{
+        tests::{caller, pool, txs},
+        wire::Record,
+    };
 
     const UNAVAILABLE: State = State::Unavailable;
 
@@ -285,6 +292,21 @@ mod tests {
         window.settle((sent, 0), None);
         window.add(item(1), MAX_STRANGERS_BYTES, now);
         assert!(window.has_room_for_strangers());
+    }
+
+    /// What was never subtracted grew, until nothing of any stranger was published.
+    #[test]
+    fn what_the_node_announces_while_it_is_published_leaves_the_strangers_part() {
+        let (pool, tx) = (pool(), txs(1).remove(0));
+        let of = |origin| Transaction::new(tx.clone(), origin, SystemTime::UNIX_EPOCH);
+        pool.insert_transaction(of(Origin::Rpc).held_by(caller(1)));
+        let order = pool.get(tx.hash()).expect("it is pooled");
+        let (record, mut window) = (Record::Order(order), Window::default());
+        let sent = window.add(Item { record, number: None, hold: None }, 100, Instant::now());
+        assert_eq!(window.of_strangers, (1, 100));
+        pool.insert_transaction(of(Origin::Mempool));
+        assert!(window.settle(sent, None));
+        assert_eq!(window.of_strangers, (0, 0));
     }
 
     #[test]

@@ -32,6 +32,23 @@ fn a_replay_gives_the_same_hashes_in_the_same_order() {
 }
 
 #[test]
+fn a_file_that_is_read_to_its_end_is_closed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    record_segments(folder.path(), &signed(2, 0), 1);
+    let path = folder.path().canonicalize().expect("a folder");
+    let open_files = || {
+        let all = std::fs::read_dir("/proc/self/fd").expect("Linux");
+        // Others may be closed meanwhile.
+        all.filter_map(|fd| std::fs::read_link(fd.ok()?.path()).ok())
+            .filter(|open| open.starts_with(&path))
+            .count()
+    };
+    let mut recording = open(&path);
+    assert_eq!((open_files(), recording.by_ref().count()), (1, 2));
+    assert_eq!(open_files(), 0);
+}
+
+#[test]
 fn the_columns_say_what_the_transaction_says() {
     use alloy_consensus::Transaction as _;
     let folder = tempfile::tempdir().expect("a folder");

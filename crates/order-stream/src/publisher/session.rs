@@ -12,7 +12,7 @@ use async_nats::{
     jetstream::{Context, message::PublishMessage},
 };
 use futures::{
-    FutureExt as _, StreamExt as _,
+    FutureExt as _, StreamExt,
     future::{BoxFuture, OptionFuture},
     stream::FuturesUnordered,
 };
@@ -64,7 +64,7 @@ impl running::Session for Run {
         context.set_timeout(ACK_TIMEOUT);
         self.identity.connected();
         self.window.connected();
-        if !self.goes_on() {
+        if self.events.is_none() {
             self.compare();
         }
         let session = Session {
@@ -77,11 +77,7 @@ impl running::Session for Run {
             responded_at: Instant::now(),
         };
         let Err(end) = session.serve(stop).await;
-        if !self.goes_on() {
-            // The latest first: of several heads the one before the earliest was published.
-            self.held.drain(..).rev().for_each(|item| self.follower.forget(&item));
-        }
-        self.counters.unfinished.set(self.window.len() as f64);
+        self.disconnected();
         end
     }
 
@@ -100,11 +96,8 @@ impl<'a> Session<'a> {
         let mut ended = pin!(self.link.ended(&["mempool.", "_INBOX_"]));
         loop {
             // A replay of an empty pool ends without an event.
-            if self.run.events.is_replaying()
-                && self.run.held.is_empty()
-                && let Some(event) = self.run.events.try_next()
-            {
-                self.run.on_event(event);
+            if self.run.is_replaying() && self.run.held.is_empty() {
+                self.run.read_one();
             }
             self.run.end_comparison();
             let is_stopping = stop.is_set();
@@ -119,6 +112,7 @@ impl<'a> Session<'a> {
             let checks = self.check.is_none().then_some(self.check_at);
             let turn = self.run.has_turns().then(|| self.run.turns.next_wake()).flatten();
             let wake = checks.into_iter().chain(self.run.window.next_wake()).chain(turn).min();
+            let event = self.run.events.as_mut().map(StreamExt::next);
             // Acknowledgements before events: they make room. Nothing is lost by a branch that is dropped: each consumes
             // only what it returns.
             tokio::select! {
@@ -131,7 +125,7 @@ impl<'a> Session<'a> {
                     self.note_stream(found, is_stopping)?;
                 }
                 Some(()) = OptionFuture::from(wake.map(|at| sleep_until(at.into()))) => {}
-                event = self.run.events.next(), if self.run.held.is_empty() => {
+                Some(event) = OptionFuture::from(event), if self.run.held.is_empty() => {
                     // Not while this holds a handle of the pool.
                     let Some(event) = event else { return Err(State::Ended) };
                     self.run.on_event(event);

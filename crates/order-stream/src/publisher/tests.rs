@@ -16,9 +16,12 @@ fn txs(count: usize) -> Vec<Transaction> {
     tests::txs(count).into_iter().map(sent).collect()
 }
 
-fn private(pool: &OrderPool) -> Run {
+/// Of a flow, with a connection.
+fn connected(pool: &OrderPool, flow: Flow) -> Run {
     let config = PublisherConfig::new(ServerConfig::default(), 1, "a");
-    Run::new(pool, &PublisherConfig { flow: Flow::Private, ..config })
+    let mut run = Run::new(pool, &PublisherConfig { flow, ..config });
+    run.compare();
+    run
 }
 
 /// A stranger's, for a block, in a place that others take.
@@ -35,9 +38,7 @@ fn published(run: &mut Run) -> Vec<Record> {
 
 /// Reads the events of now.
 fn read(run: &mut Run) {
-    while let Some(event) = run.events.try_next() {
-        run.on_event(event);
-    }
+    while run.read_one() {}
     run.end_comparison();
 }
 
@@ -49,7 +50,7 @@ fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_wa
         let clock = Clock::manual();
         let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
         let pool = OrderPool::with_clock(config, clock.clone()).expect("a pool");
-        let mut run = private(&pool);
+        let mut run = connected(&pool, Flow::Private);
         pool.insert_bundle(bundle(&txs[0], 1));
         read(&mut run);
         assert_eq!(run.turns.len(), 1);
@@ -74,7 +75,7 @@ fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_wa
 #[test]
 fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
     let (pool, txs) = (pool(), txs(4));
-    let mut run = private(&pool);
+    let mut run = connected(&pool, Flow::Private);
     let unsent = |run: &mut Run| {
         read(run);
         let stats = run.counters.stats();
@@ -93,6 +94,24 @@ fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
     assert_eq!(unsent(&mut run), (0, 1));
 }
 
+/// The pool keeps what was removed until all have read of it.
+#[test]
+fn an_outage_keeps_nothing_in_the_pools_log_but_what_the_private_flow_goes_on_with() {
+    for (flow, is_read, subscribers) in
+        [(Flow::Public, true, 0), (Flow::Private, false, 0), (Flow::Private, true, 1)]
+    {
+        let pool = pool();
+        pool.insert_transaction(txs(1).remove(0));
+        let mut run = connected(&pool, flow);
+        assert_eq!(pool.stats().subscribers, 1);
+        if is_read {
+            read(&mut run);
+        }
+        run.disconnected();
+        assert_eq!(pool.stats().subscribers, subscribers, "{flow:?}, read: {is_read}");
+    }
+}
+
 /// The public flow publishes it, and no event told that the turn was over.
 #[test]
 fn what_the_node_announces_before_its_turn_waits_no_longer_and_is_not_counted_as_lost() {
@@ -100,7 +119,7 @@ fn what_the_node_announces_before_its_turn_waits_no_longer_and_is_not_counted_as
     for is_log_lost in [false, true] {
         let config = PoolConfig { log_events: 1, ..PoolConfig::default() };
         let pool = OrderPool::new(config).expect("a pool");
-        let mut run = private(&pool);
+        let mut run = connected(&pool, Flow::Private);
         let of_caller = txs[0].clone().held_by(caller(1));
         pool.insert_transaction(of_caller);
         read(&mut run);
