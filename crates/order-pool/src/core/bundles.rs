@@ -164,15 +164,19 @@ impl Core {
     /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves
     /// the bundles of that transaction: it is removed, or watches another one.
     pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended) {
-        // If the block was undone meanwhile, the one that replaced it has its own.
-        let is_recent = self.chain.head_of(&by.hash).is_some();
-        let (next, reason) = match tx {
-            EndedTx::Mined(hash) => (self.bundles.first_with_tx(&hash), RemoveReason::Mined),
+        let recent = &self.chain.recent;
+        let (next, is_so, reason) = match tx {
+            EndedTx::Mined(hash) => {
+                (self.bundles.first_with_tx(&hash), recent.is_mined(&hash), RemoveReason::Mined)
+            }
             EndedTx::Stale(sender, to) => {
-                (self.bundles.first_with_nonce_below(sender, to), RemoveReason::StaleNonce)
+                let next = self.bundles.first_with_nonce_below(sender, to);
+                (next, recent.next_nonce(&sender) >= Some(to), RemoveReason::StaleNonce)
             }
         };
-        let Some(seq) = next.filter(|_| is_recent) else {
+        // If the block was undone meanwhile, the one that replaced it has its own. If it has come back, it has not
+        // raised the nonce again yet: nothing has taken the bundle, and it would be the next one for ever.
+        let Some(seq) = next.filter(|_| is_so && recent.block(&by.hash).is_some()) else {
             self.ended.pop_front();
             return;
         };
