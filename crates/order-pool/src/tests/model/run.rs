@@ -111,7 +111,9 @@ impl Run {
                         (None, _) => Transaction::new(tx, Origin::Mempool, at),
                         (_, None) => Transaction::new(tx, Origin::Rpc, at),
                         (_, Some(ahead)) => {
-                            Transaction::private(tx, self.terms(view.sender, ahead), at)
+                            // Of two signers, each may send what is the other's.
+                            let signer = view.sender + u64::from(by.unwrap_or(0));
+                            Transaction::private(tx, self.terms(signer, ahead), at)
                         }
                     };
                     self.insert_tx(view.sender, tx.held_by(holder));
