@@ -210,12 +210,11 @@ impl Core {
     }
 
     /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
-    /// nonce has no effect, and with the same one only if the bundle may return.
+    /// nonce has no effect. One with the same nonce is taken or refused as one without a key.
     pub(super) fn end_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.take_bundle(seq, reason)?;
         if let Some(slot) = order.as_bundle().and_then(slot_of) {
-            let is_refused = may_return(reason);
-            let state = KeyState { bundle: None, is_refused, ..self.keys.get(&slot) };
+            let state = KeyState { bundle: None, ..self.keys.get(&slot) };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&state.holder);
         }
@@ -228,8 +227,7 @@ impl Core {
         let state = self.keys.get(&slot);
         if state.nonce < Some(nonce) {
             state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced));
-            let nonce = Some(nonce);
-            let state = KeyState { nonce, is_refused: true, holder, ..KeyState::default() };
+            let state = KeyState { nonce: Some(nonce), holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&holder);
         }

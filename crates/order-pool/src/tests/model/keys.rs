@@ -13,9 +13,11 @@ impl Model {
     ) -> Result<u64, &'static str> {
         let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
         let highest = if all.nonce >= own.nonce { &all } else { &own };
+        // Its bundle has left, and was not cancelled.
+        let may_return = own.nonce > all.nonce && self.of_slot((key, Some(block))).is_none();
         match (nonce, highest.nonce) {
             _ if all.is_final => Err("CancelledPermanently"),
-            (Some(nonce), Some(current)) if nonce == current && highest.may_return => Ok(nonce),
+            (Some(nonce), Some(current)) if nonce == current && may_return => Ok(nonce),
             (Some(nonce), Some(current)) if nonce <= current => Err("Superseded"),
             (Some(nonce), _) => Ok(nonce),
             (None, _) if highest.sent_at > sent_at => Err("Superseded"),

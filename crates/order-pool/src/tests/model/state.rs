@@ -79,8 +79,6 @@ pub(super) struct KeyModel {
     pub(super) nonce: Option<u64>,
     pub(super) sent_at: Option<u64>,
     pub(super) is_final: bool,
-    /// The bundle that had its nonce may come again.
-    pub(super) may_return: bool,
     pub(super) holder: Holder,
     pub(super) tombstone: Option<usize>,
     /// When it was last touched without a bundle.
