@@ -59,7 +59,10 @@ impl Model {
         let place = |key| self.place(key, block, nonce, order.sent_at);
         let nonce = match order.key.map(place).transpose() {
             Ok(nonce) => nonce,
-            Err(why) => return why,
+            Err((why, numbers)) => {
+                self.superseded = numbers;
+                return why;
+            }
         };
         if order.block.is_some_and(|block| !self.is_ahead(block, MAX_AHEAD))
             || self.bundle_is_taken(&order)

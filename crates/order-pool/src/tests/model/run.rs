@@ -171,8 +171,14 @@ impl Run {
                 let expected = self.model.cancel(n, nonce, None, holder(by));
                 let cancelled = self.pool.cancel_bundle(cancellation(key(n), nonce, holder(by)));
                 assert_eq!(variant(cancelled), expected);
-                if let CancelOutcome::Cancelled { removed } = cancelled {
-                    assert_eq!(removed, before - self.model.pooled.len());
+                match cancelled {
+                    CancelOutcome::Cancelled { removed } => {
+                        assert_eq!(removed, before - self.model.pooled.len());
+                    }
+                    CancelOutcome::Superseded { nonce, current } => {
+                        assert_eq!([nonce, current].map(Some), self.model.superseded);
+                    }
+                    _ => {}
                 }
             }
             Op::Head { mined, unknown, base_fee } => {
@@ -284,7 +290,11 @@ impl Run {
         let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
         self.model.rejected += u64::from(expected == "Rejected");
-        assert_eq!(variant(self.pool.insert_bundle(bundle)), expected);
+        let outcome = self.pool.insert_bundle(bundle);
+        if let InsertOutcome::Superseded { nonce, current } = outcome {
+            assert_eq!([nonce, current].map(Some), self.model.superseded);
+        }
+        assert_eq!(variant(outcome), expected);
     }
 
     /// The id by its definition: a hash over what was sent, then the block and the nonce that it
