@@ -114,7 +114,7 @@ pub enum InsertOutcome {
     /// The order was an empty bundle with a uuid, which is a cancellation, and it took effect.
     Cancelled,
     /// A bundle of its key for its block, or a cancellation of its key, with the same or a higher
-    /// nonce came before, with the same one unless that was removed and [may return](OrderStatus::MayReturn); of a
+    /// nonce came before, with the same one unless the pool has refused or removed that; of a
     /// message without a nonce: one that was sent later, and `nonce` is its time, in
     /// microseconds since the Unix epoch. Of a private transaction: its signer cancelled it after it arrived, and the
     /// numbers are both times, in microseconds since the Unix epoch. Nothing changed.

@@ -89,7 +89,10 @@ impl Upkeep {
         let (stop, stopped) = mpsc::sync_channel(1);
         let (ended, end) = mpsc::sync_channel(1);
         let run = move || {
-            while let Some(more_is_due) = pool.upgrade().map(|pool| pool.upkeep()) {
+            let reason = loop {
+                let Some(more_is_due) = pool.upgrade().map(|pool| pool.upkeep()) else {
+                    break UpkeepEndReason::PoolDropped;
+                };
                 let pause = match more_is_due {
                     true if pressed() => config.pause.max(PRESSED_PAUSE),
                     true => config.pause.max(STEP_PAUSE),
@@ -97,12 +100,8 @@ impl Upkeep {
                 };
                 let pause = lengthened(pause, rand::random());
                 if stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
-                    break;
+                    break UpkeepEndReason::Shutdown;
                 }
-            }
-            let reason = match pool.strong_count() {
-                0 => UpkeepEndReason::PoolDropped,
-                _ => UpkeepEndReason::Shutdown,
             };
             // Nobody may wait for it.
             let _ = ended.send(reason);

@@ -164,15 +164,19 @@ impl Core {
     /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves
     /// the bundles of that transaction: it is removed, or watches another one.
     pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended) {
-        // If the block was undone meanwhile, the one that replaced it has its own.
-        let is_recent = self.chain.head_of(&by.hash).is_some();
-        let (next, reason) = match tx {
-            EndedTx::Mined(hash) => (self.bundles.first_with_tx(&hash), RemoveReason::Mined),
+        let recent = &self.chain.recent;
+        let (next, is_so, reason) = match tx {
+            EndedTx::Mined(hash) => {
+                (self.bundles.first_with_tx(&hash), recent.is_mined(&hash), RemoveReason::Mined)
+            }
             EndedTx::Stale(sender, to) => {
-                (self.bundles.first_with_nonce_below(sender, to), RemoveReason::StaleNonce)
+                let next = self.bundles.first_with_nonce_below(sender, to);
+                (next, recent.next_nonce(&sender) >= Some(to), RemoveReason::StaleNonce)
             }
         };
-        let Some(seq) = next.filter(|_| is_recent) else {
+        // If the block was undone meanwhile, the one that replaced it has its own. If it has come back, it has not
+        // raised the nonce again yet: nothing has taken the bundle, and it would be the next one for ever.
+        let Some(seq) = next.filter(|_| is_so && recent.block(&by.hash).is_some()) else {
             self.ended.pop_front();
             return;
         };
@@ -206,12 +210,11 @@ impl Core {
     }
 
     /// Removes a bundle, and remembers the nonce of its key, so that a late message with a lower
-    /// nonce has no effect, and with the same one only if the bundle may return.
+    /// nonce has no effect. One with the same nonce is taken or refused as one without a key.
     pub(super) fn end_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.take_bundle(seq, reason)?;
         if let Some(slot) = order.as_bundle().and_then(slot_of) {
-            let is_refused = may_return(reason);
-            let state = KeyState { bundle: None, is_refused, ..self.keys.get(&slot) };
+            let state = KeyState { bundle: None, ..self.keys.get(&slot) };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&state.holder);
         }
@@ -224,8 +227,7 @@ impl Core {
         let state = self.keys.get(&slot);
         if state.nonce < Some(nonce) {
             state.bundle.and_then(|seq| self.take_bundle(seq, RemoveReason::Replaced));
-            let nonce = Some(nonce);
-            let state = KeyState { nonce, is_refused: true, holder, ..KeyState::default() };
+            let state = KeyState { nonce: Some(nonce), holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
             self.forget_excess_keys(&holder);
         }

@@ -31,7 +31,8 @@ pub(crate) struct KeyState {
     pub(crate) nonce: Option<u64>,
     /// When that message was sent, if it came without a nonce: see [`micros`].
     pub(crate) sent_at: Option<u64>,
-    /// It was not taken, or its bundle was removed: it may come again.
+    /// Set by [`Keys::with_cancellations`] alone: no bundle of this nonce is pooled, and no cancellation covers it. Its
+    /// message may come again.
     pub(crate) is_refused: bool,
     /// For cancellations: whether it was permanent.
     pub(crate) is_final: bool,
@@ -142,8 +143,9 @@ impl Keys {
     /// The state of a block's bundle, combined with that of the key's cancellations.
     pub(crate) fn with_cancellations(&self, slot: &Slot) -> KeyState {
         let (own, all) = (self.get(slot), self.get(&(slot.0, None)));
-        let latest = if own.nonce <= all.nonce { all } else { own };
-        let KeyState { nonce, sent_at, is_refused, .. } = latest;
+        let is_latest = own.nonce > all.nonce;
+        let KeyState { nonce, sent_at, .. } = if is_latest { own } else { all };
+        let is_refused = is_latest && own.bundle.is_none();
         let KeyState { is_final, published, .. } = all;
         KeyState { nonce, sent_at, is_refused, is_final, published, ..own }
     }

@@ -10,8 +10,8 @@ use std::{
 use alloy_primitives::{Address, B256, keccak256};
 use order_pool::{
     Block, Bundle, BundleParts, CancelOutcome, CancelPrivateOutcome, Clock, Event, Head, Holder,
-    OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms, Relation, ReplacementKey,
-    Subscription, Transaction,
+    InsertOutcome, OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms, Relation,
+    ReplacementKey, Subscription, Transaction,
 };
 use proptest::prelude::*;
 use uuid::Uuid;

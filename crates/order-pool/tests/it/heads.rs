@@ -4,8 +4,8 @@ use std::collections::HashSet;
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
-    Block, Event, Head, InsertOutcome, Order, OrderPool, OrderStatus, PoolConfig, PrivateTerms,
-    Relation,
+    Block, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, PoolConfig,
+    PrivateTerms, Relation,
 };
 
 use crate::common::{
@@ -131,6 +131,33 @@ fn a_transaction_comes_back_with_its_block_however_many_bundles_the_block_ended(
     assert!(pool.is_empty());
     pool.on_head(head(2, 1, 0, &[]));
     assert!(pool.contains(private.hash()), "nobody else has it");
+}
+
+/// The upkeep looked at the first of them for ever, and removed nothing that is over.
+#[test]
+fn a_block_that_comes_back_ends_bundles_once_its_nonces_are_told_again() {
+    let (txs, nonces) = (|| (0..500).map(nth), || (0..500).map(|n| (address(n), 1)));
+    let mined: Vec<_> = txs().map(|tx| *tx.hash()).collect();
+    // Also a node that takes back what it has said of a block.
+    for mined in [&[], &mined[..]] {
+        let (pool, block) = (pool(), |mined| head(11, 0, 0, mined));
+        pool.on_head(head(10, 0, 0, &[]));
+        for tx in txs() {
+            let bundle = bundle_for(14, vec![tx], Holder::Host);
+            assert_eq!(pool.insert_bundle(bundle), InsertOutcome::Added);
+        }
+        pool.on_head(block(mined));
+        if mined.is_empty() {
+            pool.on_nonces(block(&[]).head.hash, nonces());
+        }
+        pool.on_head(head(11, 1, 0, &[]));
+        pool.on_head(block(&[]));
+        assert!((0..100).any(|_| !pool.upkeep()), "it does not end");
+        assert_eq!(pool.len(), 500);
+        pool.on_nonces(block(&[]).head.hash, nonces());
+        upkeep(&pool);
+        assert!(pool.is_empty());
+    }
 }
 
 /// Readers that begin at any moment while heads come: whoever was told the head of N holds nothing

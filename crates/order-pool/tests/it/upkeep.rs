@@ -6,7 +6,7 @@ use std::{
 };
 
 use order_pool::{
-    Clock, Holder, InsertOutcome, Order, OrderPool, PoolConfig, Upkeep, UpkeepConfig, UpkeepEnd,
+    Clock, Holder, InsertOutcome, OrderPool, PoolConfig, Upkeep, UpkeepConfig, UpkeepEnd,
     UpkeepEndReason,
 };
 
@@ -85,17 +85,30 @@ fn a_shutdown_does_not_wait_for_the_interval_or_the_pause() {
     assert_eq!((pool.stats().upkeep_steps, pool.stats().expired), (1, 256));
 }
 
-/// Dead once nobody holds the pool's memory: its handles, its subscriptions and its upkeep.
-fn pulse(pool: &OrderPool) -> Weak<Order> {
-    pool.insert_transaction(nth(1));
-    Arc::downgrade(&pool.get(nth(1).hash()).expect("it was inserted"))
+#[test]
+fn a_shutdown_is_its_end_also_while_no_handle_of_the_pool_is_left() {
+    let (pool, clock) = pool();
+    insert_all(&pool, 0..1_000);
+    clock.advance(Duration::from_secs(60));
+    let upkeep = start(&pool, Duration::from_secs(3_600));
+    // It has the pool during a step alone: it is in its pause.
+    wait_for("the first step", || pool.stats().upkeep_steps == 1);
+    drop(pool);
+    assert!(is_ended_by(upkeep.shutdown(LONG), UpkeepEndReason::Shutdown));
+}
+
+/// Upkeep, and what is dead once its thread has ended.
+fn start_with_pulse(pool: &OrderPool) -> (Upkeep, Weak<()>) {
+    let of_thread = Arc::new(());
+    let pulse = Arc::downgrade(&of_thread);
+    let pressed = move || Arc::strong_count(&of_thread) == 0;
+    (Upkeep::start(pool, UpkeepConfig::default(), pressed).expect("a thread"), pulse)
 }
 
 #[test]
 fn it_neither_keeps_the_pool_nor_outlives_it() {
     let (pool, _) = pool();
-    let upkeep = start(&pool, Duration::ZERO);
-    let pulse = pulse(&pool);
+    let (upkeep, pulse) = start_with_pulse(&pool);
     drop(pool);
     wait_for("the end of its thread", || pulse.upgrade().is_none());
     assert!(is_ended_by(upkeep.shutdown(LONG), UpkeepEndReason::PoolDropped));
@@ -104,10 +117,8 @@ fn it_neither_keeps_the_pool_nor_outlives_it() {
 #[test]
 fn dropping_it_ends_its_thread_at_once() {
     let (pool, _) = pool();
-    let upkeep = start(&pool, Duration::ZERO);
+    let (upkeep, pulse) = start_with_pulse(&pool);
     wait_for("the first step", || pool.stats().upkeep_steps == 1);
-    let pulse = pulse(&pool);
     drop(upkeep);
-    drop(pool);
     wait_for("the end of its thread", || pulse.upgrade().is_none());
 }

@@ -16,13 +16,11 @@ impl Model {
     /// Removes a bundle, and leaves its key without one.
     pub(super) fn end_bundle(&mut self, id: B256, reason: &str) -> Pooled {
         let order = self.remove(id, reason);
-        let may_return = matches!(reason, "Evicted" | "BlockTooFar" | "BlockPassed");
-        if may_return {
+        if matches!(reason, "Evicted" | "BlockTooFar" | "BlockPassed") {
             self.may_return.insert(id, 0);
         }
         if let Some(slot) = Self::slot_of(&order) {
             self.idle(slot);
-            self.keys.entry(slot).or_default().may_return = may_return;
             self.forget_excess(self.slot(slot).holder);
         }
         order
@@ -61,7 +59,10 @@ impl Model {
         let place = |key| self.place(key, block, nonce, order.sent_at);
         let nonce = match order.key.map(place).transpose() {
             Ok(nonce) => nonce,
-            Err(why) => return why,
+            Err((why, numbers)) => {
+                self.superseded = numbers;
+                return why;
+            }
         };
         if order.block.is_some_and(|block| !self.is_ahead(block, MAX_AHEAD))
             || self.bundle_is_taken(&order)

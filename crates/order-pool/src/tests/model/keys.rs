@@ -10,15 +10,19 @@ impl Model {
         block: u64,
         nonce: Option<u64>,
         sent_at: Option<u64>,
-    ) -> Result<u64, &'static str> {
+    ) -> Result<u64, Refused> {
         let [all, own] = [None, Some(block)].map(|block| self.slot((key, block)));
         let highest = if all.nonce >= own.nonce { &all } else { &own };
+        // Its bundle has left, and was not cancelled.
+        let may_return = own.nonce > all.nonce && self.of_slot((key, Some(block))).is_none();
         match (nonce, highest.nonce) {
-            _ if all.is_final => Err("CancelledPermanently"),
-            (Some(nonce), Some(current)) if nonce == current && highest.may_return => Ok(nonce),
-            (Some(nonce), Some(current)) if nonce <= current => Err("Superseded"),
+            _ if all.is_final => Err(("CancelledPermanently", [None; 2])),
+            (Some(nonce), Some(current)) if nonce == current && may_return => Ok(nonce),
+            (Some(nonce), Some(current)) if nonce <= current => {
+                Err(("Superseded", [Some(nonce), highest.nonce]))
+            }
             (Some(nonce), _) => Ok(nonce),
-            (None, _) if highest.sent_at > sent_at => Err("Superseded"),
+            (None, _) if highest.sent_at > sent_at => Err(("Superseded", [sent_at, highest.nonce])),
             (None, current) => Ok(sent_at.max(current.map(|current| current + 1)).unwrap_or(0)),
         }
     }
@@ -64,6 +68,7 @@ impl Model {
         let blocks: Vec<_> = blocks.map(|(slot, state)| (*slot, state.nonce)).collect();
         let lowest = blocks.iter().map(|(_, nonce)| *nonce).min().flatten();
         if nonce.is_some() && nonce <= all.nonce.max(lowest) {
+            self.superseded = [nonce, all.nonce.max(lowest)];
             return "Superseded";
         }
         for (slot, of_block) in blocks {

@@ -25,6 +25,8 @@ pub(super) enum Op {
     Head { mined: u8, unknown: u64, base_fee: Option<u64> },
     // Replaces the newest `depth` blocks by one.
     Reorg { depth: usize, mined: u8 },
+    // A block once more that was undone or forgotten.
+    Return { which: usize },
     // A head whose parent was never told.
     Gap { skip: u64 },
     Nonces { back: usize, sender: u64, next: u64 },
@@ -63,6 +65,7 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
         4 => (0_u8..8, 0_u64..40, prop::option::of(0_u64..20))
             .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
         2 => (1_usize..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),
+        2 => (0_usize..4).prop_map(|which| Op::Return { which }),
         1 => (1_u64..3).prop_map(|skip| Op::Gap { skip }),
         3 => (0_usize..3, 0_u64..17, 0_u64..5)
             .prop_map(|(back, sender, next)| Op::Nonces { back, sender, next }),

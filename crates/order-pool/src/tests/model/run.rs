@@ -7,7 +7,8 @@ pub(super) struct Run {
     pub(super) clock: Clock,
     pub(super) model: Model,
     pub(super) readers: Vec<Reader>,
-    pub(super) forks: u64,
+    /// All that were told, one of each hash.
+    pub(super) told: Vec<Block>,
 }
 
 pub(super) fn key(n: usize) -> ReplacementKey {
@@ -38,7 +39,7 @@ impl Run {
         let clock = Clock::manual();
         let pool = OrderPool::with_limits(limits(), clock.clone());
         let (model, readers) = (Model::default(), Vec::new());
-        Self { pool, clock, model, readers, forks: 0 }
+        Self { pool, clock, model, readers, told: Vec::new() }
     }
 
     fn insert(&mut self, spec: Spec, by: Option<u8>) {
@@ -73,10 +74,10 @@ impl Run {
     }
 
     fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u64>) -> Block {
-        self.forks += 1;
         let (number, parent_hash) = parent.unwrap_or((9, B256::ZERO));
-        let head = Head::new(number + 1, hash(1 << 40 | self.forks), parent_hash);
-        Block::new(Head { next_base_fee_wei: fee, ..head }, mined)
+        let head = Head::new(number + 1, hash(1 << 40 | self.told.len() as u64), parent_hash);
+        self.told.push(Block::new(Head { next_base_fee_wei: fee, ..head }, mined));
+        self.told[self.told.len() - 1].clone()
     }
 
     fn on_head(&mut self, block: Block, replaced: usize) {
@@ -110,7 +111,9 @@ impl Run {
                         (None, _) => Transaction::new(tx, Origin::Mempool, at),
                         (_, None) => Transaction::new(tx, Origin::Rpc, at),
                         (_, Some(ahead)) => {
-                            Transaction::private(tx, self.terms(view.sender, ahead), at)
+                            // Of two signers, each may send what is the other's.
+                            let signer = view.sender + u64::from(by.unwrap_or(0));
+                            Transaction::private(tx, self.terms(signer, ahead), at)
                         }
                     };
                     self.insert_tx(view.sender, tx.held_by(holder));
@@ -168,8 +171,14 @@ impl Run {
                 let expected = self.model.cancel(n, nonce, None, holder(by));
                 let cancelled = self.pool.cancel_bundle(cancellation(key(n), nonce, holder(by)));
                 assert_eq!(variant(cancelled), expected);
-                if let CancelOutcome::Cancelled { removed } = cancelled {
-                    assert_eq!(removed, before - self.model.pooled.len());
+                match cancelled {
+                    CancelOutcome::Cancelled { removed } => {
+                        assert_eq!(removed, before - self.model.pooled.len());
+                    }
+                    CancelOutcome::Superseded { nonce, current } => {
+                        assert_eq!([nonce, current].map(Some), self.model.superseded);
+                    }
+                    _ => {}
                 }
             }
             Op::Head { mined, unknown, base_fee } => {
@@ -198,9 +207,18 @@ impl Run {
                 let head = self.head(parent, hashes, None);
                 self.on_head(head, depth);
             }
+            Op::Return { which } => {
+                let blocks = &self.model.blocks;
+                let above = |hash| blocks.iter().rev().position(|block| block.head.hash == hash);
+                let gone = self.told.iter().rev().filter(|told| above(told.head.hash).is_none());
+                let mut gone =
+                    gone.filter_map(|told| Some((told.clone(), above(told.head.parent_hash)?)));
+                let Some((block, replaced)) = gone.nth(which) else { return };
+                self.on_head(block, replaced);
+            }
             Op::Gap { skip } => {
                 let Some((number, _)) = self.tip() else { return };
-                let parent = (number + skip, hash(1 << 41 | self.forks));
+                let parent = (number + skip, hash(1 << 41 | self.told.len() as u64));
                 let head = self.head(Some(parent), Vec::new(), None);
                 self.on_head(head, 0);
             }
@@ -272,7 +290,11 @@ impl Run {
         let settled = self.settled_id(&order, nonce);
         let expected = self.model.insert_bundle(order, nonce, settled);
         self.model.rejected += u64::from(expected == "Rejected");
-        assert_eq!(variant(self.pool.insert_bundle(bundle)), expected);
+        let outcome = self.pool.insert_bundle(bundle);
+        if let InsertOutcome::Superseded { nonce, current } = outcome {
+            assert_eq!([nonce, current].map(Some), self.model.superseded);
+        }
+        assert_eq!(variant(outcome), expected);
     }
 
     /// The id by its definition: a hash over what was sent, then the block and the nonce that it

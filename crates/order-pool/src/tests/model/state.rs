@@ -79,8 +79,6 @@ pub(super) struct KeyModel {
     pub(super) nonce: Option<u64>,
     pub(super) sent_at: Option<u64>,
     pub(super) is_final: bool,
-    /// The bundle that had its nonce may come again.
-    pub(super) may_return: bool,
     pub(super) holder: Holder,
     pub(super) tombstone: Option<usize>,
     /// When it was last touched without a bundle.
@@ -96,6 +94,9 @@ pub(super) struct BlockModel {
 }
 
 pub(super) type KeySlot = (usize, Option<u64>);
+
+/// Why a message does not count, and for one that is superseded the nonces.
+pub(super) type Refused = (&'static str, [Option<u64>; 2]);
 
 /// What a subscriber is told, as a line, and the block it concerns.
 pub(super) type Line = (String, Option<u64>);
@@ -116,6 +117,8 @@ pub(super) struct Model {
     /// The cancellations that replays show no more, and the next place in the log: what joins behind it does not see them.
     pub(super) ended: Vec<(usize, usize)>,
     pub(super) log: Vec<Line>,
+    /// The nonces of the last superseded message, and of what is above it.
+    pub(super) superseded: [Option<u64>; 2],
     /// Orders refused, at entry or when a reorg freed them.
     pub(super) rejected: u64,
 }
