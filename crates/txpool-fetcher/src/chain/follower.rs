@@ -164,8 +164,8 @@ pub(crate) struct Follower {
     doubtful_above: Option<u64>,
     /// The number of the last block before the first head that still counts.
     last_untold: Option<u64>,
-    /// The latest block of the chain that could not be read.
-    unread: Option<B256>,
+    /// The blocks of the chain that could not be read.
+    unread: Vec<B256>,
     lead_timeout: Duration,
 }
 
@@ -275,8 +275,9 @@ impl Follower {
                     self.lead(source, &head);
                 }
                 let mut applied = Applied { gap: unknown, ..Applied::default() };
-                if self.unread.take_if(|unread| *unread == head.hash).is_some() {
-                    // This source has the block, whose nonces tell what it contains.
+                if self.unread.contains(&head.hash) {
+                    // This source has the block, whose nonces tell what it contains. Each time: once it
+                    // has gone back, it lists that as pending, and the chain does not say otherwise.
                     applied.gap = unknown.or(Some(GapReason::UnreadBlock));
                     applied.untold.extend(chain.block(&head.hash).cloned().map(ReadBlock::from));
                 }
@@ -305,9 +306,10 @@ impl Follower {
             self.pass_lower();
         }
         if branch.is_unread {
-            self.unread = Some(head.hash);
+            self.unread.push(head.hash);
         }
         let mut applied = self.apply(chain, branch, is_linked);
+        self.unread.retain(|unread| chain.block(unread).is_some());
         applied.gap = applied.gap.or(unknown);
         Step::Applied(applied)
     }

@@ -590,7 +590,7 @@ fn number(variable: &str, default: u64) -> u64 {
 }
 
 /// Seeds that have failed.
-const KEPT: [u64; 5] = [5_031_556, 7_017_206, 8_387_592, 13_081_458, 13_443_482];
+const KEPT: [u64; 6] = [5_031_556, 7_017_206, 8_387_592, 13_081_458, 13_443_482, 30_033_989];
 
 #[test]
 fn the_chain_is_that_of_the_honest_node_that_leads() {
@@ -633,26 +633,45 @@ impl Three {
             }
         }
     }
+
+    /// Why it is compared when it tells a block of the chain that begins with block 10.
+    fn gap_of(&mut self, source: usize, number: u64) -> Option<GapReason> {
+        match self.step(source, number, 10 + number, Instant::now()) {
+            Step::Applied(applied) => applied.gap,
+            step => panic!("{step:?}"),
+        }
+    }
 }
 
 /// What its heads undid while they did not count is known to its pool alone.
 #[test]
 fn a_source_that_takes_the_lead_with_a_head_that_another_told_is_compared() {
     let mut three = Three::new();
-    let gap_of = |three: &mut Three, source, number| match three.step(
-        source,
-        number,
-        10 + number,
-        Instant::now(),
-    ) {
-        Step::Applied(applied) => applied.gap,
-        step => panic!("{step:?}"),
-    };
-    assert_eq!(gap_of(&mut three, 0, 0), None);
-    assert_eq!(gap_of(&mut three, 1, 1), None, "it extends the chain");
+    assert_eq!(three.gap_of(0, 0), None);
+    assert_eq!(three.gap_of(1, 1), None, "it extends the chain");
     three.0.set_may_lead(0, false);
-    assert_eq!(gap_of(&mut three, 2, 1), Some(GapReason::MissedHeads));
-    assert_eq!(gap_of(&mut three, 2, 2), None, "it leads");
+    assert_eq!(three.gap_of(2, 1), Some(GapReason::MissedHeads));
+    assert_eq!(three.gap_of(2, 2), None, "it leads");
+}
+
+/// What the block contains is pending at a source that has gone back: if it was compared then and not
+/// again, that stayed pending.
+#[test]
+fn a_source_is_compared_whenever_it_tells_a_block_that_could_not_be_read() {
+    let mut three = Three::new();
+    assert_eq!(three.gap_of(0, 0), None);
+    let unread = Some(GapReason::UnreadBlock);
+    for number in [1, 2] {
+        let Three(follower, chain) = &mut three;
+        let head = Head::new(number, hash(10 + number), hash(9 + number));
+        let mut branch = follower.tell(0, head.into(), Instant::now()).expect("it is new");
+        branch.read(head.hash, Err(Unread::Missing));
+        let step = follower.step(chain, &mut branch, Instant::now());
+        assert!(matches!(step, Step::Applied(Applied { gap, .. }) if gap == unread));
+    }
+    for (number, gap) in [(1, unread), (2, unread), (0, None), (1, unread), (2, unread)] {
+        assert_eq!(three.gap_of(1, number), gap, "{number}");
+    }
 }
 
 /// The time since it had told them counted, and they as its new heads: with its next true one it led.
