@@ -6,6 +6,7 @@ mod server;
 
 use std::{
     io::Write as _,
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
@@ -103,6 +104,10 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
             reply.delay = shared.config.latency;
             bad = state.armed.next_answer();
             state.stats.bad_answers += u64::from(bad.is_some());
+            if request.id.is_some() && bad != Some(BadAnswer::Never) {
+                let in_flight = shared.raw_in_flight.fetch_add(1, Relaxed) + 1;
+                state.stats.max_concurrent_raw = state.stats.max_concurrent_raw.max(in_flight);
+            }
             match state.line.as_mut().map(|line| line.request(Instant::now())) {
                 None => {}
                 Some(Some(turn)) => reply.delay += turn,
@@ -137,9 +142,6 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         None => {}
         Some(BadAnswer::Never) => return None,
         Some(bad) => spoil(&mut reply, bad, id),
-    }
-    if reply.raws > 0 {
-        shared.lock().stats.raw_begins();
     }
     Some(reply)
 }

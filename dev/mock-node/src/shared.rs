@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::AtomicU64, mpsc::Sender},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -87,6 +87,9 @@ pub(crate) struct Shared {
     pub(crate) restart: Notify,
     /// What executes the blocks, if something does.
     pub(crate) executor: Option<Box<dyn Execute>>,
+    /// Requests for raw transactions whose answers are not queued yet: beside the lock, for an answer need not wait for an
+    /// announcement. Relaxed, for it is a count alone.
+    pub(crate) raw_in_flight: AtomicU64,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
     /// before any outbox's lock.
     state: Mutex<State>,
@@ -118,6 +121,7 @@ impl Shared {
             changed: Condvar::new(),
             restart: Notify::new(),
             executor,
+            raw_in_flight: AtomicU64::new(0),
             state: Mutex::new(state),
         }
     }
@@ -169,6 +173,9 @@ impl Shared {
 
     /// How long until the node is done with listing its pool, and answers again.
     pub(crate) fn list_ends_in(&self) -> Duration {
+        if self.config.list_time.is_zero() {
+            return Duration::ZERO;
+        }
         let until = self.lock().lists_until;
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
@@ -185,11 +192,14 @@ impl Shared {
         Ok(hash)
     }
 
-    /// A pending blob transaction with its sidecar, a mined one without.
-    pub(crate) fn raw(&self, hash: &B256) -> Option<Bytes> {
+    /// A pending blob transaction with its sidecar, a mined one without. What a client requests is counted.
+    pub(crate) fn raw(&self, hash: &B256, is_requested: bool) -> Option<Bytes> {
         let (pending, mined) = {
-            let core = &self.lock().core;
-            (core.pool.get(hash).cloned(), core.chain.tx(hash).cloned())
+            let State { core, stats, .. } = &mut *self.lock();
+            let (pending, mined) = (core.pool.get(hash), core.chain.tx(hash));
+            let is_found = pending.is_some() || mined.is_some();
+            stats.raw_found += u64::from(is_requested && is_found);
+            (pending.cloned(), mined.cloned())
         };
         let mined = || mined.map(|tx| tx.encoded_2718().into());
         pending.map(|tx| tx.network()).or_else(mined)

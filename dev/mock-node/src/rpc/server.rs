@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -230,13 +230,13 @@ impl Connection {
     }
 
     fn send(&self, reply: Reply) {
+        self.shared.raw_in_flight.fetch_sub(reply.raws, Relaxed);
+        if reply.begin.is_empty() {
+            return self.outbox.push(reply.message, reply.singles);
+        }
         // Under the lock, so that nothing is announced between the answer and the subscription.
         let state = &mut *self.shared.lock();
-        state.stats.raw_in_flight -= reply.raws;
         self.outbox.push(reply.message, reply.singles);
-        if reply.begin.is_empty() {
-            return;
-        }
         if take_one(&mut state.armed.close_after_subscribe) {
             return self.outbox.finish();
         }
