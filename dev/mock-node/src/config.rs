@@ -59,7 +59,8 @@ pub struct NodeConfig {
     pub seed: u64,
     /// Accounts of the test mnemonic that send. Default [`DEFAULT_ACCOUNTS`].
     pub accounts: usize,
-    /// Transactions per second that the node announces by itself; 0, the default, is none.
+    /// Transactions per second that the node announces by itself; 0, the default, is none. Above about 20,000 there is no
+    /// time to sign between them: [`signed_ahead`](Self::signed_ahead) is needed to keep the pace.
     pub tps: u32,
     /// Paced announcements after which the load ends; `None` (default): never.
     pub count: Option<u64>,
