@@ -122,13 +122,16 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         }
     }
     let params = Params::read(request.params);
-    let found = match bad {
-        Some(BadAnswer::WrongTransaction) => params.and_then(|params| another(shared, &params)),
+    let found = match (bad, refused) {
+        (Some(BadAnswer::WrongTransaction), _) => {
+            params.and_then(|params| another(shared, &params))
+        }
+        (_, Some(refused)) => Err(refused),
         _ => params.and_then(|params| call(shared, method, &params)),
     };
     // A request without an id wants no answer, only its effect.
     let id = request.id?.get();
-    let (member, json) = match refused.map_or(found, Err) {
+    let (member, json) = match found {
         Err(error) => ("error", to_json(&error)),
         Ok(Found::Json(json)) => ("result", json),
         Ok(Found::Subscribed(subscription, topic)) => {
