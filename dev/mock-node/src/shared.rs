@@ -44,11 +44,6 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
-    /// Whether it is told of transactions.
-    fn is_told(&self) -> bool {
-        self.hears(Topic::Hashes) || self.hears(Topic::Objects)
-    }
-
     pub(crate) fn hears(&self, topic: Topic) -> bool {
         self.subscriptions.iter().any(|(_, other)| *other == topic)
     }
@@ -69,6 +64,8 @@ pub(crate) struct State {
     /// How many objects there were, dropped or not.
     objects: u64,
     pub(crate) stopped: bool,
+    /// A subscription to transactions was made, though it may have ended.
+    pub(crate) was_subscribed: bool,
     pub(crate) load_finished: bool,
     pub(crate) plan_finished: bool,
     pub(crate) rng: ChaCha8Rng,
@@ -110,6 +107,7 @@ impl Shared {
             lists_until: None,
             objects: 0,
             stopped: false,
+            was_subscribed: false,
             load_finished: false,
             plan_finished: false,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
@@ -156,8 +154,7 @@ impl Shared {
     /// Waits for the occasion on which the load begins; true when the node is stopped before.
     pub(crate) fn wait_for_start(&self) -> bool {
         let waits = self.config.load_start == LoadStart::FirstSubscription;
-        let has_begun = |state: &State| !waits || state.connections.iter().any(Connected::is_told);
-        let waiting = |state: &mut State| !state.stopped && !has_begun(state);
+        let waiting = |state: &mut State| waits && !state.stopped && !state.was_subscribed;
         let started = self.changed.wait_while(self.lock(), waiting);
         started.unwrap_or_else(PoisonError::into_inner).stopped
     }

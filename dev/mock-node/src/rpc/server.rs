@@ -24,7 +24,7 @@ use crate::{
     config::MAX_REQUEST_BYTES,
     faults::armed::take_one,
     outbox::{Freeze, Next, Outbox},
-    shared::{Connected, Shared},
+    shared::{Connected, Shared, Topic},
 };
 
 /// What reth writes to a connection that is one too many.
@@ -240,10 +240,11 @@ impl Connection {
         if take_one(&mut state.armed.close_after_subscribe) {
             return self.outbox.finish();
         }
+        state.was_subscribed |= reply.begin.iter().any(|(_, topic)| *topic != Topic::Heads);
         let connected = state.connections.iter_mut().find(|it| it.number == self.number);
         if let Some(connected) = connected {
             connected.subscriptions.extend(reply.begin);
-            self.shared.changed.notify_all();
         }
+        self.shared.changed.notify_all();
     }
 }
