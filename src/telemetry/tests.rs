@@ -7,7 +7,7 @@ use std::{
 };
 
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::{net::TcpListener, runtime::Runtime};
+use tokio::{net::TcpListener, runtime::Runtime, task::JoinHandle};
 
 use super::{LATENCY_BUCKETS_SECONDS, MISSING_BUCKETS_SECONDS, builder, http};
 
@@ -15,7 +15,8 @@ use super::{LATENCY_BUCKETS_SECONDS, MISSING_BUCKETS_SECONDS, builder, http};
 struct Server {
     address: SocketAddr,
     recorder: PrometheusHandle,
-    /// It serves until it is dropped.
+    /// It serves until the runtime is dropped.
+    serves: JoinHandle<()>,
     _runtime: Runtime,
 }
 
@@ -27,8 +28,8 @@ impl Server {
         let recorder = builder().build_recorder();
         let outcomes = metrics::with_local_recorder(&recorder, http::Outcomes::new);
         let recorder = recorder.handle();
-        runtime.spawn(http::accept(listener, recorder.clone(), outcomes, limit));
-        Self { address, recorder, _runtime: runtime }
+        let serves = runtime.spawn(http::accept(listener, recorder.clone(), outcomes, limit));
+        Self { address, recorder, serves, _runtime: runtime }
     }
 
     fn connect(&self) -> TcpStream {
@@ -38,6 +39,13 @@ impl Server {
     fn counted(&self, outcome: &str) -> bool {
         let line = format!("mempool_telemetry_connections_total{{outcome=\"{outcome}\"}} 1");
         self.recorder.render().lines().any(|text| text == line)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The runtime keeps a panic to itself.
+        assert!(thread::panicking() || !self.serves.is_finished(), "it has ended by itself");
     }
 }
 

@@ -59,7 +59,8 @@ pub struct NodeConfig {
     pub seed: u64,
     /// Accounts of the test mnemonic that send. Default [`DEFAULT_ACCOUNTS`].
     pub accounts: usize,
-    /// Transactions per second that the node announces by itself; 0, the default, is none.
+    /// Transactions per second that the node announces by itself; 0, the default, is none. Above about 20,000 there is no
+    /// time to sign between them: [`signed_ahead`](Self::signed_ahead) is needed to keep the pace.
     pub tps: u32,
     /// Paced announcements after which the load ends; `None` (default): never.
     pub count: Option<u64>,
@@ -104,7 +105,8 @@ pub struct NodeConfig {
     /// How many of a thousand transactions of the paced load reach one of
     /// [`listed`](crate::workload::listed). Default 0.
     pub listed_per_mille: u32,
-    /// Faults that occur by themselves, timed from the start of the load. Default none.
+    /// Faults that occur by themselves, timed from the start of the load. The largest burst is signed before the socket
+    /// exists. Default none.
     pub faults: Option<FaultPlan>,
     /// What `eth_getRawTransactionByHash` answers for a hash that the node does not hold: `"0x"`, as geth, instead of
     /// `null`, as reth and anvil. Default no.
@@ -142,6 +144,11 @@ impl NodeConfig {
         }
     }
 
+    /// What the largest burst of the plan takes: signed as it strikes, it would keep the pace waiting.
+    pub(crate) fn largest_burst(&self) -> usize {
+        self.faults.as_ref().map_or(0, FaultPlan::largest_burst)
+    }
+
     /// The load, with what is needed first signed.
     pub(crate) fn load(&self) -> Workload {
         let config = self.workload();
@@ -150,7 +157,7 @@ impl NodeConfig {
             None => Workload::new(config.clone()),
         };
         assert_eq!(load.config, config, "the signed load is not the node's");
-        let signed = load.sign_up_to(self.preload + self.signed_ahead);
+        let signed = load.sign_up_to(self.preload + self.signed_ahead + self.largest_burst());
         if self.render_ahead {
             signed.iter().for_each(|(_, tx)| _ = tx.pending_object());
         }

@@ -215,6 +215,12 @@ impl FaultPlan {
         self
     }
 
+    /// The most transactions that a step announces at once.
+    pub(crate) fn largest_burst(&self) -> usize {
+        let count = |fault: &_| if let Fault::Burst { count } = fault { *count } else { 0 };
+        self.steps.iter().map(|(_, fault)| count(fault)).max().unwrap_or(0)
+    }
+
     /// When and what, earliest first.
     pub fn steps(&self) -> &[(Duration, Fault)] {
         &self.steps

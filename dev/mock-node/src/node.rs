@@ -244,7 +244,7 @@ impl MockNode {
     /// What `eth_getRawTransactionByHash` answers for this hash: a pending blob transaction with its sidecar, a
     /// mined one without.
     pub fn raw(&self, hash: B256) -> Option<Bytes> {
-        self.shared.raw(&hash)
+        self.shared.raw(&hash, false)
     }
 
     pub fn stats(&self) -> Stats {

@@ -6,6 +6,7 @@ mod server;
 
 use std::{
     io::Write as _,
+    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
@@ -103,6 +104,10 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
             reply.delay = shared.config.latency;
             bad = state.armed.next_answer();
             state.stats.bad_answers += u64::from(bad.is_some());
+            if request.id.is_some() && bad != Some(BadAnswer::Never) {
+                let in_flight = shared.raw_in_flight.fetch_add(1, Relaxed) + 1;
+                state.stats.max_concurrent_raw = state.stats.max_concurrent_raw.max(in_flight);
+            }
             match state.line.as_mut().map(|line| line.request(Instant::now())) {
                 None => {}
                 Some(Some(turn)) => reply.delay += turn,
@@ -117,13 +122,16 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         }
     }
     let params = Params::read(request.params);
-    let found = match bad {
-        Some(BadAnswer::WrongTransaction) => params.and_then(|params| another(shared, &params)),
+    let found = match (bad, refused) {
+        (Some(BadAnswer::WrongTransaction), _) => {
+            params.and_then(|params| another(shared, &params))
+        }
+        (_, Some(refused)) => Err(refused),
         _ => params.and_then(|params| call(shared, method, &params)),
     };
     // A request without an id wants no answer, only its effect.
     let id = request.id?.get();
-    let (member, json) = match refused.map_or(found, Err) {
+    let (member, json) = match found {
         Err(error) => ("error", to_json(&error)),
         Ok(Found::Json(json)) => ("result", json),
         Ok(Found::Subscribed(subscription, topic)) => {
@@ -137,9 +145,6 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         None => {}
         Some(BadAnswer::Never) => return None,
         Some(bad) => spoil(&mut reply, bad, id),
-    }
-    if reply.raws > 0 {
-        shared.lock().stats.raw_begins();
     }
     Some(reply)
 }

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::AtomicU64, mpsc::Sender},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -44,11 +44,6 @@ pub(crate) struct Connected {
 }
 
 impl Connected {
-    /// Whether it is told of transactions.
-    fn is_told(&self) -> bool {
-        self.hears(Topic::Hashes) || self.hears(Topic::Objects)
-    }
-
     pub(crate) fn hears(&self, topic: Topic) -> bool {
         self.subscriptions.iter().any(|(_, other)| *other == topic)
     }
@@ -69,6 +64,8 @@ pub(crate) struct State {
     /// How many objects there were, dropped or not.
     objects: u64,
     pub(crate) stopped: bool,
+    /// A subscription to transactions was made, though it may have ended.
+    pub(crate) was_subscribed: bool,
     pub(crate) load_finished: bool,
     pub(crate) plan_finished: bool,
     pub(crate) rng: ChaCha8Rng,
@@ -87,6 +84,9 @@ pub(crate) struct Shared {
     pub(crate) restart: Notify,
     /// What executes the blocks, if something does.
     pub(crate) executor: Option<Box<dyn Execute>>,
+    /// Requests for raw transactions whose answers are not queued yet: beside the lock, for an answer need not wait for an
+    /// announcement. Relaxed, for it is a count alone.
+    pub(crate) raw_in_flight: AtomicU64,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
     /// before any outbox's lock.
     state: Mutex<State>,
@@ -107,6 +107,7 @@ impl Shared {
             lists_until: None,
             objects: 0,
             stopped: false,
+            was_subscribed: false,
             load_finished: false,
             plan_finished: false,
             rng: ChaCha8Rng::seed_from_u64(config.seed),
@@ -118,6 +119,7 @@ impl Shared {
             changed: Condvar::new(),
             restart: Notify::new(),
             executor,
+            raw_in_flight: AtomicU64::new(0),
             state: Mutex::new(state),
         }
     }
@@ -152,8 +154,7 @@ impl Shared {
     /// Waits for the occasion on which the load begins; true when the node is stopped before.
     pub(crate) fn wait_for_start(&self) -> bool {
         let waits = self.config.load_start == LoadStart::FirstSubscription;
-        let has_begun = |state: &State| !waits || state.connections.iter().any(Connected::is_told);
-        let waiting = |state: &mut State| !state.stopped && !has_begun(state);
+        let waiting = |state: &mut State| waits && !state.stopped && !state.was_subscribed;
         let started = self.changed.wait_while(self.lock(), waiting);
         started.unwrap_or_else(PoisonError::into_inner).stopped
     }
@@ -169,6 +170,9 @@ impl Shared {
 
     /// How long until the node is done with listing its pool, and answers again.
     pub(crate) fn list_ends_in(&self) -> Duration {
+        if self.config.list_time.is_zero() {
+            return Duration::ZERO;
+        }
         let until = self.lock().lists_until;
         until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
     }
@@ -185,11 +189,14 @@ impl Shared {
         Ok(hash)
     }
 
-    /// A pending blob transaction with its sidecar, a mined one without.
-    pub(crate) fn raw(&self, hash: &B256) -> Option<Bytes> {
+    /// A pending blob transaction with its sidecar, a mined one without. What a client requests is counted.
+    pub(crate) fn raw(&self, hash: &B256, is_requested: bool) -> Option<Bytes> {
         let (pending, mined) = {
-            let core = &self.lock().core;
-            (core.pool.get(hash).cloned(), core.chain.tx(hash).cloned())
+            let State { core, stats, .. } = &mut *self.lock();
+            let (pending, mined) = (core.pool.get(hash), core.chain.tx(hash));
+            let is_found = pending.is_some() || mined.is_some();
+            stats.raw_found += u64::from(is_requested && is_found);
+            (pending.cloned(), mined.cloned())
         };
         let mined = || mined.map(|tx| tx.encoded_2718().into());
         pending.map(|tx| tx.network()).or_else(mined)

@@ -23,7 +23,6 @@ pub struct Stats {
     pub import_wait_us_max: u64,
     /// The most `eth_getRawTransactionByHash` in flight at one time.
     pub max_concurrent_raw: u64,
-    pub(crate) raw_in_flight: u64,
     pub connections: u64,
     pub connections_open: u64,
     /// Calls per method, each call of a batch for itself.
@@ -33,10 +32,5 @@ pub struct Stats {
 impl Stats {
     pub(crate) fn import_waited(&mut self, time: Duration) {
         self.import_wait_us_max = self.import_wait_us_max.max(time.as_micros() as u64);
-    }
-
-    pub(crate) fn raw_begins(&mut self) {
-        self.raw_in_flight += 1;
-        self.max_concurrent_raw = self.max_concurrent_raw.max(self.raw_in_flight);
     }
 }

@@ -24,8 +24,8 @@ use plan::Plan;
 /// Default number of sending accounts: as many as anvil has with `--accounts 1000`.
 pub const DEFAULT_ACCOUNTS: usize = 1000;
 
-/// Signed at a time at least, in half a millisecond: so long the next announcement of a node's pace may wait.
-const CHUNK: usize = 16;
+/// What one thread signs at least, in two milliseconds: for fewer no other is started.
+const SHARE: usize = 64;
 
 /// What of a load is not always the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,16 +182,24 @@ impl Workload {
     /// Has so many ready to be taken.
     pub(crate) fn sign_up_to(&mut self, count: usize) -> &VecDeque<(TxKind, Arc<SignedTx>)> {
         if self.ready.len() < count {
-            let signed = self.sign(CHUNK.max(count - self.ready.len()));
+            let signed = self.sign(count - self.ready.len());
             self.ready.extend(signed);
         }
         &self.ready
     }
 
+    /// Signs one if fewer than so many are ready; whether it did.
+    pub(crate) fn sign_one(&mut self, below: usize) -> bool {
+        let ready = self.ready.len();
+        ready < below && self.sign_up_to(ready + 1).len() > ready
+    }
+
     fn sign(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
         let plans: Vec<Plan> = (0..count).map(|_| self.plan()).collect();
-        let threads = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let share = plans.len().div_ceil(threads).max(64);
+        // The number of cores is read from files, in as much time as a signature takes.
+        let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let threads = if count > SHARE { cores() } else { 1 };
+        let share = plans.len().div_ceil(threads).max(SHARE);
         let (config, accounts) = (&self.config, &self.accounts);
         let sign = |plans: &[Plan]| -> Vec<_> {
             plans.iter().map(|plan| (plan.kind, Arc::new(plan.sign(config, accounts)))).collect()

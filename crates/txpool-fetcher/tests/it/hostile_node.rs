@@ -62,19 +62,23 @@ async fn live(config: FetcherConfig) -> Fetcher {
 /// The comparison after each reconnect requested it again, so the connections were lost for ever, and
 /// with them what else was requested.
 #[tokio::test]
-async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_reconnect_and_no_other()
-{
-    for reply in [Reply::Close, Reply::Garbage, Reply::Oversized] {
+async fn a_transaction_whose_response_ends_the_connection_costs_one_reconnect_and_no_other() {
+    let (listed, announced) = (Backfill::Pending, Backfill::Off);
+    for (reply, backfill, request_connections) in [
+        (Reply::Close, listed, 2),
+        (Reply::Garbage, listed, 2),
+        (Reply::Oversized, listed, 2),
+        (Reply::Close, announced, 1),
+    ] {
         let poison = B256::repeat_byte(8);
         let good: Vec<_> = (2..10).map(transaction).collect();
         let node = node(good.iter().cloned().chain([(poison, reply.clone())]));
         node.lock().listing = Listing::All;
-        let config = FetcherConfig {
-            backfill: Backfill::Pending,
-            request_connections: 2,
-            ..config([&node])
-        };
+        let config = FetcherConfig { backfill, request_connections, ..config([&node]) };
         let fetcher = live(config).await;
+        let told = if backfill == announced { 9 } else { 0 };
+        let hashes = [poison].into_iter().chain(good.iter().map(|(hash, _)| *hash));
+        hashes.take(told).for_each(|hash| node.announce_hash(hash));
         settled(&fetcher, "the good ones are pooled", |counts| counts.pooled == 8).await;
         let counts = fetcher.counts();
         assert_eq!((counts.refused, counts.failed), (1, 0), "{reply:?}: {counts:?}");
@@ -84,7 +88,7 @@ async fn a_listed_transaction_whose_response_ends_the_connection_costs_one_recon
         let report = recover(&fetcher).await;
         assert_eq!((report.refused, report.missing), (1, 0), "{report:?}");
         node.announce_hash(poison);
-        settled(&fetcher, "it is known", |counts| counts.announced == 1).await;
+        settled(&fetcher, "it is known", |counts| counts.announced == told as u64 + 1).await;
         assert_eq!((fetcher.counts().known, node.requests_of(poison)), (1, 4));
         for (hash, _) in good {
             assert!(node.requests_of(hash) <= 2, "no other was lost twice");

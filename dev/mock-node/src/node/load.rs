@@ -9,17 +9,22 @@ use alloy_primitives::B256;
 
 use crate::{error::TxRefused, lock, shared::Shared, tx::SignedTx};
 
+/// Kept signed beside the largest burst, for a thread that woke late: half a millisecond of signing.
+const AHEAD: usize = 16;
+
 /// Announces on schedule: transaction i is due at start + i / tps, whatever happened to those before it.
 pub(super) fn pace(shared: &Shared) {
     let config = &shared.config;
+    let ahead = config.largest_burst() + AHEAD;
+    lock(&shared.load).sign_up_to(ahead);
     if shared.wait_for_start() {
         return;
     }
     let start = Instant::now();
     for number in 0..config.count.unwrap_or(u64::MAX) {
-        // Before it is due.
-        lock(&shared.load).sign_up_to(1);
         let due = start + Duration::from_secs_f64(number as f64 / f64::from(config.tps));
+        // One at a time: what is due waits for one signature at most.
+        while Instant::now() < due && lock(&shared.load).sign_one(ahead) {}
         if shared.sleep_until(due) {
             return;
         }
@@ -42,4 +47,31 @@ pub(super) fn burst(shared: &Shared, count: usize) -> Vec<B256> {
     let submitted = shared.take(count).into_iter().map(submit);
     let warn = |error: &_| tracing::warn!(%error, "a burst's transaction was refused");
     submitted.filter_map(|submitted| submitted.inspect_err(warn).ok()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Fault, FaultPlan, MockNode, NodeConfig};
+
+    /// It was signed when it struck, while the pace waited.
+    #[test]
+    fn the_largest_burst_of_a_plan_is_signed_before_the_load_begins_and_again_once_it_struck() {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let bursts = [20, 100].map(|count| (Duration::ZERO, Fault::Burst { count }));
+        let config = NodeConfig {
+            accounts: 20,
+            tps: 1,
+            faults: Some(FaultPlan::new(bursts)),
+            ..NodeConfig::new(dir.path().join("node.ipc"))
+        };
+        assert_eq!(config.load().sign_up_to(0).len(), 100);
+        let node = MockNode::start(config).expect("the node starts");
+        let end = Instant::now() + Duration::from_secs(20);
+        assert!(node.shared.wait(end, |state| state.plan_finished));
+        while lock(&node.shared.load).sign_up_to(0).len() < 100 {
+            assert!(Instant::now() < end, "nothing is signed");
+            std::thread::yield_now();
+        }
+    }
 }

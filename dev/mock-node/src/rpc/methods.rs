@@ -36,11 +36,8 @@ pub(super) fn raw_json(raw: &[u8]) -> Vec<u8> {
 
 pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
     match method {
-        "eth_getRawTransactionByHash" => match shared.raw(&params.get(0)?) {
-            Some(raw) => {
-                shared.lock().stats.raw_found += 1;
-                Ok(Found::Json(raw_json(&raw)))
-            }
+        "eth_getRawTransactionByHash" => match shared.raw(&params.get(0)?, true) {
+            Some(raw) => Ok(Found::Json(raw_json(&raw))),
             None if shared.config.unknown_is_empty => json(&"0x"),
             None => json(&()),
         },

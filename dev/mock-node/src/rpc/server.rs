@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -24,7 +24,7 @@ use crate::{
     config::MAX_REQUEST_BYTES,
     faults::armed::take_one,
     outbox::{Freeze, Next, Outbox},
-    shared::{Connected, Shared},
+    shared::{Connected, Shared, Topic},
 };
 
 /// What reth writes to a connection that is one too many.
@@ -230,20 +230,21 @@ impl Connection {
     }
 
     fn send(&self, reply: Reply) {
+        self.shared.raw_in_flight.fetch_sub(reply.raws, Relaxed);
+        if reply.begin.is_empty() {
+            return self.outbox.push(reply.message, reply.singles);
+        }
         // Under the lock, so that nothing is announced between the answer and the subscription.
         let state = &mut *self.shared.lock();
-        state.stats.raw_in_flight -= reply.raws;
         self.outbox.push(reply.message, reply.singles);
-        if reply.begin.is_empty() {
-            return;
-        }
         if take_one(&mut state.armed.close_after_subscribe) {
             return self.outbox.finish();
         }
+        state.was_subscribed |= reply.begin.iter().any(|(_, topic)| *topic != Topic::Heads);
         let connected = state.connections.iter_mut().find(|it| it.number == self.number);
         if let Some(connected) = connected {
             connected.subscriptions.extend(reply.begin);
-            self.shared.changed.notify_all();
         }
+        self.shared.changed.notify_all();
     }
 }

@@ -31,6 +31,22 @@ fn the_paced_load_waits_for_its_listener_keeps_its_pace_and_stops_at_its_count()
     assert_eq!(hashes, node.pending().into_iter().collect());
 }
 
+/// Who waited for it looked whether there is one, and saw none.
+#[test]
+fn the_load_begins_though_the_subscription_that_it_waited_for_has_ended() {
+    let (_dir, node, mut client) = connected(|config| NodeConfig {
+        tps: 1000,
+        count: Some(1),
+        load_start: LoadStart::FirstSubscription,
+        ..config
+    });
+    client.write(
+        br#"{"jsonrpc":"2.0","id":1,"method":"eth_subscribe","params":["newPendingTransactions"]}"#,
+    );
+    drop(client);
+    assert!(node.wait_load_finished(Duration::from_secs(20)));
+}
+
 /// One that was refused for want of room comes again before the next of its sender, which would be queued for ever.
 #[test]
 fn a_pool_that_was_full_leaves_no_gap_in_the_nonces_of_the_load() {
