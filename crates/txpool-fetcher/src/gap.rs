@@ -43,7 +43,7 @@ pub struct Gap {
     pub from: Instant,
     /// When a comparison with the node's pool closed it; `None` until then.
     pub to: Option<Instant>,
-    /// How many hashes that comparison recovered.
+    /// How many hashes comparisons recovered while it was the latest open one.
     pub recovered: u64,
 }
 

@@ -164,8 +164,8 @@ pub(crate) struct Follower {
     doubtful_above: Option<u64>,
     /// The number of the last block before the first head that still counts.
     last_untold: Option<u64>,
-    /// The blocks of the chain that could not be read.
-    unread: Vec<B256>,
+    /// The blocks of the chain that could not be read, each with the sources that were asked for its nonces since.
+    unread: Vec<(B256, Vec<usize>)>,
     lead_timeout: Duration,
 }
 
@@ -275,11 +275,18 @@ impl Follower {
                     self.lead(source, &head);
                 }
                 let mut applied = Applied { gap: unknown, ..Applied::default() };
-                if self.unread.contains(&head.hash) {
-                    // This source has the block, whose nonces tell what it contains. Each time: once it
-                    // has gone back, it lists that as pending, and the chain does not say otherwise.
+                let mut unread = self.unread.iter_mut();
+                if let Some((_, asked)) = unread.find(|(unread, _)| *unread == head.hash) {
+                    // It is compared each time: once it has gone back, it lists what the block contains
+                    // as pending, and the chain does not say otherwise.
                     applied.gap = unknown.or(Some(GapReason::UnreadBlock));
-                    applied.untold.extend(chain.block(&head.hash).cloned().map(ReadBlock::from));
+                    // It has the block, whose nonces tell what that is. Once, because the others wait.
+                    if !asked.contains(&source) {
+                        asked.push(source);
+                        applied
+                            .untold
+                            .extend(chain.block(&head.hash).cloned().map(ReadBlock::from));
+                    }
                 }
                 return Step::Applied(applied);
             }
@@ -306,10 +313,10 @@ impl Follower {
             self.pass_lower();
         }
         if branch.is_unread {
-            self.unread.push(head.hash);
+            self.unread.push((head.hash, Vec::new()));
         }
         let mut applied = self.apply(chain, branch, is_linked);
-        self.unread.retain(|unread| chain.block(unread).is_some());
+        self.unread.retain(|(unread, _)| chain.block(unread).is_some());
         applied.gap = applied.gap.or(unknown);
         Step::Applied(applied)
     }

@@ -325,7 +325,8 @@ impl Machine {
     fn compare(&mut self, reason: GapReason, now: Instant) {
         let is_off = self.settings.config.backfill == Backfill::Off;
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
-            self.compare_at = None;
+            // What was due is done; the pause after a failed one goes on.
+            self.compare_at = self.compare_at.filter(|at| now < *at);
             self.compared(now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
@@ -802,7 +803,7 @@ mod tests {
             silent(config()).play(script);
         }
         let config = FetcherConfig { backfill: Backfill::Off, ..config() };
-        silent(config).play("tick -> compare silence");
+        silent(config).play("tick -> compare silence \n failed 60 -> \n gap reorg -> \n +30 ->");
     }
 
     #[test]

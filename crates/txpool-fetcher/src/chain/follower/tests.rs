@@ -669,8 +669,14 @@ fn a_source_is_compared_whenever_it_tells_a_block_that_could_not_be_read() {
         let step = follower.step(chain, &mut branch, Instant::now());
         assert!(matches!(step, Step::Applied(Applied { gap, .. }) if gap == unread));
     }
-    for (number, gap) in [(1, unread), (2, unread), (0, None), (1, unread), (2, unread)] {
-        assert_eq!(three.gap_of(1, number), gap, "{number}");
+    // Its nonces are requested once: they are read one block after another, for all sources.
+    for (number, gap, nonces) in
+        [(1, unread, 1), (2, unread, 1), (0, None, 0), (1, unread, 0), (2, unread, 0)]
+    {
+        let Step::Applied(applied) = three.step(1, number, 10 + number, Instant::now()) else {
+            panic!("{number}");
+        };
+        assert_eq!((applied.gap, applied.untold.len()), (gap, nonces), "{number}");
     }
 }
 
