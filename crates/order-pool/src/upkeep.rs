@@ -71,8 +71,8 @@ pub struct Upkeep {
 }
 
 impl Upkeep {
-    /// Starts the thread. It ends by itself within a quarter of a second after the last handle of
-    /// the pool is dropped.
+    /// Starts the thread. It ends by itself after the last handle of the pool is dropped: within 0.3 s,
+    /// or the configured pause and a fifth of it.
     ///
     /// While `pressed` returns true (the load is high) it pauses for at least 10 ms between two
     /// steps. `pressed` is called after each step, and must not block.

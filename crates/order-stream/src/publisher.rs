@@ -52,8 +52,9 @@ use crate::{
 /// publish it. Dropping it stops it without waiting.
 ///
 /// The pool does not wait for it: while its window is full, events stay in the pool's log, whose
-/// caps bound it, and so do private ones without a connection. It holds a handle of the pool, whose
-/// other subscriptions therefore do not end before it does.
+/// caps bound it, and so do all events of the pool while a publisher of the private flow has lost its
+/// connection. It holds a handle of the pool, whose other subscriptions therefore do not end before it
+/// does.
 pub type Publisher = Running<PublisherStats>;
 
 impl Publisher {
