@@ -28,7 +28,7 @@ const FACTOR: u32 = 5;
 /// Seeds at once: each waits most of its time, for heads, back-offs and audits.
 const AT_ONCE: usize = 4;
 
-fn number(variable: &str, default: u64) -> u64 {
+pub(super) fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
 }
 

@@ -9,6 +9,7 @@ mod faults;
 mod full;
 mod heads;
 mod hostile_node;
+mod import;
 mod in_process;
 mod overload;
 mod sink;
