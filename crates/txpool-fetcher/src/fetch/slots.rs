@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+use futures::future::OptionFuture;
 use load_control::QueueLoad;
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -24,8 +25,7 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// A share for what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one
-    /// source.
+    /// For what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
     /// A share of these for what each source announced or listed. Empty with one source.
@@ -38,8 +38,7 @@ pub(crate) struct Slots {
     gauge: Gauge,
 }
 
-/// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that
-/// this admits finds a free slot.
+/// The slot of one fetch. Its fields are dropped in order: deferred work it admits finds it free.
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _of_source: Option<OwnedSemaphorePermit>,
@@ -76,8 +75,7 @@ impl Slots {
             |of_each: usize| (0..limited).map(|_| Semaphore::new(of_each).into()).collect();
         // (1 - 1 / 2n) / (n - 1) of them.
         let of_each = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
-        // Those that deferrable work can never hold. If all slots counted, a backfill would raise
-        // the load that defers it.
+        // Without those of deferrable work: a backfill would raise the load that defers it.
         let left_to_live = (slots - deferrable).max(1);
         let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", left_to_live));
         Ok(Self {
@@ -177,10 +175,7 @@ impl Drop for Slot {
 }
 
 async fn acquire_share(shares: &[Arc<Semaphore>], source: usize) -> Option<OwnedSemaphorePermit> {
-    match shares.get(source) {
-        Some(share) => Some(acquire(share, 1).await),
-        None => None,
-    }
+    OptionFuture::from(shares.get(source).map(|share| acquire(share, 1))).await
 }
 
 async fn acquire(semaphore: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {
