@@ -293,10 +293,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// The pool of a source, if it is in this process.
     pub(crate) fn in_process_pool(&self, source: usize) -> Option<&InProcess> {
-        match &self.config.sources[source] {
-            Endpoint::InProcess(pool) => Some(pool),
-            Endpoint::Ipc(_) | Endpoint::Ws(_) => None,
-        }
+        if let Endpoint::InProcess(pool) = &self.config.sources[source] { Some(pool) } else { None }
     }
 
     /// Whether a source may announce objects.

@@ -333,14 +333,12 @@ impl Fetcher {
         let tried = async {
             loop {
                 let mut errors = Vec::new();
-                for status in self.status() {
-                    match (status.state, status.last_error.as_deref()) {
-                        (SourceState::Connecting | SourceState::Ended, error) => {
-                            if let Some(SourceError::Connect(error)) = error {
-                                errors.push(error.clone());
-                            }
-                        }
-                        _ => return Ok(()),
+                for SourceStatus { state, last_error, .. } in self.status() {
+                    if !matches!(state, SourceState::Connecting | SourceState::Ended) {
+                        return Ok(());
+                    }
+                    if let Some(SourceError::Connect(error)) = last_error.as_deref() {
+                        errors.push(error.clone());
                     }
                 }
                 if errors.len() == self.sources.len() {

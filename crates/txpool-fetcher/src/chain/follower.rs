@@ -1,5 +1,4 @@
-//! The one rule for the chain: heads of several nodes in, at most one canonical chain out. Pure: it
-//! requests nothing, and the time is given to it.
+//! The rule for the chain: heads of several nodes in, one canonical chain out; no I/O, no clock.
 //!
 //! # Whom it follows
 //! One source leads. The chain is what the leader told, or longer: another source's head counts if

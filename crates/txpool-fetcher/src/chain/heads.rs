@@ -78,8 +78,7 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
         let told = lock(&chain.follower).tell(source, announced, Instant::now());
         let Some(mut branch) = told else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
-            let read = read(&chain, source, hash, &heads, &mut newer).await;
-            let read = match read {
+            let read = match read(&chain, source, hash, &heads, &mut newer).await {
                 Some(read) => read,
                 // The same head again, which would be no news.
                 None if newer.as_ref().is_some_and(|newer| newer.head.hash == branch.hash()) => {

@@ -1,5 +1,4 @@
-//! Follows the chain: applies heads in order, fetches missed ones, detects reorgs. Entry: [`follow`];
-//! which heads count is decided by the [`follower`].
+//! Follows the chain: heads in order, missed ones, reorgs. Entry: [`follow`], rule: [`follower`].
 //!
 //! ```text
 //!  source 0: newHeads --> heads --+   relate and apply

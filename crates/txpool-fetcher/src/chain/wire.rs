@@ -76,8 +76,7 @@ pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
     Ok(Some(Block::new(head.into(), block.transactions)))
 }
 
-/// Most transactions of a block whose hashes could not be read. A block of mainnet has at most
-/// 2,857 (60,000,000 gas of transfers at 21,000 each).
+/// Most transactions of a block of unread hashes. Mainnet: 2,857 (60,000,000 gas / 21,000).
 const MAX_UNCOUNTED_TXS: usize = 1 << 13;
 
 /// The nonces that the requested block raised, from the response with full transactions, as it

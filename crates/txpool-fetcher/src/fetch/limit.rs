@@ -9,8 +9,7 @@ use tokio::sync::Semaphore;
 
 use crate::{error::CallError, sync::lock};
 
-/// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,
-/// and enough responses per second to adapt to.
+/// The limit never goes below this: with responses in 2 ms, still 2000 transactions/s to adapt to.
 pub const ADAPTIVE_FLOOR: usize = 4;
 
 /// The limit is multiplied by this on each sign of overload: from 64 to the floor in four steps.

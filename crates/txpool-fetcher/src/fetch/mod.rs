@@ -149,7 +149,7 @@ impl Fetch {
         true
     }
 
-    /// The same for who carries the request out. `Some(None)`: known, or it waits at its source.
+    /// The same for a caller that sends it itself. `Some(None)`: known, or it waits at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
         let slot = self.slots.try_acquire_live(arrival.source)?;
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };

@@ -75,7 +75,7 @@ impl Slots {
             |of_each: usize| (0..limited).map(|_| Semaphore::new(of_each).into()).collect();
         // (1 - 1 / 2n) / (n - 1) of them.
         let of_each = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
-        // Without those of deferrable work: a backfill would raise the load that defers it.
+        // Without those of deferrable work: else a backfill would raise the load that defers it.
         let left_to_live = (slots - deferrable).max(1);
         let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", left_to_live));
         Ok(Self {
@@ -95,7 +95,8 @@ impl Slots {
     /// wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire_live(&self, source: usize) -> Slot {
         let work = self.live_work();
-        let of_source = acquire_share(&self.of_source, source).await;
+        let of_source = self.of_source.get(source).map(|share| acquire(share, 1));
+        let of_source = OptionFuture::from(of_source).await;
         self.acquire(of_source, work).await
     }
 
@@ -117,7 +118,8 @@ impl Slots {
     /// Waits for one of the slots that deferrable work of this source may hold.
     pub(crate) async fn acquire_deferrable(&self, source: usize, permit: DeferralPermit) -> Slot {
         // Its own share first: while it waits for that it holds nothing that another source needs.
-        let of_source = acquire_share(&self.deferrable_of_source, source).await;
+        let of_source = self.deferrable_of_source.get(source).map(|share| acquire(share, 1));
+        let of_source = OptionFuture::from(of_source).await;
         let one = acquire(&self.deferrable, 1).await;
         self.acquire(of_source, Work::Deferrable { _one: one, _permit: permit }).await
     }
@@ -172,10 +174,6 @@ impl Drop for Slot {
     fn drop(&mut self) {
         self.gauge.decrement((self.bytes.num_permits() * UNIT_BYTES) as f64);
     }
-}
-
-async fn acquire_share(shares: &[Arc<Semaphore>], source: usize) -> Option<OwnedSemaphorePermit> {
-    OptionFuture::from(shares.get(source).map(|share| acquire(share, 1))).await
 }
 
 async fn acquire(semaphore: &Arc<Semaphore>, count: u32) -> OwnedSemaphorePermit {

@@ -285,9 +285,7 @@ impl<S: TransactionSink> SinkCaller<S> {
                 }
                 Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
                 Job::Vanished(hashes) => {
-                    for hash in hashes {
-                        self.tell(ChainEvent::Vanished(hash));
-                    }
+                    hashes.into_iter().map(ChainEvent::Vanished).for_each(|event| self.tell(event));
                 }
                 Job::Holding(hashes, reply) => {
                     let holdings = hashes.iter().map(|hash| {
