@@ -42,7 +42,7 @@ pub use self::open::NodeInfo;
 pub(crate) use self::{
     calls::{Call, Listener},
     client::{Connection, Open},
-    frame::Frames,
+    frame::{Frames, Scan},
     open::{ChainId, dial, open},
     read::{Listings, Responses},
     response::{Incoming, read_error},
