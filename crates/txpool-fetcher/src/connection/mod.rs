@@ -36,7 +36,7 @@ mod tests;
 
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
@@ -57,15 +57,16 @@ pub(crate) type Calls = Open<Call>;
 #[derive(Default)]
 pub(crate) struct End {
     reason: OnceLock<LossReason>,
-    is_set: Notify,
+    /// Cancelled when the reason is set.
+    is_set: CancellationToken,
 }
 
 impl End {
     /// Sets the reason, unless there is one already.
     pub(crate) fn set(&self, reason: LossReason) {
-        if self.reason.set(reason).is_ok() {
-            self.is_set.notify_waiters();
-        }
+        // The error is the reason that stands.
+        let _ = self.reason.set(reason);
+        self.is_set.cancel();
     }
 
     pub(crate) fn reason(&self) -> Option<LossReason> {
@@ -74,14 +75,8 @@ impl End {
 
     /// Waits for the end, and returns the reason. Cancel safe.
     pub(crate) async fn wait(&self) -> LossReason {
-        loop {
-            // Before the look: it is notified of what is set after this.
-            let is_set = self.is_set.notified();
-            if let Some(reason) = self.reason() {
-                return reason;
-            }
-            is_set.await;
-        }
+        self.is_set.cancelled().await;
+        self.reason().unwrap_or(LossReason::Closed)
     }
 }
 
