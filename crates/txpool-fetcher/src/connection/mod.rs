@@ -19,6 +19,7 @@
 //! | lock | who takes it | for how long |
 //! |---|---|---|
 //! | requests, outbox (in `client`) | `mempool-announce` and `mempool-io` to submit and send; the connection's thread to remove the request of a response or one that is late, and to send | a few fields; the outbox during one non-blocking send |
+//! | a time (in `Listings`) | a comparison when its list ends; the connection's thread when the node is silent | to copy it |
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
