@@ -107,9 +107,9 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
                 let mut is_ready = is_ready.into_iter();
                 readers.retain_mut(|(frames, reader)| {
                     let read = reader.read_once(frames, is_ready.next().unwrap_or(true));
+                    reader.responses.on_idle();
                     read.inspect_err(|reason| reader.connection.end(reason.clone())).is_ok()
                 });
-                readers.iter_mut().for_each(|(_, reader)| reader.responses.on_idle());
             }
         })
     }
