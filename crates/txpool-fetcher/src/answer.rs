@@ -34,8 +34,8 @@ use crate::{
 /// Most bytes read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Most bytes from the begin of a string to that of the next one, 4 MiB, where a blob has 256 KiB: a string may be held as
-/// a whole, and so may a number.
+/// Most bytes from the start of one string to the start of the next, 4 MiB, where a blob has 256 KiB: a string may be held
+/// as a whole, and so may a number.
 const MAX_STRING_BYTES: usize = 4 << 20;
 
 /// Most bytes of an answer beside its result, 1 MiB: an error is held as a whole, and has some hundred.
@@ -127,8 +127,8 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Response<'_, T> {
     }
 }
 
-/// An answer of which a part has so many bytes at most, and that is not nested too deep, nor has a string that is too long:
-/// it may be that by what one read gives.
+/// An answer of which a part has so many bytes at most, and that is not nested too deep and has no string that is too long.
+/// Depth and length are looked at after each read, of [`CHUNK_BYTES`] at most.
 struct Bounded<'a, R> {
     answer: R,
     left: &'a Cell<usize>,
