@@ -16,7 +16,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use memchr::memrchr;
 use serde::{
     Deserializer as _,
     de::{DeserializeOwned, Error as _, IgnoredAny, MapAccess, Visitor},
@@ -27,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     config::Endpoint,
-    connection::{BlockingSocket, open_socket, read_error},
+    connection::{BlockingSocket, Scan, open_socket, read_error},
     error::{LossReason, SnapshotError},
     tasks::Tasks,
 };
@@ -35,8 +34,8 @@ use crate::{
 /// Most bytes read with one call.
 const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Longest text without a quotation mark, 4 MiB, where a blob has 256 KiB: a string may be held as a
-/// whole.
+/// Most bytes from the start of one string to the start of the next, 4 MiB, where a blob has 256 KiB: a string may be held
+/// as a whole, and so may a number.
 const MAX_STRING_BYTES: usize = 4 << 20;
 
 /// Most bytes of an answer beside its result, 1 MiB: an error is held as a whole, and has some hundred.
@@ -49,11 +48,10 @@ const MAX_DEPTH: usize = 128;
 /// The answer, as it comes; over WebSocket when it is complete.
 pub(crate) struct Answer {
     socket: BlockingSocket,
+    requested: Instant,
     limit: Duration,
-    deadline: Instant,
     stop: CancellationToken,
     bytes: u64,
-    since_quote: usize,
 }
 
 impl Answer {
@@ -68,13 +66,12 @@ impl Answer {
     ) -> Result<T, SnapshotError> {
         let stop = tasks.stop.child_token();
         let _ends = stop.clone().drop_guard();
-        let now = Instant::now();
-        let deadline = now.checked_add(limit).unwrap_or(now);
+        let requested = Instant::now();
         let open = open_socket(endpoint, max_bytes, limit, Some(tasks));
         let socket = timeout(limit, open).await.map_err(|_| SnapshotError::Timeout(limit))??;
         // An empty socket has room for a request.
         socket.send(request.as_bytes())?;
-        let answer = Self { socket, limit, deadline, stop, bytes: 0, since_quote: 0 };
+        let answer = Self { socket, requested, limit, stop, bytes: 0 };
         let read = tasks.spawn_blocking(move || read(answer)).await;
         read.map_err(|_| SnapshotError::ConnectionLost)
     }
@@ -85,7 +82,7 @@ pub(crate) fn result_of<T: DeserializeOwned>(
     answer: impl Read,
 ) -> Result<Option<T>, SnapshotError> {
     let left = Cell::new(MAX_OTHER_BYTES);
-    let answer = Bounded { answer, left: &left, depth: 0, within: Within::Value };
+    let answer = Bounded { answer, left: &left, scan: Scan::default() };
     // It does not read on behind the answer, where the node sends nothing.
     let answer = BufReader::with_capacity(CHUNK_BYTES, answer);
     let response = Response { left: &left, result: PhantomData };
@@ -130,43 +127,21 @@ impl<'de, T: DeserializeOwned> Visitor<'de> for Response<'_, T> {
     }
 }
 
-/// An answer of which a part has so many bytes at most, and that is not nested too deep.
+/// An answer of which a part has so many bytes at most, and that is not nested too deep and has no string that is too long.
+/// Depth and length are looked at after each read, of [`CHUNK_BYTES`] at most.
 struct Bounded<'a, R> {
     answer: R,
     left: &'a Cell<usize>,
-    depth: usize,
-    within: Within,
-}
-
-/// Where the next byte stands.
-enum Within {
-    Value,
-    Text,
-    /// In a text, after a backslash.
-    Escape,
-}
-
-impl<R> Bounded<'_, R> {
-    fn is_too_deep(&mut self, read: &[u8]) -> bool {
-        read.iter().any(|byte| {
-            match (&self.within, byte) {
-                (Within::Value, b'[' | b'{') => self.depth = self.depth.saturating_add(1),
-                (Within::Value, b']' | b'}') => self.depth = self.depth.saturating_sub(1),
-                (Within::Value, b'"') | (Within::Escape, _) => self.within = Within::Text,
-                (Within::Text, b'\\') => self.within = Within::Escape,
-                (Within::Text, b'"') => self.within = Within::Value,
-                _ => {}
-            }
-            self.depth > MAX_DEPTH
-        })
-    }
+    scan: Scan,
 }
 
 impl<R: Read> Read for Bounded<'_, R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.answer.read(into)?;
+        self.scan.advance(into.get(..count).unwrap_or_default());
+        let is_too_much = self.scan.depth > MAX_DEPTH || self.scan.since_quote > MAX_STRING_BYTES;
         match self.left.get().checked_sub(count) {
-            Some(left) if !self.is_too_deep(into.get(..count).unwrap_or_default()) => {
+            Some(left) if !is_too_much => {
                 self.left.set(left);
                 Ok(count)
             }
@@ -191,20 +166,29 @@ impl Read for Answer {
             if self.stop.is_cancelled() {
                 return Err(io::Error::other(SnapshotError::ConnectionLost));
             }
-            if Instant::now() >= self.deadline {
+            if self.requested.elapsed() >= self.limit {
                 return Err(io::Error::other(SnapshotError::Timeout(self.limit)));
             }
             count = self.socket.read(into).map_err(ended)?;
         }
         self.bytes = self.bytes.saturating_add(count as u64);
-        let read = into.get(..count).unwrap_or_default();
-        self.since_quote = match memrchr(b'"', read) {
-            Some(at) => count.saturating_sub(at),
-            None => self.since_quote.saturating_add(count),
-        };
-        if self.since_quote > MAX_STRING_BYTES {
-            return Err(io::Error::other(SnapshotError::NotAPool));
-        }
         Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An escaped quotation mark counted as the end of a string.
+    #[test]
+    fn of_a_string_without_an_end_little_is_read_whatever_it_consists_of() {
+        for part in ["aa", r#"\""#] {
+            let answer = format!(r#"{{"result":{{"{}"#, part.repeat(MAX_STRING_BYTES));
+            let mut unread = answer.as_bytes();
+            let result = result_of::<serde_json::Value>(&mut unread);
+            assert!(matches!(result, Err(SnapshotError::NotAPool)), "{result:?}");
+            assert!(unread.len() >= MAX_STRING_BYTES / 2, "{} bytes of {part}", unread.len());
+        }
     }
 }

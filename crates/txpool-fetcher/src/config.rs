@@ -39,8 +39,7 @@ pub const MAX_STREAM_BUFFER: usize = 1 << 16;
 pub enum Endpoint {
     /// The path of a Unix socket.
     Ipc(PathBuf),
-    /// A WebSocket URL, `ws://host:port/…`. TLS is not supported: a node that a builder trusts is
-    /// on its own host or network.
+    /// A WebSocket URL, `ws://host:port/…`. No TLS: a trusted node is on its own host or network.
     Ws(String),
     /// A pool in this process, which announces hashes.
     InProcess(InProcess),
@@ -124,8 +123,7 @@ pub enum Announcements {
     Full,
     /// As [`Full`](Self::Full) where the node takes it, else as [`Hashes`](Self::Hashes): if it
     /// refuses the subscription to objects, or if the first object that it announces is a hash.
-    /// [`SourceStatus::announcements`](crate::SourceStatus) says which; the next connection is a new
-    /// attempt.
+    /// [`SourceStatus::announcements`](crate::SourceStatus) says which; each connection tries anew.
     Auto,
 }
 
@@ -178,8 +176,7 @@ pub struct FetcherConfig {
     /// that does. At one node they are fewer while it is overloaded ([`SourceStatus::fetch_limit`](crate::SourceStatus)).
     /// More are for a node that responds slowly: slots ÷ response time is the most transactions/s.
     pub fetch_slots: usize,
-    /// Bytes of responses in flight before further fetches wait, at least 1 MiB. For a host that has to bound
-    /// its memory.
+    /// Bytes of responses in flight before others wait, at least 1 MiB. To bound a host's memory.
     pub max_bytes_in_flight: usize,
     /// Request connections for each source, 1 to 16, each with a thread that reads its responses, decodes,
     /// recovers senders and calls the sink. For a pool in this process: the number of threads that call it
@@ -296,10 +293,7 @@ pub(crate) struct Settings {
 impl Settings {
     /// The pool of a source, if it is in this process.
     pub(crate) fn in_process_pool(&self, source: usize) -> Option<&InProcess> {
-        match &self.config.sources[source] {
-            Endpoint::InProcess(pool) => Some(pool),
-            Endpoint::Ipc(_) | Endpoint::Ws(_) => None,
-        }
+        if let Endpoint::InProcess(pool) = &self.config.sources[source] { Some(pool) } else { None }
     }
 
     /// Whether a source may announce objects.

@@ -298,8 +298,7 @@ impl SnapshotError {
             | Self::Timeout(_)
             | Self::Unfinished(_)
             | Self::ConnectionLost => true,
-            // The node does not have the method, or the namespace is not enabled: -32601, on anvil
-            // -32602, by EIP-1474 also -32004.
+            // No such method or namespace: -32601, on anvil -32602, by EIP-1474 also -32004.
             Self::Refused { code, .. } => {
                 !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004)
             }

@@ -85,8 +85,7 @@ impl Fetcher {
     /// source is connected and subscribed; its backfill may still run.
     ///
     /// # Errors
-    /// The configuration is out of its bounds, a thread cannot be started, or a node is required and
-    /// no source could be reached.
+    /// A bad configuration, a thread that cannot start, or a required node that cannot be reached.
     ///
     /// # Cancel safety
     /// Everything that was started is stopped if the future is dropped.
@@ -163,9 +162,8 @@ impl Fetcher {
         // Ends the sink's thread, also when the supervisor panics or cannot be started.
         let ends_queue = OnDrop(move || queue.end());
         let caller = Arc::clone(&sink);
-        tasks
-            .spawn_thread("mempool-sink", move || caller.run())
-            .map_err(not_started("mempool-sink"))?;
+        let run = move || caller.run();
+        tasks.spawn_thread("mempool-sink", run).map_err(not_started("mempool-sink"))?;
         let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
         let deliverer = Arc::new(Deliverer { fetch: Arc::clone(&fetch), chain_id, sink });
         let objects_to = Arc::clone(&deliverer);
@@ -183,10 +181,8 @@ impl Fetcher {
             // Dropping the runtime would wait for blocking calls.
             io.shutdown_background();
         };
-        std::thread::Builder::new()
-            .name("mempool-io".into())
-            .spawn(body)
-            .map_err(not_started("mempool-io"))?;
+        let thread = std::thread::Builder::new().name("mempool-io".into());
+        thread.spawn(body).map_err(not_started("mempool-io"))?;
         let fetcher = Self { fetch, sources, changes, deadline, ended };
         for (index, source) in fetcher.sources.iter().enumerate() {
             if !settings.has_objects(index) {
@@ -267,8 +263,7 @@ impl Fetcher {
         move |hash| hashes.seen.sources(hash).iter().collect()
     }
 
-    /// How much work has waited, and waits now, because [`FetcherConfig::monitor`] reports a high
-    /// load.
+    /// How much work has waited, and waits now, as [`FetcherConfig::monitor`] reports a high load.
     #[must_use]
     pub fn deferred(&self) -> DeferredStats {
         self.fetch.deferral.stats()
@@ -283,8 +278,7 @@ impl Fetcher {
     /// fetcher stops, or when the node's connections have been lost for 10 s.
     ///
     /// # Panics
-    /// Never; for a source that does not exist or has ended, it returns
-    /// [`SnapshotError::ConnectionLost`].
+    /// Never: a source that does not exist or has ended gives [`SnapshotError::ConnectionLost`].
     ///
     /// # Cancel safety
     /// The comparison continues if this is dropped.
@@ -333,21 +327,18 @@ impl Fetcher {
         FetcherEnd { reason, counts: self.counts(), ended }
     }
 
-    /// Waits until one source is up. If all fail, returns the error of the first one in the
-    /// configuration.
+    /// Waits until one source is up. If all fail, returns the error of the first configured one.
     async fn first_source(&self) -> Result<(), StartError> {
         let mut changes = self.changes.subscribe();
         let tried = async {
             loop {
                 let mut errors = Vec::new();
-                for status in self.status() {
-                    match (status.state, status.last_error.as_deref()) {
-                        (SourceState::Connecting | SourceState::Ended, error) => {
-                            if let Some(SourceError::Connect(error)) = error {
-                                errors.push(error.clone());
-                            }
-                        }
-                        _ => return Ok(()),
+                for SourceStatus { state, last_error, .. } in self.status() {
+                    if !matches!(state, SourceState::Connecting | SourceState::Ended) {
+                        return Ok(());
+                    }
+                    if let Some(SourceError::Connect(error)) = last_error.as_deref() {
+                        errors.push(error.clone());
                     }
                 }
                 if errors.len() == self.sources.len() {
@@ -412,8 +403,7 @@ fn not_started(thread: &'static str) -> impl Fn(io::Error) -> StartError {
     move |source| StartError::Thread { thread, source }
 }
 
-/// The root of the task tree: runs the sources, and waits for them and the followers of their
-/// heads.
+/// The root of the task tree: runs the sources, waits for them and for who follows their heads.
 async fn supervise<S: TransactionSink>(
     parts: Arc<Parts<S>>,
     running: Vec<(Arc<SourceShared>, Inbox)>,
@@ -437,12 +427,8 @@ async fn supervise<S: TransactionSink>(
                 _ if sources.is_empty() => break EndReason::SourcesEnded,
                 _ => {}
             },
-            Some(joined) = followers.join_next() => {
-                // They end by themselves only after their sources have ended.
-                if joined.is_err() {
-                    break EndReason::Panicked;
-                }
-            }
+            // They end before a stop only by a panic: their queues are never closed.
+            Some(_) = followers.join_next() => break EndReason::Panicked,
         }
     };
     tasks.stop.cancel();

@@ -19,10 +19,7 @@
 use std::{
     panic::AssertUnwindSafe,
     pin::pin,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex},
     task::{Context, Poll, Waker},
     time::{Duration, Instant},
 };
@@ -31,7 +28,7 @@ use alloy_consensus::transaction::Recovered;
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::B256;
 use chain_view::PooledTransaction;
-use crossbeam_channel::never;
+use crossbeam_channel::{bounded, never, select_biased};
 use futures::{
     FutureExt as _, StreamExt as _,
     future::{BoxFuture, Either, poll_fn, select},
@@ -47,7 +44,7 @@ use crate::{
     fetch::{Deliverer, Fetch, FetchRequest, FetchTask, Ticket},
     gap::{GapReason, Report},
     in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
-    request::{PoolQueues, next_of},
+    request::PoolQueues,
     sink::TransactionSink,
     sync::{OnDrop, block_on, contain, lock},
 };
@@ -75,8 +72,11 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let ended: Arc<End> = Arc::default();
     let up = Subscription { node, ended: Arc::clone(&ended), connections: Vec::new() };
     let announcements = Arc::new(Announcements {
-        unread: Mutex::new((announcements, HashReader::new(fetch, index, backlog, None))),
-        busy: AtomicU64::new(0),
+        unread: Mutex::new(Unread {
+            stream: announcements,
+            hashes: HashReader::new(fetch, index, backlog, None),
+            gets_since: None,
+        }),
         runtime: Handle::current(),
         fetch: Arc::clone(fetch),
         backlog: Arc::clone(backlog),
@@ -85,7 +85,6 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     let (deliverer, called) = (Arc::clone(deliverer), pool.clone());
     let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
     let run = move || {
-        let _ends = OnDrop(|| subscribed.set(LossReason::Closed));
         let read = unread.read(|request| get(&deliverer, &called, request));
         let read = pin!(until_end("announcements", read));
         if let Either::Left((reason, _)) = block_on(select(read, pin!(subscribed.wait()))) {
@@ -124,14 +123,18 @@ async fn until_end(stream: &'static str, read: impl Future<Output = ()>) -> Loss
 /// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
 struct Announcements {
     /// Locked for a poll of the stream, and to pass on what it gave.
-    unread: Mutex<(AnnouncementStream, HashReader)>,
-    /// Counts up when the thread begins to get a transaction, and when it has delivered it: odd in between.
-    /// Changed without the lock; who polls has it, so that no waker of the thread is lost.
-    busy: AtomicU64,
+    unread: Mutex<Unread>,
     /// A stream may use its timers. The pool and the sink are called outside of it.
     runtime: Handle,
     fetch: Arc<Fetch>,
     backlog: Arc<Backlog>,
+}
+
+struct Unread {
+    stream: AnnouncementStream,
+    hashes: HashReader,
+    /// When the transaction was announced that the thread gets and delivers, until it polls again.
+    gets_since: Option<Instant>,
 }
 
 impl Announcements {
@@ -142,17 +145,12 @@ impl Announcements {
             let polled = self.poll(&mut Context::from_waker(Waker::noop()));
             let next = match (polled, last.take()) {
                 (Poll::Ready(next), Some((hash, at))) => {
-                    lock(&self.unread).1.take(hash, at);
+                    lock(&self.unread).hashes.take(hash, at);
                     next
                 }
                 (Poll::Ready(next), None) => next,
                 (Poll::Pending, Some((hash, at))) => {
-                    let request = lock(&self.unread).1.begin(hash, at);
-                    if let Some(request) = request {
-                        self.busy.fetch_add(1, Relaxed);
-                        get(request);
-                        self.busy.fetch_add(1, Relaxed);
-                    }
+                    self.begin(hash, at).into_iter().for_each(&get);
                     continue;
                 }
                 (Poll::Pending, None) => {
@@ -164,47 +162,49 @@ impl Announcements {
             match next {
                 Some(PoolAnnouncement::Pending(hash)) => last = Some((hash, Instant::now())),
                 Some(PoolAnnouncement::Lagged(count)) => self.lagged(count).await,
-                None => return,
+                None => return self.fetch.connections.flush(),
             }
         }
     }
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<Option<PoolAnnouncement>> {
         let _in_runtime = self.runtime.enter();
-        lock(&self.unread).0.poll_next_unpin(context)
+        let mut unread = lock(&self.unread);
+        unread.gets_since = None;
+        unread.stream.poll_next_unpin(context)
+    }
+
+    fn begin(&self, hash: B256, at: Instant) -> Option<FetchRequest> {
+        let mut unread = lock(&self.unread);
+        let request = unread.hashes.begin(hash, at);
+        unread.gets_since = request.is_some().then_some(at);
+        request
     }
 
     /// Reads in the place of the thread while one transaction holds it up: the disk may be slow, and the sink
     /// may block. Returns at the end of the stream.
     async fn read_while_held_up(&self) {
-        let mut before = 0;
         loop {
-            sleep(HELD_UP).await;
-            let busy = self.busy.load(Relaxed);
-            if busy.is_multiple_of(2) || std::mem::replace(&mut before, busy) != busy {
-                continue;
-            }
-            while let Some(next) = self.next_if(busy) {
-                match next {
-                    Poll::Ready(Some(PoolAnnouncement::Lagged(count))) => self.lagged(count).await,
-                    Poll::Ready(Some(PoolAnnouncement::Pending(_))) => {}
-                    Poll::Ready(None) => return,
-                    Poll::Pending => sleep(IN_ITS_PLACE).await,
+            match self.next_if_held_up() {
+                None => sleep(HELD_UP).await,
+                Some(Poll::Pending) => sleep(IN_ITS_PLACE).await,
+                Some(Poll::Ready(Some(PoolAnnouncement::Lagged(count)))) => {
+                    self.lagged(count).await;
                 }
+                Some(Poll::Ready(Some(PoolAnnouncement::Pending(_)))) => {}
+                Some(Poll::Ready(None)) => return,
             }
         }
     }
 
-    /// Polls the stream while the thread is held up by the same transaction, and takes in the hash.
-    fn next_if(&self, busy: u64) -> Option<Poll<Option<PoolAnnouncement>>> {
-        let (stream, hashes) = &mut *lock(&self.unread);
-        // Under the lock: a thread that goes on polls after this, and its waker stays.
-        if self.busy.load(Relaxed) != busy {
-            return None;
-        }
-        let next = stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
+    /// Polls the stream while the thread is held up, and takes in the hash.
+    fn next_if_held_up(&self) -> Option<Poll<Option<PoolAnnouncement>>> {
+        // A thread that goes on polls after this, and its waker stays.
+        let mut unread = lock(&self.unread);
+        unread.gets_since.filter(|since| since.elapsed() >= HELD_UP)?;
+        let next = unread.stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
         if let Poll::Ready(Some(PoolAnnouncement::Pending(hash))) = next {
-            hashes.take(hash, Instant::now());
+            unread.hashes.take(hash, Instant::now());
         }
         Some(next)
     }
@@ -236,23 +236,27 @@ pub(crate) fn start<S: TransactionSink>(
     let fetch = &deliverer.fetch;
     let config = &fetch.settings.config;
     // Every submitted request holds a slot, so neither queue is ever full.
-    let (queues, requests) = PoolQueues::new(config.fetch_slots);
+    let (live, live_requests) = bounded(config.fetch_slots);
+    let (deferrable, deferrable_requests) = bounded(config.fetch_slots);
     for thread in 0..config.request_connections {
         // The other threads stay free for live transactions, however slow a backfill is.
         let takes_deferrable = thread < fetch.settings.deferrable_connections();
-        let (live, deferrable) = requests.clone();
-        let requests = (live, if takes_deferrable { deferrable } else { never() });
+        let live = live_requests.clone();
+        let deferrable = if takes_deferrable { deferrable_requests.clone() } else { never() };
         let (deliverer, called) = (Arc::clone(deliverer), pool.clone());
-        let run = move || {
+        let run = move || loop {
+            let next = select_biased! {
+                recv(live) -> request => request,
+                recv(deferrable) -> request => request,
+            };
             // Deferrable requests that still wait at the end are dropped, and count as failed.
-            while let Some(request) = next_of(&requests) {
-                get(&deliverer, &called, request);
-            }
+            let Ok(request) = next else { return };
+            get(&deliverer, &called, request);
         };
         let spawned = fetch.tasks.spawn_thread("mempool-get", run);
         spawned.map_err(|error| ConnectError::io(pool, error))?;
     }
-    Ok(queues)
+    Ok(PoolQueues { live, deferrable })
 }
 
 /// Carries out a request, on a thread that may block: the pool may read a sidecar from the disk, and the sink may wait.

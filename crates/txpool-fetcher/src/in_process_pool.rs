@@ -141,10 +141,9 @@ impl InProcess {
         function: &'static str,
         call: impl FnOnce(&dyn InProcessPool) -> T + Send + 'static,
     ) -> Result<T, ConnectError> {
-        let pool = self.clone();
-        let job = move || pool.catch(function, call);
+        let pool = Arc::clone(&self.pool);
         // Only a runtime that shuts down cancels it, and then the result is not needed.
-        tasks.spawn_blocking(job).await.unwrap_or_else(|_| Err(self.panicked(function)))
+        tasks.spawn_blocking(move || call(&*pool)).await.map_err(|_| self.panicked(function))
     }
 
     /// Calls the pool, on this thread.
@@ -154,13 +153,11 @@ impl InProcess {
         call: impl FnOnce(&dyn InProcessPool) -> T,
     ) -> Result<T, ConnectError> {
         // State that the call leaves half changed belongs to the pool.
-        catch_unwind(AssertUnwindSafe(|| call(&*self.pool))).map_err(|_| {
-            tracing::error!(pool = %self, function, "the pool has panicked");
-            self.panicked(function)
-        })
+        catch_unwind(AssertUnwindSafe(|| call(&*self.pool))).map_err(|_| self.panicked(function))
     }
 
     fn panicked(&self, function: &'static str) -> ConnectError {
+        tracing::error!(pool = %self, function, "the pool has panicked");
         ConnectError::PoolPanicked { endpoint: self.to_string(), function }
     }
 }

@@ -28,8 +28,7 @@ metric_set::labels! {
         Gone = "gone",
         /// Already in a block, or another transaction with its sender and nonce is.
         Mined = "mined",
-        /// Does not decode, has no valid signature, is for another chain, or is not the transaction
-        /// that was requested.
+        /// Does not decode, has no valid signature, is of another chain or not the requested one.
         Malformed = "malformed",
         /// Refused by the sink; or by the fetcher, for a while, because the response to its request has
         /// ended connections (`mempool_fetcher_harmful_total`).
@@ -71,8 +70,7 @@ pub struct Counts {
     pub unfinished: u64,
     /// Announcements that our own buffer lost before they could enter, displaced by later ones or
     /// left there when their source ended, also by a stop; and those that the stream of a pool in
-    /// this process reported as lost. With full objects, one of these may enter all the same, by its
-    /// object.
+    /// this process reported as lost. With full objects, one may enter all the same, by its object.
     pub lagged: u64,
     /// With full objects: announced hashes whose object had not come in time, because the node had
     /// dropped it or was late. They were requested, and count among [`announced`](Self::announced).
@@ -84,15 +82,9 @@ impl Counts {
     /// leave between the reads of two counters.
     #[must_use]
     pub const fn balance(&self) -> i64 {
+        let Self { pooled, known, gone, mined, malformed, refused, postponed, failed, .. } = *self;
         let entered = self.announced + self.backfilled + self.audit_recovered;
-        let left = self.pooled
-            + self.known
-            + self.gone
-            + self.mined
-            + self.malformed
-            + self.refused
-            + self.postponed
-            + self.failed;
+        let left = pooled + known + gone + mined + malformed + refused + postponed + failed;
         entered as i64 - left as i64 - self.unfinished as i64
     }
 }

@@ -1,13 +1,8 @@
 //! What runs beside the sources, so that a stop can end it and wait for it.
 
-use std::{
-    future::poll_fn,
-    io,
-    pin::pin,
-    task::{Context, Poll, Waker},
-    thread,
-};
+use std::{io, pin::pin, thread};
 
+use futures::FutureExt as _;
 use tokio::{runtime::Handle, task::JoinHandle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -79,7 +74,7 @@ impl Tasks {
         mut about_to_wait: impl FnMut(),
     ) -> Option<T> {
         let mut future = pin!(future);
-        if let Poll::Ready(ready) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        if let Some(ready) = future.as_mut().now_or_never() {
             return Some(ready);
         }
         about_to_wait();
@@ -87,7 +82,7 @@ impl Tasks {
         block_on(async {
             tokio::select! {
                 biased;
-                ready = poll_fn(|context| future.as_mut().poll(context)) => Some(ready),
+                ready = future => Some(ready),
                 () = self.stop.cancelled() => None,
             }
         })

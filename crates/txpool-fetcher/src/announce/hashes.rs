@@ -117,36 +117,18 @@ impl Listener for HashReader {
     }
 }
 
-impl Drop for HashReader {
-    fn drop(&mut self) {
-        self.flush();
-    }
-}
-
 /// Processes the hashes that have to wait, for as long as the source runs.
 pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: Arc<Backlog>) {
     let mut logged: Option<Instant> = None;
-    let mut in_a_row = 0u32;
+    let mut taken = 0u32;
     loop {
-        if in_a_row == SUBMITTED_TOGETHER {
-            in_a_row = 0;
+        let mut next = backlog.hashes.try_next();
+        if next.is_none() {
+            // All hashes at hand are submitted together, and sent before the wait for more.
             fetch.connections.flush();
-            // Yields to the sockets; with a hash in hand, a stop would lose it without a count.
-            tokio::task::yield_now().await;
+            fetch.deferral.observe_backlog(source, || backlog.len());
+            next = backlog.hashes.next().await;
         }
-        // All hashes at hand are submitted together, and sent before the wait for more.
-        let next = match backlog.hashes.try_next() {
-            Some(next) => {
-                in_a_row += 1;
-                Some(next)
-            }
-            None => {
-                fetch.connections.flush();
-                fetch.deferral.observe_backlog(source, || backlog.len());
-                in_a_row = 0;
-                backlog.hashes.next().await
-            }
-        };
         match next {
             Some(Ok((arrival, pairs))) => {
                 fetch.deferral.observe_backlog(source, || backlog.len());
@@ -164,6 +146,12 @@ pub(crate) async fn process_waiting(fetch: Arc<Fetch>, source: usize, backlog: A
                 backlog.report(Report::Gap(GapReason::Lagged)).await;
             }
             None => return,
+        }
+        taken = taken.wrapping_add(1);
+        if taken.is_multiple_of(SUBMITTED_TOGETHER) {
+            fetch.connections.flush();
+            // Yields to the sockets; with a hash in hand, a stop would lose it without a count.
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -38,7 +38,7 @@ use self::{
 use crate::{
     buffer::Buffer,
     chain::{HEADS_WAITING, HeadQueue, read_head},
-    config::Announcements,
+    config::{Announcements, Settings},
     connection::{Listener, Subscription, dial},
     error::{CallError, ConnectError, LossReason},
     fetch::{Arrival, Deliverer, Fetch},
@@ -105,21 +105,17 @@ pub(crate) async fn subscribe<S: TransactionSink>(
 ) -> Result<(Subscription, BoxFuture<'static, ()>), ConnectError> {
     const HASHES: &str = "newPendingTransactions";
     let fetch = &deliverer.fetch;
-    let limits = &fetch.settings.limits;
-    let endpoint = &fetch.settings.config.sources[index];
-    let limit = limits.ping_timeout;
-    let announcements = fetch.settings.config.announcements;
+    let Settings { config, limits } = &*fetch.settings;
+    let (endpoint, limit) = (&config.sources[index], limits.ping_timeout);
     let thread = ("mempool-announce", &*fetch.tasks);
     let patience = (limits, &fetch.listings[index]);
-    let ((connection, node), second) = match announcements {
-        Announcements::Hashes => {
-            let [dialed] = dial(endpoint, patience, known, thread).await?;
-            (dialed, None)
-        }
-        Announcements::Full | Announcements::Auto => {
-            let [dialed, objects] = dial(endpoint, patience, known, thread).await?;
-            (dialed, Some(objects))
-        }
+    let is_auto = config.announcements == Announcements::Auto;
+    let ((connection, node), second) = if config.announcements == Announcements::Hashes {
+        let [dialed] = dial(endpoint, patience, known, thread).await?;
+        (dialed, None)
+    } else {
+        let [dialed, objects] = dial(endpoint, patience, known, thread).await?;
+        (dialed, Some(objects))
     };
     let refused = |error: CallError| ConnectError::NotEthereum {
         endpoint: endpoint.to_string(),
@@ -132,10 +128,15 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     if let Some((connection, node)) = second {
         deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
         let paired = Pairs::new(backlog, &fetch.waiting, limits);
-        let listener = ObjectListener::new(fetch, backlog, &paired);
+        let listener = ObjectListener {
+            fetch: Arc::clone(fetch),
+            backlog: Arc::clone(backlog),
+            pairs: Arc::clone(&paired),
+            may_be_hashes: is_auto,
+        };
         match connection.subscribe((HASHES, true), listener, limit).await {
             Ok(()) => full = Some((Arc::new(connection), paired)),
-            Err(CallError::Rpc { code, message }) if announcements == Announcements::Auto => {
+            Err(CallError::Rpc { code, message }) if is_auto => {
                 tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
             }
             Err(error) => return Err(refused(error)),

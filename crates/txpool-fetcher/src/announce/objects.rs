@@ -5,11 +5,8 @@
 
 use std::{sync::Arc, time::Instant};
 
-use alloy_primitives::B256;
-
 use super::{Backlog, hashes::parse_hash, pairs::Pairs};
 use crate::{
-    config::Announcements,
     connection::Listener,
     decode::{FullAnnouncement, Malformed, announced_hash, read_object},
     fetch::{Arrival, Deliverer, Fetch},
@@ -27,35 +24,19 @@ const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
 
 /// An announced object, and when it was read from the socket.
 pub(super) struct Object {
-    pub(super) content: Content,
+    /// Of one that is too long, or of which the hash alone was announced, an object with no other field.
+    pub(super) json: Box<str>,
     pub(super) at: Instant,
     pub(super) pairs: Arc<Pairs>,
 }
 
-pub(super) enum Content {
-    Json(Box<str>),
-    /// What is kept of one that is too long, or all that was announced.
-    Hash(B256),
-}
-
 /// Takes in the announced objects of a subscription. Never waits.
 pub(super) struct ObjectListener {
-    fetch: Arc<Fetch>,
-    backlog: Arc<Backlog>,
-    pairs: Arc<Pairs>,
+    pub(super) fetch: Arc<Fetch>,
+    pub(super) backlog: Arc<Backlog>,
+    pub(super) pairs: Arc<Pairs>,
     /// Whether a node that announces hashes here is left at hashes.
-    may_be_hashes: bool,
-}
-
-impl ObjectListener {
-    pub(super) fn new(fetch: &Arc<Fetch>, backlog: &Arc<Backlog>, pairs: &Arc<Pairs>) -> Self {
-        Self {
-            may_be_hashes: fetch.settings.config.announcements == Announcements::Auto,
-            fetch: Arc::clone(fetch),
-            backlog: Arc::clone(backlog),
-            pairs: Arc::clone(pairs),
-        }
-    }
+    pub(super) may_be_hashes: bool,
 }
 
 impl Listener for ObjectListener {
@@ -68,17 +49,17 @@ impl Listener for ObjectListener {
         self.may_be_hashes = false;
         let objects = &self.backlog.objects;
         let is_too_much = || objects.bytes().saturating_add(json.len()) > MAX_WAITING_BYTES;
-        let content = match hash {
-            Some(hash) => Some(Content::Hash(hash)),
-            None if json.len() > MAX_OBJECT_BYTES || is_too_much() => {
-                announced_hash(json).map(Content::Hash)
-            }
-            None => Some(Content::Json(json.into())),
+        let is_kept = hash.is_none() && json.len() <= MAX_OBJECT_BYTES && !is_too_much();
+        let kept = if is_kept {
+            Some(json.into())
+        } else {
+            let hash = hash.or_else(|| announced_hash(json));
+            hash.map(|hash| format!(r#"{{"hash":"{hash}"}}"#).into())
         };
-        match content {
-            Some(content) => {
+        match kept {
+            Some(kept) => {
                 let pairs = Arc::clone(&self.pairs);
-                objects.push(Object { content, at: read_at, pairs }, json.len());
+                objects.push(Object { json: kept, at: read_at, pairs }, json.len());
             }
             None => self.fetch.metrics.malformed_notifications.increment(1),
         }
@@ -118,11 +99,7 @@ fn take<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, object: &Ob
     let flush = || fetch.connections.flush();
     let Some(permit) = deliverer.work_permit(flush) else { return };
     let arrival = |hash| Arrival { hash, entry: Entry::Announced, source, at: object.at };
-    let announced = match &object.content {
-        Content::Json(json) => read_object(json),
-        Content::Hash(hash) => FullAnnouncement::FetchRaw(*hash),
-    };
-    match announced {
+    match read_object(&object.json) {
         FullAnnouncement::Transaction(announced) => {
             let arrival = arrival(*announced.tx.hash());
             let entered = object.pairs.on_object(&fetch.hashes, arrival, true);

@@ -281,10 +281,7 @@ impl Unmatched {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        super::objects::{Content, Object},
-        *,
-    };
+    use super::{super::objects::Object, *};
     use crate::{
         fetch::Seen,
         metrics::Metrics,
@@ -388,11 +385,7 @@ mod tests {
         assert!(pairs.on_object(&hashes, arrival(2, start + wait), true).is_some());
         assert_eq!(requested(start + wait), Some(0), "the object of a later hash has come");
         assert_eq!(requested(start + wait), None);
-        let object = Object {
-            content: Content::Hash(B256::ZERO),
-            at: start + wait,
-            pairs: Arc::clone(&pairs),
-        };
+        let object = Object { json: "{}".into(), at: start + wait, pairs: Arc::clone(&pairs) };
         backlog.objects.push(object, 0);
         let taken = backlog.objects.try_next();
         assert!(taken.is_some_and(|taken| taken.is_ok()));
@@ -460,8 +453,7 @@ mod tests {
         let (backlog, pairs) = pairs(Duration::from_secs(3_600));
         let (hashes, waiting) = (known(), Arc::clone(&pairs.waiting));
         assert!(matches!(pairs.on_hash(&hashes, arrival(1, Instant::now())), OnHash::Paired));
-        let (content, at) = (Content::Hash(B256::ZERO), Instant::now());
-        backlog.objects.push(Object { content, at, pairs }, 0);
+        backlog.objects.push(Object { json: "{}".into(), at: Instant::now(), pairs }, 0);
         backlog.close();
         drop(backlog);
         assert_eq!((lock(&waiting).len(), Arc::strong_count(&hashes)), (0, 1));

@@ -1,10 +1,8 @@
-//! The one rule for the chain: heads of several nodes in, at most one canonical chain out. Pure: it
-//! requests nothing, and the time is given to it.
+//! The rule for the chain: heads of several nodes in, one canonical chain out; no I/O, no clock.
 //!
 //! # Whom it follows
-//! One source leads. The chain is what the leader told, and may be longer: a head of another source
-//! counts if it extends the chain. So a slow leader does not make heads late, and a node on another
-//! branch changes nothing.
+//! One source leads. The chain is what the leader told, or longer: another source's head counts if
+//! it extends the chain. So a slow leader makes no head late, and another branch changes nothing.
 //!
 //! Another source takes the lead with a head that is linked to the chain by its ancestors, or is
 //! deeper than what is remembered,
@@ -52,12 +50,10 @@ use crate::{
 /// above the latest head a head may be whose ancestors cannot be fetched.
 pub(super) const MAX_ANCESTORS: usize = RECENT_BLOCKS;
 
-/// How many new heads a source must have told above the leader's to take the lead. One alone is no
-/// progress.
+/// New heads that a source must have told above the leader's to take the lead: one is no progress.
 const HEADS_TO_LEAD: u32 = 2;
 
-/// How long the first head waits for blocks before it, once one has proven it: five take ten round
-/// trips of 200 ms.
+/// How long a proven first head waits for blocks before it: five take ten round trips of 200 ms.
 const FIRST_HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A head on its way into the chain, with what was read for it.
@@ -176,8 +172,7 @@ impl Follower {
         Self { told, leader, doubtful_above, last_untold, unread, lead_timeout }
     }
 
-    /// Whether the heads of a source count: it is connected and not syncing. Returns whether those
-    /// of the leader do not any more.
+    /// Whether the heads of a source count. Returns whether those of the leader do not any more.
     pub(super) fn set_may_lead(&mut self, source: usize, may_lead: bool) -> bool {
         let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
         let is_leader = self.is_leader(source);
@@ -213,16 +208,10 @@ impl Follower {
             return None;
         }
         let is_progress = before.is_none_or(|before| before.number < head.number);
-        if let Some(leader) = &self.leader
-            && leader.source != source
-        {
-            let known = self.doubtful_above.unwrap_or(leader.number);
-            if head.number <= known && self.told[leader.source].may_lead {
-                self.told[source].ahead = None;
-            } else if is_progress {
-                self.told[source].ahead.get_or_insert((now, 0)).1 += 1;
-            }
+        if is_progress && self.leader.is_some_and(|leader| leader.source != source) {
+            told.ahead.get_or_insert((now, 0)).1 += 1;
         }
+        self.pass_lower();
         let (ancestors, is_cut, is_unread) = <_>::default();
         let since = now;
         Some(Branch { source, head, since, block, ancestors, was_requested, is_cut, is_unread })
@@ -245,8 +234,8 @@ impl Follower {
             branch.ancestors.drain(..=newest);
         }
         let is_leader = self.is_leader(source);
-        let relation = chain.relate(&head);
-        if relation == Relation::Repeat && !is_leader {
+        let is_repeat = chain.block(&head.hash).is_some();
+        if is_repeat && !is_leader {
             // What two sources tell is no invention of one.
             self.doubtful_above = None;
             self.pass_lower();
@@ -255,11 +244,7 @@ impl Follower {
         // What its heads undid while they did not count is known to its pool alone.
         let unknown =
             (leads && !is_leader && self.leader.is_some()).then_some(GapReason::MissedHeads);
-        let link = match relation {
-            Relation::Repeat => Link::Repeat,
-            Relation::Inconsistent => Link::No(Some(Unread::Inconsistent)),
-            _ => self.link(chain, branch, leads, now),
-        };
+        let link = if is_repeat { Link::Repeat } else { self.link(chain, branch, leads, now) };
         let is_linked = match link {
             Link::Needs(hash) => return Step::Read(hash),
             Link::No(reason) => {
@@ -283,9 +268,8 @@ impl Follower {
                     // It has the block, whose nonces tell what that is. Once, because the others wait.
                     if !asked.contains(&source) {
                         asked.push(source);
-                        applied
-                            .untold
-                            .extend(chain.block(&head.hash).cloned().map(ReadBlock::from));
+                        let block = chain.block(&head.hash).cloned();
+                        applied.untold.extend(block.map(ReadBlock::from));
                     }
                 }
                 return Step::Applied(applied);
@@ -321,8 +305,7 @@ impl Follower {
         Step::Applied(applied)
     }
 
-    /// Whether the branch counts, and is linked. `leads`: its source leads, or takes the lead with
-    /// it.
+    /// Whether the branch counts and is linked. `leads`: its source leads, or takes the lead now.
     fn link(&self, chain: &RecentBlocks, branch: &Branch, leads: bool, now: Instant) -> Link {
         let (oldest, number) = (branch.oldest(), branch.head.number);
         let is_proven = branch.is_proven() || oldest.number == 0;
@@ -355,22 +338,17 @@ impl Follower {
             return Link::Repeat;
         }
         let is_deep = oldest.number <= first.head.number || branch.ancestors.len() == MAX_ANCESTORS;
+        // A single head with a huge number must not hide the true ones.
+        let is_far = number > latest.number.saturating_add(MAX_ANCESTORS as u64);
+        // Its source may lead, so it is that one.
+        let is_alone = || self.told.iter().filter(|told| told.may_lead).count() == 1;
         match () {
             () if is_deep && !leads => Link::No(None),
             () if is_deep && is_proven => Link::Linked,
             () if !branch.is_cut => Link::Needs(oldest.parent_hash),
-            // A single head with a huge number must not hide the true ones.
-            () if number > latest.number.saturating_add(MAX_ANCESTORS as u64) => {
-                Link::No(Some(Unread::Unlinked))
-            }
-            () if leader.is_some() || leads && self.is_alone(branch.source) => Link::Unlinked,
+            () if !is_far && (leader.is_some() || leads && is_alone()) => Link::Unlinked,
             () => Link::No(Some(Unread::Unlinked)),
         }
-    }
-
-    /// Whether no other source may lead.
-    fn is_alone(&self, source: usize) -> bool {
-        self.told.iter().enumerate().all(|(other, told)| other == source || !told.may_lead)
     }
 
     fn is_leader(&self, source: usize) -> bool {
@@ -384,12 +362,11 @@ impl Follower {
         let has_waited = self.told[source].ahead.is_some_and(|(since, heads)| {
             heads >= HEADS_TO_LEAD && now.saturating_duration_since(since) >= self.lead_timeout
         });
-        leader.source != source
-            && match self.told[leader.source].may_lead {
-                _ if self.doubtful_above == Some(0) => true,
-                true => is_higher && has_waited,
-                false => is_higher || has_waited,
-            }
+        match self.told[leader.source].may_lead {
+            _ if self.doubtful_above == Some(0) => true,
+            true => is_higher && has_waited,
+            false => is_higher || has_waited,
+        }
     }
 
     /// With the head's block, which has been read.
@@ -410,10 +387,8 @@ impl Follower {
                 .extend(undone.into_iter().chain(unproven).flat_map(|block| block.mined.to_vec()));
         }
         unmined.retain(|hash| !chain.is_mined(hash));
-        let mut untold = Vec::new();
-        if is_first {
-            untold = blocks.drain(..blocks.len() - 1).rev().collect();
-        }
+        let before_first = if is_first { blocks.len() - 1 } else { 0 };
+        let mut untold: Vec<_> = blocks.drain(..before_first).rev().collect();
         let below = blocks[0].block.head.number.checked_sub(1);
         let replaces_first = is_reorg && below <= self.last_untold;
         self.last_untold = if is_first { below } else { self.last_untold.min(below) };
@@ -429,8 +404,7 @@ impl Follower {
         }
         let gap = match () {
             () if is_reorg => Some(GapReason::Reorg),
-            // The comparison after a connect covers what was missed until then, but not what
-            // counted as mined while it ran.
+            // The comparison after a connect covers what was missed, not what was mined meanwhile.
             () if is_gap && !(branch.was_requested && unmined.is_empty()) => {
                 Some(GapReason::MissedHeads)
             }

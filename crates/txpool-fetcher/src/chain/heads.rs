@@ -14,15 +14,8 @@ use tokio::{sync::mpsc, time::sleep};
 
 use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, follower::MAX_ANCESTORS, wire};
 use crate::{
-    answer::Answer,
-    config::Settings,
-    connection::Calls,
-    error::CallError,
-    fetch::Fetch,
-    gap::GapReason,
-    in_process_pool::{InProcess, MinedBlock},
-    sink::Job,
-    sync::lock,
+    answer::Answer, config::Settings, connection::Calls, error::CallError, fetch::Fetch,
+    gap::GapReason, sink::Job, sync::lock,
 };
 
 /// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
@@ -85,8 +78,7 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
         let told = lock(&chain.follower).tell(source, announced, Instant::now());
         let Some(mut branch) = told else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
-            let read = read(&chain, source, hash, &heads, &mut newer).await;
-            let read = match read {
+            let read = match read(&chain, source, hash, &heads, &mut newer).await {
                 Some(read) => read,
                 // The same head again, which would be no news.
                 None if newer.as_ref().is_some_and(|newer| newer.head.hash == branch.hash()) => {
@@ -105,8 +97,7 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
     }
 }
 
-/// Reads a block with its hashes. `None` if the node does not have it and a newer head waits, which
-/// is then in `newer`.
+/// Reads a block with its hashes. `None` if it is missing and a newer head waits, now in `newer`.
 async fn read(
     chain: &Arc<Chain>,
     source: usize,
@@ -131,8 +122,7 @@ async fn read(
         }
         let turn = turn(chain, source, attempt).await;
         match read_from(chain, turn, hash).await {
-            Ok(read) if read.block.head.hash == hash => return Some(Ok(read)),
-            Ok(_) => reason = Unread::Malformed,
+            Ok(read) => return Some(Ok(read)),
             Err(unread) => reason = unread,
         }
     }
@@ -153,23 +143,18 @@ async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
     connections.connected(&[turn], turn).await.first().copied().unwrap_or(turn)
 }
 
-async fn read_from_pool(chain: &Chain, pool: &InProcess, hash: B256) -> Result<MinedBlock, Unread> {
-    match pool.call(&chain.fetch.tasks, "block", move |pool| pool.block(&hash)).await {
-        Ok(Some(mined)) if mined.block.head.hash == hash => Ok(mined),
-        Ok(Some(_)) => Err(Unread::Malformed),
-        Ok(None) => Err(Unread::Missing),
-        Err(_) => Err(Unread::Failed),
-    }
-}
-
 async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<ReadBlock, Unread> {
-    if let Some(pool) = chain.fetch.settings.in_process_pool(source) {
-        return read_from_pool(chain, pool, hash).await.map(ReadBlock::from);
-    }
-    // The next attempt waits for one that is up.
-    let calls = chain.fetch.connections.calls(source).ok_or(Unread::Failed)?;
-    let limit = chain.fetch.settings.limits.call_timeout;
-    block_of(calls.call("eth_getBlockByHash", (hash, false), limit).await).map(ReadBlock::from)
+    let Fetch { settings, connections, tasks, .. } = &*chain.fetch;
+    let read: ReadBlock = if let Some(pool) = settings.in_process_pool(source) {
+        let called = pool.call(tasks, "block", move |pool| pool.block(&hash)).await;
+        called.map_err(|_| Unread::Failed)?.ok_or(Unread::Missing)?.into()
+    } else {
+        // The next attempt waits for one that is up.
+        let calls = connections.calls(source).ok_or(Unread::Failed)?;
+        let limit = settings.limits.call_timeout;
+        block_of(calls.call("eth_getBlockByHash", (hash, false), limit).await)?.into()
+    };
+    if read.block.head.hash == hash { Ok(read) } else { Err(Unread::Malformed) }
 }
 
 /// Waits before an attempt, except the first.
@@ -260,8 +245,8 @@ async fn request_nonces(
     let hash = block.head.hash;
     let Fetch { settings, tasks, .. } = &*chain.fetch;
     let turn = turn(chain, source, attempt).await;
-    if let Some(pool) = settings.in_process_pool(turn) {
-        return Ok(read_from_pool(chain, pool, hash).await?.nonces);
+    if settings.in_process_pool(turn).is_some() {
+        return read_from(chain, turn, hash).await?.nonces.ok_or(Unread::Missing);
     }
     let Settings { config, limits } = &**settings;
     let request = format!(

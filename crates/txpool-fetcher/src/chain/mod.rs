@@ -1,5 +1,4 @@
-//! Follows the chain: applies heads in order, fetches missed ones, detects reorgs. Entry: [`follow`];
-//! which heads count is decided by the [`follower`].
+//! Follows the chain: heads in order, missed ones, reorgs. Entry: [`follow`], rule: [`follower`].
 //!
 //! ```text
 //!  source 0: newHeads --> heads --+   relate and apply
@@ -47,8 +46,7 @@ use crate::{
     sync::lock,
 };
 
-/// The heads of one source that wait, at most [`HEADS_WAITING`]. One that is displaced is read as
-/// an ancestor.
+/// The waiting heads of a source, at most [`HEADS_WAITING`]. One displaced is read as an ancestor.
 pub(crate) type HeadQueue = Buffer<AnnouncedHead>;
 
 /// See [`HeadQueue`].
@@ -172,10 +170,8 @@ impl Chain {
     fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
         let mut follower = lock(&self.follower);
         let step = follower.step(&mut lock(&self.fetch.hashes.blocks), branch, Instant::now());
-        if let Step::Applied(Applied {
-            blocks, untold, mined_before, unmined, has_unread, ..
-        }) = &step
-        {
+        if let Step::Applied(applied) = &step {
+            let Applied { blocks, untold, mined_before, unmined, has_unread, .. } = applied;
             // What was delivered, the sink puts back; what was removed, the comparison finds.
             let was_announced = |hash: &B256| self.fetch.hashes.seen.forget_mined(*hash);
             let undone: Vec<B256> = unmined.iter().copied().filter(was_announced).collect();
@@ -194,8 +190,7 @@ impl Chain {
                 let (block, carried) = (block.clone(), std::mem::take(&mut before));
                 self.sink.push(Job::Head { block, is_undone: false, carried });
             }
-            // Also those of blocks that were missed; the sink knows those of what it is not told as
-            // the first head's.
+            // Also those of missed blocks; the sink knows those of untold ones as the first head's.
             let told = blocks.iter().map(|read| (read, read.block.head.hash));
             let first = blocks.first().map(|read| read.block.head.hash);
             let untold = untold.iter().map(|read| (read, first.unwrap_or(read.block.head.hash)));

@@ -30,17 +30,11 @@ struct WireHead {
     miner: Address,
 }
 
-/// The part of a block beside its header.
+/// What is read of a block beside its header: the hashes of its transactions, or full ones.
 #[derive(Debug, Deserialize)]
-struct WireTransactions {
-    transactions: Vec<B256>,
-}
-
-/// The fields that are read of a block with full transactions.
-#[derive(Debug, Deserialize)]
-struct WireFullBlock {
+struct WireBlock<T> {
     hash: B256,
-    transactions: Vec<WireNonce>,
+    transactions: Vec<T>,
 }
 
 /// The fields that are read of a full transaction object.
@@ -78,18 +72,17 @@ pub(crate) fn read_head(json: &str) -> serde_json::Result<Head> {
 /// A block with the hashes of its transactions; `None` for `null`.
 pub(super) fn read_block(json: &str) -> serde_json::Result<Option<Block>> {
     let Some(head) = serde_json::from_str::<Option<WireHead>>(json)? else { return Ok(None) };
-    let WireTransactions { transactions } = serde_json::from_str(json)?;
-    Ok(Some(Block::new(head.into(), transactions)))
+    let block: WireBlock<B256> = serde_json::from_str(json)?;
+    Ok(Some(Block::new(head.into(), block.transactions)))
 }
 
-/// Most transactions of a block whose hashes could not be read. A block of mainnet has at most
-/// 2,857 (60,000,000 gas of transfers at 21,000 each).
+/// Most transactions of a block of unread hashes. Mainnet: 2,857 (60,000,000 gas / 21,000).
 const MAX_UNCOUNTED_TXS: usize = 1 << 13;
 
 /// The nonces that the requested block raised, from the response with full transactions, as it
 /// comes: some milliseconds for a large one. It must have as many as `requested` has hashes.
 pub(super) fn read_nonces(json: impl Read, requested: &Block) -> Result<Vec<NonceUpdate>, Unread> {
-    let block = match result_of::<WireFullBlock>(json) {
+    let block = match result_of::<WireBlock<WireNonce>>(json) {
         Ok(block) => block.ok_or(Unread::Missing)?,
         // It is not a block either.
         Err(SnapshotError::NotAPool) => return Err(Unread::Malformed),
@@ -106,9 +99,8 @@ pub(super) fn read_nonces(json: impl Read, requested: &Block) -> Result<Vec<Nonc
     }
     let mut next = HashMap::<Address, u64>::new();
     for WireNonce { from, nonce } in block.transactions {
-        let after = nonce.to::<u64>().saturating_add(1);
-        let known = next.entry(from).or_insert(after);
-        *known = (*known).max(after);
+        let known = next.entry(from).or_default();
+        *known = nonce.to::<u64>().saturating_add(1).max(*known);
     }
     Ok(next.into_iter().map(NonceUpdate::from).collect())
 }

@@ -1,9 +1,6 @@
 //! All requests but those for transactions: calls, whose callers wait for them, and subscriptions.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use alloy_primitives::bytes::BufMut as _;
 use serde::Serialize;
@@ -11,14 +8,11 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 
 use super::{
-    Connection, End,
+    Connection,
     read::Responses,
     response::{Incoming, Notification},
 };
-use crate::{
-    error::{CallError, LossReason},
-    sync::OnDrop,
-};
+use crate::{error::CallError, sync::OnDrop};
 
 /// Takes the notifications of a subscription, in their order, on the reader of the connection. It is dropped
 /// with the connection, and must not wait.
@@ -78,36 +72,29 @@ impl Connection<Call> {
         let id = submitted.map_err(|_| CallError::ConnectionLost)?;
         let _in_flight = OnDrop(|| _ = self.handle(id, drop));
         self.flush();
-        // Without a reply if the response has ended the connection.
+        // Without a reply if its reader has panicked.
         self.await_within(limit, response).await?.unwrap_or(Err(CallError::ConnectionLost))
     }
 }
 
 /// The listeners of a connection, with the ids that the node gave them, as they were written.
-pub(super) struct Subscriptions {
-    by_id: Vec<(Box<str>, Box<dyn Listener>)>,
-    ended: Arc<End>,
-}
-
-impl Subscriptions {
-    pub(super) fn new(ended: &Arc<End>) -> Self {
-        Self { by_id: Vec::new(), ended: Arc::clone(ended) }
-    }
-}
+#[derive(Default)]
+pub(super) struct Subscriptions(Vec<(Box<str>, Box<dyn Listener>)>);
 
 impl Responses<Call> for Subscriptions {
     /// They are few, and each has a limit of its own.
     const ARE_FETCHES: bool = false;
 
     fn on_response(&mut self, call: Call, _: Instant, response: &Incoming<'_>) {
-        let response = response.value();
+        let mut response = response.value();
         if let (Ok(id), Some(listener)) = (&response, call.listener) {
             let id = Box::from(id.get());
-            if self.by_id.iter().any(|(of, _)| *of == id) {
-                let said = "one id for two subscriptions".to_owned();
-                return self.ended.set(LossReason::Garbage(said));
+            if self.0.iter().any(|(of, _)| *of == id) {
+                let message = "one id for two subscriptions".to_owned();
+                response = Err(CallError::Rpc { code: 0, message });
+            } else {
+                self.0.push((id, listener));
             }
-            self.by_id.push((id, listener));
         }
         // The caller may have stopped waiting.
         let _ = call.reply.send(response);
@@ -115,12 +102,12 @@ impl Responses<Call> for Subscriptions {
 
     fn on_notification(&mut self, note: &Notification<'_>, read_at: Instant) {
         let id = note.subscription.get();
-        if let Some((_, listener)) = self.by_id.iter_mut().find(|(of, _)| **of == *id) {
+        if let Some((_, listener)) = self.0.iter_mut().find(|(of, _)| **of == *id) {
             listener.on_notification(note.result.get(), read_at);
         }
     }
 
     fn on_idle(&mut self) {
-        self.by_id.iter_mut().for_each(|(_, listener)| listener.on_idle());
+        self.0.iter_mut().for_each(|(_, listener)| listener.on_idle());
     }
 }

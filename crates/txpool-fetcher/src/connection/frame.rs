@@ -24,23 +24,27 @@ pub(crate) struct Frames {
     start: usize,
     filled: usize,
     max_frame_bytes: usize,
+    /// How many bytes of the value at `start` have been scanned. Each is scanned once.
+    scanned: usize,
     scan: Scan,
     small_in_a_row: u32,
 }
 
-/// How far the value at `start` has been scanned. Each byte is scanned once.
-#[derive(Clone, Copy, Debug, Default)]
-struct Scan {
-    bytes: usize,
-    depth: usize,
+/// Where in a JSON value the next byte stands.
+#[derive(Default)]
+pub(crate) struct Scan {
+    /// How many arrays and objects are open.
+    pub(crate) depth: usize,
     in_string: bool,
     escaped: bool,
+    /// How many bytes have been scanned since the latest string began.
+    pub(crate) since_quote: usize,
 }
 
 #[expect(
     clippy::arithmetic_side_effects,
     clippy::indexing_slicing,
-    reason = "start + scan.bytes <= filled <= buffer.len() holds throughout; these are positions of what was read, and \
+    reason = "start + scanned <= filled <= buffer.len() holds throughout; these are positions of what was read, and \
               no number from the stream is among them"
 )]
 impl Frames {
@@ -50,6 +54,7 @@ impl Frames {
             start: 0,
             filled: 0,
             max_frame_bytes,
+            scanned: 0,
             scan: Scan::default(),
             small_in_a_row: 0,
         }
@@ -87,19 +92,21 @@ impl Frames {
     /// [`LossReason::Garbage`]: the next byte starts neither an object nor an array, so nothing after it can
     /// be trusted. [`LossReason::Oversized`]: the next value is above the limit.
     pub(crate) fn next(&mut self) -> Result<Option<&[u8]>, LossReason> {
-        if self.scan.bytes == 0 && !self.find_start()? {
+        if self.scanned == 0 && !self.find_start()? {
             return Ok(None);
         }
-        let complete = self.scan.advance(&self.buffer[self.start..self.filled]);
-        if self.scan.bytes > self.max_frame_bytes {
+        let unscanned = &self.buffer[self.start + self.scanned..self.filled];
+        let end = self.scan.advance(unscanned);
+        self.scanned += end.unwrap_or(unscanned.len());
+        if self.scanned > self.max_frame_bytes {
             return Err(LossReason::Oversized(self.max_frame_bytes));
         }
-        if !complete {
+        if end.is_none() {
             return Ok(None);
         }
-        let value = self.start..self.start + self.scan.bytes;
+        let value = self.start..self.start + self.scanned;
         self.start = value.end;
-        self.scan = Scan::default();
+        self.scanned = 0;
         let is_small = value.len() <= BASE_BYTES;
         self.small_in_a_row = if is_small { self.small_in_a_row.saturating_add(1) } else { 0 };
         Ok(Some(&self.buffer[value]))
@@ -123,43 +130,39 @@ impl Frames {
 }
 
 impl Scan {
-    /// Scans the bytes that were not scanned yet; true when the value ends at `self.bytes`.
-    #[expect(
-        clippy::arithmetic_side_effects,
-        reason = "bytes is at most the value's length, and a value begins with a bracket: the depth falls from 1 at least"
-    )]
-    fn advance(&mut self, value: &[u8]) -> bool {
-        while let Some((rest, first)) =
-            value.get(self.bytes..).and_then(|rest| Some((rest, rest.first()?)))
+    /// Scans the next bytes, up to the end of the value. Returns how many those are if it ends in them.
+    #[expect(clippy::arithmetic_side_effects, reason = "counts of bytes that were read")]
+    pub(crate) fn advance(&mut self, bytes: &[u8]) -> Option<usize> {
+        let mut at = 0;
+        while let Some((rest, first)) = bytes.get(at..).and_then(|rest| Some((rest, rest.first()?)))
         {
-            if self.escaped {
+            let count = if self.escaped {
                 self.escaped = false;
-                self.bytes += 1;
+                1
             } else if self.in_string {
-                match memchr2(b'"', b'\\', rest) {
-                    None => self.bytes += rest.len(),
-                    Some(at) => {
-                        self.escaped = rest.get(at) == Some(&b'\\');
-                        self.in_string = self.escaped;
-                        self.bytes += at + 1;
-                    }
-                }
+                let end = memchr2(b'"', b'\\', rest);
+                self.escaped = end.is_some_and(|end| rest.get(end) == Some(&b'\\'));
+                self.in_string = self.escaped || end.is_none();
+                end.map_or(rest.len(), |end| end + 1)
             } else {
-                self.bytes += 1;
                 match first {
-                    b'"' => self.in_string = true,
+                    b'"' => (self.in_string, self.since_quote) = (true, 0),
                     b'{' | b'[' => self.depth += 1,
                     b'}' | b']' => {
-                        self.depth -= 1;
+                        // Not every value begins with a bracket.
+                        self.depth = self.depth.saturating_sub(1);
                         if self.depth == 0 {
-                            return true;
+                            return Some(at + 1);
                         }
                     }
                     _ => {}
                 }
-            }
+                1
+            };
+            at += count;
+            self.since_quote += count;
         }
-        false
+        None
     }
 }
 

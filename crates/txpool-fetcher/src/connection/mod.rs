@@ -19,6 +19,7 @@
 //! | lock | who takes it | for how long |
 //! |---|---|---|
 //! | requests, outbox (in `client`) | `mempool-announce` and `mempool-io` to submit and send; the connection's thread to remove the request of a response or one that is late, and to send | a few fields; the outbox during one non-blocking send |
+//! | a time (in `Listings`) | a comparison when its list ends; the connection's thread when the node is silent | to copy it |
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -36,13 +37,13 @@ mod tests;
 
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 pub use self::open::NodeInfo;
 pub(crate) use self::{
     calls::{Call, Listener},
     client::{Connection, Open},
-    frame::Frames,
+    frame::{Frames, Scan},
     open::{ChainId, dial, open},
     read::{Listings, Responses},
     response::{Incoming, read_error},
@@ -57,15 +58,16 @@ pub(crate) type Calls = Open<Call>;
 #[derive(Default)]
 pub(crate) struct End {
     reason: OnceLock<LossReason>,
-    is_set: Notify,
+    /// Cancelled when the reason is set.
+    is_set: CancellationToken,
 }
 
 impl End {
     /// Sets the reason, unless there is one already.
     pub(crate) fn set(&self, reason: LossReason) {
-        if self.reason.set(reason).is_ok() {
-            self.is_set.notify_waiters();
-        }
+        // The error is the reason that stands.
+        let _ = self.reason.set(reason);
+        self.is_set.cancel();
     }
 
     pub(crate) fn reason(&self) -> Option<LossReason> {
@@ -74,14 +76,8 @@ impl End {
 
     /// Waits for the end, and returns the reason. Cancel safe.
     pub(crate) async fn wait(&self) -> LossReason {
-        loop {
-            // Before the look: it is notified of what is set after this.
-            let is_set = self.is_set.notified();
-            if let Some(reason) = self.reason() {
-                return reason;
-            }
-            is_set.await;
-        }
+        self.is_set.cancelled().await;
+        self.reason().unwrap_or(LossReason::Closed)
     }
 }
 

@@ -95,8 +95,7 @@ pub(crate) async fn dial<const N: usize>(
         let socket =
             open_socket(endpoint, limits.max_frame_bytes, limits.ping_timeout, None).await?;
         let calls = Open(Connection::new(socket));
-        let subscriptions = Subscriptions::new(&calls.ended);
-        readers.push(Reader::new(&calls.0, subscriptions, limits, listings));
+        readers.push(Reader::new(&calls.0, Subscriptions::default(), limits, listings));
         opened.push(calls);
     }
     Reader::spawn(thread, readers, tasks).map_err(|error| ConnectError::io(endpoint, error))?;

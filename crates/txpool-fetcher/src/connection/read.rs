@@ -8,7 +8,7 @@
 use std::{
     io,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -19,7 +19,7 @@ use super::{
     client::PING_ID,
     response::{Incoming, Notification},
 };
-use crate::{error::LossReason, limits::Limits, tasks::Tasks};
+use crate::{error::LossReason, limits::Limits, sync::lock, tasks::Tasks};
 
 /// Processes what comes over one connection, on the thread of that connection.
 pub(crate) trait Responses<R>: Send + 'static {
@@ -107,9 +107,9 @@ impl<R: Send + 'static, P: Responses<R>> Reader<R, P> {
                 let mut is_ready = is_ready.into_iter();
                 readers.retain_mut(|(frames, reader)| {
                     let read = reader.read_once(frames, is_ready.next().unwrap_or(true));
+                    reader.responses.on_idle();
                     read.inspect_err(|reason| reader.connection.end(reason.clone())).is_ok()
                 });
-                readers.iter_mut().for_each(|(_, reader)| reader.responses.on_idle());
             }
         })
     }
@@ -210,20 +210,15 @@ pub(crate) struct Listings {
     /// In progress: for the source's own comparison, and for those that a caller of
     /// [`Fetcher::audit`](crate::Fetcher::audit) requested.
     pub(crate) running: AtomicU64,
-    /// How long the latest one took in nanoseconds, or one that failed since, if that took longer; 0 before the first.
-    took_ns: AtomicU64,
+    /// How long the latest one took, or one that failed since, if that took longer.
+    took: Mutex<Option<Duration>>,
 }
 
 impl Listings {
     /// One has ended. One that failed may have failed at once, which says nothing of the next.
     pub(crate) fn took(&self, time: Duration, is_complete: bool) {
-        let (time, known) = (time.as_nanos() as u64, self.took_ns.load(Relaxed));
-        let took = match known {
-            _ if is_complete => time,
-            0 => 0,
-            known => known.max(time),
-        };
-        self.took_ns.store(took, Relaxed);
+        let mut took = lock(&self.took);
+        *took = if is_complete { Some(time) } else { took.map(|known| known.max(time)) };
     }
 
     /// How much longer than else the node may be silent. While it lists its pool, a node may be slow with everything:
@@ -233,10 +228,8 @@ impl Listings {
         if self.running.load(Relaxed) == 0 {
             return Duration::ZERO;
         }
-        let expected = match self.took_ns.load(Relaxed) {
-            0 => limits.snapshot_timeout,
-            took => Duration::from_nanos(took).saturating_mul(GROWTH),
-        };
+        let took = *lock(&self.took);
+        let expected = took.map_or(limits.snapshot_timeout, |took| took.saturating_mul(GROWTH));
         expected.max(limits.ping_timeout).min(limits.snapshot_timeout)
     }
 }

@@ -20,7 +20,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    BlockingSocket, Call, Connection, End, Incoming, Listener, Listings, Responses,
+    BlockingSocket, Call, Connection, Incoming, Listener, Listings, Responses,
     calls::Subscriptions, client::PING_ID, read::Reader,
 };
 use crate::{
@@ -73,7 +73,7 @@ fn patient() -> Limits {
 }
 
 fn open<R: Send + 'static, P: Responses<R>>(
-    responses: impl FnOnce(&Arc<End>) -> P,
+    responses: P,
     limits: &Limits,
 ) -> (Arc<Connection<R>>, UnixStream) {
     let (ours, node) = UnixStream::pair().unwrap();
@@ -82,7 +82,6 @@ fn open<R: Send + 'static, P: Responses<R>>(
     static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| Runtime::new().unwrap());
     let tasks = Tasks::new(RUNTIME.handle().clone(), CancellationToken::new());
     let connection = Connection::new(socket);
-    let responses = responses(&connection.ended);
     let reader = Reader::new(&connection, responses, limits, &Arc::default());
     Reader::spawn("test", vec![reader], &tasks).unwrap();
     (connection, node)
@@ -90,7 +89,7 @@ fn open<R: Send + 'static, P: Responses<R>>(
 
 fn stage(block: Option<Receiver<()>>, limits: &Limits) -> Stage {
     let (seen_tx, seen) = channel();
-    let (connection, node) = open(|_| Notes { seen: seen_tx, block }, limits);
+    let (connection, node) = open(Notes { seen: seen_tx, block }, limits);
     Stage { connection, seen, node }
 }
 
@@ -226,7 +225,7 @@ fn a_node_that_fills_every_read_does_not_keep_its_requests_from_timing_out() {
     }
     let (timed_out, times_out) = channel();
     let limits = Limits { fetch_timeout: Duration::from_millis(50), ..patient() };
-    let (connection, mut node) = open(|_| Slow(timed_out), &limits);
+    let (connection, mut node) = open(Slow(timed_out), &limits);
     // As much as the system grants: Linux wakes a writer when three quarters of it are free again.
     rustix::net::sockopt::set_socket_send_buffer_size(&node, 1 << 20).unwrap();
     // Small pieces, so that the socket is full again whenever some of them were read.
@@ -261,7 +260,7 @@ async fn a_panic_while_an_answer_is_taken_ends_the_connection() {
             panic!("a test panics here");
         }
     }
-    let (connection, mut node) = open(|_| Panics, &patient());
+    let (connection, mut node) = open(Panics, &patient());
     connection.submit_fetch(&B256::ZERO, 1).unwrap();
     write!(node, r#"{{"id":1,"result":null}}"#).unwrap();
     assert_eq!(connection.ended.wait().await, LossReason::Closed);
@@ -369,7 +368,7 @@ async fn a_notification_goes_to_its_subscription_and_ends_with_the_connection() 
         note("0xa", &json!({ "three": [3] })),
         r#"{"id":"0xa","result":null} []"#.to_owned(),
     ];
-    let (connection, node) = open(Subscriptions::new, &patient());
+    let (connection, node) = open(Subscriptions::default(), &patient());
     serve(node, ["0xa", "0xb"], notes);
     let mut hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
     let mut heads = subscribe(&connection, "newHeads").await.expect("another");
@@ -382,11 +381,10 @@ async fn a_notification_goes_to_its_subscription_and_ends_with_the_connection() 
 }
 
 #[tokio::test]
-async fn a_node_that_gives_two_subscriptions_one_id_is_left() {
-    let (connection, node) = open(Subscriptions::new, &patient());
+async fn a_subscription_with_the_id_of_another_one_is_refused() {
+    let (connection, node) = open(Subscriptions::default(), &patient());
     serve(node, ["0xa", "0xa"], vec![]);
     let _hashes = subscribe(&connection, "newPendingTransactions").await.expect("one");
     let error = subscribe(&connection, "newHeads").await.unwrap_err();
-    assert_eq!(error, CallError::ConnectionLost);
-    assert!(matches!(connection.ended.wait().await, LossReason::Garbage(_)));
+    assert_eq!(error.to_string(), "error 0: one id for two subscriptions");
 }

@@ -31,14 +31,12 @@ pub struct DeferredStats {
     pub waiting: u64,
 }
 
-/// The right to run deferrable work. While the load is high, the work of a source that has reached the
-/// age cap takes turns with the one permit for such work: it always runs in the end, but the backfill of
-/// a whole pool does not run all at once when it reaches the age cap. Each source has one, because a
-/// fetch from a slow node keeps it for long.
+/// The right to run deferrable work. Under load, what has reached the age cap takes turns with the
+/// one permit of its source, which a fetch from a slow node keeps for long: it always runs in the
+/// end, but the backfill of a whole pool does not run all at once.
 pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
 
-/// Reports the fill of the fetcher's queues to the monitor, and makes work wait while it reports a
-/// high load.
+/// Reports the fill of the fetcher's queues to the monitor; work waits while the load is high.
 pub(crate) struct Deferral {
     monitor: Option<LoadMonitor>,
     /// The announcement buffer of each source, if there is a monitor.
@@ -82,9 +80,8 @@ impl Deferral {
         self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed)
     }
 
-    /// Waits while the load is high. `since` is when the work could first have run: once it has
-    /// reached the age cap, it competes for the one permit of its source.
-    /// A dropped wait loses its place in the queue and nothing else.
+    /// Waits while the load is high. `since` is when the work could have run: at the age cap it
+    /// competes for the one permit of its source. A dropped wait loses its place in the queue.
     pub(crate) async fn acquire(
         &self,
         work: DeferrableWork,

@@ -98,8 +98,7 @@ impl<S: TransactionSink> Deliverer<S> {
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
         let fetched = FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen };
-        // It has failed if the sink has panicked. A stop, which does not wait for a sink that waits
-        // (a full channel), leaves it unfinished.
+        // It has failed if the sink has panicked. A stop leaves it unfinished while the sink waits.
         let Some(delivery) = self.sink.deliver(fetched, about_to_wait) else { return };
         self.fetch.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
         if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {

@@ -1,5 +1,4 @@
-//! What is known of hashes. Each one that enters leaves with exactly one outcome, and both are
-//! counted.
+//! What is known of hashes. Each that enters leaves with exactly one outcome; both are counted.
 
 use std::{
     collections::HashMap,
@@ -80,8 +79,7 @@ impl Hashes {
         None
     }
 
-    /// Remembers the announcement of a hash that is in a block. False if a reorg has removed the
-    /// block since it was looked up.
+    /// Remembers the announcement of a mined hash. False if a reorg has undone its block meanwhile.
     fn enter_mined(&self, hash: B256, source: usize) -> bool {
         self.seen.announced_mined(hash, source);
         let is_mined = self.is_mined(&hash);
@@ -93,15 +91,12 @@ impl Hashes {
 
     /// Counts a hash that was announced while a block contained it, and is in none any more.
     pub(super) fn enter_undone(self: &Arc<Self>, arrival: Arrival) -> Option<Ticket> {
-        let entered = self.seen.insert_undone(arrival.hash)?;
-        Some(self.ticket(arrival, entered))
+        self.seen.insert_undone(arrival.hash).map(|entered| self.ticket(arrival, entered))
     }
 
-    /// Counts a hash that the comparison of this epoch found missing, as
-    /// [`SeenSet::insert_missing`].
+    /// Counts a hash that a comparison found missing, as [`SeenSet::insert_missing`].
     pub(crate) fn enter_missing(self: &Arc<Self>, arrival: Arrival, epoch: u32) -> Option<Ticket> {
-        let entered = self.seen.insert_missing(&arrival, epoch)?;
-        Some(self.ticket(arrival, entered))
+        self.seen.insert_missing(&arrival, epoch).map(|entered| self.ticket(arrival, entered))
     }
 
     fn ticket(self: &Arc<Self>, arrival: Arrival, entered: Entered) -> Ticket {
@@ -142,14 +137,12 @@ impl Hashes {
     }
 }
 
-/// With full announcements, hashes of all sources that wait for their objects: the object that
-/// comes first is delivered, whichever node announces it. Each with whether its object has come,
-/// and was not whole.
+/// With full announcements, hashes of all sources that wait for their objects: the first object is
+/// delivered, whichever node announces it. Each with whether its object has come and was not whole.
 pub(crate) type Waiting = Mutex<HashMap<B256, (Ticket, bool)>>;
 
-/// A hash that is in flight, with the right to record its outcome, once. If it is dropped without one (a
-/// panic, a source that has ended), the hash counts as failed and may be fetched again; after a stop it
-/// stays unfinished.
+/// A hash in flight, with the right to record its outcome, once. Dropped without one (a panic, the
+/// end of a source), it counts as failed and may be fetched again; after a stop it is unfinished.
 #[must_use]
 pub(crate) struct Ticket {
     pub(crate) arrival: Arrival,
@@ -159,8 +152,7 @@ pub(crate) struct Ticket {
 }
 
 impl Ticket {
-    /// True for backfill and audits; what was announced stays live, also when a block that
-    /// contained it is undone.
+    /// True for backfill and audits, not for what was announced while an undone block had it.
     pub(super) fn is_deferrable(&self) -> bool {
         self.arrival.entry != Entry::Announced && !self.entered.is_undone
     }
@@ -184,8 +176,7 @@ impl Ticket {
         }
     }
 
-    /// A pool in this process does not have it. Unlike a node, such a pool does not return mined
-    /// ones.
+    /// A pool in this process, which unlike a node returns no mined ones, does not have it.
     pub(crate) fn gone(self) {
         if self.hashes.is_mined(&self.arrival.hash) {
             self.finish(Outcome::Mined, Some(Seen::Mined));

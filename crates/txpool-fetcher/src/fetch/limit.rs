@@ -9,12 +9,10 @@ use tokio::sync::Semaphore;
 
 use crate::{error::CallError, sync::lock};
 
-/// The limit never goes below this. At a response time of 2 ms it still allows 2000 transactions/s,
-/// and enough responses per second to adapt to.
+/// The limit never goes below this: with responses in 2 ms, still 2000 transactions/s to adapt to.
 pub const ADAPTIVE_FLOOR: usize = 4;
 
-/// The limit is multiplied by this on each sign of overload. Halving goes from 64 to the floor in
-/// four steps.
+/// The limit is multiplied by this on each sign of overload: from 64 to the floor in four steps.
 const DECREASE: f64 = 0.5;
 
 /// Requests over which the share of late ones is judged, whatever the limit. With fewer, the share
@@ -44,7 +42,6 @@ enum Signal {
 #[derive(Clone, Copy, Debug)]
 struct Aimd {
     limit: f64,
-    floor: usize,
     cap: usize,
     lowered: Option<Instant>,
     /// Requests whose outcome is known since the share of late ones was last judged.
@@ -56,17 +53,14 @@ struct Aimd {
 
 impl Aimd {
     fn new(cap: usize) -> Self {
-        let floor = ADAPTIVE_FLOOR.min(cap);
-        let limit = cap as f64;
-        Self { limit, floor, cap, lowered: None, heard: 0, late: 0, late_before: None }
+        Self { limit: cap as f64, cap, lowered: None, heard: 0, late: 0, late_before: None }
     }
 
     fn limit(&self) -> usize {
-        (self.limit as usize).clamp(self.floor, self.cap)
+        self.limit as usize
     }
 
-    /// Records the outcome of a request that was sent at `requested_at`. `used`: whether the limit
-    /// was in use.
+    /// Records the outcome of a request sent at `requested_at`. `used`: the limit was in use.
     fn record(&mut self, signal: Signal, requested_at: Instant, used: bool, now: Instant) {
         // Requests that were in flight when the limit was lowered report the same overload.
         if self.lowered.is_some_and(|lowered| requested_at <= lowered) {
@@ -94,7 +88,7 @@ impl Aimd {
     }
 
     fn lower(&mut self, now: Instant) {
-        self.limit = (self.limit * DECREASE).max(self.floor as f64);
+        self.limit = (self.limit * DECREASE).max(ADAPTIVE_FLOOR.min(self.cap) as f64);
         self.lowered = Some(now);
         (self.heard, self.late) = (0, 0);
     }
@@ -136,8 +130,7 @@ impl NodeLimit {
         Some(RequestPermit { limit: Arc::clone(self), requested_at: Instant::now() })
     }
 
-    /// Waits until one more request may be sent to the node. A dropped wait loses its place in the
-    /// queue and nothing else.
+    /// Waits until one more request may be sent. A dropped wait loses its place in the queue alone.
     pub(crate) async fn acquire(self: Arc<Self>) -> RequestPermit {
         self.permits.acquire().await.expect("our semaphores are never closed").forget();
         RequestPermit { limit: self, requested_at: Instant::now() }

@@ -140,8 +140,7 @@ impl SourceSet {
 }
 
 impl Fetch {
-    /// Processes one announcement, and submits its request for the next flush. False if it has to
-    /// wait for a slot.
+    /// Processes one announcement: submits its request for the next flush. False: no slot is free.
     pub(crate) fn try_announcement(self: &Arc<Self>, arrival: Arrival) -> bool {
         let Some(slot) = self.slots.try_acquire_live(arrival.source) else { return false };
         if let Some(ticket) = self.hashes.enter(arrival) {
@@ -150,8 +149,7 @@ impl Fetch {
         true
     }
 
-    /// The same, for a caller that carries the request out itself: `Some(None)` if the hash was
-    /// known or has to wait at its source.
+    /// The same for a caller that sends it itself. `Some(None)`: known, or it waits at its source.
     pub(crate) fn try_begin(self: &Arc<Self>, arrival: Arrival) -> Option<Option<FetchRequest>> {
         let slot = self.slots.try_acquire_live(arrival.source)?;
         let Some(ticket) = self.hashes.enter(arrival) else { return Some(None) };
@@ -188,10 +186,9 @@ impl Fetch {
         Ok(())
     }
 
-    /// Requests what was announced while a block contained it: a node that has told it before the
-    /// head that removes the block does not tell it again. A leader that goes back and forth may
-    /// have more of them than there is room for: the rest is left to the comparison that a reorg
-    /// begins.
+    /// Requests what was announced while a block contained it: a node that told it before the head
+    /// that removes the block does not tell it again. A leader that goes back and forth may have
+    /// more than there is room for: the rest is left to the comparison that a reorg begins.
     pub(crate) fn undone(self: &Arc<Self>, source: usize, mut hashes: Vec<B256>) {
         let fetch = Arc::clone(self);
         hashes.truncate(self.undone.available_permits());
@@ -211,17 +208,15 @@ impl Fetch {
         });
     }
 
-    /// Fetches a transaction that a comparison found missing. Waits for a deferrable slot, and not
-    /// for the outcome.
+    /// Fetches what a comparison found missing. Waits for a deferrable slot, not for the outcome.
     pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket, permit: DeferralPermit) {
         let slot = self.slots.acquire_deferrable(ticket.arrival.source, permit).await;
         self.submit(self.task(ticket, slot));
         self.connections.flush();
     }
 
-    /// The source has responded to a request that was sent at `sent`. Returns the task, unless the
-    /// transaction `is_gone` and is requested again: from another source, one that failed before,
-    /// or one that has announced it since.
+    /// The response to a request of `sent`. Returns the task, unless the transaction `is_gone` and
+    /// another source, one that failed before, or one that announced it since is asked.
     pub(crate) fn answered(
         self: &Arc<Self>,
         request: FetchRequest,
@@ -241,8 +236,7 @@ impl Fetch {
         self.ask_other(task)
     }
 
-    /// The response of this source is of no use. Returns the task, unless another one that has
-    /// announced it is asked.
+    /// A useless response. Returns the task, unless another source that announced it is asked.
     fn ask_other(self: &Arc<Self>, mut task: FetchTask) -> Option<FetchTask> {
         task.untried.remove(task.source);
         self.ask_again(&mut task);

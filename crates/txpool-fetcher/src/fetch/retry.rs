@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use futures::{FutureExt as _, future::select_all};
+use futures::future::select_all;
 use tokio::time::{sleep, timeout};
 
 use super::{Fetch, FetchRequest, FetchTask, Seen, SourceSet, limit::RequestPermit};
@@ -88,13 +88,12 @@ impl Fetch {
         if self.is_any_up(task.untried) {
             return self.submit_when_possible(task).await;
         }
-        let unanswered = task.unanswered;
-        let may_pass =
-            error.as_ref().map_or_else(|| self.is_any_up(unanswered), CallError::is_retryable);
-        if !may_pass && error.is_none() {
+        let may_pass = match &error {
+            Some(error) => error.is_retryable(),
+            None if self.is_any_up(task.unanswered) => true,
             // Nobody has it.
-            return task.ticket.finish(Outcome::Gone, None);
-        }
+            None => return task.ticket.finish(Outcome::Gone, None),
+        };
         if !may_pass || task.retries >= FETCH_RETRIES {
             tracing::debug!(hash = %task.ticket.arrival.hash, ?error, "fetch failed");
             return task.ticket.finish(Outcome::Failed, None);
@@ -105,7 +104,7 @@ impl Fetch {
         sleep(self.settings.limits.retry_backoff.random_delay(step)).await;
         task.retries += 1;
         // The others have answered that they do not have it.
-        task.untried = unanswered;
+        task.untried = task.unanswered;
         if let Some(_parked) = self.deferral.park() {
             drop(task.slot);
             let source = task.ticket.arrival.source;
@@ -188,16 +187,14 @@ impl Fetch {
             self.ask_again(task);
             let untried: Vec<usize> = task.untried.iter_from(first).collect();
             let up = self.connections.connected(&untried, first).await;
+            let limits = up.iter().map(|source| Arc::clone(&self.limits[*source]));
             // Polled in this order.
-            let acquired = select_all(up.iter().map(|&source| {
-                let acquired = Arc::clone(&self.limits[source]).acquire();
-                acquired.map(move |permit| (source, permit)).boxed()
-            }));
+            let acquired = select_all(limits.map(|limit| Box::pin(limit.acquire())));
             // It keeps its place in the queue, unless there is one to look for again.
             let is_any_early = task.early != SourceSet::default();
             let patience = if is_any_early { LOOK_AGAIN } else { Duration::MAX };
-            if let Ok(((source, permit), ..)) = timeout(patience, acquired).await {
-                task.source = source;
+            if let Ok((permit, first_free, _)) = timeout(patience, acquired).await {
+                task.source = up[first_free];
                 return permit;
             }
         }

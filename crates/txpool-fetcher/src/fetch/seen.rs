@@ -38,8 +38,7 @@ pub(crate) enum Seen {
     MinedAnnounced,
     /// Delivered to the sink; since then it left the node's pool, and no block contains it.
     Vanished,
-    /// Delivered to the sink and mined, and the block was undone: announcements and comparisons
-    /// bring it again.
+    /// Delivered and mined, and the block was undone: announcements and comparisons bring it again.
     Undone,
     /// The responses to its requests have ended connections. After [`ANNOUNCED_AGAIN_AFTER`], and
     /// after twice as long each time up to an hour, it is requested over a connection of its own.
@@ -85,11 +84,10 @@ impl Entry {
         self.sources = self.sources.or(SourceSet::of(source));
     }
 
-    /// Whether it is to be left alone at this time.
+    /// Whether its outcome is so recent that an announcement at this time is no news.
     fn rests(&self, now_secs: u64) -> bool {
         let doublings = u32::from(self.harms).saturating_sub(1).min(MAX_DOUBLINGS);
-        let pause = ANNOUNCED_AGAIN_AFTER.as_secs() << doublings;
-        self.seen == Seen::Harmful && now_secs < u64::from(self.since_secs) + pause
+        now_secs < u64::from(self.since_secs) + (ANNOUNCED_AGAIN_AFTER.as_secs() << doublings)
     }
 }
 
@@ -104,6 +102,8 @@ const MAX_DOUBLINGS: u32 = 6;
 /// are fetched again, and the sink reports them as known: this costs work, and nothing is lost.
 pub(crate) struct SeenSet {
     shards: Box<[Mutex<Shard>; SHARDS]>,
+    /// Of each shard.
+    generation: usize,
     epoch: AtomicU32,
     made: Instant,
 }
@@ -112,9 +112,9 @@ pub(crate) const SHARDS: usize = 64;
 
 impl SeenSet {
     pub(crate) fn new(capacity: usize) -> Self {
-        let generation = capacity.div_ceil(2 * SHARDS);
         Self {
-            shards: Box::new(std::array::from_fn(|_| Mutex::new(Shard::new(generation)))),
+            shards: Box::new(std::array::from_fn(|_| Mutex::default())),
+            generation: capacity.div_ceil(2 * SHARDS),
             epoch: AtomicU32::new(0),
             made: Instant::now(),
         }
@@ -150,8 +150,7 @@ impl SeenSet {
         }
     }
 
-    /// Inserts an announced hash as in flight, if it is not known, or had its outcome long enough
-    /// ago. Otherwise only adds the source.
+    /// Inserts an announced hash as in flight, if unknown or of old outcome; else adds the source.
     pub(crate) fn insert_announced(&self, arrival: &Arrival) -> Option<Entered> {
         self.insert_if(arrival, |entry| match entry.seen {
             // One request at a time is enough.
@@ -160,16 +159,13 @@ impl SeenSet {
             Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
             // The sink was told that it has gone.
             Seen::Undone | Seen::Vanished => true,
-            Seen::Delivered | Seen::Refused | Seen::Postponed => {
-                let again_at = u64::from(entry.since_secs) + ANNOUNCED_AGAIN_AFTER.as_secs();
-                self.secs(arrival.at) >= again_at
+            Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Harmful => {
+                !entry.rests(self.secs(arrival.at))
             }
-            Seen::Harmful => !entry.rests(self.secs(arrival.at)),
         })
     }
 
-    /// Inserts what was announced while a block contained it as in flight, unless another
-    /// announcement has done so.
+    /// Inserts what was announced while it was mined as in flight, unless it was announced since.
     pub(crate) fn insert_undone(&self, hash: B256) -> Option<Entered> {
         let mut shard = self.shard(&hash);
         if shard.get(&hash).is_some_and(|entry| entry.seen != Seen::Undone) {
@@ -180,13 +176,12 @@ impl SeenSet {
         Some(Entered { is_undone: true, ..Entered::default() })
     }
 
-    /// Inserts a hash that the comparison of this epoch found missing as in flight, unless another
-    /// source or an announcement has brought it since.
+    /// Inserts what the comparison of this epoch misses as in flight, unless it has come since.
     pub(crate) fn insert_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Entered> {
         self.insert_if(arrival, |entry| {
             entry.seen != Seen::InFlight
                 && (entry.seen == Seen::Undone || entry.epoch < epoch)
-                && !entry.rests(self.secs(arrival.at))
+                && !(entry.seen == Seen::Harmful && entry.rests(self.secs(arrival.at)))
         })
     }
 
@@ -248,17 +243,12 @@ impl SeenSet {
     /// The hashes of one shard that were delivered before `epoch`.
     pub(crate) fn delivered_before(&self, shard: usize, epoch: u32) -> Vec<B256> {
         let shard = lock(&self.shards[shard]);
-        shard
-            .young
-            .iter()
-            .chain(shard.old.iter())
-            .filter(|(_, entry)| entry.seen.is_held() && entry.epoch < epoch)
-            .map(|(hash, _)| *hash)
-            .collect()
+        let known = shard.young.iter().chain(&shard.old);
+        let delivered = known.filter(|(_, entry)| entry.seen.is_held() && entry.epoch < epoch);
+        delivered.map(|(hash, _)| *hash).collect()
     }
 
-    /// Records that what was delivered before `epoch` has left the node's pool, unless something
-    /// has become of it since.
+    /// Records that what was delivered before `epoch`, and is still held, has left the node's pool.
     pub(crate) fn vanished(&self, hash: B256, epoch: u32) {
         let mut shard = self.shard(&hash);
         let known = shard.get(&hash);
@@ -295,7 +285,7 @@ impl SeenSet {
         };
         match known {
             Some(known) => *known = entry,
-            None => shard.insert_new(hash, entry),
+            None => shard.insert_new(hash, entry, self.generation),
         }
     }
 
@@ -307,17 +297,13 @@ impl SeenSet {
 
 /// With the hasher of std, like all tables of what a node tells: that of `alloy_primitives::map`
 /// has no secret in some versions, so a node could choose hashes that collide.
+#[derive(Default)]
 struct Shard {
     young: HashMap<B256, Entry>,
     old: HashMap<B256, Entry>,
-    generation: usize,
 }
 
 impl Shard {
-    fn new(generation: usize) -> Self {
-        Self { young: HashMap::default(), old: HashMap::default(), generation }
-    }
-
     fn get(&self, hash: &B256) -> Option<Entry> {
         self.young.get(hash).or_else(|| self.old.get(hash)).copied()
     }
@@ -332,12 +318,12 @@ impl Shard {
         }
     }
 
-    fn insert_new(&mut self, hash: B256, entry: Entry) {
-        if self.young.len() >= self.generation {
+    fn insert_new(&mut self, hash: B256, entry: Entry, generation: usize) {
+        if self.young.len() >= generation {
             let forgotten = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
             // Kept: what is in flight, whose number the slots bound, and what must not be fetched
             // again soon, up to half of the generation.
-            let mut harmful = self.generation / 2;
+            let mut harmful = generation / 2;
             for (hash, entry) in forgotten {
                 let is_harmful = entry.harms > 0 && harmful > 0;
                 harmful -= usize::from(is_harmful);

@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+use futures::future::OptionFuture;
 use load_control::QueueLoad;
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -24,8 +25,7 @@ const FIRST_GUESS_BYTES: usize = 1024;
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
     all: Arc<Semaphore>,
-    /// A share for what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one
-    /// source.
+    /// For what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one source.
     of_source: Box<[Arc<Semaphore>]>,
     deferrable: Arc<Semaphore>,
     /// A share of these for what each source announced or listed. Empty with one source.
@@ -38,8 +38,7 @@ pub(crate) struct Slots {
     gauge: Gauge,
 }
 
-/// The slot of one fetch. Released when dropped, in the order of the fields: deferred work that
-/// this admits finds a free slot.
+/// The slot of one fetch. Its fields are dropped in order: deferred work it admits finds it free.
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _of_source: Option<OwnedSemaphorePermit>,
@@ -76,8 +75,7 @@ impl Slots {
             |of_each: usize| (0..limited).map(|_| Semaphore::new(of_each).into()).collect();
         // (1 - 1 / 2n) / (n - 1) of them.
         let of_each = (slots * (2 * sources - 1)).div_ceil((2 * sources * (sources - 1)).max(1));
-        // Those that deferrable work can never hold. If all slots counted, a backfill would raise
-        // the load that defers it.
+        // Without those of deferrable work: else a backfill would raise the load that defers it.
         let left_to_live = (slots - deferrable).max(1);
         let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", left_to_live));
         Ok(Self {
@@ -97,7 +95,8 @@ impl Slots {
     /// wait loses its place in the queue and nothing else.
     pub(crate) async fn acquire_live(&self, source: usize) -> Slot {
         let work = self.live_work();
-        let of_source = acquire_share(&self.of_source, source).await;
+        let of_source = self.of_source.get(source).map(|share| acquire(share, 1));
+        let of_source = OptionFuture::from(of_source).await;
         self.acquire(of_source, work).await
     }
 
@@ -119,7 +118,8 @@ impl Slots {
     /// Waits for one of the slots that deferrable work of this source may hold.
     pub(crate) async fn acquire_deferrable(&self, source: usize, permit: DeferralPermit) -> Slot {
         // Its own share first: while it waits for that it holds nothing that another source needs.
-        let of_source = acquire_share(&self.deferrable_of_source, source).await;
+        let of_source = self.deferrable_of_source.get(source).map(|share| acquire(share, 1));
+        let of_source = OptionFuture::from(of_source).await;
         let one = acquire(&self.deferrable, 1).await;
         self.acquire(of_source, Work::Deferrable { _one: one, _permit: permit }).await
     }
@@ -173,13 +173,6 @@ impl Slots {
 impl Drop for Slot {
     fn drop(&mut self) {
         self.gauge.decrement((self.bytes.num_permits() * UNIT_BYTES) as f64);
-    }
-}
-
-async fn acquire_share(shares: &[Arc<Semaphore>], source: usize) -> Option<OwnedSemaphorePermit> {
-    match shares.get(source) {
-        Some(share) => Some(acquire(share, 1).await),
-        None => None,
     }
 }
 

@@ -1,5 +1,4 @@
-//! Where fetched transactions go. Entry: [`TransactionSink`]; `thread` calls it with everything but
-//! deliveries.
+//! Where fetched transactions go. Entry: [`TransactionSink`]; `thread` calls all but `deliver`.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -84,8 +83,7 @@ pub enum Delivery {
     Known,
     /// It is already in a block, or another transaction with its sender and nonce is.
     Mined,
-    /// The sink does not want it, now or later; the reason is a label from a closed set of the
-    /// sink's.
+    /// The sink does not want it, now or later; the reason is one of a closed set of labels.
     Refused(&'static str),
     /// The sink has no room for it now; the reason as above. Comparisons offer it again while the
     /// node has it, see [`AuditReport::offered_again`](crate::AuditReport::offered_again).
@@ -102,8 +100,7 @@ pub enum Holding {
     Unknown,
     /// The sink holds it.
     Held,
-    /// The sink has removed it and does not want it now: mined, stale, or expired a short while
-    /// ago.
+    /// The sink has removed it and does not want it now: mined, stale, or expired shortly before.
     Removed,
     /// The sink has removed it for lack of room or by age. Comparisons offer it again like
     /// [postponed](Delivery::Postponed) ones.
@@ -147,33 +144,10 @@ impl ChainEvent {
     }
 }
 
-/// Receives transactions and chain events from the fetcher. Implemented for `order_pool::OrderPool`
-/// (feature `order-pool`) and for [`tokio::sync::mpsc::Sender`], of [`FetchedTransaction`] or of
-/// [`SinkEvent`].
+/// Receives transactions and chain events. Implemented for `order_pool::OrderPool` (feature
+/// `order-pool`) and for [`tokio::sync::mpsc::Sender`] of [`FetchedTransaction`] or [`SinkEvent`].
 ///
-/// ```
-/// use std::sync::Mutex;
-///
-/// use txpool_fetcher::{ChainEvent, Delivery, FetchedTransaction, TransactionSink};
-///
-/// /// Keeps the newest 1,000, without a look at what blocks take out.
-/// struct Newest(Mutex<std::collections::VecDeque<FetchedTransaction>>);
-///
-/// impl TransactionSink for Newest {
-///     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-///         let mut newest = self.0.lock().expect("nobody panics with it");
-///         newest.truncate(999);
-///         newest.push_front(tx);
-///         Delivery::Pooled
-///     }
-///
-///     async fn chain_event(&self, event: ChainEvent) {
-///         if let ChainEvent::Head(block) = event {
-///             println!("block {} with {} transactions", block.head.number, block.mined.len());
-///         }
-///     }
-/// }
-/// ```
+/// `docs/linking.md` of the repository implements it for a pool of the host's.
 ///
 /// # Threads and order
 /// [`chain_event`](Self::chain_event) and [`holding`](Self::holding) are called on the thread
@@ -182,15 +156,13 @@ impl ChainEvent {
 /// [`deliver`](Self::deliver) is called on the threads that read transactions, concurrently with
 /// itself and with the others. So a transaction may be delivered before or after a head whose block
 /// contains it: a sink that must not hold it compares with the recent blocks, as the order pool
-/// does.
-/// [`ChainEvent::Vanished`] comes after the delivery of its transaction has returned.
+/// does. [`ChainEvent::Vanished`] comes after the delivery of its transaction has returned.
 ///
 /// # A sink that blocks or panics
 /// Sockets and heads are read on other threads, and the fetcher stops without it. But a delivery
-/// holds its fetch slot: behind a sink that is too slow requests wait, and announcements overrun the
-/// buffer (`Counts::lagged`). A panic ends the call, is logged and counted
-/// (`mempool_fetcher_sink_panics_total`): a transaction counts as failed and may be fetched again,
-/// an event is lost, a [`Holding`] is unknown.
+/// holds its fetch slot: behind a slow sink requests wait, and announcements overrun the buffer
+/// (`Counts::lagged`). A panic ends the call and is counted (`mempool_fetcher_sink_panics_total`):
+/// a transaction has failed and may be fetched again, an event is lost, a [`Holding`] is unknown.
 ///
 /// While `chain_event` does not return, 64 heads and as many nonce updates wait. Beyond that the
 /// oldest is dropped and counted (`mempool_fetcher_sink_dropped_total`), so the latest head is
@@ -237,10 +209,7 @@ pub trait TransactionSink: Send + Sync + 'static {
 /// Sends every transaction; chain events are not passed on. Waits while the channel is full.
 impl TransactionSink for mpsc::Sender<FetchedTransaction> {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        match self.send(tx).await {
-            Ok(()) => Delivery::Pooled,
-            Err(_) => Delivery::Closed,
-        }
+        self.send(tx).await.map_or(Delivery::Closed, |()| Delivery::Pooled)
     }
 
     fn wants_nonces(&self) -> bool {
@@ -265,10 +234,8 @@ pub enum SinkEvent {
 /// Sends every transaction and every chain event. Waits while the channel is full.
 impl TransactionSink for mpsc::Sender<SinkEvent> {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        match self.send(SinkEvent::Transaction(tx)).await {
-            Ok(()) => Delivery::Pooled,
-            Err(_) => Delivery::Closed,
-        }
+        let sent = self.send(SinkEvent::Transaction(tx)).await;
+        sent.map_or(Delivery::Closed, |()| Delivery::Pooled)
     }
 
     async fn chain_event(&self, event: ChainEvent) {

@@ -103,8 +103,7 @@ impl SinkQueue {
         self.push(Job::Vanished(hashes))
     }
 
-    /// Looks up the hashes at the sink, in order. Those that it does not answer in time are
-    /// unknown. A dropped look-up is not run.
+    /// Looks up hashes at the sink, in order; unknown if it is late. A dropped look-up is not run.
     pub(crate) async fn holding(&self, hashes: &[B256]) -> Vec<Holding> {
         let mut all = Vec::with_capacity(hashes.len());
         for some in hashes.chunks(ASKED_TOGETHER) {
@@ -262,8 +261,7 @@ pub(crate) struct SinkCaller<S> {
 }
 
 impl<S: TransactionSink> SinkCaller<S> {
-    /// Calls `about_to_wait` before it waits for the sink. `None` if the sink panics, or if the
-    /// fetcher stops and the sink waits.
+    /// Calls `about_to_wait` before a wait. `None` if the sink panics, or waits at a stop.
     pub(crate) fn deliver(
         &self,
         tx: FetchedTransaction,
@@ -287,9 +285,7 @@ impl<S: TransactionSink> SinkCaller<S> {
                 }
                 Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
                 Job::Vanished(hashes) => {
-                    for hash in hashes {
-                        self.tell(ChainEvent::Vanished(hash));
-                    }
+                    hashes.into_iter().map(ChainEvent::Vanished).for_each(|event| self.tell(event));
                 }
                 Job::Holding(hashes, reply) => {
                     let holdings = hashes.iter().map(|hash| {

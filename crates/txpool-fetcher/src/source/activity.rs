@@ -3,11 +3,10 @@
 //! Whether a silence is plausible is judged with the Poisson distribution: if 20 announcements are
 //! expected in it, the probability of none is e^-20. At least two heads must have come since the
 //! last hash, so that a stalled chain is no dead subscription, and 4 s must have passed, since geth
-//! can pause for 3. Hashes count from the moment they are read from the socket, so our own
-//! back-pressure is no silence. Silence alone only raises a suspicion, because the load may have
-//! ended. The comparison that follows lists the pool, waits 4 s and lists it again. Hashes that are
-//! new in the second list and were not announced meanwhile prove that the subscription is dead;
-//! those of the first may be older than it.
+//! can pause for 3. Hashes count when they are read from the socket, so our own back-pressure is no
+//! silence. Silence alone is a suspicion: the load may have ended. The comparison that follows lists
+//! the pool, waits 4 s and lists it again. Hashes that are new in the second list and were not
+//! announced meanwhile prove that the subscription is dead; those of the first may be older than it.
 
 use std::time::{Duration, Instant};
 

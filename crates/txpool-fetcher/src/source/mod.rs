@@ -60,7 +60,7 @@ pub(crate) struct AuditRequest {
 /// What became of a task of the source.
 enum Message {
     /// With what is to be read of it.
-    SubscriptionUp(Subscription, BoxFuture<'static, ()>),
+    SubscriptionUp((Subscription, BoxFuture<'static, ()>)),
     /// With what the node says of its chain.
     RequestsUp(Arc<Requests<FetchRequest>>, Sync),
     DialFailed(Role, ConnectError),
@@ -218,7 +218,7 @@ impl<S: TransactionSink> Source<S> {
     fn on_message(&mut self, message: Message) {
         let now = Instant::now();
         match message {
-            Message::SubscriptionUp(subscription, read) => {
+            Message::SubscriptionUp((subscription, read)) => {
                 self.spawn(read);
                 let ended = Arc::clone(&subscription.ended);
                 self.tasks.spawn(async move {
@@ -320,7 +320,14 @@ impl<S: TransactionSink> Source<S> {
                     up.ended.set(reason.clone());
                     up.connections.iter().for_each(|it| it.end(reason.clone()));
                 }
-                Action::Compare(reason) => self.compare(reason),
+                Action::Compare(reason) => {
+                    let comparison = self.comparison(reason, reason == GapReason::Audit);
+                    self.tasks.spawn(async move {
+                        let started = Instant::now();
+                        let result = comparison.run().await;
+                        Some(Message::Compared(result, started.elapsed()))
+                    });
+                }
             }
         }
     }
@@ -369,40 +376,31 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
-        let (parts, shared, index) =
-            (Arc::clone(&self.parts), Arc::clone(&self.shared), self.index);
+        let (deliverer, index) = (Arc::clone(&self.parts.deliverer), self.index);
+        let backlog = Arc::clone(&self.shared.backlog);
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let Parts { fetch, deliverer, .. } = &*parts;
-            let backlog = &shared.backlog;
             let dialed = async {
-                Ok(match (role, fetch.settings.in_process_pool(index)) {
-                    (Role::Subscription, pool) => {
-                        let (up, read) = match pool {
-                            Some(pool) => {
-                                in_process::subscribe(deliverer, index, pool, backlog).await?
-                            }
-                            None => announce::subscribe(deliverer, index, backlog, known).await?,
-                        };
-                        Message::SubscriptionUp(up, read)
-                    }
+                Ok(match (role, deliverer.fetch.settings.in_process_pool(index)) {
+                    (Role::Subscription, Some(pool)) => Message::SubscriptionUp(
+                        in_process::subscribe(&deliverer, index, pool, &backlog).await?,
+                    ),
+                    (Role::Subscription, None) => Message::SubscriptionUp(
+                        announce::subscribe(&deliverer, index, &backlog, known).await?,
+                    ),
                     (Role::Request, Some(pool)) => {
-                        let queues = in_process::start(deliverer, pool)?;
+                        let queues = in_process::start(&deliverer, pool)?;
                         Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default())
                     }
-                    (Role::Request, None) => {
-                        let opened = open_requests(&parts, index, known);
-                        let (set, sync) = opened.await?;
-                        Message::RequestsUp(Requests::Node(set).into(), sync)
-                    }
+                    (Role::Request, None) => open_requests(&deliverer, index, known).await?,
                 })
             };
             Some(dialed.await.unwrap_or_else(|error| Message::DialFailed(role, error)))
         });
     }
 
-    fn comparison(&self, reason: GapReason, mode: AuditMode, deferrable: bool) -> Comparison {
+    fn comparison(&self, reason: GapReason, deferrable: bool) -> Comparison {
         Comparison {
             fetch: Arc::clone(&self.parts.fetch),
             sink: Arc::clone(&self.parts.chain.sink),
@@ -411,23 +409,14 @@ impl<S: TransactionSink> Source<S> {
             unlistable: self.shared.metrics.unlistable.clone(),
             source: self.index,
             reason,
-            mode,
+            mode: AuditMode::Recover,
             deferrable,
         }
     }
 
-    fn compare(&mut self, reason: GapReason) {
-        let comparison = self.comparison(reason, AuditMode::Recover, reason == GapReason::Audit);
-        self.tasks.spawn(async move {
-            let started = Instant::now();
-            let result = comparison.run().await;
-            Some(Message::Compared(result, started.elapsed()))
-        });
-    }
-
     /// Starts the task that runs the comparisons requested by callers, one at a time.
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
-        let comparison = self.comparison(GapReason::Audit, AuditMode::Recover, false);
+        let comparison = self.comparison(GapReason::Audit, false);
         self.spawn(async move {
             let (fetch, index) = (Arc::clone(&comparison.fetch), comparison.source);
             let limits = &fetch.settings.limits;
@@ -457,11 +446,11 @@ impl<S: TransactionSink> Source<S> {
 
 /// Opens the request connections of a node, and finds out how far it is.
 async fn open_requests<S: TransactionSink>(
-    parts: &Parts<S>,
+    deliverer: &Arc<Deliverer<S>>,
     index: usize,
     known: bool,
-) -> Result<(RequestSet<FetchRequest>, Sync), ConnectError> {
-    let Parts { fetch, deliverer, .. } = parts;
+) -> Result<Message, ConnectError> {
+    let fetch = &deliverer.fetch;
     let settings = &fetch.settings;
     let endpoint = &settings.config.sources[index];
     let patience = (&settings.limits, &fetch.listings[index]);
@@ -485,7 +474,7 @@ async fn open_requests<S: TransactionSink>(
         opened.boxed()
     });
     let set = RequestSet::open(calls, opener, settings).await?;
-    Ok((set, Sync { says_syncing, head }))
+    Ok(Message::RequestsUp(Requests::Node(set).into(), Sync { says_syncing, head }))
 }
 
 /// Asks a node at regular intervals how far it is, until the connection is lost.

@@ -11,7 +11,7 @@ use alloy_consensus::{
     transaction::{Recovered, SignerRecoverable, from_eip155_value},
 };
 use alloy_eips::Encodable2718;
-use alloy_primitives::{Address, B256, Bytes, Signature, U256, keccak256, normalize_v};
+use alloy_primitives::{Address, B256, Bytes, Signature, U64, U256, keccak256, normalize_v};
 use chain_view::PooledTransaction;
 use serde::Deserialize;
 
@@ -56,16 +56,11 @@ impl FullTransaction {
 /// Reads the object of one full announcement: what alloy's `Transaction` writes, in any order of fields. Never
 /// panics, whatever the text.
 pub(crate) fn read_object(json: &str) -> FullAnnouncement {
-    let fields: Option<Fields<'_>> = parse(json);
-    let hash = match &fields {
-        Some(fields) => fixed(fields.hash).map(B256::new),
-        None => announced_hash(json),
+    let Some(fields) = parse::<Fields<'_>>(json) else {
+        return announced_hash(json).map_or(FullAnnouncement::NoHash, FullAnnouncement::FetchRaw);
     };
-    let Some(hash) = hash else { return FullAnnouncement::NoHash };
-    let Some((tx, claimed_sender)) = fields.and_then(|fields| fields.transaction(json, hash))
-    else {
-        return FullAnnouncement::FetchRaw(hash);
-    };
+    let (hash, claimed_sender) = (fields.hash, fields.from);
+    let Some(tx) = fields.transaction(json) else { return FullAnnouncement::FetchRaw(hash) };
     let mut raw = Vec::with_capacity(tx.encode_2718_len());
     tx.encode_2718(&mut raw);
     let found = keccak256(&raw);
@@ -92,40 +87,39 @@ fn parse<'a, T: Deserialize<'a>>(json: &'a str) -> Option<T> {
     is_object.then(|| serde_json::from_str(json).ok()).flatten()
 }
 
-/// The fields that no type of transaction has itself, without escapes, which no node writes here. `null` is none.
+/// The fields that no type of transaction has itself; the type without escapes, which no node writes there.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Fields<'a> {
     #[serde(rename = "type")]
     tx_type: Option<&'a str>,
-    hash: Option<&'a str>,
-    from: Option<&'a str>,
-    r: Option<&'a str>,
-    s: Option<&'a str>,
-    v: Option<&'a str>,
-    y_parity: Option<&'a str>,
+    hash: B256,
+    from: Address,
+    r: U256,
+    s: U256,
+    v: Option<U64>,
+    y_parity: Option<U64>,
 }
 
 impl Fields<'_> {
-    /// The transaction and its sender. `None`: it has to be requested by its hash.
-    fn transaction(self, json: &str, hash: B256) -> Option<(PooledTransaction, Address)> {
-        let sender = fixed(self.from).map(Address::new)?;
+    /// The transaction. `None`: it has to be requested by its hash.
+    fn transaction(&self, json: &str) -> Option<PooledTransaction> {
         // Only legacy transactions come without a type.
         let tx = match self.tx_type.unwrap_or("0x0") {
-            "0x0" | "0x00" => self.legacy(json, hash)?.into(),
-            "0x1" | "0x01" => self.sign::<TxEip2930>(json, hash)?.into(),
-            "0x2" | "0x02" => self.sign::<TxEip1559>(json, hash)?.into(),
-            "0x4" | "0x04" => self.sign::<TxEip7702>(json, hash)?.into(),
+            "0x0" | "0x00" => self.legacy(json)?.into(),
+            "0x1" | "0x01" => self.sign::<TxEip2930>(json)?.into(),
+            "0x2" | "0x02" => self.sign::<TxEip1559>(json)?.into(),
+            "0x4" | "0x04" => self.sign::<TxEip7702>(json)?.into(),
             _ => return None,
         };
-        Some((tx, sender))
+        Some(tx)
     }
 
-    fn legacy(&self, json: &str, hash: B256) -> Option<Signed<TxLegacy>> {
+    fn legacy(&self, json: &str) -> Option<Signed<TxLegacy>> {
         let mut tx: TxLegacy = parse(json)?;
-        let (r, s, v) = (word(self.r)?, word(self.s)?, number(self.v)?);
+        let v: u64 = self.v?.to();
         // All zero: a system transaction, which the chain itself made.
-        let (parity, in_v) = if v == 0 && r.is_zero() && s.is_zero() {
+        let (parity, in_v) = if v == 0 && self.r.is_zero() && self.s.is_zero() {
             (false, tx.chain_id)
         } else {
             from_eip155_value(v.into())?
@@ -135,33 +129,19 @@ impl Fields<'_> {
             return None;
         }
         tx.chain_id = in_v;
-        Some(Signed::new_unchecked(tx, Signature::new(r, s, parity), hash))
+        let signature = Signature::new(self.r, self.s, parity);
+        Some(Signed::new_unchecked(tx, signature, self.hash))
     }
 
     /// Signs a typed transaction with `r`, `s` and `yParity`, or `v` where that is missing.
-    fn sign<'a, T: Deserialize<'a>>(&self, json: &'a str, hash: B256) -> Option<Signed<T>> {
+    fn sign<'a, T: Deserialize<'a>>(&self, json: &'a str) -> Option<Signed<T>> {
         let parity = match self.y_parity {
-            None => normalize_v(number(self.v)?)?,
-            parity => [false, true].get(usize::try_from(number(parity)?).ok()?).copied()?,
+            None => normalize_v(self.v?.to())?,
+            Some(parity) => [false, true].get(usize::try_from(parity).ok()?).copied()?,
         };
-        let signature = Signature::new(word(self.r)?, word(self.s)?, parity);
-        Some(Signed::new_unchecked(parse(json)?, signature, hash))
+        let signature = Signature::new(self.r, self.s, parity);
+        Some(Signed::new_unchecked(parse(json)?, signature, self.hash))
     }
-}
-
-fn number(text: Option<&str>) -> Option<u64> {
-    u64::from_str_radix(text?.strip_prefix("0x")?, 16).ok()
-}
-
-fn word(text: Option<&str>) -> Option<U256> {
-    let digits = text?.strip_prefix("0x")?.as_bytes();
-    let mut padded = [b'0'; 64];
-    padded.get_mut(64_usize.checked_sub(digits.len())?..)?.copy_from_slice(digits);
-    const_hex::decode_to_array(padded).ok().map(U256::from_be_bytes::<32>)
-}
-
-fn fixed<const N: usize>(text: Option<&str>) -> Option<[u8; N]> {
-    const_hex::decode_to_array(text?).ok()
 }
 
 #[cfg(test)]
