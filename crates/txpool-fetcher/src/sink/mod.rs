@@ -147,7 +147,29 @@ impl ChainEvent {
 /// Receives transactions and chain events. Implemented for `order_pool::OrderPool` (feature
 /// `order-pool`) and for [`tokio::sync::mpsc::Sender`] of [`FetchedTransaction`] or [`SinkEvent`].
 ///
-/// `docs/linking.md` of the repository implements it for a pool of the host's.
+/// ```
+/// use std::sync::Mutex;
+///
+/// use txpool_fetcher::{ChainEvent, Delivery, FetchedTransaction, TransactionSink};
+///
+/// /// Keeps the newest 1,000, without a look at what blocks take out.
+/// struct Newest(Mutex<std::collections::VecDeque<FetchedTransaction>>);
+///
+/// impl TransactionSink for Newest {
+///     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
+///         let mut newest = self.0.lock().expect("nobody panics with it");
+///         newest.truncate(999);
+///         newest.push_front(tx);
+///         Delivery::Pooled
+///     }
+///
+///     async fn chain_event(&self, event: ChainEvent) {
+///         if let ChainEvent::Head(block) = event {
+///             println!("block {} with {} transactions", block.head.number, block.mined.len());
+///         }
+///     }
+/// }
+/// ```
 ///
 /// # Threads and order
 /// [`chain_event`](Self::chain_event) and [`holding`](Self::holding) are called on the thread
