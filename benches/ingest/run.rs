@@ -2,14 +2,16 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    io, thread,
+    io,
+    sync::{Arc, Mutex},
+    thread,
     time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
-    order_pool::{MAX_COUNT, Order},
+    order_pool::{Event, MAX_COUNT, Order},
     txpool_fetcher::{Announcements, Counts, EndReason},
 };
 use mock_node::{
@@ -20,8 +22,7 @@ use serde::{Deserialize, Serialize};
 use testkit::{
     figures::{Times, histogram},
     node::{Announced, NodeProcess},
-    seen::Seen,
-    usage::{self, ThreadUse, process_cpu, resident_bytes},
+    usage::{self, ThreadUse, now_ns, process_cpu, resident_bytes},
 };
 
 use crate::rivals;
@@ -255,7 +256,7 @@ pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
         assert!(Instant::now() < deadline, "not live: {:?}", ingest.fetcher().status());
         thread::sleep(POLL);
     }
-    let seen = Seen::follow(&pool);
+    let seen = follow(&pool);
 
     let (cpu, threads, resident) = (process_cpu(), usage::threads(), resident_bytes());
     node.announce(load.count, load.tps).expect("the node announces");
@@ -275,7 +276,7 @@ pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
     }
 
     let announced = node.stop().expect("the node stops");
-    let seen = seen.take();
+    let seen = std::mem::take(&mut *seen.lock().expect(WHOLE));
     let counts = ours.map(|ingest| {
         let end = host.block_on(ingest.shutdown(START_STOP));
         assert_eq!(end.reason, EndReason::Stopped);
@@ -326,12 +327,38 @@ fn check(
     }
 }
 
+/// Orders, and when each was in front of the subscriber, by [`now_ns`].
+type Seen = Arc<Mutex<Vec<(B256, u64)>>>;
+
+/// A lock of what was seen.
+const WHOLE: &str = "nobody panics with it";
+
+/// Reads a pool as a builder would, on a thread that ends with it.
+fn follow(pool: &OrderPool) -> Seen {
+    let (seen, mut orders) = (Seen::default(), pool.subscribe_all());
+    let noted = Arc::clone(&seen);
+    let read = move || {
+        while let Some(event) = orders.next_blocking() {
+            match event {
+                Ok(Event::Added(order)) => {
+                    let seen = (*order.id().hash(), now_ns());
+                    noted.lock().expect(WHOLE).push(seen);
+                }
+                Ok(_) => {}
+                Err(_) => orders.resync(),
+            }
+        }
+    };
+    thread::Builder::new().name("subscriber".into()).spawn(read).expect("a thread");
+    seen
+}
+
 /// Waits until everything is seen, or nothing has come for `patience`.
 fn wait(seen: &Seen, expected: usize, patience: Duration) {
     let (mut before, mut since) = (0, Instant::now());
     while before < expected && since.elapsed() < patience {
         thread::sleep(POLL);
-        let now = seen.count();
+        let now = seen.lock().expect(WHOLE).len();
         if now != before {
             (before, since) = (now, Instant::now());
         }

@@ -3,7 +3,7 @@
 //! `cargo run --release -p trial -- --seed 7 --minutes 2`
 
 mod attack;
-mod member;
+mod mirror;
 mod net;
 mod network;
 mod oracle;
@@ -23,7 +23,7 @@ use std::{
 };
 
 use clap::Parser;
-use testkit::process::run_as;
+use testkit::{member::Member, process::run_as};
 
 use crate::world::World;
 
@@ -76,8 +76,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn main() -> ExitCode {
-    let ended = run_as(member::ROLE, member::respond);
-    let ended = ended.or_else(|| run_as(attack::ROLE, attack::respond));
+    let ended = Member::run_if_child().or_else(|| run_as(attack::ROLE, attack::respond));
     ended.unwrap_or_else(|| match trial(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {

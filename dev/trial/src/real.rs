@@ -26,11 +26,14 @@ use mock_node::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use testkit::usage::now_ns;
+use testkit::{
+    member::{Config, Member, Seen},
+    usage::now_ns,
+};
 
 use crate::{
     lock,
-    member::{Config, Member, Mirror, Seen},
+    mirror::Mirror,
     oracle::{self, Findings, REMEMBERED, Trouble, Violation, Wrong, due, is_touched},
     world::{DIALLED, Part, REAL_NODES, RealFault, SLOT},
 };

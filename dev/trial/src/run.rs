@@ -21,19 +21,20 @@ use nix::sys::signal::Signal;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use testkit::{
     figures::{Times, histogram},
+    member::{Config, Member, Setup},
     process::Process,
     usage::now_ns,
 };
 
 use crate::{
     attack::{self, Attack},
-    member::{Config, Member, Mirror},
+    mirror::Mirror,
     net::Net,
     network::{Network, OLD_BLOCKS},
     oracle::{GRACE_NS, Outcome, Trouble, Violation, due},
     real::RealNodes,
     searchers::{Searchers, known_signers},
-    world::{IMPORT, Part, SLOT, Setup, What, World},
+    world::{IMPORT, Part, SLOT, What, World},
 };
 
 pub(crate) type Failure = Box<dyn Error>;
@@ -203,6 +204,7 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
             is_slow: plan.is_slow,
             has_heads: number == 0,
             setup: world.setup,
+            ..Config::default()
         };
         let net = if plan.has_rpc { Some(Net::open().await?) } else { None };
         let mut seat = Seat { config, net, ..Seat::default() };

@@ -16,12 +16,12 @@
 
 use std::time::Duration;
 
-use testkit::{bench::number, figures::Table};
+use testkit::{bench::number, figures::Table, member::Setup};
 
 use crate::{
     attack::{self, Attack},
     run::{self, Failure, Outcomes},
-    world::{MemberPlan, SLOT, Setup, What, World},
+    world::{MemberPlan, SLOT, What, World},
 };
 
 const TPS: u32 = 500;

@@ -6,15 +6,14 @@ use devnet::RealNodeKind;
 use mock_node::{BadAnswer, Fault, Target};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
-use serde::{Deserialize, Serialize};
+use testkit::member::Setup;
 
 use crate::attack::Attack;
 
 /// Between two heads. Short, so that many orders see their block.
 pub(crate) const SLOT: Duration = Duration::from_secs(3);
-/// Between two comparisons of a member with a node; the default is a minute.
-pub(crate) const AUDIT: Duration = Duration::from_secs(20);
-/// After a comparison is due: its jitter, the time in which announcements settle, and the fetches.
+/// After a comparison of a member with a node is due ([`testkit::member::AUDIT`]): its jitter, the
+/// time in which announcements settle, and the fetches.
 const AUDITED: Duration = Duration::from_secs(25);
 /// A connection that is silent is closed after ten seconds, or twenty while the node lists its pool, is dialled again within
 /// one, and a comparison follows.
@@ -47,19 +46,6 @@ pub(crate) struct MemberPlan {
     pub(crate) reads_fleet: bool,
     /// Its builder pauses again and again, behind a log that is too short for that.
     pub(crate) is_slow: bool,
-}
-
-/// How the machines are set up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Setup {
-    /// Pools so small that attackers fill them within a run.
-    #[default]
-    Small,
-    /// The defaults.
-    Default,
-    /// Their gate lets everyone in, and callers wait for permits in one queue with internal work: what an operator gets who sets
-    /// `unlimited`.
-    NoGate,
 }
 
 /// With chains of their own ([`crate::real`]).

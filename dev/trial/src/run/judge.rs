@@ -3,17 +3,20 @@
 use std::collections::HashSet;
 
 use alloy_primitives::B256;
-use testkit::{figures::Times, usage::now_ns};
+use testkit::{
+    figures::Times,
+    member::{Report, Seen, Setup},
+    usage::now_ns,
+};
 
 use super::{Failure, Head, Run, Seat};
 use crate::{
-    member::{Report, Seen},
     oracle::{
         self, ASKED_ELSEWHERE_NS, Findings, GRACE_NS, Message, Outcome, REMEMBERED, Time, Trouble,
         Violation, Wrong, due, is_touched,
     },
     searchers::{Sent, Wish, is_known},
-    world::{ANSWERED, Part, SLOT, Setup},
+    world::{ANSWERED, Part, SLOT},
 };
 
 impl Run<'_> {
