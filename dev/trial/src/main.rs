@@ -47,9 +47,6 @@ struct Args {
     /// Print what would strike when, and end.
     #[arg(long)]
     list: bool,
-    /// Leave out these entries of the list.
-    #[arg(long, value_delimiter = ',')]
-    without: Vec<usize>,
     /// Print only what is wrong and the summary.
     #[arg(long)]
     quiet: bool,
@@ -101,14 +98,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     }
     if args.list {
         println!("{world:#?}");
-        for (number, (at, what)) in world.timeline.iter().enumerate() {
-            println!("{number:3}  {:6.1} s  {what}", at.as_secs_f64());
-        }
+        world.print_timeline();
         return Ok(ExitCode::SUCCESS);
     }
-    let all = world.timeline;
-    let kept: Vec<_> = (0..all.len()).filter(|entry| !args.without.contains(entry)).collect();
-    world.timeline = kept.iter().map(|entry| all[*entry]).collect();
     let outcomes = run::run(&world, args.quiet)?;
     for violation in outcomes.violations.iter().take(5) {
         println!(
@@ -122,8 +114,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     println!("{}", outcomes.summary);
     if let (true, Some(violation)) = (args.shrink, outcomes.violations.first()) {
         // What came after it is not its cause.
-        let struck = kept.into_iter().take(outcomes.struck.len()).collect();
-        shrink::shrink(world, &all, struck, violation.wrong);
+        let found = outcomes.heads.last().map_or(world.lasts, |head| head.at);
+        world.timeline.retain(|(at, _)| *at <= found);
+        shrink::shrink(world, violation.wrong);
     }
     Ok(if outcomes.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -29,7 +29,7 @@ use testkit::{
 use crate::{
     attack::{self, Attack},
     mirror::Mirror,
-    net::Net,
+    net::{self, Net},
     network::{Network, OLD_BLOCKS},
     oracle::{GRACE_NS, Outcome, Trouble, Violation, due},
     real::RealNodes,
@@ -120,7 +120,7 @@ impl Seat {
     /// Where its searchers are led to.
     fn lead_to(&self, server: Option<SocketAddr>) {
         if let Some(net) = &self.net {
-            net.leads_to(server);
+            net.change(|state| state.server = server);
         }
     }
 }
@@ -401,9 +401,11 @@ impl Run<'_> {
                     real.strike(node, fault)?;
                 }
             }
-            What::StallNet { member, time } => self.net(member, |net| net.stall(now_at + time)),
-            What::ResetNet { member } => self.net(member, Net::reset),
-            What::HalfClose { member } => self.net(member, Net::half_close),
+            What::StallNet { member, time } => {
+                self.net(member, |net| net.stalls_until = now_at + time)
+            }
+            What::ResetNet { member } => self.net(member, |net| net.resets += 1),
+            What::HalfClose { member } => self.net(member, |net| net.half_closes += 1),
             What::Attack { attack, member, time, addresses } => {
                 let Some(server) = self.seats[member].address else { return Ok(()) };
                 let (ready, most, head) = (self.ready.take(), self.world.most_requests, self.head);
@@ -416,7 +418,7 @@ impl Run<'_> {
         if let Some((part, bound)) = what.touches(self.world.tps) {
             Trouble::new(part, now, bound).add_to(&mut self.troubles);
         }
-        self.say(&what.to_string());
+        self.say(&format!("{what:?}"));
         self.outcomes.struck.push((self.begin.elapsed(), what));
         Ok(())
     }
@@ -437,9 +439,9 @@ impl Run<'_> {
         }
     }
 
-    fn net(&self, member: usize, act: impl FnOnce(&Net)) {
+    fn net(&self, member: usize, change: impl FnOnce(&mut net::State)) {
         if let Some(net) = &self.seats[member].net {
-            act(net);
+            net.change(change);
         }
     }
 

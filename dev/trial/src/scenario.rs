@@ -151,19 +151,17 @@ impl Case {
             lasts: plan.quiet * 2 + plan.lasts,
             nodes: 1,
             members: vec![machine],
-            has_fleet: false,
-            has_real: false,
             tps: TPS,
             searchers_tps: SEARCHERS_TPS,
             setup,
             preload: plan.preload,
-            mines: false,
             promises_unknown: addresses != MANY_ADDRESSES,
             most_requests: plan.most_requests,
             timeline: vec![(
                 plan.quiet,
                 What::Attack { attack, member: 0, time: plan.lasts, addresses },
             )],
+            ..World::default()
         }
     }
 
@@ -194,11 +192,12 @@ impl Case {
 
     fn missed(&self, outcomes: &Outcomes) -> Vec<String> {
         let figures = &outcomes.figures;
-        let [unknown_refused, known_refused] = figures.refused.map(|count| count as f64);
-        let answers_ms = figures.answers.map(|times| times.p99 / 1e3);
-        let is_many = self.addresses == MANY_ADDRESSES;
-        let answer_ms = if is_many { answers_ms[1] } else { answers_ms[0].max(answers_ms[1]) };
-        let unknown_refused = if is_many { 0.0 } else { unknown_refused };
+        let [mut unknown_refused, known_refused] = figures.refused.map(|count| count as f64);
+        let [mut unknown_ms, known_ms] = figures.answers.map(|times| times.p99 / 1e3);
+        if self.addresses == MANY_ADDRESSES {
+            (unknown_refused, unknown_ms) = (0.0, 0.0);
+        }
+        let answer_ms = unknown_ms.max(known_ms);
         let attack_ms = figures.attack.p99_ms.unwrap_or_default();
         let [_, more_mb] = memory_mb(outcomes);
         let mut goals = vec![

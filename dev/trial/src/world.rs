@@ -1,6 +1,6 @@
 //! What a seed means: who takes part, and what goes wrong when. Pure.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use devnet::RealNodeKind;
 use mock_node::{BadAnswer, Fault, Target};
@@ -186,22 +186,8 @@ impl What {
     }
 }
 
-impl fmt::Display for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node(node, fault) => write!(f, "node {node}: {fault:?}"),
-            Self::Attack { attack, member, time, addresses } => {
-                let (name, s) = (attack.name(), time.as_secs_f64());
-                write!(f, "attack on member {member}: {name}, {s:.1} s from {addresses} addresses")
-            }
-            Self::Real(node, fault) => write!(f, "{}: {fault:?}", REAL_NODES[*node].0),
-            other => write!(f, "{other:?}"),
-        }
-    }
-}
-
 /// Everything that follows from a seed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     pub(crate) seed: u64,
     pub(crate) lasts: Duration,
@@ -223,7 +209,7 @@ pub(crate) struct World {
     pub(crate) promises_unknown: bool,
     /// Different requests of an attacker.
     pub(crate) most_requests: u64,
-    /// What strikes when, in order. The number by which an entry is left out is its place here.
+    /// What strikes when, in order.
     pub(crate) timeline: Vec<(Duration, What)>,
 }
 
@@ -259,16 +245,13 @@ impl World {
             nodes,
             members,
             has_fleet,
-            has_real: false,
             tps,
             searchers_tps: 30.0,
-            setup: Setup::Small,
-            preload: 0,
             mines: true,
             promises_unknown: true,
             // Signing more would take the machine's time.
             most_requests: 6_000,
-            timeline: Vec::new(),
+            ..Self::default()
         };
         world.draw_timeline(&mut rng);
         world
@@ -295,6 +278,12 @@ impl World {
         self.timeline.sort_by_key(|(at, _)| *at);
         self.has_real = true;
         self
+    }
+
+    pub(crate) fn print_timeline(&self) {
+        for (at, what) in &self.timeline {
+            println!("{:6.1} s  {what:?}", at.as_secs_f64());
+        }
     }
 
     /// As [`mock_node::FaultPlan`]: the kinds come in rounds of random order, and the end is quiet, so that what is late
