@@ -87,8 +87,8 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     // Of all processes, which inherit it: two addresses of an attacker hold as many connections as they get.
     testkit::usage::allow_open_files(8_192)?;
     if args.scenarios || !args.scenario.is_empty() {
-        scenario::run_all(&args.scenario, args.test)?;
-        return Ok(ExitCode::SUCCESS);
+        let is_right = scenario::run_all(&args.scenario, args.test)?;
+        return Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..100_000));
     let mut world =

@@ -99,8 +99,6 @@ struct Seat {
     net: Option<Net>,
     address: Option<SocketAddr>,
     mirror: Mirror,
-    /// When its builder saw the public transaction before.
-    last_public: u64,
 }
 
 impl Seat {
@@ -150,7 +148,6 @@ struct Run<'a> {
     /// From the announcement to builders that are not slow: of this slot, and of what no fault touched.
     late: [Histogram<u64>; 2],
     worst: u64,
-    silence: u64,
     outcomes: Outcomes,
     is_quiet: bool,
 }
@@ -234,7 +231,6 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         checks: 0,
         late: [histogram(), histogram()],
         worst: 0,
-        silence: 0,
         outcomes: Outcomes::default(),
         is_quiet,
     };

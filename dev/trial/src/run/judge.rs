@@ -101,11 +101,7 @@ impl Run<'_> {
             let is_measured = is_alone || due(tx.at, &way, &self.troubles) == tx.at + GRACE_NS;
             if !is_slow && is_measured {
                 self.late[1].saturating_record(late);
-                if seat.last_public > seat.started {
-                    self.silence = self.silence.max(seen_at.saturating_sub(seat.last_public));
-                }
             }
-            seat.last_public = *seen_at;
         }
         seat.mirror.take(report, |hash| ledger.by_hash.contains_key(hash) || ours.contains(hash));
     }

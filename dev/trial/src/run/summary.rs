@@ -79,12 +79,7 @@ impl Run<'_> {
         // A run in which faults touched every way measured none.
         let measured = match times.count {
             0 => String::new(),
-            _ => format!(
-                " p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s",
-                times.p50 / 1e3,
-                times.p99 / 1e3,
-                self.silence as f64 / 1e9
-            ),
+            _ => format!(" p50 {:.1} ms, p99 {:.1} ms", times.p50 / 1e3, times.p99 / 1e3),
         };
         let attack::Tally { sent, accepted: taken, .. } = self.outcomes.figures.attack;
         self.outcomes.summary = format!(
