@@ -67,12 +67,6 @@ pub(crate) struct Outcomes {
     pub(crate) heads: Vec<Head>,
     pub(crate) struck: Vec<(Duration, What)>,
     pub(crate) summary: String,
-    pub(crate) figures: Figures,
-}
-
-/// What a scenario's table tells.
-#[derive(Debug, Default)]
-pub(crate) struct Figures {
     /// Of the attackers, together.
     pub(crate) attack: attack::Tally,
     /// Messages of honest searchers that were refused or not answered: of unknown signers, and of known ones.
