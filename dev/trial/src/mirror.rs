@@ -17,6 +17,8 @@ pub(crate) struct Mirror {
     pub(crate) lives: HashMap<B256, Vec<(u64, Seen)>>,
     /// The latest heads, each with its time.
     pub(crate) heads: Vec<(u64, u64)>,
+    /// The last one, with its hash.
+    pub(crate) head: Option<(u64, B256)>,
     pub(crate) missed: u64,
     /// Transactions that came while they were there.
     pub(crate) twice: Vec<B256>,
@@ -54,6 +56,7 @@ impl Mirror {
                     }
                 }
                 Seen::Head(number) => {
+                    self.head = Some((*number, *hash));
                     if self.heads.last().is_none_or(|(head, _)| head != number) {
                         self.heads.push((*number, *at));
                     }

@@ -124,7 +124,7 @@ struct Run<'a> {
     searchers: Arc<Searchers>,
     seats: Vec<Seat>,
     cluster: Option<NatsCluster>,
-    real: Option<RealNodes>,
+    real: RealNodes,
     troubles: Vec<Trouble>,
     /// What is done later: ends of what has struck.
     later: Vec<(Instant, After)>,
@@ -173,7 +173,10 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         let stream = StreamConfig { replicas: 3, ..StreamConfig::new(flow, DEV_CHAIN_ID) };
         ensure_stream(&ServerConfig::cluster(&servers), &stream).await?;
     }
-    let real = world.has_real.then(|| RealNodes::start(dir.path(), world.seed)).transpose()?;
+    let real = match world.has_real {
+        true => RealNodes::start(dir.path(), world.seed)?,
+        false => RealNodes::default(),
+    };
     let network = Network::start(dir.path(), world)?;
     // Alone, it strikes at full strength from its first moment, and signs before anybody is measured.
     let ready = match world.timeline[..] {
@@ -255,9 +258,7 @@ impl Run<'_> {
                 for (_, after) in due {
                     self.end(after)?;
                 }
-                if let Some(real) = &mut self.real {
-                    real.end_faults()?;
-                }
+                self.real.end_faults()?;
                 self.rest();
             }
             self.look()?;
@@ -280,11 +281,12 @@ impl Run<'_> {
     }
 
     fn look_at_real(&mut self) -> Result<(), Failure> {
-        let Some(real) = &mut self.real else { return Ok(()) };
-        let (wrong, checks, text) = real.look(self.seats.len(), &mut self.troubles)?;
+        let (wrong, checks, text) = self.real.look(self.seats.len(), &mut self.troubles)?;
         self.outcomes.violations.extend(wrong);
         self.checks += checks;
-        self.say(&text);
+        if !text.is_empty() {
+            self.say(&text);
+        }
         Ok(())
     }
 
@@ -386,11 +388,7 @@ impl Run<'_> {
                 cluster.server(server).kill9()?;
                 self.later.push((now_at + down, After::StartServer(server)));
             }
-            What::Real(node, fault) => {
-                if let Some(real) = &mut self.real {
-                    real.strike(node, fault)?;
-                }
-            }
+            What::Real(node, fault) => self.real.strike(node, fault)?,
             What::StallNet { member, time } => {
                 self.net(member, |net| net.stalls_until = now_at + time)
             }

@@ -100,9 +100,7 @@ impl Run<'_> {
             answers_p99[1] / 1e3,
             self.outcomes.struck.len() - attacks,
         );
-        if let Some(real) = &self.real {
-            self.outcomes.summary += &real.summary(self.outcomes.violations.is_empty())?;
-        }
+        self.outcomes.summary += &self.real.summary(self.outcomes.violations.is_empty())?;
         Ok(())
     }
 }
