@@ -5,14 +5,15 @@ use std::{io, time::Duration};
 use mock_node::NodeConfig;
 use testkit::{
     figures::{Goal, Rounds, Spread, Table},
+    member::{Config, Member, Progress},
     node::NodeProcess,
     usage::cpu_of,
 };
 
 use crate::{
-    Size,
-    member::{Feed, Look, Member},
+    Size, builder, machine,
     servers::{reset_streams, start},
+    start_member,
 };
 
 /// CPU time for each announced transaction, in microseconds.
@@ -65,7 +66,7 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
 fn cpu(
     members: &mut [Member],
     what: &str,
-    is_done: impl Fn(&Look) -> bool,
+    is_done: impl Fn(&Progress) -> bool,
 ) -> io::Result<Duration> {
     members.iter_mut().map(|member| Ok(member.wait(what, &is_done)?.cpu)).sum()
 }
@@ -80,13 +81,13 @@ fn one(is_fleet: bool, tps: u32, builders: usize, seconds: f64) -> io::Result<Fi
         let servers = vec![server.url()];
         reset_streams(&servers)?;
         for number in 1..=builders {
-            members.push(Member::builder(&servers, number)?);
+            members.push(builder(&servers, number)?);
         }
-        ingest.push(Member::start(Feed::Node(node.path()), &servers)?);
+        ingest.push(start_member(Config { nodes: vec![node.path()], ..machine(&servers) })?);
         nats = Some((server, folder));
     } else {
         for _ in 0..builders {
-            members.push(Member::start(Feed::Node(node.path()), &[])?);
+            members.push(start_member(Config { nodes: vec![node.path()], ..machine(&[]) })?);
         }
     }
     let server_cpu = || {

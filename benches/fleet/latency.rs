@@ -2,12 +2,15 @@
 
 use std::{collections::HashMap, io, thread, time::Duration};
 
-use testkit::figures::{Goal, Rounds, Table, Times, histogram};
+use testkit::{
+    figures::{Goal, Rounds, Table, Times, histogram},
+    member::Config,
+};
 
 use crate::{
-    Size,
-    member::{Feed, Member},
+    Size, builder, machine,
     servers::{reset_streams, start},
+    start_member,
 };
 
 /// Transactions before those that are timed: connections, buffers and the consumer are warm then.
@@ -63,11 +66,11 @@ fn one(way: Way, servers: &[String], tps: u32, builders: usize, seconds: f64) ->
         Way::Bare => &[],
     };
     let member = |number| match way {
-        Way::Stream => Member::builder(servers, number),
-        Way::Bare => Member::start(Feed::Bare { servers: servers.to_vec() }, &[]),
+        Way::Stream => builder(servers, number),
+        Way::Bare => start_member(Config { bare_from: servers.to_vec(), ..Config::default() }),
     };
     let mut all = (1..=builders).map(member).collect::<io::Result<Vec<_>>>()?;
-    let mut publisher = Member::start(Feed::Own(count), publish)?;
+    let mut publisher = start_member(Config { signs: count, ..machine(publish) })?;
     for member in all.iter_mut().chain([&mut publisher]) {
         member.wait("live", |look| look.is_live)?;
     }

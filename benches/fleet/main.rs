@@ -10,7 +10,6 @@
 
 mod cost;
 mod latency;
-mod member;
 mod servers;
 mod throughput;
 
@@ -18,10 +17,9 @@ use std::{io, process::ExitCode};
 
 use testkit::{
     bench::{Args, number, numbers},
+    member::{Config, Member, Setup},
     node::NodeProcess,
 };
-
-use crate::member::Member;
 
 type Part = fn(&Size) -> io::Result<()>;
 
@@ -52,6 +50,23 @@ impl Size {
             burst: number("FLEET_BENCH_BURST", "100000", 1..=1_000_000),
         }
     }
+}
+
+/// A member of the fleet, or what stands in the place of one.
+fn start_member(config: Config) -> io::Result<Member> {
+    let config = Config { is_public: true, setup: Setup::Roomy, ..config };
+    Ok(Member::start(&config)?.0)
+}
+
+/// One that publishes to these servers.
+fn machine(publishes_to: &[String]) -> Config {
+    let (name, publishes_to) = ("ingest-1".to_owned(), publishes_to.to_vec());
+    Config { name, publishes_to, ..Config::default() }
+}
+
+fn builder(servers: &[String], number: usize) -> io::Result<Member> {
+    let (name, reads_from) = (format!("builder-{number}"), servers.to_vec());
+    start_member(Config { name, reads_from, ..Config::default() })
 }
 
 fn main() -> ExitCode {

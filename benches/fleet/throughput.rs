@@ -2,12 +2,15 @@
 
 use std::{io, time::Instant};
 
-use testkit::figures::{Goal, Spread};
+use testkit::{
+    figures::{Goal, Spread},
+    member::{Config, Progress},
+};
 
 use crate::{
-    Size,
-    member::{Feed, Look, Member},
+    Size, machine,
     servers::{reset_streams, start, stored},
+    start_member,
 };
 
 pub(crate) fn run(size: &Size) -> io::Result<()> {
@@ -19,11 +22,11 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     let mut bytes_each = 0;
     for _ in 0..size.rounds {
         reset_streams(&servers)?;
-        let mut publisher = Member::start(Feed::Own(count), &servers)?;
+        let mut publisher = start_member(Config { signs: count, ..machine(&servers) })?;
         publisher.wait("live", |look| look.is_live)?;
         let begin = Instant::now();
         publisher.insert(None)?;
-        let all = |look: &Look| look.stored >= count as u64;
+        let all = |look: &Progress| look.stored >= count as u64;
         publisher.wait("the last acknowledgement", all)?;
         rates.push(count as f64 / begin.elapsed().as_secs_f64());
         publisher.finish()?;

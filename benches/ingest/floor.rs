@@ -6,34 +6,52 @@ use alloy_primitives::hex;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use mempool_ingest::txpool_fetcher::{RawTransaction, read_response};
 use mock_node::workload::{Mix, PreparedTx, TxKind, Workload, WorkloadConfig};
-use testkit::{contest::decode, usage::thread_cpu};
+use testkit::usage::thread_cpu;
 
-use crate::BLOBS_PER_MILLE;
+use crate::{BLOBS_PER_MILLE, rivals::decode};
 
-/// Thread CPU time of one pass of decode and recover over `txs`, per transaction.
-pub(crate) fn pass(txs: &[PreparedTx]) -> Duration {
+/// The bare CPU time to decode and recover one transaction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Floor {
+    /// On one thread, the other cores idle.
+    pub(crate) alone_us: f64,
+    /// On as many threads at once as there are cores: cores that share caches, or are two threads
+    /// of one, are slower together. This is what a load that keeps every core busy can come to.
+    pub(crate) all_cores_us: f64,
+}
+
+impl Floor {
+    pub(crate) fn of(txs: &[PreparedTx]) -> Self {
+        let on = |threads: usize| {
+            let passes = thread::scope(|scope| {
+                let passes: Vec<_> = (0..threads).map(|_| scope.spawn(|| pass(txs))).collect();
+                passes.into_iter().map(|pass| pass.join().expect("signed by us")).sum::<Duration>()
+            });
+            passes.as_secs_f64() * 1e6 / (threads * txs.len()) as f64
+        };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        Self { alone_us: on(1), all_cores_us: on(cores) }
+    }
+}
+
+/// Thread CPU time of one pass of decode and recover over `txs`.
+fn pass(txs: &[PreparedTx]) -> Duration {
     let before = thread_cpu();
     for tx in txs {
         black_box(decode(&tx.raw).expect("signed by us"));
     }
-    (thread_cpu() - before) / u32::try_from(txs.len()).expect("a few thousand")
+    thread_cpu() - before
 }
 
-/// The same on as many threads at once as there are cores: cores that share caches, or are two threads
-/// of one, are slower together. This is what a load that keeps every core busy can come to.
-pub(crate) fn pass_on_all_cores(txs: &[PreparedTx]) -> Duration {
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let passes = thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(|| pass(txs))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("signed by us")).sum::<Duration>()
-    });
-    passes / u32::try_from(cores).expect("a few")
+/// Transactions of the mix that all contenders fetch.
+pub(crate) fn samples() -> Vec<PreparedTx> {
+    let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
+    Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(2_000)
 }
 
 /// The floor, and the whole of what ours does with an answer, for each size of transaction.
 pub(crate) fn bench(criterion: &mut Criterion) {
-    let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
-    let txs = Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(2_000);
+    let txs = samples();
     let mut group = criterion.benchmark_group("floor");
     // Tens of thousands of iterations each; the rest of the bench's minutes are for the runs.
     group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_millis(1500));

@@ -1,21 +1,43 @@
-//! From the node's announcement to the order in front of a builder: ours in both modes against the two
-//! ways in which builders fetch today. What is compared, how it is timed and what is asserted is said at
-//! [`testkit::contest`].
+//! From the node's announcement to the order in front of a builder: ours in both modes against the
+//! two ways in which builders fetch today.
+//!
+//! - *sequential*: one connection, one fetch at a time in the notification loop, alloy's default
+//!   buffer of 16;
+//! - *plain concurrent*: a second connection, a task for each hash, 64 permits, a buffer of 16,384;
+//! - *hashes* and *full objects*: [`mempool_ingest::Ingest`] in its two modes, else with its
+//!   defaults.
+//!
+//! The parts:
 //!
 //! - criterion's group `floor`: what nobody can save;
-//! - `paced`: the table of all contenders at paced rates and in a burst of 8,000, and where the CPU time goes;
-//! - `scale`: how far each contender goes, with its memory, see [`scale`];
+//! - `paced`: all contenders at paced rates and in a burst of 8,000, with answers at once and after
+//!   2 ms. The burst fits the buffers of ours and of the plain concurrent rival, so that it
+//!   measures speed, not overflow;
+//! - `scale`: how far each contender goes. No transaction carries blobs. A rate is *held* when
+//!   every round pooled, in the end, everything that was announced, no buffer of ours was overrun,
+//!   and the node kept the rate;
 //! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`];
-//! - `drops`: what it costs in time when the node drops full objects, see [`drops`].
+//! - `drops`: full objects at 2,000/s, of which the node drops none, a fifth at random, some runs
+//!   of 2,000, and all, as reth does; and hashes, for comparison. All must be pooled.
 //!
-//! A fifth of the 0.5 % of transactions with blobs have six. Ours must have pooled everything, or the
-//! bench fails; timings never fail it. CPU time is given as a multiple of the floor too: the CPU time to
-//! decode a raw transaction and recover its sender, measured between the rounds, on one thread and on as
-//! many at once as there are cores.
+//! **The clock.** The node runs in a process of its own (the running program again) and notes, in
+//! `CLOCK_MONOTONIC`, which all processes share, the moment before it hands each transaction to its
+//! pool. A subscriber of the order pool, the same for all, notes when it sees each order. The
+//! difference is the latency; what the contenders note themselves plays no part. So it contains the
+//! node's own work, which is the same for all. The paced announcements are due at start + n/rate;
+//! how many were late is counted, since it says how far the machine can be trusted.
 //!
-//! **The burst** is announced at once. It fits the buffers of ours and of the plain concurrent
-//! rival, so that it measures speed, not overflow. Which side was the limit is said from which
-//! side's cores were busy.
+//! **Equal work.** Every run announces the first transactions of one list. Asserted in each run:
+//! the node announced that list; what was pooled is part of it, nothing twice, each sender right
+//! and each sidecar there. What a rival did not pool is its loss. Ours must have pooled everything
+//! but for what overran its buffer and was counted, or the bench fails; timings never fail it.
+//!
+//! **The cost.** Each run has a process of its own for the contender, so that CPU time and memory
+//! are its own: CPU time from the first announcement to the last order, subscriber included, for
+//! each pooled transaction, also as a multiple of the floor, the CPU time to decode a raw
+//! transaction and recover its sender, which is taken before each round, on one thread and on as
+//! many at once as there are cores. All use libsecp256k1, and rivals have as many threads as ours.
+//! The node never mines here.
 //!
 //! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
 //! path runs once. A word is criterion's filter too. `scripts/chart.py` draws the table of `scale`. Of `paced` and of
@@ -23,26 +45,30 @@
 //! `INGEST_BENCH_RATES`.
 
 mod backfill;
-mod drops;
 mod floor;
-mod scale;
+mod rivals;
+mod run;
+#[path = "../common/start.rs"]
+mod start;
 mod table;
 
 use std::{process::ExitCode, time::Duration};
 
 use criterion::Criterion;
-use mock_node::workload::PreparedTx;
+use mock_node::FullObjects;
 use testkit::{
     bench::{Args, number, numbers},
-    contest::{Contender, Load, Stage},
-    figures::{Rounds, median},
+    figures::Rounds,
     node::NodeProcess,
-    process::run_as,
+    process::{Process, run_as, serve},
 };
 
-use crate::table::{Floor, Row};
+use crate::{
+    floor::Floor,
+    run::{Contender, Load, Run},
+    table::{Row, print, print_held},
+};
 
-const RATES: &str = "500,1000,2000,20000";
 const ANSWER_TIMES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(2)];
 
 /// Most transactions of a paced run, so that the fastest do not take minutes to sign.
@@ -51,19 +77,22 @@ const MOST: usize = 20_000;
 /// Of a thousand transactions, how many carry blobs; a fifth of those six. The example's default.
 const BLOBS_PER_MILLE: u32 = 5;
 
+/// The role of a contender's process.
+const ROLE: &str = "__contender";
+
 #[derive(Debug)]
-pub(crate) struct Plan {
-    pub(crate) rates: Vec<u32>,
-    pub(crate) rounds: usize,
+struct Plan {
+    rates: Vec<u32>,
+    rounds: usize,
     /// How long each paced run lasts.
-    pub(crate) seconds: f64,
+    seconds: f64,
     /// Announced at once; half of the larger announcement buffers.
     burst: usize,
 }
 
 impl Plan {
     /// What the environment says, or each path once, at these rates.
-    pub(crate) fn new(is_test: bool, test_rates: &[u32], rates: &str, seconds: &str) -> Self {
+    fn new(is_test: bool, test_rates: &[u32], rates: &str, seconds: &str) -> Self {
         if is_test {
             return Self { rates: test_rates.to_vec(), rounds: 1, seconds: 0.4, burst: 500 };
         }
@@ -75,34 +104,20 @@ impl Plan {
         }
     }
 
-    fn loads(&self) -> Vec<Load> {
-        let rates = self.rates.iter().copied().map(Some).chain([None]);
-        let all = ANSWER_TIMES.iter().flat_map(|&latency| {
-            rates.clone().map(move |tps| {
-                let count = match tps {
-                    Some(tps) => ((f64::from(tps) * self.seconds).round() as usize).min(MOST),
-                    None => self.burst,
-                };
-                Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE, ..Load::default() }
-            })
-        });
-        all.collect()
+    fn count(&self, tps: u32) -> usize {
+        (f64::from(tps) * self.seconds).round().max(1.0) as usize
     }
 }
 
 /// With whether it is only shown to work.
 type Part = fn(bool);
 
-const PARTS: [(&str, Part); 4] = [
-    ("paced", paced),
-    ("scale", scale::bench),
-    ("backfill", backfill::bench),
-    ("drops", drops::bench),
-];
+const PARTS: [(&str, Part); 4] =
+    [("paced", paced), ("scale", scale), ("backfill", backfill::bench), ("drops", drops)];
 
 fn main() -> ExitCode {
-    if let Some(code) = NodeProcess::run_if_child().or_else(|| run_as(scale::ROLE, scale::respond))
-    {
+    let contend = || serve(|(contender, load)| run::run(contender, load));
+    if let Some(code) = NodeProcess::run_if_child().or_else(|| run_as(ROLE, contend)) {
         return code;
     }
     let args = Args::read();
@@ -116,34 +131,73 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// The table: rounds of all loads, contenders taking turns at going first.
 fn paced(is_test: bool) {
-    let plan = Plan::new(is_test, &[500], RATES, "3.5");
-    let most = plan.loads().iter().map(|load| load.count).max().expect("there are loads");
-    let mut stage = Stage::new(most, BLOBS_PER_MILLE).expect("the node's process starts");
-    let mut rows = rows(plan.loads());
-    let mut floors = Vec::new();
-    for round in 0..plan.rounds {
-        let pass = |pass: fn(&[PreparedTx]) -> Duration| pass(stage.samples()).as_secs_f64();
-        floors.push((pass(floor::pass), pass(floor::pass_on_all_cores)));
-        for of_load in rows.chunks_mut(Contender::ALL.len()) {
-            for turn in 0..of_load.len() {
-                let row = &mut of_load[(turn + round) % Contender::ALL.len()];
-                let (contender, load) = row.contender;
-                row.runs.push(stage.run(contender, load));
-            }
-        }
-        eprintln!("round {} of {} done", round + 1, plan.rounds);
+    let plan = Plan::new(is_test, &[500], "500,1000,2000,20000", "3.5");
+    let loads = ANSWER_TIMES.iter().flat_map(|&latency| {
+        let plan = &plan;
+        let load = move |tps: Option<u32>| {
+            let count = tps.map_or(plan.burst, |tps| plan.count(tps).min(MOST));
+            Load { latency, count, tps, blobs_per_mille: BLOBS_PER_MILLE, ..Load::default() }
+        };
+        plan.rates.iter().copied().map(Some).chain([None]).map(load)
+    });
+    race(of_all(loads), plan.rounds);
+}
+
+fn scale(is_test: bool) {
+    let rates = "500,1000,2000,5000,10000,20000,40000";
+    let plan = Plan::new(is_test, &[500, 2000], rates, "3");
+    let load = |&tps| Load { count: plan.count(tps), tps: Some(tps), ..Load::default() };
+    print_held(&race(of_all(plan.rates.iter().map(load)), plan.rounds));
+}
+
+fn drops(is_test: bool) {
+    let plan = Plan::new(is_test, &[], "2000", "5");
+    let (tps, blobs_per_mille) = (2_000, BLOBS_PER_MILLE);
+    let load = Load { count: plan.count(tps), tps: Some(tps), blobs_per_mille, ..Load::default() };
+    let dropped =
+        |per_mille, run| Load { full_objects: FullObjects::Dropped { per_mille, run }, ..load };
+    let full = [load, dropped(200, 1), dropped(500, 2_000), dropped(1_000, 1)];
+    let full = full.map(|load| Rounds::new((Contender::Full, load)));
+    let rows = [Rounds::new((Contender::Hashes, load))].into_iter().chain(full).collect();
+    for row in race(rows, plan.rounds) {
+        assert_eq!(row.runs.iter().map(Run::lost).sum::<usize>(), 0, "{:?}", row.contender);
     }
-    let floor = Floor {
-        alone_us: 1e6 * median(floors.iter().map(|(alone, _)| *alone)),
-        all_cores_us: 1e6 * median(floors.iter().map(|(_, all_cores)| *all_cores)),
-    };
-    table::print(&rows, floor);
 }
 
 /// All contenders under each load, those of a load beside each other, without a run yet.
-pub(crate) fn rows(loads: Vec<Load>) -> Vec<Row> {
+fn of_all(loads: impl Iterator<Item = Load>) -> Vec<Row> {
     let of_load = |load| Contender::ALL.map(|contender| Rounds::new((contender, load)));
-    loads.into_iter().flat_map(of_load).collect()
+    loads.flat_map(of_load).collect()
+}
+
+/// Rounds of all rows, printed; the contenders of a load take turns at going first.
+fn race(mut rows: Vec<Row>, rounds: usize) -> Vec<Row> {
+    let samples = floor::samples();
+    let mut floors = Rounds::new(());
+    for round in 0..rounds {
+        floors.runs.push(Floor::of(&samples));
+        for of_load in rows.chunk_by_mut(|one, other| one.contender.1 == other.contender.1) {
+            for turn in 0..of_load.len() {
+                let at = (turn + round) % of_load.len();
+                let (contender, load) = of_load[at].contender;
+                let mut process = Process::spawn(ROLE).expect("its process starts");
+                let run: Run = process.request(&(contender, load)).expect("a run comes to its end");
+                eprintln!(
+                    "round {} of {rounds}: {} at {}: lost {} of {}, p99 {:.0} us, \
+                     {:.1} us of CPU each",
+                    round + 1,
+                    contender.name(),
+                    load.name(),
+                    run.lost(),
+                    run.announced,
+                    run.latency.p99,
+                    run.cpu_us(),
+                );
+                of_load[at].runs.push(run);
+            }
+        }
+    }
+    print(&rows, &floors);
+    rows
 }

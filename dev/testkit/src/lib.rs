@@ -6,15 +6,15 @@
 //! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
 //! - [`figures`]: medians, spreads, tables and goals of benches; [`mod@bench`], their arguments and their pace;
 //! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
-//! - with the feature `ingest`: [`node`], a mock node in a child process; [`Timed`], a stopwatch around the pool;
-//!   [`seen`], one at its subscriber; [`ingest`], a fetcher from a mock node into a pool; [`sign`], transactions of a test's own making; [`http`], a client of the
-//!   RPC server; [`contest`], ours beside the ways in which builders fetch today.
+//! - with the feature `ingest`: [`node`], a mock node in a child process; [`ingest`], a fetcher
+//!   from a mock node into a pool; [`sign`], transactions of a test's own making; [`http`], a
+//!   client of the RPC server;
+//! - with the feature `fleet`: the module `member`, a machine or a builder of a fleet in a child
+//!   process.
 #![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
 pub mod bench;
 pub mod command;
-#[cfg(feature = "ingest")]
-pub mod contest;
 #[cfg(feature = "corpus")]
 pub mod corpus;
 pub mod figures;
@@ -22,16 +22,11 @@ pub mod figures;
 pub mod http;
 #[cfg(feature = "ingest")]
 pub mod ingest;
+#[cfg(feature = "fleet")]
+pub mod member;
 #[cfg(feature = "ingest")]
 pub mod node;
 pub mod process;
 #[cfg(feature = "ingest")]
-pub mod seen;
-#[cfg(feature = "ingest")]
 pub mod sign;
-#[cfg(feature = "ingest")]
-mod timed;
 pub mod usage;
-
-#[cfg(feature = "ingest")]
-pub use timed::Timed;

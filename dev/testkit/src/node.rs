@@ -12,7 +12,7 @@ use std::{
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use alloy_primitives::B256;
@@ -55,8 +55,6 @@ pub struct Announced {
     pub late: usize,
     /// CPU time of the node's process.
     pub cpu: Duration,
-    /// How long before the stop everything had been announced; `None` if something was left.
-    pub short: Option<Duration>,
 }
 
 /// The child process, as its parent holds it. It ends when this is dropped, or when the parent dies in any way.
@@ -140,8 +138,7 @@ fn respond() -> io::Result<()> {
 
 struct Announcing {
     stop: Arc<AtomicBool>,
-    /// Returns what it announced, and when that was everything.
-    thread: JoinHandle<(Announced, Option<Instant>)>,
+    thread: JoinHandle<Announced>,
     cpu: Duration,
 }
 
@@ -156,22 +153,20 @@ impl Announcing {
             for due in pace(tps).take(steps) {
                 // Relaxed: it carries nothing but itself.
                 if stopped.load(Relaxed) {
-                    return (announced, None);
+                    break;
                 }
                 announced.late += usize::from(tps.is_some() && due.elapsed() > LATE);
                 let at = now_ns();
                 announced.txs.extend(node.burst(total / steps).into_iter().map(|hash| (hash, at)));
             }
-            (announced, Some(Instant::now()))
+            announced
         });
         Self { stop, thread, cpu }
     }
 
     fn stop(self) -> Announced {
-        let now = Instant::now();
         self.stop.store(true, Relaxed);
-        let (announced, all) = self.thread.join().expect("announcing does not panic");
-        let short = all.map(|at| now.saturating_duration_since(at));
-        Announced { cpu: process_cpu() - self.cpu, short, ..announced }
+        let announced = self.thread.join().expect("announcing does not panic");
+        Announced { cpu: process_cpu() - self.cpu, ..announced }
     }
 }

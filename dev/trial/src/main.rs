@@ -3,7 +3,7 @@
 //! `cargo run --release -p trial -- --seed 7 --minutes 2`
 
 mod attack;
-mod member;
+mod mirror;
 mod net;
 mod network;
 mod oracle;
@@ -23,7 +23,7 @@ use std::{
 };
 
 use clap::Parser;
-use testkit::process::run_as;
+use testkit::{member::Member, process::run_as};
 
 use crate::world::World;
 
@@ -47,9 +47,6 @@ struct Args {
     /// Print what would strike when, and end.
     #[arg(long)]
     list: bool,
-    /// Leave out these entries of the list.
-    #[arg(long, value_delimiter = ',')]
-    without: Vec<usize>,
     /// Print only what is wrong and the summary.
     #[arg(long)]
     quiet: bool,
@@ -76,8 +73,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn main() -> ExitCode {
-    let ended = run_as(member::ROLE, member::respond);
-    let ended = ended.or_else(|| run_as(attack::ROLE, attack::respond));
+    let ended = Member::run_if_child().or_else(|| run_as(attack::ROLE, attack::respond));
     ended.unwrap_or_else(|| match trial(&Args::parse()) {
         Ok(code) => code,
         Err(error) => {
@@ -91,8 +87,8 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     // Of all processes, which inherit it: two addresses of an attacker hold as many connections as they get.
     testkit::usage::allow_open_files(8_192)?;
     if args.scenarios || !args.scenario.is_empty() {
-        scenario::run_all(&args.scenario, args.test)?;
-        return Ok(ExitCode::SUCCESS);
+        let is_right = scenario::run_all(&args.scenario, args.test)?;
+        return Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..100_000));
     let mut world =
@@ -102,14 +98,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     }
     if args.list {
         println!("{world:#?}");
-        for (number, (at, what)) in world.timeline.iter().enumerate() {
-            println!("{number:3}  {:6.1} s  {what}", at.as_secs_f64());
-        }
+        world.print_timeline();
         return Ok(ExitCode::SUCCESS);
     }
-    let all = world.timeline;
-    let kept: Vec<_> = (0..all.len()).filter(|entry| !args.without.contains(entry)).collect();
-    world.timeline = kept.iter().map(|entry| all[*entry]).collect();
     let outcomes = run::run(&world, args.quiet)?;
     for violation in outcomes.violations.iter().take(5) {
         println!(
@@ -123,8 +114,9 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     println!("{}", outcomes.summary);
     if let (true, Some(violation)) = (args.shrink, outcomes.violations.first()) {
         // What came after it is not its cause.
-        let struck = kept.into_iter().take(outcomes.struck.len()).collect();
-        shrink::shrink(world, &all, struck, violation.wrong);
+        let found = outcomes.heads.last().map_or(world.lasts, |head| head.at);
+        world.timeline.retain(|(at, _)| *at <= found);
+        shrink::shrink(world, violation.wrong);
     }
     Ok(if outcomes.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -18,12 +18,14 @@ use tokio::{
 };
 
 #[derive(Clone, Debug)]
-struct State {
+pub(crate) struct State {
     /// `None` while the server is down.
-    server: Option<SocketAddr>,
-    stalls_until: Instant,
-    resets: u64,
-    half_closes: u64,
+    pub(crate) server: Option<SocketAddr>,
+    pub(crate) stalls_until: Instant,
+    /// Each more resets all connections.
+    pub(crate) resets: u64,
+    /// Each more closes all directions to the server.
+    pub(crate) half_closes: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -48,20 +50,8 @@ impl Net {
         Ok(net)
     }
 
-    pub(crate) fn leads_to(&self, server: Option<SocketAddr>) {
-        self.state.send_modify(|state| state.server = server);
-    }
-
-    pub(crate) fn stall(&self, until: Instant) {
-        self.state.send_modify(|state| state.stalls_until = until);
-    }
-
-    pub(crate) fn reset(&self) {
-        self.state.send_modify(|state| state.resets += 1);
-    }
-
-    pub(crate) fn half_close(&self) {
-        self.state.send_modify(|state| state.half_closes += 1);
+    pub(crate) fn change(&self, change: impl FnOnce(&mut State)) {
+        self.state.send_modify(change);
     }
 
     async fn pass(&self, client: TcpStream, from: SocketAddr) -> io::Result<()> {

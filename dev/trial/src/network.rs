@@ -72,6 +72,7 @@ pub(crate) struct Ledger {
     undone: HashMap<usize, Instant>,
 }
 
+#[derive(Default)]
 struct Slot {
     config: NodeConfig,
     /// `None` while it is down.
@@ -122,16 +123,9 @@ impl Network {
                 ..chain.clone()
             };
             let node = Some(MockNode::start_beside(config.clone(), &reference, [])?);
-            slots.push(Mutex::new(Slot {
-                config,
-                node,
-                lags_until: None,
-                follows_since: now_ns(),
-                held: HashMap::new(),
-                up_since: now_ns(),
-                bad_answers: [0; 2],
-                is_lossy: false,
-            }));
+            let (follows_since, up_since) = (now_ns(), now_ns());
+            let slot = Slot { config, node, follows_since, up_since, ..Slot::default() };
+            slots.push(Mutex::new(slot));
         }
         let shared = Arc::new(Shared {
             ledger: Mutex::default(),

@@ -26,11 +26,14 @@ use mock_node::{
 };
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
-use testkit::usage::now_ns;
+use testkit::{
+    member::{Config, Member},
+    usage::now_ns,
+};
 
 use crate::{
     lock,
-    member::{Config, Member, Mirror, Seen},
+    mirror::Mirror,
     oracle::{self, Findings, REMEMBERED, Trouble, Violation, Wrong, due, is_touched},
     world::{DIALLED, Part, REAL_NODES, RealFault, SLOT},
 };
@@ -151,8 +154,6 @@ struct Seat {
     node: RealNode,
     member: Member,
     mirror: Mirror,
-    /// The builder's, which its mirror knows by number alone.
-    head: Option<(u64, B256)>,
     started: u64,
     load: Arc<Load>,
     sender: Option<JoinHandle<()>>,
@@ -177,6 +178,7 @@ impl Drop for Seat {
     }
 }
 
+#[derive(Default)]
 pub(crate) struct RealNodes(Vec<Seat>);
 
 impl RealNodes {
@@ -286,7 +288,6 @@ impl Seat {
             node,
             member,
             mirror: Mirror::default(),
-            head: None,
             started: now_ns(),
             load,
             sender: Some(sender),
@@ -343,11 +344,6 @@ impl Seat {
         let report = self.member.report()?;
         self.mirror.take(&report, |_| true);
         self.mirror.lives.retain(|_, seen| seen.iter().any(|(at, _)| at + FORGOTTEN_NS > now));
-        for (_, seen, hash) in &report.seen {
-            if let Seen::Head(number) = seen {
-                self.head = Some((*number, *hash));
-            }
-        }
         // What is mined or replaced meanwhile is not judged.
         let still = node.pending()?;
         self.follow(&mut node)?;
@@ -371,7 +367,7 @@ impl Seat {
         }
         if let Some((number, at)) = told {
             // Itself, or one above it, of this chain.
-            let is_known = self.head.is_some_and(|(known, hash)| {
+            let is_known = self.mirror.head.is_some_and(|(known, hash)| {
                 known >= number && self.chain.get(&known).is_some_and(|block| block.hash == hash)
             });
             found.ask(due(at), is_known, Wrong::Behind, B256::ZERO);
@@ -383,8 +379,10 @@ impl Seat {
 
     /// What each part knows of a transaction, in seconds from the start.
     fn life(&self, hash: &B256, troubles: &[Trouble]) -> String {
-        let mut lines =
-            vec![(self.listed_at, format!("this look; the builder's head is {:?}", self.head))];
+        let mut lines = vec![(
+            self.listed_at,
+            format!("this look; the builder's head is {:?}", self.mirror.head),
+        )];
         let accepted = self.load.accepted().get(hash).copied();
         lines.extend(accepted.map(|at| (at, "accepted by the node".to_owned())));
         lines.extend(self.pending.get(hash).map(|at| (*at, "pending at the node".to_owned())));

@@ -21,19 +21,20 @@ use nix::sys::signal::Signal;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use testkit::{
     figures::{Times, histogram},
+    member::{Config, Member, Setup},
     process::Process,
     usage::now_ns,
 };
 
 use crate::{
     attack::{self, Attack},
-    member::{Config, Member, Mirror},
-    net::Net,
+    mirror::Mirror,
+    net::{self, Net},
     network::{Network, OLD_BLOCKS},
     oracle::{GRACE_NS, Outcome, Trouble, Violation, due},
     real::RealNodes,
     searchers::{Searchers, known_signers},
-    world::{IMPORT, Part, SLOT, Setup, What, World},
+    world::{IMPORT, Part, SLOT, What, World},
 };
 
 pub(crate) type Failure = Box<dyn Error>;
@@ -66,12 +67,6 @@ pub(crate) struct Outcomes {
     pub(crate) heads: Vec<Head>,
     pub(crate) struck: Vec<(Duration, What)>,
     pub(crate) summary: String,
-    pub(crate) figures: Figures,
-}
-
-/// What a scenario's table tells.
-#[derive(Debug, Default)]
-pub(crate) struct Figures {
     /// Of the attackers, together.
     pub(crate) attack: attack::Tally,
     /// Messages of honest searchers that were refused or not answered: of unknown signers, and of known ones.
@@ -98,8 +93,6 @@ struct Seat {
     net: Option<Net>,
     address: Option<SocketAddr>,
     mirror: Mirror,
-    /// When its builder saw the public transaction before.
-    last_public: u64,
 }
 
 impl Seat {
@@ -119,7 +112,7 @@ impl Seat {
     /// Where its searchers are led to.
     fn lead_to(&self, server: Option<SocketAddr>) {
         if let Some(net) = &self.net {
-            net.leads_to(server);
+            net.change(|state| state.server = server);
         }
     }
 }
@@ -131,7 +124,7 @@ struct Run<'a> {
     searchers: Arc<Searchers>,
     seats: Vec<Seat>,
     cluster: Option<NatsCluster>,
-    real: Option<RealNodes>,
+    real: RealNodes,
     troubles: Vec<Trouble>,
     /// What is done later: ends of what has struck.
     later: Vec<(Instant, After)>,
@@ -149,7 +142,6 @@ struct Run<'a> {
     /// From the announcement to builders that are not slow: of this slot, and of what no fault touched.
     late: [Histogram<u64>; 2],
     worst: u64,
-    silence: u64,
     outcomes: Outcomes,
     is_quiet: bool,
 }
@@ -181,7 +173,10 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         let stream = StreamConfig { replicas: 3, ..StreamConfig::new(flow, DEV_CHAIN_ID) };
         ensure_stream(&ServerConfig::cluster(&servers), &stream).await?;
     }
-    let real = world.has_real.then(|| RealNodes::start(dir.path(), world.seed)).transpose()?;
+    let real = match world.has_real {
+        true => RealNodes::start(dir.path(), world.seed)?,
+        false => RealNodes::default(),
+    };
     let network = Network::start(dir.path(), world)?;
     // Alone, it strikes at full strength from its first moment, and signs before anybody is measured.
     let ready = match world.timeline[..] {
@@ -203,6 +198,7 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
             is_slow: plan.is_slow,
             has_heads: number == 0,
             setup: world.setup,
+            ..Config::default()
         };
         let net = if plan.has_rpc { Some(Net::open().await?) } else { None };
         let mut seat = Seat { config, net, ..Seat::default() };
@@ -232,7 +228,6 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         checks: 0,
         late: [histogram(), histogram()],
         worst: 0,
-        silence: 0,
         outcomes: Outcomes::default(),
         is_quiet,
     };
@@ -263,9 +258,7 @@ impl Run<'_> {
                 for (_, after) in due {
                     self.end(after)?;
                 }
-                if let Some(real) = &mut self.real {
-                    real.end_faults()?;
-                }
+                self.real.end_faults()?;
                 self.rest();
             }
             self.look()?;
@@ -288,11 +281,12 @@ impl Run<'_> {
     }
 
     fn look_at_real(&mut self) -> Result<(), Failure> {
-        let Some(real) = &mut self.real else { return Ok(()) };
-        let (wrong, checks, text) = real.look(self.seats.len(), &mut self.troubles)?;
+        let (wrong, checks, text) = self.real.look(self.seats.len(), &mut self.troubles)?;
         self.outcomes.violations.extend(wrong);
         self.checks += checks;
-        self.say(&text);
+        if !text.is_empty() {
+            self.say(&text);
+        }
         Ok(())
     }
 
@@ -394,14 +388,12 @@ impl Run<'_> {
                 cluster.server(server).kill9()?;
                 self.later.push((now_at + down, After::StartServer(server)));
             }
-            What::Real(node, fault) => {
-                if let Some(real) = &mut self.real {
-                    real.strike(node, fault)?;
-                }
+            What::Real(node, fault) => self.real.strike(node, fault)?,
+            What::StallNet { member, time } => {
+                self.net(member, |net| net.stalls_until = now_at + time)
             }
-            What::StallNet { member, time } => self.net(member, |net| net.stall(now_at + time)),
-            What::ResetNet { member } => self.net(member, Net::reset),
-            What::HalfClose { member } => self.net(member, Net::half_close),
+            What::ResetNet { member } => self.net(member, |net| net.resets += 1),
+            What::HalfClose { member } => self.net(member, |net| net.half_closes += 1),
             What::Attack { attack, member, time, addresses } => {
                 let Some(server) = self.seats[member].address else { return Ok(()) };
                 let (ready, most, head) = (self.ready.take(), self.world.most_requests, self.head);
@@ -414,7 +406,7 @@ impl Run<'_> {
         if let Some((part, bound)) = what.touches(self.world.tps) {
             Trouble::new(part, now, bound).add_to(&mut self.troubles);
         }
-        self.say(&what.to_string());
+        self.say(&format!("{what:?}"));
         self.outcomes.struck.push((self.begin.elapsed(), what));
         Ok(())
     }
@@ -435,9 +427,9 @@ impl Run<'_> {
         }
     }
 
-    fn net(&self, member: usize, act: impl FnOnce(&Net)) {
+    fn net(&self, member: usize, change: impl FnOnce(&mut net::State)) {
         if let Some(net) = &self.seats[member].net {
-            act(net);
+            net.change(change);
         }
     }
 

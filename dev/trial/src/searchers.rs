@@ -21,16 +21,13 @@ use serde_json::{Value, json};
 use testkit::{
     figures::histogram,
     http::{self, Answer, Connection, call},
+    member::Setup,
     sign::signed,
     usage::now_ns,
 };
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::{
-    lock,
-    oracle::Outcome,
-    world::{Setup, World},
-};
+use crate::{lock, oracle::Outcome, world::World};
 
 const SEARCHERS: u64 = 24;
 /// The first of the keys that sign transactions: each has one, so that no order depends on another.

@@ -1,20 +1,19 @@
 //! What a seed means: who takes part, and what goes wrong when. Pure.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use devnet::RealNodeKind;
 use mock_node::{BadAnswer, Fault, Target};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
-use serde::{Deserialize, Serialize};
+use testkit::member::Setup;
 
 use crate::attack::Attack;
 
 /// Between two heads. Short, so that many orders see their block.
 pub(crate) const SLOT: Duration = Duration::from_secs(3);
-/// Between two comparisons of a member with a node; the default is a minute.
-pub(crate) const AUDIT: Duration = Duration::from_secs(20);
-/// After a comparison is due: its jitter, the time in which announcements settle, and the fetches.
+/// After a comparison of a member with a node is due ([`testkit::member::AUDIT`]): its jitter, the
+/// time in which announcements settle, and the fetches.
 const AUDITED: Duration = Duration::from_secs(25);
 /// A connection that is silent is closed after ten seconds, or twenty while the node lists its pool, is dialled again within
 /// one, and a comparison follows.
@@ -47,19 +46,6 @@ pub(crate) struct MemberPlan {
     pub(crate) reads_fleet: bool,
     /// Its builder pauses again and again, behind a log that is too short for that.
     pub(crate) is_slow: bool,
-}
-
-/// How the machines are set up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Setup {
-    /// Pools so small that attackers fill them within a run.
-    #[default]
-    Small,
-    /// The defaults.
-    Default,
-    /// Their gate lets everyone in, and callers wait for permits in one queue with internal work: what an operator gets who sets
-    /// `unlimited`.
-    NoGate,
 }
 
 /// With chains of their own ([`crate::real`]).
@@ -200,22 +186,8 @@ impl What {
     }
 }
 
-impl fmt::Display for What {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Node(node, fault) => write!(f, "node {node}: {fault:?}"),
-            Self::Attack { attack, member, time, addresses } => {
-                let (name, s) = (attack.name(), time.as_secs_f64());
-                write!(f, "attack on member {member}: {name}, {s:.1} s from {addresses} addresses")
-            }
-            Self::Real(node, fault) => write!(f, "{}: {fault:?}", REAL_NODES[*node].0),
-            other => write!(f, "{other:?}"),
-        }
-    }
-}
-
 /// Everything that follows from a seed.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct World {
     pub(crate) seed: u64,
     pub(crate) lasts: Duration,
@@ -237,7 +209,7 @@ pub(crate) struct World {
     pub(crate) promises_unknown: bool,
     /// Different requests of an attacker.
     pub(crate) most_requests: u64,
-    /// What strikes when, in order. The number by which an entry is left out is its place here.
+    /// What strikes when, in order.
     pub(crate) timeline: Vec<(Duration, What)>,
 }
 
@@ -273,16 +245,13 @@ impl World {
             nodes,
             members,
             has_fleet,
-            has_real: false,
             tps,
             searchers_tps: 30.0,
-            setup: Setup::Small,
-            preload: 0,
             mines: true,
             promises_unknown: true,
             // Signing more would take the machine's time.
             most_requests: 6_000,
-            timeline: Vec::new(),
+            ..Self::default()
         };
         world.draw_timeline(&mut rng);
         world
@@ -309,6 +278,12 @@ impl World {
         self.timeline.sort_by_key(|(at, _)| *at);
         self.has_real = true;
         self
+    }
+
+    pub(crate) fn print_timeline(&self) {
+        for (at, what) in &self.timeline {
+            println!("{:6.1} s  {what:?}", at.as_secs_f64());
+        }
     }
 
     /// As [`mock_node::FaultPlan`]: the kinds come in rounds of random order, and the end is quiet, so that what is late

@@ -3,17 +3,20 @@
 use std::collections::HashSet;
 
 use alloy_primitives::B256;
-use testkit::{figures::Times, usage::now_ns};
+use testkit::{
+    figures::Times,
+    member::{Report, Seen, Setup},
+    usage::now_ns,
+};
 
 use super::{Failure, Head, Run, Seat};
 use crate::{
-    member::{Report, Seen},
     oracle::{
         self, ASKED_ELSEWHERE_NS, Findings, GRACE_NS, Message, Outcome, REMEMBERED, Time, Trouble,
         Violation, Wrong, due, is_touched,
     },
     searchers::{Sent, Wish, is_known},
-    world::{ANSWERED, Part, SLOT, Setup},
+    world::{ANSWERED, Part, SLOT},
 };
 
 impl Run<'_> {
@@ -98,11 +101,7 @@ impl Run<'_> {
             let is_measured = is_alone || due(tx.at, &way, &self.troubles) == tx.at + GRACE_NS;
             if !is_slow && is_measured {
                 self.late[1].saturating_record(late);
-                if seat.last_public > seat.started {
-                    self.silence = self.silence.max(seen_at.saturating_sub(seat.last_public));
-                }
             }
-            seat.last_public = *seen_at;
         }
         seat.mirror.take(report, |hash| ledger.by_hash.contains_key(hash) || ours.contains(hash));
     }

@@ -55,21 +55,21 @@ impl Run<'_> {
     }
 
     pub(super) fn summarize(&mut self) -> Result<(), Failure> {
-        let figures = &mut self.outcomes.figures;
+        let outcomes = &mut self.outcomes;
         for attack in self.attacks.drain(..) {
             match attack.join() {
-                Ok(Ok(tally)) => figures.attack += tally,
+                Ok(Ok(tally)) => outcomes.attack += tally,
                 other => eprintln!("warning: an attacker ended early: {other:?}"),
             }
         }
         let log = self.searchers.log();
         let times = Times::from(&self.late[1]);
-        figures.refused = log.refused;
-        figures.answers = [Times::from(&log.took[0]), Times::from(&log.took[1])];
-        figures.health = Times::from(&log.health);
-        figures.live = times;
-        figures.memory = self.seats[0].mirror.memory;
-        let answers_p99 = figures.answers.map(|times| times.p99);
+        outcomes.refused = log.refused;
+        outcomes.answers = [Times::from(&log.took[0]), Times::from(&log.took[1])];
+        outcomes.health = Times::from(&log.health);
+        outcomes.live = times;
+        outcomes.memory = self.seats[0].mirror.memory;
+        let answers_p99 = outcomes.answers.map(|times| times.p99);
         let attacks = self.outcomes.struck.iter().filter(|(_, what)| what.is_attack()).count();
         let builders = self.seats.len();
         let missed: u64 = self.seats.iter().map(|seat| seat.mirror.missed).sum();
@@ -79,14 +79,9 @@ impl Run<'_> {
         // A run in which faults touched every way measured none.
         let measured = match times.count {
             0 => String::new(),
-            _ => format!(
-                " p50 {:.1} ms, p99 {:.1} ms, longest silence {:.1} s",
-                times.p50 / 1e3,
-                times.p99 / 1e3,
-                self.silence as f64 / 1e9
-            ),
+            _ => format!(" p50 {:.1} ms, p99 {:.1} ms", times.p50 / 1e3, times.p99 / 1e3),
         };
-        let attack::Tally { sent, accepted: taken, .. } = self.outcomes.figures.attack;
+        let attack::Tally { sent, accepted: taken, .. } = self.outcomes.attack;
         self.outcomes.summary = format!(
             "seed {}, {:.1} minutes: {} transactions and {} searchers' messages in, {} nodes, {builders} builders{}, {} heads; {} checks, {} violations; \
              announced to builder{measured}, worst beside a fault {:.1} s; answers p99 {:.1} ms, of known signers {:.1}; \
@@ -105,9 +100,7 @@ impl Run<'_> {
             answers_p99[1] / 1e3,
             self.outcomes.struck.len() - attacks,
         );
-        if let Some(real) = &self.real {
-            self.outcomes.summary += &real.summary(self.outcomes.violations.is_empty())?;
-        }
+        self.outcomes.summary += &self.real.summary(self.outcomes.violations.is_empty())?;
         Ok(())
     }
 }

@@ -30,7 +30,7 @@ const BUFFER: usize = 16_384;
 
 /// One connection, one fetch at a time in the loop that reads the notifications, alloy's default
 /// buffer of 16. Returns when subscribed; its runtime is the rival at work.
-pub(super) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
+pub(crate) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
     let runtime = runtime(threads)?;
     let (provider, mut hashes) = runtime.block_on(async {
         let provider = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
@@ -52,7 +52,7 @@ pub(super) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
 ///
 /// The permit is taken inside the task, so that the loop only reads and spawns: no announcement
 /// waits for a fetch, which loses the least. What bounds the number of tasks is nothing.
-pub(super) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
+pub(crate) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
     let runtime = runtime(threads)?;
     let (subscription, requests, mut hashes) = runtime.block_on(async {
         let subscription =
@@ -93,7 +93,7 @@ async fn fetch(provider: &impl Provider, hash: B256, pool: &OrderPool) -> Result
 }
 
 /// The floor: what nobody who wants the sender of a raw transaction can do without.
-pub fn decode(
+pub(crate) fn decode(
     raw: &Bytes,
 ) -> Result<alloy_consensus::transaction::Recovered<PooledTransaction>, Error> {
     Ok(PooledTransaction::decode_2718_exact(raw)?.try_into_recovered()?)

@@ -1,41 +1,58 @@
-//! A process with a pool, and a builder that reads it: an ingest with an RPC server, a builder beside a node, or a builder of
-//! a fleet. It tells what its builder has seen since the look before.
+//! A process with a pool, and a builder that reads it: an ingest with an RPC server, a builder
+//! beside a node, a builder of a fleet, a publisher of what it has signed itself, or a subscriber
+//! of bare messages. It tells what its builder has seen since the look before.
 
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    process::ExitCode,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::{Address, B256};
+use alloy_primitives::{Address, B256, hex};
+use async_nats::{Client, HeaderMap};
+use futures::StreamExt as _;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, OrderRpcConfig, PoolConfig,
     load_control::{GateConfig, Limit},
-    order_pool::{Event, Order, Upkeep, UpkeepConfig},
+    order_pool::{Event, Order, Origin, Transaction, Upkeep, UpkeepConfig},
     txpool_fetcher::{Announcements, Endpoint, StartPolicy},
 };
-use mock_node::DEV_CHAIN_ID;
+use mock_node::{
+    DEV_CHAIN_ID,
+    workload::{PreparedTx, Workload, WorkloadConfig},
+};
 use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use order_stream::{Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig};
-use serde::{Deserialize, Serialize};
-use testkit::{
-    process::{Process, reply, serve},
-    usage::{now_ns, peak_resident_bytes, resident_bytes},
+use order_stream::{
+    Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State,
+    wire::{Encoded, encode_transaction},
 };
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    lock,
-    world::{AUDIT, Setup},
+    bench::pace,
+    ingest::roomy,
+    process::{Process, reply, run_as, serve},
+    usage::{now_ns, peak_resident_bytes, process_cpu, resident_bytes},
 };
 
-pub(crate) const ROLE: &str = "__member";
+const ROLE: &str = "__member";
+
+/// Between two comparisons of a member with a node; the default is a minute.
+pub const AUDIT: Duration = Duration::from_secs(20);
+
+/// Longest wait for what a bench waits for.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// The subject of bare messages, which no stream stores.
+const BARE: &str = "bare.tx";
 
 /// For its builder to read what there is. Longer only if an attack fills its pool faster than it reads.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -58,32 +75,58 @@ const ACCEPTED_BYTES: usize = 24;
 /// For each part to stop.
 const STOPPED: Duration = Duration::from_secs(5);
 
+/// How the machines are set up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Setup {
+    /// Pools so small that attackers fill them within a run.
+    #[default]
+    Small,
+    /// The defaults.
+    Default,
+    /// Their gate lets everyone in, and callers wait for permits in one queue with internal work:
+    /// what an operator gets who sets `unlimited`.
+    NoGate,
+    /// Room for all transactions of a run.
+    Roomy,
+}
+
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Config {
-    pub(crate) nodes: Vec<PathBuf>,
+pub struct Config {
+    pub nodes: Vec<PathBuf>,
     /// The signers that it knows, if it has an RPC server.
-    pub(crate) rpc: Option<Vec<Address>>,
-    pub(crate) name: String,
+    pub rpc: Option<Vec<Address>>,
+    pub name: String,
     /// NATS servers to which it publishes, and from which it reads.
-    pub(crate) publishes_to: Vec<String>,
-    pub(crate) reads_from: Vec<String>,
+    pub publishes_to: Vec<String>,
+    pub reads_from: Vec<String>,
     /// Whether it takes whole transactions where a node has them.
-    pub(crate) takes_objects: bool,
-    pub(crate) is_slow: bool,
-    pub(crate) has_heads: bool,
-    pub(crate) setup: Setup,
+    pub takes_objects: bool,
+    pub is_slow: bool,
+    pub has_heads: bool,
+    /// Of the streams only the public one.
+    pub is_public: bool,
+    /// It signs so many transactions before it starts, for [`Member::insert`] and [`Member::send`].
+    pub signs: usize,
+    /// NATS servers whose bare messages count as orders that its builder has seen.
+    pub bare_from: Vec<String>,
+    pub setup: Setup,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     Start(Box<Config>),
     Look,
+    Progress,
+    /// Pool what was signed, so many a second or at once.
+    Insert(Option<u32>),
+    /// Publish what was signed as bare messages on these servers.
+    Send(Vec<String>, u32),
     Finish,
 }
 
 /// What a builder sees, with the hash of a transaction or the bundle hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Seen {
+pub enum Seen {
     Added,
     /// And why.
     Removed(String),
@@ -95,56 +138,109 @@ pub(crate) enum Seen {
 
 /// Of one look.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Report {
+pub struct Report {
     /// In their order, each with its time.
-    pub(crate) seen: Vec<(u64, Seen, B256)>,
+    pub seen: Vec<(u64, Seen, B256)>,
     /// Whether the builder has read all that there was.
-    pub(crate) is_current: bool,
+    pub is_current: bool,
     /// Orders that the builder has and that the pool has, if the builder was current.
-    pub(crate) sizes: Option<(usize, usize)>,
+    pub sizes: Option<(usize, usize)>,
     /// Hashes that entered the fetcher less those that left it and those under way.
-    pub(crate) balance: i64,
-    pub(crate) resident_bytes: usize,
+    pub balance: i64,
+    pub resident_bytes: usize,
     /// Of the orders that the builder has, and of the hashes that are remembered.
-    pub(crate) held_bytes: usize,
+    pub held_bytes: usize,
     /// The most since the look before.
-    pub(crate) peak_bytes: usize,
-    pub(crate) open_files: usize,
-    pub(crate) threads: usize,
+    pub peak_bytes: usize,
+    pub open_files: usize,
+    pub threads: usize,
 }
 
 impl Report {
     /// Whether the counts of hashes do not add up, or the builder's reader and its pool differ.
-    pub(crate) fn is_miscounted(&self) -> bool {
+    pub fn is_miscounted(&self) -> bool {
         self.balance != 0 || self.sizes.is_some_and(|(view, pool)| view != pool)
     }
 }
 
+/// How far it is; cheaper than a [`Report`].
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Progress {
+    /// Orders that came.
+    pub seen: usize,
+    /// Whether its sources, of whatever kind, have everything that they can have.
+    pub is_live: bool,
+    /// What its publishers have stored.
+    pub stored: u64,
+    /// CPU time since its start.
+    pub cpu: Duration,
+}
+
+/// When each order was handed over, or seen, by the clock of [`now_ns`].
+pub type Log = Vec<(B256, u64)>;
+
 #[derive(Debug)]
-pub(crate) struct Member(Process);
+pub struct Member(Process);
 
 impl Member {
-    pub(crate) fn start(config: &Config) -> io::Result<(Self, Option<SocketAddr>)> {
+    /// Runs as a member if this process was started for it.
+    #[must_use = "the member's exit code is the process's"]
+    pub fn run_if_child() -> Option<ExitCode> {
+        run_as(ROLE, respond)
+    }
+
+    pub fn start(config: &Config) -> io::Result<(Self, Option<SocketAddr>)> {
         let mut process = Process::spawn(ROLE)?;
         let address = process.request(&Request::Start(Box::new(config.clone())))?;
         Ok((Self(process), address))
     }
 
     /// Asks for a report; [`Self::report`] waits for it.
-    pub(crate) fn ask(&mut self) -> io::Result<()> {
+    pub fn ask(&mut self) -> io::Result<()> {
         self.0.send(&Request::Look)
     }
 
-    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+    pub fn signal(&self, signal: Signal) -> io::Result<()> {
         Ok(kill(Pid::from_raw(self.0.id() as i32), signal)?)
     }
 
-    /// Shuts everything down: what it has accepted is published first.
-    pub(crate) fn finish(mut self) -> io::Result<()> {
+    /// Shuts everything down: what it has accepted is published first. Returns the orders that its
+    /// builder has seen since the last look. Its process fails if its counts do not add up.
+    pub fn finish(mut self) -> io::Result<Log> {
         self.0.request(&Request::Finish)
     }
 
-    pub(crate) fn report(&mut self) -> io::Result<Report> {
+    /// Pools what was signed, and returns when each was handed to the pool.
+    pub fn insert(&mut self, tps: Option<u32>) -> io::Result<Log> {
+        self.0.request(&Request::Insert(tps))
+    }
+
+    /// Sends what was signed as bare messages, and returns when each was handed to the client.
+    pub fn send(&mut self, servers: &[String], tps: u32) -> io::Result<Log> {
+        self.0.request(&Request::Send(servers.to_vec(), tps))
+    }
+
+    /// Waits until `is_done`; fails when it is not in time.
+    pub fn wait(
+        &mut self,
+        what: &str,
+        is_done: impl Fn(&Progress) -> bool,
+    ) -> io::Result<Progress> {
+        let begin = Instant::now();
+        loop {
+            let progress: Progress = self.0.request(&Request::Progress)?;
+            if is_done(&progress) {
+                return Ok(progress);
+            }
+            if begin.elapsed() > LONGEST {
+                let late = format!("not after {LONGEST:?}: {what}: {progress:?}");
+                return Err(io::Error::other(late));
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn report(&mut self) -> io::Result<Report> {
         self.0.receive()
     }
 }
@@ -169,33 +265,105 @@ struct Parts {
     sources: Vec<Source>,
     upkeep: Option<Upkeep>,
     pool: Option<OrderPool>,
+    bare: Option<Client>,
+    /// Of this process until all of it had started.
+    cpu: Duration,
 }
 
-pub(crate) fn respond() -> io::Result<()> {
+fn lock(view: &Mutex<View>) -> MutexGuard<'_, View> {
+    view.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn respond() -> io::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let view = Arc::new(Mutex::new(View::default()));
-    let mut parts = Parts::default();
+    let (mut parts, mut signed) = (Parts::default(), Vec::new());
+    let none = || io::Error::other("not started");
     serve(|request| match request {
         Request::Start(config) => {
-            parts = runtime.block_on(start(&config)).map_err(io::Error::other)?;
-            let pool = parts.pool.clone().ok_or_else(|| io::Error::other("no pool"))?;
+            if config.signs > 0 {
+                let mut load = Workload::new(WorkloadConfig::new(7, DEV_CHAIN_ID));
+                signed.extend(load.prepare(config.signs).iter().map(pooled));
+            }
+            parts = runtime.block_on(start(&config, &view)).map_err(io::Error::other)?;
+            let pool = parts.pool.clone().ok_or_else(none)?;
             let (view, is_slow) = (Arc::clone(&view), config.is_slow);
             thread::spawn(move || follow(&pool, &view, is_slow));
             let rpc = parts.ingest.as_ref().and_then(|ingest| ingest.rpc());
             reply(rpc.map(|rpc| rpc.local_addr()))
         }
         Request::Look => reply(look(&parts, &view)),
+        Request::Progress => reply(progress(&parts, &view)),
+        Request::Insert(tps) => {
+            let pool = parts.pool.as_ref().ok_or_else(none)?;
+            reply(paced(std::mem::take(&mut signed), tps, |tx| {
+                let hash = *tx.hash();
+                pool.insert_transaction(tx);
+                hash
+            }))
+        }
+        Request::Send(servers, tps) => {
+            let client = runtime.block_on(connect(&servers)).map_err(io::Error::other)?;
+            let encoded = signed.drain(..).map(|tx| encode_transaction(&tx)).collect();
+            let sent = paced(encoded, Some(tps), |tx: Encoded| {
+                let mut headers = HeaderMap::new();
+                headers.insert("Nats-Msg-Id", hex::encode(tx.id));
+                let sent = client.publish_with_headers(BARE, headers, tx.payload);
+                runtime.block_on(sent).expect("the client runs");
+                tx.id
+            });
+            // Or its last messages would go with it.
+            runtime.block_on(client.flush()).map_err(io::Error::other)?;
+            reply(sent)
+        }
         Request::Finish => {
             runtime.block_on(finish(std::mem::take(&mut parts)));
-            reply(())
+            let seen = std::mem::take(&mut lock(&view).seen).into_iter();
+            let added = seen.filter(|(_, seen, _)| *seen == Seen::Added);
+            reply(added.map(|(at, _, hash)| (hash, at)).collect::<Log>())
         }
     })
 }
 
+fn pooled(tx: &PreparedTx) -> Transaction {
+    Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now())
+}
+
+/// Hands each over when it is due, whatever happened to those before.
+fn paced<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256) -> Log {
+    let due = items.into_iter().zip(pace(tps));
+    let handed = due.map(|(item, _)| {
+        let at = now_ns();
+        (hand_over(item), at)
+    });
+    handed.collect()
+}
+
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-async fn start(config: &Config) -> Result<Parts, Failure> {
-    let mut pool = PoolConfig::default();
+async fn connect(servers: &[String]) -> Result<Client, Failure> {
+    Ok(async_nats::connect(servers).await?)
+}
+
+async fn subscribe(servers: &[String], view: Arc<Mutex<View>>) -> Result<Client, Failure> {
+    let client = connect(servers).await?;
+    let mut messages = client.subscribe(BARE).await?;
+    client.flush().await?;
+    tokio::spawn(async move {
+        while let Some(message) = messages.next().await {
+            let at = now_ns();
+            let id = message.headers.as_ref().and_then(|headers| headers.get("Nats-Msg-Id"));
+            let id = id.and_then(|id| id.as_str().parse().ok()).expect("the publisher sets it");
+            let mut view = lock(&view);
+            view.accepted += 1;
+            view.seen.push((at, Seen::Added, id));
+        }
+    });
+    Ok(client)
+}
+
+async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failure> {
+    let mut pool = if config.setup == Setup::Roomy { roomy() } else { PoolConfig::default() };
     if config.setup == Setup::Small {
         pool.tx_retention = Duration::from_mins(5);
         (pool.max_external_txs, pool.max_bundles, pool.max_cancellations) = (CAP, CAP, CAP);
@@ -238,6 +406,9 @@ async fn start(config: &Config) -> Result<Parts, Failure> {
     }
     let pool = parts.pool.as_ref().expect("set above");
     for flow in [Flow::Public, Flow::Private] {
+        if flow == Flow::Private && config.is_public {
+            continue;
+        }
         if !config.publishes_to.is_empty() {
             let server = ServerConfig::cluster(&config.publishes_to);
             let publisher = PublisherConfig::new(server, DEV_CHAIN_ID, &config.name);
@@ -251,6 +422,10 @@ async fn start(config: &Config) -> Result<Parts, Failure> {
             parts.sources.push(Source::start(pool, source)?);
         }
     }
+    if !config.bare_from.is_empty() {
+        parts.bare = Some(subscribe(&config.bare_from, Arc::clone(view)).await?);
+    }
+    parts.cpu = process_cpu();
     Ok(parts)
 }
 
@@ -265,7 +440,9 @@ async fn finish(parts: Parts) {
         assert_eq!(stats.published, ended, "{stats:?}");
     }
     for source in parts.sources {
-        source.shutdown(STOPPED).await;
+        let stats = source.shutdown(STOPPED).await.stats;
+        let ended = stats.pooled + stats.known + stats.superseded + stats.refused + stats.malformed;
+        assert_eq!(stats.received, ended, "{stats:?}");
     }
 }
 
@@ -274,14 +451,14 @@ fn follow(pool: &OrderPool, view: &Mutex<View>, is_slow: bool) {
     let mut events = pool.subscribe_all();
     let begin = Instant::now();
     loop {
-        let next = events.next_timeout(Duration::from_millis(20));
+        let (next, at) = (events.next_timeout(Duration::from_millis(20)), now_ns());
         let mut view = lock(view);
         match next {
-            Some(Ok(event)) => view.see(event),
+            Some(Ok(event)) => view.see(event, at),
             Some(Err(lagged)) => {
                 events.resync();
                 view.live.clear();
-                view.seen.push((now_ns(), Seen::Resync(lagged.missed), B256::ZERO));
+                view.seen.push((at, Seen::Resync(lagged.missed), B256::ZERO));
             }
             None => {}
         }
@@ -295,7 +472,7 @@ fn follow(pool: &OrderPool, view: &Mutex<View>, is_slow: bool) {
 }
 
 impl View {
-    fn see(&mut self, event: Event) {
+    fn see(&mut self, event: Event, at: u64) {
         let content = |order: &Order| match order {
             Order::Tx(tx) => *tx.hash(),
             Order::Bundle(bundle) => *bundle.hash(),
@@ -314,7 +491,21 @@ impl View {
             Event::Head(head) => (Seen::Head(head.number), head.hash),
             _ => return,
         };
-        self.seen.push((now_ns(), seen, hash));
+        self.seen.push((at, seen, hash));
+    }
+}
+
+fn progress(parts: &Parts, view: &Mutex<View>) -> Progress {
+    let is_live = |state| state == State::Live;
+    // It ends its first comparison with the first event of the pool.
+    let is_ready = |state| is_live(state) || state == State::CatchingUp;
+    Progress {
+        seen: lock(view).accepted,
+        is_live: parts.ingest.as_ref().is_none_or(|ingest| ingest.fetcher().is_live())
+            && parts.sources.iter().all(|source| is_live(source.state()))
+            && parts.publishers.iter().all(|publisher| is_ready(publisher.state())),
+        stored: parts.publishers.iter().map(|publisher| publisher.stats().stored).sum(),
+        cpu: process_cpu().saturating_sub(parts.cpu),
     }
 }
 
@@ -348,88 +539,4 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     let count = |path| fs::read_dir(path).map_or(0, Iterator::count);
     (report.open_files, report.threads) = (count("/proc/self/fd"), count("/proc/self/task"));
     report
-}
-
-/// What a builder has, as its reports tell it.
-#[derive(Debug, Default)]
-pub(crate) struct Mirror {
-    /// How often each content is there: the same transactions may stand in bundles for several blocks.
-    live: HashMap<B256, u32>,
-    /// What it saw of each, of those that somebody asks for.
-    pub(crate) lives: HashMap<B256, Vec<(u64, Seen)>>,
-    /// The latest heads, each with its time.
-    pub(crate) heads: Vec<(u64, u64)>,
-    pub(crate) missed: u64,
-    /// Transactions that came while they were there.
-    pub(crate) twice: Vec<B256>,
-    /// Resident memory at the first look, and the most since, in bytes.
-    pub(crate) memory: [usize; 2],
-    /// Resident memory beside [`Report::held_bytes`], open files and threads at each look.
-    pub(crate) uses: Vec<(u64, [usize; 3])>,
-}
-
-impl Mirror {
-    pub(crate) fn has(&self, hash: &B256) -> bool {
-        self.live.get(hash).is_some_and(|count| *count > 0)
-    }
-
-    /// Since when it knows a block or a later one.
-    pub(crate) fn reached(&self, block: u64) -> Option<u64> {
-        let known = self.heads.iter().rev().take_while(|(head, _)| *head >= block);
-        known.last().map(|(_, at)| *at)
-    }
-
-    pub(crate) fn take(&mut self, report: &Report, is_ours: impl Fn(&B256) -> bool) {
-        for (at, seen, hash) in &report.seen {
-            match seen {
-                Seen::Added => {
-                    let count = self.live.entry(*hash).or_default();
-                    *count += 1;
-                    // A bundle may be there for several blocks; ours are for one each.
-                    if *count > 1 && is_ours(hash) {
-                        self.twice.push(*hash);
-                    }
-                }
-                Seen::Removed(_) => {
-                    if let Some(count) = self.live.get_mut(hash) {
-                        *count = count.saturating_sub(1);
-                    }
-                }
-                Seen::Head(number) => {
-                    if self.heads.last().is_none_or(|(head, _)| head != number) {
-                        self.heads.push((*number, *at));
-                    }
-                }
-                Seen::Resync(missed) => {
-                    self.live.clear();
-                    self.missed += missed;
-                }
-            }
-            if matches!(seen, Seen::Added | Seen::Removed(_)) && is_ours(hash) {
-                self.lives.entry(*hash).or_default().push((*at, seen.clone()));
-            }
-        }
-        self.live.retain(|_, count| *count > 0);
-        let [idle, peak] = self.memory;
-        self.memory = match self.uses.is_empty() {
-            true => [report.resident_bytes; 2],
-            false => [idle, peak.max(report.peak_bytes)],
-        };
-        let beside = report.resident_bytes.saturating_sub(report.held_bytes);
-        let uses = [beside, report.open_files, report.threads];
-        self.uses.push((now_ns(), uses));
-    }
-
-    /// What it saw of an order, and its latest heads, each with its time.
-    pub(crate) fn life(&self, who: &str, hash: &B256) -> Vec<(u64, String)> {
-        let seen = self.lives.get(hash).into_iter().flatten();
-        let seen = seen.map(|(at, seen)| (*at, format!("{who}: {seen:?}")));
-        let heads = self.heads.iter().rev().take(6);
-        seen.chain(heads.map(|(head, at)| (*at, format!("{who} has head {head}")))).collect()
-    }
-
-    /// How many orders it has.
-    pub(crate) fn len(&self) -> usize {
-        self.live.values().map(|count| *count as usize).sum()
-    }
 }
