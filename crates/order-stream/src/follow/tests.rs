@@ -4,12 +4,13 @@ use alloy_consensus::transaction::Recovered;
 use alloy_primitives::hex;
 use chain_view::{Block, PooledTransaction};
 use order_pool::{
-    Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription,
+    Bundle, BundleParts, Cancellation, Holder, OrderPool, Origin, PoolConfig, PrivateTerms,
+    Subscription,
 };
 use std::time::SystemTime;
 
 use super::*;
-use crate::tests::{SIGNER, caller, deliverer, hash, head, message, parts, pool, txs};
+use crate::tests::{KEY, SIGNER, caller, deliverer, hash, head, message, parts, pool, txs};
 
 fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
     pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
@@ -148,18 +149,6 @@ fn a_private_transaction_that_left_unseen_is_cancelled_until_that_is_published()
     assert_eq!(compare(&mut follower, &pool()).len(), 3, "builders have them from before");
 }
 
-#[test]
-fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
-    let pool = pool();
-    let tx = &txs(1)[0];
-    send(&pool, tx);
-    insert(&pool, tx, Origin::Mempool);
-    let mut follower = Follower::new(Flow::Public, true);
-    assert_eq!(compare(&mut follower, &pool).len(), 1);
-    pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*tx.hash()]));
-    assert_eq!(compare(&mut follower, &pool), ["head 1 1"]);
-}
-
 /// Only an addition was published, and it had been one of the private flow.
 #[test]
 fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_public_flow() {
@@ -178,6 +167,18 @@ fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_pu
         insert(&pool, tx, Origin::Mempool);
     }
     assert_eq!(published(), [both, vec![]]);
+    // Nor is it cancelled by that flow when it has left.
+    pool.on_head(Block::new(head(1, 0, 0), [0, 1].map(|n| *txs[n].hash())));
+    assert_eq!(compare(&mut flows[0].0, &pool), ["head 1 2"]);
+}
+
+/// A uuid that pools have forgotten may be used and cancelled again.
+#[test]
+fn each_cancellation_is_a_message_of_its_own() {
+    let (pool, mut follower) = (pool(), Follower::new(Flow::Private, true));
+    let event = Event::Cancelled(Cancellation { key: KEY, nonce: None, holder: Holder::Host });
+    let mut suffix = || follower.on(&event, &pool)[0].suffix("a");
+    assert_ne!(suffix(), suffix());
 }
 
 /// A builder knew only who had sent an order first: it left with that one's share, and at that one's last block.
