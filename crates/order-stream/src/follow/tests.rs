@@ -41,10 +41,13 @@ fn compare(follower: &mut Follower, pool: &OrderPool) -> Vec<String> {
 }
 
 /// Everything that is published for the events of now.
-fn follow(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<String> {
+fn items(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<Item> {
     let events = std::iter::from_fn(|| events.try_next());
-    let items = events.flat_map(|event| follower.on(&event.expect("no lag"), pool));
-    items.map(|item| text(&item)).collect()
+    events.flat_map(|event| follower.on(&event.expect("no lag"), pool)).collect()
+}
+
+fn follow(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<String> {
+    items(follower, pool, events).iter().map(text).collect()
 }
 
 #[test]
@@ -193,14 +196,6 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
     let (mut follower, mut events) = (Follower::new(Flow::Private, true), ingested.subscribe_all());
     let mut deliverer = deliverer(true);
     (deliverer.pool, deliverer.flow) = (built.clone(), Flow::Private);
-    let mut deliver = |follower: &mut Follower, events: &mut Subscription| {
-        let events = std::iter::from_fn(|| events.try_next());
-        let items = events.flat_map(|event| follower.on(&event.expect("no lag"), &ingested));
-        items.collect::<Vec<_>>().iter().for_each(|item| {
-            let Encoded { id, payload } = item.encode().expect("a known kind");
-            deliverer.message(&message(&hex::encode(id), payload), SystemTime::now());
-        });
-    };
     let stranger = caller(9);
     let send = |tx: &Recovered<PooledTransaction>, holder, max_block| {
         let terms = PrivateTerms { signer: None, max_block };
@@ -223,7 +218,10 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
         send(tx, stranger, 12);
         send_bundle(n, stranger, 11);
     }
-    deliver(&mut follower, &mut events);
+    for item in items(&mut follower, &ingested, &mut events) {
+        let Encoded { id, payload } = item.encode().expect("a known kind");
+        deliverer.message(&message(&hex::encode(id), payload), SystemTime::now());
+    }
     for pool in [&ingested, &built] {
         assert_eq!(pool.stats().bundles, 3, "the stranger's two, and the other one's");
         assert!(pool.contains(txs[0].hash()), "the stranger's share was full");
