@@ -12,7 +12,6 @@ mod bad_input;
 pub(crate) mod blobs;
 pub(crate) mod common;
 mod front;
-mod hostile;
 mod limits;
 mod orders;
 mod private;

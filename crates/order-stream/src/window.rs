@@ -280,33 +280,22 @@ mod tests {
         assert!(many.has_room());
     }
 
+    /// What the node announced meanwhile was not subtracted, until nothing of any stranger was published.
     #[test]
-    fn strangers_fill_a_part_of_the_window() {
-        let (mut window, now) = (Window::default(), Instant::now());
-        let mut of_stranger = item(0);
-        if let Record::CancelPrivate(cancellation) = &mut of_stranger.record {
-            cancellation.holder = caller(1);
-        }
-        let (sent, _) = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
-        assert!(window.has_room() && !window.has_room_for_strangers());
-        window.settle((sent, 0), None);
-        window.add(item(1), MAX_STRANGERS_BYTES, now);
-        assert!(window.has_room_for_strangers());
-    }
-
-    /// What was never subtracted grew, until nothing of any stranger was published.
-    #[test]
-    fn what_the_node_announces_while_it_is_published_leaves_the_strangers_part() {
+    fn strangers_fill_a_part_of_the_window_until_the_stream_has_what_they_sent() {
         let (pool, tx) = (pool(), txs(1).remove(0));
         let of = |origin| Transaction::new(tx.clone(), origin, SystemTime::UNIX_EPOCH);
         pool.insert_transaction(of(Origin::Rpc).held_by(caller(1)));
         let order = pool.get(tx.hash()).expect("it is pooled");
-        let (record, mut window) = (Record::Order(order), Window::default());
-        let sent = window.add(Item { record, number: None, hold: None }, 100, Instant::now());
-        assert_eq!(window.of_strangers, (1, 100));
+        let (mut window, now) = (Window::default(), Instant::now());
+        let of_stranger = Item { record: Record::Order(order), number: None, hold: None };
+        let sent = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
+        assert!(window.has_room() && !window.has_room_for_strangers());
         pool.insert_transaction(of(Origin::Mempool));
         assert!(window.settle(sent, None));
         assert_eq!(window.of_strangers, (0, 0));
+        window.add(item(1), MAX_STRANGERS_BYTES, now);
+        assert!(window.has_room_for_strangers());
     }
 
     #[test]

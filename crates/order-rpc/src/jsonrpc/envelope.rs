@@ -237,6 +237,17 @@ mod tests {
         assert_eq!(outcomes(&deep), [("null".to_owned(), Some(Reason::Envelope))]);
     }
 
+    /// Lists and objects of millions of values held the work permit for 50 ms each.
+    #[test]
+    fn a_body_with_more_values_than_any_request_has_is_not_parsed() {
+        for value in ["\"\"", "\"f\":1"] {
+            // Read to its end it would be no JSON.
+            let body = Bytes::from(vec![value; MAX_COMMAS + 2].join(","));
+            let error = Calls::parse(&body).unwrap_err().json("1");
+            assert!(error.contains("commas, the most is 65536"), "{error}");
+        }
+    }
+
     #[test]
     fn what_is_wrong_with_a_call_is_said_under_its_id() {
         let long = "x".repeat(MAX_ID_BYTES);

@@ -247,6 +247,18 @@ mod tests {
         }
     }
 
+    /// Nothing of it is kept, so what is nested as deep as a body is long takes neither stack nor memory.
+    #[test]
+    fn what_is_not_read_may_be_as_deep_as_a_body() {
+        let deep = "[".repeat(1_000_000) + &"]".repeat(1_000_000);
+        let private = format!(r#"[{{"tx":"0x02","preferences":{deep}}}]"#);
+        assert!(one::<RawPrivate>(private.as_bytes(), "tx").is_ok());
+        let raw = format!(r#"["0x02",{deep}]"#);
+        assert!(list::<PrivateRaw>(raw.as_bytes()).is_ok());
+        let bundle = format!(r#"[{{"txs":["0x02"],"builders":{deep}}}]"#);
+        assert!(one::<RawBundle>(bundle.as_bytes(), "").is_ok());
+    }
+
     /// Eight bodies of 8 MB with nothing but `""` took 825 MB, before their length was checked.
     #[test]
     fn of_a_list_that_is_too_long_no_element_is_kept() {

@@ -26,13 +26,16 @@ async fn idle_connections_and_heads_that_never_end_are_closed() {
 /// With the default capacity, which is far more than the gate lets in.
 #[tokio::test]
 async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancellations() {
-    let (server, queue) = start_pressed(4, |_| {});
+    let known = PrivateKeySigner::random();
+    let (server, queue) = start_pressed(4, |limits| {
+        limits.config.known_signers = vec![known.address()];
+    });
     let wait = || tokio::spawn(server.from(ONE).send(transaction()));
     let waits = || server.rpc.deferral_stats().waiting;
     let mut waiting = vec![wait()];
     until("one is deferred", || waits() == 1).await;
     // Each element that waited would keep the places of both.
-    let batch = format!("[{},{}]", transaction(), transaction());
+    let batch = batch(&[0; 2].map(|_| ("eth_sendRawTransaction", json!(raw(0)))));
     assert_eq!(server.send(&batch).await.reasons(), [Some("deferred_full"); 2]);
     waiting.push(wait());
     until("two are deferred", || waits() == 2).await;
@@ -41,6 +44,8 @@ async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancel
         assert_eq!(server.send(transaction()).await.error(), refused(503, "deferred_full"));
     }
     server.call("eth_sendBundle", json!([{ "txs": [raw(1)] }])).await.result();
+    // That of a known signer stood in one line with those of strangers, who could fill it.
+    server.signed(&known).send(transaction()).await.result();
     server.signed(&PrivateKeySigner::random()).send(cancellation()).await.result();
     assert_eq!(server.gate.stats().requests_in_flight, 2);
     assert_eq!(server.counted.reason("deferred_full"), 6);
@@ -57,18 +62,6 @@ async fn raw_transactions_that_wait_leave_half_of_the_gate_to_bundles_and_cancel
     let stats = server.rpc.deferral_stats();
     assert_eq!((stats.deferred, stats.aged, stats.waiting), (3, 0, 0));
     assert_eq!(server.send(&batch).await.reasons(), [None, None]);
-}
-
-/// It stood in one line with those of strangers, who could fill it.
-#[tokio::test]
-async fn a_raw_transaction_of_a_known_signer_does_not_wait_behind_those_of_strangers() {
-    let known = PrivateKeySigner::random();
-    let (server, _queue) = start_pressed(4, |limits| {
-        limits.config.known_signers = vec![known.address()];
-    });
-    let _waiting = [0; 2].map(|_| tokio::spawn(server.from(ONE).send(transaction())));
-    until("the line is full", || server.rpc.deferral_stats().waiting == 2).await;
-    server.signed(&known).send(transaction()).await.result();
 }
 
 #[tokio::test]

@@ -1,12 +1,11 @@
 //! Blob transactions, with sidecars that are right and with others.
 
-use alloy_consensus::{EthereumTxEnvelope, SignableTransaction, TxEip4844, TxEip4844WithSidecar};
+use alloy_consensus::{EthereumTxEnvelope, TxEip4844, TxEip4844WithSidecar};
 use alloy_eips::{
     eip2718::{Decodable2718, Encodable2718},
     eip4844::{Blob, BlobTransactionSidecar, Bytes48},
     eip7594::BlobTransactionSidecarVariant,
 };
-use alloy_signer::SignerSync;
 use order_pool::PooledTransaction;
 
 use super::*;
@@ -39,24 +38,21 @@ pub(super) fn sidecar(count: usize) -> BlobTransactionSidecar {
     )
 }
 
-fn blob_tx(blob_versioned_hashes: Vec<B256>) -> TxEip4844 {
-    TxEip4844 {
+/// A signed transaction with these hashes and this sidecar, which is no part of its hash.
+pub(super) fn with_sidecar(
+    blob_versioned_hashes: Vec<B256>,
+    sidecar: BlobTransactionSidecar,
+    signer: &PrivateKeySigner,
+) -> String {
+    let tx = TxEip4844 {
         chain_id: CHAIN,
         gas_limit: 21_000,
         blob_versioned_hashes,
         max_fee_per_blob_gas: 1,
         ..TxEip4844::default()
-    }
-}
-
-/// A signed transaction with these hashes and this sidecar, which is no part of its hash.
-pub(super) fn with_sidecar(
-    hashes: Vec<B256>,
-    sidecar: BlobTransactionSidecar,
-    signer: &PrivateKeySigner,
-) -> String {
+    };
     let sidecar = BlobTransactionSidecarVariant::Eip4844(sidecar);
-    hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(blob_tx(hashes), sidecar), signer))
+    hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar), signer))
 }
 
 /// A transaction with so many blobs, with their proofs and with one that proves nothing.
@@ -68,19 +64,18 @@ pub(crate) fn with_blobs(count: usize) -> (String, String) {
     (with_sidecar(hashes.clone(), right, &signer), with_sidecar(hashes, wrong, &signer))
 }
 
-/// The hash of a transaction that is sent so.
-pub(super) fn hash_of(raw: &str) -> B256 {
+/// The transaction that is sent so.
+fn pooled(raw: &str) -> PooledTransaction {
     let raw = alloy_primitives::hex::decode(raw).unwrap();
-    *PooledTransaction::decode_2718_exact(&raw).unwrap().tx_hash()
+    PooledTransaction::decode_2718_exact(&raw).unwrap()
 }
 
-/// A blob transaction as a block has it, without its blobs, and as a pool has it, with them.
-pub(super) fn without_and_with_blobs() -> (String, String) {
-    let (sidecar, signer) = (sidecar(1), PrivateKeySigner::random());
-    let hashes: Vec<_> = sidecar.versioned_hashes().collect();
-    let tx = blob_tx(hashes.clone());
-    let signature = signer.sign_hash_sync(&tx.signature_hash()).unwrap();
-    let without = EthereumTxEnvelope::<TxEip4844>::from(tx.into_signed(signature));
-    let without = alloy_primitives::hex::encode_prefixed(without.encoded_2718());
-    (without, with_sidecar(hashes, sidecar, &signer))
+pub(super) fn hash_of(raw: &str) -> B256 {
+    *pooled(raw).tx_hash()
+}
+
+/// A blob transaction as a block has it.
+pub(super) fn without_blobs(raw: &str) -> String {
+    let mined = EthereumTxEnvelope::<TxEip4844>::from(pooled(raw));
+    alloy_primitives::hex::encode_prefixed(mined.encoded_2718())
 }

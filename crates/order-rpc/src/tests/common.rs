@@ -328,15 +328,10 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
 
-    /// Whether it has a result, which may be null, and no error.
-    pub fn is_success(&self) -> bool {
-        reason_of(&self.json()).is_none()
-    }
-
     /// What must have succeeded.
     #[track_caller]
     pub fn result(&self) -> Value {
-        assert!(self.is_success(), "{self:?}");
+        assert_eq!(reason_of(&self.json()), None, "{self:?}");
         self.json()["result"].clone()
     }
 
@@ -371,9 +366,12 @@ impl Answer {
         (reason, self.json()["error"]["data"]["field"].as_str().unwrap().to_owned())
     }
 
-    /// The reason of each element of a batch; `None`: it has succeeded.
+    /// The reason of each element of a [`batch`], in their order; `None`: it has succeeded.
     pub fn reasons(&self) -> Vec<Option<&'static str>> {
-        self.json().as_array().unwrap().iter().map(reason_of).collect()
+        let json = self.json();
+        let responses = json.as_array().unwrap();
+        assert!((1..).zip(responses).all(|(id, response)| response["id"] == id), "{json}");
+        responses.iter().map(reason_of).collect()
     }
 }
 
@@ -409,16 +407,17 @@ pub fn parse(bytes: &[u8]) -> Answer {
 }
 
 pub fn request(method: &str, params: Value) -> String {
-    element(method, params).to_string()
+    element(1, method, params).to_string()
 }
 
-fn element(method: &str, params: Value) -> Value {
-    json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params })
+fn element(id: usize, method: &str, params: Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
 }
 
-/// Calls in one body, each with one parameter.
+/// Calls in one body, each with an id and one parameter.
 pub fn batch(calls: &[(&str, Value)]) -> String {
-    let elements = calls.iter().map(|(method, param)| element(method, json!([param])));
+    let elements =
+        (1..).zip(calls).map(|(id, (method, param))| element(id, method, json!([param])));
     json!(elements.collect::<Vec<_>>()).to_string()
 }
 

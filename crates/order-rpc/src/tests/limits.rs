@@ -32,29 +32,6 @@ async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
     assert_eq!(server.pool.len(), 3);
 }
 
-/// Whoever waits for a permit gets it between two blobs. Those of a pooled one count as verified.
-#[tokio::test]
-async fn each_blob_is_verified_once_under_a_permit_of_its_own() {
-    let server = start(config());
-    let (right, wrong) = with_blobs(4);
-    let sent = server.call("eth_sendRawTransaction", json!([right])).await.result();
-    // One to read it and to recover its sender.
-    assert_eq!(server.gate.stats().work_admitted, 1 + 4);
-    // The same hash, since the sidecar is no part of it: with its proofs verified it would be refused.
-    let again = server.call("eth_sendRawTransaction", json!([wrong])).await;
-    assert_eq!((again.result(), server.pool.len()), (sent, 1));
-    // The first blob is wrong, and the others are not looked at.
-    let server = start(config());
-    let refused = server.call("eth_sendRawTransaction", json!([wrong])).await;
-    assert_eq!(refused.of_field(), ("sidecar", "params[0]".to_owned()));
-    assert_eq!(server.gate.stats().work_admitted, 1 + 1);
-    assert!(server.pool.is_empty());
-    // In a bundle it is the bundle's.
-    let bundle = json!([{ "txs": [raw(0), wrong], "blockNumber": "0x5" }]);
-    let refused = server.call("eth_sendBundle", bundle).await;
-    assert_eq!(refused.of_field(), ("sidecar", "txs[1]".to_owned()));
-}
-
 #[tokio::test]
 async fn a_bundle_for_no_block_to_come_is_refused_before_its_transactions_are_decoded() {
     let server = start(config());
@@ -79,19 +56,12 @@ async fn a_bundle_for_no_block_to_come_is_refused_before_its_transactions_are_de
 /// However many keys a caller makes up, its address pays.
 #[tokio::test]
 async fn fresh_keys_do_not_evade_the_quota_of_their_address() {
-    let server = with_caller_quota(30);
-    let send = async || {
-        let bundle = json!([{ "txs": [raw(0), raw(1)] }]);
-        server.signed(&PrivateKeySigner::random()).call("eth_sendBundle", bundle).await
-    };
-    // One for the element, one for the request's signature, two for its transactions.
-    for _ in 0..7 {
-        send().await.result();
-    }
-    // One request more for every four seconds that go by.
-    let start = Instant::now();
-    while send().await.status == 200 {
-        assert!(start.elapsed() < PATIENCE, "no quota");
+    // For three of 93: two for the body, one for the signature of the request, the others for its transactions.
+    let server = with_caller_quota(300);
+    let bundle = json!([{ "txs": (0..90).map(raw).collect::<Vec<_>>() }]);
+    for status in [200, 200, 200, 429] {
+        let client = server.signed(&PrivateKeySigner::random());
+        assert_eq!(client.call("eth_sendBundle", bundle.clone()).await.status, status);
     }
     assert_eq!(server.counted.reason("caller_quota"), 1);
     server.from(OTHER).send(transaction()).await.result();
@@ -147,7 +117,7 @@ async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {
         let client = server.from(ONE);
         client.write(client.head("POST", "/", length)).await.error()
     };
-    let server = start_server(config(), gate_config(64));
+    let server = start(config());
     assert_eq!(refusal(&server, (8 << 20) + 1).await, (413, -32600, "body_too_large"));
     // For one of 65 units, one for the request and one for each 16 KiB, and 64 more.
     let server = with_caller_quota(129);
@@ -159,7 +129,7 @@ async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {
     drop(held);
     // A quarter of the bytes is one caller's.
     let small = OrderRpcConfig { max_buffered_bytes: 4 << 20, max_body_bytes: 1 << 20, ..config() };
-    let server = start_server(small, gate_config(64));
+    let server = start(small);
     let _held = server.from(ONE).begin(1 << 20, &" ".repeat(1_000_000)).await;
     until("the body is held", || server.held()[3] >= 1_000_000).await;
     assert_eq!(refusal(&server, 1 << 20).await, refused(429, "caller_buffered_bytes"));
@@ -221,6 +191,9 @@ async fn a_quota_is_spent_by_work_and_not_by_requests() {
     // Ten are missing, and one comes back each second.
     assert!(refusal.json()["error"]["data"]["retryAfterMs"].as_u64().unwrap() <= 10_000);
     assert_eq!(send(&valid(10)).await.status, 200, "there is still some left");
+    // A copy of one signed request was enough to keep its signer out, from any address.
+    let elsewhere = server.from(OTHER).signed(&signer);
+    elsewhere.call("eth_sendBundle", json!([{ "txs": valid(100) }])).await.result();
     // A forged claim to be someone spends nothing of theirs.
     let modest = PrivateKeySigner::random();
     let header = forged(&signer, cancellation().as_bytes(), &modest);

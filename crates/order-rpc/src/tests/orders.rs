@@ -7,7 +7,7 @@ use std::{
 
 use order_pool::{Origin, RejectReason};
 
-use super::*;
+use super::{blobs::*, *};
 
 #[tokio::test]
 async fn a_raw_transaction_is_answered_with_its_hash_and_is_in_the_pool() {
@@ -21,6 +21,11 @@ async fn a_raw_transaction_is_answered_with_its_hash_and_is_in_the_pool() {
         assert_eq!(order.as_tx().unwrap().origin(), Origin::Rpc);
         assert_eq!(server.pool.len(), 1);
     }
+    // With another sidecar it has the same hash: with its proofs verified it would be refused.
+    let (right, wrong) = with_blobs(1);
+    let sent = server.call("eth_sendRawTransaction", json!([right])).await.result();
+    let again = server.call("eth_sendRawTransaction", json!([wrong])).await;
+    assert_eq!((again.result(), server.pool.len()), (sent, 2));
 }
 
 /// A bundle of these transactions, with the uuid of these tests.
@@ -157,23 +162,37 @@ async fn what_the_pool_refuses_is_counted_by_its_reason() {
     assert_eq!(rejected(""), 0, "none without a reason");
 }
 
+/// An order whose blobs were to be verified was pooled after what stood behind it.
 #[tokio::test]
-async fn a_batch_has_an_answer_for_each_element() {
-    let server = start(config());
-    let batch = json!([
-        { "jsonrpc": "2.0", "id": 7, "method": "eth_sendRawTransaction", "params": [raw(0)] },
-        { "jsonrpc": "2.0", "id": 8, "method": "eth_sendRawTransaction", "params": ["0x02"] },
-        { "jsonrpc": "2.0", "id": 9, "method": "no_such", "params": [] },
-    ]);
-    let answer = server.send(batch.to_string()).await;
-    assert_eq!(answer.status, 200);
-    assert_eq!(answer.reasons(), [None, Some("undecodable"), Some("method")]);
-    let json = answer.json();
-    let of_each = |name: &str| [0, 1, 2].map(|n: usize| json[n].pointer(name).cloned());
-    assert_eq!(of_each("/id"), [7, 8, 9].map(|id| Some(json!(id))));
-    assert_eq!(of_each("/error/code"), [None, Some(json!(-32602)), Some(json!(-32601))]);
-    assert_eq!(server.gate.stats().requests_admitted, 3, "each element counts");
-    assert_eq!(server.gate.stats().requests_in_flight, 0);
+async fn no_element_of_a_batch_overtakes_an_order_with_blobs() {
+    let server = start_at_head();
+    let signer = PrivateKeySigner::random();
+    let bundle = |tx: &str| {
+        ("eth_sendBundle", json!({ "txs": [tx], "blockNumber": 105, "replacementUuid": UUID }))
+    };
+    let send_private = |tx: &str| ("eth_sendPrivateTransaction", json!({ "tx": tx }));
+    let cancel = |hash: &B256| ("eth_cancelPrivateTransaction", json!({ "txHash": hash }));
+    let send_batch = async |calls: &[_]| {
+        let answer = server.signed(&signer).send(batch(calls)).await;
+        assert_eq!(answer.reasons(), vec![None; calls.len()]);
+        answer.json()
+    };
+
+    let answers = send_batch(&[bundle(&with_blobs(1).0), bundle(&raw(0))]).await;
+    let hashes: Vec<_> = bundles(server.pool.subscribe_all()).iter().map(|b| *b.hash()).collect();
+    assert_eq!(json!(hashes), json!([answers[1]["result"]["bundleHash"]]));
+
+    // Each has a blob that was not verified before.
+    let blobs = with_blobs(2).0;
+    send_batch(&[send_private(&blobs), cancel(&hash_of(&blobs))]).await;
+    assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
+
+    // The first send is answered as pooled; the second must not be, since it is cancelled before.
+    let pooled = hex(&sign(plain(1), &signer));
+    send_batch(&[send_private(&pooled)]).await;
+    let hash = hash_of(&pooled);
+    send_batch(&[send_private(&with_blobs(3).0), cancel(&hash), send_private(&pooled)]).await;
+    assert!(server.pool.contains(&hash), "success means that it is pooled");
 }
 
 #[tokio::test]

@@ -116,26 +116,15 @@ async fn before_the_first_head_a_private_transaction_is_refused_for_a_while() {
 
 /// The second caller is answered with success without a look into the transaction.
 #[tokio::test]
-async fn one_that_is_sent_again_is_kept_for_each_of_its_senders_and_until_the_later_block() {
-    // One caller may have one.
-    let pool = PoolConfig { max_external_txs: 32, ..PoolConfig::default() };
-    let server = Setup { pool, ..Setup::default() }.limited(|_| {});
-    server.pool.on_head(block(HEAD, &[]));
-    let send = async |from, raw: &str, last: u64| {
-        let params = json!([{ "tx": raw, "maxBlockNumber": last }]);
-        server.from(from).call(SEND, params).await.hash()
-    };
-    let (owner, stranger) = (ONE, OTHER);
+async fn one_that_is_sent_again_is_kept_until_the_later_block() {
+    let server = start_at_head();
     let theirs = raw(0);
-    let hash = send(stranger, &theirs, HEAD + 1).await;
-    assert_eq!(send(owner, &theirs, HEAD + 3).await, hash);
-    let mut paying = plain(0);
-    paying.max_priority_fee_per_gas = paying.max_fee_per_gas;
-    let paying = hex(&sign(paying, &PrivateKeySigner::random()));
-    let other = send(stranger, &paying, HEAD + 3).await;
-    assert!(server.pool.contains(&other), "in place of its claim on the first");
-    server.pool.on_head(block(HEAD + 1, &[]));
-    assert!(server.pool.contains(&hash));
-    server.pool.on_head(block(HEAD + 3, &[]));
-    assert!(server.pool.is_empty());
+    for (from, last) in [(OTHER, HEAD + 1), (ONE, HEAD + 3)] {
+        let params = json!([{ "tx": theirs, "maxBlockNumber": last }]);
+        server.from(from).call(SEND, params).await.result();
+    }
+    for (number, is_left) in [(HEAD + 1, true), (HEAD + 3, false)] {
+        server.pool.on_head(block(number, &[]));
+        assert_eq!(server.pool.is_empty(), !is_left);
+    }
 }

@@ -2,6 +2,8 @@
 
 use std::net::Ipv4Addr;
 
+use order_pool::Holder;
+
 use super::*;
 
 const MIB: usize = 1 << 20;
@@ -18,6 +20,12 @@ async fn stall_many(server: &Server, count: u8, length: usize) -> Vec<TcpStream>
     let all = usize::from(count) * (length - 10);
     until("they are read", || server.rpc.buffered_bytes() == all).await;
     stalled
+}
+
+/// Of these, that which comes first.
+async fn first_answer(sockets: &mut [TcpStream]) -> Answer {
+    let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
+    futures::future::select_all(answers).await.0
 }
 
 async fn signed_cancellation(server: &Server) -> Answer {
@@ -254,16 +262,15 @@ async fn a_client_that_reads_no_responses_is_disconnected() {
 }
 
 #[tokio::test]
-async fn a_slow_host_does_not_keep_out_another_one() {
+async fn slow_hosts_keep_out_neither_another_one_nor_for_longer_than_a_body_may_take() {
     let server = limited(|limits| {
         limits.slow_body_after = Duration::from_millis(10);
-        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (8, 2);
+        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (3, 2);
     });
     // Of three from one address one finds no place.
     let mut sockets = join_all((0..3).map(|_| stall(server.from(ONE), 100))).await;
-    let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
-    let (first, ..) = futures::future::select_all(answers).await;
-    assert_eq!(first.error(), refused(429, "caller_slow_bodies"));
+    let refusal = first_answer(&mut sockets).await.error();
+    assert_eq!(refusal, refused(429, "caller_slow_bodies"));
     // Another address has its own places.
     let body = transaction();
     let (start, end) = body.split_at(10);
@@ -272,8 +279,25 @@ async fn a_slow_host_does_not_keep_out_another_one() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     slow.write_all(end.as_bytes()).await.unwrap();
     read_answer(&mut slow).await.result();
-    assert_eq!(server.counted.reason("caller_slow_bodies"), 1);
     assert_eq!(server.counted.reason("slow_bodies"), 0);
+    // All together have no more.
+    let others = [1, 2].map(|number| stall(server.from([127, 0, 1, number]), 100));
+    let mut others = join_all(others).await;
+    assert_eq!(first_answer(&mut others).await.error(), refused(503, "slow_bodies"));
+    assert_eq!(server.counted.reason("caller_slow_bodies"), 1);
+
+    // Who is given up leaves its place.
+    let server = limited(|limits| {
+        limits.body_timeout = Duration::from_millis(200);
+        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (1, 1);
+    });
+    for _ in 0..3 {
+        let mut stalled = stall(server.from(ONE), MIB).await;
+        let given_up = read_answer(&mut stalled).await.error();
+        assert_eq!(given_up, (408, -32600, "body_timeout"));
+        server.until_nothing_is_held().await;
+    }
+    assert_eq!(server.counted.reason("body_timeout"), 3);
 }
 
 /// A long body takes milliseconds to parse, and anybody can sign one.
@@ -311,63 +335,30 @@ async fn known_signers_are_served_first_then_short_signed_requests_then_the_othe
     assert_eq!(served, [4, 3, 1, 2].map(Some));
 }
 
-/// An honest bundle was accepted, and evicted a second later by fresh keys.
+/// The pool shares its room by who holds an order: a known signer had lost some to a crowd, and others theirs to fresh
+/// keys of one address.
 #[tokio::test]
-async fn fresh_keys_of_one_address_displace_no_bundle_of_another_or_of_a_known_signer() {
-    let known = PrivateKeySigner::random();
-    let config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
-    let pool = PoolConfig { max_bundles: 64, ..PoolConfig::default() };
-    let server = Setup { config, pool, ..Setup::default() }.limited(|_| {});
-    server.pool.on_head(block(10, &[]));
-    let send = async |from, signer: &PrivateKeySigner, n, block: u64| {
-        let bundle = json!([{ "txs": [raw(n)], "blockNumber": block }]);
-        server.from(from).signed(signer).call("eth_sendBundle", bundle).await
-    };
-    for (n, from, signer) in [(0, ONE, &known), (1, OTHER, &PrivateKeySigner::random())] {
-        send(from, signer, n, 12).await.result();
+async fn an_order_is_held_by_the_known_signer_or_else_by_the_address_that_sends_it() {
+    let (known, fresh) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let (front, of_known) = ([127, 0, 0, 8], Holder::Signer(known.address()));
+    let mut config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
+    config.trusted_fronts = vec![front.into()];
+    let server = start(config);
+    let mut pooled = server.pool.subscribe_all();
+    for (client, holder) in [
+        (server.from(ONE).signed(&known), of_known),
+        (server.from(OTHER).signed(&known), of_known),
+        (server.from(ONE).signed(&fresh), Holder::caller(ONE.into())),
+        (server.from(OTHER), Holder::caller(OTHER.into())),
+        (server.from(front), Holder::Host),
+    ] {
+        let bundle = ("eth_sendBundle", json!([{ "txs": [raw(0)] }]));
+        for (method, params) in [bundle, ("eth_sendRawTransaction", json!([raw(0)]))] {
+            client.clone().call(method, params).await.result();
+            let Some(Ok(Event::Added(order))) = pooled.try_next() else { panic!("not pooled") };
+            assert_eq!(order.holder(), holder, "{method} of {client:?}");
+        }
     }
-    let mut accepted = 0;
-    for n in 2..40 {
-        let answer = send(ONE, &PrivateKeySigner::random(), n, 11 + n % 2).await;
-        accepted += usize::from(answer.is_success());
-    }
-    // A thirty-second of 64.
-    assert!((2..=4).contains(&accepted), "{accepted}");
-    server.pool.on_head(block(11, &[]));
-    let left = bundles(server.pool.subscribe(12));
-    let left: Vec<_> = left.iter().map(|bundle| bundle.txs()[0].nonce()).collect();
-    assert!([0, 1].iter().all(|honest| left.contains(honest)), "{left:?}");
-}
-
-/// A known signer that had more of them than each of a crowd was the first to lose some.
-#[tokio::test]
-async fn a_crowd_of_strangers_evicts_no_raw_transaction_of_a_known_signer() {
-    let known = PrivateKeySigner::random();
-    let config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
-    let pool = PoolConfig { max_external_txs: 16, ..PoolConfig::default() };
-    let server = Setup { config, pool, ..Setup::default() }.limited(|_| {});
-    let mut hashes = Vec::new();
-    for _ in 0..8 {
-        hashes.push(server.signed(&known).send(transaction()).await.hash());
-    }
-    for number in 0..24 {
-        server.from([127, 0, 1, number]).send(transaction()).await;
-    }
-    assert!(hashes.iter().all(|hash| server.pool.contains(hash)));
-    assert_eq!(server.pool.len(), 16);
-}
-
-/// A copy of one signed request was enough to keep its signer out, from any address, for as long as it was sent again.
-#[tokio::test]
-async fn who_sends_the_request_of_another_again_spends_nothing_of_that_signer_elsewhere() {
-    let server = with_quota(10);
-    let signer = PrivateKeySigner::random();
-    let send = async |from| server.from(from).signed(&signer).send(cancellation()).await;
-    for _ in 0..5 {
-        send(OTHER).await.result();
-    }
-    assert_eq!(send(OTHER).await.error(), refused(429, "quota"));
-    send(ONE).await.result();
 }
 
 /// What claims to be of a known signer is served before others, so it must not be cheap. As long as

@@ -75,18 +75,19 @@ fn what_is_damaged_or_without_its_id_is_malformed() {
 }
 
 #[test]
-fn the_public_stream_brings_no_private_order_and_no_other_chain() {
+fn the_public_stream_brings_no_private_order_no_other_chain_and_no_head_that_is_not_asked_for() {
     let terms = PrivateTerms { signer: None, max_block: 9 };
     let tx = txs(1).remove(0);
     let private = Transaction::private(tx.recovered().clone(), terms, at(100));
     let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
-    let mut public = deliverer(true);
-    for other in [encode_transaction(&private), encode(Record::Cancellation(cancellation))] {
+    let cancellation = encode(Record::Cancellation(cancellation));
+    let mut public = deliverer(false);
+    for other in [encode_transaction(&private), cancellation, head(1, 0)] {
         public.message(&message(other), at(101));
     }
     public.chain_id = 5;
     public.message(&message(encode_transaction(&tx)), at(101));
-    assert_eq!(counts(&public), [0, 0, 0, 3, 0]);
+    assert_eq!((counts(&public), public.pool.head()), ([0, 0, 0, 4, 0], None));
 }
 
 #[test]
@@ -201,7 +202,8 @@ fn a_machine_whose_node_is_far_behind_undoes_nothing_however_long_it_is() {
         assert_eq!(pool.head().map(|head| head.number), Some(number));
         assert_eq!(pool.stats().bundles, 1);
     }
-    assert_eq!(counts(&deliverer), [120, 0, 0, 20, 0]);
+    tell(head(120, 0), 1_441);
+    assert_eq!(counts(&deliverer), [120, 1, 0, 20, 0]);
 }
 
 #[test]
@@ -226,21 +228,4 @@ fn a_reorg_is_followed_at_once_and_a_chain_that_begins_anew_when_no_other_is_tol
         assert_eq!(told, Some(number));
     }
     assert_eq!(counts(&deliverer), [12, 0, 0, 3, 0]);
-}
-
-#[test]
-fn heads_are_applied_only_if_configured() {
-    let tx = txs(1).remove(0);
-    let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
-    let head = HeadRecord { head, previous: B256::ZERO, mined: vec![*tx.hash()] };
-    let head = encode(Record::Head(head.into()));
-    for heads in [true, false] {
-        let mut deliverer = deliverer(heads);
-        for encoded in [encode_transaction(&tx), head.clone(), head.clone()] {
-            deliverer.message(&message(encoded), at(101));
-        }
-        assert_eq!(deliverer.pool.head().is_some(), heads);
-        assert_eq!(deliverer.pool.contains(tx.hash()), !heads);
-        assert_eq!(counts(&deliverer), if heads { [2, 1, 0, 0, 0] } else { [1, 0, 0, 2, 0] });
-    }
 }

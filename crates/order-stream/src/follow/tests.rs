@@ -4,12 +4,13 @@ use alloy_consensus::transaction::Recovered;
 use alloy_primitives::hex;
 use chain_view::{Block, PooledTransaction};
 use order_pool::{
-    Bundle, BundleParts, Holder, OrderPool, Origin, PoolConfig, PrivateTerms, Subscription,
+    Bundle, BundleParts, Cancellation, Holder, OrderPool, Origin, PoolConfig, PrivateTerms,
+    Subscription,
 };
 use std::time::SystemTime;
 
 use super::*;
-use crate::tests::{SIGNER, caller, deliverer, hash, head, message, parts, pool, txs};
+use crate::tests::{KEY, SIGNER, caller, deliverer, hash, head, message, parts, pool, txs};
 
 fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
     pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
@@ -40,10 +41,13 @@ fn compare(follower: &mut Follower, pool: &OrderPool) -> Vec<String> {
 }
 
 /// Everything that is published for the events of now.
-fn follow(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<String> {
+fn items(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<Item> {
     let events = std::iter::from_fn(|| events.try_next());
-    let items = events.flat_map(|event| follower.on(&event.expect("no lag"), pool));
-    items.map(|item| text(&item)).collect()
+    events.flat_map(|event| follower.on(&event.expect("no lag"), pool)).collect()
+}
+
+fn follow(follower: &mut Follower, pool: &OrderPool, events: &mut Subscription) -> Vec<String> {
+    items(follower, pool, events).iter().map(text).collect()
 }
 
 #[test]
@@ -148,18 +152,6 @@ fn a_private_transaction_that_left_unseen_is_cancelled_until_that_is_published()
     assert_eq!(compare(&mut follower, &pool()).len(), 3, "builders have them from before");
 }
 
-#[test]
-fn a_private_transaction_that_became_public_is_never_cancelled_by_the_public_flow() {
-    let pool = pool();
-    let tx = &txs(1)[0];
-    send(&pool, tx);
-    insert(&pool, tx, Origin::Mempool);
-    let mut follower = Follower::new(Flow::Public, true);
-    assert_eq!(compare(&mut follower, &pool).len(), 1);
-    pool.on_head(Block::new(Head::new(1, B256::repeat_byte(1), B256::ZERO), [*tx.hash()]));
-    assert_eq!(compare(&mut follower, &pool), ["head 1 1"]);
-}
-
 /// Only an addition was published, and it had been one of the private flow.
 #[test]
 fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_public_flow() {
@@ -178,6 +170,18 @@ fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_pu
         insert(&pool, tx, Origin::Mempool);
     }
     assert_eq!(published(), [both, vec![]]);
+    // Nor is it cancelled by that flow when it has left.
+    pool.on_head(Block::new(head(1, 0, 0), [0, 1].map(|n| *txs[n].hash())));
+    assert_eq!(compare(&mut flows[0].0, &pool), ["head 1 2"]);
+}
+
+/// A uuid that pools have forgotten may be used and cancelled again.
+#[test]
+fn each_cancellation_is_a_message_of_its_own() {
+    let (pool, mut follower) = (pool(), Follower::new(Flow::Private, true));
+    let event = Event::Cancelled(Cancellation { key: KEY, nonce: None, holder: Holder::Host });
+    let mut suffix = || follower.on(&event, &pool)[0].suffix("a");
+    assert_ne!(suffix(), suffix());
 }
 
 /// A builder knew only who had sent an order first: it left with that one's share, and at that one's last block.
@@ -192,14 +196,6 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
     let (mut follower, mut events) = (Follower::new(Flow::Private, true), ingested.subscribe_all());
     let mut deliverer = deliverer(true);
     (deliverer.pool, deliverer.flow) = (built.clone(), Flow::Private);
-    let mut deliver = |follower: &mut Follower, events: &mut Subscription| {
-        let events = std::iter::from_fn(|| events.try_next());
-        let items = events.flat_map(|event| follower.on(&event.expect("no lag"), &ingested));
-        items.collect::<Vec<_>>().iter().for_each(|item| {
-            let Encoded { id, payload } = item.encode().expect("a known kind");
-            deliverer.message(&message(&hex::encode(id), payload), SystemTime::now());
-        });
-    };
     let stranger = caller(9);
     let send = |tx: &Recovered<PooledTransaction>, holder, max_block| {
         let terms = PrivateTerms { signer: None, max_block };
@@ -222,7 +218,10 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
         send(tx, stranger, 12);
         send_bundle(n, stranger, 11);
     }
-    deliver(&mut follower, &mut events);
+    for item in items(&mut follower, &ingested, &mut events) {
+        let Encoded { id, payload } = item.encode().expect("a known kind");
+        deliverer.message(&message(&hex::encode(id), payload), SystemTime::now());
+    }
     for pool in [&ingested, &built] {
         assert_eq!(pool.stats().bundles, 3, "the stranger's two, and the other one's");
         assert!(pool.contains(txs[0].hash()), "the stranger's share was full");

@@ -215,22 +215,16 @@ fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
 
 #[test]
 fn a_first_seen_time_of_a_clock_that_is_ahead_becomes_now() {
-    let tx = pooled(envelopes(1).remove(0));
-    let bundle = bundle(BundleParts {
-        txs: vec![tx.clone()],
-        first_seen: Some(tx.first_seen()),
-        ..Default::default()
-    });
-    for Encoded { id, payload } in [encode_transaction(&tx), encode(&bundle)] {
-        let first_seen = |now| match Record::decode(&id, &payload, now) {
-            Ok(Record::Order(order)) => match &*order {
-                Order::Tx(tx) => tx.first_seen(),
-                Order::Bundle(bundle) => bundle.first_seen(),
-                other => panic!("{other:?}"),
-            },
-            other => panic!("{other:?}"),
-        };
-        assert_eq!([at(u64::MAX), at(7)].map(first_seen), [tx.first_seen(), at(7)]);
+    let tx = envelopes(1).remove(0).try_into_recovered().expect("a sender");
+    let sent = |first_seen| {
+        let tx = Transaction::new(tx.clone(), Origin::Mempool, first_seen);
+        let (txs, first_seen) = (vec![tx.clone()], Some(first_seen));
+        let bundle = bundle(BundleParts { txs, first_seen, ..Default::default() });
+        [encode_transaction(&tx), encode(&bundle)]
+    };
+    for (ahead, now) in sent(at(8)).iter().zip(sent(at(7))) {
+        let read = Record::decode(&ahead.id, &ahead.payload, at(7)).expect("a record");
+        assert_eq!(encode(&read), now);
     }
 }
 

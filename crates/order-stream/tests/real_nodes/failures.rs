@@ -15,7 +15,7 @@ use order_stream::{
     wire::{Encoded, encode_transaction},
 };
 
-use super::*;
+use super::{resets::a_new_builder_equals, *};
 
 /// Stores transactions as a machine does that is not there.
 async fn store(stage: &Stage, txs: &[Transaction]) {
@@ -65,15 +65,8 @@ async fn a_stream_that_is_missing_is_waited_for_and_one_that_is_made_anew_gets_e
     until("the publisher notices", || publisher.state() != State::Live).await;
     stage.make(&stage.config()).await;
     until_equal(&ingested, &built).await;
-    let context = stage.client().await;
-    let stored =
-        async || context.get_stream(STREAM).await.expect("the stream").cached_info().state.messages;
-    let began = Instant::now();
-    while stored().await < 200 {
-        assert!(began.elapsed() < PATIENCE, "the new stream has {}", stored().await);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    finish_all([publisher], [source]).await;
+    finish_source(source).await;
+    a_new_builder_equals("missing for a while", &stage, &ingested, publisher).await;
 }
 
 #[tokio::test]
@@ -116,20 +109,6 @@ async fn a_message_that_is_too_large_is_refused_and_the_others_are_not() {
     assert_eq!(stats.refused[RefuseReason::TooLarge as usize], blobs);
     assert_eq!((stats.published, stats.stored), (200, 200 - blobs));
     finish_source(source).await;
-}
-
-#[tokio::test]
-async fn a_builder_that_is_behind_misses_nothing() {
-    let (stage, ingested, built) = Stage::with_pools().await;
-    let source = stage.source(&built, "slow");
-    until("a live source", || source.state() == State::Live).await;
-    insert(&ingested, &transactions(15, 10_000, 0));
-    let publisher = stage.publisher(&ingested, "a");
-    until_equal(&ingested, &built).await;
-    until("nothing behind", || source.state() == State::Live && source.stats().behind == 0).await;
-    finish(publisher).await;
-    let stats = finish_source(source).await;
-    assert_eq!((stats.pooled, stats.missed), (10_000, 0));
 }
 
 #[tokio::test]

@@ -1,12 +1,11 @@
 //! Streams that lose what they had while publishers and sources are connected, or between two connections.
 
-use super::{
-    fleet::{SIGNER, private},
-    *,
-};
+use order_pool::PrivateTerms;
+
+use super::{fleet::SIGNER, *};
 
 /// A builder that starts now gets everything that the other pool holds, and the publisher has counted a reset.
-async fn a_new_builder_equals(
+pub(crate) async fn a_new_builder_equals(
     what: &str,
     stage: &Stage,
     ingested: &OrderPool,
@@ -93,6 +92,12 @@ async fn a_stream_that_went_back_to_an_earlier_copy_and_grew_longer_gets_everyth
     insert(&ingested, &txs[100..]);
     a_new_builder_equals("rolled back, and longer again", &stage, &ingested, publisher).await;
     finish(second).await;
+}
+
+/// A private transaction of the signer, sent now.
+fn private(tx: &Transaction) -> Transaction {
+    let terms = PrivateTerms { signer: Some(SIGNER), max_block: 20 };
+    Transaction::private(tx.recovered().clone(), terms, SystemTime::now())
 }
 
 #[tokio::test]

@@ -1,8 +1,9 @@
-//! Users with the rights of the sample, and users with fewer.
+//! Users with fewer rights than those of the sample, with which the tests of `devnet` publish and read.
 
 use super::*;
 
-/// The users of the sample, in one account; `mute` may publish nothing, and `deaf` may receive no responses.
+/// In one account: `a` is a machine of the sample, `mute` may publish nothing, `deaf` may receive no responses, and `stuck`,
+/// a builder, may not delete its consumer.
 const USERS: &str = r#"
 authorization { users: [
   { user: admin, password: p }
@@ -14,11 +15,6 @@ authorization { users: [
       publish: ["$JS.API.STREAM.INFO.MEMPOOL_1_PUBLIC"], subscribe: ["_INBOX_a.>"] } }
   { user: deaf, password: p, permissions: {
       publish: ["mempool.1.tx.a", "$JS.API.STREAM.INFO.MEMPOOL_1_PUBLIC"], subscribe: ["_INBOX_b.>"] } }
-  { user: one, password: p, permissions: {
-      publish: [
-        "$JS.API.STREAM.INFO.MEMPOOL_1_PUBLIC", "$JS.API.CONSUMER.CREATE.MEMPOOL_1_PUBLIC.one",
-        "$JS.API.CONSUMER.DELETE.MEMPOOL_1_PUBLIC.one", "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_PUBLIC.one" ]
-      subscribe: ["_INBOX_one.>"] } }
   { user: stuck, password: p, permissions: {
       publish: [
         "$JS.API.STREAM.INFO.MEMPOOL_1_PUBLIC", "$JS.API.CONSUMER.CREATE.MEMPOOL_1_PUBLIC.one",
@@ -38,21 +34,6 @@ async fn stage() -> Stage {
         Stage::without_streams(&NatsConfig { extra: USERS.into(), ..NatsConfig::default() });
     stage.make(&stage.user("admin", "p")).await;
     stage
-}
-
-#[tokio::test]
-async fn the_rights_of_the_sample_are_enough_and_the_credentials_may_stand_in_the_url() {
-    let stage = stage().await;
-    let (ingested, built) = (pool(), pool());
-    insert(&ingested, &transactions(31, 100, 0));
-    let publisher = publisher(stage.user("a", "p%40%2F"), &ingested, "a");
-    let source = source(stage.user("one", "p"), &built);
-    until_equal(&ingested, &built).await;
-    // With a comparison of the stream in between.
-    tokio::time::sleep(Duration::from_secs(6)).await;
-    assert_eq!((publisher.state(), source.state()), (State::Live, State::Live));
-    assert_eq!(finish(publisher).await.stored, 100);
-    assert_eq!(finish_source(source).await.resets, 0);
 }
 
 #[tokio::test]
@@ -106,7 +87,6 @@ async fn a_source_does_not_read_on_where_an_earlier_one_stood() {
     let publisher = publisher(stage.user("a", "p%40%2F"), &ingested, "a");
     until("stored", || publisher.stats().stored == 100).await;
     let (first, second) = (pool(), pool());
-    // It may not delete its consumer.
     let earlier = source(stage.user("stuck", "p"), &first);
     until_equal(&ingested, &first).await;
     finish_source(earlier).await;
