@@ -233,7 +233,6 @@ struct InFlight<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
     use std::os::unix::net::UnixStream;
 
     /// To a node that does not read.
@@ -262,30 +261,6 @@ mod tests {
         assert_eq!(expired.len() + connection.take_all().len(), 10);
         assert!(matches!(submit(0), Err(0)));
         assert_eq!(connection.in_flight(), 0);
-    }
-
-    #[test]
-    fn a_request_is_the_json_that_a_node_expects() {
-        let hash = B256::repeat_byte(0xab);
-        let (connection, node) = connection();
-        let id = connection.submit_fetch(&hash, 1).unwrap();
-        connection.ping();
-        let mut values = serde_json::Deserializer::from_reader(node).into_iter::<Value>();
-        let request = values.next().unwrap().unwrap();
-        assert_eq!(
-            request,
-            json!({
-                "jsonrpc": "2.0", "id": id, "method": "eth_getRawTransactionByHash",
-                "params": [hash],
-            })
-        );
-        let ping = values.next().unwrap().unwrap();
-        assert_eq!(
-            ping,
-            json!({ "jsonrpc": "2.0", "id": PING_ID, "method": "eth_blockNumber", "params": [] })
-        );
-        connection.end(LossReason::Closed);
-        assert!(values.next().is_none());
     }
 
     #[test]

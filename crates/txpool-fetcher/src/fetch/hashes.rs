@@ -220,8 +220,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn hashes(stop: &CancellationToken) -> Arc<Hashes> {
-        Hashes::new(stop.clone(), Metrics::new().into(), 1)
+    fn hashes() -> Arc<Hashes> {
+        Hashes::new(CancellationToken::new(), Metrics::new().into(), 1)
     }
 
     fn arrival(number: u64, entry: Entry) -> Arrival {
@@ -234,7 +234,7 @@ mod tests {
         fn the_counts_balance_whatever_enters_and_leaves(
             steps in proptest::collection::vec((0usize..3, proptest::option::of(0usize..8)), 0..200)
         ) {
-            let hashes = hashes(&CancellationToken::new());
+            let hashes = hashes();
             let epoch = hashes.seen.begin_epoch();
             for (number, (entry, outcome)) in steps.into_iter().enumerate() {
                 let arrival = arrival(number as u64, Entry::ALL[entry]);
@@ -253,26 +253,9 @@ mod tests {
 
     #[test]
     fn a_hash_whose_block_is_undone_while_its_announcement_is_looked_up_is_fetched() {
-        let hashes = hashes(&CancellationToken::new());
+        let hashes = hashes();
         let arrival = arrival(1, Entry::Announced);
         assert!(!hashes.enter_mined(arrival.hash, 0), "no block has it");
         assert!(hashes.enter(arrival).is_some());
-    }
-
-    #[test]
-    fn a_ticket_dropped_without_an_outcome_has_failed_and_is_unfinished_after_a_stop() {
-        let stop = CancellationToken::new();
-        let hashes = hashes(&stop);
-        let enter = || hashes.enter(arrival(1, Entry::Announced)).expect("it may come again");
-        let counts = || {
-            let counts = hashes.counts();
-            (counts.failed, counts.unfinished, counts.balance())
-        };
-        drop(enter());
-        assert_eq!(counts(), (1, 0, 0));
-        let ticket = enter();
-        stop.cancel();
-        drop(ticket);
-        assert_eq!(counts(), (1, 1, 0));
     }
 }

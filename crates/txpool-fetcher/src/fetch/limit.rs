@@ -179,7 +179,6 @@ impl Drop for RequestPermit {
 mod tests {
     use super::*;
     use futures::poll;
-    use proptest::prelude::*;
     use std::{pin::pin, time::Duration};
 
     const MS: Duration = Duration::from_millis(1);
@@ -190,16 +189,6 @@ mod tests {
 
     fn limit() -> Arc<NodeLimit> {
         Arc::new(NodeLimit::new(64))
-    }
-
-    #[test]
-    fn one_overload_halves_the_limit_once_however_many_fetches_it_hit() {
-        let mut aimd = Aimd::new(64);
-        let start = Instant::now();
-        many(&mut aimd, 64, Signal::Overloaded, start, true);
-        assert_eq!(aimd.limit(), 32);
-        aimd.record(Signal::Overloaded, start + 2 * MS, true, start + 3 * MS);
-        assert_eq!(aimd.limit(), 16);
     }
 
     #[test]
@@ -250,24 +239,6 @@ mod tests {
             }
             let mean = sum / count;
             assert!(mean > 48, "{mean} of 64 at a share of {share}");
-        }
-    }
-
-    proptest! {
-        #[test]
-        fn the_limit_stays_between_floor_and_cap(
-            cap in 1usize..200,
-            signal in prop::collection::vec((0u8..3, any::<bool>()), 0..500),
-        ) {
-            let mut aimd = Aimd::new(cap);
-            let mut now = Instant::now();
-            for (signal, used) in signal {
-                now += MS;
-                let all = [Signal::Timely, Signal::Late, Signal::Overloaded];
-                let signal = all[usize::from(signal)];
-                aimd.record(signal, now, used, now);
-                prop_assert!((ADAPTIVE_FLOOR.min(cap)..=cap).contains(&aimd.limit()));
-            }
         }
     }
 

@@ -430,18 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_flight_is_never_forgotten() {
-        let seen = SeenSet::new(10 * SHARDS);
-        assert!(seen.insert_announced(&arrival(1_000_000)).is_some());
-        for n in 0..1000 {
-            seen.insert_announced(&arrival(n));
-            seen.settle(hash(n), Some(Seen::Delivered));
-        }
-        assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::InFlight));
-    }
-
-    #[test]
-    fn what_ends_connections_is_left_alone_for_longer_each_time_and_remembered_in_a_flood() {
+    fn what_ends_connections_rests_ever_longer_and_no_flood_forgets_it_nor_what_is_in_flight() {
         let seen = SeenSet::new(10 * SHARDS);
         let start = Instant::now();
         let after = |minutes: u64| start + Duration::from_secs(60 * minutes + 1);
@@ -457,10 +446,12 @@ mod tests {
             );
             harm();
         }
+        assert!(seen.insert_announced(&arrival(2_000_000)).is_some());
         for n in 0..1000 {
             seen.settle(hash(n), Some(Seen::Delivered));
         }
         assert_eq!(seen.get(&hash(1_000_000)), Some(Seen::Harmful));
+        assert_eq!(seen.get(&hash(2_000_000)), Some(Seen::InFlight));
         assert_eq!(seen.insert_missing(&arrival(1_000_000), seen.begin_epoch()), None);
         seen.settle(hash(1_000_000), Some(Seen::Delivered));
         assert_eq!(announced(after(2)), Some(Entered::default()), "its response was good");

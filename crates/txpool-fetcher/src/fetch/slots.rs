@@ -201,18 +201,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deferrable_work_holds_its_share_and_no_more() {
-        let slots = slots();
-        let first = slots.acquire_deferrable(0, None).await;
-        assert!(slots.acquire_deferrable(0, None).now_or_never().is_none());
-        let live: Vec<_> = (0..3).map(|_| slots.acquire_live(0).now_or_never().unwrap()).collect();
-        assert!(slots.acquire_live(0).now_or_never().is_none());
-        drop(first);
-        assert!(slots.acquire_live(0).now_or_never().is_some());
-        drop(live);
-    }
-
-    #[tokio::test]
     async fn deferred_work_that_the_end_of_a_fetch_admits_finds_its_slot_free() {
         struct Woken(Arc<Semaphore>, AtomicUsize);
         impl Wake for Woken {

@@ -344,25 +344,6 @@ mod tests {
     }
 
     #[test]
-    fn beyond_its_bound_the_oldest_head_goes_and_the_next_tells_what_it_mined() {
-        let queue = SinkQueue::new();
-        let last = EVENTS_WAITING as u64 + 5;
-        for number in 1..=last {
-            queue.push(head(number));
-            queue.push(nonces(number));
-        }
-        let is_nonces = |job: &&Job| matches!(job, Job::Nonces(_));
-        let nonces = lock(&queue.waiting).jobs.iter().filter(is_nonces).count();
-        assert_eq!(nonces, EVENTS_WAITING, "those of a dropped head go with it");
-        let heads = heads(&queue);
-        let numbers: Vec<_> = heads.iter().map(|(number, _)| *number).collect();
-        assert_eq!(numbers, (6..=last).collect::<Vec<_>>());
-        assert_eq!(heads[0].1, 5, "the hashes of the five that were dropped");
-        assert!(heads[1..].iter().all(|(_, carried)| *carried == 0));
-        assert!(lock(&queue.waiting).is_behind);
-    }
-
-    #[test]
     fn what_a_reorg_undoes_of_dropped_blocks_is_not_told() {
         let queue = SinkQueue::new();
         for number in 1..=EVENTS_WAITING as u64 + 3 {
@@ -397,12 +378,15 @@ mod tests {
     }
 
     #[test]
-    fn nonces_without_their_heads_are_bounded_too() {
+    fn nonces_go_with_their_heads_and_are_bounded_without_them_too() {
         let queue = SinkQueue::new();
+        (1..=2).for_each(|number| _ = queue.push(nonces(number)));
+        (1..=EVENTS_WAITING as u64 + 2).for_each(|number| _ = queue.push(head(number)));
+        assert_eq!(lock(&queue.waiting).jobs.len(), EVENTS_WAITING);
         for number in 0..2 * EVENTS_WAITING as u64 {
             queue.push(nonces(number));
         }
-        assert_eq!(lock(&queue.waiting).jobs.len(), EVENTS_WAITING);
+        assert_eq!(lock(&queue.waiting).jobs.len(), 2 * EVENTS_WAITING);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{io::Write as _, os::unix::net::UnixListener, path::Path};
 
 use super::{
-    fake::{requests, respond, serve},
+    fake::{Fake, requests, respond, serve},
     *,
 };
 
@@ -72,4 +72,12 @@ async fn a_json_rpc_peer_that_is_no_node_is_found_out() {
         let error = start(&path).await;
         assert!(matches!(error, ConnectError::NotEthereum { .. }), "{error:?}");
     }
+}
+
+#[tokio::test]
+async fn a_node_that_gives_two_subscriptions_one_id_is_left() {
+    let fake = Fake::start();
+    fake.lock().gives_one_id = true;
+    let error = start(&fake.path).await.to_string();
+    assert!(error.contains("eth_subscribe"), "{error}");
 }

@@ -5,7 +5,6 @@ use std::pin::pin;
 use alloy_eips::Encodable2718 as _;
 use futures::StreamExt as _;
 use mock_node::DEV_CHAIN_ID;
-use order_pool::{Event, RemoveReason};
 use txpool_fetcher::{ConfigError, Gap};
 
 use super::*;
@@ -29,42 +28,18 @@ async fn the_status_says_how_much_of_a_backfill_is_left() {
 
 #[tokio::test]
 async fn repeats_are_known_and_unknown_hashes_are_gone() {
-    for unknown_is_empty in [false, true] {
-        let node = Node::start(10, |config| NodeConfig { unknown_is_empty, ..config });
-        let (fetcher, _) = ingest(node.fetcher()).await;
-        pool_all(&node, &fetcher).await;
-        for tx in &node.txs {
-            node.node.announce_again(tx.hash).unwrap();
-        }
-        node.node.announce_unknown([7; 32].into());
-        let counts = settled(&fetcher, "21 announced", |counts| counts.announced == 21).await;
-        assert_eq!((counts.pooled, counts.known, counts.gone), (10, 10, 1));
-        // A hash that was gone may come back: it is requested again.
-        node.node.announce_unknown([7; 32].into());
-        settled(&fetcher, "gone again", |counts| counts.gone == 2).await;
-    }
-}
-
-#[tokio::test]
-async fn a_block_takes_its_transactions_out_of_the_pool_and_late_hashes_are_mined() {
-    let node = Node::start(60, |config| config);
-    let (fetcher, pool) = ingest(node.fetcher()).await;
-    let mut subscription = pool.subscribe_all();
+    let node = Node::start(10, |config| NodeConfig { unknown_is_empty: true, ..config });
+    let (fetcher, _) = ingest(node.fetcher()).await;
     pool_all(&node, &fetcher).await;
-    let block = node.node.mine();
-    assert_eq!(block.txs.len(), 60);
-    eventually("the pool is empty", || pool.is_empty()).await;
-    let mut removed = 0;
-    while let Some(event) = subscription.try_next() {
-        if let Event::Removed { reason, .. } = event.unwrap() {
-            assert_eq!(reason, RemoveReason::Mined);
-            removed += 1;
-        }
+    for tx in &node.txs {
+        node.node.announce_again(tx.hash).unwrap();
     }
-    assert_eq!(removed, 60);
-    node.node.announce_unknown(node.txs[0].hash);
-    let counts = settled(&fetcher, "a late hash", |counts| counts.announced == 61).await;
-    assert_eq!(counts.mined, 1, "known from its block, not requested");
+    node.node.announce_unknown([7; 32].into());
+    let counts = settled(&fetcher, "21 announced", |counts| counts.announced == 21).await;
+    assert_eq!((counts.pooled, counts.known, counts.gone), (10, 10, 1));
+    // A hash that was gone may come back: it is requested again.
+    node.node.announce_unknown([7; 32].into());
+    settled(&fetcher, "gone again", |counts| counts.gone == 2).await;
 }
 
 #[tokio::test]
@@ -84,17 +59,6 @@ async fn a_blob_transaction_answered_in_its_mined_form_is_mined() {
 }
 
 #[tokio::test]
-async fn at_most_as_many_fetches_as_slots_are_in_flight() {
-    let latency = Duration::from_millis(3);
-    let node = Node::start(500, |config| NodeConfig { latency, ..config });
-    let (fetcher, _) = ingest(FetcherConfig { fetch_slots: 7, ..node.fetcher() }).await;
-    pool_all(&node, &fetcher).await;
-    // The node counts an answer out a moment after it is on its way.
-    let most = node.node.stats().max_concurrent_raw;
-    assert!((7..=9).contains(&most), "{most}");
-}
-
-#[tokio::test]
 async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
     let node = Node::start(21, |config| config);
     let (sender, mut receiver) = mpsc::channel::<FetchedTransaction>(4);
@@ -111,8 +75,9 @@ async fn a_channel_is_a_sink_and_closing_it_ends_the_fetcher_with_a_reason() {
     assert_eq!(fetcher.counts().balance(), 0);
 }
 
-/// Heads and gaps go to the source through one channel: 500 heads beside the overrun lose none of its reports, without
-/// which nothing would bring in what was lost.
+/// With a sink that takes one at a time and a buffer for a few, all arrive once, some by a
+/// comparison, and the gap is known. Heads and gaps go to the source through one channel: 500 heads
+/// beside the overrun lose none of its reports, without which nothing would bring in what was lost.
 #[tokio::test]
 async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in_also_in_a_flood_of_heads()
 {
@@ -121,9 +86,32 @@ async fn a_buffer_that_overruns_is_counted_and_what_it_lost_is_brought_in_also_i
         let (mines, audit_interval) = (Arc::clone(&node), None);
         let config =
             FetcherConfig { announcements, fetch_slots: 1, audit_interval, ..node.fetcher() };
+        let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
+        let limits = Limits { announcement_buffer: 16, ..settles_fast() };
+        let fetcher = start_with(config, limits, sink).await;
+        // Nobody reads: what neither has a slot nor is buffered is lost for now.
+        node.submit_all();
+        eventually("the buffer has overrun", || fetcher.counts().lagged > 1_800).await;
         let mine = move || (0..500).for_each(|_| _ = mines.node.mine_only(&[]).expect("a block"));
-        let flood = || thread::spawn(mine);
-        let (fetcher, heads) = overruns(config, &node.txs, || node.submit_all(), flood).await;
+        let heads = thread::spawn(mine);
+        let mut arrived = HashMap::new();
+        while arrived.len() < 2_000 {
+            let next = timeout(PATIENCE, transactions.recv()).await;
+            let fetched = next.expect("more comes").expect("the fetcher runs");
+            assert_eq!(arrived.insert(fetched.hash(), fetched.raw()), None, "once each");
+        }
+        // An object is encoded again only when somebody asks for it.
+        assert!(node.txs.iter().all(|tx| arrived[&tx.hash] == tx.raw));
+        let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == 2_000).await;
+        assert!(counts.lagged > 1_000 && counts.audit_recovered > 0, "{counts:?}");
+        // The object of a hash that was lost may enter by itself.
+        assert!(counts.announced + counts.lagged >= 2_000, "{counts:?}");
+        if announcements == Announcements::Hashes {
+            assert_eq!(counts.announced + counts.lagged, 2_000, "what was announced");
+            assert_eq!(counts.audit_recovered + counts.backfilled, counts.lagged);
+        }
+        eventually("the gap is closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
+        assert_eq!(compare(&fetcher).await.missing, 0);
         heads.join().expect("it does not panic");
         eventually("the last head", || fetcher.status()[0].head == Some(500)).await;
         let is_closed = |gap: &Gap| gap.to.is_some();
@@ -183,26 +171,6 @@ async fn a_node_that_starts_late_is_waited_for_when_told_so_and_who_waits_hears_
     let end = fetcher.shutdown(Duration::from_secs(5)).await;
     assert_eq!((end.reason, end.counts.balance()), (EndReason::Stopped, 0));
     assert!(!is_ready());
-}
-
-#[tokio::test]
-async fn two_sources_are_one_mempool() {
-    let one = Node::start(40, |config| config);
-    let two = Node::start(40, |config| config);
-    let (fetcher, pool) = ingest_all(sources([&one, &two]), Limits::default()).await;
-    // The first half is announced by both, the second by the second one alone.
-    submit(&one, &one.txs[..20]);
-    two.submit_all();
-    let counts = settled(&fetcher, "60 announced", |counts| counts.announced == 60).await;
-    assert_eq!((counts.pooled, counts.known), (40, 20));
-    let status = fetcher.status();
-    assert_eq!(status.iter().map(|source| source.first_seen).sum::<u64>(), 40);
-    assert_eq!(status[1].announced, 40);
-    drop(one);
-    let states = || fetcher.status().into_iter().map(|source| source.state);
-    let one_lost = [SourceState::Connecting, SourceState::Live];
-    eventually("one is lost, the other not", || states().eq(one_lost)).await;
-    assert_eq!(pool.len(), 40);
 }
 
 #[tokio::test]

@@ -19,6 +19,12 @@ use super::*;
 
 pub(super) const CHAIN_ID: u64 = 1337;
 
+/// Sent when somebody subscribes: values that answer nothing and belong to no subscription.
+const STRAY: &str = r#"
+{"jsonrpc":"2.0","method":"eth_subscription","params":["newHeads"]}
+{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":"0x7","result":1}}
+{"id":"newHeads","result":null} []"#;
+
 /// What the node does when a transaction is requested.
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
@@ -125,6 +131,8 @@ pub(super) struct State {
     /// Instead of [`CHAIN_ID`].
     pub(super) chain_id: Option<u64>,
     pub(super) is_syncing: bool,
+    /// All subscriptions have the same id.
+    pub(super) gives_one_id: bool,
     /// In place of what is pending.
     pub(super) replies: HashMap<B256, Reply>,
     pub(super) listing: Listing,
@@ -199,9 +207,11 @@ impl Fake {
             "web3_clientVersion" => json!("fake/1"),
             "eth_blockNumber" => quantity(state.blocks[&state.head].number),
             "eth_subscribe" => {
-                let writer = writer.try_clone().expect("another handle");
+                let mut writer = writer.try_clone().expect("another handle");
+                // The subscriber may be gone.
+                let _ = writer.write_all(STRAY.as_bytes());
                 state.subscribers.push((params[0].as_str()?.to_owned(), writer));
-                params[0].clone()
+                if state.gives_one_id { json!("0x1") } else { params[0].clone() }
             }
             "eth_getBlockByNumber" => state.blocks[&state.head].json(Some(false)),
             "eth_getBlockByHash" => {
@@ -363,7 +373,8 @@ pub(super) fn serve(path: &Path, serve: impl Fn(UnixStream) + Send + Clone + 'st
 /// The requests that come over a connection, until it ends.
 pub(super) fn requests(stream: &UnixStream) -> impl Iterator<Item = Value> + use<> {
     let reader = stream.try_clone().expect("a second handle");
-    serde_json::Deserializer::from_reader(reader).into_iter().map_while(Result::ok)
+    let requests = serde_json::Deserializer::from_reader(reader).into_iter::<Value>();
+    requests.map_while(Result::ok).inspect(|request| assert_eq!(request["jsonrpc"], "2.0"))
 }
 
 /// Sends a response with this `result` or `error`. The other side may have stopped waiting.

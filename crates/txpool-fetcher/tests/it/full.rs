@@ -178,23 +178,6 @@ async fn what_cannot_be_requested_now_does_not_hold_up_the_objects_behind_it() {
 }
 
 #[tokio::test]
-async fn an_object_that_comes_long_after_its_hash_was_requested_counts_no_second_time() {
-    let node = Node::start(2, |config| config);
-    let limits = Limits { object_wait: Duration::from_millis(25), ..Limits::default() };
-    let (fetcher, pool) = ingest_with(full(&node), limits).await;
-    node.node.inject(Fault::DropObjects { count: 1 });
-    let [late, next] = &node.txs[..] else { panic!("two") };
-    node.node.submit(late.raw.clone()).unwrap();
-    let counts = settled(&fetcher, "it is requested", |counts| counts.pooled == 1).await;
-    assert_eq!((counts.announced, counts.objects_missed), (1, 1));
-    node.node.announce_object(&node.node.object(late.hash).expect("it is pending"));
-    node.node.submit(next.raw.clone()).unwrap();
-    let counts = settled(&fetcher, "the next one", |counts| counts.pooled == 2).await;
-    assert_eq!((counts.announced, counts.known), (2, 0));
-    assert_eq!(pool.len(), 2);
-}
-
-#[tokio::test]
 async fn the_loss_of_either_connection_is_a_gap_and_both_are_opened_again() {
     for lost in [Target::Hashes, Target::Objects] {
         let node = Node::start(30, |config| config);

@@ -12,7 +12,7 @@ use mock_node::DEV_CHAIN_ID;
 use tokio::{runtime::Handle, sync::RwLock};
 use txpool_fetcher::{
     AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, NonceUpdate,
-    PoolAnnouncement, PooledHashes, PooledTransaction, announcements_of,
+    PoolAnnouncement, PooledHashes, PooledTransaction,
 };
 
 use super::*;
@@ -34,8 +34,6 @@ struct State {
     chain: Vec<MinedBlock>,
     announcements: Option<mpsc::UnboundedSender<PoolAnnouncement>>,
     blocks: Option<mpsc::UnboundedSender<MinedBlock>>,
-    /// The next subscription reads this channel.
-    listener: Option<mpsc::Receiver<B256>>,
     /// Functions that panic once, and hashes for which `get` does.
     panics: HashSet<&'static str>,
     panics_for: HashSet<B256>,
@@ -104,9 +102,6 @@ impl InProcessPool for SmallPool {
     fn announcements(&self) -> AnnouncementStream {
         self.panic_once("announcements");
         let mut state = self.state();
-        if let Some(listener) = state.listener.take() {
-            return announcements_of(listener);
-        }
         let panics = state.panics.remove("the stream");
         let (sender, mut receiver) = mpsc::unbounded_channel();
         state.announcements = Some(sender);
@@ -214,31 +209,6 @@ async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_cl
     eventually("closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
     let counts = is_complete(&fetcher, &pool, &ours).await;
     assert_eq!((counts.lagged, counts.announced, counts.pooled), (20, 0, 20));
-}
-
-#[tokio::test]
-async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
-    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(100));
-    let (listener, receiver) = mpsc::channel(16);
-    pool.state().listener = Some(receiver);
-    let (fetcher, ours) = ingest_fast(config(&pool)).await;
-    pool.drops.store(true, Relaxed);
-    for (n, half) in (1..).zip(txs.chunks(50)) {
-        half.iter().for_each(|tx| pool.add(tx));
-        // Until it is full, and then no more.
-        let mut sent = half[..10].iter().cycle();
-        while listener.try_send(sent.next().expect("it has no end").hash).is_ok() {}
-        settled(&fetcher, "all arrive", |counts| counts.pooled == 50 * n).await;
-    }
-    let counts = is_complete(&fetcher, &pool, &ours).await;
-    assert!(counts.audit_recovered >= 80 && counts.lagged == 0, "{counts:?}");
-}
-
-#[tokio::test]
-async fn what_a_slow_sink_makes_our_buffer_lose_is_counted_and_recovered() {
-    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(600));
-    let config = FetcherConfig { fetch_slots: 2, ..config(&pool) };
-    overruns(config, &txs, || txs.iter().for_each(|tx| pool.add(tx)), || {}).await;
 }
 
 #[tokio::test]
@@ -406,6 +376,8 @@ async fn a_node_and_a_pool_in_this_process_are_deduplicated_and_help_each_other_
     node.txs.iter().for_each(|tx| pool.add(tx));
     let counts = settled(&fetcher, "50 known", |counts| counts.known == 50).await;
     assert_eq!((counts.announced, counts.pooled, counts.gone), (100, 50, 0));
+    let told = fetcher.status().into_iter().map(|source| (source.announced, source.first_seen));
+    assert!(told.eq([(50, 0), (50, 50)]), "the pool told nothing first");
     // Announced by the pool, which does not have it: the node has.
     let late = Node::start(51, |config| config).txs.pop().expect("the last of 51");
     let busy = pool.busy.write().await;

@@ -97,44 +97,6 @@ async fn all_live(fetcher: &Fetcher) {
     eventually("all sources are live", live).await;
 }
 
-/// With a sink that takes one at a time and a buffer for a few: all arrive once, some by a
-/// comparison, and the gap is known.
-async fn overruns<T>(
-    config: FetcherConfig,
-    txs: &[PreparedTx],
-    announce: impl FnOnce(),
-    meanwhile: impl FnOnce() -> T,
-) -> (Fetcher, T) {
-    let takes_objects = config.announcements == Announcements::Full;
-    let (sink, mut transactions) = mpsc::channel::<FetchedTransaction>(1);
-    let limits = Limits { announcement_buffer: 16, ..settles_fast() };
-    let fetcher = start_with(config, limits, sink).await;
-    // Nobody reads: what neither has a slot nor is buffered is lost for now.
-    announce();
-    let all = txs.len() as u64;
-    eventually("the buffer has overrun", || fetcher.counts().lagged > all / 10 * 9).await;
-    let meanwhile = meanwhile();
-    let mut arrived = HashMap::new();
-    while arrived.len() < txs.len() {
-        let next = timeout(PATIENCE, transactions.recv()).await;
-        let fetched = next.expect("more comes").expect("the fetcher runs");
-        assert_eq!(arrived.insert(fetched.hash(), fetched.raw()), None, "once each");
-    }
-    // An object is encoded again only when somebody asks for it.
-    assert!(txs.iter().all(|tx| arrived[&tx.hash] == tx.raw));
-    let counts = settled(&fetcher, "all delivered", |counts| counts.pooled == all).await;
-    assert!(counts.lagged > all / 2 && counts.audit_recovered > 0, "{counts:?}");
-    // The object of a hash that was lost may enter by itself.
-    assert!(counts.announced + counts.lagged >= all, "{counts:?}");
-    if !takes_objects {
-        assert_eq!(counts.announced + counts.lagged, all, "what was announced");
-        assert_eq!(counts.audit_recovered + counts.backfilled, counts.lagged);
-    }
-    eventually("the gap is closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
-    assert_eq!(compare(&fetcher).await.missing, 0);
-    (fetcher, meanwhile)
-}
-
 /// Compares the first source's pool with ours, and fetches what is missing.
 async fn recover(fetcher: &Fetcher) -> AuditReport {
     fetcher.audit(0, AuditMode::Recover).await.expect("the node lists its pool")

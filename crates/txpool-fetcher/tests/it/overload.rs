@@ -55,66 +55,35 @@ async fn a_node_that_says_it_is_busy_gets_no_more_requests_than_it_can_hold_and_
     }
 }
 
-#[tokio::test]
-async fn an_overloaded_node_does_not_hold_back_what_another_one_can_answer() {
-    let second = Duration::from_secs(1);
-    let capacity = Capacity { at_once: 1, service: second, may_wait: 0 };
-    let busy =
-        Node::start(500, |config: NodeConfig| NodeConfig { capacity: Some(capacity), ..config });
-    let idle = Node::start(500, |config| config);
-    idle.submit_all();
-    let config = FetcherConfig { backfill: Backfill::Off, ..sources([&busy, &idle]) };
-    let (fetcher, pool) = ingest_all(config, Limits::default()).await;
-    // Announced by the busy one alone: it would take 500 s for them.
-    busy.submit_all();
-    settled(&fetcher, "all are in", |counts| counts.pooled == 500).await;
-    assert_eq!(pool.len(), 500);
-    let status = fetcher.status();
-    assert_eq!((status[0].first_seen, status[1].first_seen), (500, 0));
-    let requested = idle.node.stats().raw_found;
-    assert!(requested >= 400, "{requested}");
-}
-
 /// Its requests held all slots until they timed out, and so did what the other one was asked for before it had it.
 #[tokio::test]
 async fn a_silent_node_holds_up_half_of_the_slots_and_what_another_one_has_goes_on() {
-    for is_early in [false, true] {
-        let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
-        let config = FetcherConfig { backfill: Backfill::Off, ..sources([&silent, &other]) };
-        if !is_early {
-            other.submit_all();
-        }
-        let (fetcher, pool) = ingest_all(config, patient()).await;
-        silent.node.inject(Fault::GoDead(Target::Request));
-        if is_early {
-            submit_of(&silent, 0..10);
-            eventually("all slots are taken", || fetcher.status()[0].backlog > 150).await;
-            assert!(pool.is_empty());
-            // What it announces first waits for a slot.
-            submit_of(&other, 10..20);
-            submit_of(&other, 0..10);
-        } else {
-            silent.submit_all();
-        }
-        eventually("those of the other slots are in", || pool.len() >= 500 - 32).await;
-    }
+    let [silent, other] = [0; 2].map(|_| Node::start(500, |config| config));
+    let config = FetcherConfig { backfill: Backfill::Off, ..sources([&silent, &other]) };
+    let (fetcher, pool) = ingest_all(config, patient()).await;
+    silent.node.inject(Fault::GoDead(Target::Request));
+    submit_of(&silent, 0..10);
+    eventually("all slots are taken", || fetcher.status()[0].backlog > 150).await;
+    assert!(pool.is_empty());
+    // What it announces first waits for a slot.
+    submit_of(&other, 10..20);
+    submit_of(&other, 0..10);
+    eventually("those of the other slots are in", || pool.len() >= 500 - 32).await;
 }
 
 /// Each waited for its node with a slot, until all were taken.
 #[tokio::test]
 async fn what_only_silent_nodes_have_leaves_slots_for_what_another_one_announces() {
-    for silent in 1..=2 {
-        let nodes: Vec<_> = (0..=silent).map(|_| Node::start(500, |config| config)).collect();
-        let config = FetcherConfig { backfill: Backfill::Off, ..sources(&nodes) };
-        let (fetcher, pool) = ingest_all(config, patient()).await;
-        for (at, node) in nodes[..silent].iter().enumerate() {
-            node.node.inject(Fault::GoDead(Target::Request));
-            submit_of(node, 6 * at..6 * at + 6);
-            eventually("its share is taken", || fetcher.status()[at].backlog > 80).await;
-        }
-        submit_of(&nodes[silent], 12..18);
-        eventually("those of the other one are in", || pool.len() == 150).await;
+    let nodes = [0; 3].map(|_| Node::start(500, |config| config));
+    let config = FetcherConfig { backfill: Backfill::Off, ..sources(&nodes) };
+    let (fetcher, pool) = ingest_all(config, patient()).await;
+    for (at, node) in nodes[..2].iter().enumerate() {
+        node.node.inject(Fault::GoDead(Target::Request));
+        submit_of(node, 6 * at..6 * at + 6);
+        eventually("its share is taken", || fetcher.status()[at].backlog > 80).await;
     }
+    submit_of(&nodes[2], 12..18);
+    eventually("those of the other one are in", || pool.len() == 150).await;
 }
 
 /// Another one, which does not have it, had the last word.

@@ -324,8 +324,7 @@ async fn a_sink_that_comes_back_knows_the_latest_head_and_all_that_was_mined() {
     latch.set(()).unwrap();
     eventually("the latest head is told", || sink.told().heads.last() == Some(&last)).await;
     let heads = sink.told().heads.clone();
-    assert!(heads.is_sorted(), "{heads:?}");
-    assert_eq!(heads.len(), 65);
+    assert!(heads[1..].iter().copied().eq(last - 63..=last), "{heads:?}");
     let mined = node.txs[..BLOCKS].iter().chain([&private]);
     let mined: BTreeSet<B256> = mined.map(|tx| tx.hash).collect();
     // Blocks are read behind their heads. What a busy machine could not read in time, a comparison finds.

@@ -310,14 +310,6 @@ fn an_object_that_is_not_the_announced_transaction_names_both_hashes() {
 }
 
 #[test]
-fn a_claimed_sender_is_not_the_recovered_one() {
-    let (from, other) = (expect_transaction(&eip1559()).claimed_sender, Address::repeat_byte(7));
-    let read = expect_transaction(&eip1559().replace(&format!("{from:#x}"), &other.to_string()));
-    assert_eq!(read.clone().into_recovered(true).unwrap().0.signer(), other);
-    assert_eq!(read.into_recovered(false).unwrap().0.signer(), from);
-}
-
-#[test]
 fn an_object_without_a_field_that_its_type_needs_is_requested_and_one_without_a_hash_is_malformed()
 {
     let without = |field: &str| {
