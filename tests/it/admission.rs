@@ -51,13 +51,13 @@ async fn knows_head(ingest: &Ingest, node: &Node) {
 
 async fn send(ingest: &Ingest, raw: &[u8]) -> Value {
     let params = json!([hex::encode_prefixed(raw)]);
-    call(address(ingest), None, "eth_sendRawTransaction", params).await
+    call(address(ingest), "eth_sendRawTransaction", params).await
 }
 
 async fn send_bundle(ingest: &Ingest, block: u64, raws: &[&[u8]]) -> Value {
     let txs: Vec<_> = raws.iter().map(hex::encode_prefixed).collect();
     let params = json!([{ "txs": txs, "blockNumber": format!("{block:#x}") }]);
-    call(address(ingest), None, "eth_sendBundle", params).await
+    call(address(ingest), "eth_sendBundle", params).await
 }
 
 #[track_caller]
@@ -124,7 +124,7 @@ async fn a_nonce_that_is_used_is_refused_where_it_cannot_be_left_out() {
     refused(&send_bundle(&ingest, next + 5, &[&fresh, &used]).await, "nonce too low");
     let txs: Vec<_> = [&fresh, &used].map(hex::encode_prefixed).into();
     let optional = json!([{ "txs": txs, "droppingTxHashes": [hash] }]);
-    accepted(&call(address(&ingest), None, "eth_sendBundle", optional).await);
+    accepted(&call(address(&ingest), "eth_sendBundle", optional).await);
     end(ingest).await;
 }
 

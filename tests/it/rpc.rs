@@ -4,14 +4,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use mempool_ingest::IngestError;
 use mock_node::MockNode;
-use order_pool::{Event, Order, OrderId, Origin, RemoveReason, Subscription};
+use order_pool::{Event, Order, Origin, Subscription};
 use testkit::http::{Answer, Connection};
 use tokio::net::TcpStream;
 use txpool_fetcher::{EndReason, StartPolicy};
 
 use super::*;
 
-const UUID: &str = "7f1c8a52-3c1e-4d0b-9b1e-0f4a1de5a001";
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
 
 fn config(fetcher: FetcherConfig) -> IngestConfig {
@@ -30,13 +29,8 @@ async fn ask(to: SocketAddr, request: &[u8]) -> Answer {
     connection.request(request).await.expect("it answers")
 }
 
-pub(crate) async fn call(
-    to: SocketAddr,
-    signer: Option<&Account>,
-    method: &str,
-    params: Value,
-) -> Value {
-    read(to, &http::call(method, &params, signer)).await
+pub(crate) async fn call(to: SocketAddr, method: &str, params: Value) -> Value {
+    read(to, &http::call(method, &params, None)).await
 }
 
 /// The answer as JSON.
@@ -55,27 +49,14 @@ fn transaction(account: u64) -> (B256, String) {
     (hash, hex::encode_prefixed(raw))
 }
 
-/// The next event that is not a head.
-fn next(orders: &mut Subscription) -> Event {
+/// The next order; heads are skipped.
+fn added(orders: &mut Subscription) -> std::sync::Arc<Order> {
     loop {
         match orders.next_timeout(PATIENCE).expect("an event").expect("no lag") {
             Event::Head(_) => {}
-            other => return other,
+            Event::Added(order) => return order,
+            other => panic!("not added: {other:?}"),
         }
-    }
-}
-
-fn added(orders: &mut Subscription) -> std::sync::Arc<Order> {
-    match next(orders) {
-        Event::Added(order) => order,
-        other => panic!("not added: {other:?}"),
-    }
-}
-
-fn removed(orders: &mut Subscription) -> (OrderId, RemoveReason) {
-    match next(orders) {
-        Event::Removed { order, reason } => (order.id(), reason),
-        other => panic!("not removed: {other:?}"),
     }
 }
 
@@ -85,9 +66,6 @@ async fn a_subscriber_sees_what_searchers_send_beside_what_the_node_announces() 
     let ingest = Ingest::start(config(node.fetcher())).await.expect("all parts start");
     let to = address(&ingest);
     eventually("the source is live", || ingest.fetcher().is_live()).await;
-    let head = node.node.head();
-    eventually("the head is known", || ingest.head().is_some_and(|known| known.hash == head.hash))
-        .await;
     let mut orders = ingest.pool().subscribe_all();
 
     node.submit_all();
@@ -96,34 +74,11 @@ async fn a_subscriber_sees_what_searchers_send_beside_what_the_node_announces() 
     assert_eq!((announced.hash(), announced.origin()), (&node.txs[0].hash, Origin::Mempool));
 
     let (hash, raw) = transaction(0);
-    let sent = call(to, None, "eth_sendRawTransaction", json!([raw])).await;
+    let sent = call(to, "eth_sendRawTransaction", json!([raw])).await;
     assert_eq!(sent["result"], json!(hash), "{sent}");
     let order = added(&mut orders);
     let tx = order.as_tx().expect("a transaction");
     assert_eq!((tx.hash(), tx.origin()), (&hash, Origin::Rpc));
-
-    let searcher = Account::from_entropy(8, 0);
-    let block = node.node.head().number + 2;
-    let bundle = |nonce: u64| {
-        json!([{ "txs": [transaction(nonce).1], "blockNumber": format!("{block:#x}"),
-            "replacementUuid": UUID, "replacementNonce": nonce }])
-    };
-    let sent = call(to, Some(&searcher), "eth_sendBundle", bundle(1)).await;
-    assert!(sent["result"]["bundleHash"].is_string(), "{sent}");
-    let first = added(&mut orders);
-    let key = first.as_bundle().expect("a bundle").key().expect("a replacement key");
-    assert_eq!(key.signer, searcher.address);
-
-    let sent = call(to, Some(&searcher), "eth_sendBundle", bundle(2)).await;
-    assert!(sent["result"]["bundleHash"].is_string(), "{sent}");
-    assert_eq!(removed(&mut orders), (first.id(), RemoveReason::Replaced));
-    let second = added(&mut orders);
-
-    let sent =
-        call(to, Some(&searcher), "eth_cancelBundle", json!([{ "replacementUuid": UUID }])).await;
-    assert!(sent.get("result").is_some_and(Value::is_null), "{sent}");
-    assert_eq!(removed(&mut orders), (second.id(), RemoveReason::Cancelled));
-    assert!(matches!(next(&mut orders), Event::Cancelled(_)));
 
     let ended = ingest.shutdown(DEADLINE).await;
     assert_eq!(ended.reason, EndReason::Stopped);
@@ -141,7 +96,7 @@ async fn the_rpc_server_is_ready_when_the_source_is_live_and_not_before() {
     let to = address(&ingest);
     assert_eq!(readiness(to).await, 503);
     // Not ready is not closed: an order is taken, and waits in the pool for the node.
-    let sent = call(to, None, "eth_sendRawTransaction", json!([transaction(0).1])).await;
+    let sent = call(to, "eth_sendRawTransaction", json!([transaction(0).1])).await;
     assert!(sent["result"].is_string(), "{sent}");
     let second = ingest.start_rpc(OrderRpcConfig::new(DEV_CHAIN_ID));
     assert!(matches!(second, Err(IngestError::SecondRpc { address }) if address == to));

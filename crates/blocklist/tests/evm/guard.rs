@@ -15,8 +15,8 @@ use revm::{
 };
 
 use crate::support::{
-    COINBASE, Lost, OTHER, Over, ROUTER, TestEvm, VICTIM, World, evm, evm_with, forks, guard,
-    reader, tx,
+    COINBASE, Lost, OTHER, ROUTER, TestEvm, VICTIM, World, evm, evm_with, forks, guard, reader, tx,
+    world_of,
 };
 
 #[test]
@@ -27,7 +27,7 @@ fn an_inspected_evm_is_guarded_in_the_same_way() {
             guard(&[VICTIM]).execute(&mut Inspected(&mut inspected), tx(ROUTER)).map(drop);
         let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
         assert_eq!(refused, Err(ExecuteError::Blocked(expected)));
-        assert_eq!(inspected.world().commits, 0);
+        assert_eq!(world_of(&inspected).commits, 0);
 
         let mut plain = evm(reader(), spec);
         let expected =
@@ -36,7 +36,7 @@ fn an_inspected_evm_is_guarded_in_the_same_way() {
         let checked = guard(&[OTHER]).execute(&mut adapter, tx(ROUTER)).expect("not listed");
         assert_eq!(checked.output(), &expected);
         assert_eq!(checked.commit(), expected);
-        assert_eq!(inspected.world().commits, 1);
+        assert_eq!(world_of(&inspected).commits, 1);
         assert!(inspected.inspector.get_count(opcode::BALANCE) > 0, "the inspector ran");
 
         inspected.transact_one(TxEnv { nonce: 1, ..tx(ROUTER) }).expect("valid");
@@ -51,9 +51,9 @@ fn a_database_error_is_no_execution_and_leaves_nothing_behind() {
     let guard = guard(&[]);
     let refused = guard.execute(&mut evm, tx(ROUTER)).map(drop);
     assert_eq!(refused, Err(ExecuteError::Evm(EVMError::Database(Lost(VICTIM)))));
-    assert_eq!(evm.world().commits, 0);
+    assert_eq!(world_of(&evm).commits, 0);
     guard.execute(&mut evm, tx(OTHER)).expect("the EVM is clean").commit();
-    assert_eq!(evm.world().commits, 1);
+    assert_eq!(world_of(&evm).commits, 1);
 }
 
 /// As alloy-evm wraps it: the EVM is out of reach but for two calls.
@@ -86,8 +86,8 @@ fn an_evm_behind_another_trait_is_guarded_through_a_newtype() {
     let refused = guard(&[VICTIM]).execute(&mut wrapped, tx(ROUTER)).map(drop);
     assert_eq!(refused.expect_err("listed").blocked().map(|b| b.address), Some(VICTIM));
     guard(&[OTHER]).execute(&mut wrapped, tx(ROUTER)).expect("not listed").discard();
-    assert_eq!(wrapped.0.world().commits, 0);
+    assert_eq!(world_of(&wrapped.0).commits, 0);
     let output = guard(&[OTHER]).execute(&mut wrapped, tx(ROUTER)).expect("not listed").commit();
     assert!(output.is_success());
-    assert_eq!(wrapped.0.world().commits, 1);
+    assert_eq!(world_of(&wrapped.0).commits, 1);
 }

@@ -19,8 +19,9 @@ use revm::{
 use testkit::bench::number;
 
 use crate::support::{
-    COINBASE, Over, evm_with, forks, guard_for, keys,
+    COINBASE, evm_with, forks, guard_for, keys,
     random::{self, Universe, pick},
+    world_of,
 };
 
 const DEFAULT_TXS: u64 = 105_000;
@@ -80,15 +81,15 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
             // revm 34 leaves in the journal what an invalid transaction loaded. The guard discards it.
             let _ = revm::ExecuteEvm::finalize(&mut inspected);
         }
-        let read = inspected.world().accounts.clone();
-        let commits = guarded.world().commits;
+        let read = world_of(&inspected).accounts.clone();
+        let commits = world_of(&guarded).commits;
         guarded.ctx.journaled_state.database.forget_reads();
         let decided = guard.execute(&mut guarded, tx.clone());
 
         // The claim: the keys are the accounts read, all of them and no others.
         if let Ok(expected) = &expected {
             assert_eq!(keys(&expected.state), read, "{}", context());
-            let owners = &inspected.world().storage_owners;
+            let owners = &world_of(&inspected).storage_owners;
             assert!(owners.is_subset(&read), "{}", context());
             assert!(read.contains(&coinbase), "{}", context());
             saw("executed", 1);
@@ -100,8 +101,8 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
             let blocked = decided.expect_err("a listed address is named").blocked();
             let blocked = blocked.unwrap_or_else(|| panic!("{}", context()));
             assert!(is_listed(&blocked.address) && blocked.how < How::TouchedByExecution);
-            assert!(guarded.world().accounts.is_empty(), "{}", context());
-            assert_eq!(guarded.world().commits, commits, "{}", context());
+            assert!(world_of(&guarded).accounts.is_empty(), "{}", context());
+            assert_eq!(world_of(&guarded).commits, commits, "{}", context());
             continue;
         }
         let expected = match expected {
@@ -109,7 +110,7 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
             Err(error) => {
                 saw("invalid", 1);
                 assert_eq!(decided.map(drop), Err(ExecuteError::Evm(error)), "{}", context());
-                assert_eq!(guarded.world().commits, commits, "{}", context());
+                assert_eq!(world_of(&guarded).commits, commits, "{}", context());
                 continue;
             }
         };
@@ -136,16 +137,16 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
             assert_eq!(by_list, Err(blocked), "{}", context());
             assert_eq!(blocked.how, How::TouchedByExecution, "{}", context());
             assert_eq!(Some(&blocked.address), read.iter().find(|a| is_listed(a)), "{}", context());
-            assert_eq!(guarded.world().accounts, read, "{}", context());
-            assert_eq!(guarded.world().commits, commits, "{}", context());
+            assert_eq!(world_of(&guarded).accounts, read, "{}", context());
+            assert_eq!(world_of(&guarded).commits, commits, "{}", context());
         } else {
             assert_eq!(by_list, Ok(()), "{}", context());
             let checked = decided.unwrap_or_else(|refused| panic!("{refused}: {}", context()));
             assert_eq!(checked.state(), &expected.state, "{}", context());
             assert_eq!(checked.output(), &expected.result, "{}", context());
             checked.commit();
-            assert_eq!(guarded.world().accounts, read, "{}", context());
-            assert_eq!(guarded.world().commits, commits + 1, "{}", context());
+            assert_eq!(world_of(&guarded).accounts, read, "{}", context());
+            assert_eq!(world_of(&guarded).commits, commits + 1, "{}", context());
             revm::ExecuteCommitEvm::commit(&mut inspected, expected.state);
             saw("committed", 1);
         }

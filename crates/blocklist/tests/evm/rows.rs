@@ -1,6 +1,6 @@
-//! What is particular: creations, self-destruction, precompiles, delegations, access lists, blobs,
-//! the coinbase, invalid transactions, and the reuse of one EVM over a block. On each fork that has
-//! it.
+//! What is particular: creations, self-destruction, precompiles, delegations, access lists, and what is
+//! left in the journal. On each fork that has it. The coinbase, invalid transactions and the reuse of one
+//! EVM over a block are in the random blocks.
 
 use blocklist::{Blocked, ExecuteError, How};
 use revm::{
@@ -15,9 +15,9 @@ use revm::{
 };
 
 use crate::support::{
-    self, BASE_FEE, COINBASE, OTHER, Over, ROUTER, SENDER, VICTIM, World,
+    self, OTHER, ROUTER, SENDER, VICTIM, World,
     asm::{self, Asm},
-    evm, evm_with, forks, guard, guard_for, keys, one_line, reader, tx, with_router,
+    evm, forks, guard, keys, one_line, reader, tx, with_router, world_of,
 };
 
 const AUTHORITY: Address = address!("0xaa00000000000000000000000000000000000003");
@@ -32,7 +32,7 @@ fn since(first: SpecId) -> impl Iterator<Item = SpecId> {
 fn state_of(name: &str, spec: SpecId, world: &World, tx: &TxEnv) -> EvmState {
     let mut evm = evm(world.clone(), spec);
     let state = evm.transact(tx.clone()).unwrap_or_else(|e| panic!("{spec} {name}: {e}")).state;
-    assert_eq!(keys(&state), evm.world().accounts, "{spec} {name}");
+    assert_eq!(keys(&state), world_of(&evm).accounts, "{spec} {name}");
     state
 }
 
@@ -51,11 +51,11 @@ fn verdict(spec: SpecId, world: &World, tx: &TxEnv, listed: Address) -> Result<(
         Err(other) => panic!("{spec}: {other}"),
     };
     let expected_commits = usize::from(verdict.is_ok());
-    assert_eq!(evm.world().commits, expected_commits, "{spec}");
+    assert_eq!(world_of(&evm).commits, expected_commits, "{spec}");
     let mut other = self::evm(world.clone(), spec);
     let alike = one_line(&guard(&[listed]), &mut other, tx.clone());
     assert_eq!(alike, verdict.map_err(|how| Blocked { address: listed, how }), "{spec}");
-    assert_eq!(other.world().commits, expected_commits, "{spec}");
+    assert_eq!(world_of(&other).commits, expected_commits, "{spec}");
     verdict
 }
 
@@ -63,12 +63,8 @@ fn creation(init: Asm) -> TxEnv {
     TxEnv { kind: TxKind::Create, data: init.bytes(), ..tx(ROUTER) }
 }
 
-/// An authorization by [`AUTHORITY`], or by nobody if its signature is invalid.
-fn authorization(authority: Option<Address>, target: Address, nonce: u64) -> TxEnv {
-    authorization_on(1, authority, target, nonce)
-}
-
-fn authorization_on(chain: u64, authority: Option<Address>, target: Address, nonce: u64) -> TxEnv {
+/// An authorization by `authority`, or by nobody if its signature is invalid.
+fn authorization(chain: u64, authority: Option<Address>, target: Address, nonce: u64) -> TxEnv {
     let authorization_list = vec![support::authorization(chain, authority, target, nonce)];
     TxEnv { tx_type: 4, gas_priority_fee: Some(1), authorization_list, ..tx(OTHER) }
 }
@@ -169,9 +165,10 @@ fn what_a_transaction_names_is_blocked_whether_or_not_it_is_used_or_valid() {
     funded.fund(AUTHORITY, U256::ONE);
     let by =
         |name, tx: &TxEnv, address| (SpecId::PRAGUE, name, funded.clone(), tx.clone(), address);
-    let [valid, other_nonce] = [0, 7].map(|nonce| authorization(Some(AUTHORITY), VICTIM, nonce));
-    let invalid = authorization(None, VICTIM, 0);
-    let other_chain = authorization_on(5, Some(AUTHORITY), VICTIM, 0);
+    let [valid, other_nonce] = [0, 7].map(|nonce| authorization(1, Some(AUTHORITY), VICTIM, nonce));
+    let invalid = authorization(1, None, VICTIM, 0);
+    let other_chain = authorization(5, Some(AUTHORITY), VICTIM, 0);
+    let runs_it = TxEnv { kind: TxKind::Call(AUTHORITY), ..valid.clone() };
     let unused = (SpecId::BERLIN, "unused", World::new(), listing, VICTIM);
     let cases = [
         // Only the pre-check sees what is not loaded.
@@ -179,6 +176,7 @@ fn what_a_transaction_names_is_blocked_whether_or_not_it_is_used_or_valid() {
         ((SpecId::BERLIN, "used", with_router(used), unused.3, VICTIM), How::AccessList, true),
         (by("valid, not run", &valid, VICTIM), How::DelegationTarget, false),
         (by("valid, not run", &valid, AUTHORITY), How::Authority, true),
+        (by("valid and run", &runs_it, VICTIM), How::DelegationTarget, true),
         (by("wrong nonce", &other_nonce, VICTIM), How::DelegationTarget, false),
         (by("wrong nonce", &other_nonce, AUTHORITY), How::Authority, true),
         (by("invalid signature", &invalid, VICTIM), How::DelegationTarget, false),
@@ -199,80 +197,11 @@ fn a_list_with_the_zero_address_blocks_whoever_removes_a_delegation() {
     for spec in since(SpecId::PRAGUE) {
         let mut world = World::new();
         world.delegated(AUTHORITY, OTHER);
-        let removes = authorization(Some(AUTHORITY), Address::ZERO, 1);
+        let removes = authorization(1, Some(AUTHORITY), Address::ZERO, 1);
         let state = state_of("removed", spec, &world, &removes);
         assert!(state[&AUTHORITY].info.is_empty_code_hash(), "{spec}: the delegation is gone");
         assert!(!state.contains_key(&Address::ZERO), "{spec}: nothing is loaded from there");
         assert_eq!(verdict(spec, &world, &removes, Address::ZERO), Err(How::DelegationTarget));
-    }
-}
-
-#[test]
-fn a_delegation_set_and_run_in_one_transaction_and_one_run_later_count() {
-    for spec in since(SpecId::PRAGUE) {
-        let mut world = World::new();
-        world.fund(AUTHORITY, U256::ONE);
-        world.contract(VICTIM, Bytes::from_static(&[opcode::STOP]));
-        let set = authorization(Some(AUTHORITY), VICTIM, 0);
-        let both = TxEnv { kind: TxKind::Call(AUTHORITY), ..set.clone() };
-        assert!(state_of("set and run", spec, &world, &both).contains_key(&VICTIM));
-
-        // Set under a list that allowed it, run under one that does not.
-        let mut evm = evm(world, spec);
-        guard(&[]).execute(&mut evm, set).expect("nothing is listed").commit();
-        let run = TxEnv { nonce: 1, ..tx(AUTHORITY) };
-        let refused = guard(&[VICTIM]).execute(&mut evm, run).expect_err("runs it");
-        let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
-        assert_eq!(refused.blocked(), Some(expected));
-    }
-}
-
-#[test]
-fn the_coinbase_is_in_every_state_and_is_judged_once_per_block() {
-    for spec in forks() {
-        for gas_price in [BASE_FEE.into(), 20] {
-            // Also without a tip.
-            let tx = TxEnv { gas_price, ..tx(OTHER) };
-            assert!(state_of("coinbase", spec, &World::new(), &tx).contains_key(&COINBASE));
-            assert_eq!(verdict(spec, &World::new(), &tx, OTHER), Err(How::Recipient));
-        }
-        // Also when the transaction fails.
-        let world = with_router(Asm::new().op(opcode::INVALID));
-        assert!(state_of("coinbase", spec, &world, &tx(ROUTER)).contains_key(&COINBASE));
-
-        // The guard was made for another fee recipient than the block pays: it blocks everything.
-        let mut evm = evm_with(World::new(), spec, VICTIM, ());
-        let refused = guard(&[VICTIM]).execute(&mut evm, tx(OTHER)).expect_err("listed coinbase");
-        let expected = Blocked { address: VICTIM, how: How::TouchedByExecution };
-        assert_eq!(refused.blocked(), Some(expected));
-
-        // The coinbase is also the sender, or the recipient: nothing is special about that.
-        for coinbase in [SENDER, OTHER] {
-            let mut evm = evm_with(World::new(), spec, coinbase, ());
-            let guard = guard_for(&[VICTIM], coinbase);
-            guard.execute(&mut evm, tx(OTHER)).expect("not listed").commit();
-        }
-    }
-}
-
-#[test]
-fn one_evm_over_a_block_judges_each_transaction_by_its_own_accounts() {
-    for spec in forks() {
-        let mut evm = evm(reader(), spec);
-        let open = guard(&[]);
-        open.execute(&mut evm, tx(ROUTER)).expect("nothing is listed").commit();
-        // The address is now in the database's cache, and no longer in the next state.
-        assert!(evm.world().inner.cache.accounts.contains_key(&ROUTER));
-        let next = TxEnv { nonce: 1, ..tx(OTHER) };
-        let checked = guard(&[VICTIM, ROUTER]).execute(&mut evm, next).expect("reaches neither");
-        assert_eq!(keys(checked.state()), [SENDER, OTHER, COINBASE].into(), "{spec}");
-        // Dropped, not committed: the nonce is still 1.
-        drop(checked);
-        let next = TxEnv { nonce: 1, ..tx(ROUTER) };
-        let refused = guard(&[VICTIM]).execute(&mut evm, next.clone()).expect_err("reads it");
-        assert_eq!(refused.blocked().map(|blocked| blocked.address), Some(VICTIM));
-        open.execute(&mut evm, next).expect("blocking left no trace").commit();
-        assert_eq!(evm.world().commits, 2);
     }
 }
 
@@ -291,6 +220,6 @@ fn an_execution_left_in_the_journal_is_refused_and_cleared() {
         assert_eq!(refused, ExecuteError::Leftover { accounts: 4 }, "{spec}");
         // Cleared: the leftover was never committed, so the sender's nonce is 0 again.
         guard(&[VICTIM]).execute(&mut evm, tx(OTHER)).expect("a clean EVM").commit();
-        assert_eq!(evm.world().commits, 1);
+        assert_eq!(world_of(&evm).commits, 1);
     }
 }

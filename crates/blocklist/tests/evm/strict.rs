@@ -18,9 +18,9 @@ use revm::{
 };
 
 use crate::support::{
-    COINBASE, OTHER, Over, ROUTER, SENDER, TestEvm, VICTIM, World,
+    COINBASE, OTHER, ROUTER, SENDER, TestEvm, VICTIM, World,
     asm::{Asm, CALLS},
-    evm, evm_with, forks, guard, keys, tx,
+    evm, evm_with, forks, guard, keys, tx, world_of,
 };
 
 const INNER: Address = address!("0xc000000000000000000000000000000000000003");
@@ -79,6 +79,18 @@ fn attempting() -> World {
     arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT))
 }
 
+/// A finished block under the strict policy, with one address listed.
+fn unverified<B>(listed: Address, block: B) -> Unverified<B> {
+    let now = SystemTime::UNIX_EPOCH;
+    let config = BlocklistConfig { policy: Policy::Strict, ..BlocklistConfig::default() };
+    let list = SharedBlocklist::new(listed.to_string().as_bytes(), now, config, now);
+    let guard = list.expect("a good list").begin_block(COINBASE, None, now).expect("not listed");
+    match guard.finish(block) {
+        Finished::Unverified(unverified) => unverified,
+        _ => panic!("it was not verified"),
+    }
+}
+
 #[test]
 fn an_attempt_that_halts_first_passes_the_state_check_and_not_the_strict_one() {
     for spec in forks() {
@@ -87,13 +99,13 @@ fn an_attempt_that_halts_first_passes_the_state_check_and_not_the_strict_one() {
             let world = arrange(frame, &inner);
             let mut plain = evm(world.clone(), spec);
             let state = plain.transact(tx(ROUTER)).expect("valid").state;
-            assert_eq!(keys(&state), plain.world().accounts, "{name}");
+            assert_eq!(keys(&state), world_of(&plain).accounts, "{name}");
             assert_eq!(keys(&state), [SENDER, COINBASE, ROUTER, INNER].into(), "{name}");
 
-            let guard = guard(&[VICTIM]);
-            guard.execute(&mut plain, tx(ROUTER)).expect(&name).commit();
-            let refused =
-                guard.verify_block(&mut strict_evm(world, spec), [tx(ROUTER)]).expect_err(&name);
+            guard(&[VICTIM]).execute(&mut plain, tx(ROUTER)).expect(&name).commit();
+            let verified =
+                unverified(VICTIM, ()).verify(&mut strict_evm(world, spec), [tx(ROUTER)]);
+            let refused = verified.expect_err(&name);
             let expected = Blocked { address: VICTIM, how: How::AttemptedByExecution };
             assert_eq!((refused.index, refused.reason), (0, expected.into()), "{name}");
         }
@@ -109,7 +121,7 @@ fn the_strict_check_names_the_transaction_and_commits_those_before_it() {
         let mut evm = strict_evm(world.clone(), spec);
         let refused = guard(&[VICTIM]).verify_block(&mut evm, block(tx(ROUTER)));
         assert_eq!(refused.expect_err("the last").index, 2);
-        assert_eq!(evm.world().commits, 2);
+        assert_eq!(world_of(&evm).commits, 2);
 
         // What is reached and not only attempted, and what is named, keep their own reason.
         let strict = |listed, last| {
@@ -123,44 +135,21 @@ fn the_strict_check_names_the_transaction_and_commits_those_before_it() {
 }
 
 #[test]
-fn a_clean_block_passes_the_strict_check_with_the_results_of_a_plain_execution() {
+fn a_clean_block_comes_out_of_the_strict_check_with_the_results_of_a_plain_execution() {
     for spec in forks() {
         let world = arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::BALANCE));
         let block =
             || (0..4).map(|nonce| TxEnv { nonce, ..tx([ROUTER, OTHER][nonce as usize % 2]) });
         let mut plain = evm(world.clone(), spec);
-        let guard = guard(&[address!("0xaa00000000000000000000000000000000000009")]);
+        let other = address!("0xaa00000000000000000000000000000000000009");
+        let guard = guard(&[other]);
         let expected: Vec<_> =
             block().map(|tx| guard.execute(&mut plain, tx).expect("not listed").commit()).collect();
         let mut strict = strict_evm(world, spec);
-        assert_eq!(guard.verify_block(&mut strict, block()).expect("clean"), expected);
-        assert_eq!(strict.world().commits, 4);
-    }
-}
-
-/// A finished block under the strict policy.
-fn unverified<B>(block: B) -> Unverified<B> {
-    let now = SystemTime::UNIX_EPOCH;
-    let config = BlocklistConfig { policy: Policy::Strict, ..BlocklistConfig::default() };
-    let list = SharedBlocklist::new(VICTIM.to_string().as_bytes(), now, config, now);
-    let guard = list.expect("a good list").begin_block(COINBASE, None, now).expect("not listed");
-    match guard.finish(block) {
-        Finished::Unverified(unverified) => unverified,
-        _ => panic!("it was not verified"),
-    }
-}
-
-#[test]
-fn a_block_under_the_strict_policy_comes_out_by_passing_and_not_otherwise() {
-    for spec in forks() {
-        let mut evm = strict_evm(attempting(), spec);
-        let refused = unverified("a block").verify(&mut evm, [tx(ROUTER)]).expect_err("attempted");
-        let expected = Blocked { address: VICTIM, how: How::AttemptedByExecution };
-        assert_eq!(refused.reason.blocked(), Some(expected), "{spec}");
-
-        let mut evm = strict_evm(World::new(), spec);
-        let (block, outputs) = unverified("a block").verify(&mut evm, [tx(OTHER)]).expect("clean");
-        assert_eq!((block.into_block(), outputs.len()), ("a block", 1), "{spec}");
+        let unverified = unverified(other, "a block");
+        let (submittable, outputs) = unverified.verify(&mut strict, block()).expect("clean");
+        assert_eq!((submittable.into_block(), outputs), ("a block", expected));
+        assert_eq!(world_of(&strict).commits, 4);
     }
 }
 

@@ -159,14 +159,8 @@ pub fn evm_with<I>(world: World, spec: SpecId, coinbase: Address, inspector: I) 
 }
 
 /// The world that an EVM runs over.
-pub trait Over {
-    fn world(&self) -> &World;
-}
-
-impl<I> Over for TestEvm<I> {
-    fn world(&self) -> &World {
-        &self.ctx.journaled_state.database
-    }
+pub const fn world_of<I>(evm: &TestEvm<I>) -> &World {
+    &evm.ctx.journaled_state.database
 }
 
 /// A legacy transaction of [`SENDER`], with a tip.

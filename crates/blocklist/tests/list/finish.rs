@@ -3,19 +3,16 @@
 use std::{sync::Arc, time::SystemTime};
 
 use blocklist::{
-    BlockGuard, Blocked, Blocklist, BlocklistConfig, Error, Finished, How, Policy, SharedBlocklist,
+    BlockGuard, Blocked, Blocklist, BlocklistConfig, Finished, How, Policy, SharedBlocklist,
 };
 
 use super::{LISTED_IN_A as LISTED, LISTED_IN_B as OTHER, UNLISTED as FEE_RECIPIENT};
 
-fn shared(policy: Policy) -> SharedBlocklist {
+fn guard(policy: Policy) -> BlockGuard {
     let now = SystemTime::UNIX_EPOCH;
     let config = BlocklistConfig { policy, ..BlocklistConfig::default() };
-    SharedBlocklist::new(LISTED.to_string().as_bytes(), now, config, now).expect("a good list")
-}
-
-fn guard(policy: Policy) -> BlockGuard {
-    let begun = shared(policy).begin_block(FEE_RECIPIENT, Some(OTHER), SystemTime::UNIX_EPOCH);
+    let shared = SharedBlocklist::new(LISTED.to_string().as_bytes(), now, config, now);
+    let begun = shared.expect("a good list").begin_block(FEE_RECIPIENT, Some(OTHER), now);
     begun.expect("neither is listed")
 }
 
@@ -44,11 +41,4 @@ fn a_block_under_the_strict_policy_comes_out_only_by_its_verification() {
     assert_eq!(blocked, Err(Blocked { address: LISTED, how: How::AttemptedByExecution }));
     let passed = unverified().verify_addresses([&OTHER, &FEE_RECIPIENT]).expect("not listed");
     assert_eq!(passed.into_block(), "a block");
-}
-
-#[test]
-fn a_proposer_who_may_not_be_paid_stops_the_block_at_its_beginning() {
-    let shared = shared(Policy::PostState);
-    let refused = shared.begin_block(FEE_RECIPIENT, Some(LISTED), SystemTime::UNIX_EPOCH);
-    assert!(matches!(refused, Err(Error::ProposerListed { address: LISTED })));
 }

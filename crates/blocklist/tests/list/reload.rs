@@ -215,11 +215,9 @@ fn a_file_that_vanishes_or_turns_to_garbage_leaves_the_list_until_its_maximum_ag
     fs::remove_file(&path).expect("removable");
     assert!(matches!(shared.reload_file(&path, start()), Err(Error::Read { .. })));
     still_in_force();
-    for garbage in [&b"\x7fELF"[..], &json[..20], b""] {
-        write(&path, garbage, start());
-        assert!(shared.reload_file(&path, start()).is_err(), "{garbage:?}");
-        still_in_force();
-    }
+    write(&path, &json[..20], start());
+    assert!(matches!(shared.reload_file(&path, start()), Err(Error::Json { .. })));
+    still_in_force();
     fs::remove_file(&path).expect("removable");
     fs::create_dir(&path).expect("creatable");
     assert!(matches!(shared.reload_file(&path, start()), Err(Error::Read { .. })));

@@ -115,20 +115,6 @@ fn a_batch_counts_as_its_elements_all_or_none() {
 }
 
 #[tokio::test]
-async fn external_callers_get_all_permits_but_the_reserve_and_internal_work_gets_the_rest() {
-    let gate = gate(100, 4);
-    let callers = [0; 3].map(|_| external(&gate).unwrap());
-    assert!(external(&gate).is_none());
-    let reserve = internal(&gate).expect("the reserve is free");
-    assert!(internal(&gate).is_none());
-    drop((reserve, callers));
-    let all = [0; 4].map(|_| internal(&gate).unwrap());
-    assert!(external(&gate).is_none());
-    drop(all);
-    assert!(is_empty(&gate));
-}
-
-#[tokio::test]
 async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_caller_that_tries() {
     let gate = gate(100, 2);
     let (caller, held) = (external(&gate).unwrap(), internal(&gate).unwrap());

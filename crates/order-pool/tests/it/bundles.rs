@@ -84,24 +84,6 @@ fn a_message_without_a_nonce_is_superseded_by_a_later_one_with_both_times_after_
     assert_eq!(pool.insert_bundle(sent(3, 4)), superseded);
 }
 
-/// The one with a key was superseded by itself.
-#[test]
-fn a_bundle_that_a_reorg_frees_after_its_block_may_come_again_with_a_key_as_without() {
-    let pool = pool_at_10();
-    pool.on_head(head(11, 0, 0, &[]));
-    let both = || [keyed_for(2, 12, Some(1)), bundle_for(12, vec![nth(2)], Holder::Host)];
-    assert_eq!(both().map(|it| pool.insert_bundle(it)), [InsertOutcome::Added; 2]);
-    pool.on_head(head(12, 0, 0, &[*nth(2).hash()]));
-    let passed = InsertOutcome::Rejected(RejectReason::BlockPassed { value: 12, limit: 13 });
-    assert_eq!(both().map(|it| pool.insert_bundle(it)), [passed; 2]);
-    pool.on_head(head(12, 1, 0, &[]));
-    pool.on_head(head(11, 2, 0, &[]));
-    assert_eq!((pool.len(), pool.stats().put_back), (0, 0));
-    let late = InsertOutcome::Superseded { nonce: 0, current: 1 };
-    assert_eq!(pool.insert_bundle(keyed_for(3, 12, Some(0))), late);
-    assert_eq!(both().map(|it| pool.insert_bundle(it)), [InsertOutcome::Added; 2]);
-}
-
 #[test]
 fn what_another_pool_has_replaced_ends_here_although_its_successor_is_refused() {
     let pool = pool_at_10();

@@ -2,52 +2,14 @@
 
 use std::collections::HashSet;
 
-use alloy_primitives::{Address, B256};
-use order_pool::{
-    Block, Event, Head, Holder, InsertOutcome, Order, OrderPool, OrderStatus, PoolConfig,
-    PrivateTerms, Relation,
-};
+use order_pool::{Event, Holder, InsertOutcome, OrderPool, OrderStatus, PoolConfig, PrivateTerms};
 
 use crate::common::{
-    Spec, address, bundle_for, caller, head, insert_all, journal, nth, pool_with, private_from, tx,
-    upkeep,
+    Spec, address, bundle_for, caller, head, insert_all, nth, pool_with, private_from, tx, upkeep,
 };
 
 fn pool() -> OrderPool {
     pool_with(PoolConfig { log_events: 512, ..PoolConfig::default() })
-}
-
-#[test]
-fn the_latest_head_is_known_at_any_time_with_all_its_fields() {
-    let pool = pool();
-    let first = Head {
-        timestamp: 84,
-        next_base_fee_wei: Some(u64::MAX),
-        gas_limit: 60_000_000,
-        fee_recipient: Address::repeat_byte(1),
-        ..Head::new(7, B256::repeat_byte(7), B256::repeat_byte(6))
-    };
-    let mut subscription = pool.subscribe_all();
-    pool.on_head(Block::new(first, []));
-    assert_eq!(pool.head(), Some(first));
-    let Some(Ok(Event::Head(told))) = subscription.try_next() else { panic!("a head") };
-    assert_eq!(*told, first);
-    // An absurd base fee makes nobody pay, and overflows nothing.
-    let paying = tx(Spec { sender: 1, max_fee: u128::MAX, max_tip: u128::MAX, ..Spec::default() });
-    assert_eq!(pool.insert_transaction(paying), InsertOutcome::Added);
-    assert_eq!(pool.insert_transaction(nth(2)), InsertOutcome::Added);
-}
-
-#[test]
-fn a_head_that_cannot_follow_its_parent_changes_nothing() {
-    let pool = pool();
-    pool.insert_transaction(nth(1));
-    let first = head(1, 0, 0, &[]);
-    pool.on_head(first.clone());
-    let liar = Head::new(u64::MAX, B256::repeat_byte(9), first.head.hash);
-    let relation = pool.on_head(Block::new(liar, [*nth(1).hash()]));
-    assert_eq!(relation, Relation::Inconsistent);
-    assert_eq!((pool.head(), pool.len()), (Some(first.head), 1));
 }
 
 /// A transaction that lost its nonce to a block, and was too large to be kept beside it, must not
@@ -67,37 +29,6 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     assert_eq!(pool.stats().rejected, 1, "it is known that it is not back");
     assert_eq!(pool.status(large().hash()), OrderStatus::Unknown, "an audit must offer it");
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
-}
-
-/// It was lost if anything had to be evicted for it.
-#[test]
-fn what_a_reorg_frees_finds_the_room_that_a_new_one_would_and_is_counted_if_there_is_none() {
-    // Of callers 160, of one address 10.
-    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
-    let of = |txs, holder| Order::Bundle(bundle_for(14, txs, holder));
-    let private = |nonce| {
-        let terms = PrivateTerms { signer: None, max_block: 14 };
-        Order::Tx(private_from(Spec { sender: 2, nonce, ..Spec::default() }, terms))
-    };
-    let insert = |order| assert_eq!(pool.insert(order, None), InsertOutcome::Added);
-    pool.on_head(head(10, 0, 0, &[]));
-    // Of one sender there may be 16.
-    (0..16).for_each(|nonce| insert(private(nonce)));
-    insert(of(vec![nth(1)], caller(200)));
-    pool.on_head(head(11, 0, 0, &[*nth(1).hash(), *private(0).id().hash()]));
-    assert_eq!(pool.stats().mined, 2);
-    // The nonce that the block used was its first.
-    insert(private(16));
-    (0..160).for_each(|n| insert(of(vec![nth(1_000 + n)], caller(n % 16))));
-    let mut told = pool.subscribe_all();
-    while told.try_next().is_some() {}
-    pool.on_head(head(11, 1, 0, &[]));
-    let told = journal(&mut told);
-    let [evicted, back] = &told[..] else { panic!("{told:?}") };
-    assert!(evicted.ends_with("Evicted") && back.starts_with("+bundle"), "{told:?}");
-    let stats = pool.stats();
-    assert_eq!((stats.put_back, stats.evicted, stats.bundles), (1, 1, 160));
-    assert_eq!((stats.rejected, stats.txs), (1, 16), "its sender has as many as it may");
 }
 
 /// Of older ones the bytes would be full, and each time that a caller sends one it would be noted as dropped.

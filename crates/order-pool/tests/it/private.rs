@@ -104,35 +104,6 @@ fn a_cancellation_of_more_than_a_minute_ago_is_not_remembered() {
     assert_eq!((insert(3, earlier).as_str(), insert(2, now)), ("Added", "Superseded".to_owned()));
 }
 
-/// One key with nonces 1 to 18,000, or 1,617 transactions of 40 KB, removed everybody's.
-#[test]
-fn a_flood_of_private_transactions_displaces_none_of_another_holder() {
-    let terms = PrivateTerms { signer: Some(address(7)), max_block: 12 };
-    for (flood, input_bytes) in [(18_000, 0), (2_000, 40_000)] {
-        for keys in [1, 18_000] {
-            let (pool, _) = pool(PoolConfig::default());
-            let honest: Vec<_> = (0..300_u64)
-                .map(|n| {
-                    let tx = private_from(Spec { sender: 50_000 + n, ..Spec::default() }, terms);
-                    let known = Holder::Signer(address(n));
-                    tx.held_by(if n % 2 == 0 { known } else { caller(8 + n % 248) })
-                })
-                .collect();
-            for tx in &honest {
-                assert_eq!(pool.insert_transaction(tx.clone()), InsertOutcome::Added);
-            }
-            for n in 0..flood {
-                let (sender, nonce, max_fee, max_tip) = (n % keys, n / keys, 2_000, 1_000);
-                let spec = Spec { sender, nonce, max_fee, max_tip, input_bytes, ..Spec::default() };
-                pool.insert_transaction(private_from(spec, terms).held_by(caller(n % 8)));
-            }
-            pool.on_head(head(11, 0, 0, &[]));
-            let missing = honest.iter().filter(|tx| !pool.contains(tx.hash())).count();
-            assert_eq!(missing, 0, "{flood} of {input_bytes} bytes by {keys} keys");
-        }
-    }
-}
-
 /// The machine that vouched for it counts it for nobody; the builders of its fleet know who has sent it alone.
 #[test]
 fn subscribers_are_told_who_else_has_sent_a_transaction_that_the_host_vouched_for_until_it_is_public()

@@ -107,41 +107,31 @@ fn a_sink_gets_what_is_there_and_what_comes_of_all_blocks_in_its_order() {
 }
 
 #[test]
-fn a_sink_that_panics_ends_alone() {
-    let pool = pool();
-    let (bad, _) = sink(|_| panic!("on purpose"));
-    let (good, calls) = sink(|_| true);
-    let bad = pool.subscribe(1).push_into(bad).expect("a thread");
-    let _good = pool.subscribe(1).push_into(good).expect("a thread");
-    pool.insert_transaction(nth(1));
-    assert_eq!(wait_end(&bad), SinkEndReason::Panicked);
-    pool.insert_transaction(nth(2));
-    assert_eq!((0..2).filter(|_| calls.recv_timeout(LONG).is_ok()).count(), 2);
-}
-
-#[test]
-fn a_sink_that_blocks_for_ever_delays_neither_inserts_nor_others_nor_its_own_unsubscription() {
+fn a_sink_that_blocks_for_ever_or_panics_delays_neither_inserts_nor_others_nor_its_own_end() {
     let pool = pool();
     pool.insert_transaction(nth(0));
-    let (bad, _, release) = stuck_sink(&pool);
+    let (stuck, _, release) = stuck_sink(&pool);
     let (good, calls) = sink(|_| true);
     let _good = pool.subscribe(1).push_into(good).expect("a thread");
+    let (bad, _) = sink(|_| panic!("on purpose"));
+    let bad = pool.subscribe(1).push_into(bad).expect("a thread");
+    assert_eq!(wait_end(&bad), SinkEndReason::Panicked);
     insert_all(&pool, 1..1_000);
     assert_eq!((0..1_000).filter(|_| calls.recv_timeout(LONG).is_ok()).count(), 1_000);
-    assert_eq!(bad.end(), None);
-    drop(bad);
+    assert_eq!(stuck.end(), None);
+    drop(stuck);
     drop(release);
 }
 
 #[test]
-fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
+fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with_and_gets_no_more_if_it_says_no() {
     let pool = pool_with(PoolConfig { log_events: 1, ..PoolConfig::default() });
     insert_all(&pool, 0..1_000);
     let orders: Vec<_> = (0..1_000)
         .map(|n| Arc::downgrade(&pool.get(nth(n).hash()).expect("it was inserted")))
         .collect();
     // In the midst of its replay.
-    let (guard, _, release) = stuck_sink(&pool);
+    let (guard, calls, release) = stuck_sink(&pool);
     // All go, and the log is made to forget that they went.
     for number in 1..=4 {
         let mined = if number == 1 { (0..1_000).map(|n| *nth(n).hash()).collect() } else { vec![] };
@@ -155,15 +145,6 @@ fn a_sink_that_blocks_keeps_the_one_order_it_was_called_with() {
     upkeep(&pool);
     assert_eq!(orders.iter().filter(|order| order.strong_count() > 0).count(), 1);
     drop(release);
-    assert_eq!(wait_end(&guard), SinkEndReason::Refused);
-}
-
-#[test]
-fn a_sink_that_says_no_and_claims_to_live_gets_nothing_more() {
-    let pool = pool();
-    let (liar, calls) = sink(|_| false);
-    let guard = pool.subscribe(1).push_into(liar).expect("a thread");
-    insert_all(&pool, 0..100);
     assert_eq!(wait_end(&guard), SinkEndReason::Refused);
     assert_eq!(calls.iter().count(), 1);
 }

@@ -47,26 +47,6 @@ fn external(spec: Spec) -> Transaction {
     tx_from(spec, Origin::Rpc)
 }
 
-/// 726 transactions that nobody could pay for, of megabytes each and with claims of everything, used to
-/// evict 20,000 that the node had checked.
-#[test]
-fn what_external_callers_claim_to_pay_evicts_nothing_that_the_node_announced() {
-    let pool = pool_with(PoolConfig { max_tx_bytes: 64 << 20, ..PoolConfig::default() });
-    insert_all(&pool, 0..20_000);
-    for n in 0..200 {
-        let tip = 1_000_000 + u128::from(n);
-        let spec = Spec { sender: 1 << 32 | n, max_fee: tip, max_tip: tip, ..Spec::default() };
-        let outcome = pool.insert_transaction(external(Spec { input_bytes: 3_900_000, ..spec }));
-        assert_eq!(outcome, InsertOutcome::Added, "they evict each other");
-    }
-    let stats = pool.stats();
-    assert!((0..20_000).all(|n| pool.contains(nth(n).hash())), "all honest ones are here");
-    assert_eq!(stats.txs, 20_000 + stats.external_txs);
-    assert!(stats.external_txs <= 8, "{} of 3.9 MB in 32 MiB", stats.external_txs);
-    // And later ones come in as before.
-    assert_eq!(pool.insert_transaction(nth(20_000)), InsertOutcome::Added);
-}
-
 #[test]
 fn a_gas_limit_or_a_tip_above_the_fee_cap_moves_nobody_up() {
     let pool = pool_with(PoolConfig { max_txs: 1, ..PoolConfig::default() });

@@ -10,8 +10,8 @@ pub(super) type Keyed = (usize, Option<u64>);
 pub(super) enum Op {
     // Without a holder it was announced by the node.
     Insert { sender: u64, nonce: u64, max_fee: u128, max_tip: u128, holder: Option<u8> },
-    // Of a private transaction, until so many blocks ahead.
-    Private { sender: u64, nonce: u64, max_tip: u128, ahead: u64, holder: u8 },
+    // Of so many private transactions, until so many blocks ahead.
+    Private { sender: u64, nonce: u64, count: u64, max_tip: u128, ahead: u64, holder: u8 },
     // Of one of the transactions that are pooled or that a block took.
     CancelPrivate { which: usize, signer: u64 },
     // One of what is pooled once more, without a holder by the node, with a block as a private transaction.
@@ -43,14 +43,16 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     let (ahead, signer) = (prop::option::of(0_u64..6), prop::option::of(2_u64..5));
     // Few, so that the same one comes again.
     let fee = prop::sample::select(vec![3_u128, 11, PRIVATE_FEE]);
+    // Now and then as many as a sender may have.
+    let few = prop::sample::select(vec![1, 1, 1, MAX_OF_SENDER as u64]);
     prop_oneof![
         12 => (0_u64..5, 0_u64..4, fee, 0_u128..8, prop::option::weighted(0.4, 0_u8..4))
             .prop_map(|(sender, nonce, max_fee, max_tip, holder)| {
                 Op::Insert { sender, nonce, max_fee, max_tip, holder }
             }),
-        6 => (0_u64..5, 0_u64..4, 0_u128..8, 0_u64..6, 0_u8..4)
-            .prop_map(|(sender, nonce, max_tip, ahead, holder)| {
-                Op::Private { sender, nonce, max_tip, ahead, holder }
+        6 => (0_u64..5, 0_u64..4, few, 0_u128..8, 0_u64..6, 0_u8..4)
+            .prop_map(|(sender, nonce, count, max_tip, ahead, holder)| {
+                Op::Private { sender, nonce, count, max_tip, ahead, holder }
             }),
         2 => (0_usize..20, 0_u64..2)
             .prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),
@@ -62,7 +64,8 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
                 Op::Bundle { n, ahead, key, signer, by, at }
             }),
         3 => (key(), 0_u8..4).prop_map(|(key, holder)| Op::Cancel { key, holder }),
-        4 => (0_u8..8, 0_u64..40, prop::option::of(0_u64..20))
+        // An absurd base fee makes nobody pay, and overflows nothing.
+        4 => (0_u8..8, 0_u64..40, prop::option::of(prop_oneof![20 => 0_u64..20, 1 => Just(u64::MAX)]))
             .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),
         2 => (1_usize..4, 0_u8..8).prop_map(|(depth, mined)| Op::Reorg { depth, mined }),
         2 => (0_usize..4).prop_map(|which| Op::Return { which }),

@@ -53,7 +53,7 @@ impl Reader {
 }
 
 pub(super) fn head_line(head: &Head) -> String {
-    format!("h{} {}", head.number, head.hash)
+    format!("h{head:?}")
 }
 
 pub(super) fn line(event: Event) -> String {

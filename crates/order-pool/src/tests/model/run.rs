@@ -75,14 +75,25 @@ impl Run {
 
     fn head(&mut self, parent: Option<(u64, B256)>, mined: Vec<B256>, fee: Option<u64>) -> Block {
         let (number, parent_hash) = parent.unwrap_or((9, B256::ZERO));
-        let head = Head::new(number + 1, hash(1 << 40 | self.told.len() as u64), parent_hash);
-        self.told.push(Block::new(Head { next_base_fee_wei: fee, ..head }, mined));
+        let number = number + 1;
+        let head = Head {
+            timestamp: number * 12,
+            next_base_fee_wei: fee,
+            gas_limit: number * 1_000,
+            fee_recipient: address(number),
+            ..Head::new(number, hash(1 << 40 | self.told.len() as u64), parent_hash)
+        };
+        self.told.push(Block::new(head, mined));
         self.told[self.told.len() - 1].clone()
     }
 
     fn on_head(&mut self, block: Block, replaced: usize) {
         assert_eq!(self.pool.on_head(block.clone()).replaced(), replaced);
         assert_eq!(self.pool.on_head(block.clone()), Relation::Repeat);
+        // Nor does one change anything that cannot follow its parent.
+        let impossible = Head::new(u64::MAX, hash(1 << 42), block.head.hash);
+        let impossible = Block::new(impossible, self.pooled_txs(7));
+        assert_eq!(self.pool.on_head(impossible), Relation::Inconsistent);
         self.model.on_head(block, replaced);
     }
 
@@ -95,11 +106,14 @@ impl Run {
             Op::Insert { sender, nonce, max_fee, max_tip, holder } => {
                 self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, holder);
             }
-            Op::Private { sender, nonce, max_tip, ahead, holder: by } => {
-                // Some of them are those that others hand in too.
-                let spec = Spec { sender, nonce, max_fee: PRIVATE_FEE, max_tip, ..Spec::default() };
+            Op::Private { sender, nonce, count, max_tip, ahead, holder: by } => {
                 let terms = self.terms(sender, ahead);
-                self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+                for nonce in nonce..nonce + count {
+                    // Some of them are those that others hand in too.
+                    let (max_fee, rest) = (PRIVATE_FEE, Spec::default());
+                    let spec = Spec { sender, nonce, max_fee, max_tip, ..rest };
+                    self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+                }
             }
             Op::Again { which, holder: by, ahead } => {
                 let Some(pooled) = self.model.pooled.get(which).cloned() else { return };
@@ -322,8 +336,7 @@ impl Run {
             bytes += found.size_bytes();
         }
         assert_eq!(pool.bytes(), bytes);
-        let head = |head: Head| (head.number, head.hash);
-        assert_eq!(pool.head().map(head), model.blocks.last().map(|block| head(block.head)));
+        assert_eq!(pool.head(), model.blocks.last().map(|block| block.head));
         let stats = pool.stats();
         let txs = model.pooled.iter().filter(|order| order.tx.is_some()).count();
         assert_eq!((stats.txs, stats.keys), (txs as u64, model.keys.len() as u64));
