@@ -103,7 +103,7 @@ impl NatsServer {
             fs::write(&own, config.text()).map_err(cannot("write the configuration"))?;
         }
         let file = config.file.as_ref().unwrap_or(&own);
-        let mut process = Process::bare(BINARY, dir.join(format!("{name}.log")))?;
+        let mut process = Process::new(BINARY, dir.join(format!("{name}.log")))?;
         let command = process.command();
         command.arg("-c").arg(file).args(["-n", &name, "-a", "127.0.0.1"]);
         command.args(["-p", &client.number().to_string()]);
@@ -135,8 +135,8 @@ impl NatsServer {
             let meta = page(port, "/jsz").map(|jsz| jsz["meta_cluster"]["leader"].is_string());
             !is_clustered || meta.unwrap_or(false)
         };
-        let is_ready = || get(port, JETSTREAM_RUNS).is_ok() && has_leader();
-        self.process.wait(&url, is_ready)
+        let runs = || page(port, JETSTREAM_RUNS).is_ok_and(|health| health["status"] == "ok");
+        self.process.wait(&url, || runs() && has_leader())
     }
 }
 
@@ -208,22 +208,13 @@ fn route_url(port: &Port) -> String {
     format!("nats://127.0.0.1:{}", port.number())
 }
 
+/// A page of the server's monitoring.
 fn page(port: u16, path: &str) -> io::Result<Value> {
-    Ok(serde_json::from_str(&get(port, path)?)?)
-}
-
-/// The body of a response with status 200.
-fn get(port: u16, path: &str) -> io::Result<String> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;
     write!(stream, "GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")?;
     let mut response = String::new();
     stream.read_to_string(&mut response)?;
-    let (head, body) = response.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;
-    let status = head.split(' ').nth(1);
-    if status == Some("200") {
-        Ok(body.to_owned())
-    } else {
-        Err(io::ErrorKind::NotConnected.into())
-    }
+    let (_, body) = response.split_once("\r\n\r\n").ok_or(io::ErrorKind::UnexpectedEof)?;
+    Ok(serde_json::from_str(body)?)
 }

@@ -64,7 +64,7 @@ impl RealNode {
     pub fn start(kind: RealNodeKind, dir: &Path, block_time: Duration) -> io::Result<Self> {
         let (name, gas_limit) = (kind.name(), GAS_LIMIT.to_string());
         let ipc_path = dir.join(format!("{name}.ipc"));
-        let mut process = Process::bare(name, dir.join(format!("{name}.log")))?;
+        let mut process = Process::new(name, dir.join(format!("{name}.log")))?;
         let command = process.command();
         match kind {
             RealNodeKind::Anvil => {
@@ -112,7 +112,7 @@ fn init_geth(dir: &Path, data: &Path) -> io::Result<()> {
     let path = dir.join("genesis.json");
     let text = genesis(DEFAULT_ACCOUNTS, GAS_LIMIT).to_string();
     fs::write(&path, text).map_err(cannot("write the genesis"))?;
-    let mut process = Process::bare("geth", dir.join("geth-init.log"))?;
+    let mut process = Process::new("geth", dir.join("geth-init.log"))?;
     process.command().arg("--datadir").arg(data).arg("init").arg(&path);
     process.run()
 }

@@ -35,19 +35,8 @@ pub struct Process {
 }
 
 impl Process {
-    pub fn new(
-        name: &'static str,
-        args: Vec<String>,
-        envs: Vec<(String, String)>,
-        log: PathBuf,
-    ) -> io::Result<Self> {
-        let mut process = Self::bare(name, log)?;
-        process.command.args(args).envs(envs);
-        Ok(process)
-    }
-
     /// Of an installed binary, without arguments yet. Nothing to read, and all that it writes at the end of the log.
-    pub(crate) fn bare(name: &'static str, log: PathBuf) -> io::Result<Self> {
+    pub fn new(name: &'static str, log: PathBuf) -> io::Result<Self> {
         let end = File::options().create(true).append(true).open(&log);
         let end = end.map_err(cannot("open the log"))?;
         let errors = end.try_clone().map_err(cannot("share the log"))?;
@@ -56,7 +45,7 @@ impl Process {
         Ok(Self { name, command, log, child: None })
     }
 
-    pub(crate) const fn command(&mut self) -> &mut Command {
+    pub const fn command(&mut self) -> &mut Command {
         &mut self.command
     }
 

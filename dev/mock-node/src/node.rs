@@ -209,7 +209,7 @@ impl MockNode {
     }
 
     /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. What the old ones held is
-    /// pending again, and announced again unless the configuration says otherwise.
+    /// pending again, and announced again.
     pub fn reorg(&self, depth: usize) -> Result<Reorg, NodeError> {
         self.shared.change(|core| {
             let (removed, effects) = core.reorg(depth, unix_s())?;
@@ -321,7 +321,10 @@ fn mine_on_time(shared: &Shared) {
         if let Some(turn) = turn {
             // Blocks that a late thread made up for would wait for each other.
             due = due.max(Instant::now() + shared.config.block_time);
-            shared.lock().stats.import_waited(turn);
+            {
+                let stats = &mut shared.lock().stats;
+                stats.import_wait_us_max = stats.import_wait_us_max.max(turn.as_micros() as u64);
+            }
             if shared.sleep_until(Instant::now() + turn) {
                 return;
             }

@@ -49,17 +49,6 @@ enum Phase {
     Closed,
 }
 
-/// What the writer is to do.
-#[derive(Debug)]
-pub(crate) enum Next {
-    Write(VecDeque<Vec<u8>>),
-    /// The last that goes out.
-    WriteAndClose(Vec<u8>),
-    Wait,
-    WaitUntil(Instant),
-    Close,
-}
-
 impl Outbox {
     fn change(&self, change: impl FnOnce(&mut Queue)) {
         change(&mut lock(&self.queue));
@@ -98,30 +87,39 @@ impl Outbox {
         lock(&self.queue).freeze()
     }
 
-    pub(crate) fn take(&self) -> Next {
-        let mut queue = lock(&self.queue);
-        match (queue.phase, queue.freeze()) {
-            (Phase::Closed, _) => Next::Close,
-            (_, Freeze::Until(until)) => Next::WaitUntil(until),
-            (_, Freeze::Forever) => Next::Wait,
-            _ if queue.cut && queue.bytes > 0 => {
-                queue.phase = Phase::Closed;
-                Next::WriteAndClose(queue.half_of_first())
+    /// What is to be written next; `None` when the connection is to be closed. Cancel safe: what it takes it returns at
+    /// once. A change between two looks is not missed, because the notification is kept.
+    pub(crate) async fn next(&self) -> Option<VecDeque<Vec<u8>>> {
+        loop {
+            let freeze = {
+                let mut queue = lock(&self.queue);
+                match (queue.phase, queue.freeze()) {
+                    (Phase::Closed, _) => return None,
+                    (_, Freeze::No) if queue.cut && queue.bytes > 0 => {
+                        queue.phase = Phase::Closed;
+                        return Some([queue.half_of_first()].into());
+                    }
+                    (_, Freeze::No) if !queue.chunks.is_empty() => {
+                        return Some(std::mem::take(&mut queue.chunks));
+                    }
+                    (Phase::Finishing, Freeze::No) => return None,
+                    (_, freeze) => freeze,
+                }
+            };
+            let Freeze::Until(until) = freeze else {
+                self.wake.notified().await;
+                continue;
+            };
+            // The order does not matter: both lead to another look.
+            tokio::select! {
+                () = tokio::time::sleep_until(until.into()) => {}
+                () = self.wake.notified() => {}
             }
-            _ if !queue.chunks.is_empty() => Next::Write(std::mem::take(&mut queue.chunks)),
-            (Phase::Finishing, _) => Next::Close,
-            (Phase::Open, _) => Next::Wait,
         }
     }
 
     pub(crate) fn written(&self, bytes: usize) {
         lock(&self.queue).bytes -= bytes;
-    }
-
-    /// Waits until something changed since the last [`take`](Self::take). A change in between is not missed: the
-    /// notification is kept.
-    pub(crate) async fn changed(&self) {
-        self.wake.notified().await;
     }
 }
 

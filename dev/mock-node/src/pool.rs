@@ -1,9 +1,6 @@
 //! The node's pool: per sender the nonces in a row are pending, what lies beyond a gap is queued.
 
-use std::{
-    collections::{BTreeMap, btree_map::Entry},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use alloy_consensus::Transaction as _;
 use alloy_primitives::{
@@ -20,48 +17,58 @@ const BLOB_PRICE_BUMP_PERCENT: u128 = 100;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    txs: B256HashMap<Slot>,
+    /// In the order in which they came. A replacement has the place of what it replaces.
+    order: BTreeMap<u64, Arc<SignedTx>>,
+    /// Their keys in `order`.
+    places: B256HashMap<u64>,
     senders: AddressHashMap<Sender>,
-    /// Pending transactions in the order in which they became so.
-    order: BTreeMap<u64, B256>,
     next_place: u64,
-}
-
-#[derive(Debug)]
-struct Slot {
-    tx: Arc<SignedTx>,
-    /// Its key in `order`; none while queued.
-    place: Option<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Sender {
-    by_nonce: BTreeMap<u64, B256>,
+    by_nonce: BTreeMap<u64, Arc<SignedTx>>,
     /// The first nonce that is not pending.
     next: u64,
 }
 
+impl Sender {
+    /// Counts those as pending that follow the pending ones without a gap, and returns them.
+    fn promote(&mut self) -> Vec<Arc<SignedTx>> {
+        let mut promoted = Vec::new();
+        while let Some(tx) = self.by_nonce.get(&self.next) {
+            promoted.push(tx.clone());
+            self.next += 1;
+        }
+        promoted
+    }
+}
+
 impl Pool {
     pub(crate) fn len(&self) -> usize {
-        self.txs.len()
-    }
-
-    pub(crate) fn pending_count(&self) -> usize {
         self.order.len()
     }
 
     pub(crate) fn get(&self, hash: &B256) -> Option<&Arc<SignedTx>> {
-        self.txs.get(hash).map(|slot| &slot.tx)
+        self.order.get(self.places.get(hash)?)
     }
 
-    /// Pending transactions in the order in which they became so.
+    fn is_pending(&self, tx: &SignedTx) -> bool {
+        tx.nonce() < self.senders[&tx.signer()].next
+    }
+
+    /// Pending transactions in the order in which they came.
     pub(crate) fn pending(&self) -> impl Iterator<Item = &Arc<SignedTx>> {
-        self.order.values().map(|hash| &self.txs[hash].tx)
+        self.order.values().filter(|tx| self.is_pending(tx))
     }
 
-    /// Queued transactions in no order.
     pub(crate) fn queued(&self) -> impl Iterator<Item = &Arc<SignedTx>> {
-        self.txs.values().filter(|slot| slot.place.is_none()).map(|slot| &slot.tx)
+        self.order.values().filter(|tx| !self.is_pending(tx))
+    }
+
+    pub(crate) fn pending_count(&self) -> usize {
+        let of = |sender: &Sender| sender.by_nonce.range(..sender.next).count();
+        self.senders.values().map(of).sum()
     }
 
     /// The nonce after the sender's last pending transaction, if it has any here.
@@ -75,35 +82,28 @@ impl Pool {
         tx: Arc<SignedTx>,
         chain_nonce: u64,
     ) -> Result<Vec<Arc<SignedTx>>, TxRefused> {
-        if self.txs.contains_key(&tx.hash) {
+        if self.places.contains_key(&tx.hash) {
             return Err(TxRefused::AlreadyKnown);
         }
         if tx.nonce() < chain_nonce {
             return Err(TxRefused::NonceTooLow { has: tx.nonce(), expected: chain_nonce });
         }
-        let sender = self
-            .senders
-            .entry(tx.signer())
-            .or_insert_with(|| Sender { by_nonce: BTreeMap::new(), next: chain_nonce });
-        match sender.by_nonce.entry(tx.nonce()) {
-            Entry::Vacant(vacant) => {
-                vacant.insert(tx.hash);
-                let address = tx.signer();
-                self.txs.insert(tx.hash, Slot { tx, place: None });
-                Ok(self.promote(address))
+        let none = || Sender { by_nonce: BTreeMap::new(), next: chain_nonce };
+        let sender = self.senders.entry(tx.signer()).or_insert_with(none);
+        let place = match sender.by_nonce.get(&tx.nonce()) {
+            Some(old) => {
+                check_bump(old, &tx)?;
+                self.places.remove(&old.hash).expect("all indexes hold the same")
             }
-            Entry::Occupied(mut occupied) => {
-                let old = occupied.get();
-                check_bump(&self.txs[old].tx, &tx)?;
-                let slot = self.txs.remove(old).expect("both indexes hold the same");
-                occupied.insert(tx.hash);
-                if let Some(place) = slot.place {
-                    self.order.insert(place, tx.hash);
-                }
-                self.txs.insert(tx.hash, Slot { tx: tx.clone(), place: slot.place });
-                Ok(if slot.place.is_some() { vec![tx] } else { Vec::new() })
+            None => {
+                self.next_place += 1;
+                self.next_place
             }
-        }
+        };
+        sender.by_nonce.insert(tx.nonce(), tx.clone());
+        self.places.insert(tx.hash, place);
+        self.order.insert(place, tx.clone());
+        Ok(if tx.nonce() < sender.next { vec![tx] } else { sender.promote() })
     }
 
     /// Follows the chain: this sender's next nonce there is now `chain_nonce`, higher or, after a reorg, lower than
@@ -117,44 +117,17 @@ impl Pool {
             return Vec::new();
         };
         let kept = sender.by_nonce.split_off(&chain_nonce);
-        let stale = std::mem::replace(&mut sender.by_nonce, kept);
-        for hash in stale.into_values() {
-            if let Some(Slot { place: Some(place), .. }) = self.txs.remove(&hash) {
-                self.order.remove(&place);
-            }
+        for stale in std::mem::replace(&mut sender.by_nonce, kept).into_values() {
+            let place = self.places.remove(&stale.hash).expect("all indexes hold the same");
+            self.order.remove(&place);
         }
-        let sender = self.senders.get_mut(&address).expect("it was there above");
         if sender.by_nonce.is_empty() {
             self.senders.remove(&address);
             return Vec::new();
         }
-        sender.next = chain_nonce;
-        self.promote(address)
-    }
-
-    /// Gives a place to what follows the sender's pending transactions without a gap, and takes it from what no
-    /// longer does.
-    fn promote(&mut self, address: Address) -> Vec<Arc<SignedTx>> {
-        let sender = self.senders.get_mut(&address).expect("only called for senders of the pool");
-        let mut promoted = Vec::new();
-        while let Some(hash) = sender.by_nonce.get(&sender.next) {
-            let slot = self.txs.get_mut(hash).expect("both indexes hold the same");
-            if slot.place.is_none() {
-                slot.place = Some(self.next_place);
-                self.order.insert(self.next_place, *hash);
-                self.next_place += 1;
-                promoted.push(slot.tx.clone());
-            }
-            sender.next += 1;
-        }
-        for hash in sender.by_nonce.range(sender.next..).map(|(_, hash)| hash) {
-            let slot = self.txs.get_mut(hash).expect("both indexes hold the same");
-            match slot.place.take() {
-                Some(place) => self.order.remove(&place),
-                // Demotion is contiguous too: after the first that was queued all are.
-                None => break,
-            };
-        }
+        let before = std::mem::replace(&mut sender.next, chain_nonce);
+        let mut promoted = sender.promote();
+        promoted.retain(|tx| tx.nonce() >= before);
         promoted
     }
 
@@ -174,15 +147,15 @@ impl Pool {
             if best.len() >= max_txs || gas_left < 21_000 {
                 break;
             }
-            let sender = &self.senders[&tx.signer()];
             if blocked.contains(&tx.signer()) {
                 continue;
             }
+            let by_nonce = &self.senders[&tx.signer()].by_nonce;
             // A reorg puts low nonces back behind higher ones: the place is the sender's, the nonce decides.
             let nonce = taken
                 .entry(tx.signer())
-                .or_insert_with(|| *sender.by_nonce.first_key_value().expect("it has this one").0);
-            let tx = &self.txs[&sender.by_nonce[nonce]].tx;
+                .or_insert_with(|| *by_nonce.first_key_value().expect("it has this one").0);
+            let tx = &by_nonce[nonce];
             if tx.gas_limit() > gas_left || tx.max_fee_per_gas() < base_fee_wei {
                 blocked.insert(tx.signer());
                 continue;
@@ -196,26 +169,18 @@ impl Pool {
 
     #[cfg(test)]
     pub(crate) fn assert_consistent(&self, chain_nonce: impl Fn(&Address) -> u64) {
-        let placed = self.txs.values().filter(|slot| slot.place.is_some()).count();
-        assert_eq!(placed, self.order.len());
-        for (place, hash) in &self.order {
-            assert_eq!(self.txs[hash].place, Some(*place));
+        for (place, tx) in &self.order {
+            assert_eq!(self.places[&tx.hash], *place);
+            assert_eq!(self.senders[&tx.signer()].by_nonce[&tx.nonce()].hash, tx.hash);
         }
-        let mut count = 0;
-        for (address, sender) in &self.senders {
+        let of_senders = self.senders.values().map(|sender| sender.by_nonce.len()).sum::<usize>();
+        assert_eq!((self.places.len(), of_senders), (self.order.len(), self.order.len()));
+        for (address, Sender { by_nonce, next }) in &self.senders {
             let first = chain_nonce(address);
-            for (nonce, hash) in &sender.by_nonce {
-                count += 1;
-                assert!(*nonce >= first, "nothing stale stays");
-                let in_row = (first..*nonce).all(|nonce| sender.by_nonce.contains_key(&nonce));
-                assert_eq!(
-                    self.txs[hash].place.is_some(),
-                    in_row,
-                    "pending is the row without a gap"
-                );
-            }
+            assert!(by_nonce.keys().all(|nonce| *nonce >= first), "nothing stale stays");
+            let in_row = (first..).take_while(|nonce| by_nonce.contains_key(nonce)).count();
+            assert_eq!(next - first, in_row as u64, "pending is the row without a gap");
         }
-        assert_eq!(count, self.txs.len());
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a node has done so far.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 /// Counts since the node started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,10 +27,4 @@ pub struct Stats {
     pub connections_open: u64,
     /// Calls per method, each call of a batch for itself.
     pub methods: BTreeMap<String, u64>,
-}
-
-impl Stats {
-    pub(crate) fn import_waited(&mut self, time: Duration) {
-        self.import_wait_us_max = self.import_wait_us_max.max(time.as_micros() as u64);
-    }
 }

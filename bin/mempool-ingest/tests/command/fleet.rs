@@ -8,8 +8,8 @@ use std::{
 };
 
 use devnet::{NatsConfig, NatsServer};
-use mock_node::workload::test_accounts;
-use order_stream::{Flow, ServerConfig, State, StreamConfig, ensure_stream};
+use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
+use order_stream::State;
 use serde_json::{Value, json};
 use testkit::{
     command::{Ended, Running, command_line},
@@ -30,10 +30,6 @@ const PRIVATE: usize = 3;
 #[ignore = "run by the tests below, in a process of its own"]
 fn a_builder_that_does_not_end() {
     assert_eq!(example_builder::run_with(command_line()), ExitCode::SUCCESS);
-}
-
-fn node() -> Node {
-    node_on(mock_node::DEV_CHAIN_ID)
 }
 
 fn node_on(chain_id: u64) -> Node {
@@ -117,24 +113,81 @@ fn received(summary: &Value) -> [&Value; 2] {
     flows(summary, "received", "received", &parts)
 }
 
-/// It fails, never skips, when the server is missing.
+const GUIDE: &str = include_str!("../../../../docs/fleet.md");
+
+/// A text of the guide with the hosts, paths and passwords of a test.
+fn adapted(text: &str, replaced: &[(&str, &str)]) -> String {
+    replaced.iter().fold(text.to_owned(), |text, (theirs, ours)| {
+        assert!(text.contains(theirs), "{theirs} in {text}");
+        text.replace(theirs, ours)
+    })
+}
+
+/// The arguments of the command in the guide that begins so.
+fn documented(begin: &str, replaced: &[(&str, &str)]) -> Vec<String> {
+    let guide = GUIDE.replace("\\\n", " ");
+    let line = guide.lines().find_map(|line| line.strip_prefix(begin));
+    let line = line.unwrap_or_else(|| panic!("{begin} is not in the guide"));
+    adapted(line, replaced).split_whitespace().map(Into::into).collect()
+}
+
+/// With the users of the sample, which have rights for one chain. It fails, never skips, when the server is missing.
 #[test]
 #[ignore = "needs the nats-server that scripts/real-nodes.sh installs, and is run by it"]
-fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
+fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_real_server() {
     let folder = tempfile::tempdir().expect("a folder");
-    let nats = NatsServer::start(folder.path(), &NatsConfig::default()).expect("a server");
-    let (node, url) = (node(), nats.url());
-    let mut builder =
-        builder(&node, &["--from", &url, "--from-private", &url, "--metrics", ANY_PORT]);
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
+    let [cert, key] = [("ca.pem", made.cert.pem()), ("key.pem", made.signing_key.serialize_pem())]
+        .map(|(name, text)| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).expect("a file");
+            path.to_str().expect("text").to_owned()
+        });
+    let users = ["ADMIN", "INGEST_1", "BUILDER_1"];
+    let users = users.map(|user| [user.to_owned(), format!("{user}_PRIVATE")]).concat();
+    let password = |user: &String| (format!("{user}_PASSWORD"), "secret".to_owned());
+    let mut envs: Vec<_> = users.iter().chain([&"SYS".to_owned()]).map(password).collect();
+    envs.extend([("NATS_CERT".into(), cert.clone()), ("NATS_KEY".into(), key)]);
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../etc/nats/server.conf").into();
+    let config = NatsConfig { file: Some(file), envs, ..NatsConfig::default() };
+    let nats = NatsServer::start(folder.path(), &config).expect("a server");
+    let host = nats.url().replace("nats://", "");
+    let private = |user: &str| format!("tls://{user}-private:secret@{host}");
+
+    let node = node_on(1);
+    let node_and_ca = [("/data/reth.ipc", ipc(&node)), ("ca.pem", cert.as_str())];
+    let servers = [("PASSWORD", "secret"), ("nats-1:4222", &host), ("nats-2:4222", &host)];
+    let list = list(&node);
+    let to_builder = [&node_and_ca[..], &servers, &[("list.txt", list.as_str())]].concat();
+    let builder = "cargo run --release -p example-builder --example block_builder -- ";
+    let from_private = private("builder-1");
+    let more = ["--from-private", &from_private, "--slot", "500ms", "--metrics", ANY_PORT];
+    let more = more.into_iter().chain(["--json"]).map(str::to_owned);
+    let args = documented(builder, &to_builder).into_iter().chain(more);
+    let mut builder = Running::start(BUILDER, args).expect("this binary runs");
     let metrics = address(&mut builder, "metrics at http://");
     wait_for(&mut builder, "", &["stream missing"]);
 
-    let flows = ["--publish", &url, "--publish-private", &url, "--replicas", "1"];
-    let mut ingest = ingest(&node, &[&flows, ["--rpc", ANY_PORT].as_slice()].concat());
+    // The file of the administrators, which makes the streams.
+    let is_it = |part: &&str| part.contains("machine = \"admin\"");
+    let file = GUIDE.split("```").find(is_it).expect("a file in the guide");
+    let one = [("toml\n", ""), ("replicas = 3", "replicas = 1")];
+    let file = adapted(file, &[&node_and_ca[..], &servers[..2], &one].concat());
+    let file = crate::config::written(folder.path(), &file);
+    let made = crate::start(["--config", &file, "--duration", "2s"]).end(None).expect("it ends");
+    crate::ended_with(0, &made);
+
+    let more = ["--rpc", ANY_PORT].map(str::to_owned);
+    let args = [documented("mempool-ingest ", &node_and_ca), more.into()].concat();
+    let mut ingest = crate::command(args.iter().map(String::as_str));
+    let servers = documented("export MEMPOOL_INGEST_PUBLISH=", &servers);
+    ingest.env("MEMPOOL_INGEST_PUBLISH", &servers[0]);
+    ingest.env("MEMPOOL_INGEST_PUBLISH_PRIVATE", private("ingest-1"));
+    let mut ingest = Running::spawn(ingest).expect("the binary runs");
     let rpc = address(&mut ingest, "orders by JSON-RPC at http://");
     let account = test_accounts(node.node.config().accounts + 1).pop().expect("the last");
     for nonce in 0..PRIVATE as u64 {
-        let (hash, raw) = signed(&account, |tx| tx.nonce = nonce);
+        let (hash, raw) = signed(&account, |tx| (tx.chain_id, tx.nonce) = (1, nonce));
         let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendRawTransaction", "params": [raw] });
         let response = request(rpc, "/", Some(&call.to_string()));
         assert!(response.contains(&hash.to_string()), "{response}");
@@ -169,75 +222,6 @@ fn a_builder_gets_both_flows_of_an_ingest_on_a_real_server() {
     assert_eq!(number(sent, "stored"), PRIVATE as u64, "{ingested}");
 }
 
-/// The arguments of the command in `docs/fleet.md` that begins so, with the hosts, paths and passwords of a test.
-fn documented(begin: &str, replaced: &[(&str, &str)]) -> Vec<String> {
-    let guide = include_str!("../../../../docs/fleet.md").replace("\\\n", " ");
-    let line = guide.lines().find_map(|line| line.strip_prefix(begin));
-    let mut line = line.unwrap_or_else(|| panic!("{begin} is not in the guide")).to_owned();
-    for (theirs, ours) in replaced {
-        assert!(line.contains(theirs), "{theirs} in {line}");
-        line = line.replace(theirs, ours);
-    }
-    line.split_whitespace().map(Into::into).collect()
-}
-
-#[test]
-#[ignore = "needs the nats-server that scripts/real-nodes.sh installs, and is run by it"]
-fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_real_server() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
-    let [cert, key] = [("ca.pem", made.cert.pem()), ("key.pem", made.signing_key.serialize_pem())]
-        .map(|(name, text)| {
-            let path = folder.path().join(name);
-            std::fs::write(&path, text).expect("a file");
-            path.to_str().expect("text").to_owned()
-        });
-    let users = ["ADMIN", "INGEST_1", "BUILDER_1"];
-    let users = users.map(|user| [user.to_owned(), format!("{user}_PRIVATE")]).concat();
-    let password = |user: &String| (format!("{user}_PASSWORD"), "secret".to_owned());
-    let mut envs: Vec<_> = users.iter().chain([&"SYS".to_owned()]).map(password).collect();
-    envs.extend([("NATS_CERT".into(), cert.clone()), ("NATS_KEY".into(), key)]);
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../etc/nats/server.conf").into();
-    let config = NatsConfig { file: Some(file), envs, ..NatsConfig::default() };
-    let nats = NatsServer::start(folder.path(), &config).expect("a server");
-    let host = nats.url().replace("nats://", "");
-    let admin = ServerConfig {
-        root_certificates: Some((&cert).into()),
-        ..ServerConfig::new(format!("tls://admin:secret@{host}"))
-    };
-    let public = StreamConfig::new(Flow::Public, 1);
-    let made = ensure_stream(&admin, &public);
-    tokio::runtime::Runtime::new().expect("a runtime").block_on(made).expect("a stream");
-
-    // The users of the sample have rights for one chain.
-    let node = node_on(1);
-    let replaced = [
-        ("/data/reth.ipc", ipc(&node)),
-        ("ca.pem", cert.as_str()),
-        ("PASSWORD", "secret"),
-        ("nats-1:4222", &host),
-        ("nats-2:4222", &host),
-    ];
-    let list = list(&node);
-    let to_builder = [&replaced, [("list.txt", list.as_str())].as_slice()].concat();
-    let (node_and_ca, servers) = replaced.split_at(2);
-    let args = documented("mempool-ingest ", node_and_ca);
-    let mut ingest = crate::command(args.iter().map(String::as_str));
-    let servers = documented("export MEMPOOL_INGEST_PUBLISH=", servers);
-    ingest.env("MEMPOOL_INGEST_PUBLISH", &servers[0]);
-    let mut ingest = Running::spawn(ingest).expect("the binary runs");
-    let builder = "cargo run --release -p example-builder --example block_builder -- ";
-    let more = ["--slot", "500ms", "--metrics", ANY_PORT, "--json"].map(str::to_owned);
-    let args = documented(builder, &to_builder).into_iter().chain(more);
-    let mut builder = Running::start(BUILDER, args).expect("this binary runs");
-    let metrics = address(&mut builder, "metrics at http://");
-    let pooled = r#"order_stream_delivered_total{flow="public",outcome="pooled"}"#;
-    until(metrics, pooled, |count| count >= 50);
-    wait_for(&mut ingest, "", &[" public=(live"]);
-    finish(builder);
-    finish(ingest);
-}
-
 /// Only a failure makes it end by itself.
 fn fails(running: Running) -> Ended {
     let ended = running.end(None).expect("it ends");
@@ -247,7 +231,7 @@ fn fails(running: Running) -> Ended {
 
 #[test]
 fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
-    let node = node();
+    let node = node_on(DEV_CHAIN_ID);
     let wrong = "http://127.0.0.1:4222";
     for running in [
         ingest(&node, &["--publish", wrong]),
@@ -268,7 +252,7 @@ fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
 
 #[test]
 fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits_for_it() {
-    let node = node();
+    let node = node_on(DEV_CHAIN_ID);
     // Connections wait in its backlog.
     let listener = TcpListener::bind(ANY_PORT).expect("a port");
     let taken = listener.local_addr().expect("an address").to_string();

@@ -3,19 +3,13 @@
 use std::time::Duration;
 
 use clap::Parser as _;
-use devnet::{Process, RealNode, RealNodeKind};
+use devnet::{Process, RealNode, RealNodeKind, load};
 use mempool_ingest_cli::DEFAULT_CONFIG;
 
 use crate::{
     config::{run, written},
     ended_with, finish, start, wait_for,
 };
-
-#[derive(clap::Parser)]
-struct Load {
-    #[command(flatten)]
-    args: devnet::load::Args,
-}
 
 #[test]
 #[ignore = "needs the nodes that scripts/real-nodes.sh installs, and is run by it"]
@@ -39,11 +33,9 @@ fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name| dir.path().join(name).to_str().expect("text").to_owned();
     let (data, ipc) = (path("data"), path("geth.ipc"));
-    let args = ["--datadir", &data, "--ipcpath", &ipc, "--nodiscover", "--maxpeers", "0"];
-    let args = args.into_iter().chain(["--port", "0", "--authrpc.port", "0"]);
-    let args = args.map(str::to_owned).collect();
-    let geth = Process::new("geth", args, Vec::new(), dir.path().join("geth.log"));
-    let mut geth = geth.expect("geth");
+    let mut geth = Process::new("geth", dir.path().join("geth.log")).expect("geth");
+    geth.command().args(["--datadir", &data, "--ipcpath", &ipc, "--nodiscover"]);
+    geth.command().args(["--maxpeers", "0", "--port", "0", "--authrpc.port", "0"]);
     geth.spawn().expect("it starts");
     let mut running = start(["--ipc", &ipc, "--wait"]);
     wait_for(&mut running, "syncing chain=1 ", &[]);
@@ -52,8 +44,8 @@ fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
     let checked = run(&["check", "--ipc", &ipc]);
     assert!(ended_with(1, &checked).contains("chain 1: it is syncing, "), "{checked:?}");
     // Nor can a load be sent to it, whose accounts own nothing here.
-    let load = ["load", "--ipc", &ipc, "--tps", "10", "--duration", "1s", "--accounts", "20"];
-    let refused = devnet::load::run(&Load::parse_from(load).args).expect_err("all are refused");
+    let args = ["load", "--ipc", &ipc, "--tps", "10", "--duration", "1s", "--accounts", "20"];
+    let refused = load::run(&load::Args::parse_from(args)).expect_err("all are refused");
     let refused = refused.to_string();
     assert!(refused.starts_with("nothing was accepted: "), "{refused}");
     let accounts = "Fund the accounts: 0xf39Fd6e51aad88F6F4ce6aB8827279cffFb92266 to ";

@@ -2,35 +2,25 @@
 
 use std::{
     path::Path,
-    process::{Child, Command, Stdio},
+    process::Command,
     time::{Duration, Instant},
 };
 
 use mempool_ingest::Fetcher;
-use serde::Deserialize;
+use testkit::command::Running;
 
+/// Killed when dropped.
 pub(crate) struct Load {
-    child: Child,
+    running: Running,
     tps: u32,
-}
-
-#[derive(Debug, Deserialize)]
-pub(crate) struct Report {
-    pub(crate) accepted: u64,
 }
 
 impl Load {
     pub(crate) fn start(ipc: &Path, tps: u32, duration: Duration) -> Self {
-        let child = Command::new(env!("CARGO_BIN_EXE_devnet"))
-            .args(["load", "--ipc"])
-            .arg(ipc)
-            .args(["--tps", &tps.to_string()])
-            .args(["--duration", &format!("{}ms", duration.as_millis())])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .expect("the load starts");
-        Self { child, tps }
+        let mut command = Command::new(env!("CARGO_BIN_EXE_devnet"));
+        command.args(["load", "--ipc"]).arg(ipc).args(["--tps", &tps.to_string()]);
+        command.args(["--duration", &format!("{}ms", duration.as_millis())]);
+        Self { running: Running::spawn(command).expect("the load starts"), tps }
     }
 
     /// Waits, without the host's runtime, until announcements come; returns their count.
@@ -47,17 +37,11 @@ impl Load {
         }
     }
 
-    pub(crate) fn finish(self) -> Report {
-        let output = self.child.wait_with_output().expect("the load ends");
-        let text = String::from_utf8(output.stdout).expect("text");
-        let line = text.lines().last().unwrap_or_default();
-        println!("load at {} TPS: {line}", self.tps);
-        serde_json::from_str(line).expect("a line of JSON")
-    }
-
-    pub(crate) fn abandon(mut self) {
-        // It may have ended with its node.
-        let _ = self.child.kill();
-        self.child.wait().expect("it was started");
+    /// Waits for its end; returns how many transactions the node accepted.
+    pub(crate) fn finish(self) -> u64 {
+        let ended = self.running.end(None).expect("the load ends");
+        println!("load at {} TPS: {ended:?}", self.tps);
+        let accepted = ended.json().and_then(|report| report["accepted"].as_u64());
+        accepted.expect("a line of JSON")
     }
 }

@@ -207,7 +207,7 @@ under_load! {
 
 async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announcements) {
     let setup = Setup::in_mode(kind, Duration::from_secs(12), announcements).await;
-    let load = Load::start(setup.node.ipc_path(), tps, Duration::from_secs(30)).finish();
+    let accepted = Load::start(setup.node.ipc_path(), tps, Duration::from_secs(30)).finish();
     let what = format!("{announcements:?}, {tps} TPS");
     let counts = setup.complete(&what).await;
     assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
@@ -222,9 +222,8 @@ async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announceme
     let missed = counts.objects_missed;
     println!("{kind:?}: {what}: queued by the node {queued}, objects missed {missed}");
     assert!(
-        (brought_in + queued) * 100 >= load.accepted * 99,
-        "{kind:?}: {what}: {brought_in} brought in and {queued} queued of {} accepted",
-        load.accepted
+        (brought_in + queued) * 100 >= accepted * 99,
+        "{kind:?}: {what}: {brought_in} brought in and {queued} queued of {accepted} accepted",
     );
 }
 
@@ -266,14 +265,14 @@ async fn costs(kind: RealNodeKind) {
         }
         let pid = node.pid().unwrap();
         let before = cpu_of(pid);
-        let load = Load::start(node.ipc_path(), 2_000, Duration::from_secs(20)).finish();
+        let accepted = Load::start(node.ipc_path(), 2_000, Duration::from_secs(20)).finish();
         let mut missed = 0;
         if let Some(fetcher) = fetcher {
-            let all = load.accepted * 99 / 100;
+            let all = accepted * 99 / 100;
             let counts = settled(&fetcher, what, |counts| counts.pooled >= all).await;
             missed = counts.objects_missed;
         }
-        let us = (cpu_of(pid) - before).as_micros() as f64 / load.accepted.max(1) as f64;
+        let us = (cpu_of(pid) - before).as_micros() as f64 / accepted.max(1) as f64;
         println!(
             "{kind:?}: 2000 TPS, {what}: {us:.0} us of the node for each, {missed} objects missed"
         );
@@ -309,12 +308,12 @@ async fn is_away(kind: RealNodeKind, is_killed: bool, time: Duration) {
     }
     tokio::time::sleep(time).await;
     if is_killed {
-        load.abandon();
+        drop(load);
         setup.node.restart().unwrap();
     } else {
         setup.node.sigcont().unwrap();
         setup.client().await.get_chain_id().await.unwrap();
-        load.abandon();
+        drop(load);
     }
     let answered = Instant::now();
     eventually("live again", || setup.fetcher.is_live()).await;

@@ -1,10 +1,11 @@
 //! What each method does.
 
-use std::{collections::BTreeMap, io::Write as _, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use alloy_consensus::{Transaction as _, transaction::TransactionInfo};
 use alloy_eips::{BlockId, BlockNumberOrTag};
 use alloy_primitives::{Address, B256, Bytes, U64, keccak256};
+use alloy_rpc_types_eth::Transaction;
 use serde::Serialize;
 
 use super::request::{Params, RpcError};
@@ -96,7 +97,7 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
                 let pool = &shared.lock().core.pool;
                 (pool.pending().cloned().collect(), pool.queued().cloned().collect())
             };
-            Ok(Found::Json(content_json(pending, queued)))
+            json(&BTreeMap::from([("pending", content(pending)), ("queued", content(queued))]))
         }
         _ => Err(RpcError::METHOD_NOT_FOUND),
     }
@@ -151,24 +152,12 @@ fn state(
     json(&value.ok_or(refused("state at this block is pruned"))?)
 }
 
-fn content_json(pending: Vec<Arc<SignedTx>>, queued: Vec<Arc<SignedTx>>) -> Vec<u8> {
-    let mut out = Vec::with_capacity((pending.len() + queued.len()) * 700 + 32);
-    for (name, mut txs) in [("{\"pending\":{", pending), ("},\"queued\":{", queued)] {
-        out.extend_from_slice(name.as_bytes());
-        txs.sort_unstable_by_key(|tx| (tx.signer(), tx.nonce()));
-        for (number, of_sender) in
-            txs.chunk_by(|one, next| one.signer() == next.signer()).enumerate()
-        {
-            let separator = if number == 0 { "" } else { "," };
-            write!(out, "{separator}\"{}\":{{", of_sender[0].signer()).expect("memory takes all");
-            for (number, tx) in of_sender.iter().enumerate() {
-                let separator = if number == 0 { "" } else { "," };
-                write!(out, "{separator}\"{}\":", tx.nonce()).expect("memory takes all");
-                out.extend_from_slice(&to_json(&tx.to_object(TransactionInfo::default())));
-            }
-            out.push(b'}');
-        }
+/// By sender and nonce.
+fn content(txs: Vec<Arc<SignedTx>>) -> BTreeMap<String, BTreeMap<u64, Transaction>> {
+    let mut content = BTreeMap::<_, BTreeMap<_, _>>::new();
+    for tx in txs {
+        let object = tx.to_object(TransactionInfo::default());
+        content.entry(tx.signer().to_string()).or_default().insert(tx.nonce(), object);
     }
-    out.extend_from_slice(b"}}");
-    out
+    content
 }

@@ -22,8 +22,8 @@ use tokio::{
 use super::{Reply, handle, is_heavy};
 use crate::{
     config::MAX_REQUEST_BYTES,
-    faults::armed::take_one,
-    outbox::{Freeze, Next, Outbox},
+    faults::take_one,
+    outbox::{Freeze, Outbox},
     shared::{Connected, Shared, Topic},
 };
 
@@ -138,24 +138,13 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
 }
 
 async fn write(outbox: &Outbox, mut writer: OwnedWriteHalf) -> io::Result<()> {
-    loop {
-        match outbox.take() {
-            Next::Write(chunks) => {
-                for chunk in chunks {
-                    writer.write_all(&chunk).await?;
-                    outbox.written(chunk.len());
-                }
-            }
-            Next::WriteAndClose(half) => return writer.write_all(&half).await,
-            Next::Wait => outbox.changed().await,
-            // The order does not matter: both lead to another look.
-            Next::WaitUntil(until) => tokio::select! {
-                () = tokio::time::sleep_until(until.into()) => {}
-                () = outbox.changed() => {}
-            },
-            Next::Close => return Ok(()),
+    while let Some(chunks) = outbox.next().await {
+        for chunk in chunks {
+            writer.write_all(&chunk).await?;
+            outbox.written(chunk.len());
         }
     }
+    Ok(())
 }
 
 /// The length of the first JSON value, for requests come one after the other, with or without anything between them;

@@ -33,39 +33,48 @@ fn received(client: &mut Client, tx: &TxEnvelope, block: &Value) -> (U256, U256)
     (slot(client, token, balance, block), U256::from_be_slice(&input[36..68]))
 }
 
-fn calls_token(tx: &TxEnvelope) -> bool {
-    tokens().contains(&tx.to().expect("nothing of the load creates"))
-}
-
 #[test]
-fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one() {
+fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one_and_a_reorg_takes_it_back()
+{
     let (_dir, node, mut client) =
         connected(|config| NodeConfig { state: true, preload: 400, ..config });
     let txs = transactions(&node);
-    let before = json!({ "blockHash": node.head().hash });
+    // Whether all is there, or nothing; how many transfers, token calls and swaps there are.
+    let mut check = |block: B256, is_there: bool| {
+        let block = json!({ "blockHash": block, "requireCanonical": true });
+        let or_zero = |value| if is_there { value } else { U256::ZERO };
+        let mut counts = [0; 3];
+        for tx in &txs {
+            let to = tx.to().expect("nothing of the load creates");
+            if tokens().contains(&to) {
+                let (balance, amount) = received(&mut client, tx, &block);
+                assert_eq!(balance, or_zero(amount), "{}", tx.tx_hash());
+                counts[1] += 1;
+            } else if tx.input().starts_with(&SWAP_SELECTOR) {
+                counts[2] += 1;
+            } else if !routers().contains(&to) {
+                let balance = quantity(&mut client, "eth_getBalance", to, &block);
+                assert_eq!(balance, or_zero(tx.value()));
+                counts[0] += 1;
+            }
+            let sender = tx.recover_signer().expect("a signature");
+            let nonce = quantity(&mut client, "eth_getTransactionCount", sender, &block);
+            assert_eq!(nonce > U256::from(tx.nonce()), is_there);
+        }
+        counts
+    };
+    let before = node.head().hash;
     let block = node.mine();
     assert_eq!(block.txs.len(), 400);
-    let after = json!({ "blockHash": block.hash, "requireCanonical": true });
-    let (mut transfers, mut calls, mut swaps) = (0, 0, 0);
-    for tx in &txs {
-        let to = tx.to().expect("nothing of the load creates");
-        if calls_token(tx) {
-            assert_eq!(received(&mut client, tx, &before).0, U256::ZERO);
-            let (balance, amount) = received(&mut client, tx, &after);
-            assert_eq!(balance, amount, "{}", tx.tx_hash());
-            calls += 1;
-        } else if tx.input().starts_with(&SWAP_SELECTOR) {
-            swaps += 1;
-        } else if !routers().contains(&to) {
-            assert_eq!(quantity(&mut client, "eth_getBalance", to, &before), U256::ZERO);
-            assert_eq!(quantity(&mut client, "eth_getBalance", to, &after), tx.value());
-            transfers += 1;
-        }
-        let sender = tx.recover_signer().expect("a signature");
-        let nonce = quantity(&mut client, "eth_getTransactionCount", sender, &after);
-        assert!(nonce > U256::from(tx.nonce()));
-    }
-    assert!(transfers > 50 && calls > 50 && swaps > 50, "{transfers} {calls} {swaps}");
+    check(before, false);
+    let counts = check(block.hash, true);
+    assert!(counts.iter().all(|count| *count > 50), "{counts:?}");
+    let reorg = node.reorg(1).expect("one block is kept");
+    check(reorg.added[0].hash, false);
+    check(node.mine().hash, true);
+    // The block that was taken back is known no more.
+    let undone = json!({ "blockHash": block.hash });
+    assert!(client.call("eth_getBalance", json!([listed()[0], undone]))["error"].is_object());
 }
 
 #[test]
@@ -91,28 +100,6 @@ fn a_block_is_named_by_hash_number_or_tag() {
         let answer = client.call("eth_getBalance", json!([sender, unknown]));
         assert!(answer["error"]["code"].is_i64(), "{answer}");
     }
-}
-
-#[test]
-fn a_reorg_takes_the_state_back() {
-    let (_dir, node, mut client) =
-        connected(|config| NodeConfig { state: true, preload: 60, ..config });
-    let txs: Vec<_> = transactions(&node).into_iter().filter(calls_token).collect();
-    let mut are_there = |block: B256| {
-        let block = json!({ "blockHash": block });
-        let owned = txs.iter().map(|tx| received(&mut client, tx, &block));
-        let are_there: Vec<_> =
-            owned.map(|(balance, sent)| (balance == sent, !balance.is_zero())).collect();
-        are_there
-    };
-    let (all, none) = (vec![(true, true); txs.len()], vec![(false, false); txs.len()]);
-    assert_eq!(are_there(node.mine().hash), all);
-    let reorg = node.reorg(1).expect("one block is kept");
-    assert_eq!(are_there(reorg.added[0].hash), none);
-    assert_eq!(are_there(node.mine().hash), all);
-    // The block that was taken back is known no more.
-    let undone = json!({ "blockHash": reorg.removed[0].hash });
-    assert!(client.call("eth_getBalance", json!([listed()[0], undone]))["error"].is_object());
 }
 
 #[test]
