@@ -396,7 +396,8 @@ impl Machine {
             return;
         }
         if self.gaps.len() == MAX_GAPS {
-            self.gaps.pop_front();
+            let closed = self.gaps.iter().position(|gap| gap.to.is_some());
+            self.gaps.remove(closed.expect("of each reason at most one is open"));
         }
         self.gaps.push_back(Gap { reason, from: now, to: None, recovered: 0 });
     }
@@ -664,6 +665,24 @@ mod tests {
         }
         let gaps: Vec<_> = Run::new(&config()).play(LIVE).machine.gaps.iter().copied().collect();
         assert!(matches!(gaps[..], [Gap { recovered: 3, to: Some(_), .. }]), "{gaps:?}");
+    }
+
+    /// It was the oldest one, and gone without a trace.
+    #[test]
+    fn an_open_gap_is_kept_however_many_others_come() {
+        let mut run = Run::new(&config());
+        run.play(LIVE).play("gap unread_block -> compare unread_block \n compared -> | live |");
+        let opened = run.now;
+        for _ in 0..2 * MAX_GAPS {
+            run.pass(S / 10).play(
+                "
+                gap lagged       -> compare lagged
+                gap unread_block ->
+                compared         -> | live | unread_block",
+            );
+        }
+        let open = run.machine.gaps.iter().find(|gap| gap.to.is_none()).expect("kept");
+        assert_eq!((run.machine.gaps.len(), open.from), (MAX_GAPS, opened + S / 10));
     }
 
     #[test]
