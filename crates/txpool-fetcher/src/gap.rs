@@ -43,7 +43,8 @@ pub struct Gap {
     pub from: Instant,
     /// When a comparison with the node's pool closed it; `None` until then.
     pub to: Option<Instant>,
-    /// How many hashes comparisons recovered while it was the latest open one.
+    /// How many hashes the comparisons for this reason recovered while it was open. One that closes
+    /// several gaps counts for the most severe of them, and an audit for none.
     pub recovered: u64,
 }
 

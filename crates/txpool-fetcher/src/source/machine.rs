@@ -213,7 +213,8 @@ impl Machine {
                 let reason = self.comparing.take();
                 self.failing = None;
                 self.is_audited = true;
-                if let Some(gap) = self.gaps.iter_mut().rev().find(|gap| gap.to.is_none()) {
+                let its_own = |gap: &&mut Gap| gap.to.is_none() && Some(gap.reason) == reason;
+                if let Some(gap) = self.gaps.iter_mut().find(its_own) {
                     gap.recovered += recovered;
                 }
                 if !self.may_compare() {
@@ -663,8 +664,23 @@ mod tests {
             println!("{what}");
             Run::new(&config()).play(LIVE).play(script);
         }
-        let gaps: Vec<_> = Run::new(&config()).play(LIVE).machine.gaps.iter().copied().collect();
-        assert!(matches!(gaps[..], [Gap { recovered: 3, to: Some(_), .. }]), "{gaps:?}");
+    }
+
+    /// The one that had opened last had it all.
+    #[test]
+    fn what_a_comparison_brought_in_counts_for_its_own_gap() {
+        let mut run = Run::new(&config());
+        run.play(LIVE).play(
+            "
+            gap lagged -> compare lagged
+            gap reorg  ->
+            compared 5 -> compare reorg
+            compared 2 -> | live |
+            +70        -> compare audit
+            compared 1 -> | live |",
+        );
+        let gaps = run.machine.gaps.iter().map(|gap| (gap.reason.as_str(), gap.recovered));
+        assert!(gaps.eq([("start_up", 3), ("lagged", 5), ("reorg", 2)]));
     }
 
     /// It was the oldest one, and gone without a trace.
