@@ -91,8 +91,11 @@ pub struct AuditReport {
     pub offered_again: u64,
     /// Transactions of ours that are no longer in the node's pool and in no recent block.
     pub vanished: u64,
-    /// Hashes that were fetched because they were missing.
+    /// How many of the missing ones this comparison has fetched, and the sink has now.
     pub recovered: u64,
+    /// How many of the missing ones are missing still, because their fetches have failed: the next
+    /// comparison fetches them again.
+    pub failed: u64,
     /// In the comparison of a source that has fallen silent: listed transactions that were not
     /// listed 4 s earlier. 0 in any other.
     pub unannounced: u64,
@@ -241,7 +244,13 @@ impl Comparison {
         }
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
-            report.recovered = self.recover(&missing, epoch).await;
+            let fetched = self.recover(&missing, epoch).await;
+            let seen = |hash: &B256| fetch.hashes.seen.get(hash);
+            let is_ours = |hash: &&B256| seen(hash).is_some_and(Seen::was_delivered);
+            report.recovered = fetched.iter().filter(is_ours).count() as u64;
+            let has_failed =
+                |hash: &&B256| seen(hash) == Some(Seen::Failed) && !fetch.hashes.is_mined(hash);
+            report.failed = missing.iter().filter(has_failed).count() as u64;
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
         let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
@@ -249,11 +258,9 @@ impl Comparison {
             report.vanished = self.mark_vanished(&listed, epoch).await;
         }
         // What was not fetched, or in vain, is missing since before this comparison.
-        let is_missing =
-            |hash| matches!(self.verdict(hash), Verdict::AskSink { was_delivered: false });
         let stays_missing = match self.mode {
             AuditMode::CompareOnly => !missing.is_empty(),
-            AuditMode::Recover => missing.iter().any(is_missing),
+            AuditMode::Recover => report.failed > 0,
         };
         if let Some(time) = self.state.compared(started, !missing.is_empty(), stays_missing) {
             fetch.metrics.missing_seconds.record(time.as_secs_f64());
@@ -314,7 +321,7 @@ impl Comparison {
         let (mut offered, mut together) = (0, OFFERED_FIRST);
         while !postponed.is_empty() {
             let some = postponed.split_off(postponed.len().saturating_sub(together));
-            offered += self.recover(&some, epoch).await;
+            offered += self.recover(&some, epoch).await.len() as u64;
             let is_postponed =
                 |hash: &&B256| self.fetch.hashes.seen.get(hash) == Some(Seen::Postponed);
             if some.iter().filter(is_postponed).count() * 2 > some.len() {
@@ -325,9 +332,9 @@ impl Comparison {
         offered
     }
 
-    /// Fetches hashes as deferrable work, and waits until they are delivered. One that is announced
-    /// while it is deferred is fetched as live.
-    async fn recover(&self, missing: &[B256], epoch: u32) -> u64 {
+    /// Fetches hashes as deferrable work, and waits until they have their outcomes. Returns all but
+    /// those that were announced while they were deferred: these are fetched as live.
+    async fn recover(&self, missing: &[B256], epoch: u32) -> Vec<B256> {
         let (entry, work) = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => {
                 (Entry::Backfilled, DeferrableWork::Backfill)
@@ -335,7 +342,7 @@ impl Comparison {
             _ => (Entry::AuditRecovered, DeferrableWork::Audit),
         };
         let since = Instant::now();
-        let mut recovered = 0;
+        let mut fetched = Vec::new();
         let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
         for hash in missing {
             let permit = self.fetch.deferral.acquire(work, self.source, since).await;
@@ -344,7 +351,7 @@ impl Comparison {
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
             // It may have been announced meanwhile, or found missing in another node's pool.
             let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
-            recovered += 1;
+            fetched.push(*hash);
             self.fetch.fetch_missing(ticket, permit).await;
         }
         for hash in missing {
@@ -352,7 +359,7 @@ impl Comparison {
                 sleep(Duration::from_millis(5)).await;
             }
         }
-        recovered
+        fetched
     }
 
     /// Marks our transactions that are no longer in the node's pool. Not while it may hold some

@@ -276,10 +276,10 @@ impl<S: TransactionSink> Source<S> {
                 self.machine.on(Event::Down(role), now);
             }
             Message::Compared(Ok(report), _) => {
-                let AuditReport { recovered, unannounced, .. } = report;
+                let AuditReport { recovered, failed, unannounced, .. } = report;
                 // A silent source is judged only after its latest announcements are counted.
                 self.tick_machine(now);
-                self.machine.on(Event::Compared { recovered, unannounced }, now);
+                self.machine.on(Event::Compared { recovered, failed, unannounced }, now);
             }
             Message::Compared(Err(error), after) => {
                 let is_retryable = error.is_retryable();

@@ -361,3 +361,22 @@ async fn what_stays_missing_is_missing_since_the_comparison_before() {
         assert!(figures.get("missing_seconds", "").1 >= 1.1 * second.as_secs_f64());
     }
 }
+
+/// It was closed as if nothing were missing, and what had been fetched in vain had been recovered.
+#[tokio::test]
+async fn a_gap_is_open_until_what_was_found_missing_has_come() {
+    let (hash, reply) = transaction(2);
+    let in_vain = Reply::Busy(json!({ "code": -32601, "message": "no" }));
+    let node = node([(hash, in_vain), transaction(3)]);
+    let audit_interval = Some(Duration::from_millis(50));
+    let config = FetcherConfig { audit_interval, ..config_of([&node]) };
+    let fetcher = start_with(config, settles_fast(), HostileSink).await;
+    settled(&fetcher, "audits try again", |counts| counts.failed >= 3).await;
+    let gap = fetcher.status()[0].gaps[0];
+    assert_eq!((gap.reason, gap.to, gap.recovered), (GapReason::StartUp, None, 1));
+    let report = recover(&fetcher).await;
+    assert_eq!((report.missing, report.failed, report.recovered), (1, 1, 0), "{report:?}");
+    node.lock().replies.insert(hash, reply);
+    eventually("closed", || has_closed_gap(&fetcher, GapReason::StartUp)).await;
+    assert_eq!((fetcher.counts().pooled, fetcher.status()[0].gaps[0].recovered), (2, 1));
+}
