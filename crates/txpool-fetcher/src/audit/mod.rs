@@ -27,6 +27,7 @@ use tokio::time::sleep;
 use self::list::Content;
 use crate::{
     announce::Backlog,
+    chain::{self, Chain},
     config::Backfill,
     error::SnapshotError,
     fetch::{Arrival, Fetch, SHARDS, Seen},
@@ -34,7 +35,7 @@ use crate::{
     in_process_pool::PooledHashes,
     metrics::{self, DeferrableWork},
     outcome::Entry,
-    sink::{Holding, SinkQueue},
+    sink::Holding,
     sync::{Share, lock},
 };
 
@@ -89,7 +90,8 @@ pub struct AuditReport {
     /// How many of the postponed ones were fetched and offered again: 32, chosen at random, then
     /// twice as many, and so on as long as the sink takes at least half of them.
     pub offered_again: u64,
-    /// Transactions of ours that are no longer in the node's pool and in no recent block.
+    /// Transactions of ours that are no longer in the node's pool and in no recent block; 0 while that
+    /// is not certain, see [`ChainEvent::Vanished`](crate::ChainEvent::Vanished).
     pub vanished: u64,
     /// How many of the missing ones this comparison has fetched, and the sink has now.
     pub recovered: u64,
@@ -133,7 +135,7 @@ impl AuditState {
 #[derive(Clone)]
 pub(crate) struct Comparison {
     pub(crate) fetch: Arc<Fetch>,
-    pub(crate) sink: Arc<SinkQueue>,
+    pub(crate) chain: Arc<Chain>,
     pub(crate) state: Arc<AuditState>,
     pub(crate) backlog: Arc<Backlog>,
     /// Of [`AuditReport::unlistable`].
@@ -230,7 +232,7 @@ impl Comparison {
                 Verdict::AskSink { .. } => asked.push(*hash),
             }
         }
-        let holdings = self.sink.holding(&asked).await;
+        let holdings = self.chain.sink.holding(&asked).await;
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // It may have been announced or mined meanwhile.
             let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
@@ -254,7 +256,12 @@ impl Comparison {
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
         let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
-        if counted.is_some() && report.unlistable == 0 {
+        // Ours may be among what the node does not list. That the counts are equal does not show that
+        // it lists blob transactions: as many others may have come between the count and the list.
+        let lists_all = counted.is_some()
+            && report.unlistable == 0
+            && (content.lists_blobs || !fetch.had_blobs.load(Relaxed));
+        if lists_all {
             report.vanished = self.mark_vanished(&listed, epoch).await;
         }
         // What was not fetched, or in vain, is missing since before this comparison.
@@ -289,7 +296,7 @@ impl Comparison {
         if let Some(pool) = settings.in_process_pool(self.source) {
             let listed = pool.call(&self.fetch.tasks, "pooled", |pool| pool.pooled()).await;
             let PooledHashes { pending, queued } = listed?;
-            return Ok(Content { pending, queued });
+            return Ok(Content { pending, queued, lists_blobs: true });
         }
         let listings = &self.fetch.listings[self.source];
         let _running = Share::of(&listings.running, 1);
@@ -362,11 +369,16 @@ impl Comparison {
         fetched
     }
 
-    /// Marks our transactions that are no longer in the node's pool. Not while it may hold some
-    /// that it does not list, because ours may be among them.
+    /// Marks our transactions that are no longer in the node's pool.
     async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
         if self.fetch.settings.config.sources.len() > 1 {
+            return 0;
+        }
+        // What a block took that is still being read, or whose ancestors are, has not vanished.
+        let latest = chain::latest(&self.chain, self.source).await;
+        let is_applied = |hash| lock(&self.fetch.hashes.blocks).block(&hash).is_some();
+        if !latest.is_some_and(|latest| is_applied(latest.head.hash)) {
             return 0;
         }
         let mut vanished = Vec::new();
@@ -381,7 +393,7 @@ impl Comparison {
         vanished.retain(|hash| self.fetch.hashes.seen.get(hash).is_some_and(Seen::is_held));
         let count = vanished.len() as u64;
         // If the sink has not taken an earlier list, the next comparison finds these again.
-        if count == 0 || !self.sink.push_vanished(vanished.clone()) {
+        if count == 0 || !self.chain.sink.push_vanished(vanished.clone()) {
             return 0;
         }
         for hash in vanished {

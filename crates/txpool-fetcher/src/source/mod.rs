@@ -405,7 +405,7 @@ impl<S: TransactionSink> Source<S> {
     fn comparison(&self, reason: GapReason, mode: AuditMode, deferrable: bool) -> Comparison {
         Comparison {
             fetch: Arc::clone(&self.parts.fetch),
-            sink: Arc::clone(&self.parts.chain.sink),
+            chain: Arc::clone(&self.parts.chain),
             state: Arc::clone(&self.shared.audits),
             backlog: Arc::clone(&self.shared.backlog),
             unlistable: self.shared.metrics.unlistable.clone(),

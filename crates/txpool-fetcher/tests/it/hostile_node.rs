@@ -362,6 +362,30 @@ async fn what_stays_missing_is_missing_since_the_comparison_before() {
     }
 }
 
+/// As many others had come between the count and the list as there were blob transactions.
+#[tokio::test]
+async fn a_blob_transaction_has_vanished_only_if_its_node_lists_others() {
+    let mix = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 0, ..Mix::default() };
+    let blobs = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(5, CHAIN_ID) };
+    let blobs = Workload::new(blobs).prepare(2);
+    for lists_blobs in [false, true] {
+        let node = node([]);
+        let (fetcher, _pool) = ingest_with(config([&node]), limits()).await;
+        blobs.iter().for_each(|tx| node.announce_tx(tx));
+        settled(&fetcher, "pooled", |counts| counts.pooled == 2).await;
+        match lists_blobs {
+            true => _ = node.lock().pending.remove(0),
+            false => {
+                node.lock().listing = Listing::AllBut(2);
+                node.lock().replies.extend([2, 3].map(transaction));
+            }
+        }
+        let report = compare(&fetcher).await;
+        let expected = (2 - u64::from(lists_blobs), 0, u64::from(lists_blobs));
+        assert_eq!((report.listed, report.unlistable, report.vanished), expected, "{report:?}");
+    }
+}
+
 /// It was closed as if nothing were missing, and what had been fetched in vain had been recovered.
 #[tokio::test]
 async fn a_gap_is_open_until_what_was_found_missing_has_come() {
