@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicBool},
     time::{Duration, Instant},
 };
 
@@ -139,6 +139,7 @@ impl Fetcher {
             deferral,
             alone: Semaphore::new(REQUESTED_ALONE),
             waiting: Arc::default(),
+            had_blobs: AtomicBool::new(false),
             undone: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),
             tasks: Arc::clone(&tasks),
             metrics,

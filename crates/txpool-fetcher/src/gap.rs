@@ -41,9 +41,11 @@ pub struct Gap {
     pub reason: GapReason,
     /// When it began.
     pub from: Instant,
-    /// When a comparison with the node's pool closed it; `None` until then.
+    /// When a comparison with the node's pool closed it, after which nothing that it had found was
+    /// missing any more; `None` until then. Without backfill it is closed at once.
     pub to: Option<Instant>,
-    /// How many hashes comparisons recovered while it was the latest open one.
+    /// How many transactions the comparisons for this reason brought in while it was open. One that
+    /// closes several gaps counts for the most severe of them, and an audit for none.
     pub recovered: u64,
 }
 

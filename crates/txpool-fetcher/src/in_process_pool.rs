@@ -50,7 +50,8 @@ pub trait InProcessPool: Send + Sync + 'static {
     /// [`block`](Self::block). The end of the stream counts as a lost connection too.
     fn blocks(&self) -> BlockStream;
 
-    /// The latest block of the canonical chain, if there is one; requested after each subscription.
+    /// The latest block of the canonical chain, if there is one; requested after each subscription and
+    /// by each comparison. Without one, no transaction counts as vanished.
     fn latest_block(&self) -> Option<MinedBlock>;
 
     /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver, or with

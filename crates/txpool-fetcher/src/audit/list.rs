@@ -34,13 +34,22 @@ const MAX_LISTING_BYTES: usize = 256 * 1024 * 1024;
 
 const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
-    #[serde(deserialize_with = "hashes")]
     pub(crate) pending: Vec<B256>,
-    #[serde(deserialize_with = "hashes")]
     pub(crate) queued: Vec<B256>,
+    /// Whether a blob transaction is among them: geth lists none.
+    pub(crate) lists_blobs: bool,
+}
+
+/// The hashes of both kinds, and whether one is of a blob transaction.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Pool {
+    #[serde(deserialize_with = "hashes")]
+    pending: (Vec<B256>, bool),
+    #[serde(deserialize_with = "hashes")]
+    queued: (Vec<B256>, bool),
 }
 
 pub(super) async fn request(
@@ -54,16 +63,17 @@ pub(super) async fn request(
 
 /// Reads the list. Blocks, for seconds.
 fn read(answer: impl Read) -> Result<Content, SnapshotError> {
-    let content: Content = result_of(answer)?.ok_or(SnapshotError::NotAPool)?;
-    if content.pending.len().max(content.queued.len()) > MAX_HASHES {
+    let listed: Pool = result_of(answer)?.ok_or(SnapshotError::NotAPool)?;
+    let ((pending, has_blobs), (queued, also_queued)) = (listed.pending, listed.queued);
+    if pending.len().max(queued.len()) > MAX_HASHES {
         return Err(SnapshotError::TooMany);
     }
-    Ok(content)
+    Ok(Content { pending, queued, lists_blobs: has_blobs || also_queued })
 }
 
 /// The hashes in `{ sender: { nonce: { "hash": .. } } }`, and one more than [`MAX_HASHES`] of more.
-fn hashes<'de, D: Deserializer<'de>>(json: D) -> Result<Vec<B256>, D::Error> {
-    let mut found = Vec::new();
+fn hashes<'de, D: Deserializer<'de>>(json: D) -> Result<(Vec<B256>, bool), D::Error> {
+    let mut found = (Vec::new(), false);
     Hashes { levels: 2, found: &mut found }.deserialize(json)?;
     Ok(found)
 }
@@ -71,12 +81,15 @@ fn hashes<'de, D: Deserializer<'de>>(json: D) -> Result<Vec<B256>, D::Error> {
 /// The hashes of transactions so many objects below.
 struct Hashes<'a> {
     levels: u8,
-    found: &'a mut Vec<B256>,
+    found: &'a mut (Vec<B256>, bool),
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Listed {
     hash: Option<B256>,
+    /// Of blob transactions alone, by execution-apis.
+    blob_versioned_hashes: Option<IgnoredAny>,
 }
 
 impl<'de> DeserializeSeed<'de> for Hashes<'_> {
@@ -87,7 +100,9 @@ impl<'de> DeserializeSeed<'de> for Hashes<'_> {
             return json.deserialize_map(self);
         }
         let listed = Listed::deserialize(json)?;
-        self.found.extend(listed.hash.filter(|_| self.found.len() <= MAX_HASHES));
+        let (found, has_blobs) = self.found;
+        found.extend(listed.hash.filter(|_| found.len() <= MAX_HASHES));
+        *has_blobs |= listed.blob_versioned_hashes.is_some();
         Ok(())
     }
 }

@@ -27,6 +27,7 @@ use tokio::time::sleep;
 use self::list::Content;
 use crate::{
     announce::Backlog,
+    chain::{self, Chain},
     config::Backfill,
     error::SnapshotError,
     fetch::{Arrival, Fetch, SHARDS, Seen},
@@ -34,7 +35,7 @@ use crate::{
     in_process_pool::PooledHashes,
     metrics::{self, DeferrableWork},
     outcome::Entry,
-    sink::{Holding, SinkQueue},
+    sink::Holding,
     sync::{Share, lock},
 };
 
@@ -89,10 +90,14 @@ pub struct AuditReport {
     /// How many of the postponed ones were fetched and offered again: 32, chosen at random, then
     /// twice as many, and so on as long as the sink takes at least half of them.
     pub offered_again: u64,
-    /// Transactions of ours that are no longer in the node's pool and in no recent block.
+    /// Transactions of ours that are no longer in the node's pool and in no recent block; 0 while that
+    /// is not certain, see [`ChainEvent::Vanished`](crate::ChainEvent::Vanished).
     pub vanished: u64,
-    /// Hashes that were fetched because they were missing.
+    /// How many of the missing ones this comparison has fetched, and the sink has now.
     pub recovered: u64,
+    /// How many of the missing ones are missing still, because their fetches have failed: the next
+    /// comparison fetches them again.
+    pub failed: u64,
     /// In the comparison of a source that has fallen silent: listed transactions that were not
     /// listed 4 s earlier. 0 in any other.
     pub unannounced: u64,
@@ -130,7 +135,7 @@ impl AuditState {
 #[derive(Clone)]
 pub(crate) struct Comparison {
     pub(crate) fetch: Arc<Fetch>,
-    pub(crate) sink: Arc<SinkQueue>,
+    pub(crate) chain: Arc<Chain>,
     pub(crate) state: Arc<AuditState>,
     pub(crate) backlog: Arc<Backlog>,
     /// Of [`AuditReport::unlistable`].
@@ -227,7 +232,7 @@ impl Comparison {
                 Verdict::AskSink { .. } => asked.push(*hash),
             }
         }
-        let holdings = self.sink.holding(&asked).await;
+        let holdings = self.chain.sink.holding(&asked).await;
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // It may have been announced or mined meanwhile.
             let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
@@ -241,19 +246,28 @@ impl Comparison {
         }
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
-            report.recovered = self.recover(&missing, epoch).await;
+            let fetched = self.recover(&missing, epoch).await;
+            let seen = |hash: &B256| fetch.hashes.seen.get(hash);
+            let is_ours = |hash: &&B256| seen(hash).is_some_and(Seen::was_delivered);
+            report.recovered = fetched.iter().filter(is_ours).count() as u64;
+            let has_failed =
+                |hash: &&B256| seen(hash) == Some(Seen::Failed) && !fetch.hashes.is_mined(hash);
+            report.failed = missing.iter().filter(has_failed).count() as u64;
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
         let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
-        if counted.is_some() && report.unlistable == 0 {
+        // Ours may be among what the node does not list. That the counts are equal does not show that
+        // it lists blob transactions: as many others may have come between the count and the list.
+        let lists_all = counted.is_some()
+            && report.unlistable == 0
+            && (content.lists_blobs || !fetch.had_blobs.load(Relaxed));
+        if lists_all {
             report.vanished = self.mark_vanished(&listed, epoch).await;
         }
         // What was not fetched, or in vain, is missing since before this comparison.
-        let is_missing =
-            |hash| matches!(self.verdict(hash), Verdict::AskSink { was_delivered: false });
         let stays_missing = match self.mode {
             AuditMode::CompareOnly => !missing.is_empty(),
-            AuditMode::Recover => missing.iter().any(is_missing),
+            AuditMode::Recover => report.failed > 0,
         };
         if let Some(time) = self.state.compared(started, !missing.is_empty(), stays_missing) {
             fetch.metrics.missing_seconds.record(time.as_secs_f64());
@@ -282,7 +296,7 @@ impl Comparison {
         if let Some(pool) = settings.in_process_pool(self.source) {
             let listed = pool.call(&self.fetch.tasks, "pooled", |pool| pool.pooled()).await;
             let PooledHashes { pending, queued } = listed?;
-            return Ok(Content { pending, queued });
+            return Ok(Content { pending, queued, lists_blobs: true });
         }
         let listings = &self.fetch.listings[self.source];
         let _running = Share::of(&listings.running, 1);
@@ -314,7 +328,7 @@ impl Comparison {
         let (mut offered, mut together) = (0, OFFERED_FIRST);
         while !postponed.is_empty() {
             let some = postponed.split_off(postponed.len().saturating_sub(together));
-            offered += self.recover(&some, epoch).await;
+            offered += self.recover(&some, epoch).await.len() as u64;
             let is_postponed =
                 |hash: &&B256| self.fetch.hashes.seen.get(hash) == Some(Seen::Postponed);
             if some.iter().filter(is_postponed).count() * 2 > some.len() {
@@ -325,9 +339,9 @@ impl Comparison {
         offered
     }
 
-    /// Fetches hashes as deferrable work, and waits until they are delivered. One that is announced
-    /// while it is deferred is fetched as live.
-    async fn recover(&self, missing: &[B256], epoch: u32) -> u64 {
+    /// Fetches hashes as deferrable work, and waits until they have their outcomes. Returns all but
+    /// those that were announced while they were deferred: these are fetched as live.
+    async fn recover(&self, missing: &[B256], epoch: u32) -> Vec<B256> {
         let (entry, work) = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => {
                 (Entry::Backfilled, DeferrableWork::Backfill)
@@ -335,7 +349,7 @@ impl Comparison {
             _ => (Entry::AuditRecovered, DeferrableWork::Audit),
         };
         let since = Instant::now();
-        let mut recovered = 0;
+        let mut fetched = Vec::new();
         let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
         for hash in missing {
             let permit = self.fetch.deferral.acquire(work, self.source, since).await;
@@ -344,7 +358,7 @@ impl Comparison {
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
             // It may have been announced meanwhile, or found missing in another node's pool.
             let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
-            recovered += 1;
+            fetched.push(*hash);
             self.fetch.fetch_missing(ticket, permit).await;
         }
         for hash in missing {
@@ -352,14 +366,19 @@ impl Comparison {
                 sleep(Duration::from_millis(5)).await;
             }
         }
-        recovered
+        fetched
     }
 
-    /// Marks our transactions that are no longer in the node's pool. Not while it may hold some
-    /// that it does not list, because ours may be among them.
+    /// Marks our transactions that are no longer in the node's pool.
     async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
         if self.fetch.settings.config.sources.len() > 1 {
+            return 0;
+        }
+        // What a block took that is still being read, or whose ancestors are, has not vanished.
+        let latest = chain::latest(&self.chain, self.source).await;
+        let is_applied = |hash| lock(&self.fetch.hashes.blocks).block(&hash).is_some();
+        if !latest.is_some_and(|latest| is_applied(latest.head.hash)) {
             return 0;
         }
         let mut vanished = Vec::new();
@@ -374,7 +393,7 @@ impl Comparison {
         vanished.retain(|hash| self.fetch.hashes.seen.get(hash).is_some_and(Seen::is_held));
         let count = vanished.len() as u64;
         // If the sink has not taken an earlier list, the next comparison finds these again.
-        if count == 0 || !self.sink.push_vanished(vanished.clone()) {
+        if count == 0 || !self.chain.sink.push_vanished(vanished.clone()) {
             return 0;
         }
         for hash in vanished {

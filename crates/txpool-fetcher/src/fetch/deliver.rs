@@ -1,7 +1,7 @@
 //! From a response, or a decoded transaction, to an outcome, on the thread that has it.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Instant, SystemTime},
 };
 
@@ -94,6 +94,10 @@ impl<S: TransactionSink> Deliverer<S> {
         }
         if self.fetch.hashes.is_taken(&tx) {
             return ticket.finish(Outcome::Mined, Some(Seen::Mined));
+        }
+        if tx.inner().is_eip4844() {
+            // Relaxed: a comparison reads it long after the deliveries that it looks at.
+            self.fetch.had_blobs.store(true, Relaxed);
         }
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);

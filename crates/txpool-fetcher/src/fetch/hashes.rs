@@ -205,7 +205,7 @@ impl Drop for Ticket {
         if self.has_left {
             return;
         }
-        self.hashes.seen.settle(self.arrival.hash, None);
+        self.hashes.seen.settle(self.arrival.hash, Some(Seen::Failed));
         if self.hashes.stop.is_cancelled() {
             // The count is that of an end; the gauge is of what goes on.
             self.hashes.metrics.unfinished.decrement(1.0);

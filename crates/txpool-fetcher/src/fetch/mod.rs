@@ -22,7 +22,10 @@ mod retry;
 mod seen;
 mod slots;
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Instant,
+};
 
 use tokio::sync::Semaphore;
 
@@ -63,6 +66,8 @@ pub(crate) struct Fetch {
     pub(crate) alone: Semaphore,
     /// Hashes that wait for their objects.
     pub(crate) waiting: Arc<Waiting>,
+    /// Whether a blob transaction was ever delivered. geth does not list them.
+    pub(crate) had_blobs: AtomicBool,
     /// Room for hashes of undone blocks that wait for slots.
     pub(crate) undone: Arc<Semaphore>,
     pub(crate) tasks: Arc<Tasks>,

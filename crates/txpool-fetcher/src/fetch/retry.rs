@@ -96,7 +96,7 @@ impl Fetch {
         };
         if !may_pass || task.retries >= FETCH_RETRIES {
             tracing::debug!(hash = %task.ticket.arrival.hash, ?error, "fetch failed");
-            return task.ticket.finish(Outcome::Failed, None);
+            return task.ticket.finish(Outcome::Failed, Some(Seen::Failed));
         }
         let since = Instant::now();
         let is_overload = error.as_ref().is_some_and(CallError::is_overload);

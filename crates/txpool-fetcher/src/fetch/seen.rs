@@ -40,6 +40,9 @@ pub(crate) enum Seen {
     Vanished,
     /// Delivered and mined, and the block was undone: announcements and comparisons bring it again.
     Undone,
+    /// No node gave a usable response after the last retry, or the sink panicked: announcements and
+    /// comparisons bring it again.
+    Failed,
     /// The responses to its requests have ended connections. After [`ANNOUNCED_AGAIN_AFTER`], and
     /// after twice as long each time up to an hour, it is requested over a connection of its own.
     Harmful,
@@ -51,7 +54,7 @@ impl Seen {
         matches!(self, Self::Delivered | Self::Undone)
     }
 
-    const fn was_delivered(self) -> bool {
+    pub(crate) const fn was_delivered(self) -> bool {
         self.is_held()
             || matches!(self, Self::MinedDelivered | Self::MinedAnnounced | Self::Vanished)
     }
@@ -157,8 +160,8 @@ impl SeenSet {
             Seen::InFlight => false,
             // Not wanted again.
             Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
-            // The sink was told that it has gone.
-            Seen::Undone | Seen::Vanished => true,
+            // The sink was told that it has gone, or does not have it.
+            Seen::Undone | Seen::Vanished | Seen::Failed => true,
             Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Harmful => {
                 !entry.rests(self.secs(arrival.at))
             }
@@ -180,7 +183,7 @@ impl SeenSet {
     pub(crate) fn insert_missing(&self, arrival: &Arrival, epoch: u32) -> Option<Entered> {
         self.insert_if(arrival, |entry| {
             entry.seen != Seen::InFlight
-                && (entry.seen == Seen::Undone || entry.epoch < epoch)
+                && (matches!(entry.seen, Seen::Undone | Seen::Failed) || entry.epoch < epoch)
                 && !(entry.seen == Seen::Harmful && entry.rests(self.secs(arrival.at)))
         })
     }
@@ -370,8 +373,12 @@ mod tests {
         seen.settle(hash(1), Some(Seen::Delivered));
         assert!(seen.insert_missing(&arrival(1), epoch).is_none(), "it came after the list");
         assert!(seen.insert_missing(&arrival(1), seen.begin_epoch()).is_some());
-        seen.settle(hash(1), None);
-        assert!(seen.insert_announced(&arrival(1)).is_some());
+        for unknown in [None, Some(Seen::Failed)] {
+            seen.settle(hash(1), unknown);
+            assert!(seen.insert_announced(&arrival(1)).is_some());
+            seen.settle(hash(1), unknown);
+            assert!(seen.insert_missing(&arrival(1), epoch).is_some(), "of another node's list");
+        }
     }
 
     #[test]

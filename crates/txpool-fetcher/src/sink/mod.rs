@@ -129,6 +129,10 @@ pub enum ChainEvent {
     Nonces(BlockNonces),
     /// The node no longer has this pending transaction, and no block contains it. A builder may
     /// still want it, so a sink should mark it and not remove it.
+    ///
+    /// Told if there is one source, no block of its node waits to be read, and the node lists as many
+    /// transactions as it counts; and once a blob transaction was delivered, only if it lists others:
+    /// on geth, which lists none, nothing is told from then on.
     Vanished(B256),
 }
 

@@ -42,7 +42,8 @@ metric_set::labels! {
         Connecting = "connecting",
         /// Announcements are read; the transactions that were pending before are being fetched.
         Backfilling = "backfilling",
-        /// Announcements are read, and nothing is known to be missing.
+        /// Announcements are read, and what was pending before was fetched, or cannot be listed. What
+        /// is missing all the same shows as an open gap.
         Live = "live",
         /// The subscription connection is open, but hashes or heads stopped coming, though the node has
         /// new ones. It is being closed.
@@ -77,10 +78,12 @@ pub(crate) enum Event {
     Gap(GapReason),
     /// The node returned this block number on the request connection.
     SawBlock(u64),
-    /// The node's pool was compared, and `recovered` hashes were fetched. In a comparison for
-    /// [`GapReason::Silence`], `unannounced` hashes became pending while the source was watched.
+    /// The node's pool was compared, `recovered` hashes were fetched, and `failed` ones are missing
+    /// still. In a comparison for [`GapReason::Silence`], `unannounced` hashes became pending while
+    /// the source was watched.
     Compared {
         recovered: u64,
+        failed: u64,
         unannounced: u64,
     },
     /// The node's pool could not be compared; the attempt took `after`.
@@ -209,11 +212,12 @@ impl Machine {
                     self.stale(LossReason::NoHeads);
                 }
             }
-            Event::Compared { recovered, unannounced } => {
+            Event::Compared { recovered, failed, unannounced } => {
                 let reason = self.comparing.take();
                 self.failing = None;
                 self.is_audited = true;
-                if let Some(gap) = self.gaps.iter_mut().rev().find(|gap| gap.to.is_none()) {
+                let its_own = |gap: &&mut Gap| gap.to.is_none() && Some(gap.reason) == reason;
+                if let Some(gap) = self.gaps.iter_mut().find(its_own) {
                     gap.recovered += recovered;
                 }
                 if !self.may_compare() {
@@ -228,7 +232,7 @@ impl Machine {
                     Some(_) => self.stale(LossReason::NoHashes { unannounced }),
                     None => {}
                 }
-                self.compared(now);
+                self.compared(failed, now);
             }
             Event::CompareFailed { after, is_retryable } => {
                 self.comparing = None;
@@ -327,7 +331,7 @@ impl Machine {
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             // What was due is done; the pause after a failed one goes on.
             self.compare_at = self.compare_at.filter(|at| now < *at);
-            self.compared(now);
+            self.compared(0, now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
         } else {
@@ -355,7 +359,9 @@ impl Machine {
         }
     }
 
-    fn compared(&mut self, now: Instant) {
+    /// With `failed` hashes missing still, the gaps stay open until the next audit, which fetches
+    /// these again: an overloaded node is not made to list its pool once more.
+    fn compared(&mut self, failed: u64, now: Instant) {
         if self.state == SourceState::Stale {
             // The gaps stay open until the comparison after the reconnect.
             return;
@@ -366,7 +372,7 @@ impl Machine {
         }
         // That of a block which was unread meanwhile waits for its own: this list may be older.
         let waits = self.compare_at.map(|_| GapReason::UnreadBlock);
-        let is_over = |gap: &&mut Gap| gap.to.is_none() && Some(gap.reason) != waits;
+        let is_over = |gap: &&mut Gap| failed == 0 && gap.to.is_none() && Some(gap.reason) != waits;
         for gap in self.gaps.iter_mut().filter(is_over) {
             gap.to = Some(now);
         }
@@ -396,7 +402,8 @@ impl Machine {
             return;
         }
         if self.gaps.len() == MAX_GAPS {
-            self.gaps.pop_front();
+            let closed = self.gaps.iter().position(|gap| gap.to.is_some());
+            self.gaps.remove(closed.expect("of each reason at most one is open"));
         }
         self.gaps.push_back(Gap { reason, from: now, to: None, recovered: 0 });
     }
@@ -487,7 +494,11 @@ mod tests {
                     "saw" => Event::SawBlock(number(0)),
                     "behind" => Event::Behind(rest[0] == "yes"),
                     "gap" => Event::Gap(reason()),
-                    "compared" => Event::Compared { recovered: number(0), unannounced: number(1) },
+                    "compared" => Event::Compared {
+                        recovered: number(0),
+                        failed: number(1),
+                        unannounced: number(2),
+                    },
                     "failed" => failed(S * number(0) as u32),
                     "unlisted" => UNLISTED,
                     "tick" => Event::Tick { read: self.read + number(0) },
@@ -522,6 +533,10 @@ mod tests {
 
     fn config() -> FetcherConfig {
         FetcherConfig::ipc("/node.ipc")
+    }
+
+    fn compared(recovered: u64, unannounced: u64) -> Event {
+        Event::Compared { recovered, failed: 0, unannounced }
     }
 
     fn failed(after: Duration) -> Event {
@@ -593,6 +608,20 @@ mod tests {
                 +40      ->",
             ),
             (
+                "with hashes missing still, the gaps stay open, and the next audit tries again",
+                "
+                gap lagged   -> compare lagged
+                gap reorg    ->
+                compared 7 2 -> compare reorg
+                compared 0 2 ->               | live | lagged, reorg
+                +40          ->
+                +30          -> compare audit
+                compared 0 2 ->               | live | lagged, reorg
+                +40          ->
+                +30          -> compare audit
+                compared 2   ->               | live |",
+            ),
+            (
                 "three failed comparisons in a row, and not audited",
                 "
                 gap lagged -> compare lagged
@@ -662,8 +691,41 @@ mod tests {
             println!("{what}");
             Run::new(&config()).play(LIVE).play(script);
         }
-        let gaps: Vec<_> = Run::new(&config()).play(LIVE).machine.gaps.iter().copied().collect();
-        assert!(matches!(gaps[..], [Gap { recovered: 3, to: Some(_), .. }]), "{gaps:?}");
+    }
+
+    /// The one that had opened last had it all.
+    #[test]
+    fn what_a_comparison_brought_in_counts_for_its_own_gap() {
+        let mut run = Run::new(&config());
+        run.play(LIVE).play(
+            "
+            gap lagged -> compare lagged
+            gap reorg  ->
+            compared 5 -> compare reorg
+            compared 2 -> | live |
+            +70        -> compare audit
+            compared 1 -> | live |",
+        );
+        let gaps = run.machine.gaps.iter().map(|gap| (gap.reason.as_str(), gap.recovered));
+        assert!(gaps.eq([("start_up", 3), ("lagged", 5), ("reorg", 2)]));
+    }
+
+    /// It was the oldest one, and gone without a trace.
+    #[test]
+    fn an_open_gap_is_kept_however_many_others_come() {
+        let mut run = Run::new(&config());
+        run.play(LIVE).play("gap unread_block -> compare unread_block \n compared -> | live |");
+        let opened = run.now;
+        for _ in 0..2 * MAX_GAPS {
+            run.pass(S / 10).play(
+                "
+                gap lagged       -> compare lagged
+                gap unread_block ->
+                compared         -> | live | unread_block",
+            );
+        }
+        let open = run.machine.gaps.iter().find(|gap| gap.to.is_none()).expect("kept");
+        assert_eq!((run.machine.gaps.len(), open.from), (MAX_GAPS, opened + S / 10));
     }
 
     #[test]
@@ -759,7 +821,7 @@ mod tests {
         let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config });
         run.on(Event::Up(Role::Subscription));
         if !run.on(Event::Up(Role::Request)).is_empty() {
-            run.on(Event::Compared { recovered: 0, unannounced: 0 });
+            run.on(compared(0, 0));
         }
         for second in 0..60 {
             run.read += 100;
@@ -778,15 +840,15 @@ mod tests {
     fn a_silent_source_is_looked_into_and_dropped_only_if_its_node_has_new_hashes() {
         for (what, script) in [
             ("the node has new hashes", "
-                tick         -> compare silence | live | silence
-                +1 tick      ->                 | live
-                gap lagged   ->
-                +5 compared 7 7 -> drop: no hashes are announced, but the node listed 7 new ones | stale | silence, lagged
-                down s       -> dial s          | connecting"),
+                tick              -> compare silence | live | silence
+                +1 tick           ->                 | live
+                gap lagged        ->
+                +5 compared 7 0 7 -> drop: no hashes are announced, but the node listed 7 new ones | stale | silence, lagged
+                down s            -> dial s          | connecting"),
             ("hashes come while the pool is listed", "
-                tick            -> compare silence
-                +1 tick 1       ->
-                +4 compared 1 1 -> | live |"),
+                tick              -> compare silence
+                +1 tick 1         ->
+                +4 compared 1 0 1 -> | live |"),
             ("a comparison that runs comes first, and a failed one is repeated", "
                 gap lagged -> compare lagged
                 tick       ->
@@ -814,7 +876,7 @@ mod tests {
         for head in 0..600 {
             run.pass(6 * S).on(Event::Head(200 + head));
             comparisons += run.tick().len();
-            run.on(Event::Compared { recovered: 0, unannounced: 0 });
+            run.on(compared(0, 0));
         }
         assert!(comparisons <= 2, "{comparisons} in an hour");
         assert_eq!((run.machine.reconnects, run.machine.state), (0, SourceState::Live));
@@ -831,7 +893,7 @@ mod tests {
         run.play("+1 -> compare lagged | live | lagged");
         let mut comparisons = 0;
         for _ in 0..600 {
-            run.on(Event::Compared { recovered: 0, unannounced: 0 });
+            run.on(compared(0, 0));
             run.read += 2_000;
             comparisons += run.pass(tick).tick().len();
         }
@@ -872,10 +934,11 @@ mod tests {
             (0u64..50).prop_map(Event::Head),
             any::<bool>().prop_map(Event::Behind),
             (0u64..50).prop_map(Event::SawBlock),
-            Just(Event::Compared { recovered: 1, unannounced: 0 }),
+            Just(compared(1, 0)),
+            Just(Event::Compared { recovered: 0, failed: 1, unannounced: 0 }),
             Just(failed(S)),
             Just(UNLISTED),
-            Just(Event::Compared { recovered: 1, unannounced: 1 }),
+            Just(compared(1, 1)),
             (0u64..5000).prop_map(|read| Event::Tick { read }),
         ]
     }
@@ -927,14 +990,14 @@ mod tests {
                     run.on(Event::Down(Role::Subscription));
                     run.on(Event::Up(Role::Subscription))
                 } else if std::mem::take(&mut comparing) {
-                    run.on(Event::Compared { recovered: 0, unannounced: 0 })
+                    run.on(compared(0, 0))
                 } else {
                     run.tick()
                 };
                 comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
             }
             if comparing {
-                run.on(Event::Compared { recovered: 0, unannounced: 0 });
+                run.on(compared(0, 0));
             }
             prop_assert_eq!(run.machine.state, SourceState::Live);
             prop_assert!(run.open_gaps().is_empty());

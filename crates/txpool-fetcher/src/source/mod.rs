@@ -276,10 +276,10 @@ impl<S: TransactionSink> Source<S> {
                 self.machine.on(Event::Down(role), now);
             }
             Message::Compared(Ok(report), _) => {
-                let AuditReport { recovered, unannounced, .. } = report;
+                let AuditReport { recovered, failed, unannounced, .. } = report;
                 // A silent source is judged only after its latest announcements are counted.
                 self.tick_machine(now);
-                self.machine.on(Event::Compared { recovered, unannounced }, now);
+                self.machine.on(Event::Compared { recovered, failed, unannounced }, now);
             }
             Message::Compared(Err(error), after) => {
                 let is_retryable = error.is_retryable();
@@ -403,7 +403,7 @@ impl<S: TransactionSink> Source<S> {
     fn comparison(&self, reason: GapReason, deferrable: bool) -> Comparison {
         Comparison {
             fetch: Arc::clone(&self.parts.fetch),
-            sink: Arc::clone(&self.parts.chain.sink),
+            chain: Arc::clone(&self.parts.chain),
             state: Arc::clone(&self.shared.audits),
             backlog: Arc::clone(&self.shared.backlog),
             unlistable: self.shared.metrics.unlistable.clone(),

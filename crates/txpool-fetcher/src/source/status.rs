@@ -39,7 +39,7 @@ pub struct SourceStatus {
     pub reconnects: u64,
     /// Why the latest connection was lost, or the latest attempt or comparison failed.
     pub last_error: Option<Arc<SourceError>>,
-    /// The latest 32 gaps in its announcements, oldest first.
+    /// The latest 32 gaps in its announcements, oldest first. An open one is kept however old it is.
     pub gaps: Vec<Gap>,
     /// How many comparisons with the node's pool were started, for any reason.
     pub audits: u64,

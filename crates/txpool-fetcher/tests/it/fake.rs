@@ -245,7 +245,12 @@ impl Fake {
                         pending.chain(state.replies.keys().copied()).collect()
                     }
                 };
-                let one = |(nonce, hash): (usize, _)| (nonce.to_string(), json!({ "hash": hash }));
+                let is_blob =
+                    |hash| state.pending.iter().any(|tx| tx.hash == hash && tx.raw[0] == 3);
+                let one = |(nonce, hash): (usize, B256)| {
+                    let blobs = is_blob(hash).then_some([hash]);
+                    (nonce.to_string(), json!({ "hash": hash, "blobVersionedHashes": blobs }))
+                };
                 let txs: Map<_, _> = hashes.into_iter().enumerate().map(one).collect();
                 json!({ "pending": { (Address::ZERO.to_string()): txs }, "queued": {} })
             }

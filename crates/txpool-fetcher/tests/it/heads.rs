@@ -489,3 +489,19 @@ async fn without_a_use_for_nonces_no_full_block_is_requested() {
         assert_eq!(fake.requests_for(block.number, true), 0);
     }
 }
+
+/// The head that was announced is known, and not yet what its parent mined.
+#[tokio::test]
+async fn what_a_block_took_that_is_still_being_read_has_not_vanished() {
+    let (fake, fetcher, pool) = at_first_head().await;
+    let txs = txs(1);
+    fake.pools(&pool, &txs).await;
+    fake.add(&FakeBlock::new(2, 2, 1, &[&txs[0]]));
+    fake.lock().pending.clear();
+    fake.lock().busy.insert((block_hash(2), false), 6);
+    fake.announce(&FakeBlock::new(3, 3, 2, &[]));
+    eventually("it is read", || fake.requests_for(2, false) > 0).await;
+    assert_eq!(compare(&fetcher).await.vanished, 0);
+    eventually("the head", || head_number(&pool) == Some(3)).await;
+    assert!(pool.is_empty());
+}

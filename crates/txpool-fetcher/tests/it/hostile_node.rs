@@ -326,3 +326,46 @@ async fn what_stays_missing_is_missing_since_the_comparison_before() {
         assert!(figures.get("missing_seconds", "").1 >= 1.1 * second.as_secs_f64());
     }
 }
+
+/// As many others had come between the count and the list as there were blob transactions.
+#[tokio::test]
+async fn a_blob_transaction_has_vanished_only_if_its_node_lists_others() {
+    let mix = Mix { blobs_per_mille: 1_000, six_blobs_per_mille: 0, ..Mix::default() };
+    let blobs = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(5, CHAIN_ID) };
+    let blobs = Workload::new(blobs).prepare(2);
+    for lists_blobs in [false, true] {
+        let node = node([]);
+        let (fetcher, _pool) = ingest_with(config([&node]), limits()).await;
+        blobs.iter().for_each(|tx| node.announce_tx(tx));
+        settled(&fetcher, "pooled", |counts| counts.pooled == 2).await;
+        match lists_blobs {
+            true => _ = node.lock().pending.remove(0),
+            false => {
+                node.lock().listing = Listing::AllBut(2);
+                node.lock().replies.extend([2, 3].map(transaction));
+            }
+        }
+        let report = compare(&fetcher).await;
+        let expected = (2 - u64::from(lists_blobs), 0, u64::from(lists_blobs));
+        assert_eq!((report.listed, report.unlistable, report.vanished), expected, "{report:?}");
+    }
+}
+
+/// It was closed as if nothing were missing, and what had been fetched in vain had been recovered.
+#[tokio::test]
+async fn a_gap_is_open_until_what_was_found_missing_has_come() {
+    let (hash, reply) = transaction(2);
+    let in_vain = Reply::Busy(json!({ "code": -32601, "message": "no" }));
+    let node = node([(hash, in_vain), transaction(3)]);
+    let audit_interval = Some(Duration::from_millis(50));
+    let config = FetcherConfig { audit_interval, ..config_of([&node]) };
+    let fetcher = start_with(config, settles_fast(), HostileSink).await;
+    settled(&fetcher, "audits try again", |counts| counts.failed >= 3).await;
+    let gap = fetcher.status()[0].gaps[0];
+    assert_eq!((gap.reason, gap.to, gap.recovered), (GapReason::StartUp, None, 1));
+    let report = recover(&fetcher).await;
+    assert_eq!((report.missing, report.failed, report.recovered), (1, 1, 0), "{report:?}");
+    node.lock().replies.insert(hash, reply);
+    eventually("closed", || has_closed_gap(&fetcher, GapReason::StartUp)).await;
+    assert_eq!((fetcher.counts().pooled, fetcher.status()[0].gaps[0].recovered), (2, 1));
+}
