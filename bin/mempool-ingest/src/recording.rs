@@ -54,12 +54,7 @@ impl Args {
             let chain_id = chain_of(path).map_err(|error| error.to_string())?;
             options.fetcher.sources = vec![no_node(chain_id)];
             // What the file of a live flow says: a fleet would take what is long mined for pending.
-            #[cfg(feature = "rpc")]
-            drop(options.rpc.take());
-            #[cfg(feature = "fleet")]
-            {
-                (options.publish, options.streams) = (Vec::new(), Vec::new());
-            }
+            (options.rpc, options.publish, options.streams) = (None, Vec::new(), Vec::new());
         }
         Ok(())
     }
@@ -188,7 +183,7 @@ fn no_node(chain_id: u64) -> Endpoint {
     Endpoint::InProcess(InProcess::new("replay", Arc::new(Empty(chain_id))))
 }
 
-#[cfg(all(test, feature = "rpc"))]
+#[cfg(test)]
 mod tests {
     use mempool_ingest::{
         FetcherConfig, Ingest, IngestConfig, IngestError, NodeAdmissionConfig, PoolConfig,

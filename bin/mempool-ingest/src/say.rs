@@ -19,11 +19,11 @@ static JSON: AtomicBool = AtomicBool::new(false);
 
 /// The form of the log and of these lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-#[cfg_attr(feature = "config", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "service", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub(crate) enum Format {
     #[default]
     Text,
-    #[cfg(feature = "config")]
+    #[cfg(feature = "service")]
     Json,
 }
 
@@ -68,14 +68,12 @@ pub(crate) fn say_error(error: &dyn Error) {
 }
 
 pub(crate) fn line(level: &str, text: fmt::Arguments<'_>) -> io::Result<()> {
-    if JSON.load(Relaxed) {
-        return object(level, &json!({ "message": text.to_string() }), String::new);
-    }
-    match level {
-        "INFO" => writeln!(stderr().lock(), "{text}"),
-        "WARN" => writeln!(stderr().lock(), "warning: {text}"),
-        _ => writeln!(stderr().lock(), "error: {text}"),
-    }
+    let before = match level {
+        "INFO" => "",
+        "WARN" => "warning: ",
+        _ => "error: ",
+    };
+    object(level, &json!({ "message": text.to_string() }), || format!("{before}{text}"))
 }
 
 /// Writes an object, or the text that stands for it.

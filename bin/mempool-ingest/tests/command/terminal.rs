@@ -3,7 +3,6 @@
 use std::{
     fs::File,
     io::{ErrorKind, Read as _, Write as _},
-    path::Path,
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -72,23 +71,6 @@ impl Terminal {
         });
     }
 
-    /// What the whole pool holds, from the file of `--hashes`: the view shows a part of it.
-    fn wait_for_hashes(path: &Path, count: usize) {
-        until(|| {
-            let lines = std::fs::read_to_string(path).map_or(0, |text| text.lines().count());
-            if lines < count { Err(format!("{lines} of {count}")) } else { Ok(()) }
-        });
-    }
-
-    fn press(&mut self, key: &str) {
-        self.end.as_mut().expect("it is open").write_all(key.as_bytes()).expect("it takes it");
-    }
-
-    /// Closes its other end.
-    fn close(&mut self) {
-        drop(self.end.take());
-    }
-
     /// Its exit code.
     fn end(&mut self) -> Option<i32> {
         let (process, shown) = (&mut self.process, &self.shown);
@@ -115,7 +97,7 @@ fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
     terminal.wait_for("live");
     // Of the pool that was configured.
     terminal.wait_for("75 %");
-    terminal.press("q");
+    terminal.end.as_mut().expect("it is open").write_all(b"q").expect("it takes it");
     terminal.wait_for(LEAVES);
     terminal.wait_for(SHOWS_CURSOR);
     terminal.wait_for(" missing;");
@@ -147,9 +129,13 @@ fn a_terminal_that_is_closed_ends_the_command_in_order() {
         let [record, list] = [folder.path(), &hashes].map(|path| path.to_str().expect("text"));
         let args = ["--ipc", ipc(&node), "--record", record, "--hashes", list];
         let mut terminal = Terminal::start("xterm", &[&args, plain].concat());
-        Terminal::wait_for_hashes(&hashes, 20);
+        // What the whole pool holds: the view shows a part of it.
+        until(|| {
+            let lines = std::fs::read_to_string(&hashes).map_or(0, |text| text.lines().count());
+            if lines < 20 { Err(format!("{lines} of 20")) } else { Ok(()) }
+        });
         let began = Instant::now();
-        terminal.close();
+        drop(terminal.end.take());
         assert_eq!(terminal.end(), Some(0), "{plain:?}");
         assert!(began.elapsed() < Duration::from_secs(10), "{plain:?}: {:?}", began.elapsed());
         let rows = Recording::open(record, RecordingConfig::default()).expect("it opens");
