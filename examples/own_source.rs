@@ -15,9 +15,7 @@ use mock_node::workload::{Workload, WorkloadConfig};
 const CHAIN_ID: u64 = 1337;
 
 fn main() -> report::Result {
-    if report::has_helped(include_str!("own_source.rs")) {
-        return Ok(());
-    }
+    report::help(include_str!("own_source.rs"));
     let pool = OrderPool::new(PoolConfig::default())?;
     // Expiry and compaction, in bounded steps, on a thread that ends with this value.
     let _upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;

@@ -1,19 +1,18 @@
 //! What `main` prints of an error: its text and its causes. An error itself would be printed as `Debug` shows it.
 //! And how an example without flags answers `--help`.
 
-use std::{env, error::Error, fmt, iter};
+use std::{env, error::Error, fmt, iter, process};
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Report>;
 
-/// If `--help` was asked for, prints what the source of an example begins with.
+/// If `--help` was asked for, prints what the source of an example begins with, and ends the process.
 #[allow(dead_code, reason = "an example with flags of its own has clap")]
-pub(crate) fn has_helped(source: &str) -> bool {
-    let is_asked = env::args().skip(1).any(|arg| ["-h", "--help"].contains(&arg.as_str()));
-    let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
-    if is_asked {
+pub(crate) fn help(source: &str) {
+    if env::args().skip(1).any(|arg| ["-h", "--help"].contains(&arg.as_str())) {
+        let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
         lines.for_each(|line| println!("{}", line.strip_prefix(' ').unwrap_or(line)));
+        process::exit(0);
     }
-    is_asked
 }
 
 pub(crate) struct Report(Box<dyn Error>);

@@ -235,7 +235,7 @@ impl Feed {
         }
     }
 
-    /// Ends it, and returns the counts of each flow of a fleet: `received` is the sum of the four outcomes behind it.
+    /// Ends it, and returns the counts of each flow of a fleet: `received` is the sum of the five outcomes behind it.
     async fn shutdown(self, limit: Duration) -> Vec<Value> {
         let mut summaries = Vec::new();
         match self {
