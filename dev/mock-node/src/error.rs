@@ -13,14 +13,8 @@ pub enum NodeError {
     Refused(#[from] TxRefused),
     #[error("the node holds no transaction {hash}")]
     UnknownTransaction { hash: B256 },
-    #[error(
-        "a reorg of depth {depth} needs that many blocks above the oldest kept, there are {available}"
-    )]
-    ReorgTooDeep {
-        depth: usize,
-        /// Blocks that can be undone.
-        available: usize,
-    },
+    #[error("a reorg of {depth} blocks, of which {available} can be undone")]
+    ReorgTooDeep { depth: usize, available: usize },
 }
 
 /// Why the pool does not take a transaction. The texts are those that reth and geth answer with.

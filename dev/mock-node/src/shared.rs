@@ -19,7 +19,7 @@ use crate::{
     core::{Core, Effects},
     delays::Held,
     error::TxRefused,
-    faults::armed::{Armed, take_one},
+    faults::{Armed, take_one},
     lock,
     outbox::Outbox,
     state::{Execute, NewState},
@@ -60,7 +60,7 @@ pub(crate) struct State {
     pub(crate) line: Option<Line>,
     pub(crate) is_syncing: bool,
     /// Until when the node lists its pool.
-    lists_until: Option<Instant>,
+    lists_until: Instant,
     /// How many objects there were, dropped or not.
     objects: u64,
     pub(crate) stopped: bool,
@@ -104,7 +104,7 @@ impl Shared {
             armed: Armed::default(),
             line: config.capacity.map(Line::new),
             is_syncing: false,
-            lists_until: None,
+            lists_until: Instant::now(),
             objects: 0,
             stopped: false,
             was_subscribed: false,
@@ -161,11 +161,8 @@ impl Shared {
 
     /// The pool is listed from now on; a list that is under way is waited for.
     pub(crate) fn list(&self) {
-        if !self.config.list_time.is_zero() {
-            let now = Instant::now();
-            let until = &mut self.lock().lists_until;
-            *until = Some(until.unwrap_or(now).max(now) + self.config.list_time);
-        }
+        let until = &mut self.lock().lists_until;
+        *until = Instant::now().max(*until) + self.config.list_time;
     }
 
     /// How long until the node is done with listing its pool, and answers again.
@@ -173,8 +170,7 @@ impl Shared {
         if self.config.list_time.is_zero() {
             return Duration::ZERO;
         }
-        let until = self.lock().lists_until;
-        until.map_or(Duration::ZERO, |until| until.saturating_duration_since(Instant::now()))
+        self.lock().lists_until.saturating_duration_since(Instant::now())
     }
 
     pub(crate) fn submit(&self, tx: Arc<SignedTx>) -> Result<(), TxRefused> {

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Instant};
 
 use super::load;
 use crate::{
-    faults::{Fault, FaultPlan, Target, armed::Armed},
+    faults::{Armed, Fault, FaultPlan, Target},
     outbox::{Freeze, Outbox},
     shared::{Connected, Shared, Topic, unix_s},
 };

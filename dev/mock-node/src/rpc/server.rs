@@ -22,7 +22,7 @@ use tokio::{
 use super::{Reply, handle, is_heavy};
 use crate::{
     config::MAX_REQUEST_BYTES,
-    faults::armed::take_one,
+    faults::take_one,
     outbox::{Freeze, Outbox},
     shared::{Connected, Shared, Topic},
 };

@@ -13,19 +13,13 @@ fn several_requests_in_one_write_and_one_in_several_are_all_answered() {
 }
 
 #[test]
-fn garbage_is_answered_with_an_error_without_id_and_the_connection_goes_on() {
+fn garbage_is_answered_with_an_error_without_id_and_the_next_with_the_codes_of_reth() {
     let (_dir, _node, mut client) = connected(|config| config);
     client.write(b"what is this\n{\"no\":\"request\"}{\"id\":1,}\n");
     for code in [-32700, -32600, -32700] {
         let answer = client.value();
         assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(code), &Value::Null));
     }
-    assert_eq!(client.result("eth_chainId", json!([])), "0x539");
-}
-
-#[test]
-fn errors_have_the_codes_of_reth() {
-    let (_dir, _node, mut client) = connected(|config| config);
     assert_eq!(client.call("eth_nothing", json!([]))["error"]["code"], -32601);
     let bad_hash = client.call("eth_getRawTransactionByHash", json!(["0x12"]));
     assert_eq!(bad_hash["error"]["code"], -32602);
