@@ -269,20 +269,6 @@ mod tests {
         assert_eq!(rpc.expect("a section").quota, None);
     }
 
-    #[test]
-    fn a_section_that_cannot_start_is_refused_with_its_field() {
-        for (text, field) in [
-            ("[recorder]\n", "folder"),
-            ("[[publish]]\nserver.servers = [\"nats://n:4222\"]\n", "machine"),
-            ("[[streams]]\nflow = \"private\"\n", "[[streams]]"),
-        ] {
-            let mut options = Options::parse(text).expect(text);
-            options.fetcher.sources = vec!["/node.ipc".parse().expect("a path")];
-            let error = options.validate().expect_err(text).to_string();
-            assert!(error.contains(field), "{error}");
-        }
-    }
-
     /// The bounds that the default file writes in brackets behind the text of an option.
     #[test]
     fn the_bounds_in_the_default_file_are_those_of_the_code() {

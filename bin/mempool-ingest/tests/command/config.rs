@@ -81,6 +81,9 @@ fn a_check_says_what_each_source_is_and_fails_where_nothing_could_be_ingested() 
         (sources(&[&node]) + "chain_id = 1\n", 1, vec!["is on chain 1337, expected chain 1"]),
         ("[fetcher]\nsources = ['/none.ipc']".into(), 1, vec!["error: /none.ipc: "]),
         (sources(&[&node]) + "fetch_slots = 0\n", 1, vec!["`fetch_slots` is 0"]),
+        (sources(&[&node]) + "[recorder]\n", 1, vec!["folder"]),
+        (sources(&[&node]) + "[[publish]]\nserver.servers = ['nats://n:1']\n", 1, vec!["machine"]),
+        (sources(&[&node]) + "[[streams]]\nflow = 'private'\n", 1, vec!["[[streams]]"]),
         ("[fetcher]\nslots = 1\n".into(), 1, vec!["line 2, column 1", "`fetch_slots`"]),
     ] {
         let ended = run(&["check", "--config", &written(folder.path(), &text)]);
