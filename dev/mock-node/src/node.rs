@@ -209,7 +209,7 @@ impl MockNode {
     }
 
     /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. What the old ones held is
-    /// pending again, and announced again unless the configuration says otherwise.
+    /// pending again, and announced again.
     pub fn reorg(&self, depth: usize) -> Result<Reorg, NodeError> {
         self.shared.change(|core| {
             let (removed, effects) = core.reorg(depth, unix_s())?;
