@@ -5,7 +5,7 @@ use std::{env, error::Error, fmt, iter, process};
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Report>;
 
-/// If `--help` was asked for, prints what the source of an example begins with, and ends the process.
+/// If `--help` was asked for, prints what an example's source begins with, and ends the process.
 #[allow(dead_code, reason = "an example with flags of its own has clap")]
 pub(crate) fn help(source: &str) {
     if env::args().skip(1).any(|arg| ["-h", "--help"].contains(&arg.as_str())) {

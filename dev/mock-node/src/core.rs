@@ -159,7 +159,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of twelve steps eight submit, two mine, one mines a private transaction, and one is a reorg.
+        /// Of twelve steps eight submit, two mine, one mines privately, and one is a reorg.
         #[test]
         fn pool_and_chain_agree_after_every_step(
             steps in proptest::collection::vec((0..12, 0u8..4, 0u64..8, 1u128..4), 1..60),

@@ -228,7 +228,8 @@ impl FaultPlan {
     }
 }
 
-/// Armed faults, for which the server looks at every point where one may strike; a number is how often it still does.
+/// Armed faults: the server looks at every point where one may strike. A number is how often it
+/// still does.
 #[derive(Debug, Default)]
 pub(crate) struct Armed {
     pub(crate) close_on_accept: u32,

@@ -131,7 +131,8 @@ fn documented(begin: &str, replaced: &[(&str, &str)]) -> Vec<String> {
     adapted(line, replaced).split_whitespace().map(Into::into).collect()
 }
 
-/// With the users of the sample, which have rights for one chain. It fails, never skips, when the server is missing.
+/// With the users of the sample, which have rights for one chain. It fails, never skips, when the
+/// server is missing.
 #[test]
 #[ignore = "needs the nats-server that scripts/real-nodes.sh installs, and is run by it"]
 fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_real_server() {
