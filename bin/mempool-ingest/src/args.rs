@@ -1,11 +1,12 @@
 //! The command-line flags, which override the file of `--config`.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+#[cfg(any(feature = "rpc", feature = "telemetry"))]
+use std::net::SocketAddr;
+use std::{path::PathBuf, time::Duration};
 
-use mempool_ingest::{
-    OrderRpcConfig,
-    txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy},
-};
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
+use mempool_ingest::txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy};
 
 use crate::{options::Options, say::Format};
 
@@ -13,7 +14,7 @@ use crate::{options::Options, say::Format};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Read all options from this file; `mempool-ingest config` prints one
-    #[cfg(feature = "service")]
+    #[cfg(feature = "config")]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// IPC socket of a node; may be given several times
@@ -69,20 +70,22 @@ pub struct Args {
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub(crate) hashes: Option<PathBuf>,
     /// Serve metrics to Prometheus at this address, port 0 for a free one
-    #[cfg(feature = "service")]
+    #[cfg(feature = "telemetry")]
     #[arg(long, value_name = "ADDR", help_heading = OUTPUT)]
     metrics: Option<SocketAddr>,
     /// Accept searchers' orders by JSON-RPC at this address, port 0 for a free one
+    #[cfg(feature = "rpc")]
     #[arg(long, value_name = "ADDR", help_heading = "Searchers' orders")]
-    #[cfg_attr(feature = "service", arg(conflicts_with = "replay"))]
+    #[cfg_attr(feature = "record", arg(conflicts_with = "replay"))]
     rpc: Option<SocketAddr>,
     /// A name by which callers reach it, beside IP addresses and localhost; may be given several times
+    #[cfg(feature = "rpc")]
     #[arg(long, value_name = "NAME", help_heading = "Searchers' orders")]
     rpc_host: Vec<String>,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "record")]
     #[command(flatten)]
     pub(crate) files: crate::recording::Args,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "fleet")]
     #[command(flatten)]
     fleet: crate::publishing::Args,
 }
@@ -93,9 +96,9 @@ const OUTPUT: &str = "Output";
 impl Args {
     /// The options of the file, if there is one, and of the flags.
     pub(crate) fn options(&self) -> Result<Options, String> {
-        #[cfg(feature = "service")]
+        #[cfg(feature = "config")]
         let read = self.config.as_deref().map(Options::read).transpose()?;
-        #[cfg(not(feature = "service"))]
+        #[cfg(not(feature = "config"))]
         let read = None::<Options>;
         let mut options = read.unwrap_or_default();
         let fetcher = &mut options.fetcher;
@@ -114,21 +117,23 @@ impl Args {
         set(&mut options.pool.tx_retention, self.retention);
         options.status_interval = self.status_interval.or(options.status_interval);
         set(&mut options.log_format, self.log_format);
-        #[cfg(feature = "service")]
+        #[cfg(feature = "telemetry")]
         set(&mut options.metrics, self.metrics.map(Some));
-        if let Some(listen) = self.rpc {
-            options.rpc.get_or_insert_with(|| OrderRpcConfig::new(0)).listen = listen;
-        }
-        match &mut options.rpc {
-            Some(rpc) => rpc.host_names.extend(self.rpc_host.iter().cloned()),
-            None if self.rpc_host.is_empty() => {}
-            None => return Err("--rpc-host needs --rpc".into()),
-        }
-        #[cfg(feature = "service")]
+        #[cfg(feature = "rpc")]
         {
-            self.files.set(&mut options)?;
-            self.fleet.set(&mut options);
+            if let Some(listen) = self.rpc {
+                options.rpc.get_or_insert_with(|| OrderRpcConfig::new(0)).listen = listen;
+            }
+            match &mut options.rpc {
+                Some(rpc) => rpc.host_names.extend(self.rpc_host.iter().cloned()),
+                None if self.rpc_host.is_empty() => {}
+                None => return Err("--rpc-host needs --rpc".into()),
+            }
         }
+        #[cfg(feature = "record")]
+        self.files.set(&mut options)?;
+        #[cfg(feature = "fleet")]
+        self.fleet.set(&mut options);
         Ok(options)
     }
 }

@@ -6,16 +6,16 @@
 //! It is a library too, so that the example `ingest` can put a mock node in front of it.
 
 mod args;
-#[cfg(feature = "service")]
+#[cfg(feature = "config")]
 mod check;
 mod draw;
 mod live;
 mod log;
 mod options;
 mod picture;
-#[cfg(feature = "service")]
+#[cfg(feature = "fleet")]
 mod publishing;
-#[cfg(feature = "service")]
+#[cfg(feature = "record")]
 mod recording;
 mod say;
 mod signals;
@@ -31,13 +31,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
-    Ingest, OrderRpcConfig,
+    Ingest,
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
 };
 
 pub use crate::args::Args;
-#[cfg(feature = "service")]
+#[cfg(feature = "config")]
 pub use crate::options::DEFAULT_CONFIG;
 use crate::{
     log::Log,
@@ -58,7 +60,7 @@ const REFRESH: Duration = Duration::from_secs(1);
 
 /// How long a stop takes at most, whatever the node, a server or the disk do: less than the 10 s after which `docker stop`
 /// kills.
-#[cfg(feature = "service")]
+#[cfg(any(feature = "record", feature = "fleet"))]
 const STOP: Duration = Duration::from_millis(9_500);
 
 /// When the process ends although it has not stopped: nobody reads what it writes.
@@ -96,7 +98,7 @@ pub fn run<N>(
 }
 
 /// Checks the options and reaches each source once, as the command `check`. The exit code is 0 if all can be used.
-#[cfg(feature = "service")]
+#[cfg(feature = "config")]
 pub fn check(args: &Args) -> ExitCode {
     let runtime = tokio::runtime::Runtime::new().map_err(Failure::from);
     match runtime.and_then(|runtime| runtime.block_on(check::run(args))) {
@@ -109,7 +111,7 @@ pub fn check(args: &Args) -> ExitCode {
 }
 
 /// The time until then.
-#[cfg(feature = "service")]
+#[cfg(any(feature = "record", feature = "fleet"))]
 fn left(until: Instant) -> Duration {
     until.saturating_duration_since(Instant::now())
 }
@@ -120,9 +122,9 @@ struct Running {
     /// The cap of its pool.
     max_txs: usize,
     watcher: Watcher,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "record")]
     files: recording::Files,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "fleet")]
     publishing: publishing::Publishing,
 }
 
@@ -131,15 +133,18 @@ impl Running {
         if options.fetcher.sources.is_empty() {
             return Err("no node is named: --ipc PATH or --ws URL".into());
         }
+        #[cfg_attr(not(feature = "rpc"), expect(unused_mut, reason = "only the server needs it"))]
         let mut ingest = Ingest::start(options.ingest()).await?;
+        #[cfg(any(feature = "rpc", feature = "fleet"))]
         let chain = ingest.fetcher().status().into_iter().find_map(|it| Some(it.node?.chain_id));
-        #[cfg(feature = "service")]
+        #[cfg(feature = "fleet")]
         let publishing = publishing::Publishing::start(options, ingest.pool(), chain).await?;
         // Before the first transaction of a replay arrives.
         let watcher = Watcher::start(ingest.pool(), args.hashes.as_deref())?;
-        #[cfg(feature = "service")]
+        #[cfg(feature = "record")]
         let files = recording::Files::start(&args.files, options, &ingest)?;
         // Last: an order that is answered with success must not end with a start that fails.
+        #[cfg(feature = "rpc")]
         if let Some(config) = &options.rpc {
             let chain_id = options.chain(config.chain_id, chain, "--rpc")?;
             ingest.start_rpc(OrderRpcConfig { chain_id, ..config.clone() })?;
@@ -148,40 +153,40 @@ impl Running {
             ingest,
             max_txs: options.pool.max_txs,
             watcher,
-            #[cfg(feature = "service")]
+            #[cfg(feature = "record")]
             files,
-            #[cfg(feature = "service")]
+            #[cfg(feature = "fleet")]
             publishing,
         })
     }
 
     /// Whether a replay has ended.
     fn is_over(&self) -> bool {
-        #[cfg(feature = "service")]
+        #[cfg(feature = "record")]
         return self.files.is_over();
-        #[cfg(not(feature = "service"))]
+        #[cfg(not(feature = "record"))]
         false
     }
 
     /// What a replay has brought into the pool.
     fn replayed(&self) -> u64 {
-        #[cfg(feature = "service")]
+        #[cfg(feature = "record")]
         return self.files.replayed();
-        #[cfg(not(feature = "service"))]
+        #[cfg(not(feature = "record"))]
         0
     }
 
     /// What a line of the display says of each flow that is published.
     fn published(&self) -> Vec<Published> {
-        #[cfg(feature = "service")]
+        #[cfg(feature = "fleet")]
         return self.publishing.status();
-        #[cfg(not(feature = "service"))]
+        #[cfg(not(feature = "fleet"))]
         Vec::new()
     }
 
     /// Stops everything, in less than 10 s.
     async fn end(self, args: &Args) -> (Summary, EndReason) {
-        #[cfg(feature = "service")]
+        #[cfg(any(feature = "record", feature = "fleet"))]
         let by = Instant::now() + STOP;
         let report = final_audit(args, &self.ingest).await;
         let mut summary = Summary::of(&self.ingest, &self.watcher.seen(), report.as_ref());
@@ -191,13 +196,19 @@ impl Running {
         if !end.ended {
             say_warning!("not every part of the ingestion has stopped after {INGESTION:?}");
         }
-        #[cfg(feature = "service")]
+        #[cfg(feature = "record")]
+        let pool = kept.clone();
+        #[cfg(feature = "record")]
+        let files = tokio::task::spawn_blocking(move || self.files.end(by, &pool));
+        #[cfg(feature = "fleet")]
         {
-            let pool = kept.clone();
-            let files = tokio::task::spawn_blocking(move || self.files.end(by, &pool));
             summary.published = self.publishing.end(left(by)).await;
+        }
+        #[cfg(feature = "record")]
+        {
             (summary.recorded, summary.replayed) = files.await.expect("it does not panic");
         }
+        #[cfg(feature = "rpc")]
         if let Some(rpc) = end.rpc.filter(|rpc| !rpc.ended) {
             say_warning!("{} requests got no response in time", rpc.unanswered);
         }
@@ -216,9 +227,9 @@ async fn run_until_end(
     mut signals: Signals,
 ) -> Result<ExitCode, Failure> {
     // Before the ingestion starts, because handles of metrics are made once.
-    #[cfg(feature = "service")]
+    #[cfg(feature = "telemetry")]
     let telemetry = options.metrics.map(mempool_ingest::telemetry::Telemetry::start).transpose()?;
-    #[cfg(feature = "service")]
+    #[cfg(feature = "telemetry")]
     if let Some(telemetry) = &telemetry {
         say!("metrics at http://{}/metrics", telemetry.local_addr());
     }

@@ -39,7 +39,7 @@ impl Log {
             .with_target(!live)
             .with_writer(move || writer.clone());
         let lines = match format {
-            #[cfg(feature = "service")]
+            #[cfg(feature = "config")]
             Format::Json => lines.json().boxed(),
             Format::Text => lines.boxed(),
         };

@@ -1,6 +1,8 @@
 //! The command `mempool-ingest`.
 
-use std::{io::Write as _, process::ExitCode};
+#[cfg(feature = "config")]
+use std::io::Write as _;
+use std::process::ExitCode;
 
 use clap::Parser;
 use mempool_ingest_cli::Args;
@@ -16,12 +18,14 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 #[derive(Debug, Parser)]
 #[command(name = "mempool-ingest", version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 struct Command {
+    #[cfg(feature = "config")]
     #[command(subcommand)]
     other: Option<Other>,
     #[command(flatten)]
     args: Args,
 }
 
+#[cfg(feature = "config")]
 #[derive(Debug, clap::Subcommand)]
 enum Other {
     /// Print a configuration file with each option, its default and its bounds
@@ -53,13 +57,15 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     }
     let command = Command::parse();
+    #[cfg(feature = "config")]
     match &command.other {
         Some(Other::Config) => {
             // Who closed stdout wants to read nothing.
             let _ = std::io::stdout().write_all(mempool_ingest_cli::DEFAULT_CONFIG.as_bytes());
-            ExitCode::SUCCESS
+            return ExitCode::SUCCESS;
         }
-        Some(Other::Check { args }) => mempool_ingest_cli::check(args),
-        None => mempool_ingest_cli::run(&command.args, |_| Ok(())),
+        Some(Other::Check { args }) => return mempool_ingest_cli::check(args),
+        None => {}
     }
+    mempool_ingest_cli::run(&command.args, |_| Ok(()))
 }

@@ -1,44 +1,49 @@
 //! What the command does: the options of its parts, from the file of `--config` and from the flags.
 
+#[cfg(feature = "telemetry")]
+use std::net::SocketAddr;
+#[cfg(feature = "config")]
+use std::path::Path;
 use std::time::Duration;
-#[cfg(feature = "service")]
-use std::{net::SocketAddr, path::Path};
 
+#[cfg(feature = "rpc")]
+use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
-    FetcherConfig, IngestConfig, OrderRpcConfig, PoolConfig,
+    FetcherConfig, IngestConfig, PoolConfig,
     load_control::{GateConfig, MonitorConfig},
     txpool_fetcher::Announcements,
 };
-#[cfg(feature = "service")]
+#[cfg(feature = "record")]
 use mempool_recorder::RecorderConfig;
-#[cfg(feature = "service")]
+#[cfg(feature = "fleet")]
 use order_stream::{PublisherConfig, StreamConfig};
 
 use crate::say::Format;
 
 /// Each option with its default, as a file of `--config` in which all is commented out.
-#[cfg(feature = "service")]
+#[cfg(feature = "config")]
 pub const DEFAULT_CONFIG: &str = include_str!("options.toml");
 
 #[derive(Clone, Debug)]
-#[cfg_attr(feature = "service", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
+#[cfg_attr(feature = "config", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub(crate) struct Options {
     pub(crate) fetcher: FetcherConfig,
     pub(crate) pool: PoolConfig,
     pub(crate) gate: GateConfig,
     pub(crate) monitor: MonitorConfig,
     /// Chain 0 is that of the sources; here and below.
+    #[cfg(feature = "rpc")]
     pub(crate) rpc: Option<OrderRpcConfig>,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "record")]
     pub(crate) recorder: Option<RecorderConfig>,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "fleet")]
     pub(crate) publish: Vec<PublisherConfig>,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "fleet")]
     pub(crate) streams: Vec<StreamConfig>,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "telemetry")]
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) log_format: Format,
-    #[cfg_attr(feature = "service", serde(with = "humantime_serde"))]
+    #[cfg_attr(feature = "config", serde(with = "humantime_serde"))]
     pub(crate) status_interval: Option<Duration>,
 }
 
@@ -50,14 +55,15 @@ impl Default for Options {
             pool: PoolConfig::default(),
             gate: GateConfig::default(),
             monitor: MonitorConfig::default(),
+            #[cfg(feature = "rpc")]
             rpc: None,
-            #[cfg(feature = "service")]
+            #[cfg(feature = "record")]
             recorder: None,
-            #[cfg(feature = "service")]
+            #[cfg(feature = "fleet")]
             publish: Vec::new(),
-            #[cfg(feature = "service")]
+            #[cfg(feature = "fleet")]
             streams: Vec::new(),
-            #[cfg(feature = "service")]
+            #[cfg(feature = "telemetry")]
             metrics: None,
             log_format: Format::default(),
             status_interval: None,
@@ -65,15 +71,16 @@ impl Default for Options {
     }
 }
 
-#[cfg(feature = "service")]
 impl Options {
     /// Reads a file of `--config`.
+    #[cfg(feature = "config")]
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
         let read = text.and_then(|text| Self::parse(&text));
         read.map_err(|error| format!("{}: {error}", path.display()))
     }
 
+    #[cfg(feature = "config")]
     fn parse(text: &str) -> Result<Self, String> {
         let mut options: Self = toml::from_str(text).map_err(|error| at(text, &error))?;
         let table: toml::Table = toml::from_str(text).map_err(|error| at(text, &error))?;
@@ -101,6 +108,7 @@ impl Options {
     }
 
     /// Checks the bounds of all options.
+    #[cfg(feature = "config")]
     pub(crate) fn validate(&self) -> Result<(), crate::Failure> {
         self.fetcher.validate()?;
         self.pool.validate()?;
@@ -117,21 +125,21 @@ impl Options {
     }
 
     /// Its server has the stream.
+    #[cfg(feature = "fleet")]
     pub(crate) fn publisher_of(&self, stream: &StreamConfig) -> Result<&PublisherConfig, String> {
         let flow = stream.flow;
         self.publish.iter().find(|publisher| publisher.flow == flow).ok_or_else(|| {
             format!("[[streams]]: no [[publish]] has the flow {flow:?}, so no server is named")
         })
     }
-}
 
-impl Options {
     pub(crate) fn ingest(&self) -> IngestConfig {
         let config = IngestConfig::new(self.fetcher.clone(), self.pool.clone());
         IngestConfig { gate: self.gate, monitor: self.monitor, ..config }
     }
 
     /// The chain that an option names, or that of the connected node. `what` needs it.
+    #[cfg(any(feature = "rpc", feature = "fleet"))]
     pub(crate) fn chain(&self, named: u64, node: Option<u64>, what: &str) -> Result<u64, String> {
         let missing =
             || format!("{what} needs --chain-id while no node has been reached to say its own");
@@ -141,7 +149,7 @@ impl Options {
 }
 
 /// The place of an error and what it says, with the name that an unknown one is nearest to.
-#[cfg(feature = "service")]
+#[cfg(feature = "config")]
 fn at(text: &str, error: &toml::de::Error) -> String {
     let before = &text[..error.span().map_or(0, |span| span.start.min(text.len()))];
     let line = before.matches('\n').count() + 1;
@@ -162,7 +170,7 @@ fn at(text: &str, error: &toml::de::Error) -> String {
     format!("line {line}, column {column}: {what}")
 }
 
-#[cfg(all(test, feature = "service"))]
+#[cfg(all(test, feature = "config"))]
 mod tests {
     use std::fmt::Debug;
 
@@ -252,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_is_left_out_is_the_default_for_those_that_are_there_and_zero_can_be_none() {
+    fn an_option_that_is_left_out_is_the_default_for_those_that_are_there() {
         let read = |text: &str| Options::parse(text).expect("it is valid");
         let ages = read("[[streams]]\nflow = \"private\"\n[[streams]]\nflow = \"public\"\n");
         let ages: Vec<_> = ages.streams.iter().map(|stream| stream.max_age.as_secs()).collect();
@@ -264,9 +272,6 @@ mod tests {
             let external = (work_permits - reserved_permits).min(permits - 1);
             assert_eq!(gate.work_permits - gate.reserved_permits, external);
         }
-        assert_eq!(read("[fetcher]\naudit_interval = \"0s\"\n").fetcher.audit_interval, None);
-        let rpc = read("[rpc]\nquota = { per_second = 0, burst = 0 }\n").rpc;
-        assert_eq!(rpc.expect("a section").quota, None);
     }
 
     /// The bounds that the default file writes in brackets behind the text of an option.
@@ -337,5 +342,14 @@ mod tests {
             let error = Options::parse(text).expect_err(text);
             assert!(error.starts_with(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_none_is_written_as_nothing() {
+        let text =
+            "[fetcher]\naudit_interval = \"0s\"\n[rpc]\nquota = { per_second = 0, burst = 0 }\n";
+        let options = Options::parse(text).expect("it is valid");
+        assert_eq!(options.fetcher.audit_interval, None);
+        assert_eq!(options.rpc.expect("a section").quota, None);
     }
 }

@@ -54,7 +54,12 @@ impl Args {
             let chain_id = chain_of(path).map_err(|error| error.to_string())?;
             options.fetcher.sources = vec![no_node(chain_id)];
             // What the file of a live flow says: a fleet would take what is long mined for pending.
-            (options.rpc, options.publish, options.streams) = (None, Vec::new(), Vec::new());
+            #[cfg(feature = "rpc")]
+            drop(options.rpc.take());
+            #[cfg(feature = "fleet")]
+            {
+                (options.publish, options.streams) = (Vec::new(), Vec::new());
+            }
         }
         Ok(())
     }
@@ -183,7 +188,7 @@ fn no_node(chain_id: u64) -> Endpoint {
     Endpoint::InProcess(InProcess::new("replay", Arc::new(Empty(chain_id))))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "rpc"))]
 mod tests {
     use mempool_ingest::{
         FetcherConfig, Ingest, IngestConfig, IngestError, NodeAdmissionConfig, PoolConfig,

@@ -19,11 +19,11 @@ static JSON: AtomicBool = AtomicBool::new(false);
 
 /// The form of the log and of these lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-#[cfg_attr(feature = "service", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "config", derive(serde::Deserialize), serde(rename_all = "snake_case"))]
 pub(crate) enum Format {
     #[default]
     Text,
-    #[cfg(feature = "service")]
+    #[cfg(feature = "config")]
     Json,
 }
 

@@ -85,6 +85,7 @@ pub(crate) struct RpcCounts {
 }
 
 impl RpcCounts {
+    #[cfg(feature = "rpc")]
     pub(crate) fn of(ingest: &Ingest, seen: &Seen) -> Option<Self> {
         let gate = ingest.gate().stats();
         Some(Self {
@@ -95,6 +96,11 @@ impl RpcCounts {
             orders: seen.orders,
             cancelled: seen.cancelled,
         })
+    }
+
+    #[cfg(not(feature = "rpc"))]
+    pub(crate) fn of(_: &Ingest, _: &Seen) -> Option<Self> {
+        None
     }
 }
 

@@ -93,6 +93,7 @@ fn say_sources(ingest: &Ingest) {
             None => say!("{}: not reached yet", source.endpoint),
         }
     }
+    #[cfg(feature = "rpc")]
     if let Some(rpc) = ingest.rpc() {
         say!("orders by JSON-RPC at http://{}", rpc.local_addr());
     }
