@@ -31,23 +31,6 @@ fn what_a_reorg_frees_and_the_pool_could_not_keep_may_come_again() {
     assert_eq!(pool.insert_transaction(large()), InsertOutcome::Added);
 }
 
-#[test]
-fn what_a_reorg_frees_is_counted_as_refused_if_its_sender_has_as_many_as_it_may() {
-    let pool = pool();
-    let terms = PrivateTerms { signer: None, max_block: 14 };
-    let private = |nonce| private_from(Spec { sender: 2, nonce, ..Spec::default() }, terms);
-    let insert = |nonce| assert_eq!(pool.insert_transaction(private(nonce)), InsertOutcome::Added);
-    pool.on_head(head(10, 0, 0, &[]));
-    // Of one sender there may be 16.
-    (0..16).for_each(insert);
-    pool.on_head(head(11, 0, 0, &[*private(0).hash()]));
-    // The nonce that the block used was its first.
-    insert(16);
-    pool.on_head(head(11, 1, 0, &[]));
-    let stats = pool.stats();
-    assert_eq!((stats.mined, stats.put_back, stats.rejected, stats.txs), (1, 0, 1, 16));
-}
-
 /// Of older ones the bytes would be full, and each time that a caller sends one it would be noted as dropped.
 #[test]
 fn a_transaction_that_came_late_is_kept_with_one_of_the_newest_eight_blocks_alone() {

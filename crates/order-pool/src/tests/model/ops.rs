@@ -10,8 +10,8 @@ pub(super) type Keyed = (usize, Option<u64>);
 pub(super) enum Op {
     // Without a holder it was announced by the node.
     Insert { sender: u64, nonce: u64, max_fee: u128, max_tip: u128, holder: Option<u8> },
-    // Of a private transaction, until so many blocks ahead.
-    Private { sender: u64, nonce: u64, max_tip: u128, ahead: u64, holder: u8 },
+    // Of so many private transactions, until so many blocks ahead.
+    Private { sender: u64, nonce: u64, count: u64, max_tip: u128, ahead: u64, holder: u8 },
     // Of one of the transactions that are pooled or that a block took.
     CancelPrivate { which: usize, signer: u64 },
     // One of what is pooled once more, without a holder by the node, with a block as a private transaction.
@@ -43,14 +43,16 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     let (ahead, signer) = (prop::option::of(0_u64..6), prop::option::of(2_u64..5));
     // Few, so that the same one comes again.
     let fee = prop::sample::select(vec![3_u128, 11, PRIVATE_FEE]);
+    // Now and then as many as a sender may have.
+    let few = prop::sample::select(vec![1, 1, 1, MAX_OF_SENDER as u64]);
     prop_oneof![
         12 => (0_u64..5, 0_u64..4, fee, 0_u128..8, prop::option::weighted(0.4, 0_u8..4))
             .prop_map(|(sender, nonce, max_fee, max_tip, holder)| {
                 Op::Insert { sender, nonce, max_fee, max_tip, holder }
             }),
-        6 => (0_u64..5, 0_u64..4, 0_u128..8, 0_u64..6, 0_u8..4)
-            .prop_map(|(sender, nonce, max_tip, ahead, holder)| {
-                Op::Private { sender, nonce, max_tip, ahead, holder }
+        6 => (0_u64..5, 0_u64..4, few, 0_u128..8, 0_u64..6, 0_u8..4)
+            .prop_map(|(sender, nonce, count, max_tip, ahead, holder)| {
+                Op::Private { sender, nonce, count, max_tip, ahead, holder }
             }),
         2 => (0_usize..20, 0_u64..2)
             .prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),

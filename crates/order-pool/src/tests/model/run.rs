@@ -106,11 +106,14 @@ impl Run {
             Op::Insert { sender, nonce, max_fee, max_tip, holder } => {
                 self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, holder);
             }
-            Op::Private { sender, nonce, max_tip, ahead, holder: by } => {
-                // Some of them are those that others hand in too.
-                let spec = Spec { sender, nonce, max_fee: PRIVATE_FEE, max_tip, ..Spec::default() };
+            Op::Private { sender, nonce, count, max_tip, ahead, holder: by } => {
                 let terms = self.terms(sender, ahead);
-                self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+                for nonce in nonce..nonce + count {
+                    // Some of them are those that others hand in too.
+                    let max_fee = PRIVATE_FEE;
+                    let spec = Spec { sender, nonce, max_fee, max_tip, ..Spec::default() };
+                    self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
+                }
             }
             Op::Again { which, holder: by, ahead } => {
                 let Some(pooled) = self.model.pooled.get(which).cloned() else { return };
