@@ -110,8 +110,8 @@ impl Run {
                 let terms = self.terms(sender, ahead);
                 for nonce in nonce..nonce + count {
                     // Some of them are those that others hand in too.
-                    let (max_fee, rest) = (PRIVATE_FEE, Spec::default());
-                    let spec = Spec { sender, nonce, max_fee, max_tip, ..rest };
+                    let max_fee = PRIVATE_FEE;
+                    let spec = Spec { sender, nonce, max_fee, max_tip, ..Spec::default() };
                     self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
                 }
             }
