@@ -28,7 +28,7 @@ async fn a_blob_that_was_verified_costs_no_proof_in_another_order() {
     }
     // With proofs that were not verified.
     let (permits, refused) = send(&wrong, "0x7").await;
-    assert_eq!((permits, refused.error().2), (1 + 1, "sidecar"));
+    assert_eq!((permits, refused.of_field()), (1 + 1, ("sidecar", "txs[1]".to_owned())));
     assert_eq!(server.pool.len(), 3);
 }
 

@@ -179,9 +179,13 @@ fn what_was_sent_to_this_machine_and_becomes_public_later_is_published_by_the_pu
 #[test]
 fn each_cancellation_is_a_message_of_its_own() {
     let (pool, mut follower) = (pool(), Follower::new(Flow::Private, true));
-    let event = Event::Cancelled(Cancellation { key: KEY, nonce: None, holder: Holder::Host });
-    let mut suffix = || follower.on(&event, &pool)[0].suffix("a");
-    assert_ne!(suffix(), suffix());
+    let (holder, signer, at) = (Holder::Host, SIGNER, SystemTime::now());
+    let private = PrivateCancellation { hash: hash(1, 0), signer, at, holder };
+    let bundle = Cancellation { key: KEY, nonce: None, holder };
+    for event in [Event::Cancelled(bundle), Event::CancelledPrivate(private)] {
+        let mut suffix = || follower.on(&event, &pool)[0].suffix("a");
+        assert_ne!(suffix(), suffix());
+    }
 }
 
 /// A builder knew only who had sent an order first: it left with that one's share, and at that one's last block.
