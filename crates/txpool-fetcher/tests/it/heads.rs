@@ -332,6 +332,44 @@ async fn a_leader_that_is_frozen_is_followed_by_the_other_without_a_step_back() 
 }
 
 #[tokio::test]
+async fn a_huge_number_as_the_very_first_head_keeps_no_honest_head_from_the_sink() {
+    let (liar, honest) = (Fake::start(), Fake::start());
+    let high = FakeBlock::new(1 << 60, 100, 99, &[]);
+    liar.add(&high);
+    liar.lock().head = high.hash;
+    let (_fetcher, pool) = first_leads(&liar, &honest, settles_fast()).await;
+    assert_eq!(head_number(&pool), Some(high.number), "nobody else has told one");
+    for block in blocks(2..=8) {
+        liar.announce(&high);
+        honest.announce(&block);
+        eventually("an honest head", || head_number(&pool) == Some(block.number)).await;
+    }
+}
+
+/// Each head was related to the chain before the one before it was applied.
+#[tokio::test]
+async fn a_quick_flip_back_to_a_known_branch_is_followed() {
+    let (fake, _fetcher, pool) = at_first_head().await;
+    let txs = txs(1);
+    fake.pools(&pool, &txs).await;
+    let block = |number| match number {
+        4 => FakeBlock::new(4, 4, 3, &[&txs[0]]),
+        _ => FakeBlock::new(number, number, number - 1, &[]),
+    };
+    (2..=5).for_each(|number| fake.announce(&block(number)));
+    eventually("mined", || pool.is_empty() && head_number(&pool) == Some(5)).await;
+    let mut events = pool.subscribe_all();
+    let flip = FakeBlock::new(3, 33, 2, &[]);
+    // While it is read, all those after it are told.
+    fake.lock().busy.insert((flip.hash, false), 2);
+    fake.announce(&flip);
+    (3..=6).for_each(|number| fake.announce(&block(number)));
+    eventually("the head", || head_number(&pool) == Some(6)).await;
+    assert_eq!(seen(&mut events), [5, 3, 3, 4, 5, 6], "there and back");
+    assert!(pool.is_empty());
+}
+
+#[tokio::test]
 async fn a_head_that_was_reorged_out_does_not_hold_up_the_next() {
     let (fake, _fetcher, pool) = at_first_head().await;
     let gone = FakeBlock::new(2, 22, 1, &[]);

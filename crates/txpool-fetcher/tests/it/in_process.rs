@@ -12,7 +12,7 @@ use mock_node::DEV_CHAIN_ID;
 use tokio::{runtime::Handle, sync::RwLock};
 use txpool_fetcher::{
     AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, NonceUpdate,
-    PoolAnnouncement, PooledHashes, PooledTransaction,
+    PoolAnnouncement, PooledHashes, PooledTransaction, announcements_of,
 };
 
 use super::*;
@@ -34,6 +34,8 @@ struct State {
     chain: Vec<MinedBlock>,
     announcements: Option<mpsc::UnboundedSender<PoolAnnouncement>>,
     blocks: Option<mpsc::UnboundedSender<MinedBlock>>,
+    /// The next subscription reads this channel.
+    listener: Option<mpsc::Receiver<B256>>,
     /// Functions that panic once, and hashes for which `get` does.
     panics: HashSet<&'static str>,
     panics_for: HashSet<B256>,
@@ -102,6 +104,9 @@ impl InProcessPool for SmallPool {
     fn announcements(&self) -> AnnouncementStream {
         self.panic_once("announcements");
         let mut state = self.state();
+        if let Some(listener) = state.listener.take() {
+            return announcements_of(listener);
+        }
         let panics = state.panics.remove("the stream");
         let (sender, mut receiver) = mpsc::unbounded_channel();
         state.announcements = Some(sender);
@@ -209,6 +214,24 @@ async fn a_lag_that_the_stream_reports_opens_a_gap_at_once_and_the_comparison_cl
     eventually("closed", || has_closed_gap(&fetcher, GapReason::Lagged)).await;
     let counts = is_complete(&fetcher, &pool, &ours).await;
     assert_eq!((counts.lagged, counts.announced, counts.pooled), (20, 0, 20));
+}
+
+#[tokio::test]
+async fn what_a_full_listener_of_the_pool_dropped_is_brought_in_soon() {
+    let (pool, txs) = (Arc::<SmallPool>::default(), prepared(100));
+    let (listener, receiver) = mpsc::channel(16);
+    pool.state().listener = Some(receiver);
+    let (fetcher, ours) = ingest_fast(config(&pool)).await;
+    pool.drops.store(true, Relaxed);
+    for (n, half) in (1..).zip(txs.chunks(50)) {
+        half.iter().for_each(|tx| pool.add(tx));
+        // Until it is full, and then no more.
+        let mut sent = half[..10].iter().cycle();
+        while listener.try_send(sent.next().expect("it has no end").hash).is_ok() {}
+        settled(&fetcher, "all arrive", |counts| counts.pooled == 50 * n).await;
+    }
+    let counts = is_complete(&fetcher, &pool, &ours).await;
+    assert!(counts.audit_recovered >= 80 && counts.lagged == 0, "{counts:?}");
 }
 
 #[tokio::test]
