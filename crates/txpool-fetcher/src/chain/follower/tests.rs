@@ -612,23 +612,17 @@ impl Two {
         Self(follower, RecentBlocks::new(RECENT_BLOCKS))
     }
 
-    /// One tells block `n`, on block `n - 1`. Returns who leads then.
-    fn tell(&mut self, source: usize, number: u64, n: u64, now: Instant) -> Option<usize> {
-        self.step(source, number, n, now);
-        self.0.leader.map(|leader| leader.source)
-    }
-
-    /// The same; none but the block that it tells can be read.
+    /// One tells block `n`, on block `n - 1`, with transaction `1000 + n`; no other block can be read.
     fn step(&mut self, source: usize, number: u64, n: u64, now: Instant) -> Step {
         let Self(follower, chain) = self;
         let head = Head::new(number, hash(n), hash(n - 1));
         let mut branch = follower.tell(source, head.into(), now).expect("it is new");
         loop {
             match follower.step(chain, &mut branch, now) {
-                Step::Read(hash) if hash == head.hash => {
-                    branch.read(hash, Ok(Block::new(head, []).into()));
+                Step::Read(own) if own == head.hash => {
+                    branch.read(own, Ok(Block::new(head, [hash(1000 + n)]).into()));
                 }
-                Step::Read(hash) => branch.read(hash, Err(Unread::Missing)),
+                Step::Read(other) => branch.read(other, Err(Unread::Missing)),
                 step => return step,
             }
         }
@@ -640,7 +634,7 @@ impl Two {
 #[test]
 fn a_source_is_compared_whenever_it_tells_a_block_that_could_not_be_read() {
     let mut two = Two::new();
-    assert_eq!(two.tell(0, 0, 10, Instant::now()), Some(0));
+    two.step(0, 0, 10, Instant::now());
     let unread = Some(GapReason::UnreadBlock);
     for number in [1, 2] {
         let Two(follower, chain) = &mut two;
@@ -659,19 +653,6 @@ fn a_source_is_compared_whenever_it_tells_a_block_that_could_not_be_read() {
         };
         assert_eq!((applied.gap, applied.untold.len()), (gap, nonces), "{number}");
     }
-}
-
-/// The time since it had told them counted: with its next true one it led.
-#[test]
-fn huge_numbers_bring_a_source_no_nearer_to_the_lead() {
-    let (mut two, now) = (Two::new(), Instant::now());
-    assert_eq!(two.tell(0, 0, 10, now), Some(0));
-    for number in [1 << 40, 1 << 41] {
-        assert_eq!(two.tell(1, number, 20 * number, now), Some(0));
-    }
-    let now = now + LEAD_TIMEOUT;
-    assert_eq!(two.tell(1, 1, 11, now), Some(0), "it extends the chain");
-    assert_eq!(two.tell(1, 2, 12, now), Some(0));
 }
 
 #[test]
@@ -709,4 +690,57 @@ fn what_blocks_before_the_first_head_mined_is_told_with_it_and_again_when_it_is_
         assert_eq!((told, applied.untold.len()), (vec![hash(n)], untold));
         assert_eq!(applied.mined_before, before);
     }
+}
+
+/// One of the numbers, or the time since one, made the other lead or the chain end elsewhere.
+#[test]
+fn the_leader_stays_and_its_chain_is_extended() {
+    let last = RECENT_BLOCKS as u64 + 1;
+    let blocks = (1..=last).map(|number| (0, 1, number, 10 + number));
+    // After how many seconds who tells which number and block; then the chain's latest number.
+    let cases = [
+        ("a huge number of the leader", vec![(0, 0, 1 << 40, 60), (0, 1, 1, 11)], 1),
+        (
+            "huge numbers of the other",
+            vec![(0, 1, 1 << 40, 60), (0, 1, 1 << 41, 80), (15, 1, 1, 11), (15, 1, 2, 12)],
+            2,
+        ),
+        (
+            "heads of the other without ancestors",
+            vec![(0, 1, 1, 21), (0, 1, 2, 32), (15, 1, 3, 43)],
+            0,
+        ),
+        (
+            "the other is no higher in between",
+            vec![(0, 0, 1, 11), (0, 1, 2, 32), (15, 1, 1, 21), (15, 1, 2, 12)],
+            2,
+        ),
+        ("a block that is not remembered any more", blocks.chain([(0, 0, 1, 11)]).collect(), last),
+    ];
+    for (case, heads, latest) in cases {
+        let (mut two, start) = (Two::new(), Instant::now());
+        two.step(0, 0, 10, start);
+        for (seconds, source, number, n) in heads {
+            two.step(source, number, n, start + Duration::from_secs(seconds));
+        }
+        let leader = two.0.leader.map(|leader| leader.source);
+        let head = two.1.head().map(|head| head.number);
+        assert_eq!((leader, head), (Some(0), Some(latest)), "{case}");
+    }
+}
+
+/// The comparison after the connect may have come before, and left out what counted as mined.
+#[test]
+fn what_a_gap_forgets_is_mined_no_more_and_its_source_is_compared_after_a_connect_too() {
+    let (mut two, now) = (Two::new(), Instant::now());
+    two.step(0, 0, 10, now);
+    let Two(follower, chain) = &mut two;
+    let head = |number: u64| Head::new(number, hash(10 + number), hash(9 + number));
+    let told = AnnouncedHead { head: head(99), block: None, was_requested: true };
+    let mut branch = follower.tell(0, told, now).expect("it is new");
+    for number in (99 - RECENT_BLOCKS as u64..=99).rev() {
+        branch.read(hash(10 + number), Ok(Block::new(head(number), []).into()));
+    }
+    let Step::Applied(applied) = follower.step(chain, &mut branch, now) else { panic!() };
+    assert_eq!((applied.unmined, applied.gap), (vec![hash(1010)], Some(GapReason::MissedHeads)));
 }
