@@ -150,7 +150,7 @@ pub(crate) struct Comparison {
 impl Comparison {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
         if self.deferrable {
-            self.fetch.deferral.acquire(DeferrableWork::Audit, self.source, Instant::now()).await;
+            self.fetch.deferral.wait(DeferrableWork::Audit, Instant::now()).await;
         }
         if self.deferrable || self.reason == GapReason::Lagged {
             // To list the pool and fetch what overran the buffer would make it overrun again.
@@ -352,14 +352,14 @@ impl Comparison {
         let mut fetched = Vec::new();
         let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
         for hash in missing {
-            let permit = self.fetch.deferral.acquire(work, self.source, since).await;
+            self.fetch.deferral.wait(work, since).await;
             left.one_done();
             let at = Instant::now();
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
             // It may have been announced meanwhile, or found missing in another node's pool.
             let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
             fetched.push(*hash);
-            self.fetch.fetch_missing(ticket, permit).await;
+            self.fetch.fetch_missing(ticket).await;
         }
         for hash in missing {
             while self.fetch.hashes.seen.get(hash) == Some(Seen::InFlight) {
