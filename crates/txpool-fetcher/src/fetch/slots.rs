@@ -142,8 +142,7 @@ impl Slots {
         Slot { _one: one, _of_source: of_source, _work: work, bytes, gauge }
     }
 
-    /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
-    /// and updates the estimate for the next fetches.
+    /// Corrects reservation and estimate by the size of the response, as far as the budget allows.
     pub(crate) fn set_response_bytes(&self, slot: &mut Slot, response_bytes: usize) {
         // A running mean over about 16 responses. It is an estimate, so a lost update does no harm.
         let mean = self.mean_bytes.load(Relaxed);
