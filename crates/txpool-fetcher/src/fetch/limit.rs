@@ -48,7 +48,7 @@ struct Aimd {
     late: usize,
     /// A running mean of the share of late responses.
     late_before: Option<f64>,
-    /// Permits that were out when the limit was lowered: so many of the next that return are not given out again.
+    /// Permits that were out when it was lowered: so many that return are not given out again.
     owed: usize,
 }
 
