@@ -41,8 +41,8 @@ const MAX_STRING_BYTES: usize = 4 << 20;
 /// Most bytes of an answer beside its result, 1 MiB: an error is held as a whole, and has some hundred.
 const MAX_OTHER_BYTES: usize = 1 << 20;
 
-/// How deep an answer may be nested. It is the limit of `serde_json`, which has none for what it skips, and holds a byte of
-/// that for each level.
+/// How deep an answer may be nested. It is the limit of `serde_json`, which has none for what it
+/// skips, and holds a byte of that for each level.
 const MAX_DEPTH: usize = 128;
 
 /// The answer, as it comes; over WebSocket when it is complete.

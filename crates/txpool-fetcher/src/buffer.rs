@@ -1,7 +1,6 @@
 //! A queue that never makes its writer wait: for announcements, and for heads.
 //!
-//! Its lock is taken by who reads a connection, who processes what was read, comparisons and `status()`, to add
-//! or take one item.
+//! Readers, who processes what was read, comparisons and `status()` take its lock, for one item.
 
 use std::{collections::VecDeque, sync::Mutex};
 
@@ -9,8 +8,7 @@ use tokio::sync::Notify;
 
 use crate::sync::lock;
 
-/// A bounded queue with one reader. While it is full, each new item displaces the oldest one, and the
-/// reader learns how many it has lost.
+/// A bounded queue with one reader. When full, a new item displaces the oldest, which is counted.
 pub(crate) struct Buffer<T> {
     slots: usize,
     /// While more items wait, the newest is the next.

@@ -63,15 +63,11 @@ impl FromStr for Endpoint {
     /// # Errors
     /// [`ConfigError::EmptyEndpoint`]; [`ConfigError::UnknownScheme`] for any other URL.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if text.is_empty() {
-            return Err(ConfigError::EmptyEndpoint);
-        }
-        if text.starts_with("ws://") {
-            return Ok(Self::Ws(text.to_owned()));
-        }
         match text.split_once("://") {
-            Some((scheme, _)) => Err(ConfigError::UnknownScheme { scheme: scheme.to_owned() }),
+            None if text.is_empty() => Err(ConfigError::EmptyEndpoint),
             None => Ok(Self::Ipc(PathBuf::from(text))),
+            Some(("ws", _)) => Ok(Self::Ws(text.to_owned())),
+            Some((scheme, _)) => Err(ConfigError::UnknownScheme { scheme: scheme.to_owned() }),
         }
     }
 }
@@ -104,10 +100,9 @@ pub enum Announcements {
     /// Its hash, with which the transaction is then requested.
     #[default]
     Hashes,
-    /// The transaction itself, as an object that is encoded again and must have the announced hash. Only blob
-    /// transactions (for their sidecars), types that this crate does not know, and objects above 16 KiB are
-    /// requested. It saves a request for each transaction and, with a trusted sender, the recovery of the
-    /// sender.
+    /// The transaction itself, as an object that is encoded again and must have the announced hash.
+    /// Only blob transactions (for their sidecars), unknown types, and objects above 16 KiB are
+    /// requested. It saves a request and, with a trusted sender, the recovery of the sender.
     ///
     /// An object is about five times as long as a hash. geth's socket holds about 280 announcements
     /// of hashes, so it fills five times sooner when it is not read, and geth then blocks all its
@@ -118,8 +113,7 @@ pub enum Announcements {
     /// (5 ms, while those of later hashes come) is requested, and counts among
     /// [`Counts::objects_missed`](crate::Counts). If either is lost, both are opened again.
     ///
-    /// A node that refuses the subscription to objects is not used; at one that announces hashes in
-    /// their place, these are requested.
+    /// A node that refuses objects is not used; of one that announces hashes, these are requested.
     Full,
     /// As [`Full`](Self::Full) where the node takes it, else as [`Hashes`](Self::Hashes): if it
     /// refuses the subscription to objects, or if the first object that it announces is a hash.
@@ -144,8 +138,7 @@ pub enum Backfill {
 /// The longest interval that is accepted, a year: adding it to an `Instant` must not overflow.
 const MAX_INTERVAL_MS: usize = 365 * 24 * 3_600_000;
 
-/// The configuration of a [`Fetcher`](crate::Fetcher). Every field has a default except the sources, which
-/// [`FetcherConfig::new`] takes.
+/// The configuration of a [`Fetcher`](crate::Fetcher). All fields but the sources have defaults.
 #[derive(Clone, Debug)]
 #[cfg_attr(
     feature = "serde",

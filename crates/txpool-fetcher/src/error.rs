@@ -174,8 +174,7 @@ pub enum LossReason {
     /// Neither a response to a ping nor another message came for this long.
     #[error("no response for {0:?}")]
     Unresponsive(Duration),
-    /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible, and
-    /// meanwhile the node listed new ones.
+    /// Heads come and no hashes, for implausibly long, and meanwhile the node listed new ones.
     #[error("no hashes are announced, but the node listed {unannounced} new ones")]
     NoHashes {
         /// How many new hashes it listed.

@@ -185,10 +185,8 @@ impl Fetcher {
         let thread = std::thread::Builder::new().name("mempool-io".into());
         thread.spawn(body).map_err(not_started("mempool-io"))?;
         let fetcher = Self { fetch, sources, changes, deadline, ended };
-        for (index, source) in fetcher.sources.iter().enumerate() {
-            if !settings.has_objects(index) {
-                continue;
-            }
+        let sources = fetcher.sources.iter().enumerate();
+        for (index, source) in sources.filter(|(index, _)| settings.has_objects(*index)) {
             let (deliverer, backlog) = (Arc::clone(&objects_to), Arc::clone(&source.backlog));
             let run = move || announce::process_objects(&deliverer, index, &backlog);
             tasks.spawn_thread("mempool-object", run).map_err(not_started("mempool-object"))?;

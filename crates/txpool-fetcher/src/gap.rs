@@ -52,15 +52,14 @@ pub struct Gap {
 /// What the readers of a source's announcements and heads, and who asks the node how far it is, report to the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {
+    /// The node announced or returned this head.
     Head(Head),
+    /// Announcements or blocks may have been missed.
     Gap(GapReason),
     /// The source whose heads led is lost, or syncs.
     LeaderLost,
     /// The node announces hashes where it was asked for objects.
     NoObjects,
     /// The node's latest block, and whether it says that it is syncing.
-    Sync {
-        block: Option<u64>,
-        says_syncing: bool,
-    },
+    Sync { block: Option<u64>, says_syncing: bool },
 }

@@ -8,8 +8,7 @@
 //! - That thread also gets and delivers the last of the hashes at hand: with one transaction at a time no other
 //!   thread has to wake up, which costs more than everything else.
 //! - The other requests go to one of two queues, live and deferrable, which the threads `mempool-get` read.
-//! - There are no time-outs and no pings: a stream that stays open and silent is found by the audit and
-//!   by the rule for stale sources.
+//! - No time-outs, no pings: a silent stream is found by the audit and the rule for stale sources.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
@@ -41,9 +40,10 @@ use crate::{
     connection::{End, NodeInfo, Subscription},
     decode::{Malformed, verify_blob_proofs},
     error::{ConnectError, LossReason},
-    fetch::{Deliverer, Fetch, FetchRequest, FetchTask, Ticket},
+    fetch::{Deliverer, Fetch, FetchRequest, FetchTask, Seen, Ticket},
     gap::{GapReason, Report},
     in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
+    outcome::Outcome,
     request::PoolQueues,
     sink::TransactionSink,
     sync::{OnDrop, block_on, contain, lock},
@@ -274,7 +274,11 @@ fn get<S: TransactionSink>(deliverer: &Deliverer<S>, pool: &InProcess, request: 
     match found {
         // It counts as failed.
         Err(_) => {}
-        Ok(None) => ticket.gone(),
+        // Unlike a node, the pool returns no mined ones.
+        Ok(None) if fetch.hashes.is_mined(&hash) => {
+            ticket.finish(Outcome::Mined, Some(Seen::Mined));
+        }
+        Ok(None) => ticket.finish(Outcome::Gone, None),
         Ok(Some(tx)) => {
             fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
             contain(|| deliver(deliverer, ticket, tx));

@@ -60,8 +60,7 @@ pub trait InProcessPool: Send + Sync + 'static {
     fn block(&self, hash: &B256) -> Option<MinedBlock>;
 
     /// The hashes of all transactions in the pool. Called at the start, after each gap and by each
-    /// audit. Listed transactions that are not known are fetched; delivered ones that are neither
-    /// listed nor mined count as vanished.
+    /// audit. Unknown ones are fetched; delivered ones neither listed nor mined count as vanished.
     fn pooled(&self) -> PooledHashes;
 
     /// The transaction with its sender, a blob transaction with its sidecar; `None` if it is no

@@ -13,11 +13,11 @@ use load_control::Backoff;
 pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
 
 /// How many of the fetch slots deferrable work (backfill, audits, deferred retries) may hold at
-/// once, if that is at most a quarter of them. With three sources or more they are as many as the sources, and each source
-/// has an equal share: one that responds slowly does not hold back what is fetched from another one.
+/// once, if that is at most a quarter of them. With three sources or more they are as many as the
+/// sources, each of which has an equal share, so that one that responds slowly holds back no other.
 /// They are few because live requests wait in the node behind the responses to deferrable ones. Two
-/// still fetch 10,000 transactions in about a second from a node that responds in 0.1 ms. More
-/// slots make this faster with a slower node (10 s at 2 ms) and live fetches slower.
+/// still fetch 10,000 transactions in about a second from a node that responds in 0.1 ms. More make
+/// this faster with a slower node (10 s at 2 ms) and live fetches slower.
 pub(crate) const DEFERRABLE_SLOTS: usize = 2;
 
 /// How often a fetch is retried after a time-out or a retryable error response.
@@ -63,9 +63,8 @@ pub struct Limits {
     /// Time for the response to one request for a transaction: more than 100 times the slowest one
     /// measured on a healthy node (17 ms, for a six-blob transaction behind others on geth).
     pub fetch_timeout: Duration,
-    /// Delay between two attempts of a fetch. After a time-out, and when the node responds that it
-    /// is busy (-32005, -32009), the first three steps are skipped: the delays are then at most 160,
-    /// 320 and 500 ms, and at least half of that.
+    /// Delay between two attempts of a fetch. After a time-out or a busy response (-32005, -32009),
+    /// the first three steps are skipped: at most 160, 320 and 500 ms, and at least half of that.
     pub retry_backoff: Backoff,
     /// Time for any other call (a block, the status of the pool).
     pub call_timeout: Duration,
@@ -89,9 +88,8 @@ pub struct Limits {
     pub object_wait: Duration,
     /// How long an audit waits for announcements under way before a hash counts as missing.
     pub audit_settle: Duration,
-    /// How long the branch of another source must have been higher than what the leading source
-    /// told, before the chain changes to it. Longer than the 12 s between two blocks, so that a node
-    /// that tells each head keeps the lead.
+    /// How long another source's branch must have been higher than what the leader told before the
+    /// chain changes to it. Longer than 12 s, a block: a node that tells each head keeps the lead.
     pub lead_timeout: Duration,
     /// The longest that backfill, audit and retry fetches wait for the load to fall: less than half
     /// of the 12 s between two blocks, so that a missed transaction can still enter the next one.

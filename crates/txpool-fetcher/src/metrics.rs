@@ -138,8 +138,7 @@ impl Metrics {
     }
 }
 
-/// The value of the label `source`: the endpoint, with a number behind it while another fetcher of
-/// this process has that endpoint too.
+/// The label `source`: the endpoint, with a number while another fetcher in this process has it.
 pub(crate) struct SourceName(String);
 
 static SOURCES: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());

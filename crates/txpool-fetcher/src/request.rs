@@ -5,8 +5,7 @@
 //! be the cause. Each of them is sent again over a connection of its own, so the culprit is found and no other request is
 //! lost with it.
 //!
-//! The connections in use are in a `watch` channel of tokio's, whose lock all its readers share and a
-//! flush holds while it sends.
+//! The connections in use are in a `watch` channel, whose lock a flush holds while it sends.
 
 use std::{future::pending, sync::Arc, time::Duration};
 

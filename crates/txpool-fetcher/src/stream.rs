@@ -28,8 +28,7 @@ pub struct TransactionStream {
 }
 
 impl Fetcher {
-    /// Starts fetching into a stream that holds up to `buffer` transactions, 1 to
-    /// [`MAX_STREAM_BUFFER`].
+    /// Starts fetching into a stream that holds at most `buffer`, 1 to [`MAX_STREAM_BUFFER`].
     ///
     /// # Errors
     /// As [`Fetcher::start`]; `buffer` is out of its bounds.
@@ -61,8 +60,7 @@ impl TransactionStream {
     pub async fn shutdown(self, deadline: Duration) -> FetcherEnd {
         let Self { transactions, fetcher } = self;
         fetcher.begin_stop(deadline);
-        // Releases a delivery that waits for room in the buffer. Only after the stop has begun, or
-        // the reason could be a closed sink.
+        // Releases a delivery that waits for room; before the stop, the sink would count as closed.
         drop(transactions);
         fetcher.shutdown(deadline).await
     }

@@ -14,8 +14,7 @@ use std::{
 /// Locks `mutex`, also after a holder has panicked: the locks of this crate protect plain data that
 /// is valid after each statement, so a panic leaves nothing half changed.
 ///
-/// Every lock of this crate is held for single look-ups and changes, never across an await or a
-/// call into the sink.
+/// Every lock is held for single look-ups and changes, never across an await or a call of the sink.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

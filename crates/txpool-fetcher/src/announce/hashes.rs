@@ -1,5 +1,4 @@
-//! Announced hashes: the thread that reads them submits their requests, and what has to wait for a slot is
-//! processed on `mempool-io`.
+//! Announced hashes: their reader submits their requests, `mempool-io` those that had to wait.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
@@ -44,8 +43,7 @@ impl HashReader {
         Self { fetch, source, backlog, pairs: pairs.cloned(), submitted: 0 }
     }
 
-    /// Submits the request for a hash, or leaves it in the buffer if it has to wait: for a slot, or for those
-    /// before it.
+    /// Submits the request for a hash, or leaves it in the buffer: no slot is free, or others wait.
     pub(crate) fn take(&mut self, hash: B256, at: Instant) {
         let (fetch, arrival) = (&self.fetch, self.arrival(hash, at));
         if self.backlog.hashes.len() == 0 {

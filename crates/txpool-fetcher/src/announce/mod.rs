@@ -39,7 +39,7 @@ use crate::{
     buffer::Buffer,
     chain::{HEADS_WAITING, HeadQueue, read_head},
     config::{Announcements, Settings},
-    connection::{Listener, Subscription, dial},
+    connection::{Listener, Subscription, dial, not_ethereum},
     error::{CallError, ConnectError, LossReason},
     fetch::{Arrival, Deliverer, Fetch},
     gap::Report,
@@ -117,11 +117,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         let [dialed, objects] = dial(endpoint, patience, known, thread).await?;
         (dialed, Some(objects))
     };
-    let refused = |error: CallError| ConnectError::NotEthereum {
-        endpoint: endpoint.to_string(),
-        method: "eth_subscribe",
-        answer: error.to_string(),
-    };
+    let refused = |error: CallError| not_ethereum(endpoint, "eth_subscribe", &error.to_string());
     deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
     let mut full = None;
     // Objects first: a hash without its object is then one that the node has dropped.
@@ -175,8 +171,7 @@ pub(crate) async fn subscribe<S: TransactionSink>(
     Ok((up, read.boxed()))
 }
 
-/// Longest head that is read; a longer one counts as malformed. anvil's heads carry the hashes of their
-/// transactions: 200 kB for 3,000.
+/// Longest head, else it is malformed. anvil's carry their transactions' hashes: 200 kB for 3,000.
 const MAX_HEAD_BYTES: usize = 1024 * 1024;
 
 struct HeadListener {

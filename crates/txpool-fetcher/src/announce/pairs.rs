@@ -25,8 +25,7 @@ const REMEMBERED: usize = 32_768;
 /// An object that comes first is delivered at once. A hash that comes first waits for its object, and
 /// is requested when the object is overdue:
 /// - when that of a hash announced a fifth of the wait later has come: both streams are in order;
-/// - else after the wait, counted from the read of the hash to the read of the objects: an object
-///   that waits for its thread has come.
+/// - else after the wait, from the read of the hash to that of objects: one that waits has come.
 ///
 /// One queue holds the waiting hashes in the order of their arrival, and one timer looks at its front.
 pub(crate) struct Pairs {

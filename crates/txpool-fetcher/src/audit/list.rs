@@ -1,8 +1,7 @@
 //! Lists the hashes of a node's pool, from the answer to `txpool_content` as it streams in.
 //!
-//! For 10,000 transactions it is 10 MB of JSON; with blob sidecars (anvil) it can have any size.
-//! Over IPC only the hashes and the string being read are held in memory; over WebSocket the whole
-//! message.
+//! It has 10 MB for 10,000 transactions, or with blob sidecars (anvil) any size. Over IPC only the
+//! hashes and the string being read are held in memory; over WebSocket the whole message.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -24,12 +23,10 @@ use crate::{
     tasks::Tasks,
 };
 
-/// Most hashes kept of the pending transactions, and of the queued ones: 2^22, which take 128 MiB.
-/// No node's pool holds as many.
+/// Most hashes kept of pending and of queued ones: 2^22, 128 MiB. No node's pool holds as many.
 const MAX_HASHES: usize = 1 << 22;
 
-/// Longest list of a pool over WebSocket, 256 MiB: about 200,000 transactions. reth sends no
-/// response above 160 MB.
+/// Longest list over WebSocket, 256 MiB: about 200,000 transactions. reth sends at most 160 MB.
 const MAX_LISTING_BYTES: usize = 256 * 1024 * 1024;
 
 const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#;

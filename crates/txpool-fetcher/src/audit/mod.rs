@@ -72,15 +72,13 @@ pub struct AuditReport {
     /// Pending transactions that the node listed.
     pub listed: u64,
     /// Pending transactions that the node counts and does not list: blob transactions on geth. The
-    /// smaller one of the numbers before and after the list is taken: a block in between takes some
-    /// away, and others come.
+    /// smaller count of before and after the list is taken: a block in between takes some away.
     pub unlistable: u64,
     /// How many of the listed transactions we never had, after both sides had time to settle.
     pub missing: u64,
     /// The first [`Self::MISSING_SAMPLE`] of these: at start-up the whole pool is missing.
     pub missing_sample: Vec<B256>,
-    /// Listed transactions that the sink has removed and does not want now, as
-    /// [`Holding::Removed`] says.
+    /// Listed transactions that the sink has removed and does not want: [`Holding::Removed`].
     pub removed: u64,
     /// Listed transactions that the sink refused, or whose responses have ended connections
     /// (`mempool_fetcher_harmful_total`).
@@ -95,11 +93,9 @@ pub struct AuditReport {
     pub vanished: u64,
     /// How many of the missing ones this comparison has fetched, and the sink has now.
     pub recovered: u64,
-    /// How many of the missing ones are missing still, because their fetches have failed: the next
-    /// comparison fetches them again.
+    /// How many are missing still: their fetches have failed, and the next comparison repeats them.
     pub failed: u64,
-    /// In the comparison of a source that has fallen silent: listed transactions that were not
-    /// listed 4 s earlier. 0 in any other.
+    /// Of a source that has fallen silent: listed transactions that were not 4 s before. Else 0.
     pub unannounced: u64,
 }
 
@@ -150,7 +146,7 @@ pub(crate) struct Comparison {
 impl Comparison {
     pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
         if self.deferrable {
-            self.fetch.deferral.acquire(DeferrableWork::Audit, self.source, Instant::now()).await;
+            self.fetch.deferral.wait(DeferrableWork::Audit, Instant::now()).await;
         }
         if self.deferrable || self.reason == GapReason::Lagged {
             // To list the pool and fetch what overran the buffer would make it overrun again.
@@ -352,14 +348,14 @@ impl Comparison {
         let mut fetched = Vec::new();
         let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
         for hash in missing {
-            let permit = self.fetch.deferral.acquire(work, self.source, since).await;
+            self.fetch.deferral.wait(work, since).await;
             left.one_done();
             let at = Instant::now();
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
             // It may have been announced meanwhile, or found missing in another node's pool.
             let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
             fetched.push(*hash);
-            self.fetch.fetch_missing(ticket, permit).await;
+            self.fetch.fetch_missing(ticket).await;
         }
         for hash in missing {
             while self.fetch.hashes.seen.get(hash) == Some(Seen::InFlight) {
@@ -403,13 +399,10 @@ impl Comparison {
     }
 }
 
-/// What we know of a hash that the node listed.
+/// What we know of a listed hash. What was delivered is held, unless the sink says otherwise.
 enum Verdict {
     Ours,
     Refused,
     Postponed,
-    /// Only the sink knows. If it does not, a delivered transaction counts as held.
-    AskSink {
-        was_delivered: bool,
-    },
+    AskSink { was_delivered: bool },
 }

@@ -66,15 +66,13 @@ async fn latest_block(calls: &Calls, limit: Duration) -> Result<Block, Unread> {
 pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueue>) {
     let mut newer = None;
     loop {
-        let announced = match newer.take() {
-            Some(announced) => announced,
-            None => match heads.next().await {
-                Some(Ok(announced)) => announced,
-                // It is then read as an ancestor.
-                Some(Err(_)) => continue,
-                None => return,
-            },
+        let next = match newer.take() {
+            Some(announced) => Some(Ok(announced)),
+            None => heads.next().await,
         };
+        let Some(next) = next else { return };
+        // One that was displaced is read as an ancestor.
+        let Ok(announced) = next else { continue };
         let told = lock(&chain.follower).tell(source, announced, Instant::now());
         let Some(mut branch) = told else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
@@ -171,8 +169,7 @@ pub(crate) const BLOCKS_WAITING: usize = 2 * MAX_ANCESTORS + 2;
 /// Nonces raised with one hold of the lock of the recent blocks: some 100 us.
 const RAISED_TOGETHER: usize = 1024;
 
-/// A block whose nonces must be reported to the sink: also of those that came with it, so that the
-/// sink gets them in the order of the heads.
+/// A block whose nonces must be reported, also those that came with it: in the order of the heads.
 #[derive(Debug)]
 pub(crate) struct Wanted {
     /// That told it.

@@ -204,8 +204,7 @@ impl<R> Connection<R> {
     }
 }
 
-/// A connection that ends when this is dropped. Its reader holds the connection too, and would otherwise wait for what
-/// comes for ever.
+/// A connection that ends when this is dropped: its reader holds it too, and would wait for ever.
 pub(crate) struct Open<R>(pub(crate) Arc<Connection<R>>);
 
 impl<R> Deref for Open<R> {

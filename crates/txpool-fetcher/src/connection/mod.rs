@@ -44,7 +44,7 @@ pub(crate) use self::{
     calls::{Call, Listener},
     client::{Connection, Open},
     frame::{Frames, Scan},
-    open::{ChainId, dial, open},
+    open::{ChainId, dial, not_ethereum, open},
     read::{Listings, Responses},
     response::{Incoming, read_error},
     socket::{BlockingSocket, open_socket},

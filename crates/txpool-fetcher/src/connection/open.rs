@@ -78,8 +78,7 @@ impl ChainId {
 /// The reader is a thread of this name.
 ///
 /// # Errors
-/// See [`ConnectError`]: each names the endpoint and the likely cause. Takes at most the ping
-/// time-out for each of the three requests.
+/// See [`ConnectError`]. Takes at most the ping time-out for each of the three requests.
 ///
 /// `known` says that the source was up before. Then no raw transaction is requested: a node that is
 /// slow to answer such requests is still an execution node, and can answer all other ones.
@@ -103,8 +102,13 @@ pub(crate) async fn dial<const N: usize>(
         let limit = limits.ping_timeout;
         let chain_id: U64 = ask(&calls, endpoint, "eth_chainId", limit).await?;
         let client: String = ask(&calls, endpoint, "web3_clientVersion", limit).await?;
-        if !known {
-            check_raw_transactions(&calls, endpoint, limit).await?;
+        // A node without the method cannot be used. Any other error response comes from a node that
+        // has it: geth sends one for an unknown hash while it builds its transaction index.
+        if !known
+            && let Err(error) = calls.call(RAW_TRANSACTION, (B256::ZERO,), limit).await
+            && !matches!(error, CallError::Rpc { code: -32603..=-32000, .. })
+        {
+            return Err(connect_error(endpoint, RAW_TRANSACTION, error, &calls.ended).await);
         }
         let node = NodeInfo { client: clip(&client, 120), chain_id: chain_id.to() };
         dialed.push((calls, node));
@@ -143,19 +147,6 @@ async fn ask<T: serde::de::DeserializeOwned>(
     }
 }
 
-/// A node without the method cannot be used. Any other error response comes from a node that has
-/// it: geth sends one for an unknown hash while it builds its transaction index.
-async fn check_raw_transactions(
-    calls: &Calls,
-    endpoint: &Endpoint,
-    limit: Duration,
-) -> Result<(), ConnectError> {
-    match calls.call(RAW_TRANSACTION, (B256::ZERO,), limit).await {
-        Ok(_) | Err(CallError::Rpc { code: -32603..=-32000, .. }) => Ok(()),
-        Err(error) => Err(connect_error(endpoint, RAW_TRANSACTION, error, &calls.ended).await),
-    }
-}
-
 /// The error of a peer that has not shown that it is a node: how the call of `method` failed, or why the connection has
 /// `ended`.
 async fn connect_error(
@@ -176,7 +167,11 @@ async fn connect_error(
     }
 }
 
-fn not_ethereum(endpoint: &Endpoint, method: &'static str, answer: &str) -> ConnectError {
+pub(crate) fn not_ethereum(
+    endpoint: &Endpoint,
+    method: &'static str,
+    answer: &str,
+) -> ConnectError {
     let answer = clip(answer, 120);
     ConnectError::NotEthereum { endpoint: endpoint.to_string(), method, answer }
 }

@@ -36,8 +36,8 @@ pub(crate) struct Notification<'a> {
 }
 
 impl<'a> Incoming<'a> {
-    /// Reads a complete value. `None`: its shape is another one. What is not JSON is the end of the connection: nothing
-    /// that follows can be trusted.
+    /// Reads a complete value. `None`: its shape is another one. What is not JSON is the end of the
+    /// connection: nothing that follows can be trusted.
     pub(super) fn read(value: &'a [u8]) -> Result<Option<Self>, LossReason> {
         let garbage = || LossReason::garbage(value);
         // `serde_json` does not validate the characters that it skips.

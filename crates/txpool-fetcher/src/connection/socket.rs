@@ -50,7 +50,6 @@ pub(crate) struct BlockingSocket {
 /// A write must not wait, although the socket is in blocking mode.
 #[cfg(not(target_vendor = "apple"))]
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
-/// A write must not wait, although the socket is in blocking mode.
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT;
 
@@ -107,9 +106,8 @@ impl BlockingSocket {
     }
 }
 
-/// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake may
-/// take as long as `limit`. With `tasks`, messages are assembled on a thread of theirs: one of
-/// megabytes takes milliseconds.
+/// Opens a socket to a node. Over WebSocket a message has at most `max_bytes`, and the handshake
+/// takes at most `limit`. With `tasks`, a thread assembles messages: one of megabytes takes ms.
 pub(crate) async fn open_socket(
     endpoint: &Endpoint,
     max_bytes: usize,

@@ -1,7 +1,6 @@
 //! Decodes what a node responds or announces. Entry: [`read_response`] and `read_object`.
 //!
-//! All of it is pure, and bytes from outside cause no panic. Only a transaction that has the requested
-//! or announced hash is accepted.
+//! All is pure; no bytes cause a panic. A transaction must have the requested or announced hash.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]

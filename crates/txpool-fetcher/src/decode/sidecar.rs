@@ -1,7 +1,6 @@
 //! Checks that a blob transaction's sidecar matches its versioned hashes.
 //!
-//! The hash of the transaction covers the versioned hashes and not the sidecar, so a sender can put
-//! other blobs beside a valid transaction.
+//! A transaction's hash covers only the versioned hashes: a sender can put other blobs beside it.
 
 use alloy_consensus::TxEip4844WithSidecar;
 use alloy_eips::{

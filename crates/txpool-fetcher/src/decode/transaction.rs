@@ -49,9 +49,8 @@ pub enum Malformed {
     Sidecar(#[from] SidecarError),
 }
 
-/// Reads the JSON of a response to a request for the transaction `requested`. Takes about 35 us of
-/// CPU for a small transaction, nearly all of it for the recovery of the sender, and 2 ms for one
-/// with six blobs. Does not panic for any input.
+/// Reads the JSON of a response to a request for `requested`. Takes about 35 us of CPU for a small
+/// one, nearly all to recover the sender, and 2 ms with six blobs. Does not panic for any input.
 #[must_use]
 pub fn read_response(json: &str, requested: B256) -> RawTransaction {
     let json = json.trim();

@@ -10,7 +10,7 @@ use std::{
 
 use load_control::{LoadMonitor, QueueLoad};
 use metric_set::Count;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{
     config::{FetcherConfig, Settings},
@@ -31,19 +31,12 @@ pub struct DeferredStats {
     pub waiting: u64,
 }
 
-/// The right to run deferrable work. Under load, what has reached the age cap takes turns with the
-/// one permit of its source, which a fetch from a slow node keeps for long: it always runs in the
-/// end, but the backfill of a whole pool does not run all at once.
-pub(crate) type DeferralPermit = Option<OwnedSemaphorePermit>;
-
 /// Reports the fill of the fetcher's queues to the monitor; work waits while the load is high.
 pub(crate) struct Deferral {
     monitor: Option<LoadMonitor>,
     /// The announcement buffer of each source, if there is a monitor.
     announcements: Box<[QueueLoad]>,
     max_age: Duration,
-    /// Of each source.
-    aged_one: Box<[Arc<Semaphore>]>,
     waiting: AtomicU64,
     /// Bounds the retries that may wait without a slot.
     parked: Semaphore,
@@ -61,7 +54,6 @@ impl Deferral {
             monitor: monitor.clone(),
             announcements: announcements.collect::<Result<_, _>>()?,
             max_age: settings.limits.deferral_max_age,
-            aged_one: sources.iter().map(|_| Arc::new(Semaphore::new(1))).collect(),
             waiting: AtomicU64::new(0),
             parked: Semaphore::new(*fetch_slots),
             aged: AtomicU64::new(0),
@@ -80,31 +72,17 @@ impl Deferral {
         self.monitor.as_ref().is_some_and(LoadMonitor::is_pressed)
     }
 
-    /// Waits while the load is high. `since` is when the work could have run: at the age cap it
-    /// competes for the one permit of its source. A dropped wait loses its place in the queue.
-    pub(crate) async fn acquire(
-        &self,
-        work: DeferrableWork,
-        source: usize,
-        since: Instant,
-    ) -> DeferralPermit {
-        let monitor = self.monitor.as_ref().filter(|monitor| monitor.is_pressed())?;
+    /// Waits while the load is high, up to the age cap. `since` is when the work could have run. A
+    /// backfill that has aged has few slots: see `DEFERRABLE_SLOTS`. Cancel safe.
+    pub(crate) async fn wait(&self, work: DeferrableWork, since: Instant) {
+        let pressed = self.monitor.as_ref().filter(|monitor| monitor.is_pressed());
+        let Some(monitor) = pressed else { return };
         self.metrics.deferred[work as usize].add(1);
         let _waits = Share::of(&self.waiting, 1);
         // `None` if the clock cannot represent that time: then the work is never due.
         let due = since.checked_add(self.max_age);
-        if monitor.wait_until_normal(due, || {}).await {
-            return None;
-        }
-        // Biased: work that may run because the load has fallen must not take the one permit.
-        tokio::select! {
-            biased;
-            _ = monitor.wait_until_normal(None, || {}) => None,
-            one = Arc::clone(&self.aged_one[source]).acquire_owned() => {
-                self.aged.fetch_add(1, Relaxed);
-                // The semaphore is never closed, so this is always a permit.
-                one.ok()
-            }
+        if !monitor.wait_until_normal(due, || {}).await {
+            self.aged.fetch_add(1, Relaxed);
         }
     }
 
@@ -151,7 +129,7 @@ mod tests {
     async fn a_full_announcement_buffer_defers_until_it_has_emptied() {
         let (_, deferral) = deferral(Duration::from_secs(3_600));
         deferral.observe_backlog(0, || 12);
-        let mut wait = pin!(deferral.acquire(DeferrableWork::Backfill, 0, Instant::now()));
+        let mut wait = pin!(deferral.wait(DeferrableWork::Backfill, Instant::now()));
         assert!(poll!(wait.as_mut()).is_pending());
         assert_eq!((deferral.stats().deferred, deferral.stats().waiting), (1, 1));
         deferral.observe_backlog(0, || 8);
@@ -163,18 +141,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_has_aged_runs_under_load_one_at_a_time_of_each_source() {
+    async fn what_has_aged_runs_under_load() {
         let (_, deferral) = deferral(Duration::from_millis(1));
         deferral.observe_backlog(0, || 16);
         let since = Instant::now() - Duration::from_secs(1);
-        let acquire = |source| deferral.acquire(DeferrableWork::Backfill, source, since);
-        let first = acquire(0).now_or_never().expect("aged");
-        let mut second = pin!(acquire(0));
-        assert!(poll!(second.as_mut()).is_pending());
-        assert!(acquire(1).now_or_never().is_some(), "the first source may be slow");
-        drop(first);
-        second.await;
-        assert_eq!(deferral.stats().aged, 3);
+        let aged = deferral.wait(DeferrableWork::Backfill, since);
+        aged.now_or_never().expect("it has waited for as long as it may");
+        let stats = deferral.stats();
+        assert_eq!((stats.deferred, stats.aged, stats.waiting), (1, 1, 0));
     }
 
     #[tokio::test]
@@ -184,9 +158,7 @@ mod tests {
         let acquire = |number| slots.try_acquire_live(number % 2).expect("free");
         let live: Vec<_> = (0..left_to_live).map(acquire).collect();
         assert!(deferral.is_pressed());
-        assert!(
-            deferral.acquire(DeferrableWork::Retry, 0, Instant::now()).now_or_never().is_none()
-        );
+        assert!(deferral.wait(DeferrableWork::Retry, Instant::now()).now_or_never().is_none());
         assert_eq!(deferral.stats().waiting, 0);
         drop(live);
         assert!(!deferral.is_pressed());

@@ -176,15 +176,6 @@ impl Ticket {
         }
     }
 
-    /// A pool in this process, which unlike a node returns no mined ones, does not have it.
-    pub(crate) fn gone(self) {
-        if self.hashes.is_mined(&self.arrival.hash) {
-            self.finish(Outcome::Mined, Some(Seen::Mined));
-        } else {
-            self.finish(Outcome::Gone, None);
-        }
-    }
-
     /// The announcement or the response cannot be used.
     pub(crate) fn malformed(self, reason: &dyn std::error::Error) {
         tracing::debug!(hash = %self.arrival.hash, %reason, "malformed transaction");

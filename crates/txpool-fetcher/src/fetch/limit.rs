@@ -15,8 +15,7 @@ pub const ADAPTIVE_FLOOR: usize = 4;
 /// The limit is multiplied by this on each sign of overload: from 64 to the floor in four steps.
 const DECREASE: f64 = 0.5;
 
-/// Requests over which the share of late ones is judged, whatever the limit. With fewer, the share
-/// would reach an eighth by chance alone.
+/// Requests over which late ones are judged. With fewer, an eighth would be late by chance alone.
 const LATE_WINDOW: usize = 64;
 
 /// A share of late responses of at least this is a sign of overload if it is more than twice the
@@ -49,11 +48,14 @@ struct Aimd {
     late: usize,
     /// A running mean of the share of late responses.
     late_before: Option<f64>,
+    /// Permits that were out when it was lowered: so many that return are not given out again.
+    owed: usize,
 }
 
 impl Aimd {
     fn new(cap: usize) -> Self {
-        Self { limit: cap as f64, cap, lowered: None, heard: 0, late: 0, late_before: None }
+        let (lowered, late_before) = (None, None);
+        Self { limit: cap as f64, cap, lowered, heard: 0, late: 0, late_before, owed: 0 }
     }
 
     fn limit(&self) -> usize {
@@ -99,13 +101,7 @@ impl Aimd {
 pub(crate) struct NodeLimit {
     /// As many permits as the limit and those that are owed, first come, first served.
     permits: Semaphore,
-    adapted: Mutex<Adapted>,
-}
-
-struct Adapted {
-    aimd: Aimd,
-    /// Permits that were out when the limit was lowered: so many of the next that return are not given out again.
-    owed: usize,
+    aimd: Mutex<Aimd>,
 }
 
 /// The right to have one request in flight at the node. Released when dropped.
@@ -116,12 +112,11 @@ pub(crate) struct RequestPermit {
 
 impl NodeLimit {
     pub(crate) fn new(cap: usize) -> Self {
-        let adapted = Adapted { aimd: Aimd::new(cap), owed: 0 };
-        Self { permits: Semaphore::new(cap), adapted: adapted.into() }
+        Self { permits: Semaphore::new(cap), aimd: Aimd::new(cap).into() }
     }
 
     pub(crate) fn limit(&self) -> usize {
-        lock(&self.adapted).aimd.limit()
+        lock(&self.aimd).limit()
     }
 
     /// A permit for one request now, if the node is below its limit and nobody waits.
@@ -138,8 +133,7 @@ impl NodeLimit {
 }
 
 impl RequestPermit {
-    /// Records the outcome of the request: the error, if it had no response. A permit dropped without
-    /// this has no effect on the limit.
+    /// Records the error of the request, or none. A permit dropped without this changes no limit.
     pub(crate) fn record(self, error: Option<&CallError>, is_deferrable: bool) {
         let signal = match error {
             None => Signal::Timely,
@@ -148,18 +142,18 @@ impl RequestPermit {
             // The error is due to the request or the connection, and says nothing about the load.
             Some(_) => return,
         };
-        let NodeLimit { permits, adapted } = &*self.limit;
-        let Adapted { aimd, owed } = &mut *lock(adapted);
+        let NodeLimit { permits, aimd } = &*self.limit;
+        let mut aimd = lock(aimd);
         let before = aimd.limit();
-        let in_flight = before + *owed - permits.available_permits();
+        let in_flight = before + aimd.owed - permits.available_permits();
         // Deferrable work, which has few slots, raises the limit too: there may be no live work.
         let is_used = is_deferrable || in_flight * 2 >= before;
         aimd.record(signal, self.requested_at, is_used, Instant::now());
         let (fewer, more) =
             (before.saturating_sub(aimd.limit()), aimd.limit().saturating_sub(before));
-        *owed += fewer - permits.forget_permits(fewer);
-        let not_taken = more.min(*owed);
-        *owed -= not_taken;
+        aimd.owed += fewer - permits.forget_permits(fewer);
+        let not_taken = more.min(aimd.owed);
+        aimd.owed -= not_taken;
         permits.add_permits(more - not_taken);
     }
 }
@@ -167,10 +161,10 @@ impl RequestPermit {
 impl Drop for RequestPermit {
     fn drop(&mut self) {
         // Under the lock, so that what is lowered meanwhile finds it either out or free.
-        let mut adapted = lock(&self.limit.adapted);
-        match adapted.owed {
+        let mut aimd = lock(&self.limit.aimd);
+        match aimd.owed {
             0 => self.limit.permits.add_permits(1),
-            _ => adapted.owed -= 1,
+            _ => aimd.owed -= 1,
         }
     }
 }

@@ -29,9 +29,8 @@ use std::{
 
 use tokio::sync::Semaphore;
 
-pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 pub(crate) use self::{
-    deferral::{Deferral, DeferralPermit},
+    deferral::Deferral,
     deliver::{Deliverer, ResponseReader},
     hashes::{AnnouncementCounts, Arrival, Hashes, Ticket, Waiting},
     limit::NodeLimit,
@@ -39,6 +38,7 @@ pub(crate) use self::{
     seen::{SHARDS, Seen},
     slots::{Slot, Slots},
 };
+pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
 use self::{limit::RequestPermit, retry::HARMFUL_LOSSES};
 use alloy_primitives::B256;
 
@@ -214,8 +214,8 @@ impl Fetch {
     }
 
     /// Fetches what a comparison found missing. Waits for a deferrable slot, not for the outcome.
-    pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket, permit: DeferralPermit) {
-        let slot = self.slots.acquire_deferrable(ticket.arrival.source, permit).await;
+    pub(crate) async fn fetch_missing(self: &Arc<Self>, ticket: Ticket) {
+        let slot = self.slots.acquire_deferrable(ticket.arrival.source).await;
         self.submit(self.task(ticket, slot));
         self.connections.flush();
     }

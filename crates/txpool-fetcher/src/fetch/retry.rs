@@ -107,9 +107,8 @@ impl Fetch {
         task.untried = task.unanswered;
         if let Some(_parked) = self.deferral.park() {
             drop(task.slot);
-            let source = task.ticket.arrival.source;
-            let permit = self.deferral.acquire(DeferrableWork::Retry, source, since).await;
-            task.slot = self.slots.acquire_deferrable(source, permit).await;
+            self.deferral.wait(DeferrableWork::Retry, since).await;
+            task.slot = self.slots.acquire_deferrable(task.ticket.arrival.source).await;
         }
         self.submit_when_possible(task).await;
     }

@@ -40,8 +40,7 @@ pub(crate) enum Seen {
     Vanished,
     /// Delivered and mined, and the block was undone: announcements and comparisons bring it again.
     Undone,
-    /// No node gave a usable response after the last retry, or the sink panicked: announcements and
-    /// comparisons bring it again.
+    /// No usable response, or a panic of the sink: announcements and comparisons bring it again.
     Failed,
     /// The responses to its requests have ended connections. After [`ANNOUNCED_AGAIN_AFTER`], and
     /// after twice as long each time up to an hour, it is requested over a connection of its own.
@@ -97,9 +96,8 @@ impl Entry {
 /// Of the pause after which a harmful hash is requested again: 64 minutes.
 const MAX_DOUBLINGS: u32 = 6;
 
-/// A bounded set of hashes, in shards of two generations each. When the younger generation of a
-/// shard is full, the older one is forgotten: the set remembers between about half of `capacity`
-/// and all of it, without an order to maintain.
+/// A bounded set of hashes, in shards of two generations each. When the younger one is full, the
+/// older one is forgotten: it remembers from half of `capacity` to all of it, without an order.
 ///
 /// An attacker who floods the node makes us forget older hashes. If they are announced again, they
 /// are fetched again, and the sink reports them as known: this costs work, and nothing is lost.

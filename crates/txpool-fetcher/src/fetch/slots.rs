@@ -10,7 +10,6 @@ use load_control::QueueLoad;
 use metrics::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::deferral::DeferralPermit;
 use crate::{
     config::{FetcherConfig, Settings},
     error::ConfigError,
@@ -38,7 +37,7 @@ pub(crate) struct Slots {
     gauge: Gauge,
 }
 
-/// The slot of one fetch. Its fields are dropped in order: deferred work it admits finds it free.
+/// The slot of one fetch.
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _of_source: Option<OwnedSemaphorePermit>,
@@ -52,7 +51,7 @@ pub(crate) struct Slot {
 /// What a fetch counts as for as long as it holds its slot.
 enum Work {
     Live(Option<QueueLoad>),
-    Deferrable { _one: OwnedSemaphorePermit, _permit: DeferralPermit },
+    Deferrable { _one: OwnedSemaphorePermit },
 }
 
 impl Drop for Work {
@@ -116,12 +115,12 @@ impl Slots {
     }
 
     /// Waits for one of the slots that deferrable work of this source may hold.
-    pub(crate) async fn acquire_deferrable(&self, source: usize, permit: DeferralPermit) -> Slot {
+    pub(crate) async fn acquire_deferrable(&self, source: usize) -> Slot {
         // Its own share first: while it waits for that it holds nothing that another source needs.
         let of_source = self.deferrable_of_source.get(source).map(|share| acquire(share, 1));
         let of_source = OptionFuture::from(of_source).await;
         let one = acquire(&self.deferrable, 1).await;
-        self.acquire(of_source, Work::Deferrable { _one: one, _permit: permit }).await
+        self.acquire(of_source, Work::Deferrable { _one: one }).await
     }
 
     async fn acquire(&self, of_source: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
@@ -143,8 +142,7 @@ impl Slots {
         Slot { _one: one, _of_source: of_source, _work: work, bytes, gauge }
     }
 
-    /// Corrects the reservation of `slot` to the size of its response, as far as the budget allows,
-    /// and updates the estimate for the next fetches.
+    /// Corrects reservation and estimate by the size of the response, as far as the budget allows.
     pub(crate) fn set_response_bytes(&self, slot: &mut Slot, response_bytes: usize) {
         // A running mean over about 16 responses. It is an estimate, so a lost update does no harm.
         let mean = self.mean_bytes.load(Relaxed);
@@ -185,10 +183,6 @@ mod tests {
     use super::*;
     use crate::limits::Limits;
     use futures::FutureExt;
-    use std::{
-        pin::pin,
-        task::{Context, Wake},
-    };
 
     /// Four, of which deferrable work may hold one.
     fn slots() -> Slots {
@@ -198,25 +192,6 @@ mod tests {
             ..FetcherConfig::ipc("/node.ipc")
         };
         Slots::new(&Settings { config, limits: Limits::default() }, Gauge::noop()).unwrap()
-    }
-
-    #[tokio::test]
-    async fn deferred_work_that_the_end_of_a_fetch_admits_finds_its_slot_free() {
-        struct Woken(Arc<Semaphore>, AtomicUsize);
-        impl Wake for Woken {
-            fn wake(self: Arc<Self>) {
-                self.1.store(self.0.available_permits(), Relaxed);
-            }
-        }
-        let slots = slots();
-        let turn = Arc::new(Semaphore::new(1));
-        let slot = slots.acquire_deferrable(0, Arc::clone(&turn).acquire_owned().await.ok()).await;
-        let free = Arc::new(Woken(Arc::clone(&slots.deferrable), AtomicUsize::new(0)));
-        let waker = Arc::clone(&free).into();
-        let mut next = pin!(turn.acquire());
-        assert!(next.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-        drop(slot);
-        assert_eq!(free.1.load(Relaxed), 1, "when its turn has come");
     }
 
     #[tokio::test]

@@ -102,8 +102,7 @@ pub enum Holding {
     Held,
     /// The sink has removed it and does not want it now: mined, stale, or expired shortly before.
     Removed,
-    /// The sink has removed it for lack of room or by age. Comparisons offer it again like
-    /// [postponed](Delivery::Postponed) ones.
+    /// The sink has removed it for lack of room or by age: it is offered again like postponed ones.
     MayReturn,
     /// The sink never held it.
     Missing,

@@ -11,13 +11,11 @@ impl TransactionSink for OrderPool {
             InsertOutcome::Added => Delivery::Pooled,
             InsertOutcome::Known | InsertOutcome::AlreadyRemoved => Delivery::Known,
             InsertOutcome::Mined | InsertOutcome::StaleNonce { .. } => Delivery::Mined,
-            InsertOutcome::Rejected(RejectReason::PaysTooLittle { .. }) => {
-                Delivery::Postponed("pays_too_little")
-            }
-            InsertOutcome::Rejected(RejectReason::TooLarge { .. }) => {
-                Delivery::Refused("too_large")
-            }
-            InsertOutcome::Rejected(_) => Delivery::Refused("rejected"),
+            InsertOutcome::Rejected(reason) => match reason {
+                RejectReason::PaysTooLittle { .. } => Delivery::Postponed("pays_too_little"),
+                RejectReason::TooLarge { .. } => Delivery::Refused("too_large"),
+                _ => Delivery::Refused("rejected"),
+            },
             // Any outcome that the pool adds later means that the transaction was not inserted.
             _ => Delivery::Refused("other"),
         }

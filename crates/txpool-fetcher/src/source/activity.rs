@@ -1,12 +1,11 @@
 //! When hashes and heads came, and whether a silence is one of the subscription.
 //!
 //! Whether a silence is plausible is judged with the Poisson distribution: if 20 announcements are
-//! expected in it, the probability of none is e^-20. At least two heads must have come since the
-//! last hash, so that a stalled chain is no dead subscription, and 4 s must have passed, since geth
-//! can pause for 3. Hashes count when they are read from the socket, so our own back-pressure is no
-//! silence. Silence alone is a suspicion: the load may have ended. The comparison that follows lists
-//! the pool, waits 4 s and lists it again. Hashes that are new in the second list and were not
-//! announced meanwhile prove that the subscription is dead; those of the first may be older than it.
+//! expected in it, the probability of none is e^-20. Heads must have come: a stalled chain is no
+//! dead subscription. Hashes count when they are read from the socket: our own back-pressure is no
+//! silence. Silence alone is a suspicion: the load may have ended. The comparison that follows
+//! lists the pool twice, 4 s apart. Hashes new in the second list that were not announced prove
+//! that the subscription is dead; those of the first may be older than it.
 
 use std::time::{Duration, Instant};
 

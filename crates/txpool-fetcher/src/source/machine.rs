@@ -10,6 +10,7 @@ use rand::{Rng, SeedableRng, rngs::SmallRng};
 
 use super::activity::Activity;
 use crate::{
+    audit::AuditReport,
     config::{Backfill, Settings},
     error::LossReason,
     gap::{Gap, GapReason},
@@ -45,8 +46,7 @@ metric_set::labels! {
         /// Announcements are read, and what was pending before was fetched, or cannot be listed. What
         /// is missing all the same shows as an open gap.
         Live = "live",
-        /// The subscription connection is open, but hashes or heads stopped coming, though the node has
-        /// new ones. It is being closed.
+        /// Hashes or heads stopped coming, though the node has new ones. The source reconnects.
         Stale = "stale",
         /// The source has ended: by the limit of connection attempts, or the fetcher has stopped.
         Ended = "ended",
@@ -70,42 +70,34 @@ pub(crate) enum Role {
 pub(crate) enum Event {
     /// The connections of this role are up, probed and subscribed.
     Up(Role),
+    /// An attempt to open those of this role has failed.
     DialFailed(Role),
+    /// One of this role is lost.
     Down(Role),
+    /// The node announced or returned the head of this number.
     Head(u64),
     /// Whether the node does not follow the chain.
     Behind(bool),
+    /// Announcements or blocks may have been missed.
     Gap(GapReason),
     /// The node returned this block number on the request connection.
     SawBlock(u64),
-    /// The node's pool was compared, `recovered` hashes were fetched, and `failed` ones are missing
-    /// still. In a comparison for [`GapReason::Silence`], `unannounced` hashes became pending while
-    /// the source was watched.
-    Compared {
-        recovered: u64,
-        failed: u64,
-        unannounced: u64,
-    },
+    /// The node's pool was compared, and what was missing was fetched.
+    Compared(AuditReport),
     /// The node's pool could not be compared; the attempt took `after`.
-    CompareFailed {
-        after: Duration,
-        is_retryable: bool,
-    },
+    CompareFailed { after: Duration, is_retryable: bool },
     /// Drives the machine's timers; `read` announcements were read from the socket so far,
     /// processed or not: our own back-pressure says nothing about the node.
-    Tick {
-        read: u64,
-    },
+    Tick { read: u64 },
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Action {
-    Dial {
-        role: Role,
-        after: Duration,
-    },
-    /// Of the subscription connection.
+    /// Opens the connections of a role after a pause.
+    Dial { role: Role, after: Duration },
+    /// Closes the subscription connection.
     Drop(LossReason),
+    /// Compares the node's pool.
     Compare(GapReason),
 }
 
@@ -212,7 +204,7 @@ impl Machine {
                     self.stale(LossReason::NoHeads);
                 }
             }
-            Event::Compared { recovered, failed, unannounced } => {
+            Event::Compared(AuditReport { recovered, failed, unannounced, .. }) => {
                 let reason = self.comparing.take();
                 self.failing = None;
                 self.is_audited = true;
@@ -289,8 +281,7 @@ impl Machine {
         self.actions.push(Action::Dial { role, after });
     }
 
-    /// Investigates a silence. If a comparison is running or due, its result comes first; the
-    /// source may not be silent afterwards.
+    /// Investigates a silence; first comes the result of a comparison that is running or due.
     fn suspect(&mut self, now: Instant) {
         if !self.is_audited {
             // If nothing can tell it from a dead subscription, it is treated as one: a new
@@ -310,8 +301,7 @@ impl Machine {
         self.is_audited &= is_retryable && may_pass;
         if self.is_audited {
             let backoff = self.settings.limits.reconnect.delay(before, self.rng.random());
-            // A node that misses the time-out may still be building the list. A pause of the same
-            // length keeps such requests from piling up in it.
+            // A node that misses the time-out may still build the list: requests must not pile up.
             self.compare_at = Some(now + backoff.max(after));
             return;
         }
@@ -494,11 +484,7 @@ mod tests {
                     "saw" => Event::SawBlock(number(0)),
                     "behind" => Event::Behind(rest[0] == "yes"),
                     "gap" => Event::Gap(reason()),
-                    "compared" => Event::Compared {
-                        recovered: number(0),
-                        failed: number(1),
-                        unannounced: number(2),
-                    },
+                    "compared" => compared(number(0), number(1), number(2)),
                     "failed" => failed(S * number(0) as u32),
                     "unlisted" => UNLISTED,
                     "tick" => Event::Tick { read: self.read + number(0) },
@@ -535,8 +521,9 @@ mod tests {
         FetcherConfig::ipc("/node.ipc")
     }
 
-    fn compared(recovered: u64, unannounced: u64) -> Event {
-        Event::Compared { recovered, failed: 0, unannounced }
+    fn compared(recovered: u64, failed: u64, unannounced: u64) -> Event {
+        let report = AuditReport { recovered, failed, unannounced, ..AuditReport::default() };
+        Event::Compared(report)
     }
 
     fn failed(after: Duration) -> Event {
@@ -821,7 +808,7 @@ mod tests {
         let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config });
         run.on(Event::Up(Role::Subscription));
         if !run.on(Event::Up(Role::Request)).is_empty() {
-            run.on(compared(0, 0));
+            run.on(compared(0, 0, 0));
         }
         for second in 0..60 {
             run.read += 100;
@@ -876,7 +863,7 @@ mod tests {
         for head in 0..600 {
             run.pass(6 * S).on(Event::Head(200 + head));
             comparisons += run.tick().len();
-            run.on(compared(0, 0));
+            run.on(compared(0, 0, 0));
         }
         assert!(comparisons <= 2, "{comparisons} in an hour");
         assert_eq!((run.machine.reconnects, run.machine.state), (0, SourceState::Live));
@@ -893,7 +880,7 @@ mod tests {
         run.play("+1 -> compare lagged | live | lagged");
         let mut comparisons = 0;
         for _ in 0..600 {
-            run.on(compared(0, 0));
+            run.on(compared(0, 0, 0));
             run.read += 2_000;
             comparisons += run.pass(tick).tick().len();
         }
@@ -934,11 +921,11 @@ mod tests {
             (0u64..50).prop_map(Event::Head),
             any::<bool>().prop_map(Event::Behind),
             (0u64..50).prop_map(Event::SawBlock),
-            Just(compared(1, 0)),
-            Just(Event::Compared { recovered: 0, failed: 1, unannounced: 0 }),
+            Just(compared(1, 0, 0)),
+            Just(compared(0, 1, 0)),
             Just(failed(S)),
             Just(UNLISTED),
-            Just(compared(1, 1)),
+            Just(compared(1, 0, 1)),
             (0u64..5000).prop_map(|read| Event::Tick { read }),
         ]
     }
@@ -959,10 +946,10 @@ mod tests {
                     Event::Up(role) if up[*role as usize] => continue,
                     Event::Down(role) | Event::DialFailed(role)
                         if up[*role as usize] != matches!(event, Event::Down(_)) => continue,
-                    Event::Compared { .. } | Event::CompareFailed { .. } if !comparing => continue,
+                    Event::Compared(_) | Event::CompareFailed { .. } if !comparing => continue,
                     Event::Up(role) => up[*role as usize] = true,
                     Event::Down(role) => up[*role as usize] = false,
-                    Event::Compared { .. } | Event::CompareFailed { .. } => comparing = false,
+                    Event::Compared(_) | Event::CompareFailed { .. } => comparing = false,
                     _ => {}
                 }
                 run.pass(Duration::from_millis(millis));
@@ -990,14 +977,14 @@ mod tests {
                     run.on(Event::Down(Role::Subscription));
                     run.on(Event::Up(Role::Subscription))
                 } else if std::mem::take(&mut comparing) {
-                    run.on(compared(0, 0))
+                    run.on(compared(0, 0, 0))
                 } else {
                     run.tick()
                 };
                 comparing |= actions.iter().any(|action| matches!(action, Action::Compare(_)));
             }
             if comparing {
-                run.on(compared(0, 0));
+                run.on(compared(0, 0, 0));
             }
             prop_assert_eq!(run.machine.state, SourceState::Live);
             prop_assert!(run.open_gaps().is_empty());

@@ -76,8 +76,7 @@ struct Sync {
 }
 
 impl Sync {
-    /// Whether the node does not follow the chain: its head is old, and either it says that it is
-    /// syncing, or another source has a recent head.
+    /// Whether its head is old, and it says that it is syncing, or another source has a recent one.
     ///
     /// Neither alone decides. A development chain may mine nothing for days, and geth says that it
     /// is syncing for hours while it indexes transactions at the head of the chain.
@@ -276,10 +275,9 @@ impl<S: TransactionSink> Source<S> {
                 self.machine.on(Event::Down(role), now);
             }
             Message::Compared(Ok(report), _) => {
-                let AuditReport { recovered, failed, unannounced, .. } = report;
                 // A silent source is judged only after its latest announcements are counted.
                 self.tick_machine(now);
-                self.machine.on(Event::Compared { recovered, failed, unannounced }, now);
+                self.machine.on(Event::Compared(report), now);
             }
             Message::Compared(Err(error), after) => {
                 let is_retryable = error.is_retryable();

@@ -53,8 +53,7 @@ impl FullTransaction {
     }
 }
 
-/// Reads the object of one full announcement: what alloy's `Transaction` writes, in any order of fields. Never
-/// panics, whatever the text.
+/// Reads a full announcement: what alloy's `Transaction` writes, in any order. Never panics.
 pub(crate) fn read_object(json: &str) -> FullAnnouncement {
     let Some(fields) = parse::<Fields<'_>>(json) else {
         return announced_hash(json).map_or(FullAnnouncement::NoHash, FullAnnouncement::FetchRaw);
