@@ -74,7 +74,7 @@ impl Page {
 
 /// The pages at one moment, by ascending `first`.
 #[derive(Debug, Default)]
-pub(super) struct LiveTable {
+pub(crate) struct LiveTable {
     pages: Vec<Arc<Page>>,
 }
 
