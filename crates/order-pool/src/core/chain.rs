@@ -120,11 +120,6 @@ impl Chain {
         change
     }
 
-    /// The head of the block with this hash, if it is one of those remembered.
-    pub(crate) fn head_of(&self, block_hash: &B256) -> Option<Head> {
-        self.recent.block(block_hash).map(|block| block.head)
-    }
-
     /// Keeps a transaction that came after its block, one of the newest [`LATE_BLOCKS`], so that undoing the block brings it in:
     /// a builder of a fleet may be told that it is pending again before it is told of the reorg, and of what callers sent to
     /// another machine after its block.

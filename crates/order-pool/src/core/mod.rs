@@ -75,21 +75,9 @@ pub(crate) enum Effect {
     PrivateCancellationForgotten(u64),
 }
 
-impl Effect {
-    fn removed(&self) -> Option<&Order> {
-        if let Self::Removed { order, .. } = self { Some(order) } else { None }
-    }
-}
-
 /// What a block has ended for the bundles that contain it.
 #[derive(Clone, Copy, Debug)]
-struct Ended {
-    by: Head,
-    tx: EndedTx,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum EndedTx {
+enum Ended {
     Mined(B256),
     /// All of the sender below this nonce.
     Stale(Address, u64),
@@ -119,8 +107,8 @@ pub(crate) struct Core {
     senders: BTreeSet<(Address, u64, u64)>,
     pub(crate) seen: SeenWindow,
     pub(crate) chain: Chain,
-    /// For [`Self::sweep`].
-    ended: VecDeque<Ended>,
+    /// For [`Self::sweep`], each with the block that has ended it.
+    ended: VecDeque<(Head, Ended)>,
 }
 
 impl Core {
@@ -178,7 +166,7 @@ impl Core {
             // One that had been evicted or had expired is not accepted again.
             self.seen.set(hash, SeenState::Known);
             if self.bundles.first_with_tx(hash).is_some() {
-                self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash) });
+                self.ended.push_back((*head, Ended::Mined(*hash)));
             }
         }
     }
@@ -205,7 +193,7 @@ impl Core {
         block_hash: B256,
         mut updates: Vec<NonceUpdate>,
     ) -> Option<(Head, VecDeque<NonceUpdate>)> {
-        let head = self.chain.head_of(&block_hash)?;
+        let head = self.chain.recent.block(&block_hash)?.head;
         updates.retain(|update| self.chain.recent.raise(&block_hash, *update) == Some(true));
         Some((head, updates.into()))
     }
@@ -230,7 +218,7 @@ impl Core {
                 continue;
             }
             if self.bundles.first_with_nonce_below(sender, next_nonce).is_some() {
-                self.ended.push_back(Ended { by: *head, tx: EndedTx::Stale(sender, next_nonce) });
+                self.ended.push_back((*head, Ended::Stale(sender, next_nonce)));
             }
             raised.pop_front();
         }
@@ -242,8 +230,8 @@ impl Core {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = self.last_kept(head);
         for _ in 0..SWEPT_PER_STEP {
-            if let Some(ended) = self.ended.front().copied() {
-                self.sweep_ended(ended);
+            if let Some((by, ended)) = self.ended.front().copied() {
+                self.sweep_ended(by, ended);
             } else if let Some(seq) = self.bundles.first_up_to(head) {
                 self.end_bundle(seq, RemoveReason::BlockPassed);
             } else if let Some(seq) = self.bundles.first_above(last) {
@@ -322,6 +310,28 @@ impl Core {
                 Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted),
             };
         }
+    }
+
+    /// The end of an order: where it is no longer found, whether it may return, and its event.
+    fn leave(&mut self, seq: u64, order: &Arc<Order>, reason: RemoveReason) {
+        let id = order.id();
+        self.index.remove(id.hash(), seq);
+        match reason {
+            // The state of its key says which bundles are accepted after a cancellation.
+            RemoveReason::Cancelled if order.as_bundle().is_some() => {}
+            // A private transaction may be sent again, by its sender or by the node. A bundle whose block has passed
+            // is refused for that, unless a reorg has lowered the head.
+            RemoveReason::Evicted
+            | RemoveReason::BlockPassed
+            | RemoveReason::BlockTooFar
+            | RemoveReason::Cancelled => self.seen.set(id.hash(), SeenState::MayReturn),
+            RemoveReason::Expired => {
+                let offered_at = self.now.saturating_add(self.limits.expired_pause);
+                self.seen.expired(id.hash(), offered_at);
+            }
+            _ => {}
+        }
+        self.tell(Effect::Removed { added: seq, order: Arc::clone(order), reason });
     }
 
     /// Returns the sequence number of its event.
