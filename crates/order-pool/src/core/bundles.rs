@@ -301,18 +301,14 @@ impl Core {
         let next = || self.chain.head().map(|head| head.number.saturating_add(1));
         let block = bundle.block().or_else(next);
         block.map_or(Ok(()), |block| self.check_last_block(block, max_ahead))?;
-        match self.taken(bundle) {
-            None => Ok(block),
-            Some((index, taken)) => {
-                let (hash, nonce) = (*bundle.txs()[index].hash(), bundle.txs()[index].nonce());
-                Err(match taken {
-                    Taken::StaleNonce { next_nonce: next } => {
-                        RejectReason::TxStale { index, hash, nonce, next }
-                    }
-                    _ => RejectReason::TxMined { index, hash },
-                })
+        let Some((index, taken)) = self.taken(bundle) else { return Ok(block) };
+        let (hash, nonce) = (*bundle.txs()[index].hash(), bundle.txs()[index].nonce());
+        Err(match taken {
+            Taken::StaleNonce { next_nonce: next } => {
+                RejectReason::TxStale { index, hash, nonce, next }
             }
-        }
+            _ => RejectReason::TxMined { index, hash },
+        })
     }
 
     /// What must be evicted so that this one fits, if it replaces `replaced`.

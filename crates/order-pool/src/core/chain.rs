@@ -82,7 +82,8 @@ impl Chain {
         self.recent.taken(tx.hash(), &tx.sender(), tx.nonce())
     }
 
-    /// Appends a block, after undoing those that it replaces.
+    /// Appends a block, after undoing those that it replaces. What follows from it is done in steps, so that
+    /// other changes come in between: see [`OrderPool::on_head`](crate::OrderPool::on_head).
     pub(crate) fn push(&mut self, block: Block) -> Change {
         let number = block.head.number;
         let pushed = self.recent.push(block);

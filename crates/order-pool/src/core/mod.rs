@@ -29,7 +29,7 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
-use chain_view::{Block, Head, NonceUpdate};
+use chain_view::{Head, NonceUpdate};
 
 pub use self::keys::MAX_UNKNOWN_CANCELLATIONS;
 use self::{
@@ -136,13 +136,6 @@ impl Core {
         }
     }
 
-    /// Begins a new head. What follows from it is done in steps, so that other changes come in
-    /// between: [`Self::mine`], [`Self::sweep`], [`Self::pass_private`], [`Self::put_back`],
-    /// [`Self::free`], and last [`Self::tell_head`].
-    pub(crate) fn push_head(&mut self, block: Block) -> Change {
-        self.chain.push(block)
-    }
-
     /// Removes the transactions that the head's block contains. The bundles that contain them are
     /// left to [`Self::sweep`], and to [`Self::end_stale`] what has their nonces, which nobody else tells a builder that
     /// has no node.
@@ -179,10 +172,6 @@ impl Core {
                 self.seen.forget(hash);
             }
         }
-    }
-
-    pub(crate) fn tell_head(&mut self, head: Head) {
-        self.tell(Effect::Told(Event::Head(Arc::new(head))));
     }
 
     /// Records the nonces that a block raised. Returns the block's head and what
@@ -335,7 +324,7 @@ impl Core {
     }
 
     /// Returns the sequence number of its event.
-    fn tell(&mut self, effect: Effect) -> u64 {
+    pub(crate) fn tell(&mut self, effect: Effect) -> u64 {
         self.effects.push(effect);
         let seq = self.next_seq;
         self.next_seq += 1;

@@ -1,7 +1,4 @@
 //! The event log: append-only segments, found by sequence number.
-//!
-//! A reader holds a sequence number, never a segment, so a stuck reader keeps no memory alive.
-//! There is one writer, under the pool's lock.
 
 use std::{
     collections::VecDeque,

@@ -96,8 +96,7 @@ impl Publisher {
     }
 
     /// Frees some of the segments that no subscription needs, which end below `needed`, and shortens the log
-    /// to its caps; returns whether more are left. Memory that a reader may need is never freed before the log
-    /// has dropped it.
+    /// to its caps; returns whether more are left.
     fn shorten(&mut self, needed: u64) -> bool {
         let mut drops = 0;
         while (drops < DROPS_PER_STEP && self.log.ends_before(needed)
