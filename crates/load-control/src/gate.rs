@@ -24,7 +24,7 @@ use metrics::Label;
 
 use crate::{
     budget::{Budget, Share},
-    config::{GateConfig, RETRY_AFTER, RETRY_JITTER, cores},
+    config::{GateConfig, Limit, RETRY_AFTER, RETRY_JITTER, cores},
     error::ConfigError,
     metrics::GateMetrics,
     refusal::{GateName, Refusal, RefusalReason, WorkError},
@@ -38,11 +38,7 @@ use crate::{
 /// An external request passes two gates: [`enter`](Self::enter), before its body is read, and
 /// [`acquire_external`](Self::acquire_external), before its CPU-heavy work. Internal work (mempool,
 /// heads) only calls [`acquire_internal`](Self::acquire_internal). Every permit is released when
-/// dropped; the gate has no thread of its own.
-///
-/// Under [`Limit::Unlimited`](crate::Limit::Unlimited) there is no admission control: `enter`
-/// always succeeds, no permit is reserved, and [`acquire_external`](Self::acquire_external) waits
-/// without a limit, in one queue with internal work.
+/// dropped; the gate has no thread of its own. [`Limit::Unlimited`] switches admission control off.
 #[derive(Clone, Debug)]
 pub struct Gate {
     shared: Arc<GateShared>,
@@ -51,8 +47,7 @@ pub struct Gate {
 #[derive(Debug)]
 struct GateShared {
     requests: Arc<Budget>,
-    work: WorkPermits,
-    limited: bool,
+    work: Arc<WorkPermits>,
     closed: AtomicBool,
     config: GateConfig,
     gates: [GateState; GateName::ALL.len()],
@@ -110,7 +105,6 @@ impl Gate {
         let shared = GateShared {
             requests: Budget::with_level(limit.unwrap_or(usize::MAX), requests_level),
             work: WorkPermits::new(config, config.work_permits - reserved, work_level),
-            limited: limit.is_some(),
             closed: AtomicBool::new(false),
             config,
             gates,
@@ -127,13 +121,11 @@ impl Gate {
         if self.is_closed() {
             return Err(self.refuse(gate, RefusalReason::ShuttingDown, now));
         }
-        match self.shared.requests.take(1) {
-            Some(request) => {
-                self.admit(gate, 1, now);
-                Ok(request)
-            }
-            None => Err(self.refuse(gate, RefusalReason::TooManyRequests, now)),
-        }
+        let Some(request) = self.shared.requests.take(1) else {
+            return Err(self.refuse(gate, RefusalReason::TooManyRequests, now));
+        };
+        self.admit(gate, 1, now);
+        Ok(request)
     }
 
     /// Makes a request count as `elements` requests, once the size of a batch is known. All or
@@ -180,7 +172,7 @@ impl Gate {
         }
         let permit = match shared.work.try_acquire_external() {
             Some(permit) => permit,
-            None if !shared.limited => shared.work.acquire().await,
+            None if shared.config.requests == Limit::Unlimited => shared.work.acquire().await,
             // The queue has no clock, so the caller's time is passed to it.
             None => match shared.work.acquire_external(priority, now.into()).await {
                 Ok(permit) => permit,
@@ -219,7 +211,7 @@ impl Gate {
         let shared = &self.shared;
         let permit = match permit {
             Some(permit) => Some(permit),
-            None if self.is_closed() || !shared.limited => {
+            None if self.is_closed() || shared.config.requests == Limit::Unlimited => {
                 Some(self.acquire_external(priority, now).await?)
             }
             None => {
@@ -264,11 +256,11 @@ impl Gate {
         let permit = match work.try_acquire_internal() {
             Some(permit) => permit,
             None => {
-                work.metrics().internal_waited.add(1);
+                work.metrics.internal_waited.add(1);
                 work.acquire().await
             }
         };
-        work.metrics().internal_admitted.add(1);
+        work.metrics.internal_admitted.add(1);
         permit
     }
 
@@ -322,7 +314,7 @@ impl Gate {
     pub fn stats(&self) -> GateStats {
         let shared = &self.shared;
         let refused = |gate: &GateState| gate.metrics.refused.iter().map(Count::get).sum();
-        let ([requests, work], waits) = (&shared.gates, shared.work.metrics());
+        let ([requests, work], waits) = (&shared.gates, &shared.work.metrics);
         GateStats {
             requests_admitted: requests.metrics.admitted.get(),
             requests_refused: refused(requests),

@@ -35,8 +35,9 @@ metric_set! {
 
 #[derive(Debug)]
 pub(crate) struct MonitorMetrics {
-    state: Gauge,
-    transitions: [[Count; 3]; 3],
+    pub(crate) state: Gauge,
+    /// By the state before, then by the one after.
+    pub(crate) transitions: [[Count; 3]; 3],
 }
 
 impl MonitorMetrics {
@@ -54,15 +55,5 @@ impl MonitorMetrics {
         let state = gauge!("load_control_state");
         let transitions = LoadState::ALL.map(|from| LoadState::ALL.map(|to| count(from, to)));
         Self { state, transitions }
-    }
-
-    pub(crate) fn transition(&self, from: LoadState, to: LoadState) {
-        self.transitions[from as usize][to as usize].add(1);
-        // Relative, so that the final value does not depend on the order of two threads.
-        self.state.increment(f64::from(to as u8) - f64::from(from as u8));
-    }
-
-    pub(crate) fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
-        self.transitions[from as usize][to as usize].get()
     }
 }

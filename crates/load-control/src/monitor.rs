@@ -140,7 +140,7 @@ impl LoadMonitor {
 
     /// How often the state changed from `from` to `to`, also by the kill switch.
     pub fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
-        self.shared.metrics.transitions(from, to)
+        self.shared.metrics.transitions[from as usize][to as usize].get()
     }
 }
 
@@ -148,7 +148,9 @@ impl MonitorShared {
     fn changed(&self, before: u64, after: u64) {
         let (from, to) = (state_of(before), state_of(after));
         if from != to {
-            self.metrics.transition(from, to);
+            self.metrics.transitions[from as usize][to as usize].add(1);
+            // Relative, so that the final value does not depend on the order of two threads.
+            self.metrics.state.increment(f64::from(to as u8) - f64::from(from as u8));
             tracing::debug!(from = from.as_str(), to = to.as_str(), "load changed");
         }
     }

@@ -39,14 +39,11 @@ pub enum Priority {
 ///
 /// tokio's semaphore is first come first served and assigns a released permit to the first waiter
 /// before anyone can `try_acquire` it, so an external caller never overtakes internal work.
-#[derive(Clone, Debug)]
-pub(crate) struct WorkPermits(Arc<Shared>);
-
 #[derive(Debug)]
-struct Shared {
+pub(crate) struct WorkPermits {
     all: Arc<Semaphore>,
     level: Gauge,
-    metrics: WorkMetrics,
+    pub(crate) metrics: WorkMetrics,
     config: GateConfig,
     /// Not a semaphore, because its queue is ordered by priority.
     external: Mutex<Queue>,
@@ -93,66 +90,62 @@ impl fmt::Debug for Job {
 }
 
 impl WorkPermits {
-    pub(crate) fn new(config: GateConfig, external: usize, level: Gauge) -> Self {
+    pub(crate) fn new(config: GateConfig, external: usize, level: Gauge) -> Arc<Self> {
         let external = Mutex::new(Queue { free: external, ..Queue::default() });
         let all = Arc::new(Semaphore::new(config.work_permits));
-        Self(Arc::new(Shared { all, level, metrics: WorkMetrics::new(), config, external }))
+        Arc::new(Self { all, level, metrics: WorkMetrics::new(), config, external })
     }
 
-    pub(crate) fn metrics(&self) -> &WorkMetrics {
-        &self.0.metrics
+    pub(crate) fn try_acquire_external(self: &Arc<Self>) -> Option<WorkPermit> {
+        let external = self.try_external()?;
+        Some(WorkPermit { external: Some(external), all: self.try_all()? })
     }
 
-    pub(crate) fn try_acquire_external(&self) -> Option<WorkPermit> {
-        let external = self.0.try_external()?;
-        Some(WorkPermit { external: Some(external), all: self.0.try_all()? })
-    }
-
-    pub(crate) fn try_acquire_internal(&self) -> Option<WorkPermit> {
-        Some(WorkPermit { all: self.0.try_all()?, external: None })
+    pub(crate) fn try_acquire_internal(self: &Arc<Self>) -> Option<WorkPermit> {
+        Some(WorkPermit { all: self.try_all()?, external: None })
     }
 
     /// Waits for one of the external permits first: while external callers hold all that they may,
     /// it does not stand before internal work in the queue for all permits.
     pub(crate) async fn acquire_external(
-        &self,
+        self: &Arc<Self>,
         priority: Priority,
         now: Instant,
     ) -> Result<WorkPermit, RefusalReason> {
         let (sender, granted) = oneshot::channel();
-        let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender));
+        let queued = self.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender));
         // Who is counted stands in the queue, or is refused.
-        self.0.metrics.external_waited.add(1);
+        self.metrics.external_waited.add(1);
         let queued = queued?;
         let granted = timeout_at(queued.deadline, self.granted(queued, granted));
         granted.await.unwrap_or(Err(RefusalReason::NoPermit))
     }
 
     /// As [`Self::acquire_external`], first in the queue, and for as long as it takes.
-    pub(crate) async fn acquire_external_deferred(&self, now: Instant) -> WorkPermit {
+    pub(crate) async fn acquire_external_deferred(self: &Arc<Self>, now: Instant) -> WorkPermit {
         let (sender, granted) = oneshot::channel();
         let waiting = |_| Waiting::Task(sender);
-        let queued = self.0.join(Priority::Known, usize::MAX, now, waiting);
+        let queued = self.join(Priority::Known, usize::MAX, now, waiting);
         let queued = queued.expect("an endless queue");
         self.granted(queued, granted).await.expect("nobody has a higher priority")
     }
 
     async fn granted(
-        &self,
+        self: &Arc<Self>,
         queued: Queued,
         granted: oneshot::Receiver<ExternalPermit>,
     ) -> Result<WorkPermit, RefusalReason> {
         // A caller that displaces this one drops the sender.
         let external = granted.await.map_err(|_| RefusalReason::QueueFull)?;
         drop(queued);
-        Ok(WorkPermit { all: self.0.acquire_all().await, external: Some(external) })
+        Ok(WorkPermit { all: self.acquire_all().await, external: Some(external) })
     }
 
     /// Runs work on a thread for blocking work of the current runtime: under the given permit, or
     /// under an external one, for which it waits as in [`Self::acquire_external`]. `None` if it
     /// panics, or the runtime shuts down.
     pub(crate) async fn run_external<T: Send + 'static>(
-        &self,
+        self: &Arc<Self>,
         permit: Option<WorkPermit>,
         priority: Priority,
         now: Instant,
@@ -170,8 +163,8 @@ impl WorkPermits {
         let job = |deadline| Job { runtime: Handle::current(), deadline, run };
         let Some(permit) = permit else {
             let waiting = |deadline| Waiting::Job(job(deadline));
-            let queued = self.0.join(priority, MAX_PERMIT_WAITERS, now, waiting);
-            self.0.metrics.external_waited.add(1);
+            let queued = self.join(priority, MAX_PERMIT_WAITERS, now, waiting);
+            self.metrics.external_waited.add(1);
             let queued = match queued {
                 Ok(queued) => queued,
                 Err(reason) => return Some(Err(reason)),
@@ -187,16 +180,14 @@ impl WorkPermits {
         done.await.ok()
     }
 
-    pub(crate) async fn acquire(&self) -> WorkPermit {
-        WorkPermit { all: self.0.acquire_all().await, external: None }
+    pub(crate) async fn acquire(self: &Arc<Self>) -> WorkPermit {
+        WorkPermit { all: self.acquire_all().await, external: None }
     }
 
     pub(crate) fn in_use(&self) -> usize {
-        self.0.config.work_permits - self.0.all.available_permits()
+        self.config.work_permits - self.all.available_permits()
     }
-}
 
-impl Shared {
     fn try_external(self: &Arc<Self>) -> Option<ExternalPermit> {
         let mut queue = self.lock();
         queue.free = queue.free.checked_sub(1)?;
@@ -335,7 +326,7 @@ impl Job {
 struct Queued {
     key: Key,
     deadline: Instant,
-    shared: Arc<Shared>,
+    shared: Arc<WorkPermits>,
 }
 
 impl Queued {
@@ -356,7 +347,7 @@ impl Drop for Queued {
 
 /// One of the permits that external callers may hold. A drop passes it to the first waiter.
 #[derive(Debug)]
-struct ExternalPermit(Arc<Shared>);
+struct ExternalPermit(Arc<WorkPermits>);
 
 impl Drop for ExternalPermit {
     fn drop(&mut self) {
@@ -376,7 +367,7 @@ impl Drop for ExternalPermit {
 #[derive(Debug)]
 struct AnyPermit {
     _permit: OwnedSemaphorePermit,
-    shared: Arc<Shared>,
+    shared: Arc<WorkPermits>,
 }
 
 impl Drop for AnyPermit {
@@ -429,11 +420,11 @@ mod tests {
 
     /// Looks at the queue whenever someone is counted.
     #[derive(Default)]
-    struct Looks(OnceLock<WorkPermits>, Mutex<Vec<usize>>);
+    struct Looks(OnceLock<Arc<WorkPermits>>, Mutex<Vec<usize>>);
 
     impl CounterFn for Looks {
         fn increment(&self, _: u64) {
-            let standing = self.0.get().unwrap().0.lock().waiting.len();
+            let standing = self.0.get().unwrap().lock().waiting.len();
             self.1.lock().unwrap().push(standing);
         }
 
@@ -446,8 +437,8 @@ mod tests {
         let mut work = WorkPermits::new(GateConfig::for_cores(2), 0, Gauge::noop());
         let looks = Arc::new(Looks::default());
         let counter = Count::new(Counter::from_arc(Arc::clone(&looks)));
-        Arc::get_mut(&mut work.0).unwrap().metrics.external_waited = counter;
-        looks.0.set(work.clone()).unwrap();
+        Arc::get_mut(&mut work).unwrap().metrics.external_waited = counter;
+        looks.0.set(Arc::clone(&work)).unwrap();
         let (priority, now) = (Priority::Known, Instant::now());
         let mut permit = pin!(work.acquire_external(priority, now));
         assert!(permit.as_mut().now_or_never().is_none());

@@ -239,14 +239,12 @@ impl OrderPool {
         let _in_turn = shared.in_turn();
         let (head, mined) = (block.head, Arc::clone(&block.mined));
         let Change { relation, mut untaken, not_kept, free } =
-            shared.write(|core| core.push_head(block));
+            shared.write(|core| core.chain.push(block));
         if !relation.is_new() {
             return relation;
         }
         let mut raised = VecDeque::new();
-        in_steps(&mined, |hashes| {
-            shared.write(|core| core.mine(&head, hashes, &mut raised));
-        });
+        in_steps(&mined, |hashes| shared.write(|core| core.mine(&head, hashes, &mut raised)));
         shared.sweep_some();
         let pass_private = || shared.write(|core| core.pass_private(PER_STEP));
         let are_left = pass_private();
@@ -259,7 +257,7 @@ impl OrderPool {
             thread::sleep(STEP_PAUSE);
         }
         in_steps(&free, |hashes| shared.write(|core| core.free(hashes)));
-        shared.write(|core| core.tell_head(head));
+        shared.write(|core| core.tell(Effect::Told(Event::Head(Arc::new(head)))));
         while are_left && pass_private() {
             thread::sleep(STEP_PAUSE);
         }

@@ -9,9 +9,6 @@ use alloy_primitives::{Address, B256};
 
 use crate::order::{Bundle, Order, Transaction};
 
-/// Block (0 if the pool knew no head) and sequence number.
-type BlockSeq = (u64, u64);
-
 #[derive(Debug)]
 struct Entry {
     order: Arc<Order>,
@@ -39,7 +36,8 @@ impl Entry {
 pub(crate) struct BundleIndex {
     /// By acceptance.
     orders: BTreeMap<u64, Entry>,
-    by_block: BTreeSet<BlockSeq>,
+    /// By block, 0 if the pool knew no head.
+    by_block: BTreeSet<(u64, u64)>,
     /// By the hashes of the transactions that may end them.
     by_tx: BTreeSet<(B256, u64)>,
     /// By the senders of these transactions, and their nonces.

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use alloy_primitives::B256;
-use chain_view::Taken;
+use chain_view::{Head, Taken};
 
 use super::{
-    Core, Effect, Ended, EndedTx,
+    Core, Effect, Ended,
     claims::{Claim, Kind, counted},
     keys::{KeyState, Slot, micros},
 };
@@ -56,7 +56,7 @@ impl Core {
         if let Some(seq) = self.find(&id) {
             return self.hold_bundle(seq, holder);
         }
-        let seen = self.seen.state(&id);
+        let seen = self.seen.table.state(&id);
         if seen == Some(SeenState::Known) {
             return Err(InsertOutcome::AlreadyRemoved);
         }
@@ -163,13 +163,13 @@ impl Core {
 
     /// One step of [`Self::sweep`]: the next bundle that an ended transaction may end. It leaves
     /// the bundles of that transaction: it is removed, or watches another one.
-    pub(super) fn sweep_ended(&mut self, Ended { by, tx }: Ended) {
+    pub(super) fn sweep_ended(&mut self, by: Head, ended: Ended) {
         let recent = &self.chain.recent;
-        let (next, is_so, reason) = match tx {
-            EndedTx::Mined(hash) => {
+        let (next, is_so, reason) = match ended {
+            Ended::Mined(hash) => {
                 (self.bundles.first_with_tx(&hash), recent.is_mined(&hash), RemoveReason::Mined)
             }
-            EndedTx::Stale(sender, to) => {
+            Ended::Stale(sender, to) => {
                 let next = self.bundles.first_with_nonce_below(sender, to);
                 (next, recent.next_nonce(&sender) >= Some(to), RemoveReason::StaleNonce)
             }
@@ -301,18 +301,14 @@ impl Core {
         let next = || self.chain.head().map(|head| head.number.saturating_add(1));
         let block = bundle.block().or_else(next);
         block.map_or(Ok(()), |block| self.check_last_block(block, max_ahead))?;
-        match self.taken(bundle) {
-            None => Ok(block),
-            Some((index, taken)) => {
-                let (hash, nonce) = (*bundle.txs()[index].hash(), bundle.txs()[index].nonce());
-                Err(match taken {
-                    Taken::StaleNonce { next_nonce: next } => {
-                        RejectReason::TxStale { index, hash, nonce, next }
-                    }
-                    _ => RejectReason::TxMined { index, hash },
-                })
+        let Some((index, taken)) = self.taken(bundle) else { return Ok(block) };
+        let (hash, nonce) = (*bundle.txs()[index].hash(), bundle.txs()[index].nonce());
+        Err(match taken {
+            Taken::StaleNonce { next_nonce: next } => {
+                RejectReason::TxStale { index, hash, nonce, next }
             }
-        }
+            _ => RejectReason::TxMined { index, hash },
+        })
     }
 
     /// What must be evicted so that this one fits, if it replaces `replaced`.
@@ -346,12 +342,7 @@ impl Core {
     fn take_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.bundles.remove(seq)?;
         self.claims.remove(seq);
-        let id = order.id();
-        self.index.remove(id.hash(), seq);
-        if may_return(reason) {
-            self.seen.set(id.hash(), SeenState::MayReturn);
-        }
-        self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
+        self.leave(seq, &order, reason);
         Some(order)
     }
 
@@ -363,12 +354,6 @@ impl Core {
             self.keys.set((key, None), KeyState { published: None, ..all }, self.now);
         }
     }
-}
-
-/// Whether a bundle that was removed for this reason is accepted if it comes again. One whose block has passed is refused
-/// for that, unless a reorg has lowered the head.
-const fn may_return(reason: RemoveReason) -> bool {
-    matches!(reason, RemoveReason::Evicted | RemoveReason::BlockTooFar | RemoveReason::BlockPassed)
 }
 
 /// The slot of a pooled bundle among those of its key.

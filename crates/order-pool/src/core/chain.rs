@@ -82,7 +82,8 @@ impl Chain {
         self.recent.taken(tx.hash(), &tx.sender(), tx.nonce())
     }
 
-    /// Appends a block, after undoing those that it replaces.
+    /// Appends a block, after undoing those that it replaces. What follows from it is done in steps, so that
+    /// other changes come in between: see [`OrderPool::on_head`](crate::OrderPool::on_head).
     pub(crate) fn push(&mut self, block: Block) -> Change {
         let number = block.head.number;
         let pushed = self.recent.push(block);
@@ -118,11 +119,6 @@ impl Chain {
             }
         }
         change
-    }
-
-    /// The head of the block with this hash, if it is one of those remembered.
-    pub(crate) fn head_of(&self, block_hash: &B256) -> Option<Head> {
-        self.recent.block(block_hash).map(|block| block.head)
     }
 
     /// Keeps a transaction that came after its block, one of the newest [`LATE_BLOCKS`], so that undoing the block brings it in:

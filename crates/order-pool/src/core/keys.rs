@@ -83,21 +83,14 @@ pub(crate) fn micros(time: SystemTime) -> u64 {
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX - 1)
 }
 
-/// How many cancellations were published, and until when they count against the limit.
-#[derive(Clone, Copy, Debug, Default)]
-struct Published {
-    count: usize,
-    until: Duration,
-}
-
 /// All slots.
 #[derive(Debug)]
 pub(crate) struct Keys {
     states: BTreeMap<Slot, KeyState>,
     /// Those without a bundle.
     waiting: Waiting<Slot>,
-    /// Published cancellations of keys without a bundle.
-    unknown_cancellations: BTreeMap<Holder, Published>,
+    /// How many cancellations of keys without a bundle were published, and until when they count.
+    unknown_cancellations: BTreeMap<Holder, (usize, Duration)>,
     retention: Duration,
 }
 
@@ -123,13 +116,13 @@ impl Keys {
         if is_known {
             return true;
         }
-        let published =
-            self.unknown_cancellations.entry(publisher(holder, key.signer)).or_default();
-        if published.until <= now {
-            *published = Published { count: 0, until: now.saturating_add(self.retention) };
+        let publisher = publisher(holder, key.signer);
+        let (count, until) = self.unknown_cancellations.entry(publisher).or_default();
+        if *until <= now {
+            (*count, *until) = (0, now.saturating_add(self.retention));
         }
-        published.count += 1;
-        published.count <= MAX_UNKNOWN_CANCELLATIONS
+        *count += 1;
+        *count <= MAX_UNKNOWN_CANCELLATIONS
     }
 
     pub(crate) fn len(&self) -> usize {

@@ -29,7 +29,7 @@ use std::{
 };
 
 use alloy_primitives::{Address, B256};
-use chain_view::{Block, Head, NonceUpdate};
+use chain_view::{Head, NonceUpdate};
 
 pub use self::keys::MAX_UNKNOWN_CANCELLATIONS;
 use self::{
@@ -75,21 +75,9 @@ pub(crate) enum Effect {
     PrivateCancellationForgotten(u64),
 }
 
-impl Effect {
-    fn removed(&self) -> Option<&Order> {
-        if let Self::Removed { order, .. } = self { Some(order) } else { None }
-    }
-}
-
 /// What a block has ended for the bundles that contain it.
 #[derive(Clone, Copy, Debug)]
-struct Ended {
-    by: Head,
-    tx: EndedTx,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum EndedTx {
+enum Ended {
     Mined(B256),
     /// All of the sender below this nonce.
     Stale(Address, u64),
@@ -119,8 +107,8 @@ pub(crate) struct Core {
     senders: BTreeSet<(Address, u64, u64)>,
     pub(crate) seen: SeenWindow,
     pub(crate) chain: Chain,
-    /// For [`Self::sweep`].
-    ended: VecDeque<Ended>,
+    /// For [`Self::sweep`], each with the block that has ended it.
+    ended: VecDeque<(Head, Ended)>,
 }
 
 impl Core {
@@ -148,13 +136,6 @@ impl Core {
         }
     }
 
-    /// Begins a new head. What follows from it is done in steps, so that other changes come in
-    /// between: [`Self::mine`], [`Self::sweep`], [`Self::pass_private`], [`Self::put_back`],
-    /// [`Self::free`], and last [`Self::tell_head`].
-    pub(crate) fn push_head(&mut self, block: Block) -> Change {
-        self.chain.push(block)
-    }
-
     /// Removes the transactions that the head's block contains. The bundles that contain them are
     /// left to [`Self::sweep`], and to [`Self::end_stale`] what has their nonces, which nobody else tells a builder that
     /// has no node.
@@ -178,7 +159,7 @@ impl Core {
             // One that had been evicted or had expired is not accepted again.
             self.seen.set(hash, SeenState::Known);
             if self.bundles.first_with_tx(hash).is_some() {
-                self.ended.push_back(Ended { by: *head, tx: EndedTx::Mined(*hash) });
+                self.ended.push_back((*head, Ended::Mined(*hash)));
             }
         }
     }
@@ -193,10 +174,6 @@ impl Core {
         }
     }
 
-    pub(crate) fn tell_head(&mut self, head: Head) {
-        self.tell(Effect::Told(Event::Head(Arc::new(head))));
-    }
-
     /// Records the nonces that a block raised. Returns the block's head and what
     /// [`Self::end_stale`] has to do; `None` if the block is not one of the recent ones, for
     /// instance because a reorg undid it meanwhile.
@@ -205,7 +182,7 @@ impl Core {
         block_hash: B256,
         mut updates: Vec<NonceUpdate>,
     ) -> Option<(Head, VecDeque<NonceUpdate>)> {
-        let head = self.chain.head_of(&block_hash)?;
+        let head = self.chain.recent.block(&block_hash)?.head;
         updates.retain(|update| self.chain.recent.raise(&block_hash, *update) == Some(true));
         Some((head, updates.into()))
     }
@@ -230,7 +207,7 @@ impl Core {
                 continue;
             }
             if self.bundles.first_with_nonce_below(sender, next_nonce).is_some() {
-                self.ended.push_back(Ended { by: *head, tx: EndedTx::Stale(sender, next_nonce) });
+                self.ended.push_back((*head, Ended::Stale(sender, next_nonce)));
             }
             raised.pop_front();
         }
@@ -242,8 +219,8 @@ impl Core {
         let Some(head) = self.chain.head().map(|head| head.number) else { return false };
         let last = self.last_kept(head);
         for _ in 0..SWEPT_PER_STEP {
-            if let Some(ended) = self.ended.front().copied() {
-                self.sweep_ended(ended);
+            if let Some((by, ended)) = self.ended.front().copied() {
+                self.sweep_ended(by, ended);
             } else if let Some(seq) = self.bundles.first_up_to(head) {
                 self.end_bundle(seq, RemoveReason::BlockPassed);
             } else if let Some(seq) = self.bundles.first_above(last) {
@@ -324,8 +301,30 @@ impl Core {
         }
     }
 
+    /// The end of an order: where it is no longer found, whether it may return, and its event.
+    fn leave(&mut self, seq: u64, order: &Arc<Order>, reason: RemoveReason) {
+        let id = order.id();
+        self.index.remove(id.hash(), seq);
+        match reason {
+            // The state of its key says which bundles are accepted after a cancellation.
+            RemoveReason::Cancelled if order.as_bundle().is_some() => {}
+            // A private transaction may be sent again, by its sender or by the node. A bundle whose block has passed
+            // is refused for that, unless a reorg has lowered the head.
+            RemoveReason::Evicted
+            | RemoveReason::BlockPassed
+            | RemoveReason::BlockTooFar
+            | RemoveReason::Cancelled => self.seen.set(id.hash(), SeenState::MayReturn),
+            RemoveReason::Expired => {
+                let offered_at = self.now.saturating_add(self.limits.expired_pause);
+                self.seen.expired(id.hash(), offered_at);
+            }
+            _ => {}
+        }
+        self.tell(Effect::Removed { added: seq, order: Arc::clone(order), reason });
+    }
+
     /// Returns the sequence number of its event.
-    fn tell(&mut self, effect: Effect) -> u64 {
+    pub(crate) fn tell(&mut self, effect: Effect) -> u64 {
         self.effects.push(effect);
         let seq = self.next_seq;
         self.next_seq += 1;

@@ -180,20 +180,6 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         of_signer.map_or_else(Size::default, |of_signer| of_signer.size)
     }
 
-    /// The item that must go if this holder, or all of them, have more than they may: of the holder, or
-    /// else of the one with the most, the last item of the signer with the most.
-    pub(crate) fn excess(&self, holder: &Holder, division: &Division) -> Option<I> {
-        let from = if self.of(holder).count > division.of_holder(holder).count {
-            holder
-        } else if self.size.count > division.half.count {
-            self.by_size.by(Measure::Count).last().map(|(_, largest)| largest)?
-        } else {
-            return None;
-        };
-        let largest = self.holders.get(from)?.by_size.by(Measure::Count).last();
-        largest.map(|(_, (item, _))| *item)
-    }
-
     /// Which claims must be evicted so that a new one fits, if `replaced` (item, its claims by this
     /// holder and by all, and its bytes) goes for it.
     ///
@@ -359,7 +345,15 @@ impl<K: Copy + Ord> Waiting<K> {
     /// waited the longest of the holder's signer with the most, or else of the largest holder's.
     pub(crate) fn excess(&self, holder: &Holder) -> Option<K> {
         let share = &self.shares[usize::from(holder.is_known())];
-        share.excess(holder, &self.division).map(|Reverse((_, key))| key)
+        let from = if share.of(holder).count > self.division.of_holder(holder).count {
+            holder
+        } else if share.size.count > self.division.half.count {
+            share.by_size.by(Measure::Count).last().map(|(_, largest)| largest)?
+        } else {
+            return None;
+        };
+        let largest = share.holders.get(from)?.by_size.by(Measure::Count).last();
+        largest.map(|(_, (Reverse((_, key)), _))| *key)
     }
 
     /// How many there are of a caller, or of one signer that the host knows.

@@ -46,7 +46,7 @@ impl Core {
                 return Err(InsertOutcome::Mined);
             }
         }
-        let seen = self.seen.state(&hash);
+        let seen = self.seen.table.state(&hash);
         if seen == Some(SeenState::Known) {
             return Err(InsertOutcome::AlreadyRemoved);
         }
@@ -286,21 +286,8 @@ impl Core {
             self.private.remove(&(block, seq));
         }
         let tx = order.as_tx()?;
-        self.index.remove(tx.hash(), seq);
         self.senders.remove(&(tx.sender(), tx.nonce(), seq));
-        match reason {
-            // A private one may be sent again, by its sender or by the node.
-            RemoveReason::Evicted
-            | RemoveReason::BlockPassed
-            | RemoveReason::BlockTooFar
-            | RemoveReason::Cancelled => self.seen.set(tx.hash(), SeenState::MayReturn),
-            RemoveReason::Expired => {
-                let offered_at = self.now.saturating_add(self.limits.expired_pause);
-                self.seen.expired(tx.hash(), offered_at);
-            }
-            _ => {}
-        }
-        self.tell(Effect::Removed { added: seq, order: Arc::clone(&order), reason });
+        self.leave(seq, &order, reason);
         Some(order)
     }
 
@@ -333,8 +320,11 @@ impl Core {
                 Ok(is_back) => count += u64::from(is_back),
                 Err(reason) => refused.push(reason),
             }
-            let removed = self.effects[before..].iter().filter_map(Effect::removed);
-            touched += removed.map(|order| order.txs()).sum::<usize>();
+            for effect in &self.effects[before..] {
+                if let Effect::Removed { order, .. } = effect {
+                    touched += order.txs();
+                }
+            }
         }
         (count, refused)
     }

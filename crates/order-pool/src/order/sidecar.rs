@@ -64,15 +64,15 @@ impl Transaction {
     /// # Errors
     /// [`SidecarError::Proof`]; also for a blob that does not exist.
     pub fn check_blob_proofs(&self, index: usize) -> Result<(), SidecarError> {
-        let part = self.blob(index).ok_or(SidecarError::Proof)?;
-        let (blobs, commitments) = (vec![*part.blob], vec![*part.commitment]);
-        let one: BlobTransactionSidecarVariant = match part.proofs.to_vec() {
+        let (hash, blob, commitment, proofs) = self.blob(index).ok_or(SidecarError::Proof)?;
+        let (blobs, commitments) = (vec![*blob], vec![*commitment]);
+        let one: BlobTransactionSidecarVariant = match proofs.to_vec() {
             proofs if proofs.len() == 1 => {
                 BlobTransactionSidecar::new(blobs, commitments, proofs).into()
             }
             proofs => BlobTransactionSidecarEip7594::new(blobs, commitments, proofs).into(),
         };
-        one.validate(&[*part.hash], trusted_setup()).map_err(|_| SidecarError::Proof)
+        one.validate(&[*hash], trusted_setup()).map_err(|_| SidecarError::Proof)
     }
 
     /// A digest (Keccak-256) of one blob with its commitment and its proofs, in less than a
@@ -80,26 +80,28 @@ impl Transaction {
     /// the same digest: a transaction with a higher fee and a bundle for the next block carry the
     /// same blobs. `None` if the blob does not exist.
     pub fn blob_digest(&self, index: usize) -> Option<B256> {
-        let part = self.blob(index)?;
+        let (hash, blob, commitment, proofs) = self.blob(index)?;
         let mut hasher = Keccak256::new();
         // All parts have a fixed length, except the proofs at the end.
-        hasher.update(part.hash);
-        hasher.update(part.blob);
-        hasher.update(part.commitment);
-        part.proofs.iter().for_each(|proof| hasher.update(proof));
+        hasher.update(hash);
+        hasher.update(blob);
+        hasher.update(commitment);
+        proofs.iter().for_each(|proof| hasher.update(proof));
         Some(hasher.finalize())
     }
 
-    fn blob(&self, index: usize) -> Option<BlobPart<'_>> {
+    /// The versioned hash of a blob, the blob, its commitment, and its proofs: one in the EIP-4844
+    /// form, 128 in the EIP-7594 form.
+    fn blob(&self, index: usize) -> Option<(&B256, &Blob, &Bytes48, &[Bytes48])> {
         let PooledTransaction::Eip4844(signed) = self.envelope() else { return None };
         let sidecar = signed.tx().sidecar();
         let (proofs, per_blob) = proofs(sidecar);
-        Some(BlobPart {
-            hash: signed.blob_versioned_hashes()?.get(index)?,
-            blob: sidecar.blobs().get(index)?,
-            commitment: sidecar.commitments().get(index)?,
-            proofs: proofs.chunks_exact(per_blob).nth(index)?,
-        })
+        Some((
+            signed.blob_versioned_hashes()?.get(index)?,
+            sidecar.blobs().get(index)?,
+            sidecar.commitments().get(index)?,
+            proofs.chunks_exact(per_blob).nth(index)?,
+        ))
     }
 }
 
@@ -111,15 +113,6 @@ fn proofs(sidecar: &BlobTransactionSidecarVariant) -> (&[Bytes48], usize) {
             (&sidecar.cell_proofs, CELLS_PER_EXT_BLOB)
         }
     }
-}
-
-/// The parts of a sidecar that belong to one blob.
-struct BlobPart<'a> {
-    hash: &'a B256,
-    blob: &'a Blob,
-    commitment: &'a Bytes48,
-    /// One in the EIP-4844 form, 128 in the EIP-7594 form.
-    proofs: &'a [Bytes48],
 }
 
 /// Loads the KZG trusted setup, once per process. It takes one to four seconds, which the first

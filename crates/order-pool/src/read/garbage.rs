@@ -9,7 +9,7 @@ const MAX_GARBAGE: usize = 256;
 pub(crate) const MAX_GARBAGE_BYTES: usize = 32 << 20;
 
 /// A page or a segment. Dropping it frees it, unless a reader still holds it.
-pub(super) type Piece = Arc<dyn Any + Send + Sync>;
+pub(crate) type Piece = Arc<dyn Any + Send + Sync>;
 
 /// The oldest first: freeing blobs takes time, so it is done without a lock.
 #[derive(Debug, Default)]

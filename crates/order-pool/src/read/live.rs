@@ -1,10 +1,6 @@
 //! The live set: every order in the pool, in the order of acceptance, readable as of any moment
-//! that the event log still covers.
-//!
-//! An entry records when it was added and when it was removed, as sequence numbers of the log. The
-//! pool as of number `P` is every entry with `added < P <= removed`. So a replay needs no copy, no
-//! lock and no reference count, and readers share no memory that a reader writes. An entry is freed
-//! once the log has dropped its removal: a reader that is so far behind is told that it lagged.
+//! that the event log still covers: a replay needs no copy, no lock and no reference count, and
+//! readers share no memory that a reader writes.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -74,7 +70,7 @@ impl Page {
 
 /// The pages at one moment, by ascending `first`.
 #[derive(Debug, Default)]
-pub(super) struct LiveTable {
+pub(crate) struct LiveTable {
     pages: Vec<Arc<Page>>,
 }
 

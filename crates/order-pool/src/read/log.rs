@@ -1,7 +1,4 @@
 //! The event log: append-only segments, found by sequence number.
-//!
-//! A reader holds a sequence number, never a segment, so a stuck reader keeps no memory alive.
-//! There is one writer, under the pool's lock.
 
 use std::{
     collections::VecDeque,
@@ -38,7 +35,7 @@ pub(super) struct Segment {
 
 /// The segments at one moment. `base`s ascend without a gap.
 #[derive(Debug, Default)]
-pub(super) struct LogTable {
+pub(crate) struct LogTable {
     segments: Vec<Arc<Segment>>,
 }
 
@@ -75,7 +72,8 @@ pub(super) struct LogWriter {
     pub(super) head: u64,
     /// Bytes of the removals in the open segment.
     open_bytes: usize,
-    changed: bool,
+    /// Whether a segment was opened or dropped since the last publication.
+    pub(super) changed: bool,
 }
 
 impl LogWriter {
@@ -117,11 +115,6 @@ impl LogWriter {
     /// Whether the log holds at least a whole segment more than `events`.
     pub(super) fn exceeds(&self, events: usize) -> bool {
         self.segments.get(1).is_some_and(|second| self.head - second.segment.base >= events as u64)
-    }
-
-    /// Whether a segment was opened since the last publication.
-    pub(super) const fn has_grown(&self) -> bool {
-        self.changed
     }
 
     /// Whether the oldest segment has no event from `seq` on, and is not the open one.

@@ -28,17 +28,10 @@ pub(crate) struct Publisher {
     garbage: Garbage,
     max_events: usize,
     max_removed_bytes: usize,
-    /// Events since the last publication.
-    unpublished: usize,
 }
 
 /// Dropped after the lock is released, which frees what only the replaced tables still hold.
-#[derive(Debug, Default)]
-pub(crate) struct Replaced {
-    _log: Option<Arc<LogTable>>,
-    _live: Option<Arc<LiveTable>>,
-    _garbage: Vec<Piece>,
-}
+pub(crate) type Replaced = (Option<Arc<LogTable>>, Option<Arc<LiveTable>>, Vec<Piece>);
 
 impl Publisher {
     pub(crate) fn new(max_events: usize, max_removed_bytes: usize) -> Self {
@@ -48,7 +41,6 @@ impl Publisher {
             garbage: Garbage::default(),
             max_events,
             max_removed_bytes,
-            unpublished: 0,
         }
     }
 
@@ -64,7 +56,6 @@ impl Publisher {
 
     pub(crate) fn event(&mut self, event: Event) {
         self.log.push(event);
-        self.unpublished += 1;
     }
 
     /// As [`Self::event`], and replays show it until it is removed.
@@ -81,11 +72,11 @@ impl Publisher {
     /// Makes what was written visible to readers.
     pub(crate) fn publish(&mut self, tables: &Tables) -> Replaced {
         // Once for each segment, because its cost grows with the number of subscriptions.
-        let needed = if self.log.has_grown() { tables.wakers.slowest() } else { 0 };
+        let needed = if self.log.changed { tables.wakers.slowest() } else { 0 };
         self.shorten(needed);
         // Each event spends at most one entry, so as many rewrites as events keep pace.
-        let written = std::mem::take(&mut self.unpublished);
-        self.live.compact(written, self.log.tail(), &mut self.garbage);
+        let written = self.log.head - tables.wakers.head();
+        self.live.compact(written as usize, self.log.tail(), &mut self.garbage);
         let excess = self.garbage.take_excess();
         let replaced = self.swap(tables, excess);
         tables.wakers.publish(self.log.head);
@@ -101,16 +92,11 @@ impl Publisher {
     }
 
     fn swap(&mut self, tables: &Tables, garbage: Vec<Piece>) -> Replaced {
-        Replaced {
-            _log: self.log.publish(&tables.log),
-            _live: self.live.publish(&tables.live),
-            _garbage: garbage,
-        }
+        (self.log.publish(&tables.log), self.live.publish(&tables.live), garbage)
     }
 
     /// Frees some of the segments that no subscription needs, which end below `needed`, and shortens the log
-    /// to its caps; returns whether more are left. Memory that a reader may need is never freed before the log
-    /// has dropped it.
+    /// to its caps; returns whether more are left.
     fn shorten(&mut self, needed: u64) -> bool {
         let mut drops = 0;
         while (drops < DROPS_PER_STEP && self.log.ends_before(needed)

@@ -116,12 +116,6 @@ impl SeenTable {
         Err(at)
     }
 
-    fn insert(&self, fingerprint: u64) -> bool {
-        let Err(at) = self.find(fingerprint) else { return false };
-        self.slots[at].store(SeenState::Known.word(fingerprint), Relaxed);
-        true
-    }
-
     /// Sets the state of an order, if it is remembered.
     fn set(&self, fingerprint: u64, state: SeenState) {
         if let Ok((at, _)) = self.find(fingerprint) {
@@ -176,10 +170,6 @@ impl SeenWindow {
         }
     }
 
-    pub(crate) fn state(&self, hash: &B256) -> Option<SeenState> {
-        self.table.state(hash)
-    }
-
     /// Records what became of an order, if it is remembered.
     pub(crate) fn set(&mut self, hash: &B256, state: SeenState) {
         self.table.set(self.table.fingerprint(hash), state);
@@ -220,9 +210,8 @@ impl SeenWindow {
     /// full.
     pub(crate) fn insert(&mut self, hash: &B256) {
         let fingerprint = self.table.fingerprint(hash);
-        if !self.table.insert(fingerprint) {
-            return;
-        }
+        let Err(free) = self.table.find(fingerprint) else { return };
+        self.table.slots[free].store(SeenState::Known.word(fingerprint), Relaxed);
         self.queue.push_back(fingerprint);
         if self.queue.len() > self.window
             && let Some(oldest) = self.queue.pop_front()
@@ -261,8 +250,8 @@ mod tests {
         let first = hash(0);
         seen.insert(&first);
         (0..4).for_each(|_| seen.expired(&first, Duration::MAX));
-        assert_eq!(seen.state(&first), Some(SeenState::Expired));
+        assert_eq!(seen.table.state(&first), Some(SeenState::Expired));
         seen.expired(&first, Duration::MAX);
-        assert_eq!(seen.state(&first), Some(SeenState::MayReturn));
+        assert_eq!(seen.table.state(&first), Some(SeenState::MayReturn));
     }
 }
