@@ -116,6 +116,11 @@ impl Start {
         eventually("it is over", is_over).await;
         let (end, after) = (Instant::now(), fetcher.counts());
         let announced = node.stop().expect("the node stops");
+        if announced.txs.len() == signed {
+            println!(
+                "warning: all {signed} were announced before the end: live is of a part of it"
+            );
+        }
         expected.extend(announced.txs.iter().map(|(hash, _)| *hash));
 
         let total = expected.len();
