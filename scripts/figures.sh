@@ -35,7 +35,12 @@ take() {
         esac
     fi
     printf '== %s\n' "$*" >&2
-    "$@" >"$out/$name.txt" 2>"$out/$name.log" || { tail "$out/$name.log" >&2; exit 1; }
+    local code=0
+    "$@" >"$out/$name.txt" 2>"$out/$name.log" || code=$?
+    [ $code = 0 ] && return
+    tail "$out/$name.log" >&2
+    # By 1 the trial says that the oracle found something wrong, which is shown as missed.
+    case $name,$code in trial,1 | attack,1) ;; *) exit 1 ;; esac
 }
 
 if [ $kind = quick ]; then
