@@ -2,8 +2,10 @@
 //! announcements.
 //!
 //! **The clock.** Live latency is from the announcement read from the socket to the order in the
-//! pool, by a stopwatch around the pool, while the backfill fetches, or for a while without one.
-//! The node is a process of its own (this program again), so that what it burns is not ours.
+//! pool, by a stopwatch around the pool, while the backfill fetches, or for a while without one:
+//! from its first transaction, or from before the fetcher starts. The node announces from the first
+//! subscription on. It is a process of its own (this program again), so that what it burns is not
+//! ours.
 //!
 //! **Equal work.** After every run, what the node announced and what was backfilled are in the
 //! pool, each of them; nothing else, and nothing twice. Every hash has had its one outcome. If not,
@@ -41,6 +43,8 @@ pub(crate) struct Start {
     pub(crate) backfill: Backfill,
     /// Without it deferrable fetches may hold all slots, and nothing is deferred.
     pub(crate) policy: bool,
+    /// Whether what connecting and listing take is in it.
+    pub(crate) from_start: bool,
     /// Of a run that backfills nothing.
     pub(crate) lasts: Duration,
 }
@@ -58,7 +62,7 @@ pub(crate) struct Figures {
 impl Start {
     /// The parts are wired as `Ingest` wires them; a monitor that is off is left out.
     pub(crate) async fn run(self, node: &mut NodeProcess) -> Figures {
-        let Self { tps, announces, preload, backfill, policy, lasts } = self;
+        let Self { tps, announces, preload, backfill, policy, from_start, lasts } = self;
         let backfills = preload > 0 && backfill != Backfill::Off;
         let signed = (f64::from(tps) * announces.as_secs_f64()) as usize;
         let preloaded = node.start(|config| NodeConfig { preload, signed_ahead: signed, ..config });
@@ -93,21 +97,30 @@ impl Start {
             limits.deferrable_connections = config.request_connections;
         }
         let sink = Timed { pool: pool.clone(), live: Arc::default() };
+        let (mut begin, mut before) = (Instant::now(), 0);
         let fetcher =
             Fetcher::start_with(config, limits, sink.clone()).await.expect("the node is there");
 
+        // It has subscribed.
         node.announce(signed, Some(tps)).expect("the node announces");
-        // The listing before is the same for all, and the node's business.
-        let has_begun = || {
-            let counts = fetcher.counts();
-            (if backfills { counts.backfilled } else { counts.pooled }) > 0
-        };
-        eventually("it has begun", has_begun).await;
-        let (begin, before) = (Instant::now(), fetcher.counts());
+        if !from_start {
+            // The listing before is the same for all, and the node's business.
+            let has_begun = || {
+                let counts = fetcher.counts();
+                (if backfills { counts.backfilled } else { counts.pooled }) > 0
+            };
+            eventually("it has begun", has_begun).await;
+            (begin, before) = (Instant::now(), fetcher.counts().backfilled);
+        }
         let is_over = || if backfills { fetcher.is_live() } else { begin.elapsed() >= lasts };
         eventually("it is over", is_over).await;
         let (end, after) = (Instant::now(), fetcher.counts());
         let announced = node.stop().expect("the node stops");
+        if announced.txs.len() == signed {
+            println!(
+                "warning: all {signed} were announced before the end: live is of a part of it"
+            );
+        }
         expected.extend(announced.txs.iter().map(|(hash, _)| *hash));
 
         let total = expected.len();
@@ -124,7 +137,7 @@ impl Start {
         let figures = Figures {
             live: sink.times(begin, end),
             lasted: (end - begin).max(Duration::from_millis(1)),
-            backfilled: after.backfilled - before.backfilled,
+            backfilled: after.backfilled - before,
             deferred: fetcher.deferred().deferred,
             late: announced.late,
         };

@@ -50,7 +50,8 @@ fn bench(is_test: bool) {
             let (_, policy, floods) = CONTENDERS[number];
             let preload = if floods { flood } else { 0 };
             let backfill = if floods { Backfill::Pending } else { Backfill::Off };
-            let start = Start { tps: TPS, announces, preload, backfill, policy, lasts };
+            let from_start = false;
+            let start = Start { tps: TPS, announces, preload, backfill, policy, from_start, lasts };
             rows[number].runs.push(host.block_on(start.run(&mut node)));
         }
     }

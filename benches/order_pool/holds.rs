@@ -194,6 +194,15 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     let (pool, _) = self::pool();
     let inserts = || (0..all * 5 / 4).for_each(|n| _ = pool.insert_transaction(rising(n)));
     row(format!("the node's {all} and a quarter more that evict one each"), longest(inserts));
+    let ended = all * 5 / 4 - 100..all * 5 / 4;
+    let mined = ended.clone().skip(50).map(|n| *rising(n).hash()).collect();
+    let before = pool.len();
+    let took = longest(|| {
+        pool.on_head(head(2, mined));
+        pool.on_nonces(name(2), ended.map(|n| (sender(n), 1)));
+    });
+    assert_eq!(before - pool.len(), 100);
+    row(format!("a head that mines 50 of these {all} and raises 100 senders"), took);
 
     let signers = part(65_536);
     let (pool, clock) = self::pool();

@@ -2,8 +2,6 @@
 
 use std::{
     hint::black_box,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
-    thread,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -17,7 +15,7 @@ use order_pool::{
 
 use testkit::{bench::pace, figures::histogram};
 
-use crate::rival::{MutexPool, RivalEvent};
+use crate::rival::MutexPool;
 
 /// Inserts a second.
 const TPS: u32 = 2_000;
@@ -27,16 +25,13 @@ pub(crate) struct Scale {
     pub(crate) replayed: u64,
     pub(crate) rounds: usize,
     pub(crate) window: Duration,
-    pub(crate) pools: [u64; 3],
 }
 
 impl Scale {
     pub(crate) const fn new(is_quick: bool) -> Self {
-        let (replayed, rounds, window_ms, pools) = match is_quick {
-            true => (2_000, 1, 200, [100, 1_000, 10_000]),
-            false => (20_000, 5, 3_000, [1_000, 10_000, 100_000]),
-        };
-        Self { replayed, rounds, window: Duration::from_millis(window_ms), pools }
+        let (replayed, rounds, window_ms) =
+            if is_quick { (2_000, 1, 200) } else { (20_000, 5, 3_000) };
+        Self { replayed, rounds, window: Duration::from_millis(window_ms) }
     }
 }
 
@@ -157,13 +152,8 @@ pub(crate) fn replay_rival(pool: &MutexPool, at_least: u64) -> u64 {
     let receiver = pool.subscribe();
     let (mut count, mut sum) = (0, 0);
     while count < at_least {
-        match receiver.recv().expect("the pool lives") {
-            RivalEvent::Added(order) => {
-                sum ^= look(&order);
-                count += 1;
-            }
-            RivalEvent::Removed(hash) => sum ^= u64::from(hash[0]),
-        }
+        sum ^= look(&receiver.recv().expect("the pool lives"));
+        count += 1;
     }
     black_box(sum);
     count
@@ -182,37 +172,4 @@ pub(crate) fn paced(window: Duration, first: u64, insert: impl Fn(Transaction)) 
         times.saturating_record(began.elapsed().as_nanos() as u64);
     }
     times
-}
-
-/// Runs `body` on `threads` threads over and over while `work` runs here. Returns what `work` did
-/// and how often the bodies ran.
-pub(crate) fn beside<T>(
-    threads: usize,
-    body: impl Fn() -> u64 + Sync,
-    work: impl FnOnce() -> T,
-) -> (T, u64) {
-    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    let result = thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while !stop.load(Relaxed) {
-                    done.fetch_add(body(), Relaxed);
-                }
-            });
-        }
-        let result = work();
-        stop.store(true, Relaxed);
-        result
-    });
-    (result, done.load(Relaxed))
-}
-
-/// Burns CPU without touching the pool, about as long as a replay takes.
-pub(crate) fn burn() -> u64 {
-    let mut word = B256::ZERO;
-    for _ in 0..2_000 {
-        word = keccak256(word);
-    }
-    black_box(word);
-    1
 }

@@ -21,8 +21,6 @@ fn main() {
     }
     println!("orders replayed: {}, rounds: {}", scale.replayed, scale.rounds);
     let mut goals = vec![table::joining(&scale)];
-    goals.extend(table::scaling(&scale));
-    goals.push(table::heads(&scale));
     goals.push(table::shared(&scale));
     goals.push(holds::holds(quick));
     println!("\ngoals (a busy machine moves them; take them on an idle one)");

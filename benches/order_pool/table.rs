@@ -1,7 +1,7 @@
 //! Runs the loads and prints what came out.
 
 use std::{
-    collections::HashMap,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     thread,
     time::{Duration, Instant},
 };
@@ -9,11 +9,10 @@ use std::{
 use alloy_primitives::B256;
 use hdrhistogram::Histogram;
 use order_pool::{InsertOutcome, OrderPool, Transaction, Upkeep, UpkeepConfig};
-use testkit::figures::{Goal, Rounds, Spread, median, quantile_us};
+use testkit::figures::{Goal, Spread, median, quantile_us};
 
 use crate::load::{
-    Scale, beside, burn, filled, filled_rival, head, name, nth, of_bundles, paced, replay,
-    replay_rival, sender,
+    Scale, filled, filled_rival, head, nth, of_bundles, paced, replay, replay_rival,
 };
 
 /// Prints a row; returns its p99 in microseconds.
@@ -32,14 +31,22 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
     println!("\ninserts at 2,000/s while subscribers join one after another and replay");
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let beside_joins = |replay: &(dyn Fn() -> u64 + Sync), insert: &dyn Fn(Transaction)| {
-        let body = || {
-            assert!(replay() >= scale.replayed);
-            thread::sleep(Duration::from_millis(2));
-            1
-        };
-        let (times, joins) = beside(1, body, || paced(scale.window, 1 << 32, insert));
-        assert!(joins > 0);
-        times
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let joining = scope.spawn(|| {
+                let mut joins = 0;
+                while !stop.load(Relaxed) {
+                    assert!(replay() >= scale.replayed);
+                    thread::sleep(Duration::from_millis(2));
+                    joins += 1;
+                }
+                joins
+            });
+            let times = paced(scale.window, 1 << 32, insert);
+            stop.store(true, Relaxed);
+            assert!(joining.join().expect("no panic") > 0);
+            times
+        })
     };
     for _ in 0..scale.rounds {
         let pool = filled(scale.replayed);
@@ -51,80 +58,6 @@ pub(crate) fn joining(scale: &Scale) -> Goal {
     let (ours, theirs) = (row("order pool", &ours), row("mutex rival", &theirs));
     let ratio = Spread::of([theirs / ours]);
     Goal::at_least("insert p99, rival / ours, joining subscribers", ratio, 10.0, " x")
-}
-
-/// Replay throughput by number of readers, a writer going on at 2,000/s, against as many threads
-/// that burn CPU beside the same writer: what the machine gives right now.
-pub(crate) fn scaling(scale: &Scale) -> [Goal; 2] {
-    println!("\norders replayed per second while the writer goes on");
-    let mut rates = [1, 2, 4, 8].map(Rounds::new);
-    let mut burns = rates.clone();
-    // Short slices, one after another, so that a busy neighbour meets all of them.
-    let (slices, window) = (scale.rounds * 3, scale.window / 3);
-    for _ in 0..slices {
-        for (rates, burns) in rates.iter_mut().zip(&mut burns) {
-            for (replays, into) in [(true, rates), (false, burns)] {
-                let pool = filled(scale.replayed);
-                let body = || if replays { replay(&pool) } else { burn() };
-                let work = || paced(window, 1 << 32, into_pool(&pool));
-                let began = Instant::now();
-                let (_, done) = beside(into.contender, body, work);
-                into.runs.push(done as f64 / began.elapsed().as_secs_f64());
-            }
-        }
-    }
-    // Ratios of neighbours in time, then their median.
-    let to_one = |of: &[Rounds<usize, f64>; 4], n: usize| of[n].ratio(&of[0], |rate| *rate).median;
-    for (n, many) in rates.iter().enumerate() {
-        println!(
-            "  {} readers {:>12.0} orders/s = {:.2} x of one (pure CPU work here: {:.2} x)",
-            many.contender,
-            many.median(|rate| *rate),
-            to_one(&rates, n),
-            to_one(&burns, n),
-        );
-    }
-    let (two, control) = (to_one(&rates, 1), to_one(&burns, 1));
-    let corrected = "the same, if two threads of pure CPU work did twice the work of one";
-    [("replay work, two readers / one", two), (corrected, 2.0 * two / control)]
-        .map(|(what, ratio)| Goal::at_least(what, Spread::of([ratio]), 1.7, " x"))
-}
-
-/// The same block at three sizes of pool.
-pub(crate) fn heads(scale: &Scale) -> Goal {
-    println!("\na head that mines 50 of the pooled and raises 100 senders");
-    let mut ours = Vec::new();
-    for count in scale.pools {
-        let (mut times, mut rival_times) = (Vec::new(), Vec::new());
-        let pool = filled(count);
-        let rival = filled_rival(count);
-        for round in 0..(scale.rounds as u64 * 5) {
-            // Orders of this round alone, so that each head does the same work.
-            let first = (round + 2) << 32;
-            for n in first..first + 100 {
-                pool.insert_transaction(nth(n));
-                rival.insert(nth(n));
-            }
-            let mined: Vec<B256> = (first..first + 50).map(|n| *nth(n).hash()).collect();
-            let nonces: HashMap<_, _> = (first..first + 100).map(|n| (sender(n), 1)).collect();
-            let block = head(round + 1, mined.clone());
-            let list: Vec<_> = nonces.iter().map(|(sender, next)| (*sender, *next)).collect();
-            let before = pool.len();
-            let began = Instant::now();
-            pool.on_head(block);
-            pool.on_nonces(name(round + 1), list);
-            times.push(began.elapsed().as_nanos() as f64 / 1e3);
-            let began = Instant::now();
-            let removed = rival.on_head(&mined, &nonces);
-            rival_times.push(began.elapsed().as_nanos() as f64 / 1e3);
-            assert_eq!((before - pool.len(), removed), (100, 100), "equal work");
-        }
-        let (time, rival_time) = (median(times), median(rival_times));
-        println!("  {count:>7} pooled: {time:>9.1} us, mutex rival {rival_time:>9.1} us");
-        ours.push(time);
-    }
-    let ratio = Spread::of([ours[2] / ours[0]]);
-    Goal::at_most("head update, largest pool / smallest", ratio, 2.0, " x")
 }
 
 /// The node's inserts while a head ends bundles around the same 16 transactions, at the caps: as many

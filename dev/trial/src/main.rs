@@ -44,9 +44,12 @@ struct Args {
     /// scripts/real-nodes.sh.
     #[arg(long)]
     real: bool,
-    /// Print what would strike when, and end.
+    /// Print what would strike when, each with its number, and end.
     #[arg(long)]
     list: bool,
+    /// Of that list only the entries with these numbers, as 3,17; none without a number.
+    #[arg(long, value_delimiter = ',', num_args = 0..=1)]
+    only: Option<Vec<usize>>,
     /// Print only what is wrong and the summary.
     #[arg(long)]
     quiet: bool,
@@ -96,12 +99,20 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     if args.real {
         world = world.with_real();
     }
+    let entries = world.timeline.len();
+    let mut kept = args.only.clone().unwrap_or_else(|| (0..entries).collect());
+    if let Some(number) = kept.iter().find(|number| **number >= entries) {
+        return Err(format!("--only {number}: there are {entries} entries, from 0 on").into());
+    }
+    // They strike in the order of the list.
+    kept.sort_unstable();
+    kept.dedup();
     if args.list {
-        println!("{world:#?}");
-        world.print_timeline();
+        println!("{:#?}", world.only(&kept));
+        world.print_timeline(&kept);
         return Ok(ExitCode::SUCCESS);
     }
-    let outcomes = run::run(&world, args.quiet)?;
+    let outcomes = run::run(&world.only(&kept), args.quiet)?;
     for violation in outcomes.violations.iter().take(5) {
         println!(
             "VIOLATION, seed {seed}, member {}: {:?} {}\n{}",
@@ -115,8 +126,18 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     if let (true, Some(violation)) = (args.shrink, outcomes.violations.first()) {
         // What came after it is not its cause.
         let found = outcomes.heads.last().map_or(world.lasts, |head| head.at);
-        world.timeline.retain(|(at, _)| *at <= found);
-        shrink::shrink(world, violation.wrong);
+        kept.retain(|number| world.timeline[*number].0 <= found);
+        let kept = shrink::shrink(&world, kept, violation.wrong);
+        println!("{:?} is still shown by these:", violation.wrong);
+        world.print_timeline(&kept);
+        let numbers: Vec<_> = kept.iter().map(usize::to_string).collect();
+        println!(
+            "cargo run --release -p trial -- --seed {seed} --minutes {} --fleet {}{} --only {}",
+            args.minutes,
+            world.has_fleet,
+            if args.real { " --real" } else { "" },
+            numbers.join(",")
+        );
     }
     Ok(if outcomes.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -31,6 +31,7 @@ const SEARCHERS_TPS: f64 = 150.0;
 /// Of the attacker: by default, and in the rows of one who has many.
 const ADDRESSES: usize = 8;
 const MANY_ADDRESSES: usize = 256;
+
 /// Runs those whose names contain one of the words, all without words. With `is_test` what an attacker with other addresses
 /// does is left out, which is the same again. Whether nothing was wrong.
 pub(crate) fn run_all(words: &[String], is_test: bool) -> Result<bool, Failure> {

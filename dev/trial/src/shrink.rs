@@ -5,10 +5,10 @@ use crate::{oracle::Wrong, run, world::World};
 /// How often a shorter list is run before it counts as one that shows nothing.
 const TIMES: usize = 3;
 
-/// Runs the world again and again.
-pub(crate) fn shrink(mut world: World, wrong: Wrong) {
-    let shows = |world: &World| {
-        (0..TIMES).any(|_| match run::run(world, true) {
+/// Runs the world again and again, with fewer and fewer of these entries; returns those that are left.
+pub(crate) fn shrink(world: &World, mut kept: Vec<usize>, wrong: Wrong) -> Vec<usize> {
+    let shows = |kept: &[usize]| {
+        (0..TIMES).any(|_| match run::run(&world.only(kept), true) {
             Ok(outcomes) => outcomes.violations.iter().any(|violation| violation.wrong == wrong),
             Err(error) => {
                 eprintln!("warning: {error}");
@@ -16,21 +16,20 @@ pub(crate) fn shrink(mut world: World, wrong: Wrong) {
             }
         })
     };
-    let mut size = world.timeline.len().div_ceil(2);
+    let mut size = kept.len().div_ceil(2);
     while size > 0 {
         let mut from = 0;
-        while from < world.timeline.len() {
-            let mut shorter = world.clone();
-            shorter.timeline.drain(from..(from + size).min(world.timeline.len()));
+        while from < kept.len() {
+            let mut shorter = kept.clone();
+            shorter.drain(from..(from + size).min(kept.len()));
             if shows(&shorter) {
-                world = shorter;
-                println!("shrunk to {} entries", world.timeline.len());
+                kept = shorter;
+                println!("shrunk to {} entries", kept.len());
             } else {
                 from += size;
             }
         }
         size = if size == 1 { 0 } else { size.div_ceil(2) };
     }
-    println!("{wrong:?} is still shown by these:");
-    world.print_timeline();
+    kept
 }

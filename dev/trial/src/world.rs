@@ -280,9 +280,17 @@ impl World {
         self
     }
 
-    pub(crate) fn print_timeline(&self) {
-        for (at, what) in &self.timeline {
-            println!("{:6.1} s  {what:?}", at.as_secs_f64());
+    /// The same with only these entries of its list.
+    pub(crate) fn only(&self, kept: &[usize]) -> Self {
+        let timeline = kept.iter().map(|number| self.timeline[*number]).collect();
+        Self { timeline, ..self.clone() }
+    }
+
+    /// These entries, each with its number in the whole list.
+    pub(crate) fn print_timeline(&self, kept: &[usize]) {
+        for &number in kept {
+            let (at, what) = self.timeline[number];
+            println!("{number:3}  {:6.1} s  {what:?}", at.as_secs_f64());
         }
     }
 
