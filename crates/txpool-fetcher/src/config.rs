@@ -187,7 +187,8 @@ pub struct FetcherConfig {
     /// restarts itself, or that fails over, when its node is gone.
     pub reconnect_limit: Option<u32>,
     /// Time between two audits, which compare a node's pool with ours, at least 1 ms; `None` for none. A
-    /// longer one costs the node less, and finds what is missing later.
+    /// longer one costs the node less, and finds what is missing later; without audits what could not be
+    /// fetched stays missing, and its gap open, until another gap.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub audit_interval: Option<Duration>,
     /// Which part of the node's pool is fetched at start-up and after gaps. [`Off`](Backfill::Off) is for

@@ -13,7 +13,7 @@ metric_set::labels! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     #[non_exhaustive]
     pub enum GapReason {
-        /// Nothing is known to be missing: the regular comparison.
+        /// The regular comparison. A gap only if what it found missing could not be fetched.
         Audit = "audit",
         /// Heads come and no hashes, for longer than the recent rate of hashes makes plausible.
         Silence = "silence",

@@ -51,7 +51,7 @@ pub trait InProcessPool: Send + Sync + 'static {
     fn blocks(&self) -> BlockStream;
 
     /// The latest block of the canonical chain, if there is one; requested after each subscription and
-    /// by each comparison. Without one, no transaction counts as vanished.
+    /// when transactions seem to have vanished. Without one, none counts as vanished.
     fn latest_block(&self) -> Option<MinedBlock>;
 
     /// A recent block of the canonical chain that [`blocks`](Self::blocks) did not deliver, or with

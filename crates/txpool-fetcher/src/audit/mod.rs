@@ -157,9 +157,9 @@ impl Comparison {
         let endpoint = &self.fetch.settings.config.sources[self.source];
         let reason = self.reason.as_str();
         let outcome = match &result {
-            Ok(AuditReport { listed, missing, recovered, vanished, .. }) => {
+            Ok(AuditReport { listed, missing, recovered, failed, vanished, .. }) => {
                 tracing::info!(
-                    %endpoint, reason, listed, missing, recovered, vanished,
+                    %endpoint, reason, listed, missing, recovered, failed, vanished,
                     "compared with the node's pool"
                 );
                 match () {
@@ -242,13 +242,8 @@ impl Comparison {
         }
         report.postponed = postponed.len() as u64;
         if self.mode == AuditMode::Recover {
-            let fetched = self.recover(&missing, epoch).await;
-            let seen = |hash: &B256| fetch.hashes.seen.get(hash);
-            let is_ours = |hash: &&B256| seen(hash).is_some_and(Seen::was_delivered);
-            report.recovered = fetched.iter().filter(is_ours).count() as u64;
-            let has_failed =
-                |hash: &&B256| seen(hash) == Some(Seen::Failed) && !fetch.hashes.is_mined(hash);
-            report.failed = missing.iter().filter(has_failed).count() as u64;
+            let ended = self.recover(&missing, epoch).await;
+            (report.recovered, report.failed) = (ended.delivered, ended.failed);
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
         let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
@@ -324,7 +319,7 @@ impl Comparison {
         let (mut offered, mut together) = (0, OFFERED_FIRST);
         while !postponed.is_empty() {
             let some = postponed.split_off(postponed.len().saturating_sub(together));
-            offered += self.recover(&some, epoch).await.len() as u64;
+            offered += self.recover(&some, epoch).await.fetched;
             let is_postponed =
                 |hash: &&B256| self.fetch.hashes.seen.get(hash) == Some(Seen::Postponed);
             if some.iter().filter(is_postponed).count() * 2 > some.len() {
@@ -335,9 +330,8 @@ impl Comparison {
         offered
     }
 
-    /// Fetches hashes as deferrable work, and waits until they have their outcomes. Returns all but
-    /// those that were announced while they were deferred: these are fetched as live.
-    async fn recover(&self, missing: &[B256], epoch: u32) -> Vec<B256> {
+    /// Fetches hashes as deferrable work, and waits until they have their outcomes.
+    async fn recover(&self, missing: &[B256], epoch: u32) -> Ended {
         let (entry, work) = match self.reason {
             GapReason::StartUp | GapReason::Reconnect => {
                 (Entry::Backfilled, DeferrableWork::Backfill)
@@ -345,36 +339,39 @@ impl Comparison {
             _ => (Entry::AuditRecovered, DeferrableWork::Audit),
         };
         let since = Instant::now();
-        let mut fetched = Vec::new();
+        let mut fetched = vec![false; missing.len()];
         let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
-        for hash in missing {
+        for (hash, is_fetched) in missing.iter().zip(&mut fetched) {
             self.fetch.deferral.wait(work, since).await;
             left.one_done();
             let at = Instant::now();
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
             // It may have been announced meanwhile, or found missing in another node's pool.
             let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
-            fetched.push(*hash);
+            *is_fetched = true;
             self.fetch.fetch_missing(ticket).await;
         }
-        for hash in missing {
-            while self.fetch.hashes.seen.get(hash) == Some(Seen::InFlight) {
+        let mut ended = Ended::default();
+        for (place, (hash, is_fetched)) in missing.iter().zip(fetched).enumerate() {
+            if place % LOOKED_UP_TOGETHER == 0 {
+                tokio::task::yield_now().await;
+            }
+            let hashes = &self.fetch.hashes;
+            while hashes.seen.get(hash) == Some(Seen::InFlight) {
                 sleep(Duration::from_millis(5)).await;
             }
+            let seen = hashes.seen.get(hash);
+            ended.fetched += u64::from(is_fetched);
+            ended.delivered += u64::from(is_fetched && seen.is_some_and(Seen::was_delivered));
+            ended.failed += u64::from(seen == Some(Seen::Failed) && !hashes.is_mined(hash));
         }
-        fetched
+        ended
     }
 
     /// Marks our transactions that are no longer in the node's pool.
     async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
         if self.fetch.settings.config.sources.len() > 1 {
-            return 0;
-        }
-        // What a block took that is still being read, or whose ancestors are, has not vanished.
-        let latest = chain::latest(&self.chain, self.source).await;
-        let is_applied = |hash| lock(&self.fetch.hashes.blocks).block(&hash).is_some();
-        if !latest.is_some_and(|latest| is_applied(latest.head.hash)) {
             return 0;
         }
         let mut vanished = Vec::new();
@@ -385,7 +382,16 @@ impl Comparison {
             vanished.extend(delivered.into_iter().filter(has_left));
             tokio::task::yield_now().await;
         }
-        // A block may have been applied between two shards.
+        if vanished.is_empty() {
+            return 0;
+        }
+        // What a block took that is still being read, or whose ancestors are, has not vanished.
+        let latest = chain::latest(&self.chain, self.source).await;
+        let is_applied = |hash| lock(&self.fetch.hashes.blocks).block(&hash).is_some();
+        if !latest.is_some_and(|latest| is_applied(latest.head.hash)) {
+            return 0;
+        }
+        // A block may have been applied meanwhile.
         vanished.retain(|hash| self.fetch.hashes.seen.get(hash).is_some_and(Seen::is_held));
         let count = vanished.len() as u64;
         // If the sink has not taken an earlier list, the next comparison finds these again.
@@ -397,6 +403,17 @@ impl Comparison {
         }
         count
     }
+}
+
+/// What became of the hashes of [`Comparison::recover`].
+#[derive(Default)]
+struct Ended {
+    /// Not those that were announced while they were deferred: these are fetched as live.
+    fetched: u64,
+    /// Of these, what the sink has now.
+    delivered: u64,
+    /// Of all.
+    failed: u64,
 }
 
 /// What we know of a listed hash. What was delivered is held, unless the sink says otherwise.

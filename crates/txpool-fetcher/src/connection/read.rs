@@ -39,7 +39,7 @@ pub(crate) trait Responses<R>: Send + 'static {
     /// A response came after its request had timed out, or matches none.
     fn on_late(&mut self) {}
 
-    /// Every message that was read has been processed; the thread is about to wait.
+    /// Every message that was read has been processed.
     fn on_idle(&mut self) {}
 }
 

@@ -167,7 +167,9 @@ impl Ticket {
         // block that contains the transaction makes it mined: one that lost its nonce to a block,
         // or was mined in a block that we do not know, may be pending again after a reorg.
         match seen {
-            Some(Seen::Delivered) if hashes.is_mined(&hash) => hashes.seen.mined(hash),
+            Some(Seen::Delivered | Seen::Failed) if hashes.is_mined(&hash) => {
+                hashes.seen.mined(hash);
+            }
             Some(Seen::Mined) => {}
             _ => return,
         }

@@ -116,7 +116,8 @@ pub(crate) struct Machine {
     /// Whether the node's pool can be compared, as far as is known.
     pub(super) is_audited: bool,
     is_behind: bool,
-    compare_at: Option<Instant>,
+    /// When to compare next, and why.
+    compare_at: Option<(Instant, GapReason)>,
     /// When a comparison began because of a block that could not be read.
     unread_block_at: Option<Instant>,
     next_audit: Option<Instant>,
@@ -224,26 +225,30 @@ impl Machine {
                     Some(_) => self.stale(LossReason::NoHashes { unannounced }),
                     None => {}
                 }
+                if failed > 0 && self.gaps.iter().all(|gap| gap.to.is_some()) {
+                    self.open_gap(GapReason::Audit, now);
+                }
                 self.compared(failed, now);
             }
             Event::CompareFailed { after, is_retryable } => {
-                self.comparing = None;
+                let reason = self.comparing.take().unwrap_or(GapReason::Audit);
                 if self.may_compare() {
-                    self.compare_failed(after, is_retryable, now);
+                    self.compare_failed(reason, after, is_retryable, now);
                 }
             }
             Event::Tick { read } => {
                 if self.activity.tick(read, now) {
                     self.open_gap(GapReason::Lagged, now);
-                    let due = now + BURST_PAUSE;
-                    self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
+                    self.compare_later(now + BURST_PAUSE, GapReason::Lagged);
                     // The list of one that runs may be older.
                     if self.comparing.is_some() {
                         self.wanted = self.wanted.max(Some(GapReason::Lagged));
                     }
                 }
-                if self.may_compare() && self.compare_at.is_some_and(|at| now >= at) {
-                    self.compare(self.open_reason(), now);
+                if let Some((_, reason)) = self.compare_at.filter(|(at, _)| now >= *at)
+                    && self.may_compare()
+                {
+                    self.compare(reason, now);
                 }
                 if self.state == SourceState::Live {
                     if self.next_audit.is_some_and(|at| now >= at) {
@@ -292,7 +297,13 @@ impl Machine {
         }
     }
 
-    fn compare_failed(&mut self, after: Duration, is_retryable: bool, now: Instant) {
+    fn compare_failed(
+        &mut self,
+        reason: GapReason,
+        after: Duration,
+        is_retryable: bool,
+        now: Instant,
+    ) {
         let (before, since) = self.failing.unwrap_or((0, now));
         let failures = before.saturating_add(1);
         self.failing = Some((failures, since));
@@ -302,8 +313,8 @@ impl Machine {
         if self.is_audited {
             let backoff = self.settings.limits.reconnect.delay(before, self.rng.random());
             // A node that misses the time-out may still build the list: requests must not pile up.
-            self.compare_at = Some(now + backoff.max(after));
-            return;
+            let reason = self.wanted.take().map_or(reason, |wanted| wanted.max(reason));
+            return self.compare_later(now + backoff.max(after), reason);
         }
         // Its announcements are still of use, its gaps stay open, and the next audit tries again.
         self.wanted = None;
@@ -320,7 +331,7 @@ impl Machine {
         let is_off = self.settings.config.backfill == Backfill::Off;
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             // What was due is done; the pause after a failed one goes on.
-            self.compare_at = self.compare_at.filter(|at| now < *at);
+            self.compare_at = self.compare_at.filter(|(at, _)| now < *at);
             self.compared(0, now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
@@ -343,10 +354,15 @@ impl Machine {
         match self.unread_block_at.map(|at| at + UNREAD_BLOCK_PAUSE) {
             Some(due) if now < due && self.is_audited => {
                 self.open_gap(GapReason::UnreadBlock, now);
-                self.compare_at = Some(self.compare_at.map_or(due, |at| at.min(due)));
+                self.compare_later(due, GapReason::UnreadBlock);
             }
             _ => self.gap(GapReason::UnreadBlock, now),
         }
+    }
+
+    fn compare_later(&mut self, due: Instant, reason: GapReason) {
+        let (at, before) = self.compare_at.unwrap_or((due, reason));
+        self.compare_at = Some((at.min(due), before.max(reason)));
     }
 
     /// With `failed` hashes missing still, the gaps stay open until the next audit, which fetches
@@ -604,6 +620,27 @@ mod tests {
                 +40          ->
                 +30          -> compare audit
                 compared 0 2 ->               | live | lagged, reorg
+                +40          ->
+                +30          -> compare audit
+                compared 2   ->               | live |",
+            ),
+            (
+                "what is due has its own reason, though hashes of a worse gap are missing still",
+                "
+                gap reorg        -> compare reorg
+                compared 0 1     ->                      | live | reorg
+                gap unread_block -> compare unread_block
+                compared 0 1     ->                      | live | reorg, unread_block
+                gap unread_block ->
+                +30              -> compare unread_block
+                compared         ->                      | live |",
+            ),
+            (
+                "what an audit finds and cannot fetch is a gap",
+                "
+                +40          ->
+                +30          -> compare audit
+                compared 0 2 ->               | live | audit
                 +40          ->
                 +30          -> compare audit
                 compared 2   ->               | live |",
