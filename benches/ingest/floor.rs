@@ -2,7 +2,10 @@
 
 use std::{hint::black_box, thread, time::Duration};
 
-use mock_node::workload::{Mix, PreparedTx, Workload, WorkloadConfig};
+use alloy_primitives::hex;
+use criterion::{BenchmarkId, Criterion, Throughput};
+use mempool_ingest::txpool_fetcher::{RawTransaction, read_response};
+use mock_node::workload::{Mix, PreparedTx, TxKind, Workload, WorkloadConfig};
 use testkit::usage::thread_cpu;
 
 use crate::{BLOBS_PER_MILLE, rivals::decode};
@@ -45,4 +48,31 @@ fn pass(txs: &[PreparedTx]) -> Duration {
 pub(crate) fn samples() -> Vec<PreparedTx> {
     let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
     Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(2_000)
+}
+
+/// The floor, and the whole of what ours does with an answer, for each size of transaction.
+pub(crate) fn bench(criterion: &mut Criterion) {
+    let txs = samples();
+    let mut group = criterion.benchmark_group("floor");
+    // Tens of thousands of iterations each; the rest of the bench's minutes are for the runs.
+    group.warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_millis(1500));
+    let kinds =
+        [("transfer", TxKind::Transfer), ("swap", TxKind::Swap), ("one blob", TxKind::Blob)];
+    for (name, kind) in kinds {
+        let tx = txs.iter().find(|tx| tx.kind == kind).expect("two thousand have all");
+        let json = format!("\"{}\"", hex::encode_prefixed(&tx.raw));
+        assert!(
+            matches!(read_response(&json, tx.hash), RawTransaction::Decoded(read, _) if read.signer() == tx.sender),
+            "equal work: the same sender both ways"
+        );
+        assert_eq!(decode(&tx.raw).expect("signed by us").signer(), tx.sender);
+        group.throughput(Throughput::Elements(1));
+        group.bench_function(BenchmarkId::new("decode and recover", name), |bencher| {
+            bencher.iter(|| decode(black_box(&tx.raw)));
+        });
+        group.bench_function(BenchmarkId::new("read_response", name), |bencher| {
+            bencher.iter(|| read_response(black_box(&json), tx.hash));
+        });
+    }
+    group.finish();
 }

@@ -9,6 +9,7 @@
 //!
 //! The parts:
 //!
+//! - criterion's group `floor`: what nobody can save;
 //! - `paced`: all contenders at paced rates and in a burst of 8,000, with answers at once and after
 //!   2 ms. The burst fits the buffers of ours and of the plain concurrent rival, so that it
 //!   measures speed, not overflow;
@@ -39,7 +40,7 @@
 //! The node never mines here.
 //!
 //! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
-//! path runs once. `scripts/chart.py` draws the table of `scale`. Of `paced` and of
+//! path runs once. A word is criterion's filter too. `scripts/chart.py` draws the table of `scale`. Of `paced` and of
 //! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and
 //! `INGEST_BENCH_RATES`.
 
@@ -53,6 +54,7 @@ mod table;
 
 use std::{process::ExitCode, time::Duration};
 
+use criterion::Criterion;
 use mock_node::FullObjects;
 use testkit::{
     bench::{Args, number, numbers},
@@ -119,6 +121,9 @@ fn main() -> ExitCode {
         return code;
     }
     let args = Args::read();
+    let mut criterion = Criterion::default().configure_from_args();
+    floor::bench(&mut criterion);
+    criterion.final_summary();
     let chosen = |name| !args.has("--list") && args.choose(name);
     for (_, part) in PARTS.into_iter().filter(|(name, _)| chosen(name)) {
         part(args.is_test());
