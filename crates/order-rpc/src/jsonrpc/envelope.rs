@@ -70,20 +70,6 @@ impl State {
     }
 }
 
-impl Call {
-    /// Takes the verified value, for a step that puts its result back.
-    pub(crate) fn take_verified(&mut self) -> Option<(Method, Verified)> {
-        if !matches!(self.state, State::Verified(..)) {
-            return None;
-        }
-        let unfinished = State::refused(ErrorResponse::internal());
-        match std::mem::replace(&mut self.state, unfinished) {
-            State::Verified(method, verified) => Some((method, verified)),
-            _ => None,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(crate) calls: Vec<Call>,
