@@ -1,5 +1,7 @@
 //! Wires the parts: a node's transactions and searchers' orders into one order pool.
 
+#[cfg(feature = "rpc")]
+use std::sync::mpsc::RecvTimeoutError::Disconnected;
 use std::time::{Duration, Instant};
 
 use load_control::{Gate, GateConfig, LoadMonitor, MonitorConfig};
@@ -11,7 +13,7 @@ use txpool_fetcher::Endpoint;
 use txpool_fetcher::{Counts, EndReason, Fetcher, FetcherConfig, FetcherEnd};
 
 #[cfg(feature = "rpc")]
-use crate::node_admission::{AccountsThread, NodeAdmission, NodeAdmissionConfig};
+use crate::node_admission::{Ended, NodeAdmission, NodeAdmissionConfig};
 
 /// Why [`Ingest::start`] or `Ingest::start_rpc` failed.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +128,7 @@ pub struct Ingest {
     #[cfg(feature = "rpc")]
     node_admission: Option<(NodeAdmissionConfig, Endpoint)>,
     #[cfg(feature = "rpc")]
-    accounts_thread: Option<AccountsThread>,
+    admission_ended: Option<Ended>,
     fetcher: Fetcher,
     upkeep: Upkeep,
     pool: OrderPool,
@@ -195,7 +197,7 @@ impl Ingest {
             #[cfg(feature = "rpc")]
             node_admission,
             #[cfg(feature = "rpc")]
-            accounts_thread: None,
+            admission_ended: None,
             fetcher,
             upkeep,
             pool,
@@ -239,8 +241,8 @@ impl Ingest {
         host.monitor = Some(self.monitor.clone());
         if let Some((config, endpoint)) = &self.node_admission {
             let started = NodeAdmission::start(config, endpoint.clone(), self.pool.clone());
-            let (admission, thread) = started.map_err(IngestError::NodeAdmission)?;
-            self.accounts_thread = Some(thread);
+            let (admission, ended) = started.map_err(IngestError::NodeAdmission)?;
+            self.admission_ended = Some(ended);
             host = host.with_admission(admission);
         }
         Ok(self.rpc.insert(OrderRpc::start(config, more(host))?))
@@ -309,8 +311,10 @@ impl Ingest {
         #[cfg(feature = "rpc")]
         let ended = {
             let left = deadline.saturating_sub(start.elapsed());
-            let accounts_ended = self.accounts_thread.is_none_or(|thread| thread.shutdown(left));
-            ended && accounts_ended && rpc.is_none_or(|rpc| rpc.ended)
+            // A panic of the thread was reported when it happened.
+            let has_ended = |thread: Ended| thread.recv_timeout(left) == Err(Disconnected);
+            let admission_ended = self.admission_ended.is_none_or(has_ended);
+            ended && admission_ended && rpc.is_none_or(|rpc| rpc.ended)
         };
         IngestEnd {
             reason,

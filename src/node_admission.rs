@@ -3,16 +3,16 @@
 mod accounts;
 mod link;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use alloy_primitives::Address;
 use futures::future::join_all;
-use order_pool::{Bundle, Funds, Order, OrderPool, Transaction};
+use order_pool::{Funds, Order, OrderPool, Transaction};
 use order_rpc::{Admission, AdmissionFuture, Candidate, Verdict};
 use txpool_fetcher::Endpoint;
 
-pub(crate) use self::accounts::AccountsThread;
-use self::accounts::{Account, Accounts};
+use self::accounts::Accounts;
+pub(crate) use self::accounts::Ended;
 
 /// An account that is older than this refuses no order but for a used nonce: the node and the sender
 /// may already know a block that funds the sender, which the pool does not know yet.
@@ -61,9 +61,9 @@ impl Default for NodeAdmissionConfig {
 /// The [`Admission`] of [`NodeAdmissionConfig`].
 #[derive(Debug)]
 pub(crate) struct NodeAdmission {
-    accounts: Arc<Accounts>,
+    accounts: Accounts,
     pool: OrderPool,
-    config: NodeAdmissionConfig,
+    fails_open: bool,
 }
 
 impl NodeAdmission {
@@ -72,24 +72,31 @@ impl NodeAdmission {
         config: &NodeAdmissionConfig,
         endpoint: Endpoint,
         pool: OrderPool,
-    ) -> std::io::Result<(Self, AccountsThread)> {
-        let (accounts, thread) = Accounts::start(endpoint, pool.clone())?;
-        Ok((Self { accounts: Arc::new(accounts), pool, config: config.clone() }, thread))
+    ) -> std::io::Result<(Self, Ended)> {
+        let NodeAdmissionConfig { fails_open, max_nonces_ahead, .. } = *config;
+        let (accounts, ended) = Accounts::start(endpoint, pool.clone(), max_nonces_ahead)?;
+        Ok((Self { accounts, pool, fails_open }, ended))
     }
 
     async fn decide(&self, order: &Order) -> Verdict {
-        let needs = match order {
-            Order::Tx(tx) => vec![Need::of(tx, true)],
-            Order::Bundle(bundle) => self.of_bundle(bundle),
-            _ => return Verdict::Unknown,
+        let mut needs = BTreeMap::<Address, Need>::new();
+        let mut add = |tx: &Transaction, pays| {
+            let need = needs.entry(tx.sender()).or_default();
+            need.nonces.push(tx.nonce());
+            need.pays |= pays;
         };
-        let mut senders: Vec<Address> = needs.iter().map(|need| need.sender).collect();
-        senders.sort_unstable();
-        senders.dedup();
-        let requested = senders.iter().map(|sender| {
-            let of_sender = needs.iter().filter(|need| need.sender == *sender);
-            self.verdict_on(*sender, order, of_sender)
-        });
+        match order {
+            Order::Tx(tx) => add(tx, true),
+            Order::Bundle(bundle) => {
+                let next = self.pool.head().map(|head| head.number.saturating_add(1));
+                let is_next = bundle.block().is_none() || bundle.block() == next;
+                let txs = bundle.txs().iter().enumerate();
+                let needed = txs.filter(|(_, tx)| !bundle.is_optional(tx.hash()));
+                needed.for_each(|(index, tx)| add(tx, is_next && index == 0));
+            }
+            _ => return Verdict::Unknown,
+        }
+        let requested = needs.iter().map(|(sender, need)| self.verdict_on(*sender, order, need));
         // A definite refusal for one sender decides, even if another one's account is unknown.
         let verdicts = join_all(requested).await;
         let find = |is: fn(&Verdict) -> bool| verdicts.iter().find(|verdict| is(verdict)).cloned();
@@ -99,47 +106,27 @@ impl NodeAdmission {
         refused.or_else(unknown).or_else(within).unwrap_or(Verdict::Accept)
     }
 
-    fn of_bundle(&self, bundle: &Bundle) -> Vec<Need> {
-        let next = self.pool.head().map(|head| head.number.saturating_add(1));
-        let is_next = bundle.block().is_none() || bundle.block() == next;
-        let needs = bundle.txs().iter().enumerate();
-        let needed = needs.filter(|(_, tx)| !bundle.is_optional(tx.hash()));
-        needed.map(|(index, tx)| Need::of(tx, is_next && index == 0)).collect()
-    }
-
-    async fn verdict_on(
-        &self,
-        sender: Address,
-        order: &Order,
-        needs: impl Iterator<Item = &Need> + Clone + Send + Sync,
-    ) -> Verdict {
-        let pays = needs.clone().any(|need| need.pays);
+    async fn verdict_on(&self, sender: Address, order: &Order, need: &Need) -> Verdict {
         let unmet = |funds: &Funds| {
-            let of_nonce = needs.clone().find_map(|need| need.unmet_by(funds));
-            let of_balance = || self.pool.check_funds(order, funds).err().filter(|_| pays);
-            of_nonce.or_else(|| of_balance().map(|reason| Unmet::Yet(reason.to_string())))
+            let of_nonce = || need.nonces.iter().find_map(|nonce| unmet_by(funds, sender, *nonce));
+            let of_balance = || self.pool.check_funds(order, funds).err().filter(|_| need.pays);
+            of_nonce().or_else(|| of_balance().map(|reason| Unmet::Yet(reason.to_string())))
         };
         let verdict = |funds, unmet| match unmet {
             Some(Unmet::Ever(reason) | Unmet::Yet(reason)) => {
                 Verdict::Refuse { reason: reason.into() }
             }
-            None if pays => Verdict::AcceptWithin(funds),
+            None if need.pays => Verdict::AcceptWithin(funds),
             None => Verdict::Accept,
         };
-        if let Some((account, age)) = self.accounts.cached(&sender) {
-            let funds = self.funds(account);
+        if let Some((funds, age)) = self.accounts.cached(&sender) {
             let unmet = unmet(&funds);
             if !matches!(unmet, Some(Unmet::Yet(_))) || age <= MAX_REFUSAL_AGE {
                 return verdict(funds, unmet);
             }
         }
-        let Some(account) = self.accounts.request(sender).await else { return Verdict::Unknown };
-        let funds = self.funds(account);
+        let Some(funds) = self.accounts.request(sender).await else { return Verdict::Unknown };
         verdict(funds, unmet(&funds))
-    }
-
-    fn funds(&self, Account { balance_wei, next_nonce }: Account) -> Funds {
-        Funds { balance_wei, next_nonce, max_nonces_ahead: self.config.max_nonces_ahead }
     }
 }
 
@@ -149,16 +136,16 @@ impl Admission for NodeAdmission {
     }
 
     fn fails_open(&self) -> bool {
-        self.config.fails_open
+        self.fails_open
     }
 }
 
-/// The requirements of a transaction on its sender's account.
-#[derive(Clone, Copy, Debug)]
+/// The requirements of an order on the account of a sender.
+#[derive(Debug, Default)]
 struct Need {
-    sender: Address,
-    nonce: u64,
-    /// Whether its sender must be able to pay for the order.
+    /// Of the sender's transactions, in their order.
+    nonces: Vec<u64>,
+    /// Whether the sender must be able to pay for the order.
     pays: bool,
 }
 
@@ -170,27 +157,15 @@ enum Unmet {
     Yet(String),
 }
 
-impl Need {
-    fn of(tx: &Transaction, pays: bool) -> Self {
-        Self { sender: tx.sender(), nonce: tx.nonce(), pays }
+/// Why the nonce of a transaction is refused.
+fn unmet_by(funds: &Funds, sender: Address, nonce: u64) -> Option<Unmet> {
+    let &Funds { next_nonce: next, max_nonces_ahead: limit, .. } = funds;
+    let what = format_args!("sender {sender}, next nonce {next}, tx nonce {nonce}");
+    if nonce < next {
+        return Some(Unmet::Ever(format!("nonce too low: {what}")));
     }
-
-    /// Why its nonce is refused.
-    fn unmet_by(&self, funds: &Funds) -> Option<Unmet> {
-        let Self { sender, nonce, .. } = *self;
-        let &Funds { next_nonce: next, max_nonces_ahead: limit, .. } = funds;
-        if nonce < next {
-            return Some(Unmet::Ever(format!(
-                "nonce too low: sender {sender}, next nonce {next}, tx nonce {nonce}"
-            )));
-        }
-        let is_far = nonce - next > u64::from(limit);
-        is_far.then(|| {
-            Unmet::Yet(format!(
-                "nonce too high: sender {sender}, next nonce {next}, tx nonce {nonce}, at most {limit} ahead"
-            ))
-        })
-    }
+    let is_far = nonce - next > u64::from(limit);
+    is_far.then(|| Unmet::Yet(format!("nonce too high: {what}, at most {limit} ahead")))
 }
 
 #[cfg(test)]
@@ -202,7 +177,7 @@ mod tests {
     #[test]
     fn a_nonce_is_not_used_and_not_far_ahead() {
         let funds = Funds { balance_wei: U256::ZERO, next_nonce: 5, max_nonces_ahead: 16 };
-        let unmet = |nonce| Need { sender: Address::ZERO, nonce, pays: true }.unmet_by(&funds);
+        let unmet = |nonce| unmet_by(&funds, Address::ZERO, nonce);
         assert!([5, 6, 21].map(unmet).iter().all(Option::is_none));
         assert!(
             matches!(unmet(4), Some(Unmet::Ever(reason)) if reason.starts_with("nonce too low"))

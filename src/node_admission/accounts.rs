@@ -8,17 +8,17 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    io,
+    io, iter,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+        mpsc::{self, Receiver, SyncSender},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{Address, B256, U256};
-use order_pool::OrderPool;
+use alloy_primitives::{Address, B256};
+use order_pool::{Funds, OrderPool};
 use tokio::sync::oneshot;
 use txpool_fetcher::Endpoint;
 
@@ -40,18 +40,8 @@ const SLOW_AFTER: Duration = Duration::from_millis(50);
 /// bytes each, 10 MB. Beyond that, each order causes its own calls.
 const MAX_CACHED_ACCOUNTS: usize = 65_536;
 
-/// An account as of the node's latest block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Account {
-    pub(super) balance_wei: U256,
-    pub(super) next_nonce: u64,
-}
-
 /// A request for an account. It gets no response if the node does not respond.
-struct Request {
-    address: Address,
-    response: oneshot::Sender<Account>,
-}
+type Request = (Address, oneshot::Sender<Funds>);
 
 /// The state that both sides share.
 #[derive(Debug)]
@@ -64,7 +54,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Cache {
     head: Option<B256>,
-    accounts: HashMap<Address, (Account, Instant)>,
+    accounts: HashMap<Address, (Funds, Instant)>,
     /// When the outstanding batch was sent.
     sent_at: Option<Instant>,
 }
@@ -75,38 +65,31 @@ pub(super) struct Accounts {
     requests: SyncSender<Request>,
 }
 
-/// The thread that asks the node. It ends when its [`Accounts`] are dropped and the node has
-/// answered or timed out.
-#[derive(Debug)]
-pub(crate) struct AccountsThread {
-    /// Disconnected when the thread has ended.
-    ended: Receiver<Infallible>,
-}
-
-impl AccountsThread {
-    /// Waits for its end, for at most `deadline`; returns whether it has ended.
-    pub(crate) fn shutdown(self, deadline: Duration) -> bool {
-        // A panic was reported when it happened.
-        self.ended.recv_timeout(deadline) == Err(RecvTimeoutError::Disconnected)
-    }
-}
+/// Disconnected when the thread that asks the node has ended: its [`Accounts`] are dropped, and the
+/// node has answered or timed out.
+pub(crate) type Ended = Receiver<Infallible>;
 
 impl Accounts {
-    pub(super) fn start(endpoint: Endpoint, pool: OrderPool) -> io::Result<(Self, AccountsThread)> {
+    /// Starts the thread that asks the node.
+    pub(super) fn start(
+        endpoint: Endpoint,
+        pool: OrderPool,
+        max_nonces_ahead: u8,
+    ) -> io::Result<(Self, Ended)> {
         let (requests, requested) = mpsc::sync_channel(MAX_WAITING);
         let (ends, ended) = mpsc::sync_channel(0);
         let shared = Arc::new(Shared { pool, cache: Mutex::default() });
         let served = Arc::clone(&shared);
         let serve = move || {
             let _ends = ends;
-            served.serve(&requested, Link::new(endpoint));
+            served.serve(&requested, Link::new(endpoint, max_nonces_ahead));
         };
         thread::Builder::new().name("mempool-admission".to_owned()).spawn(serve)?;
-        Ok((Self { shared, requests }, AccountsThread { ended }))
+        Ok((Self { shared, requests }, ended))
     }
 
     /// A cached account, and the age of the response.
-    pub(super) fn cached(&self, address: &Address) -> Option<(Account, Duration)> {
+    pub(super) fn cached(&self, address: &Address) -> Option<(Funds, Duration)> {
         let head = self.shared.head();
         let cache = self.shared.cache();
         let (account, at) = cache.accounts.get(address).filter(|_| cache.head == head)?;
@@ -114,13 +97,13 @@ impl Accounts {
     }
 
     /// Asks the node; `None` if it does not respond.
-    pub(super) async fn request(&self, address: Address) -> Option<Account> {
+    pub(super) async fn request(&self, address: Address) -> Option<Funds> {
         let sent_at = self.shared.cache().sent_at;
         if sent_at.is_some_and(|at| at.elapsed() >= SLOW_AFTER) {
             return None;
         }
         let (response, responded) = oneshot::channel();
-        self.requests.try_send(Request { address, response }).ok()?;
+        self.requests.try_send((address, response)).ok()?;
         responded.await.ok()
     }
 }
@@ -138,16 +121,15 @@ impl Shared {
     /// Serves requests until all senders are dropped: all waiting ones with one batch.
     fn serve(&self, requested: &Receiver<Request>, mut link: Link) {
         while let Ok(first) = requested.recv() {
-            let mut waiting: HashMap<Address, Vec<oneshot::Sender<Account>>> = HashMap::new();
-            let mut next = Some(first);
-            while let Some(request) = next {
+            let mut waiting: HashMap<Address, Vec<oneshot::Sender<Funds>>> = HashMap::new();
+            for (address, response) in iter::once(first).chain(requested.try_iter()) {
                 // Skips requests whose caller no longer waits.
-                if !request.response.is_closed() {
-                    waiting.entry(request.address).or_default().push(request.response);
+                if !response.is_closed() {
+                    waiting.entry(address).or_default().push(response);
                 }
-                next = (waiting.len() < MAX_ACCOUNTS_PER_BATCH)
-                    .then(|| requested.try_recv().ok())
-                    .flatten();
+                if waiting.len() >= MAX_ACCOUNTS_PER_BATCH {
+                    break;
+                }
             }
             if waiting.is_empty() {
                 continue;
@@ -157,14 +139,14 @@ impl Shared {
             self.cache().sent_at = Some(Instant::now());
             let response = link.accounts(&addresses);
             self.cache().sent_at = None;
-            let Some(response) = response else { continue };
+            let Some((block, accounts)) = response else { continue };
             // A node that is behind the head reports an outdated account.
-            if head.is_some_and(|head| response.block < head.number) {
+            if head.is_some_and(|head| block < head.number) {
                 continue;
             }
-            let known = addresses.iter().zip(response.accounts);
+            let known = addresses.iter().zip(accounts);
             let known = known.filter_map(|(address, account)| Some((*address, account?)));
-            let known: Vec<(Address, Account)> = known.collect();
+            let known: Vec<(Address, Funds)> = known.collect();
             self.remember(head.map(|head| head.hash), &known);
             for (address, account) in known {
                 for response in waiting.remove(&address).into_iter().flatten() {
@@ -176,7 +158,7 @@ impl Shared {
     }
 
     /// Caches the responses that were received while `head` was the head, if it still is.
-    fn remember(&self, head: Option<B256>, known: &[(Address, Account)]) {
+    fn remember(&self, head: Option<B256>, known: &[(Address, Funds)]) {
         let now = Instant::now();
         let is_head = self.head() == head;
         let mut cache = self.cache();
@@ -199,6 +181,7 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloy_primitives::U256;
     use order_pool::PoolConfig;
 
     /// Beyond its bound an account is not kept, so each order asks for it again.
@@ -207,7 +190,8 @@ mod tests {
         let pool = OrderPool::new(PoolConfig::default()).unwrap();
         let shared = Shared { pool, cache: Mutex::default() };
         let address = |number: usize| Address::left_padding_from(&number.to_be_bytes());
-        let account = |next_nonce| Account { balance_wei: U256::ZERO, next_nonce };
+        let account =
+            |next_nonce| Funds { balance_wei: U256::ZERO, next_nonce, max_nonces_ahead: 0 };
         let all: Vec<_> = (0..=MAX_CACHED_ACCOUNTS).map(|at| (address(at), account(0))).collect();
         shared.remember(None, &all);
         shared.remember(None, &[(address(0), account(7))]);

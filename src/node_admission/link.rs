@@ -12,15 +12,14 @@ use std::{
 };
 
 use alloy_primitives::{Address, U256};
+use order_pool::Funds;
 use serde::Deserialize;
 use tokio_tungstenite::tungstenite::{
-    self, Message, WebSocket,
+    Message, WebSocket,
     client::{IntoClientRequest as _, client_with_config},
     protocol::WebSocketConfig,
 };
 use txpool_fetcher::Endpoint;
-
-use super::accounts::Account;
 
 /// Time for a batch, including the connect. A connection whose response is later is closed.
 const CALL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -32,19 +31,18 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Most bytes of a response: ten times those of the longest batch.
 const MAX_RESPONSE_BYTES: u64 = 1 << 20;
 
-/// The node's response to a batch.
-#[derive(Debug)]
-pub(super) struct AccountsResponse {
-    /// Its latest block.
-    pub(super) block: u64,
-    /// In the order of the addresses; `None` for an account without a result.
-    pub(super) accounts: Vec<Option<Account>>,
-}
+/// The node's latest block, and the accounts in the order of the addresses; `None` for an account
+/// without a result.
+type Accounts = (u64, Vec<Option<Funds>>);
+
+type Error = Box<dyn std::error::Error>;
 
 /// A node, and the connection to it while there is one.
 #[derive(Debug)]
 pub(super) struct Link {
     endpoint: Endpoint,
+    /// Of all accounts.
+    max_nonces_ahead: u8,
     connection: Option<Connection>,
     failed_at: Option<Instant>,
 }
@@ -63,18 +61,19 @@ struct Response {
 }
 
 impl Link {
-    pub(super) const fn new(endpoint: Endpoint) -> Self {
-        Self { endpoint, connection: None, failed_at: None }
+    pub(super) const fn new(endpoint: Endpoint, max_nonces_ahead: u8) -> Self {
+        Self { endpoint, max_nonces_ahead, connection: None, failed_at: None }
     }
 
     /// Requests accounts; `None` if the node does not answer in time, or with anything else.
-    pub(super) fn accounts(&mut self, addresses: &[Address]) -> Option<AccountsResponse> {
+    pub(super) fn accounts(&mut self, addresses: &[Address]) -> Option<Accounts> {
         if self.failed_at.is_some_and(|at| at.elapsed() < PAUSE) {
             return None;
         }
         let deadline = Instant::now().checked_add(CALL_TIMEOUT)?;
         let responses = self.call(&batch(addresses), deadline);
-        match responses.and_then(|responses| read(responses, addresses.len())) {
+        let limit = self.max_nonces_ahead;
+        match responses.and_then(|responses| read(responses, addresses.len(), limit)) {
             Ok(response) => {
                 if self.failed_at.take().is_some() {
                     tracing::info!(endpoint = %self.endpoint, "the node returns accounts again");
@@ -91,7 +90,7 @@ impl Link {
         }
     }
 
-    fn call(&mut self, batch: &str, deadline: Instant) -> io::Result<Vec<Response>> {
+    fn call(&mut self, batch: &str, deadline: Instant) -> Result<Vec<Response>, Error> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => none.insert(Connection::open(&self.endpoint, deadline)?),
@@ -101,7 +100,7 @@ impl Link {
 }
 
 impl Connection {
-    fn open(endpoint: &Endpoint, deadline: Instant) -> io::Result<Self> {
+    fn open(endpoint: &Endpoint, deadline: Instant) -> Result<Self, Error> {
         match endpoint {
             Endpoint::Ipc(path) => {
                 let socket = UnixStream::connect(path)?;
@@ -111,9 +110,9 @@ impl Connection {
                 Ok(Self::Ipc(BufReader::new(Timed { socket, deadline, set })))
             }
             Endpoint::Ws(url) => {
-                let request = url.as_str().into_client_request().map_err(io::Error::other)?;
+                let request = url.as_str().into_client_request()?;
                 let (host, port) = (request.uri().host(), request.uri().port_u16().unwrap_or(80));
-                let host = host.ok_or(io::ErrorKind::InvalidInput)?;
+                let host = host.ok_or("the URL has no host")?;
                 // An IPv6 address is in brackets in a URL.
                 let host = host.trim_start_matches('[').trim_end_matches(']');
                 let addresses: Vec<_> = (host, port).to_socket_addrs()?.collect();
@@ -126,15 +125,15 @@ impl Connection {
                 let limits =
                     WebSocketConfig::default().max_message_size(Some(MAX_RESPONSE_BYTES as usize));
                 let opened = client_with_config(request, socket, Some(limits));
-                let (socket, _) = opened.map_err(|error| io::Error::other(error.to_string()))?;
+                let (socket, _) = opened.map_err(|error| error.to_string())?;
                 Ok(Self::Ws(Box::new(socket)))
             }
             // A pool in this process has no accounts to request.
-            _ => Err(io::ErrorKind::Unsupported.into()),
+            _ => Err("it is no node".into()),
         }
     }
 
-    fn call(&mut self, batch: &str, deadline: Instant) -> io::Result<Vec<Response>> {
+    fn call(&mut self, batch: &str, deadline: Instant) -> Result<Vec<Response>, Error> {
         match self {
             Self::Ipc(socket) => {
                 socket.get_mut().deadline = deadline;
@@ -146,11 +145,11 @@ impl Connection {
             }
             Self::Ws(socket) => {
                 socket.get_mut().deadline = deadline;
-                socket.send(Message::text(batch)).map_err(of_websocket)?;
+                socket.send(Message::text(batch))?;
                 loop {
-                    match socket.read().map_err(of_websocket)? {
+                    match socket.read()? {
                         Message::Text(text) => return Ok(serde_json::from_str(&text)?),
-                        Message::Close(_) => return Err(io::ErrorKind::ConnectionAborted.into()),
+                        Message::Close(_) => return Err("the node closed the connection".into()),
                         // Pings are answered by the library.
                         _ => {}
                     }
@@ -174,13 +173,6 @@ fn connect(addresses: &[SocketAddr], deadline: Instant) -> io::Result<TcpStream>
     Err(failed)
 }
 
-fn of_websocket(error: tungstenite::Error) -> io::Error {
-    match error {
-        tungstenite::Error::Io(error) => error,
-        other => io::Error::other(other),
-    }
-}
-
 fn batch(addresses: &[Address]) -> String {
     let call = |id: usize, method: &str, params: &str| {
         format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#)
@@ -198,21 +190,21 @@ fn batch(addresses: &[Address]) -> String {
     batch
 }
 
-fn read(responses: Vec<Response>, count: usize) -> io::Result<AccountsResponse> {
+fn read(responses: Vec<Response>, count: usize, max_nonces_ahead: u8) -> Result<Accounts, Error> {
     let mut results = vec![None; count.saturating_mul(2).saturating_add(1)];
     for Response { id, result } in responses {
         if let Some(slot) = results.get_mut(id) {
             *slot = result;
         }
     }
-    let no_block = || io::Error::other("no block number");
-    let (block, of_accounts) = results.split_first().ok_or_else(no_block)?;
-    let block = block.and_then(|block| u64::try_from(block).ok()).ok_or_else(no_block)?;
+    let no_block = "no block number";
+    let (block, of_accounts) = results.split_first().ok_or(no_block)?;
+    let block = block.and_then(|block| u64::try_from(block).ok()).ok_or(no_block)?;
     let accounts = of_accounts.as_chunks().0.iter().map(|[balance_wei, next_nonce]| {
         let next_nonce = u64::try_from((*next_nonce)?).ok()?;
-        Some(Account { balance_wei: (*balance_wei)?, next_nonce })
+        Some(Funds { balance_wei: (*balance_wei)?, next_nonce, max_nonces_ahead })
     });
-    Ok(AccountsResponse { block, accounts: accounts.collect() })
+    Ok((block, accounts.collect()))
 }
 
 /// A socket that is read and written until a deadline.

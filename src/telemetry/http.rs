@@ -6,10 +6,7 @@
 use std::{
     convert::Infallible,
     env::consts::ARCH,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
@@ -28,7 +25,7 @@ use metrics::Label;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::{Semaphore, oneshot},
+    sync::oneshot,
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep, timeout},
 };
@@ -121,21 +118,18 @@ pub(super) async fn accept(
     outcomes: Outcomes,
     limit: Duration,
 ) {
-    let free = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     let mut failed = 0_u32;
     loop {
-        let slot = Arc::clone(&free).acquire_owned().await.expect("it is never closed");
-        // Removes finished tasks, so that the set holds no more than there are slots.
+        // Removes finished tasks, so that the set holds those of open connections.
         while connections.try_join_next().is_some() {}
+        if connections.len() >= MAX_CONNECTIONS {
+            connections.join_next().await;
+        }
         match listener.accept().await {
             Ok((stream, _)) => {
                 failed = 0;
-                let (recorder, outcomes) = (recorder.clone(), outcomes.clone());
-                connections.spawn(async move {
-                    serve(stream, recorder, outcomes, limit).await;
-                    drop(slot);
-                });
+                connections.spawn(serve(stream, recorder.clone(), outcomes.clone(), limit));
             }
             Err(_) => {
                 outcomes.by[Outcome::AcceptFailed as usize].increment(1);

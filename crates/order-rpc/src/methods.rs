@@ -23,7 +23,7 @@ use order_pool::{MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE, RawBundle, RejectReason};
 use tokio::sync::Semaphore;
 
 pub(crate) use self::{
-    admission::{Admitted, Ended},
+    admission::Ended,
     order::{Prepared, Verified},
     signature::{Claim, HEADER as SIGNATURE_HEADER, refused as signature_refused},
 };

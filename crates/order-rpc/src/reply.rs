@@ -144,20 +144,6 @@ impl Reason {
     }
 }
 
-impl From<RefusalReason> for Reason {
-    fn from(reason: RefusalReason) -> Self {
-        match reason {
-            RefusalReason::TooManyRequests => Self::TooManyRequests,
-            RefusalReason::NoPermit => Self::NoPermit,
-            RefusalReason::QueueFull => Self::PermitQueueFull,
-            RefusalReason::Deferred => Self::DeferredFull,
-            RefusalReason::ShuttingDown => Self::ShuttingDown,
-            // A reason that the gate adds later counts as overload.
-            _ => Self::TooManyRequests,
-        }
-    }
-}
-
 /// An error response: status, JSON-RPC error and headers.
 #[derive(Clone, Debug)]
 pub(crate) struct ErrorResponse {
@@ -236,7 +222,14 @@ impl ErrorResponse {
 
 impl From<Refusal> for ErrorResponse {
     fn from(refusal: Refusal) -> Self {
-        let reason = Reason::from(refusal.reason);
+        let reason = match refusal.reason {
+            RefusalReason::NoPermit => Reason::NoPermit,
+            RefusalReason::QueueFull => Reason::PermitQueueFull,
+            RefusalReason::Deferred => Reason::DeferredFull,
+            RefusalReason::ShuttingDown => Reason::ShuttingDown,
+            // A reason that the gate adds later counts as too many requests too.
+            _ => Reason::TooManyRequests,
+        };
         Self::retry_later(reason, refusal.retry_after, reason.refusal())
     }
 }

@@ -59,7 +59,7 @@ impl Connection {
     ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
         match (request.method(), request.uri().path()) {
             (&Method::GET, "/healthz") => {
-                Ok(response::json(json!({ "healthy": true }).to_string()))
+                Ok(response::json(json!({ "healthy": true }).to_string(), None))
             }
             (&Method::GET, "/readyz") => Ok(self.readiness()),
             (&Method::POST, _) => self.post(request).await,
@@ -92,7 +92,7 @@ impl Connection {
             "shedding": shedding,
             "shuttingDown": shutting_down,
         });
-        let mut response = response::json(body.to_string());
+        let mut response = response::json(body.to_string(), None);
         if !ready {
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
         }

@@ -13,33 +13,25 @@ use crate::{
 pub(super) fn of_reply(reply: Reply, mut held: Held) -> Response<Full<Bytes>> {
     let Reply { text, error } = reply;
     held.response(text.len());
-    let mut response = json(Bytes::from_owner(HeldText { text, _held: held }));
-    if let Some(error) = &error {
-        mark(&mut response, error);
-    }
-    response
+    json(Bytes::from_owner(HeldText { text, _held: held }), error.as_ref())
 }
 
 /// The response to a request that was not read, so its id is null.
 pub(super) fn of_error(error: &ErrorResponse) -> Response<Full<Bytes>> {
-    let mut response = json(error.json("null"));
-    mark(&mut response, error);
-    response
+    json(error.json("null"), Some(error))
 }
 
-pub(super) fn json(text: impl Into<Bytes>) -> Response<Full<Bytes>> {
+/// A response with this body, and the status and headers of the error in it.
+pub(super) fn json(text: impl Into<Bytes>, error: Option<&ErrorResponse>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text.into()));
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(header::CONTENT_TYPE, json);
-    response
-}
-
-/// Sets status and headers on a response that has this error in its body.
-fn mark<B>(response: &mut Response<B>, error: &ErrorResponse) {
+    let Some(error) = error else { return response };
     *response.status_mut() = error.status;
     if let Some(secs) = error.retry_after_secs() {
         response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(secs));
     }
+    response
 }
 
 /// The bytes of a response that closes its connection, for one that hyper does not serve.

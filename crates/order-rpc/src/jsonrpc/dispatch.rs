@@ -25,9 +25,9 @@ use super::envelope::{Call, Calls, State};
 use crate::{
     config::body_work,
     deferral::Deferral,
-    host::{Candidate, Host},
+    host::{Candidate, Host, Verdict},
     limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
-    methods::{Admitted, Claim, Method, Methods, Verified},
+    methods::{Claim, Method, Methods, Verified},
     metrics::Metrics,
     reply::{ErrorResponse, Reply},
 };
@@ -111,7 +111,7 @@ impl Dispatcher {
         let sent = if body.len() <= MAX_INLINE_BYTES {
             Calls::parse(&body)
         } else {
-            let priority = self.priority(claim.as_ref(), by.caller, body.len());
+            let priority = self.priority(claim, by.caller, &body);
             let gate = &self.limiter.gate;
             let acquired = gate.acquire_external(priority, Instant::now()).await?;
             let (context, text) = (Arc::clone(self), body.clone());
@@ -137,7 +137,8 @@ impl Dispatcher {
         // The first is paid for.
         self.limiter.charge(request.by, count - 1)?;
         // A front forwards those of strangers too. A claim that is forged is paid for.
-        let is_known = request.claim.is_some() && self.priority_of(request) == Priority::Known;
+        let priority = self.priority(request.claim, request.by.caller, &request.body);
+        let is_known = request.claim.is_some() && priority == Priority::Known;
         if !is_known && request.has(Method::is_deferrable) && self.deferral.must_wait() {
             // Urgent calls go ahead of the others in the batch.
             let urgent = |method: Method| !method.is_deferrable();
@@ -163,7 +164,8 @@ impl Dispatcher {
         request: &mut Request,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let (priority, gate) = (self.priority_of(request), &self.limiter.gate);
+        let priority = self.priority(request.claim, request.by.caller, &request.body);
+        let gate = &self.limiter.gate;
         loop {
             let context = Arc::clone(self);
             let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
@@ -219,25 +221,35 @@ impl Dispatcher {
     /// Lets the host decide on all orders of a request at once, and inserts them in their order.
     async fn insert_calls(&self, request: &mut Request) {
         let signer = request.by.signer;
-        let ask = |call| async move {
-            let admission = &self.methods.host.admission;
-            let (Some(candidate), Some(admission)) = (candidate(call, signer), admission) else {
-                return Ok(None);
+        let asked = request.sent.calls.iter().map(|call| async move {
+            let order = match &call.state {
+                State::Verified(_, verified) => verified.order(),
+                _ => None,
             };
+            let (Some(order), Some(admission)) = (order, &self.methods.host.admission) else {
+                return Ok(Verdict::Accept);
+            };
+            // A front names the signer of each bundle.
+            let of_bundle = order.as_bundle().and_then(|bundle| bundle.parts().signer);
+            let candidate = Candidate::new(order, of_bundle.or(signer));
             let (ended, admitted) = self.methods.admit(&**admission, candidate).await;
             self.metrics.admissions[ended as usize].increment(1);
-            admitted.map(Some)
-        };
-        let admitted = join_all(request.sent.calls.iter().map(ask)).await;
-        for (call, admitted) in request.sent.calls.iter_mut().zip(admitted) {
-            let Some((method, verified)) = call.take_verified() else { continue };
-            let insert = |admitted| self.insert(method, verified, admitted);
-            call.state = admitted.map_or_else(State::refused, insert);
-        }
+            admitted
+        });
+        let admitted = join_all(asked).await;
+        let calls = std::mem::take(&mut request.sent.calls).into_iter().zip(admitted);
+        let inserted = calls.map(|(mut call, admitted)| {
+            if let State::Verified(method, verified) = call.state {
+                let insert = |verdict| self.insert(method, verified, verdict);
+                call.state = admitted.map_or_else(State::refused, insert);
+            }
+            call
+        });
+        request.sent.calls = inserted.collect();
     }
 
-    fn insert(&self, method: Method, verified: Verified, admitted: Option<Admitted>) -> State {
-        let done = verified.insert(&self.methods.host.pool, admitted);
+    fn insert(&self, method: Method, verified: Verified, verdict: Verdict) -> State {
+        let done = verified.insert(&self.methods.host.pool, &verdict);
         if done.is_ok() {
             self.metrics.accepted[method as usize].increment(1);
         }
@@ -287,7 +299,7 @@ impl Dispatcher {
                         State::Verified(method, verified)
                     } else {
                         // To switch to another thread would cost more than the insert.
-                        self.insert(method, verified, None)
+                        self.insert(method, verified, Verdict::Accept)
                     }
                 }
                 Err(error) => State::refused(error),
@@ -305,18 +317,14 @@ impl Dispatcher {
         }
     }
 
-    fn priority_of(&self, request: &Request) -> Priority {
-        self.priority(request.claim.as_ref(), request.by.caller, request.body.len())
-    }
-
     /// How soon a caller gets a work permit.
-    fn priority(&self, claim: Option<&Claim>, caller: CallerId, body_bytes: usize) -> Priority {
+    fn priority(&self, claim: Option<Claim>, caller: CallerId, body: &Bytes) -> Priority {
         match claim.map(|claim| (self.methods.host.knows_signer)(claim.address)) {
             None if caller.is_front => Priority::Known,
             None => Priority::Unsigned,
             Some(true) => Priority::Known,
             // Anyone can sign, and 8 MB take tens of milliseconds to parse.
-            Some(false) if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
+            Some(false) if body.len() > SMALL_BODY_BYTES => Priority::Unsigned,
             Some(false) => Priority::Signed,
         }
     }
@@ -370,13 +378,4 @@ impl Request {
             }
         }
     }
-}
-
-/// The order on which the host decides.
-fn candidate(call: &Call, signer: Option<Address>) -> Option<Candidate<'_>> {
-    let State::Verified(_, verified) = &call.state else { return None };
-    let order = verified.order()?;
-    // A front names the signer of each bundle.
-    let of_bundle = order.as_bundle().and_then(|bundle| bundle.parts().signer);
-    Some(Candidate::new(order, of_bundle.or(signer)))
 }

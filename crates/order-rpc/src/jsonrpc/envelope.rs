@@ -8,11 +8,11 @@ use std::borrow::Cow;
 
 use bytes::Bytes;
 use http::StatusCode;
-use serde::{Deserialize, de::DeserializeSeed};
+use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 
 use crate::{
-    methods::{Method, Verified, params::Bounded},
+    methods::{Method, Verified},
     reply::{ErrorResponse, METHOD_NOT_FOUND, PARSE, Reason, cut},
 };
 
@@ -70,20 +70,6 @@ impl State {
     }
 }
 
-impl Call {
-    /// Takes the verified value, for a step that puts its result back.
-    pub(crate) fn take_verified(&mut self) -> Option<(Method, Verified)> {
-        if !matches!(self.state, State::Verified(..)) {
-            return None;
-        }
-        let unfinished = State::refused(ErrorResponse::internal());
-        match std::mem::replace(&mut self.state, unfinished) {
-            State::Verified(method, verified) => Some((method, verified)),
-            _ => None,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Calls {
     pub(crate) calls: Vec<Call>,
@@ -106,18 +92,17 @@ impl Calls {
         }
         match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
             Some(b'[') => {
-                let mut text = serde_json::Deserializer::from_slice(body);
-                let batch = Bounded { max: MAX_BATCH }.deserialize(&mut text).map_err(no_json)?;
-                text.end().map_err(no_json)?;
-                let (elements, count) = batch;
-                let wrong = if count == 0 {
-                    "the batch is empty".to_owned()
-                } else if count > MAX_BATCH {
-                    format!("the batch has {count} elements, the most is max_batch: {MAX_BATCH}")
-                } else {
-                    let calls =
-                        elements.into_iter().map(|raw| Envelope::of(raw).call(body)).collect();
-                    return Ok(Self { calls, is_batch: true, id: Id::NULL });
+                // No more than there are commas: 1 MB of references.
+                let elements: Vec<&RawValue> = serde_json::from_slice(body).map_err(no_json)?;
+                let wrong = match elements.len() {
+                    0 => "the batch is empty".to_owned(),
+                    1..=MAX_BATCH => {
+                        let calls = elements.into_iter().map(|raw| Envelope::of(raw).call(body));
+                        return Ok(Self { calls: calls.collect(), is_batch: true, id: Id::NULL });
+                    }
+                    count => format!(
+                        "the batch has {count} elements, the most is max_batch: {MAX_BATCH}"
+                    ),
                 };
                 Err(ErrorResponse::http(StatusCode::BAD_REQUEST, Reason::BatchLength, wrong))
             }

@@ -9,7 +9,8 @@ use alloy_primitives::map::{Entry, HashMap};
 
 use crate::config::Quota;
 
-/// The buckets of many signers, or of many callers, in a bounded number.
+/// The buckets of many signers, or of many callers, in a bounded number. Each is the time at which
+/// it is full again.
 ///
 /// A bucket that is full again is dropped when room is needed, because a new one is full too. If no
 /// bucket is full, signers without one share a single bucket, so that new signers gain nothing.
@@ -20,91 +21,72 @@ use crate::config::Quota;
 pub(crate) struct Quotas<K> {
     quota: Quota,
     max_keys: usize,
-    buckets: HashMap<K, Bucket>,
-    shared: Bucket,
+    buckets: HashMap<K, Instant>,
+    shared: Instant,
     swept: Instant,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Bucket {
-    tokens: f64,
-    at: Instant,
-}
-
-impl Bucket {
-    fn full(quota: &Quota, now: Instant) -> Self {
-        Self { tokens: f64::from(quota.burst), at: now }
-    }
-
-    fn fill(&mut self, quota: &Quota, now: Instant) {
-        let passed = now.saturating_duration_since(self.at).as_secs_f64();
-        let filled = self.tokens + passed * f64::from(quota.per_second);
-        self.tokens = filled.min(f64::from(quota.burst));
-        self.at = self.at.max(now);
-    }
-
-    /// The time until there are `count` tokens; `None` if there are.
-    fn wait(&self, quota: &Quota, count: f64) -> Option<Duration> {
-        let missing = count - self.tokens;
-        (missing > 0.0).then(|| Duration::from_secs_f64(missing / f64::from(quota.per_second)))
-    }
 }
 
 impl<K: Copy + Eq + Hash> Quotas<K> {
     pub(crate) fn new(quota: Quota, max_keys: usize, now: Instant) -> Self {
-        let shared = Bucket::full(&quota, now);
-        Self { quota, max_keys, buckets: HashMap::default(), shared, swept: now }
+        Self { quota, max_keys, buckets: HashMap::default(), shared: now, swept: now }
     }
 
     /// Whether a quota is spent. Spends nothing: a claim in a header is not verified yet.
     pub(crate) fn check(&self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
-        let Some(mut bucket) = self.buckets.get(&signer).copied() else { return Ok(()) };
-        bucket.fill(&self.quota, now);
-        bucket.wait(&self.quota, count as f64).map_or(Ok(()), Err)
+        let Some(full_at) = self.buckets.get(&signer) else { return Ok(()) };
+        spend(*full_at, self.quota, count, now).map(drop)
     }
 
     /// Spends `count` tokens; if there are not enough, spends none and returns the time until there
     /// are. The configuration sees to it that nothing costs more than a full bucket.
     pub(crate) fn take(&mut self, signer: K, count: usize, now: Instant) -> Result<(), Duration> {
         let quota = self.quota;
-        let bucket = self.bucket(signer, now);
-        bucket.wait(&quota, count as f64).map_or(Ok(()), Err)?;
-        bucket.tokens -= count as f64;
+        let full_at = self.bucket(signer, now);
+        *full_at = spend(*full_at, quota, count, now)?;
         Ok(())
     }
 
     /// Spends `count` tokens, also those that are not there yet.
     pub(crate) fn owe(&mut self, key: K, count: usize, now: Instant) {
-        self.bucket(key, now).tokens -= count as f64;
+        let time = time_of(count, self.quota);
+        *self.bucket(key, now) += time;
     }
 
-    fn bucket(&mut self, key: K, now: Instant) -> &mut Bucket {
-        let quota = self.quota;
+    /// The bucket of a key, or the shared one. What was full before is full now.
+    fn bucket(&mut self, key: K, now: Instant) -> &mut Instant {
         if !self.buckets.contains_key(&key) && self.buckets.len() >= self.max_keys {
             self.sweep(now);
         }
         let room = self.buckets.len() < self.max_keys;
-        let bucket = match self.buckets.entry(key) {
+        let full_at = match self.buckets.entry(key) {
             Entry::Occupied(bucket) => bucket.into_mut(),
-            Entry::Vacant(place) if room => place.insert(Bucket::full(&quota, now)),
+            Entry::Vacant(place) if room => place.insert(now),
             Entry::Vacant(_) => &mut self.shared,
         };
-        bucket.fill(&quota, now);
-        bucket
+        *full_at = now.max(*full_at);
+        full_at
     }
 
     /// At most ten times a second, because it visits every bucket.
     fn sweep(&mut self, now: Instant) {
-        if now.saturating_duration_since(self.swept) < Duration::from_millis(100) {
-            return;
+        if now.saturating_duration_since(self.swept) >= Duration::from_millis(100) {
+            self.swept = now;
+            self.buckets.retain(|_, full_at| *full_at > now);
         }
-        self.swept = now;
-        let quota = self.quota;
-        self.buckets.retain(|_, bucket| {
-            bucket.fill(&quota, now);
-            bucket.tokens < f64::from(quota.burst)
-        });
     }
+}
+
+/// When the bucket is full after `count` tokens are spent, or the time until there are so many.
+fn spend(full_at: Instant, quota: Quota, count: usize, now: Instant) -> Result<Instant, Duration> {
+    let after = full_at.max(now) + time_of(count, quota);
+    let emptied = now + time_of(quota.burst as usize, quota);
+    let wait = after.saturating_duration_since(emptied);
+    if wait.is_zero() { Ok(after) } else { Err(wait) }
+}
+
+/// The time in which so many tokens come.
+fn time_of(count: usize, quota: Quota) -> Duration {
+    Duration::from_secs(count as u64) / quota.per_second
 }
 
 #[cfg(test)]

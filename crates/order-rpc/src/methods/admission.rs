@@ -6,7 +6,6 @@ use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
 use metric_set::labels;
-use order_pool::Funds;
 use tokio::time::timeout;
 
 use super::Methods;
@@ -28,19 +27,13 @@ labels! {
     }
 }
 
-/// An order that may be pooled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Admitted {
-    pub(crate) is_prioritized: bool,
-    pub(crate) funds: Option<Funds>,
-}
-
 impl Methods {
+    /// How it ended, and the verdict with which the order may be pooled.
     pub(crate) async fn admit(
         &self,
         admission: &dyn Admission,
         candidate: Candidate<'_>,
-    ) -> (Ended, Result<Admitted, ErrorResponse>) {
+    ) -> (Ended, Result<Verdict, ErrorResponse>) {
         let asked = async {
             // The semaphore is never closed. The permit is held until the verdict.
             let _turn = self.admissions.acquire().await;
@@ -49,22 +42,22 @@ impl Methods {
             AssertUnwindSafe(verdict).catch_unwind().await
         };
         let decided = timeout(self.limiter.limits.config.admission_timeout, asked).await;
-        let (ended, funds) = match decided {
-            Ok(Ok(Verdict::Accept)) => (Ended::Accepted, None),
-            Ok(Ok(Verdict::AcceptWithin(funds))) => (Ended::Accepted, Some(funds)),
-            Ok(Ok(Verdict::Prioritize)) => (Ended::Prioritized, None),
-            Ok(Ok(Verdict::Refuse { reason })) => {
-                let message = cut(&reason).into_owned();
-                return (Ended::Refused, Err(ErrorResponse::rejected(Reason::Admission, message)));
-            }
-            Ok(Ok(Verdict::Unknown)) => (Ended::Unknown, None),
-            Ok(Err(_)) => (Ended::Panicked, None),
-            Err(_) => (Ended::TimedOut, None),
+        let ended = match &decided {
+            Ok(Ok(Verdict::Accept | Verdict::AcceptWithin(_))) => Ended::Accepted,
+            Ok(Ok(Verdict::Prioritize)) => Ended::Prioritized,
+            Ok(Ok(Verdict::Refuse { .. })) => Ended::Refused,
+            Ok(Ok(Verdict::Unknown)) => Ended::Unknown,
+            Ok(Err(_)) => Ended::Panicked,
+            Err(_) => Ended::TimedOut,
         };
-        let is_prioritized = ended == Ended::Prioritized;
-        if is_prioritized || ended == Ended::Accepted || admission.fails_open() {
-            return (ended, Ok(Admitted { is_prioritized, funds }));
-        }
-        (ended, Err(self.limiter.retry_later(Reason::AdmissionUnavailable)))
+        let admitted = match decided {
+            Ok(Ok(Verdict::Refuse { reason })) => {
+                Err(ErrorResponse::rejected(Reason::Admission, cut(&reason).into_owned()))
+            }
+            Ok(Ok(verdict)) if verdict != Verdict::Unknown => Ok(verdict),
+            _ if admission.fails_open() => Ok(Verdict::Unknown),
+            _ => Err(self.limiter.retry_later(Reason::AdmissionUnavailable)),
+        };
+        (ended, admitted)
     }
 }

@@ -11,12 +11,13 @@ use order_pool::{
 use serde_json::{Value, json};
 
 use super::{
-    Admitted, Method, last_block_passed,
+    Method, last_block_passed,
     params::FIRST,
     proofs::{Proofs, Unproven},
     verify,
 };
 use crate::{
+    host::Verdict,
     limits::By,
     reply::{ErrorResponse, Reason},
 };
@@ -126,18 +127,18 @@ impl Verified {
         matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
     }
 
-    /// Inserts it into the pool, in microseconds. `admitted` is the host's decision, if any.
+    /// Inserts it into the pool, in microseconds, by the verdict of the host: `Accept` without one.
     pub(crate) fn insert(
         self,
         pool: &OrderPool,
-        admitted: Option<Admitted>,
+        verdict: &Verdict,
     ) -> Result<Value, ErrorResponse> {
         match self {
             Self::Pooled(hash, holder, terms) => {
                 check_outcome(pool.hold(&hash, holder, terms.as_ref()), "the transaction")?;
                 Ok(json!(hash))
             }
-            Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, admitted),
+            Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, verdict),
             Self::Cancellation(cancellation) => match pool.cancel_bundle(cancellation) {
                 // If it was cancelled permanently before, the caller has what it wants. Null, as in
                 // rbuilder: alloy's client accepts nothing else as success.
@@ -183,18 +184,17 @@ pub(super) fn check_blob(
     tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
 }
 
-fn insert_order(
-    order: Order,
-    pool: &OrderPool,
-    admitted: Option<Admitted>,
-) -> Result<Value, ErrorResponse> {
-    let funds = admitted.and_then(|admitted| admitted.funds);
+fn insert_order(order: Order, pool: &OrderPool, verdict: &Verdict) -> Result<Value, ErrorResponse> {
+    let funds = match verdict {
+        Verdict::AcceptWithin(funds) => Some(funds),
+        _ => None,
+    };
     match order {
         Order::Tx(tx) => {
             let hash = *tx.hash();
-            let vouched = admitted.is_some_and(|admitted| admitted.is_prioritized);
-            let tx = if vouched { tx.vouched_for() } else { tx };
-            match pool.insert(Order::Tx(tx), funds.as_ref()) {
+            let is_vouched_for = *verdict == Verdict::Prioritize;
+            let tx = if is_vouched_for { tx.vouched_for() } else { tx };
+            match pool.insert(Order::Tx(tx), funds) {
                 // For a private transaction: a head came meanwhile.
                 InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
                     Err(last_block_passed(value, limit))
@@ -205,7 +205,7 @@ fn insert_order(
         }
         Order::Bundle(bundle) => {
             let hash = *bundle.hash();
-            let outcome = pool.insert(Order::Bundle(bundle), funds.as_ref());
+            let outcome = pool.insert(Order::Bundle(bundle), funds);
             check_outcome(outcome, "replacementNonce")?;
             Ok(json!({ "bundleHash": hash }))
         }

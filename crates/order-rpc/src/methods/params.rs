@@ -6,10 +6,10 @@ use alloy_primitives::{B256, Bytes};
 use alloy_serde::quantity;
 use order_pool::MAX_TXS_PER_BUNDLE;
 use serde::{
-    Deserialize, Deserializer,
+    Deserialize, Deserializer as _,
     de::{
         DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, IntoDeserializer, MapAccess,
-        SeqAccess, Visitor, value::MapAccessDeserializer,
+        Visitor, value::MapAccessDeserializer,
     },
 };
 use serde_json::value::RawValue;
@@ -138,9 +138,10 @@ fn check(field: &str, value: &str) -> Result<(), String> {
         }
         _ => return Ok(()),
     };
-    let mut text = serde_json::Deserializer::from_str(value);
-    match (Bounded { max: 0 }).deserialize(&mut text) {
-        Ok((_, length)) if length > limit => Err(format!("{length} entries, the most is {limit}")),
+    // Without a size, so that to count them takes no memory.
+    let length = serde_json::from_str::<Vec<IgnoredAny>>(value).map(|list| list.len());
+    match length {
+        Ok(length) if length > limit => Err(format!("{length} entries, the most is {limit}")),
         // No list: its type says so.
         _ => Ok(()),
     }
@@ -151,40 +152,6 @@ fn is_number(text: &str) -> bool {
     match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(digits) => !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_hexdigit()),
         None => !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()),
-    }
-}
-
-/// Reads an array: keeps at most `max` elements, and counts all.
-pub(crate) struct Bounded {
-    pub(crate) max: usize,
-}
-
-impl<'de> DeserializeSeed<'de> for Bounded {
-    type Value = (Vec<&'de RawValue>, usize);
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Bounded {
-    type Value = (Vec<&'de RawValue>, usize);
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an array")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut elements = Vec::new();
-        while elements.len() < self.max {
-            let Some(element) = seq.next_element()? else { break };
-            elements.push(element);
-        }
-        let mut count = elements.len();
-        while seq.next_element::<IgnoredAny>()?.is_some() {
-            count = count.saturating_add(1);
-        }
-        Ok((elements, count))
     }
 }
 

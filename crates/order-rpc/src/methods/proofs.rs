@@ -101,22 +101,19 @@ impl Proofs {
     pub(crate) async fn set_up(&self) -> Result<(), ErrorResponse> {
         let load = || async {
             let (done, loaded) = oneshot::channel();
-            let thread =
-                thread::Builder::new().name("order-rpc-setup".to_owned()).spawn(move || {
-                    order_pool::load_trusted_setup();
-                    // The server may have shut down.
-                    let _ = done.send(());
-                });
-            let loaded = match thread {
-                Ok(_) => loaded.await.map_err(|_| "its thread has panicked".to_owned()),
-                Err(error) => Err(error.to_string()),
+            let run = move || {
+                order_pool::load_trusted_setup();
+                // The server may have shut down.
+                let _ = done.send(());
             };
-            loaded.map_err(|error| {
-                tracing::error!(%error, "the trusted setup of blob proofs is not loaded");
-                ErrorResponse::internal()
-            })
+            let thread = thread::Builder::new().name("order-rpc-setup".to_owned()).spawn(run);
+            thread.map_err(|error| error.to_string())?;
+            loaded.await.map_err(|_| "its thread has panicked".to_owned())
         };
-        self.is_set_up.get_or_try_init(load).await.copied()
+        self.is_set_up.get_or_try_init(load).await.copied().map_err(|error| {
+            tracing::error!(%error, "the trusted setup of blob proofs is not loaded");
+            ErrorResponse::internal()
+        })
     }
 }
 
@@ -134,14 +131,13 @@ impl Methods {
         }
         let is_known =
             by.caller.is_front || by.signer.is_some_and(|it| (self.host.knows_signer)(it));
-        let (turn, priority) = match is_known {
-            true => (&self.proofs.turn_of_known, Priority::Known),
-            false => (&self.proofs.turn, Priority::Unsigned),
-        };
         let caller = self.limiter.callers.with_id(by.caller);
-        let _own = match is_known {
-            true => None,
-            false => Some(self.turn(&caller.proofs).await?),
+        let (_own, turn, priority) = match is_known {
+            true => (None, &self.proofs.turn_of_known, Priority::Known),
+            false => {
+                let own = self.turn(&caller.proofs).await?;
+                (Some(own), &self.proofs.turn, Priority::Unsigned)
+            }
         };
         for unproven in mem::take(unproven) {
             // The same blob may have come meanwhile, or before in this order.

@@ -3,7 +3,10 @@
 use std::time::SystemTime;
 
 use alloy_consensus::{Transaction as _, transaction::SignerRecoverable};
-use alloy_eips::eip2718::Decodable2718;
+use alloy_eips::{
+    eip2718::{Decodable2718, EIP4844_TX_TYPE_ID},
+    eip7825::MAX_TX_GAS_LIMIT_OSAKA as MAX_TX_GAS,
+};
 use alloy_primitives::B256;
 use order_pool::{Origin, PooledTransaction, PrivateTerms, SidecarError, Transaction};
 
@@ -11,8 +14,6 @@ use crate::reply::{ErrorResponse, Reason};
 
 /// Bytes of a transaction without its blobs: the most of geth's pool (txMaxSize, 1.16).
 const MAX_TX_BYTES: usize = 128 << 10;
-/// Gas of a transaction (EIP-7825).
-const MAX_TX_GAS: u64 = 1 << 24;
 /// Blobs of a transaction (EIP-7594).
 const MAX_BLOBS_PER_TX: usize = 6;
 
@@ -35,14 +36,12 @@ const ACCESS_LIST_KEY_GAS: u64 = 1_900;
 /// Gas of an authorization (EIP-7702, PER_EMPTY_ACCOUNT_COST).
 const AUTHORIZATION_GAS: u64 = 25_000;
 
-/// The byte that a blob transaction begins with (EIP-4844).
-const BLOB_TX_TYPE: u8 = 3;
 /// Bytes of a blob with its commitment and its 128 cell proofs (EIP-7594), in RLP.
 const BLOB_BYTES: usize = 131_072 + 48 + 128 * 48 + 256;
 
 /// Whether these are the bytes of a blob transaction.
 pub(crate) fn has_blobs(raw: &[u8]) -> bool {
-    raw.first() == Some(&BLOB_TX_TYPE)
+    raw.first() == Some(&EIP4844_TX_TYPE_ID)
 }
 
 /// Decodes and runs the checks that need no signature, cheap ones first: 10 us, and 10 per blob.
