@@ -148,12 +148,6 @@ fn unreadable(path: &Path, rows: u64, error: &dyn fmt::Display) -> BadRow {
 /// Makes a duration of a number in the unit of a timestamp.
 type Unit = fn(u64) -> Duration;
 
-fn time(unit: Unit, value: i64) -> Result<SystemTime, BadRow> {
-    let since = u64::try_from(value).ok().map(unit);
-    let time = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-    time.ok_or(BadRow::Timestamp { value })
-}
-
 struct OpenFile {
     path: PathBuf,
     input: Arc<Input>,
@@ -306,9 +300,13 @@ impl Group {
                 let from = from.ok_or(null(FROM))?;
                 hex(&from).map(Address::new).ok_or(BadRow::Sender)
             };
+            let sender = from.map(sender).transpose()?;
+            let value = timestamp.ok_or(null(TIMESTAMP))?;
+            let since = u64::try_from(value).ok().map(self.unit);
+            let seen_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
             Ok(Row {
-                sender: from.map(sender).transpose()?,
-                seen_at: time(self.unit, timestamp.ok_or(null(TIMESTAMP))?)?,
+                sender,
+                seen_at: seen_at.ok_or(BadRow::Timestamp { value })?,
                 hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
                 raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
             })
