@@ -165,10 +165,7 @@ impl Follower {
         let absent: Vec<_> = absent.filter_map(|(_, published)| published.cancellation).collect();
         // After a large pool, its table would stay.
         self.published.shrink_to(2 * self.published.len());
-        absent
-            .into_iter()
-            .map(|cancellation| self.own(Record::CancelPrivate(cancellation)))
-            .collect()
+        absent.into_iter().map(|it| self.own(Record::CancelPrivate(it))).collect()
     }
 
     /// Everything is to be published again: the stream has lost it.
@@ -221,9 +218,8 @@ impl Follower {
                 let it = self.published.get_mut(&OrderId::Tx(cancellation.hash));
                 if let Some(Published { cancellation: own, .. }) = it {
                     // Told now, and not once more at the end of a comparison.
-                    own.take_if(|own| {
-                        own.signer == cancellation.signer && own.at <= cancellation.at
-                    });
+                    let PrivateCancellation { signer, at, .. } = *cancellation;
+                    own.take_if(|own| own.signer == signer && own.at <= at);
                 }
                 Some(self.own(Record::CancelPrivate(*cancellation)))
             }
