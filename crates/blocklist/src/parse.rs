@@ -98,11 +98,8 @@ fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
     if mixed {
         let expected = address.to_checksum(None);
         if expected != entry {
-            return Err(Error::BadChecksum {
-                place,
-                found: entry.into(),
-                expected: expected.into(),
-            });
+            let (found, expected) = (entry.into(), expected.into());
+            return Err(Error::BadChecksum { place, found, expected });
         }
     }
     Ok(address)

@@ -6,7 +6,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt, fs, mem,
+    fmt, fs, io, mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -96,13 +96,9 @@ impl Recording {
         let failed = |source| ReplayError::Open { path: path.to_owned(), source };
         let mut files = VecDeque::from([path.to_owned()]);
         if fs::metadata(path).map_err(failed)?.is_dir() {
-            files.clear();
-            for entry in fs::read_dir(path).map_err(failed)? {
-                let found = entry.map_err(failed)?.path();
-                if found.extension().is_some_and(|extension| extension == EXTENSION) {
-                    files.push_back(found);
-                }
-            }
+            let entries = fs::read_dir(path).map_err(failed)?.map(|entry| Ok(entry?.path()));
+            files = entries.collect::<io::Result<_>>().map_err(failed)?;
+            files.retain(|file| file.extension().is_some_and(|extension| extension == EXTENSION));
             files.make_contiguous().sort();
         }
         let first =

@@ -67,12 +67,10 @@ pub(crate) struct Hold {
 
 impl Item {
     pub(crate) fn encode(&self) -> Option<Encoded> {
-        match (&self.record, &self.hold) {
-            (Record::Order(order), Some(Hold { holder, terms })) => {
-                encode_order(order, *holder, terms.as_ref())
-            }
-            (record, _) => record.encode(),
+        if let (Record::Order(order), Some(Hold { holder, terms })) = (&self.record, &self.hold) {
+            return encode_order(order, *holder, terms.as_ref());
         }
+        self.record.encode()
     }
 
     /// The caller that has sent it, if only its address is known: not what the node has announced.
