@@ -38,10 +38,8 @@ impl SharedBlocklist {
     /// # Errors
     /// As [`Self::open`]; the list in force stays.
     pub fn reload_file(&self, path: impl AsRef<Path>, now: SystemTime) -> Result<Reloaded, Error> {
-        match read(path.as_ref()) {
-            Ok((bytes, modified)) => self.reload(&bytes, modified, now),
-            Err(error) => Err(self.failed(error)),
-        }
+        let (bytes, modified) = read(path.as_ref()).map_err(|error| self.failed(error))?;
+        self.reload(&bytes, modified, now)
     }
 }
 

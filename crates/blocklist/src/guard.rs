@@ -1,7 +1,5 @@
 //! What is checked, and why so, as far as the crate's text and the items' do not say it.
 //!
-//! - **`min_addresses`, not "allow empty".** An empty list is one case of a truncated list. A bound near the real
-//!   length catches both.
 //! - **Everything is decided on addresses.** The checks on revm's types (feature `revm`) pass on the addresses that
 //!   a transaction names and the keys of its state, so a host that executes elsewhere gets the same decisions.
 //! - **`Submittable` is a value that only passing the policy returns.** Whether a finished block must still be
@@ -16,7 +14,7 @@ use std::sync::Arc;
 
 use alloy_primitives::Address;
 
-use crate::{Blocked, Blocklist, Error, Finished, Policy, metrics::Metrics};
+use crate::{Blocked, Blocklist, Error, How, Policy, metrics::Metrics};
 
 /// The list as of the beginning of a block, with that block's fee recipient, which is not on it.
 ///
@@ -52,7 +50,7 @@ pub struct BlockGuard {
     list: Arc<Blocklist>,
     fee_recipient: Address,
     policy: Policy,
-    metrics: Metrics,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl BlockGuard {
@@ -62,14 +60,14 @@ impl BlockGuard {
     /// # Errors
     /// [`Error::FeeRecipientListed`].
     pub fn new(list: Arc<Blocklist>, fee_recipient: Address) -> Result<Self, Error> {
-        Self::with_metrics(list, fee_recipient, Policy::default(), Metrics::new())
+        Self::with_metrics(list, fee_recipient, Policy::default(), Arc::new(Metrics::new()))
     }
 
     pub(crate) fn with_metrics(
         list: Arc<Blocklist>,
         fee_recipient: Address,
         policy: Policy,
-        metrics: Metrics,
+        metrics: Arc<Metrics>,
     ) -> Result<Self, Error> {
         if list.contains(&fee_recipient) {
             let error = Error::FeeRecipientListed { address: fee_recipient };
@@ -142,19 +140,87 @@ impl BlockGuard {
     /// Ends a block whose transactions have all passed their checks. Under [`Policy::PostState`]
     /// this is all; under [`Policy::Strict`] the block is returned only after its verification.
     ///
-    /// Let the function that submits blocks take a [`Submittable`](crate::Submittable), which only
-    /// this and that verification return: then code that skips them does not compile.
+    /// Let the function that submits blocks take a [`Submittable`], which only this and that
+    /// verification return: then code that skips them does not compile.
     pub fn finish<B>(&self, block: B) -> Finished<B> {
-        Finished::new(block, self)
+        match self.policy() {
+            Policy::PostState => Finished::Submittable(Submittable(block)),
+            Policy::Strict => Finished::Unverified(Unverified { block, guard: self.clone() }),
+        }
     }
 
     pub(crate) fn count(&self, blocked: Blocked) -> Blocked {
-        self.metrics.blocked(blocked);
+        self.metrics.blocked[blocked.how as usize].increment(1);
         blocked
     }
+}
 
-    #[cfg(feature = "revm")]
-    pub(crate) fn count_leftover(&self) {
-        self.metrics.leftover();
+/// A block that passed the [`Policy`] of its guard, or must still pass a part of it.
+#[derive(Debug)]
+#[must_use = "a block that is not submitted earns nothing"]
+#[non_exhaustive]
+pub enum Finished<B> {
+    /// It passed.
+    Submittable(Submittable<B>),
+    /// The policy is [`Policy::Strict`], and the finished block must be verified.
+    Unverified(Unverified<B>),
+}
+
+/// A block that passed the policy of its guard. It cannot be created in another way.
+#[derive(Debug)]
+pub struct Submittable<B>(B);
+
+impl<B> Submittable<B> {
+    /// The block.
+    pub const fn block(&self) -> &B {
+        &self.0
+    }
+
+    /// The block, to submit it.
+    pub fn into_block(self) -> B {
+        self.0
+    }
+}
+
+/// A block under [`Policy::Strict`] that has not been verified. It can be read, to execute its
+/// transactions, and is only returned by a verification that passes.
+#[derive(Debug)]
+#[must_use = "a block that is not verified cannot be submitted"]
+pub struct Unverified<B> {
+    block: B,
+    guard: BlockGuard,
+}
+
+impl<B> Unverified<B> {
+    /// The block.
+    pub const fn block(&self) -> &B {
+        &self.block
+    }
+
+    /// The guard of the block.
+    pub const fn guard(&self) -> &BlockGuard {
+        &self.guard
+    }
+
+    /// Verifies the block with addresses that a tracer of the host has collected: for every
+    /// transaction, all addresses that its opcodes named, also if the opcode halted before it
+    /// reached the account. With the feature `revm`, `verify` executes the block and collects them
+    /// itself.
+    ///
+    /// # Errors
+    /// The numerically lowest listed address; the block is dropped.
+    pub fn verify_addresses<'a>(
+        self,
+        named: impl IntoIterator<Item = &'a Address>,
+    ) -> Result<Submittable<B>, Blocked> {
+        let checked = self.guard.list().check_addresses(named, self.guard.fee_recipient());
+        checked.map_err(|blocked| {
+            self.guard.count(Blocked { how: How::AttemptedByExecution, ..blocked })
+        })?;
+        Ok(self.passed())
+    }
+
+    pub(crate) fn passed(self) -> Submittable<B> {
+        Submittable(self.block)
     }
 }

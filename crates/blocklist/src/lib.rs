@@ -6,15 +6,11 @@
 #![cfg_attr(not(feature = "revm"), doc = "The README describes the crate with its feature `revm`.")]
 #![cfg_attr(not(test), deny(clippy::panic, clippy::unwrap_used))]
 
-mod blocked;
 mod config;
 mod error;
 #[cfg(feature = "revm")]
-mod evm;
-#[cfg(feature = "revm")]
 mod execute;
 mod file;
-mod finish;
 mod guard;
 mod list;
 mod metrics;
@@ -27,17 +23,13 @@ mod url;
 
 /// The version whose types stand in this crate's signatures.
 pub use alloy_primitives;
-pub use blocked::{Blocked, How};
 pub use config::{BlocklistConfig, DEFAULT_MAX_AGE, DEFAULT_MIN_ADDRESSES, MAX_BYTES, Policy};
-pub use error::{Duplicates, Error, Place};
+pub use error::{Blocked, Duplicates, Error, How, Place};
 #[cfg(feature = "revm")]
 pub use error::{ExecuteError, VerifyError};
 #[cfg(feature = "revm")]
-pub use evm::{Inspected, TransactionEvm};
-#[cfg(feature = "revm")]
-pub use execute::Checked;
-pub use finish::{Finished, Submittable, Unverified};
-pub use guard::BlockGuard;
+pub use execute::{Checked, Inspected, TransactionEvm};
+pub use guard::{BlockGuard, Finished, Submittable, Unverified};
 pub use list::Blocklist;
 pub use metrics::METRICS;
 /// The version whose types stand in this crate's signatures.

@@ -12,7 +12,7 @@ use crate::{Blocked, BlocklistConfig, Duplicates, Error, How};
 pub struct Blocklist {
     addresses: AddressSet,
     hash: B256,
-    duplicates: Option<Duplicates>,
+    pub(crate) duplicates: Option<Duplicates>,
 }
 
 impl PartialEq for Blocklist {
@@ -41,11 +41,6 @@ impl Blocklist {
         addresses.reserve(addresses.len());
         let hash = content_hash(&addresses);
         Ok(Self { addresses, hash, duplicates: None })
-    }
-
-    pub(crate) const fn with_duplicates(mut self, duplicates: Option<Duplicates>) -> Self {
-        self.duplicates = duplicates;
-        self
     }
 
     /// Number of addresses.
@@ -180,9 +175,7 @@ fn content_hash(addresses: &AddressSet) -> B256 {
     let mut sorted: Vec<&Address> = addresses.iter().collect();
     sorted.sort_unstable();
     let mut hasher = Keccak256::new();
-    for address in sorted {
-        hasher.update(address);
-    }
+    sorted.into_iter().for_each(|address| hasher.update(address));
     hasher.finalize()
 }
 

@@ -1,21 +1,26 @@
-use std::{sync::Arc, time::SystemTime};
+use std::time::SystemTime;
 
 use metric_set::metric_set;
 
-use crate::{Blocked, Blocklist, Error, How};
+use crate::{Blocklist, Error, How};
 
-// Indices of `Handles::reloads`.
-const CHANGED: usize = 0;
-const UNCHANGED: usize = 1;
-const FAILED: usize = 2;
+// Indices of `Metrics::reloads`.
+pub(crate) const CHANGED: usize = 0;
+pub(crate) const UNCHANGED: usize = 1;
+pub(crate) const FAILED: usize = 2;
+
+/// Of `Metrics::refusals`.
+#[cfg(feature = "revm")]
+pub(crate) const LEFTOVER: usize = 4;
 
 metric_set! {
     /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
     /// others are gauges.
     pub const METRICS;
 
+    /// The handles, made once and shared by a list and its guards.
     #[derive(Debug)]
-    struct Handles {
+    pub(crate) struct Metrics {
         gauge addresses = "blocklist_addresses", Count, "addresses of the list in force";
         gauge duplicate_entries = "blocklist_duplicate_entries", Count,
             "entries of the list in force that repeat an address";
@@ -36,40 +41,15 @@ metric_set! {
     }
 }
 
-/// The handles, made once and shared by a list and its guards.
-#[derive(Clone, Debug)]
-pub(crate) struct Metrics(Arc<Handles>);
-
 impl Metrics {
-    pub(crate) fn new() -> Self {
-        Self(Arc::new(Handles::new()))
-    }
-
     pub(crate) fn in_force(&self, list: &Blocklist, as_of: SystemTime) {
-        self.0.addresses.set(list.len() as f64);
+        self.addresses.set(list.len() as f64);
         let duplicates = list.duplicates().map_or(0, |duplicates| duplicates.count);
-        self.0.duplicate_entries.set(duplicates as f64);
-        self.0.content_hash_prefix.set(hash_prefix(list));
+        self.duplicate_entries.set(duplicates as f64);
+        self.content_hash_prefix.set(hash_prefix(list));
         // A date before 1970 is wrong, and stale in any case.
         let seconds = as_of.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.0.as_of_seconds.set(seconds.as_secs_f64());
-    }
-
-    pub(crate) fn reloaded(&self, changed: bool) {
-        self.0.reloads[if changed { CHANGED } else { UNCHANGED }].increment(1);
-    }
-
-    pub(crate) fn reload_failed(&self) {
-        self.0.reloads[FAILED].increment(1);
-    }
-
-    pub(crate) fn blocked(&self, blocked: Blocked) {
-        self.0.blocked[blocked.how as usize].increment(1);
-    }
-
-    #[cfg(feature = "revm")]
-    pub(crate) fn leftover(&self) {
-        self.0.refusals[4].increment(1);
+        self.as_of_seconds.set(seconds.as_secs_f64());
     }
 
     /// Counts the reason why no block may be built. Other errors occur on loading, where a reload
@@ -82,7 +62,7 @@ impl Metrics {
             Error::ProposerListed { .. } => 3,
             _ => return,
         };
-        self.0.refusals[reason].increment(1);
+        self.refusals[reason].increment(1);
     }
 }
 

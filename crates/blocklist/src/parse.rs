@@ -52,10 +52,7 @@ impl Blocklist {
         check_length(text.as_bytes())?;
         let entries: Vec<String> =
             serde_json::from_str(without_bom(text)).map_err(|source| Error::Json { source })?;
-        let placed = entries
-            .iter()
-            .enumerate()
-            .map(|(index, entry)| (Place::Entry(index.saturating_add(1)), &**entry));
+        let placed = (1..).map(Place::Entry).zip(entries.iter().map(String::as_str));
         collect(placed, config)
     }
 }
@@ -83,7 +80,9 @@ fn collect<'a>(
             all.count = all.count.saturating_add(1);
         }
     }
-    Ok(Blocklist::from_addresses(seen.into_keys(), config)?.with_duplicates(duplicates))
+    let mut list = Blocklist::from_addresses(seen.into_keys(), config)?;
+    list.duplicates = duplicates;
+    Ok(list)
 }
 
 fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
@@ -99,11 +98,8 @@ fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
     if mixed {
         let expected = address.to_checksum(None);
         if expected != entry {
-            return Err(Error::BadChecksum {
-                place,
-                found: entry.into(),
-                expected: expected.into(),
-            });
+            let (found, expected) = (entry.into(), expected.into());
+            return Err(Error::BadChecksum { place, found, expected });
         }
     }
     Ok(address)

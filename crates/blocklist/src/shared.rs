@@ -6,7 +6,10 @@ use std::{
 use alloy_primitives::{Address, B256};
 use arc_swap::ArcSwap;
 
-use crate::{BlockGuard, Blocklist, BlocklistConfig, Error, metrics::Metrics};
+use crate::{
+    BlockGuard, Blocklist, BlocklistConfig, Error,
+    metrics::{CHANGED, FAILED, Metrics, UNCHANGED},
+};
 
 /// How far in the future a list may be dated: what the clocks of two synchronized machines may
 /// differ by, and far more than the resolution of file times. A list dated further ahead would
@@ -49,7 +52,7 @@ pub struct SharedBlocklist {
     // The list and its date behind one pointer, so that a reader never combines those of two lists.
     in_force: ArcSwap<Loaded>,
     config: BlocklistConfig,
-    metrics: Metrics,
+    metrics: Arc<Metrics>,
 }
 
 #[derive(Debug)]
@@ -102,7 +105,7 @@ impl SharedBlocklist {
         check_age(as_of, &config, now)?;
         let list = Arc::new(Blocklist::parse(text, &config)?);
         warn_of_duplicates(&list);
-        let metrics = Metrics::new();
+        let metrics = Arc::new(Metrics::new());
         metrics.in_force(&list, as_of);
         Ok(Self { in_force: ArcSwap::from_pointee(Loaded { list, as_of }), config, metrics })
     }
@@ -176,7 +179,7 @@ impl SharedBlocklist {
         proposer: Option<Address>,
         now: SystemTime,
     ) -> Result<BlockGuard, Error> {
-        let (list, metrics) = (self.current(now)?, self.metrics.clone());
+        let (list, metrics) = (self.current(now)?, Arc::clone(&self.metrics));
         let guard = BlockGuard::with_metrics(list, fee_recipient, self.config.policy, metrics)?;
         match proposer {
             Some(proposer) => guard.for_proposer(proposer),
@@ -203,9 +206,7 @@ impl SharedBlocklist {
     ) -> Result<Option<Reloaded>, Error> {
         let mut before = self.in_force.load();
         let list = loop {
-            let Some(list) = next(&before.list) else {
-                return Ok(None);
-            };
+            let Some(list) = next(&before.list) else { return Ok(None) };
             // The file was replaced by an older one, or a mirror lags behind: it may lack later
             // additions.
             if let Ok(behind) = before.as_of.duration_since(as_of)
@@ -222,16 +223,17 @@ impl SharedBlocklist {
         };
         let (from, to) = (before.list.hash(), list.hash());
         self.metrics.in_force(&list, as_of);
-        self.metrics.reloaded(from != to);
         if from == to {
+            self.metrics.reloads[UNCHANGED].increment(1);
             return Ok(Some(Reloaded::Unchanged { hash: to }));
         }
+        self.metrics.reloads[CHANGED].increment(1);
         warn_of_duplicates(&list);
         Ok(Some(Reloaded::Changed { from, to }))
     }
 
     pub(crate) fn failed(&self, error: Error) -> Error {
-        self.metrics.reload_failed();
+        self.metrics.reloads[FAILED].increment(1);
         error
     }
 }

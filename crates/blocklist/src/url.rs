@@ -135,7 +135,10 @@ impl SharedBlocklist {
     ) -> Result<Self, Error> {
         config.validate()?;
         url.known = None;
-        let (text, etag, as_of) = url.whole(now)?;
+        let (response, as_of) = url.request(now)?;
+        let Response::Text(text, etag) = response else {
+            return Err(Error::Status { host: url.host.clone(), status: 304 });
+        };
         let shared = Self::new(&text, as_of, config, now)?;
         let hash = shared.current(now)?.hash();
         url.known = etag.map(|etag| (etag, hash));
@@ -151,32 +154,22 @@ impl SharedBlocklist {
     /// `blocklist_as_of_timestamp_seconds` allows an alert before. Counted in
     /// `blocklist_reloads_total{outcome="failed"}`.
     pub fn reload_url(&self, url: &mut ListUrl, now: SystemTime) -> Result<Reloaded, Error> {
-        let (response, as_of) = url.request(now).map_err(|e| self.failed(e))?;
-        let (text, etag, as_of) = match response {
-            Response::Text(text, etag) => (text, etag, as_of),
-            Response::Unchanged(hash) => match self.confirm(hash, as_of, now)? {
-                Some(reloaded) => return Ok(reloaded),
-                // Another list is in force, for instance from a file.
-                None => {
-                    url.known = None;
-                    url.whole(now).map_err(|e| self.failed(e))?
+        loop {
+            let (response, as_of) = url.request(now).map_err(|e| self.failed(e))?;
+            match response {
+                Response::Text(text, etag) => {
+                    let reloaded = self.reload(&text, as_of, now)?;
+                    // Only now: a text that did not become a list must not be confirmed as one.
+                    url.known = etag.map(|etag| (etag, reloaded.hash()));
+                    return Ok(reloaded);
                 }
-            },
-        };
-        let reloaded = self.reload(&text, as_of, now)?;
-        // Only now: a text that did not become a list must not be confirmed as one.
-        url.known = etag.map(|etag| (etag, reloaded.hash()));
-        Ok(reloaded)
-    }
-}
-
-impl ListUrl {
-    /// The full text, from a server that was sent no `ETag`.
-    fn whole(&self, now: SystemTime) -> Result<(Vec<u8>, Option<HeaderValue>, SystemTime), Error> {
-        match self.request(now)? {
-            (Response::Text(text, etag), as_of) => Ok((text, etag, as_of)),
-            (Response::Unchanged(_), _) => {
-                Err(Error::Status { host: self.host.clone(), status: 304 })
+                Response::Unchanged(hash) => {
+                    if let Some(reloaded) = self.confirm(hash, as_of, now)? {
+                        return Ok(reloaded);
+                    }
+                    // Another list is in force, for instance from a file. Without an `ETag` the text follows.
+                    url.known = None;
+                }
             }
         }
     }

@@ -190,11 +190,10 @@ impl<W: Write + Send> Group<'_, '_, W> {
 
     fn inclusions(&mut self, value: impl Fn(&Transaction, Inclusion) -> i64) -> Result<()> {
         self.column::<Int64Type>(|rows, column| {
-            let of_row =
-                |(row, inclusion): &Row<'_>| inclusion.map(|inclusion| value(row, inclusion));
-            let values: Vec<_> = rows.iter().filter_map(of_row).collect();
-            let definitions: Vec<_> =
-                rows.iter().map(|(_, inclusion)| i16::from(inclusion.is_some())).collect();
+            let included = rows.iter().filter_map(|(row, included)| Some((row, (*included)?)));
+            let values: Vec<_> = included.map(|(row, included)| value(row, included)).collect();
+            let definitions = rows.iter().map(|(_, included)| i16::from(included.is_some()));
+            let definitions: Vec<_> = definitions.collect();
             column.write_batch(&values, Some(&definitions), None)
         })
     }
@@ -250,7 +249,6 @@ fn source(origin: Origin) -> &'static str {
         Origin::Mempool => "mempool",
         Origin::Rpc => "rpc",
         Origin::Private => "private",
-        // Any other origin.
         _ => "other",
     }
 }

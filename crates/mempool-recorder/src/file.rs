@@ -64,22 +64,18 @@ impl Input {
     pub(crate) fn open(
         path: &Path,
     ) -> std::result::Result<(Arc<Self>, ParquetMetaData), ReplayError> {
-        let open = || -> io::Result<Self> {
-            let file = File::open(path)?;
-            let bytes = file.metadata()?.len();
-            Ok(Self { file: Arc::new(file), bytes })
-        };
-        let input = open().map_err(|source| ReplayError::Open { path: path.to_owned(), source })?;
-        match input.footer() {
-            Ok(metadata) => Ok((Arc::new(input), metadata)),
-            Err(error) => {
-                Err(ReplayError::NotParquet { path: path.to_owned(), reason: error.to_string() })
-            }
-        }
+        let unread = |source| ReplayError::Open { path: path.to_owned(), source };
+        let file = File::open(path).map_err(unread)?;
+        let bytes = file.metadata().map_err(unread)?.len();
+        let input = Self { file: Arc::new(file), bytes };
+        let metadata = input.footer().map_err(|error| ReplayError::NotParquet {
+            path: path.to_owned(),
+            reason: error.to_string(),
+        })?;
+        Ok((Arc::new(input), metadata))
     }
 
     fn footer(&self) -> Result<ParquetMetaData> {
-        let wrong = |reason: String| Err(ParquetError::General(reason));
         let Some(end) = self.bytes.checked_sub(TAIL_BYTES) else {
             return wrong(format!("{} bytes, less than its end alone", self.bytes));
         };
@@ -117,8 +113,7 @@ impl ChunkReader for Input {
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes> {
         if length > MAX_PAGE_BYTES {
-            let reason = format!("a page of {length} bytes, at most {MAX_PAGE_BYTES} are read");
-            return Err(ParquetError::General(reason));
+            return wrong(format!("a page of {length} bytes, at most {MAX_PAGE_BYTES} are read"));
         }
         if start.checked_add(length as u64).is_none_or(|end| end > self.bytes) {
             let reason = format!("{length} bytes at {start} of a file of {} bytes", self.bytes);
@@ -200,7 +195,7 @@ impl Pages {
     /// Decompresses the bytes after the first `plain`, which are not compressed.
     fn inflate(&self, page: &Bytes, plain: usize, limit: usize) -> Result<Bytes> {
         let within = |bytes: usize| match bytes > limit {
-            true => Err(ParquetError::General(format!("a page of more than {limit} bytes"))),
+            true => wrong(format!("a page of more than {limit} bytes")),
             false => Ok(()),
         };
         if !self.is_gzip {
@@ -233,9 +228,8 @@ impl PageReader for Pages {
             Page::DictionaryPage { buf, num_values, .. } => {
                 *buf = self.inflate(buf, 0, MAX_DICTIONARY_BYTES)?;
                 if *num_values as usize > buf.len() / 4 {
-                    let reason =
-                        format!("a dictionary of {num_values} values in {} bytes", buf.len());
-                    return Err(ParquetError::General(reason));
+                    let bytes = buf.len();
+                    return wrong(format!("a dictionary of {num_values} values in {bytes} bytes"));
                 }
             }
         }
@@ -262,6 +256,9 @@ impl Iterator for Pages {
 /// Treats a panic of the parser as a file that it cannot read.
 fn caught<T>(read: impl FnOnce() -> Result<T>) -> Result<T> {
     // After a panic nothing that it touched is used again, because the column is abandoned.
-    catch_unwind(AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err(ParquetError::General("the parser panicked".into())))
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| wrong("the parser panicked".into()))
+}
+
+fn wrong<T>(reason: String) -> Result<T> {
+    Err(ParquetError::General(reason))
 }

@@ -80,10 +80,6 @@ impl Group {
         self.rows.iter().filter_map(|(order, inclusion)| Some((order.as_tx()?, *inclusion)))
     }
 
-    pub(crate) const fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
     /// Clears the group and keeps its memory. What has left the pool is freed here, in steps.
     pub(crate) fn clear(&mut self, pause: Pause<'_>) {
         while !self.rows.is_empty() {

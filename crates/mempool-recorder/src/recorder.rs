@@ -4,20 +4,15 @@
 //!
 //! - **A segment is one row group and one file.** One long file would need a repair after a crash,
 //!   for which no other tool exists, and an ever-growing list of its row groups in memory.
-//! - **The recorder polls.** A waiting subscriber has to be woken by the writer; one that looks every 100 ms adds
-//!   nothing to the cost of an insert. Meanwhile the events stay in the pool's log, whose caps bound it. A
-//!   recorder that falls behind is a slow reader like any other: the number of events that it missed is returned.
 //! - **Orders are collected by reference.** Encoding and compression happen when a group is full, column by
 //!   column, on a thread of low priority. The Parquet library compresses a page in one go, a megabyte in 15 ms, and
 //!   Linux lets a running thread finish its slice even if one of a higher priority wakes on its core. So our own
-//!   code compresses pages, 8 KiB at a time, and offers the core after each step. On a full machine each offer costs
-//!   a slice of every thread that waits, so a recorder that is behind makes none and relies on its niceness.
+//!   code compresses pages, 8 KiB at a time, and offers the core after each step, unless the recorder is behind.
 //! - **A group does not wait for the blocks that take its transactions**: that would keep rows
 //!   where a crash loses them.
-//! - **A file is outside input.** The Parquet library reserves memory for as many children as an element of the
-//!   schema claims and calls itself for each level of them, and its gzip codec inflates without a bound. So the
-//!   footer is walked through before it is parsed, and our own code decompresses pages, up to a limit. A panic of the
-//!   library is caught.
+//! - **A file is outside input.** The footer is walked through before the Parquet library parses it
+//!   ([`crate::footer`]). The library's gzip codec inflates without a bound, so our own code decompresses pages, up to
+//!   a limit. A panic of the library is caught.
 //! - **A replay delivers to a sink and is not a source of the fetcher.** The fetcher requests 64 transactions at
 //!   once, and they arrive in any order; a replay must have one order, so that the same pool results each time.
 
@@ -31,7 +26,7 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use order_pool::{OrderPool, Subscription};
+use order_pool::{Lagged, OrderPool, Subscription};
 
 use crate::{
     columns::{Announcers, Encoding},
@@ -102,10 +97,8 @@ impl Recorder {
             // If the handle was dropped, nothing waits for the end.
             let _ = end.send(());
         };
-        thread::Builder::new()
-            .name("mempool-recorder".into())
-            .spawn(run)
-            .map_err(RecorderError::Thread)?;
+        let thread = thread::Builder::new().name("mempool-recorder".into());
+        thread.spawn(run).map_err(RecorderError::Thread)?;
         Ok(Self { stop, ended, counters })
     }
 
@@ -179,12 +172,9 @@ impl Follower {
                 Ok(event) => self.group.take(&event, now),
                 // The next read continues with the rest of the replay, if that is not finished, and the oldest
                 // event in the log.
-                Err(lagged) => {
-                    tracing::warn!(
-                        missed = lagged.missed,
-                        "the recorder was too slow for the pool's log"
-                    );
-                    self.counters.lost[LAGGED].add(lagged.missed);
+                Err(Lagged { missed, .. }) => {
+                    tracing::warn!(missed, "the recorder was too slow for the pool's log");
+                    self.counters.lost[LAGGED].add(missed);
                     self.group.forget_mined();
                 }
             }
@@ -198,9 +188,6 @@ impl Follower {
     }
 
     fn write(&mut self) {
-        if self.group.is_empty() {
-            return;
-        }
         let start = Instant::now();
         let pause = || {
             if may_pause(&self.subscription, start.elapsed()) {
@@ -208,12 +195,12 @@ impl Follower {
                 thread::yield_now();
             }
         };
-        let all = self.group.rows().count();
-        let rows: Vec<_> =
-            self.group.rows().filter(|(tx, _)| self.external || tx.is_public()).collect();
-        self.counters.skipped.add((all - rows.len()) as u64);
-        if !rows.is_empty() {
-            let count = rows.len() as u64;
+        let all = self.group.rows().count() as u64;
+        let rows = self.group.rows().filter(|(tx, _)| self.external || tx.is_public());
+        let rows: Vec<_> = rows.collect();
+        let count = rows.len() as u64;
+        self.counters.skipped.add(all - count);
+        if count > 0 {
             let how = Encoding { blobs: self.blobs, announcers: &*self.announcers, pause: &pause };
             match self.segments.write(&rows, how) {
                 Ok(bytes) => {

@@ -6,7 +6,7 @@
 
 use std::{
     collections::VecDeque,
-    fmt, fs, mem,
+    fmt, fs, io, mem,
     path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
@@ -96,13 +96,9 @@ impl Recording {
         let failed = |source| ReplayError::Open { path: path.to_owned(), source };
         let mut files = VecDeque::from([path.to_owned()]);
         if fs::metadata(path).map_err(failed)?.is_dir() {
-            files.clear();
-            for entry in fs::read_dir(path).map_err(failed)? {
-                let found = entry.map_err(failed)?.path();
-                if found.extension().is_some_and(|extension| extension == EXTENSION) {
-                    files.push_back(found);
-                }
-            }
+            let entries = fs::read_dir(path).map_err(failed)?.map(|entry| Ok(entry?.path()));
+            files = entries.collect::<io::Result<_>>().map_err(failed)?;
+            files.retain(|file| file.extension().is_some_and(|extension| extension == EXTENSION));
             files.make_contiguous().sort();
         }
         let first =
@@ -147,12 +143,6 @@ fn unreadable(path: &Path, rows: u64, error: &dyn fmt::Display) -> BadRow {
 
 /// Makes a duration of a number in the unit of a timestamp.
 type Unit = fn(u64) -> Duration;
-
-fn time(unit: Unit, value: i64) -> Result<SystemTime, BadRow> {
-    let since = u64::try_from(value).ok().map(unit);
-    let time = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-    time.ok_or(BadRow::Timestamp { value })
-}
 
 struct OpenFile {
     path: PathBuf,
@@ -306,9 +296,13 @@ impl Group {
                 let from = from.ok_or(null(FROM))?;
                 hex(&from).map(Address::new).ok_or(BadRow::Sender)
             };
+            let sender = from.map(sender).transpose()?;
+            let value = timestamp.ok_or(null(TIMESTAMP))?;
+            let since = u64::try_from(value).ok().map(self.unit);
+            let seen_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
             Ok(Row {
-                sender: from.map(sender).transpose()?,
-                seen_at: time(self.unit, timestamp.ok_or(null(TIMESTAMP))?)?,
+                sender,
+                seen_at: seen_at.ok_or(BadRow::Timestamp { value })?,
                 hash: B256::from(hex(&hash).ok_or(BadRow::Hash)?),
                 raw: Bytes::copy_from_slice(raw.ok_or(null(RAW_TX))?.data()),
             })

@@ -56,12 +56,10 @@ impl FromStr for Speed {
     type Err = SpeedError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "max" => Ok(Self::Max),
-            number => {
-                number.parse().map(Self::Times).map_err(|_| SpeedError { found: number.to_owned() })
-            }
+        if text == "max" {
+            return Ok(Self::Max);
         }
+        text.parse().map(Self::Times).map_err(|_| SpeedError { found: text.to_owned() })
     }
 }
 
@@ -127,10 +125,8 @@ impl Replay {
             let _ = told.set((reason, Instant::now()));
             drop(ending);
         };
-        thread::Builder::new()
-            .name("mempool-replay".into())
-            .spawn(run)
-            .map_err(ReplayError::Thread)?;
+        let thread = thread::Builder::new().name("mempool-replay".into());
+        thread.spawn(run).map_err(ReplayError::Thread)?;
         Ok(Self { stop, ended, end, start: Instant::now(), counters })
     }
 

@@ -58,10 +58,7 @@ impl Segments {
     /// Writes a segment and gives it its name. Returns its size in bytes. After an error the file
     /// is removed, and the next call begins another.
     pub(crate) fn write(&mut self, rows: &[Row<'_>], how: Encoding<'_>) -> io::Result<u64> {
-        let file = match self.next.take() {
-            Some(file) => file,
-            None => self.open()?,
-        };
+        let file = self.next.take().map_or_else(|| self.open(), Ok)?;
         let (unfinished, complete) = (self.unfinished(), self.complete());
         self.number += 1;
         let written = Self::fill(&file, rows, how).and_then(|bytes| {

@@ -67,12 +67,10 @@ pub(crate) struct Hold {
 
 impl Item {
     pub(crate) fn encode(&self) -> Option<Encoded> {
-        match (&self.record, &self.hold) {
-            (Record::Order(order), Some(Hold { holder, terms })) => {
-                encode_order(order, *holder, terms.as_ref())
-            }
-            (record, _) => record.encode(),
+        if let (Record::Order(order), Some(Hold { holder, terms })) = (&self.record, &self.hold) {
+            return encode_order(order, *holder, terms.as_ref());
         }
+        self.record.encode()
     }
 
     /// The caller that has sent it, if only its address is known: not what the node has announced.
@@ -165,10 +163,7 @@ impl Follower {
         let absent: Vec<_> = absent.filter_map(|(_, published)| published.cancellation).collect();
         // After a large pool, its table would stay.
         self.published.shrink_to(2 * self.published.len());
-        absent
-            .into_iter()
-            .map(|cancellation| self.own(Record::CancelPrivate(cancellation)))
-            .collect()
+        absent.into_iter().map(|it| self.own(Record::CancelPrivate(it))).collect()
     }
 
     /// Everything is to be published again: the stream has lost it.
@@ -221,9 +216,8 @@ impl Follower {
                 let it = self.published.get_mut(&OrderId::Tx(cancellation.hash));
                 if let Some(Published { cancellation: own, .. }) = it {
                     // Told now, and not once more at the end of a comparison.
-                    own.take_if(|own| {
-                        own.signer == cancellation.signer && own.at <= cancellation.at
-                    });
+                    let PrivateCancellation { signer, at, .. } = *cancellation;
+                    own.take_if(|own| own.signer == signer && own.at <= at);
                 }
                 Some(self.own(Record::CancelPrivate(*cancellation)))
             }

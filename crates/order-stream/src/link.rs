@@ -168,9 +168,7 @@ fn has_leader(info: &stream::Info) -> bool {
 
 /// What the client reports is kept until it is read.
 fn note(sender: &watch::Sender<LinkStatus>, event: Event) {
-    let lose = |reason| {
-        sender.send_modify(|status| status.lost = status.lost.or(Some(reason)));
-    };
+    let lose = |reason| sender.send_modify(|status| status.lost = status.lost.or(Some(reason)));
     match event {
         Event::Disconnected | Event::Closed => lose(DisconnectReason::Lost),
         Event::LameDuckMode => lose(DisconnectReason::ServerStopping),

@@ -39,7 +39,7 @@ metric_set::metric_set! {
             "side": ["source"];
         count delivered[Delivered::ALL.len()] = "order_stream_delivered_total", Count,
             "messages of the stream, by `outcome`: pooled, known, superseded, refused, malformed",
-            "outcome": Delivered::ALL;
+            "outcome": Delivered::ALL.map(Delivered::as_str);
         count missed = "order_stream_missed_total", Count,
             "messages that the stream no longer had when they were to be read";
         count cut = "order_stream_cut_total", Count,
@@ -67,17 +67,15 @@ impl RefuseReason {
     pub const ALL: [&'static str; 3] = ["too_large", "rejected", "withdrawn"];
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Delivered {
-    Pooled,
-    Known,
-    Superseded,
-    Refused,
-    Malformed,
-}
-
-impl Delivered {
-    const ALL: [&'static str; 5] = ["pooled", "known", "superseded", "refused", "malformed"];
+metric_set::labels! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum Delivered {
+        Pooled = "pooled",
+        Known = "known",
+        Superseded = "superseded",
+        Refused = "refused",
+        Malformed = "malformed",
+    }
 }
 
 /// The counts of a [`Publisher`](crate::Publisher) so far, for which always holds

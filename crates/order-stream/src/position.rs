@@ -77,7 +77,7 @@ impl Position {
     pub(crate) fn begin(&mut self, extent: &Extent) -> Option<u64> {
         let is_other = self.is_other(extent);
         if is_other {
-            self.reset();
+            (self.next, self.latest) = (0, None);
         }
         (self.created, self.delivered) = (Some(extent.created), 0);
         if self.next == 0 && extent.messages == 0 {
@@ -89,10 +89,6 @@ impl Position {
             (self.next, self.latest) = (extent.first, None);
         }
         (!is_other).then_some(missed)
-    }
-
-    const fn reset(&mut self) {
-        (self.next, self.latest) = (0, None);
     }
 
     /// A message that the consumer delivers. Its numbers have no holes, while those of the stream have one where messages
@@ -110,7 +106,7 @@ impl Position {
                 return Step::Latest;
             }
             next if place.sequence < next => {
-                self.reset();
+                (self.next, self.latest) = (0, None);
                 return Step::Refilled;
             }
             next => place.sequence - next,

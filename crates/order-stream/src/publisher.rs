@@ -121,8 +121,7 @@ impl Run {
     fn compare(&mut self) {
         self.events = Some(self.pool.subscribe_all());
         // What left before is not told any more, nor why.
-        let unsent = self.turns.retain(|id| self.pool.contains(id.hash()));
-        self.counters.unsent.add(unsent);
+        self.counters.unsent.add(self.turns.retain(|id| self.pool.contains(id.hash())));
         self.follower.begin_comparison();
         self.counters.comparisons.add(1);
         self.comparing = true;
@@ -141,10 +140,7 @@ impl Run {
         for item in items {
             match item.stranger() {
                 None => self.held.push_back(item),
-                Some(holder) => {
-                    let unsent = self.turns.push(holder, item);
-                    self.counters.unsent.add(unsent);
-                }
+                Some(holder) => self.counters.unsent.add(self.turns.push(holder, item)),
             }
         }
     }

@@ -208,13 +208,9 @@ impl Reader {
             tracing::warn!(%error, stream = self.stream, "a message without a sequence number");
             State::Unavailable
         })?;
-        let sequence = info.stream_sequence;
-        let place = Place {
-            sequence,
-            delivery: info.consumer_sequence,
-            stored: info.published.unix_timestamp_nanos(),
-        };
-        match self.position.on(place) {
+        let (sequence, delivery) = (info.stream_sequence, info.consumer_sequence);
+        let stored = info.published.unix_timestamp_nanos();
+        match self.position.on(Place { sequence, delivery, stored }) {
             Step::Latest => {}
             Step::Deliver { missed } => {
                 if missed > 0 {

@@ -173,18 +173,17 @@ impl<'a> Session<'a> {
         let is_other = !matches!(item.record, Record::Order(_));
         let subject = self.run.subjects[usize::from(is_other)].clone();
         match self.link.unless_lost(self.context.send_publish(subject, message)).await? {
-            Ok(ack) => self.responses.push(
-                async move {
-                    let response = timeout(patience, ack.into_future()).await;
-                    let response =
-                        response.map_or(Response::Later(State::Unavailable), Response::from);
+            Ok(ack) => {
+                let responded = async move {
+                    let ack = timeout(patience, ack.into_future()).await;
+                    let response = ack.map_or(Response::Later(State::Unavailable), Response::from);
                     if response == Response::InProcess {
                         sleep(IN_PROCESS_PAUSE).await;
                     }
                     (sent, id, response)
-                }
-                .boxed(),
-            ),
+                };
+                self.responses.push(responded.boxed());
+            }
             Err(error) => match Response::from(Err(error)) {
                 refused @ Response::Refused(_) => {
                     tracing::warn!(id, ?refused, "a message is not published");

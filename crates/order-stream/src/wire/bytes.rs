@@ -9,7 +9,7 @@ use alloy_primitives::{Address, B256};
 use bytes::{BufMut as _, BytesMut};
 use order_pool::Holder;
 
-use super::{Encoded, VERSION, content_id, error::WireError};
+use super::{Encoded, VERSION, WireError, content_id};
 
 /// Reads fields one after the other.
 pub(super) struct Reader<'a> {

@@ -13,9 +13,8 @@ use order_pool::{
 use uuid::Uuid;
 
 use super::{
-    Encoded, KIND_BUNDLE, KIND_CANCEL_PRIVATE, KIND_CANCELLATION, KIND_HEAD, KIND_TX,
+    Encoded, KIND_BUNDLE, KIND_CANCEL_PRIVATE, KIND_CANCELLATION, KIND_HEAD, KIND_TX, WireError,
     bytes::{Reader, Writer},
-    error::WireError,
 };
 
 const ORIGIN_MEMPOOL: u8 = 0;
