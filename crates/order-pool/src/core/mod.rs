@@ -306,7 +306,7 @@ impl Core {
         let id = order.id();
         self.index.remove(id.hash(), seq);
         match reason {
-            // The state of its key says which bundles are accepted after a cancellation.
+            // The state of its key refuses it, and once that is forgotten, that it is known.
             RemoveReason::Cancelled if order.as_bundle().is_some() => {}
             // A private transaction may be sent again, by its sender or by the node. A bundle whose block has passed
             // is refused for that, unless a reorg has lowered the head.

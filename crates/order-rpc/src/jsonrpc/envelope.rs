@@ -92,7 +92,7 @@ impl Calls {
         }
         match body.iter().find(|byte| !byte.is_ascii_whitespace()) {
             Some(b'[') => {
-                // No more than there are commas: 1 MB of references.
+                // No more than there are commas: 2 MB of references.
                 let elements: Vec<&RawValue> = serde_json::from_slice(body).map_err(no_json)?;
                 let wrong = match elements.len() {
                     0 => "the batch is empty".to_owned(),
