@@ -288,11 +288,7 @@ mod tests {
             }
             let Ok(mut options) = Options::parse(&text) else { return false };
             options.fetcher.sources = vec!["/node.ipc".parse().expect("a path")];
-            let rpc = options.rpc.is_none_or(|rpc| rpc.validate().is_ok());
-            options.fetcher.validate().is_ok()
-                && options.pool.validate().is_ok()
-                && options.gate.validate().is_ok()
-                && rpc
+            options.validate().is_ok()
         };
         let (mut section, mut text, mut checked) = ("", String::new(), 0);
         for line in DEFAULT_CONFIG.lines() {

@@ -116,7 +116,6 @@ impl Painter {
     pub(crate) fn paint(&mut self, running: &Running) -> Picture {
         let Running { ingest, watcher, .. } = running;
         let seen = watcher.seen();
-        let latency = seen.latency.clone();
         let (mut counts, status) = (ingest.fetcher().counts(), ingest.fetcher().status());
         counts.pooled += running.replayed();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
@@ -124,14 +123,13 @@ impl Painter {
         let announced_per_s = rate(counts.announced, self.counts.announced);
         let pooled_per_s = rate(counts.pooled, self.counts.pooled);
         push(&mut self.pooled, pooled_per_s.round() as u64);
-        let mut since = latency.clone();
+        let mut since = seen.latency.clone();
         // An earlier copy of the same histogram, so each of its counts is at most as high.
         since.subtract(&self.latency).expect("counts only rise");
         if !since.is_empty() {
             push(&mut self.p99_us, Latency::of(&since).p99 as u64);
         }
-        let latency_in_all = Latency::of(&latency);
-        (self.at, self.counts, self.latency) = (Instant::now(), counts, latency);
+        (self.at, self.counts, self.latency) = (Instant::now(), counts, seen.latency.clone());
         self.backfill.resize(status.len(), 0);
         let sources = status.iter().zip(&mut self.backfill).map(|(status, most)| {
             let running = status.to_recover > 0 || status.state == SourceState::Backfilling;
@@ -153,7 +151,7 @@ impl Painter {
             pooled: self.pooled.clone(),
             p99_us: self.p99_us.clone(),
             latency: Latency::of(&since),
-            latency_in_all,
+            latency_in_all: Latency::of(&seen.latency),
             pool: ingest.pool().stats(),
             max_txs: running.max_txs as u64,
             content: seen.content,

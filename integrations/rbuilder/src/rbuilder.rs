@@ -10,6 +10,8 @@
 //! | [`add_txfetcher_time_to_query`], [`mark_command_received`] | `crates/rbuilder/src/telemetry/` | about `0354775d`, whose fetcher calls both |
 //! | [`TransactionErr`] | `crates/rbuilder/src/building/order_commit.rs` | `8d3643c5` |
 
+#![allow(missing_docs, reason = "rbuilder documents the originals")]
+
 use std::{
     sync::{
         Arc,
@@ -68,26 +70,21 @@ fn none() -> BlobTransactionSidecarVariant {
 }
 
 impl TransactionSignedEcRecoveredWithBlobs {
-    /// The transaction's hash.
     pub fn hash(&self) -> B256 {
         *self.tx.inner().hash()
     }
 
-    /// Its sender.
     pub fn signer(&self) -> Address {
         self.tx.signer()
     }
 }
 
-/// A transaction of the mempool.
 #[derive(Clone, Debug)]
 pub struct MempoolTx {
-    /// The transaction.
     pub tx_with_blobs: TransactionSignedEcRecoveredWithBlobs,
 }
 
 impl MempoolTx {
-    /// As an order is made of it.
     pub fn new(tx_with_blobs: TransactionSignedEcRecoveredWithBlobs) -> Self {
         Self { tx_with_blobs }
     }
@@ -96,14 +93,12 @@ impl MempoolTx {
 /// What blocks are built of. Bundles are left out here.
 #[derive(Clone, Debug)]
 pub enum Order {
-    /// A transaction of the mempool.
     Tx(MempoolTx),
 }
 
 /// What the order pool is sent. Cancellations are left out here.
 #[derive(Clone, Debug)]
 pub enum ReplaceableOrderPoolCommand {
-    /// A new order.
     Order(Arc<Order>),
 }
 
@@ -123,10 +118,8 @@ pub fn mark_command_received(_command: &ReplaceableOrderPoolCommand, _received_a
     ORDERS_RECEIVED.fetch_add(1, Relaxed);
 }
 
-/// The addresses of a list.
 pub type BlockList = ahash::HashSet<Address>;
 
-/// Why there is no list.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Error {
     /// At the start.
@@ -135,11 +128,9 @@ pub enum Error {
     UnableToUpdateList,
 }
 
-/// Where rbuilder's components get the list from.
 pub trait BlockListProvider: std::fmt::Debug + Sync + Send {
     /// A copy of the list in force.
     fn get_blocklist(&self) -> Result<BlockList, Error>;
-    /// Whether one address is on it.
     fn current_list_contains(&self, address: &Address) -> Result<bool, Error>;
 }
 

@@ -3,8 +3,8 @@ use alloy_eips::{BlockHashOrNumber, eip1559::BaseFeeParams};
 use alloy_primitives::{B256, map::AddressHashMap};
 use futures::{StreamExt as _, stream};
 use txpool_fetcher::{
-    AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock,
-    PooledHashes, PooledTransaction, announcements_of,
+    AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, PooledHashes,
+    PooledTransaction, announcements_of,
 };
 
 // In a node the module goes, and this line.

@@ -7,8 +7,7 @@ use std::{
 };
 
 use alloy_consensus::{
-    BlockBody, EthereumTxEnvelope, Header, SignableTransaction as _, TxEip1559, TxEip4844,
-    TxEip4844WithSidecar,
+    BlockBody, Header, SignableTransaction as _, TxEip1559, TxEip4844, TxEip4844WithSidecar,
     transaction::{Recovered, TxHashRef as _},
 };
 use alloy_eips::{
@@ -20,7 +19,7 @@ use futures::{FutureExt as _, StreamExt as _, stream};
 use reth_integration::{
     RethPool,
     reth::{
-        Block, EthPrimitives, TransactionSigned,
+        Block, EthPrimitives,
         chainspec::{ChainSpecProvider, EthChainSpec},
         pool::{
             AllPoolTransactions, PoolTransaction, TransactionListenerKind, TransactionPool,
@@ -153,18 +152,6 @@ struct Canonical {
     notifications: broadcast::Sender<CanonStateNotification<EthPrimitives>>,
 }
 
-/// As a block has it: without the sidecar.
-fn mined_form(tx: &Recovered<PooledTransaction>) -> TransactionSigned {
-    match tx.inner().clone() {
-        EthereumTxEnvelope::Eip1559(signed) => signed.into(),
-        EthereumTxEnvelope::Eip4844(signed) => {
-            let (tx, signature, hash) = signed.into_parts();
-            alloy_consensus::Signed::new_unchecked(tx.tx, signature, hash).into()
-        }
-        other => panic!("no test has one: {other:?}"),
-    }
-}
-
 fn block(
     number: u64,
     parent_hash: B256,
@@ -183,7 +170,8 @@ fn block(
         ..Header::default()
     };
     let hash = header.hash_slow();
-    let transactions = txs.iter().map(|tx| mined_form(tx)).collect();
+    // Without the sidecars.
+    let transactions = txs.iter().map(|tx| tx.inner().clone().into()).collect();
     let body = BlockBody { transactions, ..BlockBody::default() };
     RecoveredBlock::new(Block { header, body }, txs.iter().map(|tx| tx.signer()).collect(), hash)
 }
@@ -195,13 +183,6 @@ fn chain_of(blocks: &[RecoveredBlock<Block>]) -> Arc<Chain<EthPrimitives>> {
 }
 
 impl Canonical {
-    fn new(genesis: RecoveredBlock<Block>) -> Self {
-        Self {
-            blocks: Arc::new(Mutex::new(vec![genesis])),
-            notifications: broadcast::channel(16).0,
-        }
-    }
-
     fn commit(&self, blocks: &[RecoveredBlock<Block>]) {
         self.blocks.lock().unwrap().extend_from_slice(blocks);
         let _ = self.notifications.send(CanonStateNotification::Commit { new: chain_of(blocks) });
@@ -263,7 +244,9 @@ impl CanonStateSubscriptions for Canonical {
 }
 
 fn node() -> RethPool<Pool, Canonical> {
-    RethPool { pool: Pool::default(), chain: Canonical::new(block(10, B256::ZERO, &[])) }
+    let blocks = Arc::new(Mutex::new(vec![block(10, B256::ZERO, &[])]));
+    let chain = Canonical { blocks, notifications: broadcast::channel(16).0 };
+    RethPool { pool: Pool::default(), chain }
 }
 
 #[test]
@@ -299,14 +282,12 @@ fn what_the_listener_had_no_room_for_is_told_as_a_lag() {
     let node = node();
     let mut announced = node.announcements();
     (0..2_100).for_each(|nonce| _ = node.pool.add(plain(ALICE, nonce), false));
-    let mut lags = Vec::new();
-    for n in 0..2_049 {
+    let mut lags = 0;
+    for _ in 0..2_049 {
         let next = announced.next().now_or_never().expect("at once").expect("the pool is there");
-        if next == txpool_fetcher::PoolAnnouncement::Lagged(0) {
-            lags.push(n);
-        }
+        lags += usize::from(next == txpool_fetcher::PoolAnnouncement::Lagged(0));
     }
-    assert_eq!(lags.len(), 1);
+    assert_eq!(lags, 1);
     assert!(announced.next().now_or_never().is_none(), "the other 52 are told to nobody");
 }
 
