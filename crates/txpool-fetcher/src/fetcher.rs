@@ -8,7 +8,7 @@ use std::{
 
 use alloy_primitives::B256;
 use tokio::{
-    runtime::{Builder, Runtime},
+    runtime::Builder,
     sync::{
         Semaphore,
         mpsc::{self, error::TrySendError},
@@ -122,7 +122,14 @@ impl Fetcher {
         let deferral = Deferral::new(&settings, &metrics)?;
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(DEFAULT_DEADLINE);
-        let io = io_runtime(config.sources.len())?;
+        let io = Builder::new_current_thread()
+            .enable_all()
+            // Full blocks are read there, for their nonces, and for each source two lists of its pool
+            // at the same time; over WebSocket each takes two threads.
+            .thread_name("mempool-blocks")
+            .max_blocking_threads(4 + 4 * config.sources.len())
+            .build()
+            .map_err(not_started("mempool-io"))?;
         let changes = Changes::default();
         let share = |endpoint: &Endpoint| SourceShared::new(endpoint.clone(), &settings, &changes);
         let (sources, inboxes): (Vec<_>, Vec<_>) = config.sources.iter().map(share).unzip();
@@ -385,17 +392,6 @@ async fn passed(mut deadline: watch::Receiver<Duration>) {
             Ok(()) = deadline.changed() => {}
         }
     }
-}
-
-fn io_runtime(sources: usize) -> Result<Runtime, StartError> {
-    Builder::new_current_thread()
-        .enable_all()
-        // Full blocks are read there, for their nonces, and for each source two lists of its pool at
-        // the same time; over WebSocket each takes two threads.
-        .thread_name("mempool-blocks")
-        .max_blocking_threads(4 + 4 * sources)
-        .build()
-        .map_err(not_started("mempool-io"))
 }
 
 fn not_started(thread: &'static str) -> impl Fn(io::Error) -> StartError {

@@ -117,12 +117,9 @@ async fn until_end(stream: &'static str, read: impl Future<Output = ()>) -> Loss
     }
 }
 
-/// The stream of announcements.
-///
-/// The pool's own stream may be short (reth's holds 2,048 hashes), and loses what it drops without
-/// a count. So it is drained at once, into a buffer of ours whose overrun is counted.
+/// The stream of announcements. The pool's own may be short, and loses what it drops without a
+/// count. So it is drained at once, into a buffer of ours whose overrun is counted.
 struct Announcements {
-    /// Locked for a poll of the stream, and to pass on what it gave.
     unread: Mutex<Unread>,
     /// A stream may use its timers. The pool and the sink are called outside of it.
     runtime: Handle,

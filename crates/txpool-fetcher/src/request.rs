@@ -84,10 +84,8 @@ impl<T: Send + 'static> RequestSet<T> {
     /// light load a single thread does all the work, and it is not one that a backfill uses.
     pub(crate) fn least_busy(&self, deferrable: bool) -> &Connection<T> {
         let first = if deferrable { self.fetches.len() - self.deferrable } else { 0 };
-        let connections = self.fetches[first..].iter();
-        connections
-            .min_by_key(|connection| connection.in_flight())
-            .expect("at least one connection, also for deferrable fetches")
+        let least = self.fetches[first..].iter().min_by_key(|connection| connection.in_flight());
+        least.expect("at least one connection, also for deferrable fetches")
     }
 
     pub(crate) fn flush(&self) {

@@ -5,6 +5,8 @@
 
 use std::{sync::Arc, time::Instant};
 
+use alloy_consensus::transaction::{Recovered, SignerRecoverable as _};
+
 use super::{Backlog, hashes::parse_hash, pairs::Pairs};
 use crate::{
     connection::Listener,
@@ -104,10 +106,15 @@ fn take<S: TransactionSink>(deliverer: &Deliverer<S>, source: usize, object: &Ob
             let arrival = arrival(*announced.tx.hash());
             let entered = object.pairs.on_object(&fetch.hashes, arrival, true);
             let Some(ticket) = entered else { return };
-            let read = announced.into_recovered(fetch.settings.trusts_sender_of(source));
+            let is_trusted = fetch.settings.trusts_sender_of(source);
+            let claimed = is_trusted.then_some(announced.claimed_sender);
+            let sender = claimed.map_or_else(|| announced.tx.recover_signer(), Ok);
             drop(permit);
-            match read {
-                Ok((tx, raw)) => deliverer.deliver(ticket, tx, Some(raw), flush),
+            match sender {
+                Ok(sender) => {
+                    let tx = Recovered::new_unchecked(announced.tx, sender);
+                    deliverer.deliver(ticket, tx, Some(announced.raw), flush);
+                }
                 Err(_) => ticket.malformed(&Malformed::Signature),
             }
         }

@@ -274,10 +274,8 @@ impl Comparison {
             return Some(0);
         }
         let connection = self.fetch.connections.calls(self.source)?;
-        let answer = connection
-            .call("txpool_status", (), self.fetch.settings.limits.call_timeout)
-            .await
-            .ok()?;
+        let limit = self.fetch.settings.limits.call_timeout;
+        let answer = connection.call("txpool_status", (), limit).await.ok()?;
         let status: HashMap<String, U64> = serde_json::from_str(answer.get()).ok()?;
         Some(status.get("pending")?.to())
     }

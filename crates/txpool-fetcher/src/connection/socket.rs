@@ -133,8 +133,7 @@ pub(crate) async fn open_socket(
 
 /// The path is resolved each time, because nodes delete and re-create the socket when they start.
 async fn open_ipc(path: &Path) -> Result<BlockingSocket, ConnectError> {
-    let stream =
-        net::UnixStream::connect(path).await.map_err(|error| explain(path, error))?.into_std();
+    let stream = net::UnixStream::connect(path).await.and_then(net::UnixStream::into_std);
     let socket = stream.and_then(|stream| BlockingSocket::new(stream, Arc::default()));
     socket.map_err(|error| explain(path, error))
 }
@@ -171,8 +170,7 @@ async fn open_ws(
         timeout: limit,
     })?;
     let failed = |error| ConnectError::io(&url, error);
-    let (messages, _) =
-        connected.map_err(|error| failed(std::io::Error::other(error.to_string())))?;
+    let (messages, _) = connected.map_err(|error| failed(io::Error::other(error.to_string())))?;
     let (ours, mut theirs) = net::UnixStream::pair().map_err(failed)?;
     let ended = Arc::new(OnceLock::new());
     let socket = ours.into_std().and_then(|ours| BlockingSocket::new(ours, Arc::clone(&ended)));

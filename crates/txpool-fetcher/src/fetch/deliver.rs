@@ -17,7 +17,7 @@ use crate::{
     error::CallError,
     outcome::Outcome,
     sink::{Delivery, FetchedTransaction, SinkCaller, TransactionSink},
-    sync::contain,
+    sync::{contain, lock},
 };
 
 /// Where transactions are delivered, and what is checked before.
@@ -92,7 +92,8 @@ impl<S: TransactionSink> Deliverer<S> {
             tracing::debug!(%hash, "transaction of another chain");
             return ticket.finish(Outcome::Malformed, None);
         }
-        if self.fetch.hashes.is_taken(&tx) {
+        let (sender, nonce) = (tx.signer(), tx.inner().nonce());
+        if lock(&self.fetch.hashes.blocks).taken(&hash, &sender, nonce).is_some() {
             return ticket.finish(Outcome::Mined, Some(Seen::Mined));
         }
         if tx.inner().is_eip4844() {

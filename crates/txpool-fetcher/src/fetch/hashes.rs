@@ -9,9 +9,8 @@ use std::{
     time::Instant,
 };
 
-use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::B256;
-use chain_view::{PooledTransaction, RecentBlocks};
+use chain_view::RecentBlocks;
 use tokio_util::sync::CancellationToken;
 
 use super::seen::{Entered, Seen, SeenSet};
@@ -108,11 +107,6 @@ impl Hashes {
 
     pub(crate) fn is_mined(&self, hash: &B256) -> bool {
         lock(&self.blocks).is_mined(hash)
-    }
-
-    /// Whether a recent block contains the transaction, or another with its sender and nonce.
-    pub(super) fn is_taken(&self, tx: &Recovered<PooledTransaction>) -> bool {
-        lock(&self.blocks).taken(tx.inner().hash(), &tx.signer(), tx.inner().nonce()).is_some()
     }
 
     pub(crate) fn counts(&self) -> Counts {

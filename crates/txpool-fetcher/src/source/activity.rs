@@ -27,7 +27,6 @@ const BURST_WINDOW: Duration = Duration::from_millis(500);
 /// The time over which the rate of announcements is averaged.
 const RATE_WINDOW: Duration = Duration::from_secs(30);
 
-/// When hashes and heads came, and at what rate.
 pub(super) struct Activity {
     pub(super) read: u64,
     rate_per_s: f64,

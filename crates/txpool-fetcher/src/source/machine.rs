@@ -276,7 +276,8 @@ impl Machine {
         }
         // Without a list of the pool there is nothing to wait for.
         self.state = if self.is_audited { SourceState::Backfilling } else { SourceState::Live };
-        self.compare(self.open_reason(), now);
+        let open = self.gaps.iter().filter(|gap| gap.to.is_none()).map(|gap| gap.reason);
+        self.compare(open.max().unwrap_or(GapReason::Audit), now);
     }
 
     fn dial(&mut self, role: Role) {
@@ -414,12 +415,6 @@ impl Machine {
         self.gaps.push_back(Gap { reason, from: now, to: None, recovered: 0 });
     }
 
-    /// The most severe one of the open gaps.
-    fn open_reason(&self) -> GapReason {
-        let open = self.gaps.iter().filter(|gap| gap.to.is_none());
-        open.map(|gap| gap.reason).max().unwrap_or(GapReason::Audit)
-    }
-
     fn stale(&mut self, reason: LossReason) {
         self.state = SourceState::Stale;
         self.actions.push(Action::Drop(reason));
@@ -475,9 +470,13 @@ mod tests {
         }
 
         /// Each line is an event, after the seconds that pass before it; the actions that follow; and, if they are
-        /// checked, the state and the open gaps afterwards.
+        /// checked, the state and the open gaps afterwards. Or it is a title.
         fn play(&mut self, script: &str) -> &mut Self {
             for line in script.lines().map(str::trim).filter(|line| !line.is_empty()) {
+                if line.starts_with('#') {
+                    println!("{line}");
+                    continue;
+                }
                 let (event, expected) = line.split_once("->").expect("an arrow");
                 let mut words = event.split_whitespace().peekable();
                 if let Some(seconds) = words.peek().and_then(|word| word.strip_prefix('+')) {
@@ -556,164 +555,132 @@ mod tests {
 
     #[test]
     fn a_source_connects_compares_is_live_and_does_so_again_after_every_gap() {
-        for (what, script) in [
-            (
-                "the loss of either connection",
-                "
-                down s     -> dial s            | connecting  | reconnect
-                up s       -> compare reconnect | backfilling
-                compared 5 ->                   | live        |
-                down r     -> dial r            | connecting  | reconnect
-                up r       -> compare reconnect | backfilling",
-            ),
-            (
-                "a loss while a comparison runs, which does not count then",
-                "
-                gap lagged -> compare lagged    | live        | lagged
-                down s     -> dial s            | connecting  | lagged, reconnect
-                compared 1 ->                   | connecting  | lagged, reconnect
-                up s       -> compare reconnect",
-            ),
-            (
-                "gaps are compared without leaving Live",
-                "
-                gap lagged       -> compare lagged       | live | lagged
-                compared         ->                      | live |
-                gap reorg        -> compare reorg        | live | reorg
-                compared         ->                      | live |
-                gap missed_heads -> compare missed_heads | live | missed_heads
-                compared         ->                      | live |",
-            ),
-            (
-                "what happens during a comparison is compared once more",
-                "
-                gap lagged -> compare lagged
-                gap reorg  ->
-                gap lagged ->
-                compared   -> compare lagged | live | lagged, reorg
-                compared   ->                | live |",
-            ),
-            (
-                "a failed comparison is repeated after as long as it took",
-                "
-                gap lagged -> compare lagged
-                failed 20  ->
-                +19        ->                | live | lagged
-                +2         -> compare lagged",
-            ),
-            (
-                "an audit comes once in its interval, and may take longer than a tick",
-                "
-                +50      ->
-                +20      -> compare audit
-                +1       ->
-                compared ->
-                +40      ->",
-            ),
-            (
-                "with hashes missing still, the gaps stay open, and the next audit tries again",
-                "
-                gap lagged   -> compare lagged
-                gap reorg    ->
-                compared 7 2 -> compare reorg
-                compared 0 2 ->               | live | lagged, reorg
-                +40          ->
-                +30          -> compare audit
-                compared 0 2 ->               | live | lagged, reorg
-                +40          ->
-                +30          -> compare audit
-                compared 2   ->               | live |",
-            ),
-            (
-                "what is due has its own reason, though hashes of a worse gap are missing still",
-                "
-                gap reorg        -> compare reorg
-                compared 0 1     ->                      | live | reorg
-                gap unread_block -> compare unread_block
-                compared 0 1     ->                      | live | reorg, unread_block
-                gap unread_block ->
-                +30              -> compare unread_block
-                compared         ->                      | live |",
-            ),
-            (
-                "what an audit finds and cannot fetch is a gap",
-                "
-                +40          ->
-                +30          -> compare audit
-                compared 0 2 ->               | live | audit
-                +40          ->
-                +30          -> compare audit
-                compared 2   ->               | live |",
-            ),
-            (
-                "three failed comparisons in a row, and not audited",
-                "
-                gap lagged -> compare lagged
-                failed 20  ->
-                +21        -> compare lagged
-                failed 20  ->
-                +21        -> compare lagged
-                failed 20  ->                | live | lagged
-                +40        ->
-                +30        -> compare audit",
-            ),
-            (
-                "a node that refuses connections for a while is compared as soon as it takes them",
-                "
-                gap lagged -> compare lagged
-                failed 0   ->
-                +1         -> compare lagged
-                failed 0   ->
-                +1         -> compare lagged
-                failed 0   ->
-                +2         -> compare lagged
-                compared   ->                | live |",
-            ),
-            (
-                "blocks that cannot be read are compared at once, and then twice a minute",
-                "
-                gap unread_block    -> compare unread_block
-                compared            ->
-                +1 gap unread_block -> | live | unread_block
-                +20                 ->
-                +10                 -> compare unread_block
-                +1 gap unread_block ->
-                compared            -> | live | unread_block
-                +29                 -> compare unread_block
-                compared            -> | live |",
-            ),
-            (
-                "a node ahead of the heads that it announced is stale after a while",
-                "
-                head 10   ->
-                saw 10    ->
-                +2 saw 11 ->
-                +2 saw 11 ->
-                +2 saw 11 -> drop: the node has newer blocks than it announced | stale",
-            ),
-            (
-                "a head that was requested before a newer one was announced shows nothing",
-                "
-                head 11   ->
-                head 10   ->
-                saw 11    ->
-                +9 saw 11 -> | live",
-            ),
-            (
-                "a node that falls behind is Syncing, and is compared afterwards",
-                "
-                gap reorg   -> compare reorg
-                behind yes  ->               | syncing
-                compared 1  ->               | syncing     | reorg, missed_heads
-                gap lagged  ->
-                +1000       ->
-                saw 1       ->
-                behind no   -> compare lagged | backfilling
-                compared    ->                | live        |",
-            ),
-        ] {
-            println!("{what}");
-            Run::new(&config()).play(LIVE).play(script);
+        const HISTORIES: &str = "
+            # the loss of either connection
+            down s     -> dial s            | connecting  | reconnect
+            up s       -> compare reconnect | backfilling
+            compared 5 ->                   | live        |
+            down r     -> dial r            | connecting  | reconnect
+            up r       -> compare reconnect | backfilling
+
+            # a loss while a comparison runs, which does not count then
+            gap lagged -> compare lagged    | live        | lagged
+            down s     -> dial s            | connecting  | lagged, reconnect
+            compared 1 ->                   | connecting  | lagged, reconnect
+            up s       -> compare reconnect
+
+            # gaps are compared without leaving Live
+            gap lagged       -> compare lagged       | live | lagged
+            compared         ->                      | live |
+            gap reorg        -> compare reorg        | live | reorg
+            compared         ->                      | live |
+            gap missed_heads -> compare missed_heads | live | missed_heads
+            compared         ->                      | live |
+
+            # what happens during a comparison is compared once more
+            gap lagged -> compare lagged
+            gap reorg  ->
+            gap lagged ->
+            compared   -> compare lagged | live | lagged, reorg
+            compared   ->                | live |
+
+            # a failed comparison is repeated after as long as it took
+            gap lagged -> compare lagged
+            failed 20  ->
+            +19        ->                | live | lagged
+            +2         -> compare lagged
+
+            # an audit comes once in its interval, and may take longer than a tick
+            +50      ->
+            +20      -> compare audit
+            +1       ->
+            compared ->
+            +40      ->
+
+            # with hashes missing still, the gaps stay open, and the next audit tries again
+            gap lagged   -> compare lagged
+            gap reorg    ->
+            compared 7 2 -> compare reorg
+            compared 0 2 ->               | live | lagged, reorg
+            +40          ->
+            +30          -> compare audit
+            compared 0 2 ->               | live | lagged, reorg
+            +40          ->
+            +30          -> compare audit
+            compared 2   ->               | live |
+
+            # what is due has its own reason, though hashes of a worse gap are missing still
+            gap reorg        -> compare reorg
+            compared 0 1     ->                      | live | reorg
+            gap unread_block -> compare unread_block
+            compared 0 1     ->                      | live | reorg, unread_block
+            gap unread_block ->
+            +30              -> compare unread_block
+            compared         ->                      | live |
+
+            # what an audit finds and cannot fetch is a gap
+            +40          ->
+            +30          -> compare audit
+            compared 0 2 ->               | live | audit
+            +40          ->
+            +30          -> compare audit
+            compared 2   ->               | live |
+
+            # three failed comparisons in a row, and not audited
+            gap lagged -> compare lagged
+            failed 20  ->
+            +21        -> compare lagged
+            failed 20  ->
+            +21        -> compare lagged
+            failed 20  ->                | live | lagged
+            +40        ->
+            +30        -> compare audit
+
+            # a node that refuses connections for a while is compared as soon as it takes them
+            gap lagged -> compare lagged
+            failed 0   ->
+            +1         -> compare lagged
+            failed 0   ->
+            +1         -> compare lagged
+            failed 0   ->
+            +2         -> compare lagged
+            compared   ->                | live |
+
+            # blocks that cannot be read are compared at once, and then twice a minute
+            gap unread_block    -> compare unread_block
+            compared            ->
+            +1 gap unread_block -> | live | unread_block
+            +20                 ->
+            +10                 -> compare unread_block
+            +1 gap unread_block ->
+            compared            -> | live | unread_block
+            +29                 -> compare unread_block
+            compared            -> | live |
+
+            # a node ahead of the heads that it announced is stale after a while
+            head 10   ->
+            saw 10    ->
+            +2 saw 11 ->
+            +2 saw 11 ->
+            +2 saw 11 -> drop: the node has newer blocks than it announced | stale
+
+            # a head that was requested before a newer one was announced shows nothing
+            head 11   ->
+            head 10   ->
+            saw 11    ->
+            +9 saw 11 -> | live
+
+            # a node that falls behind is Syncing, and is compared afterwards
+            gap reorg   -> compare reorg
+            behind yes  ->               | syncing
+            compared 1  ->               | syncing     | reorg, missed_heads
+            gap lagged  ->
+            +1000       ->
+            saw 1       ->
+            behind no   -> compare lagged | backfilling
+            compared    ->                | live        |";
+        for history in HISTORIES.split("\n\n") {
+            Run::new(&config()).play(LIVE).play(history);
         }
     }
 

@@ -6,9 +6,7 @@
 //! hashed, so only an object that describes exactly the announced transaction is accepted.
 
 use alloy_consensus::{
-    Signed, TxEip1559, TxEip2930, TxEip7702, TxLegacy,
-    crypto::RecoveryError,
-    transaction::{Recovered, SignerRecoverable, from_eip155_value},
+    Signed, TxEip1559, TxEip2930, TxEip7702, TxLegacy, transaction::from_eip155_value,
 };
 use alloy_eips::Encodable2718;
 use alloy_primitives::{Address, B256, Bytes, Signature, U64, U256, keccak256, normalize_v};
@@ -39,18 +37,7 @@ pub(crate) struct FullTransaction {
     /// Its EIP-2718 encoding.
     pub(crate) raw: Bytes,
     /// The field `from`. The hash does not cover it: who can write to the connection chooses it.
-    claimed_sender: Address,
-}
-
-impl FullTransaction {
-    /// With the claimed sender, if it is trusted; else the signature is verified, which takes 34 us.
-    pub(crate) fn into_recovered(
-        self,
-        trusts_sender: bool,
-    ) -> Result<(Recovered<PooledTransaction>, Bytes), RecoveryError> {
-        let sender = if trusts_sender { self.claimed_sender } else { self.tx.recover_signer()? };
-        Ok((Recovered::new_unchecked(self.tx, sender), self.raw))
-    }
+    pub(crate) claimed_sender: Address,
 }
 
 /// Reads a full announcement: what alloy's `Transaction` writes, in any order. Never panics.

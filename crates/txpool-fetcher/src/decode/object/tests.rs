@@ -1,6 +1,6 @@
 use alloy_consensus::{
     EthereumTypedTransaction, SignableTransaction as _, TxEip4844Variant, TxEnvelope,
-    transaction::TransactionInfo,
+    transaction::{Recovered, SignerRecoverable as _, TransactionInfo},
 };
 use alloy_eips::{
     Decodable2718 as _,
@@ -273,7 +273,7 @@ fn the_kept_objects_are_read_as_alloy_reads_them_with_their_senders_or_refused()
             assert_eq!(read.raw, Bytes::from(read.tx.encoded_2718()), "{}", seed.name);
             assert_eq!(by_alloy(&text), Some((read.tx.clone(), read.claimed_sender)));
             let claimed = read.claimed_sender;
-            let recovered = read.into_recovered(false).expect("signed").0.signer();
+            let recovered = read.tx.recover_signer().expect("signed");
             assert_eq!(recovered, claimed, "{}", seed.name);
         }
     }
@@ -338,5 +338,5 @@ fn a_signature_that_nobody_made_cannot_be_recovered() {
     for part in ["r", "s", "yParity"] {
         object[part] = "0x0".into();
     }
-    assert!(expect_transaction(&object.to_string()).into_recovered(false).is_err());
+    assert!(expect_transaction(&object.to_string()).tx.recover_signer().is_err());
 }
