@@ -45,7 +45,7 @@ pub struct Gap {
     /// missing any more; `None` until then. Without backfill it is closed at once.
     pub to: Option<Instant>,
     /// How many transactions the comparisons for this reason brought in while it was open. One that
-    /// closes several gaps counts for the most severe of them, and an audit for none.
+    /// closes several gaps counts for the most severe of them.
     pub recovered: u64,
 }
 

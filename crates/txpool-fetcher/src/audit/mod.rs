@@ -349,14 +349,16 @@ impl Comparison {
             *is_fetched = true;
             self.fetch.fetch_missing(ticket).await;
         }
+        let hashes = &self.fetch.hashes;
+        for hash in missing {
+            while hashes.seen.get(hash) == Some(Seen::InFlight) {
+                sleep(Duration::from_millis(5)).await;
+            }
+        }
         let mut ended = Ended::default();
         for (place, (hash, is_fetched)) in missing.iter().zip(fetched).enumerate() {
             if place % LOOKED_UP_TOGETHER == 0 {
                 tokio::task::yield_now().await;
-            }
-            let hashes = &self.fetch.hashes;
-            while hashes.seen.get(hash) == Some(Seen::InFlight) {
-                sleep(Duration::from_millis(5)).await;
             }
             let seen = hashes.seen.get(hash);
             ended.fetched += u64::from(is_fetched);
@@ -390,7 +392,9 @@ impl Comparison {
             return 0;
         }
         // A block may have been applied meanwhile.
-        vanished.retain(|hash| self.fetch.hashes.seen.get(hash).is_some_and(Seen::is_held));
+        let hashes = &self.fetch.hashes;
+        let is_held = |hash: &B256| hashes.seen.get(hash).is_some_and(Seen::is_held);
+        vanished.retain(|hash| is_held(hash) && !hashes.is_mined(hash));
         let count = vanished.len() as u64;
         // If the sink has not taken an earlier list, the next comparison finds these again.
         if count == 0 || !self.chain.sink.push_vanished(vanished.clone()) {

@@ -314,8 +314,11 @@ impl Machine {
         if self.is_audited {
             let backoff = self.settings.limits.reconnect.delay(before, self.rng.random());
             // A node that misses the time-out may still build the list: requests must not pile up.
-            let reason = self.wanted.take().map_or(reason, |wanted| wanted.max(reason));
-            return self.compare_later(now + backoff.max(after), reason);
+            // Nor does what came meanwhile make it sooner.
+            let others = [self.wanted.take(), self.compare_at.map(|(_, other)| other)];
+            let reason = others.into_iter().flatten().fold(reason, GapReason::max);
+            self.compare_at = Some((now + backoff.max(after), reason));
+            return;
         }
         // Its announcements are still of use, its gaps stay open, and the next audit tries again.
         self.wanted = None;
@@ -589,6 +592,13 @@ mod tests {
             failed 20  ->
             +19        ->                | live | lagged
             +2         -> compare lagged
+
+            # and not sooner because of what came meanwhile
+            gap unread_block     -> compare unread_block
+            +12 gap unread_block ->
+            +48 failed 60        ->
+            +50                  -> | live | unread_block
+            +20                  -> compare unread_block
 
             # an audit comes once in its interval, and may take longer than a tick
             +50      ->
