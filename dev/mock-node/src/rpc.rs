@@ -6,7 +6,6 @@ mod server;
 
 use std::{
     io::Write as _,
-    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
@@ -38,8 +37,6 @@ struct Reply {
     singles: usize,
     /// Subscriptions that begin once the answer is queued, so that no notification can overtake it.
     begin: Vec<(String, Topic)>,
-    /// Raw transactions among what is answered.
-    raws: u64,
     /// Held back for so long.
     delay: Duration,
 }
@@ -68,7 +65,6 @@ fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         all.message.push(if all.message.is_empty() { b'[' } else { b',' });
         all.message.append(&mut one.message);
         all.begin.append(&mut one.begin);
-        all.raws += one.raws;
         all.delay = all.delay.max(one.delay);
     }
     all.message.push(b']');
@@ -100,14 +96,9 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         let mut state = shared.lock();
         *state.stats.methods.entry(method.to_owned()).or_default() += 1;
         if method == "eth_getRawTransactionByHash" {
-            reply.raws = 1;
             reply.delay = shared.config.latency;
             bad = state.armed.next_answer();
             state.stats.bad_answers += u64::from(bad.is_some());
-            if request.id.is_some() && bad != Some(BadAnswer::Never) {
-                let in_flight = shared.raw_in_flight.fetch_add(1, Relaxed) + 1;
-                state.stats.max_concurrent_raw = state.stats.max_concurrent_raw.max(in_flight);
-            }
             match state.line.as_mut().map(|line| line.request(Instant::now())) {
                 None => {}
                 Some(Some(turn)) => reply.delay += turn,

@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -219,7 +219,6 @@ impl Connection {
     }
 
     fn send(&self, reply: Reply) {
-        self.shared.raw_in_flight.fetch_sub(reply.raws, Relaxed);
         if reply.begin.is_empty() {
             return self.outbox.push(reply.message, reply.singles);
         }
