@@ -74,8 +74,6 @@ fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         *state.stats.methods.entry(method.to_owned()).or_default() += 1;
         if method == "eth_getRawTransactionByHash" {
             reply.delay = shared.config.latency;
-            bad = state.armed.next_answer();
-            state.stats.bad_answers += u64::from(bad.is_some());
             match state.line.as_mut().map(|line| line.request(Instant::now())) {
                 None => {}
                 Some(Some(turn)) => reply.delay += turn,
@@ -83,6 +81,10 @@ fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
                     state.stats.raw_busy += 1;
                     refused = Some(RpcError::new(RpcError::LIMIT_EXCEEDED, "server is busy"));
                 }
+            }
+            if refused.is_none() {
+                bad = state.armed.next_answer();
+                state.stats.bad_answers += u64::from(bad.is_some());
             }
         }
         if bad == Some(BadAnswer::OutOfOrder) {
