@@ -133,10 +133,6 @@ pub(crate) fn find_binary(name: &str) -> io::Result<PathBuf> {
         || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/nodes/bin"),
         PathBuf::from,
     );
-    find_in(&dir, name)
-}
-
-fn find_in(dir: &Path, name: &str) -> io::Result<PathBuf> {
     let path = dir.join(name);
     if path.is_file() {
         return Ok(path);
@@ -149,20 +145,4 @@ fn find_in(dir: &Path, name: &str) -> io::Result<PathBuf> {
 
 pub(crate) fn cannot(what: impl Display) -> impl FnOnce(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_missing_node_names_the_script_that_installs_it() {
-        let error = find_in(Path::new("/nowhere"), "geth").unwrap_err().to_string();
-        assert!(
-            error.contains("/nowhere/geth") && error.contains("scripts/real-nodes.sh"),
-            "{error}"
-        );
-        let script = include_str!("../../../scripts/real-nodes.sh");
-        assert!(script.contains(NODES_VARIABLE) && script.contains("target/nodes"));
-    }
 }

@@ -6,13 +6,11 @@ mod server;
 
 use std::{
     io::Write as _,
-    sync::atomic::Ordering::Relaxed,
     time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
 use rand::Rng as _;
-use serde_json::value::RawValue;
 
 use crate::{
     faults::{BadAnswer, LARGE_ANSWER_BYTES},
@@ -36,43 +34,17 @@ struct Reply {
     message: Vec<u8>,
     /// So many bytes of the message are one write each.
     singles: usize,
-    /// Subscriptions that begin once the answer is queued, so that no notification can overtake it.
-    begin: Vec<(String, Topic)>,
-    /// Raw transactions among what is answered.
-    raws: u64,
+    /// A subscription that begins once the answer is queued, so that no notification can overtake it.
+    begin: Option<(String, Topic)>,
     /// Held back for so long.
     delay: Duration,
 }
 
-/// Whether a request takes long, and is answered beside the connection's other ones: a batch, a list of the pool, a block.
+/// Whether a request takes long, and is answered beside the connection's other ones: a list of the pool, a block.
 fn is_heavy(frame: &[u8]) -> bool {
     let begin = &frame[..frame.len().min(128)];
     let names = |method: &[u8]| begin.windows(method.len()).any(|text| text == method);
-    begin.trim_ascii().starts_with(b"[") || names(b"txpool_content") || names(b"eth_getBlockBy")
-}
-
-/// Answers one object or batch; `None` when no answer is due.
-fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
-    let frame = frame.trim_ascii();
-    if frame.first() != Some(&b'[') {
-        return answer(shared, frame);
-    }
-    let Ok(calls) = serde_json::from_slice::<Vec<&RawValue>>(frame) else {
-        return Some(error_reply(&RpcError::PARSE));
-    };
-    if calls.is_empty() {
-        return Some(error_reply(&RpcError::INVALID_REQUEST));
-    }
-    let mut all = Reply::default();
-    for mut one in calls.iter().filter_map(|call| answer(shared, call.get().as_bytes())) {
-        all.message.push(if all.message.is_empty() { b'[' } else { b',' });
-        all.message.append(&mut one.message);
-        all.begin.append(&mut one.begin);
-        all.raws += one.raws;
-        all.delay = all.delay.max(one.delay);
-    }
-    all.message.push(b']');
-    (all.message.len() > 1).then_some(all)
+    names(b"txpool_content") || names(b"eth_getBlockBy")
 }
 
 fn error_reply(error: &RpcError) -> Reply {
@@ -87,7 +59,8 @@ fn write(out: &mut Vec<u8>, id: &str, member: &str, json: &[u8]) {
     out.push(b'}');
 }
 
-fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
+/// Answers one request; `None` when no answer is due.
+fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     let request: Request<'_> = match serde_json::from_slice(frame) {
         Ok(request) => request,
         Err(error) if error.is_data() => return Some(error_reply(&RpcError::INVALID_REQUEST)),
@@ -100,14 +73,7 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         let mut state = shared.lock();
         *state.stats.methods.entry(method.to_owned()).or_default() += 1;
         if method == "eth_getRawTransactionByHash" {
-            reply.raws = 1;
             reply.delay = shared.config.latency;
-            bad = state.armed.next_answer();
-            state.stats.bad_answers += u64::from(bad.is_some());
-            if request.id.is_some() && bad != Some(BadAnswer::Never) {
-                let in_flight = shared.raw_in_flight.fetch_add(1, Relaxed) + 1;
-                state.stats.max_concurrent_raw = state.stats.max_concurrent_raw.max(in_flight);
-            }
             match state.line.as_mut().map(|line| line.request(Instant::now())) {
                 None => {}
                 Some(Some(turn)) => reply.delay += turn,
@@ -115,6 +81,10 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
                     state.stats.raw_busy += 1;
                     refused = Some(RpcError::new(RpcError::LIMIT_EXCEEDED, "server is busy"));
                 }
+            }
+            if refused.is_none() {
+                bad = state.armed.next_answer();
+                state.stats.bad_answers += u64::from(bad.is_some());
             }
         }
         if bad == Some(BadAnswer::OutOfOrder) {
@@ -136,7 +106,7 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         Ok(Found::Json(json)) => ("result", json),
         Ok(Found::Subscribed(subscription, topic)) => {
             let json = to_json(&subscription);
-            reply.begin.push((subscription, topic));
+            reply.begin = Some((subscription, topic));
             ("result", json)
         }
     };

@@ -2,7 +2,7 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, atomic::AtomicU64, mpsc::Sender},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -84,9 +84,6 @@ pub(crate) struct Shared {
     pub(crate) restart: Notify,
     /// What executes the blocks, if something does.
     pub(crate) executor: Option<Box<dyn Execute>>,
-    /// Requests for raw transactions whose answers are not queued yet: beside the lock, for an answer need not wait for an
-    /// announcement. Relaxed, for it is a count alone.
-    pub(crate) raw_in_flight: AtomicU64,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
     /// before any outbox's lock.
     state: Mutex<State>,
@@ -119,7 +116,6 @@ impl Shared {
             changed: Condvar::new(),
             restart: Notify::new(),
             executor,
-            raw_in_flight: AtomicU64::new(0),
             state: Mutex::new(state),
         }
     }

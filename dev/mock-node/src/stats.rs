@@ -21,10 +21,8 @@ pub struct Stats {
     pub raw_busy: u64,
     /// The longest that a block mined on time waited for its turn in that queue, in microseconds.
     pub import_wait_us_max: u64,
-    /// The most `eth_getRawTransactionByHash` in flight at one time.
-    pub max_concurrent_raw: u64,
     pub connections: u64,
     pub connections_open: u64,
-    /// Calls per method, each call of a batch for itself.
+    /// Calls per method.
     pub methods: BTreeMap<String, u64>,
 }

@@ -4,7 +4,7 @@ use std::{
     fs, io,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -219,8 +219,7 @@ impl Connection {
     }
 
     fn send(&self, reply: Reply) {
-        self.shared.raw_in_flight.fetch_sub(reply.raws, Relaxed);
-        if reply.begin.is_empty() {
+        if reply.begin.is_none() {
             return self.outbox.push(reply.message, reply.singles);
         }
         // Under the lock, so that nothing is announced between the answer and the subscription.

@@ -3,7 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mock_node::{BadAnswer, Capacity, Fault, MockNode, NodeConfig, Target};
+use mock_node::{BadAnswer, Fault, MockNode, NodeConfig, Target};
 use serde_json::{Value, json};
 
 use crate::client::{Client, connected, start, subscribed};
@@ -145,21 +145,6 @@ fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
         assert_eq!(raw_line(&mut client, &node), right, "after {bad:?}");
     }
     assert_eq!(node.stats().bad_answers, BadAnswer::ALL.len() as u64);
-}
-
-/// It was counted, and the answer was that the node is busy.
-#[test]
-fn a_wrong_transaction_is_answered_even_when_the_queue_is_full() {
-    let capacity = Some(Capacity { at_once: 1, service: Duration::from_secs(60), may_wait: 0 });
-    let (_dir, node, mut client) =
-        connected(|config| NodeConfig { preload: 2, capacity, ..config });
-    client.request_raw(4, node.pending()[0]);
-    // It waits, and is in the queue once a later request is answered.
-    client.result("eth_chainId", json!([]));
-    node.inject(Fault::Answers { bad: BadAnswer::WrongTransaction, count: 1 });
-    let line = raw_line(&mut client, &node);
-    assert!(line.contains(&node.raw(node.pending()[1]).unwrap().to_string()), "{line}");
-    assert!(raw_line(&mut client, &node).contains("busy"));
 }
 
 #[test]
