@@ -48,25 +48,15 @@ impl TryFrom<Recovered<PooledTransaction>> for TransactionSignedEcRecoveredWithB
 
     fn try_from(value: Recovered<PooledTransaction>) -> Result<Self, Self::Error> {
         let (tx, signer) = value.into_parts();
-        let (tx, sidecar) = match tx {
-            EthereumTxEnvelope::Eip4844(signed) => {
-                let (tx, signature, hash) = signed.into_parts();
-                let (tx, sidecar) = tx.into_parts();
-                let signed = alloy_consensus::Signed::new_unchecked(tx, signature, hash);
-                (TransactionSigned::Eip4844(signed), sidecar)
-            }
-            EthereumTxEnvelope::Legacy(tx) => (tx.into(), none()),
-            EthereumTxEnvelope::Eip2930(tx) => (tx.into(), none()),
-            EthereumTxEnvelope::Eip1559(tx) => (tx.into(), none()),
-            EthereumTxEnvelope::Eip7702(tx) => (tx.into(), none()),
-        };
+        let mut sidecar = BlobTransactionSidecarVariant::Eip4844(Default::default());
+        let tx = tx.map_eip4844(|with_blobs| {
+            let (tx, blobs) = with_blobs.into_parts();
+            sidecar = blobs;
+            tx
+        });
         let tx = Recovered::new_unchecked(tx, signer);
         Ok(Self { tx, blobs_sidecar: Arc::new(sidecar) })
     }
-}
-
-fn none() -> BlobTransactionSidecarVariant {
-    BlobTransactionSidecarVariant::Eip4844(Default::default())
 }
 
 impl TransactionSignedEcRecoveredWithBlobs {
