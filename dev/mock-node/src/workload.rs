@@ -106,15 +106,6 @@ impl PreparedTx {
 }
 
 /// A source of signed transactions, each account's nonces without a gap.
-///
-/// ```
-/// use mock_node::workload::{Workload, WorkloadConfig};
-///
-/// let mut load = Workload::new(WorkloadConfig { accounts: 10, ..WorkloadConfig::new(7, 1337) });
-/// let txs = load.prepare(20);
-/// assert_eq!(txs.len(), 20);
-/// assert_eq!((txs[0].nonce, txs[10].nonce), (0, 1), "the accounts take turns");
-/// ```
 #[derive(Clone, Debug)]
 pub struct Workload {
     pub(crate) config: WorkloadConfig,

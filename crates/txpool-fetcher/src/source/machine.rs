@@ -313,8 +313,7 @@ impl Machine {
         self.is_audited &= is_retryable && may_pass;
         if self.is_audited {
             let backoff = self.settings.limits.reconnect.delay(before, self.rng.random());
-            // A node that misses the time-out may still build the list: requests must not pile up.
-            // Nor does what came meanwhile make it sooner.
+            // A node that misses the time-out may still build the list: requests must not pile up, whatever came meanwhile.
             let others = [self.wanted.take(), self.compare_at.map(|(_, other)| other)];
             let reason = others.into_iter().flatten().fold(reason, GapReason::max);
             self.compare_at = Some((now + backoff.max(after), reason));

@@ -1,6 +1,6 @@
 use alloy_consensus::{Transaction as _, TxEnvelope, transaction::SignerRecoverable};
 use alloy_eips::Decodable2718;
-use alloy_primitives::{Address, B256, Bytes, U256};
+use alloy_primitives::{Address, B256, U256};
 use mock_node::{
     MockNode, NodeConfig,
     workload::{SWAP_SELECTOR, listed, routers, tokens},
@@ -75,31 +75,6 @@ fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one_and_a_r
     // The block that was taken back is known no more.
     let undone = json!({ "blockHash": block.hash });
     assert!(client.call("eth_getBalance", json!([listed()[0], undone]))["error"].is_object());
-}
-
-#[test]
-fn a_block_is_named_by_hash_number_or_tag() {
-    let (_dir, node, mut client) =
-        connected(|config| NodeConfig { state: true, preload: 1, ..config });
-    let sender = transactions(&node)[0].recover_signer().expect("a signature");
-    let (genesis, block) = (node.head(), node.mine());
-    let mut nonce = |block: Value| client.result("eth_getTransactionCount", json!([sender, block]));
-    for zero in
-        [json!({ "blockHash": genesis.hash }), json!("0x0"), json!({ "blockNumber": "0x0" })]
-    {
-        assert_eq!(nonce(zero), "0x0");
-    }
-    let named = json!({ "blockHash": block.hash });
-    for one in [named, json!("0x1"), json!({ "blockNumber": "0x1" }), json!("latest")] {
-        assert_eq!(nonce(one), "0x1");
-    }
-    let code = client.result("eth_getCode", json!([tokens()[0], "latest"]));
-    assert!(serde_json::from_value::<Bytes>(code).expect("bytes").len() > 200);
-    assert_eq!(client.result("eth_getCode", json!([sender, "latest"])), "0x");
-    for unknown in [json!({ "blockHash": B256::repeat_byte(7) }), json!("0x63"), json!({})] {
-        let answer = client.call("eth_getBalance", json!([sender, unknown]));
-        assert!(answer["error"]["code"].is_i64(), "{answer}");
-    }
 }
 
 #[test]
