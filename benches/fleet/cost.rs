@@ -51,7 +51,7 @@ pub(crate) fn run(size: &Size) -> io::Result<()> {
     }
     println!("{table}");
     let growth = |of: &[Vec<f64>]| match (of.first(), of.last()) {
-        (Some(first), Some(last)) => Spread::of_ratios(last.clone(), first.clone()),
+        (Some(first), Some(last)) => Spread::of(last.iter().zip(first).map(|(of, to)| of / to)),
         _ => Spread::of([]),
     };
     let most = size.builders.last().copied().unwrap_or_default();

@@ -20,14 +20,12 @@ pub struct Seed {
 
 impl Seed {
     /// Whether its reader accepts it.
-    #[must_use]
     pub fn is_good(&self) -> bool {
         self.name.starts_with("good-")
     }
 }
 
 /// The kept inputs of a reader, in the order of their names.
-#[must_use]
 pub fn seeds(reader: &str) -> Vec<Seed> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(reader);
     let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));

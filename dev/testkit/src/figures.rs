@@ -61,11 +61,6 @@ impl Spread {
             max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         }
     }
-
-    /// The ratios of the rounds of two contenders: both of a round met the same machine.
-    pub fn of_ratios(of: impl IntoIterator<Item = f64>, to: impl IntoIterator<Item = f64>) -> Self {
-        Self::of(of.into_iter().zip(to).map(|(of, to)| of / to))
-    }
 }
 
 /// The median, and how far the rounds lie apart if there are several.
@@ -98,9 +93,9 @@ impl<Contender, Run> Rounds<Contender, Run> {
         format!("{:.0}", self.median(value))
     }
 
-    /// The rounds' values against those of another contender.
+    /// The rounds' values against those of another contender: both of a round met the same machine.
     pub fn ratio<Other>(&self, to: &Rounds<Other, Run>, value: impl Fn(&Run) -> f64) -> Spread {
-        Spread::of_ratios(self.runs.iter().map(&value), to.runs.iter().map(&value))
+        Spread::of(self.runs.iter().zip(&to.runs).map(|(of, to)| value(of) / value(to)))
     }
 }
 

@@ -33,13 +33,6 @@ fn entries() -> impl Strategy<Value = BTreeMap<[u8; 20], (Spelling, &'static str
     prop::collection::btree_map(any::<[u8; 20]>(), (spelling(), around), 1..40)
 }
 
-fn text_of(entries: &BTreeMap<[u8; 20], (Spelling, &'static str)>) -> String {
-    let line = |(address, (spelling, around)): (&[u8; 20], &(Spelling, &str))| {
-        format!("{}{around}\n", spell(&address.into(), *spelling))
-    };
-    entries.iter().map(line).collect()
-}
-
 proptest! {
     #[test]
     fn any_bytes_are_a_list_or_an_error_and_never_a_panic(
@@ -62,7 +55,10 @@ proptest! {
         let config = BlocklistConfig::default();
         let addresses = entries.keys().map(Address::from);
         let expected = Blocklist::from_addresses(addresses, &config).expect("not empty");
-        let text = text_of(&entries);
+        let line = |(address, (spelling, around)): (&[u8; 20], &(Spelling, &str))| {
+            format!("{}{around}\n", spell(&address.into(), *spelling))
+        };
+        let text: String = entries.iter().map(line).collect();
         prop_assert_eq!(&Blocklist::parse(text.as_bytes(), &config).expect("good"), &expected);
         let strings: Vec<String> = entries
             .iter()
