@@ -141,14 +141,14 @@ fn paced(is_test: bool) {
         };
         plan.rates.iter().copied().map(Some).chain([None]).map(load)
     });
-    race(of_all(loads), plan.rounds);
+    race(of_all(loads), plan.rounds, true);
 }
 
 fn scale(is_test: bool) {
     let rates = "500,1000,2000,5000,10000,20000,40000";
     let plan = Plan::new(is_test, &[500, 2000], rates, "3");
     let load = |&tps| Load { count: plan.count(tps), tps: Some(tps), ..Load::default() };
-    print_held(&race(of_all(plan.rates.iter().map(load)), plan.rounds));
+    print_held(&race(of_all(plan.rates.iter().map(load)), plan.rounds, false));
 }
 
 fn drops(is_test: bool) {
@@ -160,7 +160,7 @@ fn drops(is_test: bool) {
     let full = [load, dropped(200, 1), dropped(500, 2_000), dropped(1_000, 1)];
     let full = full.map(|load| Rounds::new((Contender::Full, load)));
     let rows = [Rounds::new((Contender::Hashes, load))].into_iter().chain(full).collect();
-    for row in race(rows, plan.rounds) {
+    for row in race(rows, plan.rounds, true) {
         assert_eq!(row.runs.iter().map(Run::lost).sum::<usize>(), 0, "{:?}", row.contender);
     }
 }
@@ -171,8 +171,9 @@ fn of_all(loads: impl Iterator<Item = Load>) -> Vec<Row> {
     loads.flat_map(of_load).collect()
 }
 
-/// Rounds of all rows, printed; the contenders of a load take turns at going first.
-fn race(mut rows: Vec<Row>, rounds: usize) -> Vec<Row> {
+/// Rounds of all rows, printed; the contenders of a load take turns at going first. `is_warm`: in a process that has had a
+/// run already, as a builder has that runs for days; but only a first run shows what it adds to the memory.
+fn race(mut rows: Vec<Row>, rounds: usize, is_warm: bool) -> Vec<Row> {
     let samples = floor::samples();
     let mut floors = Rounds::new(());
     for round in 0..rounds {
@@ -182,18 +183,14 @@ fn race(mut rows: Vec<Row>, rounds: usize) -> Vec<Row> {
                 let at = (turn + round) % of_load.len();
                 let (contender, load) = of_load[at].contender;
                 let mut process = Process::spawn(ROLE).expect("its process starts");
-                let run: Run = process.request(&(contender, load)).expect("a run comes to its end");
-                eprintln!(
-                    "round {} of {rounds}: {} at {}: lost {} of {}, p99 {:.0} us, \
-                     {:.1} us of CPU each",
-                    round + 1,
-                    contender.name(),
-                    load.name(),
-                    run.lost(),
-                    run.announced,
-                    run.latency.p99,
-                    run.cpu_us(),
-                );
+                let mut run =
+                    || -> Run { process.request(&(contender, load)).expect("it comes to its end") };
+                if is_warm {
+                    run();
+                }
+                let run = run();
+                let (contender, load) = (contender.name(), load.name());
+                eprintln!("round {} of {rounds}: {contender} at {load}", round + 1);
                 of_load[at].runs.push(run);
             }
         }
