@@ -2,10 +2,10 @@
 //! tests, benches and examples.
 //!
 //! It answers over a Unix socket as reth 2.5 does, byte for byte where a client can tell: framing,
-//! error codes, the two forms of blob transactions, the order of announcements. A batch is an
-//! invalid request. By default it executes nothing: gas used is the sum of the limits, and balances
-//! are ignored. With [`NodeConfig::state`] and the crate `mock-state` the mined blocks are executed
-//! and requests for the state are answered.
+//! error codes, the two forms of blob transactions, the order of announcements. By default it
+//! executes nothing: gas used is the sum of the limits, and balances are ignored. With
+//! [`NodeConfig::state`] and the crate `mock-state` the mined blocks are executed and requests for the
+//! state are answered.
 //! Roots are always digests. Blob proofs from clients are not verified; those that it serves are
 //! valid.
 //!

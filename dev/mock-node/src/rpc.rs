@@ -11,6 +11,7 @@ use std::{
 
 use alloy_primitives::B256;
 use rand::Rng as _;
+use serde_json::value::RawValue;
 
 use crate::{
     faults::{BadAnswer, LARGE_ANSWER_BYTES},
@@ -34,17 +35,40 @@ struct Reply {
     message: Vec<u8>,
     /// So many bytes of the message are one write each.
     singles: usize,
-    /// A subscription that begins once the answer is queued, so that no notification can overtake it.
-    begin: Option<(String, Topic)>,
+    /// Subscriptions that begin once the answer is queued, so that no notification can overtake it.
+    begin: Vec<(String, Topic)>,
     /// Held back for so long.
     delay: Duration,
 }
 
-/// Whether a request takes long, and is answered beside the connection's other ones: a list of the pool, a block.
+/// Whether a request takes long, and is answered beside the connection's other ones: a batch, a list of the pool, a block.
 fn is_heavy(frame: &[u8]) -> bool {
     let begin = &frame[..frame.len().min(128)];
     let names = |method: &[u8]| begin.windows(method.len()).any(|text| text == method);
-    names(b"txpool_content") || names(b"eth_getBlockBy")
+    begin.trim_ascii().starts_with(b"[") || names(b"txpool_content") || names(b"eth_getBlockBy")
+}
+
+/// Answers one object or batch; `None` when no answer is due.
+fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
+    let frame = frame.trim_ascii();
+    if frame.first() != Some(&b'[') {
+        return answer(shared, frame);
+    }
+    let Ok(calls) = serde_json::from_slice::<Vec<&RawValue>>(frame) else {
+        return Some(error_reply(&RpcError::PARSE));
+    };
+    if calls.is_empty() {
+        return Some(error_reply(&RpcError::INVALID_REQUEST));
+    }
+    let mut all = Reply::default();
+    for mut one in calls.iter().filter_map(|call| answer(shared, call.get().as_bytes())) {
+        all.message.push(if all.message.is_empty() { b'[' } else { b',' });
+        all.message.append(&mut one.message);
+        all.begin.append(&mut one.begin);
+        all.delay = all.delay.max(one.delay);
+    }
+    all.message.push(b']');
+    (all.message.len() > 1).then_some(all)
 }
 
 fn error_reply(error: &RpcError) -> Reply {
@@ -59,8 +83,7 @@ fn write(out: &mut Vec<u8>, id: &str, member: &str, json: &[u8]) {
     out.push(b'}');
 }
 
-/// Answers one request; `None` when no answer is due.
-fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
+fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     let request: Request<'_> = match serde_json::from_slice(frame) {
         Ok(request) => request,
         Err(error) if error.is_data() => return Some(error_reply(&RpcError::INVALID_REQUEST)),
@@ -106,7 +129,7 @@ fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         Ok(Found::Json(json)) => ("result", json),
         Ok(Found::Subscribed(subscription, topic)) => {
             let json = to_json(&subscription);
-            reply.begin = Some((subscription, topic));
+            reply.begin.push((subscription, topic));
             ("result", json)
         }
     };

@@ -23,6 +23,6 @@ pub struct Stats {
     pub import_wait_us_max: u64,
     pub connections: u64,
     pub connections_open: u64,
-    /// Calls per method.
+    /// Calls per method, each call of a batch for itself.
     pub methods: BTreeMap<String, u64>,
 }

@@ -219,7 +219,7 @@ impl Connection {
     }
 
     fn send(&self, reply: Reply) {
-        if reply.begin.is_none() {
+        if reply.begin.is_empty() {
             return self.outbox.push(reply.message, reply.singles);
         }
         // Under the lock, so that nothing is announced between the answer and the subscription.
