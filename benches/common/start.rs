@@ -1,15 +1,13 @@
-//! One start of ours against a node that announces meanwhile: what a backfill does to the live
-//! announcements.
+//! One start of ours against a node that announces meanwhile: what a backfill does to the live announcements.
 //!
-//! **The clock.** Live latency is from the announcement read from the socket to the order in the
-//! pool, by a stopwatch around the pool, while the backfill fetches, or for a while without one:
-//! from its first transaction, or from before the fetcher starts. The node announces from the first
-//! subscription on. It is a process of its own (this program again), so that what it burns is not
-//! ours.
+//! **The clock.** Live latency is from the announcement read from the socket to the order in the pool, by a stopwatch
+//! around the pool, while the backfill fetches, or for a while without one: from its first transaction, or from
+//! before the fetcher starts. The node announces from the first subscription on. It is a process of its own (this
+//! program again), so that what it burns is not ours.
 //!
-//! **Equal work.** After every run, what the node announced and what was backfilled are in the
-//! pool, each of them; nothing else, and nothing twice. Every hash has had its one outcome. If not,
-//! the bench fails; timings never fail it.
+//! **Equal work.** After every run, what the node announced and what was backfilled are in the pool, each of them;
+//! nothing else, and nothing twice. Every hash has had its one outcome. If not, the bench fails; timings never fail
+//! it.
 
 use std::{
     sync::{Arc, Mutex},

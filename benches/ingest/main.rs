@@ -1,47 +1,34 @@
-//! From the node's announcement to the order in front of a builder: ours in both modes against the
-//! two ways in which builders fetch today.
+//! From the node's announcement to the order in front of a builder: ours in both modes against the two ways in which
+//! builders fetch today.
 //!
-//! - *sequential*: one connection, one fetch at a time in the notification loop, alloy's default
-//!   buffer of 16;
+//! - *sequential*: one connection, one fetch at a time in the notification loop, alloy's default buffer of 16;
 //! - *plain concurrent*: a second connection, a task for each hash, 64 permits, a buffer of 16,384;
-//! - *hashes* and *full objects*: [`mempool_ingest::Ingest`] in its two modes, else with its
-//!   defaults.
+//! - *hashes* and *full objects*: [`mempool_ingest::Ingest`] in its two modes, else with its defaults.
 //!
-//! The parts:
+//! `benches/README.md` says what each part shows. A rate of `scale` is *held* when every round pooled, in the end,
+//! everything that was announced, no buffer of ours was overrun, and the node kept the rate. The burst of `paced`
+//! fits the buffers of ours and of the plain concurrent rival, so that it measures speed, not overflow.
 //!
-//! - criterion's group `floor`: what nobody can save;
-//! - `paced`: all contenders at paced rates and in a burst of 8,000, with answers at once and after
-//!   2 ms. The burst fits the buffers of ours and of the plain concurrent rival, so that it
-//!   measures speed, not overflow;
-//! - `scale`: how far each contender goes. No transaction carries blobs. A rate is *held* when
-//!   every round pooled, in the end, everything that was announced, no buffer of ours was overrun,
-//!   and the node kept the rate;
-//! - `backfill`: what the start-up backfill costs the live announcements, see [`backfill`];
-//! - `drops`: full objects at 2,000/s, of which the node drops none, a fifth at random, some runs
-//!   of 2,000, and all, as reth does; and hashes, for comparison. All must be pooled.
+//! **The clock.** The node runs in a process of its own (the running program again) and notes, in `CLOCK_MONOTONIC`,
+//! which all processes share, the moment before it hands each transaction to its pool. A subscriber of the order
+//! pool, the same for all, notes when it sees each order. The difference is the latency; what the contenders note
+//! themselves plays no part. So it contains the node's own work, which is the same for all. The paced announcements
+//! are due at start + n/rate; how many were late is counted, since it says how far the machine can be trusted.
 //!
-//! **The clock.** The node runs in a process of its own (the running program again) and notes, in
-//! `CLOCK_MONOTONIC`, which all processes share, the moment before it hands each transaction to its
-//! pool. A subscriber of the order pool, the same for all, notes when it sees each order. The
-//! difference is the latency; what the contenders note themselves plays no part. So it contains the
-//! node's own work, which is the same for all. The paced announcements are due at start + n/rate;
-//! how many were late is counted, since it says how far the machine can be trusted.
+//! **Equal work.** Every run announces the first transactions of one list. Asserted in each run: the node announced
+//! that list; what was pooled is part of it, nothing twice, each sender right and each sidecar there. What a rival
+//! did not pool is its loss. Ours must have pooled everything but for what overran its buffer and was counted, or the
+//! bench fails; timings never fail it.
 //!
-//! **Equal work.** Every run announces the first transactions of one list. Asserted in each run:
-//! the node announced that list; what was pooled is part of it, nothing twice, each sender right
-//! and each sidecar there. What a rival did not pool is its loss. Ours must have pooled everything
-//! but for what overran its buffer and was counted, or the bench fails; timings never fail it.
+//! **The cost.** Each run has a process of its own for the contender, so that CPU time and memory are its own: CPU
+//! time from the first announcement to the last order, subscriber included, for each pooled transaction, also as a
+//! multiple of the floor, the CPU time to decode a raw transaction and recover its sender, which is taken before each
+//! round, on one thread and on as many at once as there are cores. All use libsecp256k1, and rivals have as many
+//! threads as ours. The node never mines here.
 //!
-//! **The cost.** Each run has a process of its own for the contender, so that CPU time and memory
-//! are its own: CPU time from the first announcement to the last order, subscriber included, for
-//! each pooled transaction, also as a multiple of the floor, the CPU time to decode a raw
-//! transaction and recover its sender, which is taken before each round, on one thread and on as
-//! many at once as there are cores. All use libsecp256k1, and rivals have as many threads as ours.
-//! The node never mines here.
-//!
-//! `cargo bench --bench ingest` takes about 25 minutes, `-- paced` or `-- scale` ten; with `-- --test` each
-//! path runs once. A word is criterion's filter too. `scripts/chart.py` draws the table of `scale`. Of `paced` and of
-//! `scale` the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and
+//! `cargo bench --bench ingest` takes about half an hour, `-- paced` fifteen minutes; with `-- --test` each path runs
+//! once. A word is criterion's filter too. `scripts/chart.py` draws the table of `scale`. Of `paced` and of `scale`
+//! the environment sets `INGEST_BENCH_ROUNDS` (3), `INGEST_BENCH_SECONDS` (3.5 and 3, of each run) and
 //! `INGEST_BENCH_RATES`.
 
 mod backfill;

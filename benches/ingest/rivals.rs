@@ -1,8 +1,7 @@
 //! The ways builders fetch today, as their authors would write them on alloy's provider.
 //!
-//! Both go into the same [`OrderPool`] and recover senders with the same C library. Neither checks
-//! that the answer is the requested transaction, retries, times out, or follows heads: that
-//! favours them.
+//! Both go into the same [`OrderPool`] and recover senders with the same C library. Neither checks that the answer is
+//! the requested transaction, retries, times out, or follows heads: that favours them.
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};
 

@@ -25,8 +25,7 @@ pub(crate) const MAX_REQUEST_BYTES: usize = 15 << 20;
 pub enum LoadStart {
     #[default]
     AtOnce,
-    /// When the first subscription to `newPendingTransactions` exists, so that every announcement
-    /// has a receiver.
+    /// When the first subscription to `newPendingTransactions` exists, so that every announcement has a receiver.
     FirstSubscription,
 }
 
@@ -70,9 +69,8 @@ pub struct NodeConfig {
     pub genesis_s: Option<u64>,
     /// Time between blocks; zero, the default, mines only by `MockNode::mine`.
     pub block_time: Duration,
-    /// Gas of a block. Default 60 million, as on mainnet: about 1,000 transactions of the mix. To mine
-    /// everything that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs
-    /// two billion.
+    /// Gas of a block. Default 60 million, as on mainnet: about 1,000 transactions of the mix. To mine everything
+    /// that it announces for hours, at 2,000 transactions/s and 12 s blocks, a node needs two billion.
     pub block_gas_limit: u64,
     /// Transactions of a block. Default unlimited.
     pub block_max_txs: usize,
@@ -80,8 +78,7 @@ pub struct NodeConfig {
     pub latency: Duration,
     /// How many requests the node processes at once; `None` (default): no bound.
     pub capacity: Option<Capacity>,
-    /// How long `txpool_content` takes. Meanwhile nothing else is answered, as in anvil. Default
-    /// none.
+    /// How long `txpool_content` takes. Meanwhile nothing else is answered, as in anvil. Default none.
     pub list_time: Duration,
     /// How many of a thousand transactions of the paced load carry blobs. Default 0.
     pub blobs_per_mille: u32,

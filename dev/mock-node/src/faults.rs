@@ -9,8 +9,7 @@ use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
-/// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); further hashes of a
-/// batch are lost.
+/// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); further hashes of a batch are lost.
 const RETH_LISTENER_HASHES: u32 = 2048;
 
 /// Size of [`BadAnswer::Large`], in bytes.
@@ -39,11 +38,9 @@ pub enum Fault {
     CloseMidFrame(Target),
     /// The next connections are closed as soon as they are accepted.
     CloseOnAccept { connections: u32 },
-    /// The next connections that subscribe get the response, and are then closed instead of
-    /// notified.
+    /// The next connections that subscribe get the response, and are then closed instead of notified.
     CloseAfterSubscribe { connections: u32 },
-    /// Open connections are neither read nor written for a while; then everything that waited is
-    /// sent.
+    /// Open connections are neither read nor written for a while; then everything that waited is sent.
     Stall { at: Target, time: Duration },
     /// Open connections stay open and are never read or written again: geth after ten seconds of a paused reader.
     GoDead(Target),
@@ -228,8 +225,7 @@ impl FaultPlan {
     }
 }
 
-/// Armed faults: the server looks at every point where one may strike. A number is how often it
-/// still does.
+/// Armed faults: the server looks at every point where one may strike. A number is how often it still does.
 #[derive(Debug, Default)]
 pub(crate) struct Armed {
     pub(crate) close_on_accept: u32,

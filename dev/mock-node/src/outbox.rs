@@ -87,9 +87,8 @@ impl Outbox {
         lock(&self.queue).freeze()
     }
 
-    /// What is to be written next; `None` when the connection is to be closed. A change between two
-    /// looks is not missed, because the notification is kept. Cancel safe: it returns at once what
-    /// it takes.
+    /// What is to be written next; `None` when the connection is to be closed. A change between two looks is not
+    /// missed, because the notification is kept. Cancel safe: it returns at once what it takes.
     pub(crate) async fn next(&self) -> Option<VecDeque<Vec<u8>>> {
         loop {
             let freeze = {

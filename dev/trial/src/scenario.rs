@@ -1,20 +1,19 @@
-//! What a stranger can do to a builder by the RPC server: one attack after the other at full size, each in a world of its own
-//! with one node and one machine with the defaults, judged by the same oracle.
+//! What a stranger can do to a builder by the RPC server: one attack after the other at full size, each in a world of
+//! its own with one node and one machine with the defaults, judged by the same oracle.
 //!
-//! The node has 20,000 transactions pending and announces 500 a second, none of which a block takes; honest searchers send 150
-//! messages a second, and a monitor asks for `/healthz`. The attacker has eight addresses, in other rows one or 256, keys
-//! without end, no ether, and half a core. A crowd of 64 callers, who are no strangers with a few addresses, sends raw
-//! transactions as fast as it can: what the gate is for, so it is run again with the gate off.
+//! The node has 20,000 transactions pending and announces 500 a second, none of which a block takes; honest searchers
+//! send 150 messages a second, and a monitor asks for `/healthz`. The attacker has eight addresses, in other rows one
+//! or 256, keys without end, no ether, and half a core. A crowd of 64 callers, who are no strangers with a few
+//! addresses, sends raw transactions as fast as it can: what the gate is for, so it is run again with the gate off.
 //!
-//! **What counts** is what the oracle finds before each head, and that no honest searcher is
-//! refused. From 256 addresses only known signers are promised anything. That the orders of one
-//! caller are executed in turn, that work above a limit is refused for good, and what a proxy, a
-//! waker or an ill-formed field can do, are properties that the tests of the crates show. A
-//! violation fails the command. Latency and memory are printed with their goals; on a machine that
-//! is too slow for the load, callers are refused.
+//! **What counts** is what the oracle finds before each head, and that no honest searcher is refused. From 256
+//! addresses only known signers are promised anything. That the orders of one caller are executed in turn, that work
+//! above a limit is refused for good, and what a proxy, a waker or an ill-formed field can do, are properties that
+//! the tests of the crates show. A violation fails the command. Latency and memory are printed with their goals; on a
+//! machine that is too slow for the load, callers are refused.
 //!
-//! `cargo run --release -p trial -- --scenarios` takes about ten minutes; with `--test` each attack runs for a moment.
-//! `--scenario NAME` chooses by name. The environment sets `ATTACK_BENCH_SECONDS` (8).
+//! `cargo run --release -p trial -- --scenarios` takes about ten minutes; with `--test` each attack runs for a
+//! moment. `--scenario NAME` chooses by name. The environment sets `ATTACK_BENCH_SECONDS` (8).
 
 use std::time::Duration;
 
