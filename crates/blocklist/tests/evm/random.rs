@@ -24,13 +24,13 @@ use crate::support::{
 };
 
 const DEFAULT_TXS: u64 = 105_000;
+const MIN_EXECUTED: u64 = 100_000;
+const TXS_PER_BLOCK: u64 = 10;
 
 /// Not the testkit's: the integration of rbuilder compiles this file too.
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
 }
-const MIN_EXECUTED: u64 = 100_000;
-const TXS_PER_BLOCK: u64 = 10;
 
 /// How often each thing was seen, so that a generator gone blind does not pass.
 type Seen = BTreeMap<&'static str, u64>;

@@ -77,7 +77,6 @@ struct Sync {
 
 impl Sync {
     /// Whether its head is old, and it says that it is syncing, or another source has a recent one.
-    ///
     /// Neither alone decides. A development chain may mine nothing for days, and geth says that it
     /// is syncing for hours while it indexes transactions at the head of the chain.
     fn is_behind(&self, follower: &Follower) -> bool {
@@ -143,8 +142,7 @@ impl<S: TransactionSink> Source<S> {
         let stop = source.parts.fetch.tasks.stop.clone();
         while source.machine.state != SourceState::Ended {
             tokio::select! {
-                // That a connection is up is known before what it reports. Reports come last, because
-                // there may be many; they wait in their channel.
+                // That a connection is up is known before what it reports; reports, of which there may be many, are last.
                 biased;
                 () = stop.cancelled() => break,
                 Some(joined) = source.tasks.join_next() => match joined {

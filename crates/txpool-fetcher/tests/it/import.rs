@@ -35,10 +35,11 @@ async fn a_node_that_imports_old_blocks_rolls_nothing_back_beside_a_live_one() {
     let endpoints = [node.ipc_path(), &late.path].map(|path| Endpoint::Ipc(path.to_owned()));
     let (sink, mut events) = mpsc::channel(1 << 16);
     let fetcher = start_with(FetcherConfig::new(endpoints), settles_fast(), sink).await;
-    let (mut heads, mut delivered) = (Vec::new(), HashSet::new());
+    // With room for all: neither grows while it is timed.
+    let (mut heads, mut delivered) = (Vec::new(), HashSet::with_capacity(count as usize));
     let mut tick = tokio::time::interval(Duration::from_secs(1) / IMPORTED_PER_SECOND);
     for imports in [false, true] {
-        let mut late_by = Vec::new();
+        let mut late_by = Vec::with_capacity(count as usize);
         for (n, block) in (1..).zip(&old) {
             loop {
                 let event = tokio::select! {
