@@ -1,6 +1,6 @@
 //! Pool and chain together: no socket, no clock. Every change returns what the subscribers are notified of.
 
-use std::{cmp::Ordering, sync::Arc};
+use std::{cmp::Ordering, collections::BTreeSet, sync::Arc};
 
 use alloy_consensus::Transaction as _;
 use alloy_primitives::map::AddressHashMap;
@@ -85,9 +85,9 @@ impl Core {
     fn mine_these(&mut self, txs: Vec<Arc<SignedTx>>, now_s: u64) -> (Arc<FullBlock>, Effects) {
         let block = self.chain.append(txs, now_s);
         let mut announced = Vec::new();
-        for tx in &block.txs {
-            announced
-                .extend(self.pool.set_chain_nonce(tx.signer(), self.chain.nonce(&tx.signer())));
+        // Each once: all that a sender has pending is walked.
+        for signer in block.txs.iter().map(|tx| tx.signer()).collect::<BTreeSet<_>>() {
+            announced.extend(self.pool.set_chain_nonce(signer, self.chain.nonce(&signer)));
         }
         (block.clone(), Effects { heads: vec![block], announced })
     }

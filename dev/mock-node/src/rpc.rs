@@ -98,16 +98,15 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         if method == "eth_getRawTransactionByHash" {
             reply.delay = shared.config.latency;
             match state.line.as_mut().map(|line| line.request(Instant::now())) {
-                None => {}
-                Some(Some(turn)) => reply.delay += turn,
                 Some(None) => {
                     state.stats.raw_busy += 1;
                     refused = Some(RpcError::new(RpcError::LIMIT_EXCEEDED, "server is busy"));
                 }
-            }
-            if refused.is_none() {
-                bad = state.armed.next_answer();
-                state.stats.bad_answers += u64::from(bad.is_some());
+                turn => {
+                    reply.delay += turn.flatten().unwrap_or_default();
+                    bad = state.armed.next_answer();
+                    state.stats.bad_answers += u64::from(bad.is_some());
+                }
             }
         }
         if bad == Some(BadAnswer::OutOfOrder) {
@@ -115,13 +114,11 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         }
     }
     let params = Params::read(request.params);
-    let found = match (bad, refused) {
-        (Some(BadAnswer::WrongTransaction), _) => {
-            params.and_then(|params| another(shared, &params))
-        }
+    let found = params.and_then(|params| match (bad, refused) {
+        (Some(BadAnswer::WrongTransaction), _) => another(shared, &params),
         (_, Some(refused)) => Err(refused),
-        _ => params.and_then(|params| call(shared, method, &params)),
-    };
+        _ => call(shared, method, &params),
+    });
     // A request without an id wants no answer, only its effect.
     let id = request.id?.get();
     let (member, json) = match found {

@@ -102,7 +102,7 @@ fn held_answers_are_held_at_the_same_time() {
     assert_eq!(ids.len(), 50);
     // One after the other they would take fifty times as long.
     let took = begin.elapsed();
-    assert!(took >= latency && took < latency * 50, "{took:?}");
+    assert!(took >= latency && took < latency * 5, "{took:?}");
 }
 
 #[test]

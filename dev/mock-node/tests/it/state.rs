@@ -49,6 +49,7 @@ fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one_and_a_r
             if tokens().contains(&to) {
                 let (balance, amount) = received(&mut client, tx, &block);
                 assert_eq!(balance, or_zero(amount), "{}", tx.tx_hash());
+                assert_ne!(client.result("eth_getCode", json!([to, block])), "0x");
                 counts[1] += 1;
             } else if tx.input().starts_with(&SWAP_SELECTOR) {
                 counts[2] += 1;
