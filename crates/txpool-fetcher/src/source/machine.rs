@@ -274,6 +274,8 @@ impl Machine {
             // Its heads do not count until it follows the chain.
             return self.open_gap(GapReason::MissedHeads, now);
         }
+        // The pause after a failed comparison is over: it may be another node.
+        self.compare_at = None;
         // Without a list of the pool there is nothing to wait for.
         self.state = if self.is_audited { SourceState::Backfilling } else { SourceState::Live };
         let open = self.gaps.iter().filter(|gap| gap.to.is_none()).map(|gap| gap.reason);
@@ -298,19 +300,13 @@ impl Machine {
         }
     }
 
-    fn compare_failed(
-        &mut self,
-        reason: GapReason,
-        after: Duration,
-        is_retryable: bool,
-        now: Instant,
-    ) {
+    fn compare_failed(&mut self, reason: GapReason, after: Duration, may_pass: bool, now: Instant) {
         let (before, since) = self.failing.unwrap_or((0, now));
         let failures = before.saturating_add(1);
         self.failing = Some((failures, since));
         let lasted = now.saturating_duration_since(since);
-        let may_pass = failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
-        self.is_audited &= is_retryable && may_pass;
+        let is_young = failures < MAX_COMPARE_FAILURES || lasted < COMPARE_FAILS;
+        self.is_audited &= may_pass && is_young;
         if self.is_audited {
             let backoff = self.settings.limits.reconnect.delay(before, self.rng.random());
             // A node that misses the time-out may still build the list: requests must not pile up, whatever came meanwhile.
@@ -338,6 +334,8 @@ impl Machine {
             self.compared(0, now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
+        } else if self.failing.is_some() && self.compare_at.is_some_and(|(at, _)| now < at) {
+            self.compare_later(now, reason);
         } else {
             self.comparing = Some(reason);
             // This one covers all reasons.
@@ -363,9 +361,11 @@ impl Machine {
         }
     }
 
+    /// But not before the pause after a failed one is over.
     fn compare_later(&mut self, due: Instant, reason: GapReason) {
         let (at, before) = self.compare_at.unwrap_or((due, reason));
-        self.compare_at = Some((at.min(due), before.max(reason)));
+        let at = if self.failing.is_some() { at } else { at.min(due) };
+        self.compare_at = Some((at, before.max(reason)));
     }
 
     /// With `failed` hashes missing still, the gaps stay open until the next audit, which fetches
@@ -482,7 +482,7 @@ mod tests {
                 let (event, expected) = line.split_once("->").expect("an arrow");
                 let mut words = event.split_whitespace().peekable();
                 if let Some(seconds) = words.peek().and_then(|word| word.strip_prefix('+')) {
-                    self.pass(S * seconds.parse().expect("seconds"));
+                    self.pass(S.mul_f64(seconds.parse().expect("seconds")));
                     words.next();
                 }
                 let (name, rest) = (words.next().unwrap_or("tick"), Vec::from_iter(words));
@@ -596,8 +596,16 @@ mod tests {
             gap unread_block     -> compare unread_block
             +12 gap unread_block ->
             +48 failed 60        ->
-            +50                  -> | live | unread_block
-            +20                  -> compare unread_block
+            +12 gap unread_block ->
+            +1 gap lagged        ->
+            +37                  -> | live | unread_block, lagged
+            +20                  -> compare lagged
+
+            # but for a reconnect, after which it may be another node
+            gap lagged -> compare lagged
+            failed 20  ->
+            down s     -> dial s
+            up s       -> compare reconnect
 
             # an audit comes once in its interval, and may take longer than a tick
             +50      ->
@@ -654,6 +662,12 @@ mod tests {
             failed 0   ->
             +2         -> compare lagged
             compared   ->                | live |
+
+            # a burst while a comparison runs is followed by another, whose list is not older
+            gap reorg      -> compare reorg
+            +0.1 tick 2048 ->
+            compared       -> compare lagged | live | reorg, lagged
+            compared       ->                | live |
 
             # blocks that cannot be read are compared at once, and then twice a minute
             gap unread_block    -> compare unread_block
@@ -731,45 +745,48 @@ mod tests {
     #[test]
     fn a_source_starts_as_its_node_and_its_configuration_allow() {
         let off = || FetcherConfig { backfill: Backfill::Off, ..config() };
-        for (what, config, script) in [
+        for (config, script) in [
             (
-                "a limit of attempts ends it",
                 FetcherConfig { reconnect_limit: Some(3), ..config() },
                 "
+                # a limit of attempts ends it
                 undialled s -> dial s | connecting
                 undialled s -> dial s
                 undialled s ->        | ended
                 up s        ->        | ended",
             ),
             (
-                "without backfill it is live at once",
                 off(),
                 "
-                up s ->
-                up r -> | live |",
+                # without backfill it is live at once, and nothing is listed after a burst
+                up s           ->
+                up r           -> | live |
+                +0.1 tick 2048 ->
+                +1             -> | live |
+                +1             ->",
             ),
             (
-                "without audits none comes",
                 FetcherConfig { audit_interval: None, ..config() },
                 "
+                # without audits none comes
                 up s     ->
                 up r     -> compare start_up
                 compared ->
                 +1000    ->",
             ),
             (
-                "a node that is behind is Syncing",
                 config(),
                 "
+                # a node that is behind is Syncing
                 behind yes ->
                 up s       ->
                 up r       ->                  | syncing
                 behind no  -> compare start_up | backfilling",
             ),
             (
-                "a node that does not list its pool is live, and asked again by the next audit only",
                 config(),
                 "
+                # a node that does not list its pool is live, and asked again by the next audit only
                 up s             ->
                 up r             -> compare start_up
                 unlisted         ->                  | live | start_up
@@ -785,7 +802,6 @@ mod tests {
                 compared 1       ->                  | live |",
             ),
         ] {
-            println!("{what}");
             Run::new(&config).play(script);
         }
     }
@@ -838,30 +854,33 @@ mod tests {
 
     #[test]
     fn a_silent_source_is_looked_into_and_dropped_only_if_its_node_has_new_hashes() {
-        for (what, script) in [
-            ("the node has new hashes", "
+        for script in [
+            "
+                # the node has new hashes
                 tick              -> compare silence | live | silence
                 +1 tick           ->                 | live
                 gap lagged        ->
                 +5 compared 7 0 7 -> drop: no hashes are announced, but the node listed 7 new ones | stale | silence, lagged
-                down s            -> dial s          | connecting"),
-            ("hashes come while the pool is listed", "
+                down s            -> dial s          | connecting",
+            "
+                # hashes come while the pool is listed
                 tick              -> compare silence
                 +1 tick 1         ->
-                +4 compared 1 0 1 -> | live |"),
-            ("a comparison that runs comes first, and a failed one is repeated", "
+                +4 compared 1 0 1 -> | live |",
+            "
+                # a comparison that runs comes first, and a failed one is repeated
                 gap lagged -> compare lagged
                 tick       ->
                 compared   ->
                 tick       -> compare silence
                 failed 1   ->
-                +2         -> compare silence"),
-            ("the pool cannot be listed", "
+                +2         -> compare silence",
+            "
+                # the pool cannot be listed
                 tick     -> compare silence
                 unlisted ->
-                tick     -> drop: no hashes are announced, and the node does not list its pool | stale"),
+                tick     -> drop: no hashes are announced, and the node does not list its pool | stale",
         ] {
-            println!("{what}");
             silent(config()).play(script);
         }
         let config = FetcherConfig { backfill: Backfill::Off, ..config() };
@@ -886,10 +905,7 @@ mod tests {
     fn a_burst_as_long_as_a_nodes_buffer_is_followed_by_a_comparison_and_a_high_rate_by_none() {
         let tick = Duration::from_millis(100);
         let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
-        run.play(LIVE).read = 1_000;
-        run.pass(tick).tick();
-        run.read = 2_048;
-        assert_eq!(run.pass(tick).tick(), []);
+        run.play(LIVE).play("+0.1 tick 1000 -> \n +0.1 tick 1048 ->");
         run.play("+1 -> compare lagged | live | lagged");
         let mut comparisons = 0;
         for _ in 0..600 {
@@ -898,27 +914,6 @@ mod tests {
             comparisons += run.pass(tick).tick().len();
         }
         assert_eq!(comparisons, 1, "at its beginning");
-    }
-
-    /// The next one was an audit, which fetched the whole pool.
-    #[test]
-    fn without_backfill_a_burst_is_followed_by_no_comparison() {
-        let off = FetcherConfig { backfill: Backfill::Off, audit_interval: None, ..config() };
-        let mut run = Run::new(&off);
-        run.play("up s -> \n up r ->").read = 2_048;
-        assert_eq!(run.pass(Duration::from_millis(100)).tick(), []);
-        run.play("+1 -> | live | \n +1 ->");
-    }
-
-    /// That comparison closed its gap, with a list that was older.
-    #[test]
-    fn a_burst_while_a_comparison_runs_is_followed_by_another_one() {
-        let mut run = Run::new(&config());
-        run.play(LIVE).play("gap reorg -> compare reorg");
-        run.read = 2_048;
-        assert_eq!(run.pass(Duration::from_millis(100)).tick(), []);
-        run.play("compared -> compare lagged | live | reorg, lagged");
-        run.play("compared -> | live |");
     }
 
     fn any_event() -> impl Strategy<Value = Event> {
