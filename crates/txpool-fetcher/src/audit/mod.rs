@@ -350,15 +350,13 @@ impl Comparison {
             self.fetch.fetch_missing(ticket).await;
         }
         let hashes = &self.fetch.hashes;
-        for hash in missing {
-            while hashes.seen.get(hash) == Some(Seen::InFlight) {
-                sleep(Duration::from_millis(5)).await;
-            }
-        }
         let mut ended = Ended::default();
         for (place, (hash, is_fetched)) in missing.iter().zip(fetched).enumerate() {
             if place % LOOKED_UP_TOGETHER == 0 {
                 tokio::task::yield_now().await;
+            }
+            while hashes.seen.get(hash) == Some(Seen::InFlight) {
+                sleep(Duration::from_millis(5)).await;
             }
             let seen = hashes.seen.get(hash);
             ended.fetched += u64::from(is_fetched);
