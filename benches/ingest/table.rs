@@ -32,7 +32,7 @@ pub(crate) fn print(rows: &[Row], floors: &Rounds<(), Floor>) {
          more than 5 ms after they were due, many mean that the machine was too busy for its \
          figures to be compared with another run's;\n\
          a latency is of what was pooled: what was lost has none; memory is what a run added, for \
-         each transaction;\n\
+         each transaction, less in a warm process;\n\
          floor: {floor_us:.1} us of CPU to decode and recover one transaction; on all cores at \
          once {:.1} us",
         floors.runs.len(),

@@ -220,16 +220,12 @@ impl Member {
         self.0.request(&Request::Send(servers.to_vec(), tps))
     }
 
-    /// Waits until `is_done`; fails when it is not in time.
-    pub fn wait(
-        &mut self,
-        what: &str,
-        is_done: impl Fn(&Progress) -> bool,
-    ) -> io::Result<Progress> {
+    /// Waits until it is `done`; fails when it is not in time.
+    pub fn wait(&mut self, what: &str, done: impl Fn(&Progress) -> bool) -> io::Result<Progress> {
         let begin = Instant::now();
         loop {
             let progress: Progress = self.0.request(&Request::Progress)?;
-            if is_done(&progress) {
+            if done(&progress) {
                 return Ok(progress);
             }
             if begin.elapsed() > LONGEST {
@@ -379,14 +375,11 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
         parts.pool = Some(pool);
     } else {
         let sources = config.nodes.iter().cloned().map(Endpoint::Ipc);
+        let announcements = [Announcements::Hashes, Announcements::Auto];
         let fetcher = FetcherConfig {
             start: StartPolicy::WaitForNode,
             audit_interval: Some(AUDIT),
-            announcements: if config.takes_objects {
-                Announcements::Auto
-            } else {
-                Announcements::Hashes
-            },
+            announcements: announcements[usize::from(config.takes_objects)],
             chain_id: Some(DEV_CHAIN_ID),
             ..FetcherConfig::new(sources)
         };

@@ -1,9 +1,10 @@
 //! A node that announces whole transactions: the same outcomes, gaps and audits, with requests for
 //! blob transactions only.
 
-use alloy_primitives::Address;
+use alloy_consensus::{SignableTransaction as _, TxEip1559, TxEnvelope};
+use alloy_primitives::{Address, Signature, U256};
 use load_control::{Gate, GateConfig};
-use mock_node::{FullObjects, workload::TxKind};
+use mock_node::{DEV_CHAIN_ID, FullObjects, workload::TxKind};
 
 use super::*;
 
@@ -69,6 +70,19 @@ async fn a_sender_that_the_node_made_up_reaches_the_sink_only_with_trust() {
         assert_eq!(fetched.raw(), sent.raw);
         assert_eq!(fetched.tx.signer(), if trust { made_up } else { sent.sender });
     }
+}
+
+#[tokio::test]
+async fn an_object_whose_signature_nobody_made_is_malformed_without_trust() {
+    let node = Node::start(1, |config| config);
+    let config = FetcherConfig { trust_node_sender: Some(false), ..full(&node) };
+    let (fetcher, _pool) = ingest(config).await;
+    let nobodys = Signature::new(U256::ZERO, U256::ZERO, false);
+    let tx = TxEip1559 { chain_id: DEV_CHAIN_ID, ..TxEip1559::default() }.into_signed(nobodys);
+    let mut object = json!(TxEnvelope::from(tx));
+    object["from"] = json!(Address::ZERO);
+    node.node.announce_object(&object.to_string());
+    settled(&fetcher, "malformed", |counts| counts.malformed == 1).await;
 }
 
 #[tokio::test]

@@ -327,16 +327,3 @@ fn an_object_without_a_field_that_its_type_needs_is_requested_and_one_without_a_
         assert!(matches!(read_object(text), FullAnnouncement::NoHash), "{text}");
     }
 }
-
-#[test]
-fn a_signature_that_nobody_made_cannot_be_recovered() {
-    let tx: TxEnvelope = expect_transaction(&eip1559()).tx.into();
-    let TxEnvelope::Eip1559(tx) = tx else { unreachable!() };
-    let forged = tx.tx().clone().into_signed(Signature::new(U256::ZERO, U256::ZERO, false));
-    let mut object: Json = serde_json::from_str(&eip1559()).unwrap();
-    object["hash"] = serde_json::json!(forged.hash());
-    for part in ["r", "s", "yParity"] {
-        object[part] = "0x0".into();
-    }
-    assert!(expect_transaction(&object.to_string()).tx.recover_signer().is_err());
-}
