@@ -274,8 +274,6 @@ impl Machine {
             // Its heads do not count until it follows the chain.
             return self.open_gap(GapReason::MissedHeads, now);
         }
-        // The pause after a failed comparison is over: it may be another node.
-        self.compare_at = None;
         // Without a list of the pool there is nothing to wait for.
         self.state = if self.is_audited { SourceState::Backfilling } else { SourceState::Live };
         let open = self.gaps.iter().filter(|gap| gap.to.is_none()).map(|gap| gap.reason);
@@ -301,6 +299,10 @@ impl Machine {
     }
 
     fn compare_failed(&mut self, reason: GapReason, after: Duration, may_pass: bool, now: Instant) {
+        if let Some(wanted) = self.wanted.take_if(|wanted| *wanted >= GapReason::Reconnect) {
+            // It was of the connections before, maybe to another node.
+            return self.compare(wanted, now);
+        }
         let (before, since) = self.failing.unwrap_or((0, now));
         let failures = before.saturating_add(1);
         self.failing = Some((failures, since));
@@ -325,16 +327,18 @@ impl Machine {
     }
 
     /// Starts a comparison. If one is running, whose list may predate the reason, another follows it,
-    /// with the most severe of the reasons that came meanwhile.
+    /// with the most severe of the reasons that came meanwhile. After a failed one only a reconnect, maybe
+    /// to another node, ends the pause.
     fn compare(&mut self, reason: GapReason, now: Instant) {
         let is_off = self.settings.config.backfill == Backfill::Off;
+        let pauses = self.failing.is_some() && self.compare_at.is_some_and(|(at, _)| now < at);
         if is_off && !matches!(reason, GapReason::Audit | GapReason::Silence) {
             // What was due is done; the pause after a failed one goes on.
             self.compare_at = self.compare_at.filter(|(at, _)| now < *at);
             self.compared(0, now);
         } else if self.comparing.is_some() {
             self.wanted = self.wanted.max(Some(reason));
-        } else if self.failing.is_some() && self.compare_at.is_some_and(|(at, _)| now < at) {
+        } else if pauses && reason < GapReason::Reconnect {
             self.compare_later(now, reason);
         } else {
             self.comparing = Some(reason);
@@ -361,9 +365,9 @@ impl Machine {
         }
     }
 
-    /// But not before the pause after a failed one is over.
     fn compare_later(&mut self, due: Instant, reason: GapReason) {
         let (at, before) = self.compare_at.unwrap_or((due, reason));
+        // A node that failed to list its pool is not made to do so sooner.
         let at = if self.failing.is_some() { at } else { at.min(due) };
         self.compare_at = Some((at, before.max(reason)));
     }
@@ -606,6 +610,9 @@ mod tests {
             failed 20  ->
             down s     -> dial s
             up s       -> compare reconnect
+            down s     -> dial s
+            up s       ->                   | backfilling
+            failed 60  -> compare reconnect
 
             # an audit comes once in its interval, and may take longer than a tick
             +50      ->
