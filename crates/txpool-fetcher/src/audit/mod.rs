@@ -144,7 +144,8 @@ pub(crate) struct Comparison {
 }
 
 impl Comparison {
-    pub(crate) async fn run(self) -> Result<AuditReport, SnapshotError> {
+    /// And how long it took, without what it has waited for before.
+    pub(crate) async fn run(self) -> (Result<AuditReport, SnapshotError>, Duration) {
         if self.deferrable {
             self.fetch.deferral.wait(DeferrableWork::Audit, Instant::now()).await;
         }
@@ -153,6 +154,7 @@ impl Comparison {
             let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
             self.processed_but(few, MAX_CATCH_UP).await;
         }
+        let began = Instant::now();
         let result = self.compare().await;
         let endpoint = &self.fetch.settings.config.sources[self.source];
         let reason = self.reason.as_str();
@@ -174,7 +176,7 @@ impl Comparison {
             }
         };
         metrics::compared(reason, outcome);
-        result
+        (result, began.elapsed())
     }
 
     /// Waits until at most so `few` announcements that were read from the socket wait.
@@ -355,10 +357,11 @@ impl Comparison {
             if place % LOOKED_UP_TOGETHER == 0 {
                 tokio::task::yield_now().await;
             }
-            while hashes.seen.get(hash) == Some(Seen::InFlight) {
+            let mut seen = hashes.seen.get(hash);
+            while seen == Some(Seen::InFlight) {
                 sleep(Duration::from_millis(5)).await;
+                seen = hashes.seen.get(hash);
             }
-            let seen = hashes.seen.get(hash);
             ended.fetched += u64::from(is_fetched);
             ended.delivered += u64::from(is_fetched && seen.is_some_and(Seen::was_delivered));
             ended.failed += u64::from(seen == Some(Seen::Failed) && !hashes.is_mined(hash));

@@ -318,11 +318,8 @@ impl<S: TransactionSink> Source<S> {
                 }
                 Action::Compare(reason) => {
                     let comparison = self.comparison(reason, reason == GapReason::Audit);
-                    self.tasks.spawn(async move {
-                        let started = Instant::now();
-                        let result = comparison.run().await;
-                        Some(Message::Compared(result, started.elapsed()))
-                    });
+                    let compared = |(result, took)| Some(Message::Compared(result, took));
+                    self.tasks.spawn(comparison.run().map(compared));
                 }
             }
         }
@@ -425,7 +422,7 @@ impl<S: TransactionSink> Source<S> {
                 let result = tokio::select! {
                     // What is complete is reported, however late.
                     biased;
-                    result = comparison.run() => result,
+                    (result, _) = comparison.run() => result,
                     () = sleep_until((at + limits.audit_timeout).into()) => {
                         Err(SnapshotError::Unfinished(limits.audit_timeout))
                     }
