@@ -158,13 +158,8 @@ impl Goal {
         Self { what: what.into(), value, unit, limit, is_least: false }
     }
 
-    pub fn at_least(
-        what: impl Into<String>,
-        value: Spread,
-        limit: f64,
-        unit: &'static str,
-    ) -> Self {
-        Self { is_least: true, ..Self::at_most(what, value, limit, unit) }
+    pub fn at_least(what: impl Into<String>, is: Spread, limit: f64, unit: &'static str) -> Self {
+        Self { is_least: true, ..Self::at_most(what, is, limit, unit) }
     }
 }
 

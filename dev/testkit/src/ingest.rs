@@ -36,19 +36,14 @@ pub struct Node {
 
 impl Node {
     /// With so many transactions of the plain mix.
-    pub fn start(txs: usize, configure: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
-        Self::with_mix(txs, Mix::default(), configure)
+    pub fn start(txs: usize, adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
+        Self::with_mix(txs, Mix::default(), adjust)
     }
 
-    pub fn with_mix(
-        txs: usize,
-        mix: Mix,
-        configure: impl FnOnce(NodeConfig) -> NodeConfig,
-    ) -> Self {
+    pub fn with_mix(txs: usize, mix: Mix, adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
         let (folder, path) = socket();
-        let node =
-            mock_state::start(configure(NodeConfig { accounts: 20, ..NodeConfig::new(path) }))
-                .expect("the mock node starts");
+        let node = mock_state::start(adjust(NodeConfig { accounts: 20, ..NodeConfig::new(path) }))
+            .expect("the mock node starts");
         let chain_id = node.config().chain_id;
         let workload = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(7, chain_id) };
         let txs = Workload::new(workload).prepare(txs);

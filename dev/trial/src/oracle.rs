@@ -175,16 +175,12 @@ fn head_at(heads: &[(u64, u64)], time: u64) -> (Option<u64>, Option<u64>) {
     (number, heads.get(known).map(|(_, at)| *at))
 }
 
-/// Whether a bundle for the next block that a machine accepted must come to the other builders of a fleet: the machine knew
-/// the chain's head, and the next one came later than [`NEXT_BLOCK_NS`] after. Heads are numbers, each with its time.
-pub(crate) fn is_for_next_block(
-    machine: &[(u64, u64)],
-    chain: &[(u64, u64)],
-    answered: u64,
-) -> bool {
+/// Whether a bundle for the next block that a machine accepted must come to the other builders of a fleet: the machine had
+/// `known` the chain's head, and the next one came later than [`NEXT_BLOCK_NS`] after. Heads are numbers, each with its time.
+pub(crate) fn is_for_next_block(known: &[(u64, u64)], chain: &[(u64, u64)], answered: u64) -> bool {
     let (latest, next) = head_at(chain, answered);
     let is_close = |at: u64| at - answered <= NEXT_BLOCK_NS;
-    head_at(machine, answered).0 == latest && !next.is_some_and(is_close)
+    head_at(known, answered).0 == latest && !next.is_some_and(is_close)
 }
 
 /// What a builder knows of the time of an order.

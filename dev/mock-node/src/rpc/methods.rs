@@ -128,6 +128,7 @@ fn block(shared: &Shared, id: BlockId) -> Option<Arc<FullBlock>> {
     let chain = &shared.lock().core.chain;
     let found = match id {
         BlockId::Hash(hash) => chain.by_hash(&hash.block_hash),
+        BlockId::Number(BlockNumberOrTag::Earliest) => chain.by_number(0),
         BlockId::Number(BlockNumberOrTag::Number(number)) => chain.by_number(number),
         BlockId::Number(_) => Some(chain.head()),
     };
