@@ -121,9 +121,9 @@ impl Core {
         let (undone, heads) = (self.chain.without(&chain), chain.without(&self.chain));
         self.chain = chain;
         let mut announced = Vec::new();
-        for tx in undone.iter().chain(&heads).flat_map(|block| &block.txs) {
-            let nonce = self.chain.nonce(&tx.signer());
-            announced.extend(self.pool.set_chain_nonce(tx.signer(), nonce));
+        let changed = undone.iter().chain(&heads).flat_map(|block| &block.txs);
+        for signer in changed.map(|tx| tx.signer()).collect::<BTreeSet<_>>() {
+            announced.extend(self.pool.set_chain_nonce(signer, self.chain.nonce(&signer)));
         }
         for tx in undone.iter().flat_map(|block| &block.txs) {
             if self.chain.tx(&tx.hash).is_none()
