@@ -29,7 +29,7 @@ const RATE_WINDOW: Duration = Duration::from_secs(30);
 
 pub(super) struct Activity {
     pub(super) read: u64,
-    rate_per_s: f64,
+    pub(super) rate_per_s: f64,
     ticked: Instant,
     /// How many hashes the latest tick brought, and in which time.
     latest: (u64, Duration),
@@ -42,10 +42,10 @@ pub(super) struct Activity {
 }
 
 impl Activity {
-    pub(super) fn new(read: u64, now: Instant) -> Self {
+    pub(super) fn new(read: u64, rate_per_s: f64, now: Instant) -> Self {
         Self {
             read,
-            rate_per_s: 0.0,
+            rate_per_s,
             ticked: now,
             latest: (0, Duration::ZERO),
             in_burst: false,

@@ -148,7 +148,7 @@ impl Machine {
             unread_block_at: None,
             next_audit: None,
             gaps: VecDeque::new(),
-            activity: Activity::new(0, now),
+            activity: Activity::new(0, 0.0, now),
             actions: [Role::Subscription, Role::Request].map(dial).to_vec(),
             rng: SmallRng::seed_from_u64(seed),
             settings: Arc::clone(settings),
@@ -268,7 +268,8 @@ impl Machine {
 
     /// Both kinds of connections are up, or the node has begun or ceased to follow the chain.
     fn begin(&mut self, now: Instant) {
-        self.activity = Activity::new(self.activity.read, now);
+        // If the new subscription is dead too, it is as silent as the one before.
+        self.activity = Activity::new(self.activity.read, self.activity.rate_per_s, now);
         if self.is_behind {
             self.state = SourceState::Syncing;
             // Its heads do not count until it follows the chain.
@@ -291,7 +292,8 @@ impl Machine {
     fn suspect(&mut self, now: Instant) {
         if !self.is_audited {
             // If nothing can tell it from a dead subscription, it is treated as one: a new
-            // connection costs milliseconds, a dead one every transaction.
+            // connection costs milliseconds, a dead one every transaction. But ever later.
+            self.activity.load_has_ended(now);
             self.stale(LossReason::NotListed);
         } else if self.comparing.is_none() && self.compare_at.is_none() {
             self.gap(GapReason::Silence, now);
@@ -868,7 +870,12 @@ mod tests {
                 +1 tick           ->                 | live
                 gap lagged        ->
                 +5 compared 7 0 7 -> drop: no hashes are announced, but the node listed 7 new ones | stale | silence, lagged
-                down s            -> dial s          | connecting",
+                down s            -> dial s          | connecting
+                up s              -> compare reconnect
+                compared          ->
+                head 102          ->
+                head 103          ->
+                +5                -> compare silence | live | silence",
             "
                 # hashes come while the pool is listed
                 tick              -> compare silence
@@ -886,7 +893,13 @@ mod tests {
                 # the pool cannot be listed
                 tick     -> compare silence
                 unlisted ->
-                tick     -> drop: no hashes are announced, and the node does not list its pool | stale",
+                tick     -> drop: no hashes are announced, and the node does not list its pool | stale
+                down s   -> dial s
+                up s     -> compare reconnect
+                unlisted ->                  | live
+                head 102 ->
+                head 103 ->
+                +30      ->                  | live",
         ] {
             silent(config()).play(script);
         }
