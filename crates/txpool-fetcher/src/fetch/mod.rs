@@ -46,7 +46,7 @@ use crate::{
     config::Settings,
     connection::Listings,
     metrics::Metrics,
-    outcome::Entry,
+    outcome::{Entry, Outcome},
     request::{RequestConnections, Requests},
     tasks::Tasks,
 };
@@ -241,7 +241,8 @@ impl Fetch {
         self.ask_other(task)
     }
 
-    /// A useless response. Returns the task, unless another source that announced it is asked.
+    /// A useless response. Returns the task, unless another source that announced it is asked, or is not
+    /// connected: then the hash has failed, and comes again with its announcement or a comparison.
     fn ask_other(self: &Arc<Self>, mut task: FetchTask) -> Option<FetchTask> {
         task.untried.remove(task.source);
         self.ask_again(&mut task);
@@ -251,11 +252,14 @@ impl Fetch {
             task.untried = task.untried.and(sources);
             task.unanswered = task.unanswered.and(sources);
         }
-        if self.is_any_up(task.untried.or(task.unanswered)) {
-            self.spawn_retry(task, None);
-            return None;
+        let left = task.untried.or(task.unanswered);
+        let is_over = left == SourceSet::default() || task.ticket.entered.is_undone;
+        match self.is_any_up(left) {
+            true => self.spawn_retry(task, None),
+            false if is_over => return Some(task),
+            false => task.ticket.finish(Outcome::Failed, Some(Seen::Failed)),
         }
-        Some(task)
+        None
     }
 
     fn task(&self, ticket: Ticket, slot: Slot) -> FetchTask {

@@ -91,6 +91,7 @@ impl Fetch {
         let may_pass = match &error {
             Some(error) => error.is_retryable(),
             None if self.is_any_up(task.unanswered) => true,
+            None if task.untried != SourceSet::default() && !task.ticket.entered.is_undone => false,
             // Nobody has it.
             None => return task.ticket.finish(Outcome::Gone, None),
         };

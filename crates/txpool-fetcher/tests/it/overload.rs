@@ -119,6 +119,20 @@ async fn what_its_node_no_longer_has_is_not_asked_of_one_that_has_not_announced_
     assert_eq!((counts.failed, counts.announced), (0, 1));
 }
 
+/// The other one, which never had it, had the last word while the one that announced it was away.
+#[tokio::test]
+async fn what_a_node_that_went_away_had_announced_has_failed_and_is_not_gone() {
+    let (first, other) = (Fake::start(), Fake::start());
+    let (fetcher, _pool) = of_two(&first, &other).await;
+    first.lock().stands_still = true;
+    first.announce_hash(B256::repeat_byte(1));
+    eventually("announced", || fetcher.counts().unfinished == 1).await;
+    std::fs::remove_file(&first.path).expect("its socket");
+    first.close();
+    let counts = settled(&fetcher, "over", |counts| counts.announced == 1).await;
+    assert_eq!((counts.failed, counts.gone), (1, 0));
+}
+
 /// Its response was under way when it announced it.
 #[tokio::test]
 async fn a_node_that_announces_it_while_it_answers_null_is_asked_again() {
