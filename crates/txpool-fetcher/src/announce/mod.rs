@@ -90,7 +90,9 @@ impl Backlog {
     /// The source has ended. Returns how many of its hashes nobody takes out any more.
     pub(crate) fn close(&self) -> u64 {
         self.objects.close();
-        self.hashes.close()
+        let left = self.hashes.close();
+        while self.hashes.try_next().is_some() {}
+        left
     }
 }
 

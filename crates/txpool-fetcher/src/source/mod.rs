@@ -491,6 +491,7 @@ impl<S> Drop for Source<S> {
         // Also after a panic; the threads that call a pool in this process end with its reader.
         self.parts.fetch.connections.set(self.index, None);
         self.parts.fetch.metrics.lagged.add(self.shared.backlog.close());
+        self.parts.fetch.deferral.observe_backlog(self.index, || 0);
         self.shared.end();
         self.parts.chain.set_may_lead(self.index, false);
     }

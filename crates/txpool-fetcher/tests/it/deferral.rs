@@ -143,3 +143,22 @@ async fn under_load_a_backfill_waits_and_ends_complete_while_live_announcements_
     let deferred = fetcher.deferred();
     assert_eq!((deferred.deferred, deferred.aged, deferred.waiting), (1, 0, 0));
 }
+
+/// What it had not taken in was load for ever, for other sources and for the host.
+#[tokio::test]
+async fn a_source_that_has_ended_is_no_load() {
+    let node = Node::start(60, |config| config);
+    let (monitor, _) = monitor();
+    let (fetch_slots, reconnect_limit) = (4, Some(1));
+    let config = FetcherConfig { monitor: Some(monitor.clone()), ..node.fetcher() };
+    let config = FetcherConfig { fetch_slots, reconnect_limit, ..config };
+    let limits = Limits { announcement_buffer: 16, ..limits() };
+    let fetcher = start_with(config, limits, order_pool()).await;
+    node.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 60 });
+    submit(&node, &node.txs);
+    eventually("the buffer is full", || monitor.is_pressed()).await;
+    drop(node);
+    eventually("it has ended", || fetcher.status()[0].state == SourceState::Ended).await;
+    eventually("no load is left", || !monitor.is_pressed()).await;
+    assert_eq!(fetcher.status()[0].backlog, 0, "what waited has left");
+}
