@@ -268,12 +268,7 @@ async fn run_until_end(
 
 /// Runs the display until something ends the command: whatever it is, what runs is then stopped in order. Returns whether
 /// it was a signal.
-async fn until_stop(
-    args: &Args,
-    running: &Running,
-    view: &mut View,
-    signals: &mut Signals,
-) -> bool {
+async fn until_stop(args: &Args, running: &Running, view: &mut View, stop: &mut Signals) -> bool {
     let mut refresh = tokio::time::interval(REFRESH);
     let deadline = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX));
     tokio::pin!(deadline);
@@ -281,7 +276,7 @@ async fn until_stop(
         // The order is irrelevant: no branch holds an item.
         tokio::select! {
             () = &mut deadline => return false,
-            _ = signals.next() => return true,
+            _ = stop.next() => return true,
             // A terminal that fails is gone.
             _ = view.end_wanted() => return false,
             _ = running.ingest.fetcher().ended() => return false,

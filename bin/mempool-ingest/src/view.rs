@@ -40,19 +40,14 @@ impl View {
     }
 
     /// `interval` is that of the lines, if one was given.
-    pub(crate) fn start(
-        live: bool,
-        running: &Running,
-        log: Log,
-        interval: Option<Duration>,
-    ) -> Self {
+    pub(crate) fn start(live: bool, running: &Running, log: Log, every: Option<Duration>) -> Self {
         say_sources(&running.ingest);
         let live = live.then(|| Live::enter(log)).transpose().unwrap_or_else(|error| {
             say_warning!("no live view in this terminal: {error}");
             None
         });
         let default = if stderr().is_terminal() { IN_TERMINAL } else { ELSEWHERE };
-        let interval = interval.unwrap_or(default);
+        let interval = every.unwrap_or(default);
         let painter = Painter::new(running.watcher.seen().latency);
         Self { painter, live, interval, at: None }
     }

@@ -78,11 +78,9 @@ impl Answer {
 }
 
 /// The `result` of an answer; `None` for `null`. Blocks until it is complete.
-pub(crate) fn result_of<T: DeserializeOwned>(
-    answer: impl Read,
-) -> Result<Option<T>, SnapshotError> {
+pub(crate) fn result_of<T: DeserializeOwned>(from: impl Read) -> Result<Option<T>, SnapshotError> {
     let left = Cell::new(MAX_OTHER_BYTES);
-    let answer = Bounded { answer, left: &left, scan: Scan::default() };
+    let answer = Bounded { answer: from, left: &left, scan: Scan::default() };
     // It does not read on behind the answer, where the node sends nothing.
     let answer = BufReader::with_capacity(CHUNK_BYTES, answer);
     let response = Response { left: &left, result: PhantomData };

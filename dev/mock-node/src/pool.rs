@@ -108,12 +108,8 @@ impl Pool {
 
     /// Follows the chain: this sender's next nonce there is now `chain_nonce`, higher or, after a reorg, lower than
     /// before. What is behind it goes; returns what became pending.
-    pub(crate) fn set_chain_nonce(
-        &mut self,
-        address: Address,
-        chain_nonce: u64,
-    ) -> Vec<Arc<SignedTx>> {
-        let Some(sender) = self.senders.get_mut(&address) else {
+    pub(crate) fn set_chain_nonce(&mut self, of: Address, chain_nonce: u64) -> Vec<Arc<SignedTx>> {
+        let Some(sender) = self.senders.get_mut(&of) else {
             return Vec::new();
         };
         let kept = sender.by_nonce.split_off(&chain_nonce);
@@ -122,7 +118,7 @@ impl Pool {
             self.order.remove(&place);
         }
         if sender.by_nonce.is_empty() {
-            self.senders.remove(&address);
+            self.senders.remove(&of);
             return Vec::new();
         }
         let before = std::mem::replace(&mut sender.next, chain_nonce);
@@ -133,12 +129,7 @@ impl Pool {
 
     /// The transactions of the next block: pending ones by age, each sender's by nonce, as far as they fit and can
     /// pay the base fee.
-    pub(crate) fn best(
-        &self,
-        gas_limit: u64,
-        max_txs: usize,
-        base_fee_wei: u128,
-    ) -> Vec<Arc<SignedTx>> {
+    pub(crate) fn best(&self, gas_limit: u64, max_txs: usize, fee_wei: u128) -> Vec<Arc<SignedTx>> {
         let mut gas_left = gas_limit;
         let mut taken: AddressHashMap<u64> = AddressHashMap::default();
         let mut blocked: HashSet<Address> = HashSet::default();
@@ -156,7 +147,7 @@ impl Pool {
                 .entry(tx.signer())
                 .or_insert_with(|| *by_nonce.first_key_value().expect("it has this one").0);
             let tx = &by_nonce[nonce];
-            if tx.gas_limit() > gas_left || tx.max_fee_per_gas() < base_fee_wei {
+            if tx.gas_limit() > gas_left || tx.max_fee_per_gas() < fee_wei {
                 blocked.insert(tx.signer());
                 continue;
             }

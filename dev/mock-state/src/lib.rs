@@ -99,25 +99,20 @@ fn look_up(state: &World, request: StateRequest) -> Value {
 }
 
 /// The state after a block on this one.
-fn execute(
-    state: World,
-    chain_id: u64,
-    header: &Header,
-    txs: Vec<&Recovered<TxEnvelope>>,
-) -> World {
+fn execute(state: World, chain_id: u64, head: &Header, txs: Vec<&Recovered<TxEnvelope>>) -> World {
     let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
     cfg.chain_id = chain_id;
     let mut env = BlockEnv {
-        number: U256::from(header.number),
-        beneficiary: header.beneficiary,
-        timestamp: U256::from(header.timestamp),
-        gas_limit: header.gas_limit,
-        basefee: header.base_fee_per_gas.unwrap_or_default(),
-        prevrandao: Some(header.mix_hash),
+        number: U256::from(head.number),
+        beneficiary: head.beneficiary,
+        timestamp: U256::from(head.timestamp),
+        gas_limit: head.gas_limit,
+        basefee: head.base_fee_per_gas.unwrap_or_default(),
+        prevrandao: Some(head.mix_hash),
         ..BlockEnv::default()
     };
     let fraction = alloy_eips::eip7840::BlobParams::osaka().update_fraction;
-    env.set_blob_excess_gas_and_price(header.excess_blob_gas.unwrap_or_default(), fraction as u64);
+    env.set_blob_excess_gas_and_price(head.excess_blob_gas.unwrap_or_default(), fraction as u64);
     let context = Context::mainnet().with_db(state).with_cfg(cfg).with_block(env);
     let mut evm = context.build_mainnet();
     for tx in txs {

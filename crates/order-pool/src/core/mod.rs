@@ -139,13 +139,8 @@ impl Core {
     /// Removes the transactions that the head's block contains. The bundles that contain them are
     /// left to [`Self::sweep`], and to [`Self::end_stale`] what has their nonces, which nobody else tells a builder that
     /// has no node.
-    pub(crate) fn mine(
-        &mut self,
-        head: &Head,
-        hashes: &[B256],
-        raised: &mut VecDeque<NonceUpdate>,
-    ) {
-        for hash in hashes {
+    pub(crate) fn mine(&mut self, head: &Head, mined: &[B256], raised: &mut VecDeque<NonceUpdate>) {
+        for hash in mined {
             if let Some(seq) = self.find(hash)
                 && let Some(order) = self.remove_tx(seq, RemoveReason::Mined)
             {

@@ -90,12 +90,8 @@ pub(crate) fn private_from(spec: Spec, terms: PrivateTerms) -> Transaction {
     Transaction::private(tx.recovered().clone(), terms, tx.first_seen())
 }
 
-pub(crate) fn cancellation(
-    key: ReplacementKey,
-    nonce: Option<u64>,
-    holder: Holder,
-) -> Cancellation {
-    Cancellation { key, nonce, holder }
+pub(crate) fn cancellation(key: ReplacementKey, nonce: Option<u64>, by: Holder) -> Cancellation {
+    Cancellation { key, nonce, holder: by }
 }
 
 /// The name of an outcome.

@@ -72,14 +72,10 @@ async fn collect(
 }
 
 /// Refuses a body whose announced length is too large, or cannot be paid for or held now, before any of it is read.
-pub(crate) fn check(
-    body: &Incoming,
-    limiter: &Limiter,
-    caller: &Caller,
-) -> Result<(), ErrorResponse> {
+pub(crate) fn check(body: &Incoming, limit: &Limiter, by: &Caller) -> Result<(), ErrorResponse> {
     let length = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    check_length(length, limiter)?;
-    limiter.check_body(caller, length)
+    check_length(length, limit)?;
+    limit.check_body(by, length)
 }
 
 fn check_length(length: usize, limiter: &Limiter) -> Result<(), ErrorResponse> {

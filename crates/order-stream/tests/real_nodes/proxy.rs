@@ -37,24 +37,20 @@ pub(crate) fn before(
 }
 
 /// Until either side closes.
-fn pass_on(
-    client: TcpStream,
-    mut server: TcpStream,
-    passes: impl Fn(&str) -> bool,
-) -> io::Result<()> {
-    let (mut client, mut command) = (BufReader::new(client), Vec::new());
-    while client.read_until(b'\n', &mut command)? > 0 {
+fn pass_on(from: TcpStream, mut to: TcpStream, passes: impl Fn(&str) -> bool) -> io::Result<()> {
+    let (mut from, mut command) = (BufReader::new(from), Vec::new());
+    while from.read_until(b'\n', &mut command)? > 0 {
         let line = String::from_utf8_lossy(&command).into_owned();
         let words: Vec<&str> = line.split_whitespace().collect();
         let mut is_passed = true;
         if let ["PUB" | "HPUB", subject, .., length] = words[..] {
             let (begin, length) = (command.len(), length.parse::<usize>().expect("a length"));
             command.resize(begin + length + "\r\n".len(), 0);
-            client.read_exact(&mut command[begin..])?;
+            from.read_exact(&mut command[begin..])?;
             is_passed = passes(subject);
         }
         if is_passed {
-            server.write_all(&command)?;
+            to.write_all(&command)?;
         }
         command.clear();
     }

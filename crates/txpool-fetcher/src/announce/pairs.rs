@@ -84,11 +84,7 @@ enum Next {
 }
 
 impl Pairs {
-    pub(super) fn new(
-        backlog: &Arc<Backlog>,
-        waiting: &Arc<Waiting>,
-        limits: &Limits,
-    ) -> Arc<Self> {
+    pub(super) fn new(backlog: &Arc<Backlog>, wait: &Arc<Waiting>, limits: &Limits) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::new(),
@@ -99,7 +95,7 @@ impl Pairs {
         };
         Arc::new(Self {
             backlog: Arc::downgrade(backlog),
-            waiting: Arc::clone(waiting),
+            waiting: Arc::clone(wait),
             wait: limits.object_wait,
             most_waiting: limits.announcement_buffer,
             state: Mutex::new(state),

@@ -167,11 +167,7 @@ async fn connect_error(
     }
 }
 
-pub(crate) fn not_ethereum(
-    endpoint: &Endpoint,
-    method: &'static str,
-    answer: &str,
-) -> ConnectError {
-    let answer = clip(answer, 120);
+pub(crate) fn not_ethereum(endpoint: &Endpoint, method: &'static str, said: &str) -> ConnectError {
+    let answer = clip(said, 120);
     ConnectError::NotEthereum { endpoint: endpoint.to_string(), method, answer }
 }

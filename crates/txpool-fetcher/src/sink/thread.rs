@@ -261,15 +261,11 @@ pub(crate) struct SinkCaller<S> {
 }
 
 impl<S: TransactionSink> SinkCaller<S> {
-    /// Calls `about_to_wait` before a wait. `None` if the sink panics, or waits at a stop.
-    pub(crate) fn deliver(
-        &self,
-        tx: FetchedTransaction,
-        about_to_wait: impl FnMut(),
-    ) -> Option<Delivery> {
+    /// Calls `waits` before a wait. `None` if the sink panics, or waits at a stop.
+    pub(crate) fn deliver(&self, tx: FetchedTransaction, waits: impl FnMut()) -> Option<Delivery> {
         // `deliver` is the sink's code even before its future is polled.
         let call = async { self.sink.deliver(tx).await };
-        self.queue.guard("deliver", || self.tasks.wait_for(call, about_to_wait))?
+        self.queue.guard("deliver", || self.tasks.wait_for(call, waits))?
     }
 
     /// Runs the jobs, until the queue ends and the sink has returned.

@@ -33,16 +33,13 @@ pub(super) fn number(variable: &str, default: u64) -> u64 {
 }
 
 /// The times of the defaults, shortened as the simulation is.
-fn config(
-    sources: impl IntoIterator<Item = Endpoint>,
-    announcements: Announcements,
-) -> FetcherConfig {
+fn config(of: impl IntoIterator<Item = Endpoint>, announcements: Announcements) -> FetcherConfig {
     FetcherConfig {
         start: StartPolicy::WaitForNode,
         announcements,
         audit_interval: Some(Duration::from_secs(2)),
         request_connections: 1,
-        ..FetcherConfig::new(sources)
+        ..FetcherConfig::new(of)
     }
 }
 

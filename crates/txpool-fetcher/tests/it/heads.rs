@@ -132,16 +132,11 @@ async fn unlisted(fake: &Fake, fetcher: &Fetcher) {
 }
 
 /// Block 2 has them, and a reorg undoes it after the first of them was announced.
-async fn announced_while_mined(
-    fake: &Fake,
-    fetcher: &Fetcher,
-    pool: &OrderPool,
-    txs: &[PreparedTx],
-) {
+async fn announced_while_mined(fake: &Fake, ours: &Fetcher, pool: &OrderPool, txs: &[PreparedTx]) {
     fake.announce(&FakeBlock::new(2, 2, 1, &txs.iter().collect::<Vec<_>>()));
     eventually("mined", || head_number(pool) == Some(2)).await;
     fake.announce_hash(txs[0].hash);
-    settled(fetcher, "announced late", |counts| counts.mined == 1).await;
+    settled(ours, "announced late", |counts| counts.mined == 1).await;
     fake.announce(&FakeBlock::new(2, 20, 1, &[]));
     fake.announce(&FakeBlock::new(3, 30, 20, &[]));
 }

@@ -43,13 +43,9 @@ impl Setup {
         Self::in_mode(kind, block_time, Announcements::Hashes).await
     }
 
-    async fn in_mode(
-        kind: RealNodeKind,
-        block_time: Duration,
-        announcements: Announcements,
-    ) -> Self {
+    async fn in_mode(kind: RealNodeKind, every: Duration, announcements: Announcements) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let node = RealNode::start(kind, folder.path(), block_time).unwrap();
+        let node = RealNode::start(kind, folder.path(), every).unwrap();
         let (fetcher, pool) = start(&node, announcements).await;
         eventually("the source is live", || fetcher.is_live()).await;
         println!("{kind:?}: {}", fetcher.status()[0].node.as_ref().unwrap().client);
