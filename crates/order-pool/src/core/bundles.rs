@@ -6,7 +6,7 @@ use alloy_primitives::B256;
 use chain_view::{Head, Taken};
 
 use super::{
-    Core, Effect, Ended,
+    Core, Effect, Ended, SWEPT_PER_STEP,
     claims::{Claim, Kind, counted},
     keys::{KeyState, Slot, micros},
 };
@@ -25,10 +25,14 @@ impl Core {
         &mut self,
         mut bundle: Bundle,
     ) -> Result<InsertOutcome, InsertOutcome> {
-        // What is over must not take the room of this one.
+        // What is over must not take the room of this one: of all, and first of whom it counts for.
         self.sweep();
-        self.claims.end_some();
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
+        for _ in 0..SWEPT_PER_STEP {
+            let Some(seq) = self.claims.first_bundle(bundle.parts(), next) else { break };
+            self.end_bundle(seq, RemoveReason::BlockPassed);
+        }
+        self.claims.end_some();
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
         let state = known(self).unwrap_or_default();
@@ -312,13 +316,9 @@ impl Core {
     }
 
     /// What must be evicted so that this one fits, if it replaces `replaced`.
-    fn room_for(
-        &self,
-        order: &Order,
-        replaced: Option<u64>,
-    ) -> Result<Vec<(u64, Claim)>, RejectReason> {
+    fn room_for(&self, order: &Order, old: Option<u64>) -> Result<Vec<(u64, Claim)>, RejectReason> {
         let (counted, claim) = counted(order, self.chain.next_base_fee_wei());
-        self.claims.room_for(self.next_seq, &counted, &claim, replaced, &self.limits)
+        self.claims.room_for(self.next_seq, &counted, &claim, old, &self.limits)
     }
 
     /// Adds a bundle with its block and its nonce; `sent_at` is that of a message that came without

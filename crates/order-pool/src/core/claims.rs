@@ -14,7 +14,7 @@ use super::{
 use crate::{
     error::RejectReason,
     holder::Holder,
-    order::{Funds, Order, PrivateTerms},
+    order::{BundleParts, Funds, Order, PrivateTerms},
 };
 
 /// Most bundles that one insert may evict: a share that is full of bytes has 13 kB for each, so these make
@@ -124,6 +124,13 @@ impl Claims {
 
     pub(super) fn of(&self, seq: u64) -> &[Claim] {
         self.orders.get(&seq).map_or(&[], |(_, claims)| claims)
+    }
+
+    /// Of the bundles of a bundle's holder and signer the first, if it is for a block before `next`.
+    pub(super) fn first_bundle(&self, parts: &BundleParts, next: u64) -> Option<u64> {
+        let share = &self.shares[class(&(Kind::Bundle, parts.holder))];
+        let (rank, seq) = share.first_of(&parts.holder, &parts.signer)?;
+        (rank < i128::from(next)).then_some(seq)
     }
 
     /// Ends one; returns whether nobody holds the order any more.

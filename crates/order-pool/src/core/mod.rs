@@ -51,8 +51,7 @@ use crate::{
 };
 
 /// Most bundles that one step removes because they are over: with the most transactions that a bundle
-/// may have, about 60 us each, a quarter of a millisecond. Nobody waits for their removal, and the node's
-/// inserts wait for the step.
+/// may have, about 60 us each, a quarter of a millisecond, for which inserts wait.
 const SWEPT_PER_STEP: usize = 4;
 
 /// A change to publish to readers. The first three have an event each, with the next sequence number.

@@ -180,6 +180,10 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         of_signer.map_or_else(Size::default, |of_signer| of_signer.size)
     }
 
+    pub(crate) fn first_of(&self, holder: &Holder, signer: &S) -> Option<I> {
+        self.holders.get(holder)?.signers.get(signer)?.items.first().copied()
+    }
+
     /// Which claims must be evicted so that a new one fits, if `replaced` (item, its claims by this
     /// holder and by all, and its bytes) goes for it.
     ///

@@ -10,7 +10,7 @@ use order_pool::{
     UpkeepEndReason,
 };
 
-use crate::common::{bundle_for, head, insert_all, nth, pool_by_hand};
+use crate::common::{bundle_for, head, insert_all, nth, pool_by_hand, pool_with};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -69,6 +69,22 @@ fn a_step_that_removes_bundles_whose_block_has_passed_expires_transactions_too()
         // With the head as many as with a step.
         assert_eq!((stats.expired, stats.block_passed), (256 * n, 64 * (n + 1)));
     }
+}
+
+/// What strangers had sent for the same block went first, and until then its own counted.
+#[test]
+fn what_its_holder_has_for_a_block_that_has_passed_makes_room_for_a_bundle_before_any_upkeep() {
+    let pool = pool_with(PoolConfig { max_bundles: 320, ..PoolConfig::default() });
+    let nth_for = |n: u64, block| {
+        let holder = Holder::caller([10, 0, 0, (n / 10) as u8].into());
+        pool.insert_bundle(bundle_for(block, vec![nth(n)], holder))
+    };
+    pool.on_head(head(10, 0, 0, &[]));
+    for n in 0..160 {
+        assert_eq!(nth_for(n, 11), InsertOutcome::Added, "ten of each of sixteen");
+    }
+    pool.on_head(head(11, 0, 0, &[]));
+    assert_eq!(nth_for(159, 12), InsertOutcome::Added);
 }
 
 #[test]
