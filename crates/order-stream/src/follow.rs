@@ -301,16 +301,11 @@ impl Follower {
     }
 
     /// The stream has an item under this number. Returns the latest head once more if that stands before another one.
-    pub(crate) fn acknowledged(
-        &mut self,
-        item: &Item,
-        sequence: u64,
-        pool: &OrderPool,
-    ) -> Option<Item> {
+    pub(crate) fn acknowledged(&mut self, item: &Item, at: u64, pool: &OrderPool) -> Option<Item> {
         let Record::Head(record) = &item.record else { return None };
-        self.highest = self.highest.max(sequence);
+        self.highest = self.highest.max(at);
         if (record.head.hash, item.number) == self.latest {
-            self.place = Some(sequence);
+            self.place = Some(at);
         }
         self.place.filter(|place| *place < self.highest)?;
         // One that a reorg has undone is followed by another.

@@ -83,11 +83,8 @@ impl NodeProcess {
 
     /// Starts a fresh node, in place of any before, and returns the hashes that are pending once it listens. What is
     /// preloaded is signed before, at 30 us for each transaction.
-    pub fn start(
-        &mut self,
-        configure: impl FnOnce(NodeConfig) -> NodeConfig,
-    ) -> io::Result<Vec<B256>> {
-        let config = configure(NodeConfig::new(self.path()));
+    pub fn start(&mut self, with: impl FnOnce(NodeConfig) -> NodeConfig) -> io::Result<Vec<B256>> {
+        let config = with(NodeConfig::new(self.path()));
         self.process.request(&Request::Start(Box::new(config)))
     }
 

@@ -53,22 +53,17 @@ impl Connection {
         &self.server.dispatcher.limiter
     }
 
-    async fn route(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
-        match (request.method(), request.uri().path()) {
+    async fn route(&self, call: Request<Incoming>) -> Result<Response<Full<Bytes>>, ErrorResponse> {
+        match (call.method(), call.uri().path()) {
             (&Method::GET, "/healthz") => {
                 Ok(response::json(json!({ "healthy": true }).to_string(), None))
             }
             (&Method::GET, "/readyz") => Ok(self.readiness()),
-            (&Method::POST, _) => self.post(request).await,
-            (&Method::GET, _) if request.headers().contains_key(header::UPGRADE) => {
-                Err(http_error(
-                    StatusCode::METHOD_NOT_ALLOWED,
-                    "WebSockets are not served: send each request by POST",
-                ))
-            }
+            (&Method::POST, _) => self.post(call).await,
+            (&Method::GET, _) if call.headers().contains_key(header::UPGRADE) => Err(http_error(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "WebSockets are not served: send each request by POST",
+            )),
             (method, _) => Err(http_error(
                 StatusCode::METHOD_NOT_ALLOWED,
                 format!("{method} is not allowed: POST, or GET of /healthz and /readyz"),
@@ -99,11 +94,8 @@ impl Connection {
         response
     }
 
-    async fn post(
-        &self,
-        request: Request<Incoming>,
-    ) -> Result<Response<Full<Bytes>>, ErrorResponse> {
-        let (parts, body) = request.into_parts();
+    async fn post(&self, call: Request<Incoming>) -> Result<Response<Full<Bytes>>, ErrorResponse> {
+        let (parts, body) = call.into_parts();
         // All checks that need no body come before the body is read.
         let (caller, mut entered, claim) = match self.enter(&parts.headers, &body) {
             Ok(entered) => entered,

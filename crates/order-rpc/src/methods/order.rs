@@ -128,17 +128,13 @@ impl Verified {
     }
 
     /// Inserts it into the pool, in microseconds, by the verdict of the host: `Accept` without one.
-    pub(crate) fn insert(
-        self,
-        pool: &OrderPool,
-        verdict: &Verdict,
-    ) -> Result<Value, ErrorResponse> {
+    pub(crate) fn insert(self, pool: &OrderPool, by: &Verdict) -> Result<Value, ErrorResponse> {
         match self {
             Self::Pooled(hash, holder, terms) => {
                 check_outcome(pool.hold(&hash, holder, terms.as_ref()), "the transaction")?;
                 Ok(json!(hash))
             }
-            Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, verdict),
+            Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, by),
             Self::Cancellation(cancellation) => match pool.cancel_bundle(cancellation) {
                 // If it was cancelled permanently before, the caller has what it wants. Null, as in
                 // rbuilder: alloy's client accepts nothing else as success.

@@ -207,14 +207,11 @@ async fn finish_source(source: Source) -> SourceStats {
     stats
 }
 
-async fn finish_all<const P: usize, const S: usize>(
-    publishers: [Publisher; P],
-    sources: [Source; S],
-) {
-    for publisher in publishers {
+async fn finish_all<const P: usize, const S: usize>(from: [Publisher; P], to: [Source; S]) {
+    for publisher in from {
         finish(publisher).await;
     }
-    for source in sources {
+    for source in to {
         finish_source(source).await;
     }
 }

@@ -180,20 +180,15 @@ impl Universe {
 }
 
 /// A transaction that is mostly valid at the state of `world`.
-pub fn transaction(
-    rng: &mut ChaCha8Rng,
-    universe: &Universe,
-    spec: SpecId,
-    world: &mut World,
-) -> TxEnv {
-    let caller = pick(rng, &universe.senders);
+pub fn transaction(rng: &mut ChaCha8Rng, all: &Universe, spec: SpecId, world: &mut World) -> TxEnv {
+    let caller = pick(rng, &all.senders);
     let nonce = world.basic(caller).expect("in memory").map_or(0, |info| info.nonce);
     let kind = if rng.random_bool(0.12) {
         TxKind::Create
     } else if rng.random_bool(0.7) {
-        TxKind::Call(pick(rng, &universe.contracts))
+        TxKind::Call(pick(rng, &all.contracts))
     } else {
-        TxKind::Call(universe.any(rng))
+        TxKind::Call(all.any(rng))
     };
     let gas_limit = match rng.random_range(0..10) {
         0 => rng.random_range(21_000..60_000),
@@ -201,7 +196,7 @@ pub fn transaction(
         _ => rng.random_range(200_000..1_000_000),
     };
     let data = match kind {
-        TxKind::Create => universe.program(rng, 1),
+        TxKind::Create => all.program(rng, 1),
         TxKind::Call(_) => (0..rng.random_range(0..40)).map(|_| rng.random::<u8>()).collect(),
     };
     let mut tx = TxEnv::builder()
@@ -226,7 +221,7 @@ pub fn transaction(
     }
     if tx.tx_type >= 1 {
         let items = (0..rng.random_range(0..3)).map(|_| AccessListItem {
-            address: universe.any(rng),
+            address: all.any(rng),
             storage_keys: (0..rng.random_range(0..3_u8)).map(B256::with_last_byte).collect(),
         });
         tx.access_list = AccessList(items.collect());
@@ -241,7 +236,7 @@ pub fn transaction(
     }
     if tx.tx_type == 4 {
         let authorizations = rng.random_range(1..4);
-        let signed = (0..authorizations).map(|_| authorization(rng, universe, world));
+        let signed = (0..authorizations).map(|_| authorization(rng, all, world));
         tx.authorization_list = signed.collect();
     }
     tx
