@@ -35,7 +35,7 @@ metric_set::labels! {
         Refused = "refused",
         /// The sink had no room for it; comparisons offer it again.
         Postponed = "postponed",
-        /// No usable answer after the last retry, the sink panicked, or its source gave up.
+        /// No usable answer after the last retry, the sink panicked, or its source gave up, or is away and no other has it.
         Failed = "failed",
     }
 }
