@@ -28,16 +28,19 @@ impl Core {
         // What is over must not take the room of this one: of all, and first of whom it counts for.
         self.sweep();
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
-        for _ in 0..SWEPT_PER_STEP {
-            let Some(seq) = self.claims.first_bundle(bundle.parts(), next) else { break };
-            self.end_bundle(seq, RemoveReason::BlockPassed);
+        let holder = bundle.parts().holder;
+        for seq in self.claims.passed_bundles(bundle.parts(), next, SWEPT_PER_STEP) {
+            // What a block has taken waits for that: a reorg puts it back.
+            if self.bundles.bundle(seq).is_none_or(|passed| self.taken(passed).is_none()) {
+                self.claims.end(seq, &(Kind::Bundle, holder));
+                self.end_bundle(seq, RemoveReason::BlockPassed);
+            }
         }
         self.claims.end_some();
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
         let state = known(self).unwrap_or_default();
         let pooled = state.bundle.and_then(|seq| self.bundles.bundle(seq));
-        let holder = bundle.parts().holder;
         if let Some(seq) = state.bundle
             && pooled.is_some_and(|pooled| pooled.content() == bundle.content())
         {

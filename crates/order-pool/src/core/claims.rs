@@ -126,11 +126,11 @@ impl Claims {
         self.orders.get(&seq).map_or(&[], |(_, claims)| claims)
     }
 
-    /// Of the bundles of a bundle's holder and signer the first, if it is for a block before `next`.
-    pub(super) fn first_bundle(&self, parts: &BundleParts, next: u64) -> Option<u64> {
+    /// The first bundles of a bundle's holder and signer, as far as they are for blocks before `next`.
+    pub(super) fn passed_bundles(&self, parts: &BundleParts, next: u64, most: usize) -> Vec<u64> {
         let share = &self.shares[class(&(Kind::Bundle, parts.holder))];
-        let (rank, seq) = share.first_of(&parts.holder, &parts.signer)?;
-        (rank < i128::from(next)).then_some(seq)
+        let bundles = share.items_of(&parts.holder, &parts.signer).take(most);
+        bundles.take_while(|(rank, _)| *rank < next.into()).map(|(_, seq)| *seq).collect()
     }
 
     /// Ends one; returns whether nobody holds the order any more.

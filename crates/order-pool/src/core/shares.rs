@@ -180,8 +180,9 @@ impl<S: Copy + Ord, I: Copy + Ord> Shares<S, I> {
         of_signer.map_or_else(Size::default, |of_signer| of_signer.size)
     }
 
-    pub(crate) fn first_of(&self, holder: &Holder, signer: &S) -> Option<I> {
-        self.holders.get(holder)?.signers.get(signer)?.items.first().copied()
+    pub(crate) fn items_of(&self, holder: &Holder, signer: &S) -> impl Iterator<Item = &I> {
+        let of_signer = self.holders.get(holder).and_then(|held| held.signers.get(signer));
+        of_signer.into_iter().flat_map(|of_signer| &of_signer.items)
     }
 
     /// Which claims must be evicted so that a new one fits, if `replaced` (item, its claims by this

@@ -75,7 +75,7 @@ impl Core {
         if self.external.get(seq).is_none() {
             return Ok(());
         }
-        self.keep_until(seq, self.public_until(), self.chain.head().is_some());
+        self.keep_until(seq, self.public_until(), false);
         let base_fee_wei = self.chain.next_base_fee_wei();
         let room = self.public.room_for(FeeCaps::of(tx), order.size_bytes(), base_fee_wei);
         if let Ok(victims) = room {

@@ -26,7 +26,7 @@ impl Model {
             Some(_) => 0,
             None => head + PUBLIC_BLOCKS,
         };
-        let by_block = again.terms.is_some() || has_head;
+        let by_block = !again.public && (again.terms.is_some() || has_head);
         let order = self.get_mut(again.id);
         order.until = match order.until {
             None if by_block && later > 0 => Some(later.max(head + PUBLIC_BLOCKS)),
