@@ -88,10 +88,11 @@ impl Fetch {
         if self.is_any_up(task.untried) {
             return self.submit_when_possible(task).await;
         }
+        let left = task.untried.or(task.unanswered);
         let may_pass = match &error {
             Some(error) => error.is_retryable(),
             None if self.is_any_up(task.unanswered) => true,
-            None if task.untried != SourceSet::default() && !task.ticket.entered.is_undone => false,
+            None if left != SourceSet::default() && !task.ticket.entered.is_undone => false,
             // Nobody has it.
             None => return task.ticket.finish(Outcome::Gone, None),
         };
@@ -104,8 +105,8 @@ impl Fetch {
         let step = task.retries + if is_overload { OVERLOAD_STEPS } else { 0 };
         sleep(self.settings.limits.retry_backoff.random_delay(step)).await;
         task.retries += 1;
-        // The others have answered that they do not have it.
-        task.untried = task.unanswered;
+        // The others have answered that they do not have it, or are away.
+        task.untried = left;
         if let Some(_parked) = self.deferral.park() {
             drop(task.slot);
             self.deferral.wait(DeferrableWork::Retry, since).await;

@@ -196,10 +196,6 @@ impl SeenSet {
         if let Some(entry) = shard.get_mut(&hash) {
             if !allows(entry) {
                 entry.add_source(source);
-                if entry.seen.is_held() {
-                    // It is in the node's pool again, or still: a list may be older.
-                    entry.epoch = self.epoch.load(Relaxed);
-                }
                 return None;
             }
             is_suspect = entry.harms > 0;
@@ -419,18 +415,6 @@ mod tests {
         assert!(seen.insert_announced(&arrival(1)).is_some());
         seen.vanished(hash(1), seen.begin_epoch());
         assert_eq!(seen.get(&hash(1)), Some(Seen::InFlight));
-    }
-
-    /// The sink was told that a pending one had vanished.
-    #[test]
-    fn what_is_announced_again_since_the_list_has_not_vanished() {
-        let seen = SeenSet::new(1024);
-        seen.settle(hash(1), Some(Seen::Delivered));
-        let epoch = seen.begin_epoch();
-        assert_eq!(seen.insert_announced(&arrival(1)), None);
-        assert!(seen.delivered_before(0, epoch).is_empty());
-        seen.vanished(hash(1), epoch);
-        assert_eq!(seen.get(&hash(1)), Some(Seen::Delivered));
     }
 
     #[test]

@@ -222,7 +222,10 @@ impl Machine {
                     && self.activity.is_silent(now);
                 match is_judged.then_some(unannounced) {
                     Some(0) => self.activity.load_has_ended(now),
-                    Some(_) => self.stale(LossReason::NoHashes { unannounced }),
+                    Some(_) => {
+                        self.activity.rate_per_s /= 2.0;
+                        self.stale(LossReason::NoHashes { unannounced });
+                    }
                     None => {}
                 }
                 if failed > 0 && self.gaps.iter().all(|gap| gap.to.is_some()) {
@@ -268,7 +271,7 @@ impl Machine {
 
     /// Both kinds of connections are up, or the node has begun or ceased to follow the chain.
     fn begin(&mut self, now: Instant) {
-        // If the new subscription is dead too, it is as silent as the one before.
+        // If the new subscription is dead too, it is as silent as the one before; found so ever later.
         self.activity = Activity::new(self.activity.read, self.activity.rate_per_s, now);
         if self.is_behind {
             self.state = SourceState::Syncing;

@@ -122,15 +122,19 @@ async fn what_its_node_no_longer_has_is_not_asked_of_one_that_has_not_announced_
 /// The other one, which never had it, had the last word while the one that announced it was away.
 #[tokio::test]
 async fn what_a_node_that_went_away_had_announced_has_failed_and_is_not_gone() {
-    let (first, other) = (Fake::start(), Fake::start());
-    let (fetcher, _pool) = of_two(&first, &other).await;
-    first.lock().stands_still = true;
-    first.announce_hash(B256::repeat_byte(1));
-    eventually("announced", || fetcher.counts().unfinished == 1).await;
-    std::fs::remove_file(&first.path).expect("its socket");
-    first.close();
-    let counts = settled(&fetcher, "over", |counts| counts.announced == 1).await;
-    assert_eq!((counts.failed, counts.gone), (1, 0));
+    for busy in 0..2 {
+        let [first, other] = [0; 2].map(|_| Node::start(1, |config| config));
+        let (backfill, audit_interval) = (Backfill::Off, None);
+        let config = FetcherConfig { backfill, audit_interval, ..sources([&first, &other]) };
+        let (fetcher, _pool) = ingest_all(config, Limits::default()).await;
+        first.node.inject(Fault::Answers { bad: BadAnswer::Never, count: 1 });
+        other.node.inject(Fault::Answers { bad: BadAnswer::Busy, count: busy });
+        first.submit_all();
+        eventually("announced", || fetcher.counts().unfinished == 1).await;
+        drop(first);
+        let counts = settled(&fetcher, "over", |counts| counts.announced == 1).await;
+        assert_eq!((counts.failed, counts.gone), (1, 0), "{busy}");
+    }
 }
 
 /// Its response was under way when it announced it.
