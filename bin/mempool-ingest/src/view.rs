@@ -39,7 +39,7 @@ impl View {
         !plain && !is_dumb && stdout().is_terminal()
     }
 
-    /// `interval` is that of the lines, if one was given.
+    /// `every` is the interval of the lines, if one was given.
     pub(crate) fn start(live: bool, running: &Running, log: Log, every: Option<Duration>) -> Self {
         say_sources(&running.ingest);
         let live = live.then(|| Live::enter(log)).transpose().unwrap_or_else(|error| {

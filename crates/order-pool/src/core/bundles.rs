@@ -318,7 +318,7 @@ impl Core {
         })
     }
 
-    /// What must be evicted so that this one fits, if it replaces `replaced`.
+    /// What must be evicted so that this one fits, if it replaces `old`.
     fn room_for(&self, order: &Order, old: Option<u64>) -> Result<Vec<(u64, Claim)>, RejectReason> {
         let (counted, claim) = counted(order, self.chain.next_base_fee_wei());
         self.claims.room_for(self.next_seq, &counted, &claim, old, &self.limits)

@@ -87,7 +87,7 @@ impl Backlog {
         self.hashes.len() + self.objects.len()
     }
 
-    /// The source has ended. Returns how many of its hashes nobody takes out any more.
+    /// The source has ended. Returns how many of its hashes nobody takes out: they are load no longer.
     pub(crate) fn close(&self) -> u64 {
         self.objects.close();
         let left = self.hashes.close();
