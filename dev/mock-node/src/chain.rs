@@ -102,6 +102,20 @@ impl Chain {
         }
     }
 
+    /// Another chain on another genesis block. The accounts keep their nonces.
+    pub(crate) fn with_new_genesis(&self, now_s: u64) -> Self {
+        let mut header = Self::new(now_s, self.gas_limit).head().header.inner.clone();
+        header.state_root = keccak256(self.made.to_be_bytes());
+        let genesis = FullBlock { header: RpcHeader::new(header), txs: Vec::new() };
+        Self {
+            blocks: VecDeque::from([Arc::new(genesis)]),
+            mined: B256HashMap::default(),
+            nonces: self.nonces.clone(),
+            gas_limit: self.gas_limit,
+            made: self.made + 1,
+        }
+    }
+
     pub(crate) fn head(&self) -> &Arc<FullBlock> {
         self.blocks.back().expect("a chain has at least its oldest kept block")
     }

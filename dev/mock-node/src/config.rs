@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     capacity::Capacity,
     faults::FaultPlan,
+    quirks::Quirks,
     workload::{DEFAULT_ACCOUNTS, Mix, SignedLoad, Workload, WorkloadConfig},
 };
 
@@ -108,6 +109,8 @@ pub struct NodeConfig {
     /// What `eth_getRawTransactionByHash` answers for a hash that the node does not hold: `"0x"`, as geth, instead of
     /// `null`, as reth and anvil. Default no.
     pub unknown_is_empty: bool,
+    /// How the node differs from a healthy reth at its start. Default: it does not.
+    pub quirks: Quirks,
     /// Cap on pending and queued transactions together, above which sends are refused. Default
     /// 500,000: about 400 MB of small ones.
     pub pool_limit: usize,

@@ -116,6 +116,21 @@ impl Core {
         Ok((removed, self.follow(chain)))
     }
 
+    /// Begins another chain, on which everything is pending that the pool and the kept blocks of the old one had.
+    pub(crate) fn reset(&mut self, now_s: u64) {
+        let mut undone = Vec::new();
+        while self.chain.undoable() > 0 {
+            undone.push(self.chain.pop());
+        }
+        self.chain = self.chain.with_new_genesis(now_s);
+        let old = std::mem::take(&mut self.pool);
+        let mined = undone.iter().rev().flat_map(|block| &block.txs);
+        for tx in mined.chain(old.pending()).chain(old.queued()) {
+            let inserted = self.pool.insert(tx.clone(), self.chain.nonce(&tx.signer()));
+            inserted.expect("its nonce is its own, and not used on the new chain");
+        }
+    }
+
     /// Takes over another node's chain. What only its own had mined is pending again.
     pub(crate) fn follow(&mut self, chain: Chain) -> Effects {
         let (undone, heads) = (self.chain.without(&chain), chain.without(&self.chain));

@@ -9,6 +9,8 @@ use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
+use crate::quirks::Topic;
+
 /// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); further hashes of a batch are lost.
 const RETH_LISTENER_HASHES: u32 = 2048;
 
@@ -67,6 +69,56 @@ pub enum Fault {
     Reorg { depth: usize },
     /// Every new connection gets the text line for too many connections, and is closed.
     TableFull { time: Duration },
+    /// The open subscriptions of a kind end while their connections stay: without a word, or with a notification that
+    /// has `params.error`, as jsonrpsee sends it.
+    EndSubscriptions { topic: Topic, has_note: bool },
+    /// A line that answers nothing is sent on open connections.
+    SendLine { at: Target, line: OddLine },
+    /// The process ends for a while and comes back with another genesis under the same chain id: what was pending, and
+    /// what the blocks that it kept contained, is pending on the new chain, and no client was notified.
+    Reset { down: Duration },
+}
+
+/// A line that is no answer to a request and no notification of a subscription.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum OddLine {
+    PlainText,
+    /// `[]`.
+    EmptyArray,
+    NotificationWithoutParams,
+    /// An answer whose `error` is a text, with an id that nobody has requested with.
+    TextError,
+    /// An error with the id `null`.
+    NullId,
+    /// An answer with an id that nobody has requested with.
+    UnknownId,
+}
+
+impl OddLine {
+    pub const ALL: [Self; 6] = [
+        Self::PlainText,
+        Self::EmptyArray,
+        Self::NotificationWithoutParams,
+        Self::TextError,
+        Self::NullId,
+        Self::UnknownId,
+    ];
+
+    /// Without its line end.
+    pub(crate) const fn text(self) -> &'static str {
+        match self {
+            Self::PlainText => "upstream connect error",
+            Self::EmptyArray => "[]",
+            Self::NotificationWithoutParams => r#"{"jsonrpc":"2.0","method":"eth_subscription"}"#,
+            Self::TextError => {
+                r#"{"jsonrpc":"2.0","id":18446744073709551615,"error":"rate limited"}"#
+            }
+            Self::NullId => {
+                r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}"#
+            }
+            Self::UnknownId => r#"{"jsonrpc":"2.0","id":18446744073709551615,"result":null}"#,
+        }
+    }
 }
 
 /// How an answer can be wrong.
@@ -114,7 +166,8 @@ impl BadAnswer {
 }
 
 impl Fault {
-    /// One of every kind, with values of the usual size: the rows of a fault matrix.
+    /// One of every kind that a plan draws, with values of the usual size: the rows of a fault matrix. The last three
+    /// kinds are injected by tests alone.
     pub fn all() -> Vec<Self> {
         let short = Duration::from_millis(500);
         let mut all = vec![
@@ -149,6 +202,7 @@ impl Fault {
         match self {
             Self::Stall { time, .. }
             | Self::Restart { down: time, .. }
+            | Self::Reset { down: time }
             | Self::TableFull { time } => change_time(time),
             Self::CloseOnAccept { connections: count }
             | Self::CloseAfterSubscribe { connections: count }
@@ -235,8 +289,16 @@ pub(crate) struct Armed {
     pub(crate) duplicate: u32,
     pub(crate) answers: VecDeque<(BadAnswer, u32)>,
     pub(crate) table_full_until: Option<Instant>,
-    /// For how long it is down, and whether it leaves its file. The last one asked for wins.
-    pub(crate) restart: Option<(Duration, bool)>,
+    /// The last one asked for wins.
+    pub(crate) restart: Option<Restart>,
+}
+
+/// How the process ends and comes back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Restart {
+    pub(crate) down: Duration,
+    pub(crate) leaves_file: bool,
+    pub(crate) has_new_genesis: bool,
 }
 
 impl Armed {

@@ -22,8 +22,10 @@ use crate::{
     delays::deliver,
     error::{NodeError, TxRefused},
     faults::Fault,
-    lock, rpc,
-    shared::{Shared, Topic, unix_s},
+    lock,
+    quirks::{Quirks, Topic},
+    rpc,
+    shared::Shared,
     state::NewState,
     stats::Stats,
     tx::SignedTx,
@@ -181,20 +183,21 @@ impl MockNode {
             self.shared.change(|core| Ok::<_, Infallible>(((), core.mine_empty(count, after_s))));
     }
 
-    /// Whether it says that it is syncing, when it is asked.
-    pub fn set_syncing(&self, is_syncing: bool) {
-        self.shared.lock().is_syncing = is_syncing;
+    /// Changes how the node behaves from the next request and notification on.
+    pub fn set_quirks(&self, change: impl FnOnce(&mut Quirks)) {
+        change(Arc::make_mut(&mut self.shared.lock().quirks));
     }
 
     /// Mines exactly these transactions of the pool, in this order.
     pub fn mine_only(&self, hashes: &[B256]) -> Result<Block, NodeError> {
+        let now_s = self.shared.now_s();
         let block = self.shared.change(|core| {
             let pooled = |hash: &B256| {
                 let tx = core.pool.get(hash).cloned();
                 tx.ok_or(NodeError::UnknownTransaction { hash: *hash })
             };
             let txs = hashes.iter().map(pooled).collect::<Result<_, _>>()?;
-            Ok::<_, NodeError>(core.mine_checked(txs, unix_s())?)
+            Ok::<_, NodeError>(core.mine_checked(txs, now_s)?)
         })?;
         Ok(block.summary())
     }
@@ -204,15 +207,17 @@ impl MockNode {
     pub fn mine_private(&self, raws: impl IntoIterator<Item = Bytes>) -> Result<Block, NodeError> {
         let signed = |raw| SignedTx::from_raw(&raw, self.shared.config.chain_id).map(Arc::new);
         let txs = raws.into_iter().map(signed).collect::<Result<_, _>>()?;
-        let block = self.shared.change(|core| core.mine_checked(txs, unix_s()))?;
+        let now_s = self.shared.now_s();
+        let block = self.shared.change(|core| core.mine_checked(txs, now_s))?;
         Ok(block.summary())
     }
 
     /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. What the old ones held is
     /// pending again, and announced again.
     pub fn reorg(&self, depth: usize) -> Result<Reorg, NodeError> {
+        let now_s = self.shared.now_s();
         self.shared.change(|core| {
-            let (removed, effects) = core.reorg(depth, unix_s())?;
+            let (removed, effects) = core.reorg(depth, now_s)?;
             let summaries =
                 |blocks: &[Arc<FullBlock>]| blocks.iter().map(|it| it.summary()).collect();
             let reorg = Reorg { removed: summaries(&removed), added: summaries(&effects.heads) };
@@ -244,7 +249,7 @@ impl MockNode {
     /// What `eth_getRawTransactionByHash` answers for this hash: a pending blob transaction with its sidecar, a
     /// mined one without.
     pub fn raw(&self, hash: B256) -> Option<Bytes> {
-        self.shared.raw(&hash, false)
+        self.shared.raw(&hash)
     }
 
     pub fn stats(&self) -> Stats {

@@ -6,6 +6,7 @@ mod server;
 
 use std::{
     io::Write as _,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -15,7 +16,8 @@ use serde_json::value::RawValue;
 
 use crate::{
     faults::{BadAnswer, LARGE_ANSWER_BYTES},
-    shared::{Shared, Topic},
+    quirks::{MethodQuirk, Topic},
+    shared::Shared,
     tx::to_json,
 };
 use methods::{Found, call, raw_json};
@@ -39,6 +41,10 @@ struct Reply {
     begin: Vec<(String, Topic)>,
     /// Held back for so long.
     delay: Duration,
+    /// The quirks that the connection applies.
+    is_html_if_first: bool,
+    is_sent_twice: bool,
+    closes: bool,
 }
 
 /// Whether a request takes long, and is answered beside the connection's other ones: a batch, a list of the pool, a block.
@@ -66,6 +72,9 @@ fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         all.message.append(&mut one.message);
         all.begin.append(&mut one.begin);
         all.delay = all.delay.max(one.delay);
+        all.is_html_if_first |= one.is_html_if_first;
+        all.is_sent_twice |= one.is_sent_twice;
+        all.closes |= one.closes;
     }
     all.message.push(b']');
     (all.message.len() > 1).then_some(all)
@@ -92,9 +101,16 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     let method = request.method.as_ref();
     let mut reply = Reply::default();
     let (mut bad, mut refused) = (None, None);
-    {
+    let quirks = {
         let mut state = shared.lock();
         *state.stats.methods.entry(method.to_owned()).or_default() += 1;
+        let quirks = Arc::clone(&state.quirks);
+        match quirks.methods.get(method) {
+            _ if quirks.is_mute => return None,
+            Some(MethodQuirk::NoAnswer) => return None,
+            Some(MethodQuirk::Error(code)) => refused = Some(RpcError::new(*code, "refused")),
+            None => {}
+        }
         if method == "eth_getRawTransactionByHash" {
             reply.delay = shared.config.latency;
             match state.line.as_mut().map(|line| line.request(Instant::now())) {
@@ -112,7 +128,11 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         if bad == Some(BadAnswer::OutOfOrder) {
             reply.delay += OVERTAKEN_BY.mul_f64(state.rng.random());
         }
-    }
+        quirks
+    };
+    reply.delay += shared.delay(&quirks);
+    reply.is_html_if_first = quirks.html_first;
+    (reply.is_sent_twice, reply.closes) = (quirks.answers_twice, quirks.closes_after_answer);
     let params = Params::read(request.params);
     let found = params.and_then(|params| match (bad, refused) {
         (Some(BadAnswer::WrongTransaction), _) => another(shared, &params),
@@ -120,8 +140,9 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         _ => call(shared, method, &params),
     });
     // A request without an id wants no answer, only its effect.
-    let id = request.id?.get();
+    let id = &quirks.ids.answer_to(request.id?.get());
     let (member, json) = match found {
+        Err(error) if quirks.text_errors => ("error", to_json(&error.message())),
         Err(error) => ("error", to_json(&error)),
         Ok(Found::Json(json)) => ("result", json),
         Ok(Found::Subscribed(subscription, topic)) => {

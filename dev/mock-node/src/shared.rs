@@ -7,7 +7,8 @@ use std::{
 };
 
 use alloy_eips::Encodable2718 as _;
-use alloy_primitives::{B256, Bytes, keccak256};
+use alloy_primitives::{B256, Bytes, keccak256, map::B256HashMap};
+use alloy_rlp::EMPTY_STRING_CODE;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use tokio::sync::Notify;
@@ -22,18 +23,12 @@ use crate::{
     faults::{Armed, take_one},
     lock,
     outbox::Outbox,
+    quirks::{IncompleteForm, Quirks, Topic},
     state::{Execute, NewState},
     stats::Stats,
     tx::{SignedTx, to_json},
     workload::{TxKind, Workload},
 };
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Topic {
-    Hashes,
-    Objects,
-    Heads,
-}
 
 #[derive(Debug)]
 pub(crate) struct Connected {
@@ -47,6 +42,20 @@ impl Connected {
     pub(crate) fn hears(&self, topic: Topic) -> bool {
         self.subscriptions.iter().any(|(_, other)| *other == topic)
     }
+
+    pub(crate) fn end_subscriptions(&mut self, topic: Topic, has_note: bool) {
+        for (id, _) in self.subscriptions.extract_if(.., |(_, other)| *other == topic) {
+            if has_note {
+                self.outbox.push(notification(&id, "error", br#""subscription closed""#), 0);
+            }
+        }
+    }
+
+    fn notify(&self, topic: Topic, result: &[u8]) {
+        for (id, _) in self.subscriptions.iter().filter(|(_, other)| *other == topic) {
+            self.outbox.push(notification(id, "result", result), 0);
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -58,7 +67,9 @@ pub(crate) struct State {
     pub(crate) armed: Armed,
     /// Requests and blocks wait in it, if the node can do only so much.
     pub(crate) line: Option<Line>,
-    pub(crate) is_syncing: bool,
+    pub(crate) quirks: Arc<Quirks>,
+    /// When transactions became pending, of those for which a quirk needs it.
+    ages: B256HashMap<Instant>,
     /// Until when the node lists its pool.
     lists_until: Instant,
     /// How many objects there were, dropped or not.
@@ -82,6 +93,7 @@ pub(crate) struct Shared {
     pub(crate) changed: Condvar,
     /// A restart is armed.
     pub(crate) restart: Notify,
+    started: Instant,
     /// What executes the blocks, if something does.
     pub(crate) executor: Option<Box<dyn Execute>>,
     /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
@@ -91,7 +103,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(config: NodeConfig, state: Option<NewState>, delays: Sender<Held>) -> Self {
-        let core = Core::new(&config, unix_s());
+        let core = Core::new(&config, unix_s(config.quirks.clock_offset_s));
         let executor = state.map(|new| new(&config, core.chain.head().header.hash));
         let state = State {
             core,
@@ -100,7 +112,8 @@ impl Shared {
             stats: Stats::default(),
             armed: Armed::default(),
             line: config.capacity.map(Line::new),
-            is_syncing: false,
+            quirks: Arc::new(config.quirks.clone()),
+            ages: B256HashMap::default(),
             lists_until: Instant::now(),
             objects: 0,
             stopped: false,
@@ -115,6 +128,7 @@ impl Shared {
             config,
             changed: Condvar::new(),
             restart: Notify::new(),
+            started: Instant::now(),
             executor,
             state: Mutex::new(state),
         }
@@ -140,6 +154,11 @@ impl Shared {
         let left = until.saturating_duration_since(Instant::now());
         let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !ready(state));
         ready(&waited.unwrap_or_else(PoisonError::into_inner).0)
+    }
+
+    /// How much later an answer comes that is ready now.
+    pub(crate) fn delay(&self, quirks: &Quirks) -> Duration {
+        quirks.delay_at(self.started.elapsed())
     }
 
     /// Sleeps; true when the node is stopped meanwhile or was before.
@@ -181,22 +200,52 @@ impl Shared {
         Ok(hash)
     }
 
-    /// A pending blob transaction with its sidecar, a mined one without. What a client requests is counted.
-    pub(crate) fn raw(&self, hash: &B256, is_requested: bool) -> Option<Bytes> {
-        let (pending, mined) = {
-            let State { core, stats, .. } = &mut *self.lock();
-            let (pending, mined) = (core.pool.get(hash), core.chain.tx(hash));
-            let is_found = pending.is_some() || mined.is_some();
-            stats.raw_found += u64::from(is_requested && is_found);
-            (pending.cloned(), mined.cloned())
-        };
+    /// A pending blob transaction with its sidecar, a mined one without.
+    pub(crate) fn raw(&self, hash: &B256) -> Option<Bytes> {
+        let (pending, mined) = self.lock().find(hash);
         let mined = || mined.map(|tx| tx.encoded_2718().into());
         pending.map(|tx| tx.network()).or_else(mined)
     }
 
+    /// The same as a client gets it, with the node's quirks.
+    pub(crate) fn requested_raw(&self, hash: &B256) -> Option<Bytes> {
+        let (quirks, age, (pending, mined)) = {
+            let state = &mut *self.lock();
+            let age = state.ages.get(hash).map(Instant::elapsed);
+            let quirks = Arc::clone(&state.quirks);
+            if age.is_some_and(|age| age < quirks.null_after_announcement) {
+                return None;
+            }
+            let found = state.find(hash);
+            state.stats.raw_found += u64::from(found.0.is_some() || found.1.is_some());
+            (quirks, age, found)
+        };
+        let form = quirks.incomplete_blobs.filter(|it| age.is_some_and(|age| age < it.time));
+        let raw = match (pending, form.map(|it| it.form)) {
+            (Some(tx), Some(IncompleteForm::ElidedBlobs)) => tx.network_without_blobs(),
+            (Some(tx), Some(IncompleteForm::NoSidecar)) => tx.encoded_2718().into(),
+            (Some(tx), None) => tx.network(),
+            (None, _) => mined?.encoded_2718().into(),
+        };
+        let is_wrapped = quirks.wraps_raw && raw[0] < EMPTY_STRING_CODE;
+        Some(if is_wrapped { alloy_rlp::encode(raw).into() } else { raw })
+    }
+
     pub(crate) fn mine(&self) -> Arc<FullBlock> {
-        let Ok(block) = self.change(|core| Ok::<_, Infallible>(core.mine(unix_s())));
+        let now_s = self.now_s();
+        let Ok(block) = self.change(|core| Ok::<_, Infallible>(core.mine(now_s)));
         block
+    }
+
+    /// The clock by which it mines, in seconds since the Unix epoch.
+    pub(crate) fn now_s(&self) -> u64 {
+        unix_s(self.lock().quirks.clock_offset_s)
+    }
+
+    /// Another chain begins, and nobody is notified.
+    pub(crate) fn reset(&self) {
+        let now_s = self.now_s();
+        self.lock().core.reset(now_s);
     }
 
     /// Changes the core and notifies the subscribers, under the lock, so that all are notified in the order in which it
@@ -223,6 +272,9 @@ impl Shared {
 
     fn announce(&self, state: &mut State, tx: &SignedTx) {
         state.stats.announced += 1;
+        if state.quirks.needs_ages() {
+            state.ages.entry(tx.hash).or_insert_with(Instant::now);
+        }
         if take_one(&mut state.armed.drop_notifications) {
             state.stats.notifications_dropped += 1;
             return;
@@ -267,16 +319,34 @@ impl State {
     }
 
     pub(crate) fn notify(&self, topic: Topic, result: &[u8]) {
-        let begin = br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#;
-        for Connected { outbox, subscriptions, .. } in &self.connections {
-            for (id, _) in subscriptions.iter().filter(|(_, other)| *other == topic) {
-                let text = [begin, id.as_bytes(), br#"","result":"#, result, b"}}\n"].concat();
-                outbox.push(text, 0);
-            }
+        if !self.quirks.silent.contains(&topic) {
+            self.connections.iter().for_each(|connected| connected.notify(topic, result));
         }
+    }
+
+    /// What was notified last on a topic, or what would have been.
+    pub(crate) fn latest(&self, topic: Topic) -> Option<Vec<u8>> {
+        let newest = || self.core.pool.pending().last();
+        match topic {
+            Topic::Heads => Some(to_json(&self.core.chain.head().header)),
+            Topic::Hashes => newest().map(|tx| to_json(&tx.hash)),
+            Topic::Objects => newest().map(|tx| tx.pending_object().to_vec()),
+        }
+    }
+
+    /// A transaction of the pool, and of a block.
+    fn find(&self, hash: &B256) -> (Option<Arc<SignedTx>>, Option<Arc<SignedTx>>) {
+        (self.core.pool.get(hash).cloned(), self.core.chain.tx(hash).cloned())
     }
 }
 
-pub(crate) fn unix_s() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+/// A line for the subscription with this id.
+pub(crate) fn notification(id: &str, member: &str, json: &[u8]) -> Vec<u8> {
+    let begin = br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#;
+    [begin, id.as_bytes(), br#"",""#, member.as_bytes(), br#"":"#, json, b"}}\n"].concat()
+}
+
+fn unix_s(offset_s: i64) -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs()).saturating_add_signed(offset_s)
 }

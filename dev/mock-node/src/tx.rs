@@ -9,9 +9,12 @@ use alloy_consensus::{
     Signed, Transaction as _, TxEip4844Variant, TxEnvelope,
     transaction::{Recovered, SignerRecoverable, TransactionInfo},
 };
-use alloy_eips::{Decodable2718, Encodable2718, eip7594::BlobTransactionSidecarVariant};
+use alloy_eips::{
+    Decodable2718, Encodable2718,
+    eip7594::{BlobTransactionSidecarVariant, EIP_7594_WRAPPER_VERSION},
+};
 use alloy_primitives::{B256, Bytes};
-use alloy_rlp::{BufMut, Header};
+use alloy_rlp::{BufMut, EMPTY_LIST_CODE, Header};
 use alloy_rpc_types_eth::Transaction;
 use serde::Serialize;
 
@@ -41,6 +44,14 @@ impl Sidecar {
     pub(crate) fn new(sidecar: &BlobTransactionSidecarVariant) -> Self {
         let hashes = sidecar.versioned_hashes().collect();
         Self { hashes, tail: sidecar.rlp_encoded_fields().into() }
+    }
+
+    /// The tail with an empty list in place of the blobs, which follow the version of the wrapper if it has one.
+    fn tail_without_blobs(&self) -> Vec<u8> {
+        let version = usize::from(self.tail[0] == EIP_7594_WRAPPER_VERSION);
+        let mut rest = &self.tail[version..];
+        let blobs = Header::decode(&mut rest).expect("the list of blobs");
+        [&self.tail[..version], &[EMPTY_LIST_CODE], &rest[blobs.payload_length..]].concat()
     }
 }
 
@@ -86,16 +97,30 @@ impl SignedTx {
 
     /// As nodes hand each other a pending transaction.
     pub(crate) fn network(&self) -> Bytes {
+        match &self.sidecar {
+            Some(sidecar) => self.with_tail(&sidecar.tail),
+            None => self.encoded_2718().into(),
+        }
+    }
+
+    /// The network form with an empty list of blobs.
+    pub(crate) fn network_without_blobs(&self) -> Bytes {
+        match &self.sidecar {
+            Some(sidecar) => self.with_tail(&sidecar.tail_without_blobs()),
+            None => self.encoded_2718().into(),
+        }
+    }
+
+    fn with_tail(&self, tail: &[u8]) -> Bytes {
         let mined = self.encoded_2718();
-        let Some(sidecar) = &self.sidecar else { return mined.into() };
         // `type || rlp([tx, sidecar fields..])`
         let (kind, list) = mined.split_at(1);
-        let header = Header { list: true, payload_length: list.len() + sidecar.tail.len() };
+        let header = Header { list: true, payload_length: list.len() + tail.len() };
         let mut out = Vec::with_capacity(1 + header.length_with_payload());
         out.put_slice(kind);
         header.encode(&mut out);
         out.put_slice(list);
-        out.put_slice(&sidecar.tail);
+        out.put_slice(tail);
         out.into()
     }
 

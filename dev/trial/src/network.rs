@@ -211,7 +211,7 @@ impl Network {
     pub(crate) fn start_import(&self, node: usize, says: bool) -> Result<(), Box<dyn Error>> {
         let mut slot = lock(&self.shared.slots[node]);
         let started = MockNode::start(slot.config.clone())?;
-        started.set_syncing(says);
+        started.set_quirks(|quirks| quirks.is_syncing = says);
         slot.node = Some(started);
         slot.lags_until = Some(Instant::now() + Duration::from_hours(1));
         slot.is_up(false);
@@ -227,7 +227,7 @@ impl Network {
             return true;
         }
         importing.follow(&self.shared.reference);
-        importing.set_syncing(false);
+        importing.set_quirks(|quirks| quirks.is_syncing = false);
         (slot.lags_until, slot.follows_since) = (None, now_ns());
         false
     }

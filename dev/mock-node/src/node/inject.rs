@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Instant};
 
 use super::load;
 use crate::{
-    faults::{Armed, Fault, FaultPlan, Target},
+    faults::{Armed, Fault, FaultPlan, Restart, Target},
     outbox::{Freeze, Outbox},
-    shared::{Connected, Shared, Topic, unix_s},
+    quirks::Topic,
+    shared::{Connected, Shared},
 };
 
 pub(super) fn inject(shared: &Shared, fault: Fault) {
@@ -27,8 +28,7 @@ pub(super) fn inject(shared: &Shared, fault: Fault) {
             targets(shared, at).iter().for_each(|outbox| outbox.freeze(Freeze::Forever));
         }
         Fault::Restart { down, leaves_file } => {
-            arm(&|it| it.restart = Some((down, leaves_file)));
-            shared.restart.notify_one();
+            restart(shared, Restart { down, leaves_file, has_new_genesis: false });
         }
         Fault::DropNotifications { count } => arm(&|it| it.drop_notifications += count),
         Fault::DropObjects { count } => arm(&|it| it.drop_objects += count),
@@ -39,12 +39,31 @@ pub(super) fn inject(shared: &Shared, fault: Fault) {
         Fault::Answers { bad, count } => arm(&|it| it.answers.push_back((bad, count))),
         Fault::Reorg { depth } => {
             // A chain of one block has nothing to replace: then nothing happens.
-            _ = shared.change(|core| core.reorg(depth.min(core.chain.undoable()), unix_s()));
+            let now_s = shared.now_s();
+            _ = shared.change(|core| core.reorg(depth.min(core.chain.undoable()), now_s));
         }
         Fault::TableFull { time } => {
             arm(&|it| it.table_full_until = Some(Instant::now() + time));
         }
+        Fault::EndSubscriptions { topic, has_note } => {
+            for connected in &mut shared.lock().connections {
+                connected.end_subscriptions(topic, has_note);
+            }
+        }
+        Fault::SendLine { at, line } => {
+            let line = format!("{}\n", line.text());
+            targets(shared, at).iter().for_each(|outbox| outbox.push(line.clone().into(), 0));
+        }
+        Fault::Reset { down } => {
+            assert!(shared.executor.is_none(), "the state of another genesis is not kept");
+            restart(shared, Restart { down, leaves_file: false, has_new_genesis: true });
+        }
     }
+}
+
+fn restart(shared: &Shared, restart: Restart) {
+    shared.lock().armed.restart = Some(restart);
+    shared.restart.notify_one();
 }
 
 /// Follows a plan from the moment the load begins until its end or the node's.

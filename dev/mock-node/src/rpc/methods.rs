@@ -12,7 +12,8 @@ use super::request::{Params, RpcError};
 use crate::{
     chain::FullBlock,
     config::{CLIENT_VERSION, FullObjects},
-    shared::{Shared, Topic},
+    quirks::Topic,
+    shared::Shared,
     state::StateRequest,
     tx::{SignedTx, to_json},
 };
@@ -37,8 +38,11 @@ pub(super) fn raw_json(raw: &[u8]) -> Vec<u8> {
 
 pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result<Found, RpcError> {
     match method {
-        "eth_getRawTransactionByHash" => match shared.raw(&params.get(0)?, true) {
+        "eth_getRawTransactionByHash" => match shared.requested_raw(&params.get(0)?) {
             Some(raw) => Ok(Found::Json(raw_json(&raw))),
+            None if let Some(code) = shared.lock().quirks.unknown_error => {
+                Err(RpcError::new(code, "resource not found"))
+            }
             None if shared.config.unknown_is_empty => json(&"0x"),
             None => json(&()),
         },
@@ -80,9 +84,10 @@ pub(super) fn call(shared: &Shared, method: &str, params: &Params<'_>) -> Result
         "eth_syncing" => {
             let state = shared.lock();
             let current = U64::from(state.core.chain.head().header.number);
-            match state.is_syncing {
-                true => json(&BTreeMap::from([("currentBlock", current)])),
-                false => json(&false),
+            if state.quirks.is_syncing {
+                json(&BTreeMap::from([("currentBlock", current)]))
+            } else {
+                json(&false)
             }
         }
         "txpool_status" => {

@@ -60,6 +60,10 @@ impl RpcError {
         Self { code, message: Cow::Borrowed(message), data: None }
     }
 
+    pub(super) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The shape of reth's answer to a parameter that does not parse.
     pub(super) fn invalid_params(data: impl ToString) -> Self {
         Self { data: Some(data.to_string()), ..Self::new(-32602, "Invalid params") }

@@ -4,7 +4,10 @@ use std::{
     fs, io,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -22,13 +25,17 @@ use tokio::{
 use super::{Reply, handle, is_heavy};
 use crate::{
     config::MAX_REQUEST_BYTES,
-    faults::take_one,
+    faults::{Restart, take_one},
     outbox::{Freeze, Outbox},
-    shared::{Connected, Shared, Topic},
+    quirks::Topic,
+    shared::{Connected, Shared, notification},
 };
 
 /// What reth writes to a connection that is one too many.
 pub(super) const TOO_MANY: &[u8] = b"Too many connections. Please try again later.";
+
+/// In place of the first answer of a connection, with [`Quirks::html_first`](crate::Quirks::html_first).
+const HTML: &[u8] = b"<html>502 Bad Gateway</html>";
 
 /// Accepts until the runtime ends, on one socket after the other when a fault restarts the node.
 pub(crate) async fn run(shared: Arc<Shared>, mut listener: UnixListener) {
@@ -83,17 +90,21 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 async fn restarted(
     shared: &Shared,
     listener: UnixListener,
-    (down, leaves_file): (Duration, bool),
+    restart: Restart,
 ) -> io::Result<UnixListener> {
     drop(listener);
     let path = &shared.config.ipc_path;
-    if !leaves_file {
+    if !restart.leaves_file {
         fs::remove_file(path)?;
     }
     shared.lock().connections.iter_mut().for_each(|connected| connected.subscriptions.clear());
-    shared.mine();
+    if restart.has_new_genesis {
+        shared.reset();
+    } else {
+        shared.mine();
+    }
     shared.lock().connections.iter().for_each(|connected| connected.outbox.close());
-    tokio::time::sleep(down).await;
+    tokio::time::sleep(restart.down).await;
     shared.lock().stats.restarts += 1;
     UnixListener::from_std(listen(path)?)
 }
@@ -114,7 +125,12 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
     let connected = Connected { number, outbox: outbox.clone(), subscriptions: Vec::new() };
     shared.lock().connections.push(connected);
     let (reader, writer) = stream.into_split();
-    let connection = Connection { shared: shared.clone(), outbox: outbox.clone(), number };
+    let connection = Connection {
+        shared: shared.clone(),
+        outbox: outbox.clone(),
+        number,
+        has_answered: Arc::default(),
+    };
     {
         let write = write(&outbox, writer);
         tokio::pin!(write);
@@ -164,6 +180,7 @@ struct Connection {
     shared: Arc<Shared>,
     outbox: Arc<Outbox>,
     number: u64,
+    has_answered: Arc<AtomicBool>,
 }
 
 impl Connection {
@@ -206,7 +223,16 @@ impl Connection {
 
     fn answer(&self, reply: Option<Reply>) {
         let Some(mut reply) = reply else { return };
+        // Relaxed: it carries nothing but itself.
+        let is_first = !self.has_answered.swap(true, Relaxed);
+        if is_first && reply.is_html_if_first {
+            let message = HTML.to_vec();
+            reply = Reply { message, delay: reply.delay, closes: reply.closes, ..Reply::default() };
+        }
         reply.message.push(b'\n');
+        if reply.is_sent_twice {
+            reply.message.extend_from_within(..);
+        }
         let delay = reply.delay.max(self.shared.list_ends_in());
         if delay.is_zero() {
             return self.send(reply);
@@ -220,12 +246,21 @@ impl Connection {
 
     fn send(&self, reply: Reply) {
         if reply.begin.is_empty() {
-            return self.outbox.push(reply.message, reply.singles);
+            self.outbox.push(reply.message, reply.singles);
+            if reply.closes {
+                self.outbox.finish();
+            }
+            return;
         }
         // Under the lock, so that nothing is announced between the answer and the subscription.
         let state = &mut *self.shared.lock();
+        for (id, topic) in reply.begin.iter().filter(|_| state.quirks.notifies_before_reply) {
+            if let Some(latest) = state.latest(*topic) {
+                self.outbox.push(notification(id, "result", &latest), 0);
+            }
+        }
         self.outbox.push(reply.message, reply.singles);
-        if take_one(&mut state.armed.close_after_subscribe) {
+        if reply.closes || take_one(&mut state.armed.close_after_subscribe) {
             return self.outbox.finish();
         }
         state.was_subscribed |= reply.begin.iter().any(|(_, topic)| *topic != Topic::Heads);

@@ -4,4 +4,5 @@ mod client;
 mod faults;
 mod framing;
 mod load;
+mod quirks;
 mod state;

@@ -1,0 +1,343 @@
+//! One test for each way in which a node can be half broken, switched on and off while it runs.
+
+use std::{
+    net::TcpStream,
+    time::{Duration, Instant},
+};
+
+use alloy_consensus::TxEnvelope;
+use alloy_eips::{Decodable2718 as _, eip7594::EIP_7594_WRAPPER_VERSION};
+use alloy_primitives::{B256, Bytes};
+use alloy_rlp::{Decodable as _, EMPTY_LIST_CODE, Header};
+use mock_node::{
+    AnswerIds, Fault, IncompleteBlobs, IncompleteForm, MethodQuirk, MockNode, NodeConfig, OddLine,
+    Quirks, Target, Topic, WebSocketBridge, WebSocketQuirks,
+};
+use serde_json::{Value, json};
+use tokio_tungstenite::tungstenite::{self, Message};
+
+use crate::client::{Client, connected, start, subscribed};
+
+const RAW: &str = "eth_getRawTransactionByHash";
+/// Long enough that a slow machine still sees what holds only for so long.
+const WHILE: Duration = Duration::from_millis(700);
+
+fn raw(client: &mut Client, hash: B256) -> Value {
+    client.result(RAW, json!([hash]))
+}
+
+/// Requests until the answer is that of a healthy node; returns how long that took.
+fn raw_until_right(client: &mut Client, node: &MockNode, hash: B256) -> Duration {
+    let (begin, right) = (Instant::now(), json!(node.raw(hash).expect("it is pending")));
+    while raw(client, hash) != right {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it never becomes right");
+    }
+    begin.elapsed()
+}
+
+fn blobs(config: NodeConfig) -> NodeConfig {
+    NodeConfig { blobs_per_mille: 1_000, ..config }
+}
+
+#[test]
+fn a_fresh_transaction_is_null_for_a_while() {
+    let (_dir, node, mut client) = subscribed(|config| NodeConfig { preload: 1, ..config });
+    let old = node.pending()[0];
+    node.set_quirks(|quirks| quirks.null_after_announcement = WHILE);
+    let begin = Instant::now();
+    let hash = node.burst(1)[0];
+    assert_eq!(client.announced(), hash);
+    assert_eq!(raw(&mut client, hash), Value::Null);
+    assert!(!raw(&mut client, old).is_null(), "it was announced before");
+    raw_until_right(&mut client, &node, hash);
+    assert!(begin.elapsed() >= WHILE);
+}
+
+#[test]
+fn a_blob_transaction_is_incomplete_for_a_while_in_either_form() {
+    for form in [IncompleteForm::NoSidecar, IncompleteForm::ElidedBlobs] {
+        let (_dir, node, mut client) = connected(blobs);
+        let incomplete = IncompleteBlobs { form, time: WHILE };
+        node.set_quirks(|quirks| quirks.incomplete_blobs = Some(incomplete));
+        let begin = Instant::now();
+        let hash = node.burst(1)[0];
+        let short: Bytes = serde_json::from_value(raw(&mut client, hash)).expect("bytes");
+        let complete = node.raw(hash).expect("it is pending");
+        match form {
+            IncompleteForm::NoSidecar => {
+                let mined = TxEnvelope::decode_2718_exact(&short).expect("the form of a block");
+                let TxEnvelope::Eip4844(signed) = mined else { panic!("a blob transaction") };
+                assert!(signed.tx().sidecar().is_none());
+            }
+            IncompleteForm::ElidedBlobs => {
+                // `type || rlp([tx, version, blobs, ..])`
+                let mut fields = Header::decode_bytes(&mut &short[1..], true).expect("a list");
+                let tx = Header::decode(&mut fields).expect("a list");
+                fields = &fields[tx.payload_length..];
+                assert_eq!(fields[..2], [EIP_7594_WRAPPER_VERSION, EMPTY_LIST_CODE]);
+                assert!(fields.len() > 2 && complete.len() - short.len() >= 128 << 10);
+            }
+        }
+        raw_until_right(&mut client, &node, hash);
+        assert!(begin.elapsed() >= WHILE);
+    }
+}
+
+#[test]
+fn every_answer_comes_late_and_a_window_is_answered_in_reverse() {
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 3, ..config });
+    node.set_quirks(|quirks| quirks.delay = WHILE);
+    let begin = Instant::now();
+    client.result("eth_chainId", json!([]));
+    assert!(begin.elapsed() >= WHILE);
+    // A window so long that all three requests are in one, unless its end is among them.
+    let window = Duration::from_millis(300);
+    node.set_quirks(|quirks| {
+        *quirks = Quirks { reverse_window: window, ..Quirks::default() };
+    });
+    let reversed = (0..20).any(|_| {
+        node.pending().into_iter().enumerate().for_each(|(id, hash)| client.request_raw(id, hash));
+        let ids = [(); 3].map(|()| client.value()["id"].as_u64());
+        ids == [Some(2), Some(1), Some(0)]
+    });
+    assert!(reversed, "never in twenty windows");
+}
+
+#[test]
+fn a_kind_of_subscription_is_silent_while_the_others_and_requests_go_on() {
+    for silent in [Topic::Hashes, Topic::Objects, Topic::Heads] {
+        let (_dir, node) = start(|config| config);
+        let subscriptions = [
+            (Topic::Hashes, json!(["newPendingTransactions"])),
+            (Topic::Objects, json!(["newPendingTransactions", true])),
+            (Topic::Heads, json!(["newHeads"])),
+        ];
+        let mut clients = subscriptions.map(|(topic, params)| {
+            let mut client = Client::to(&node);
+            client.subscribe(params);
+            (topic, client)
+        });
+        node.set_quirks(|quirks| quirks.silent = [silent].into());
+        let missed = node.burst(1)[0];
+        node.mine();
+        for (topic, client) in &mut clients {
+            if *topic != silent {
+                assert_eq!(client.value()["method"], "eth_subscription", "{topic:?}");
+            }
+            // Requests are answered on the connection that hears nothing: no notification comes before.
+            assert!(!raw(client, missed).is_null());
+        }
+        node.set_quirks(|quirks| quirks.silent.clear());
+        node.burst(1);
+        node.mine();
+        for (topic, client) in &mut clients {
+            assert_eq!(client.value()["method"], "eth_subscription", "{topic:?} again");
+        }
+    }
+}
+
+#[test]
+fn a_subscription_ends_on_a_live_connection_with_a_note_or_without() {
+    for has_note in [false, true] {
+        let (_dir, node, mut client) = subscribed(|config| config);
+        client.subscribe(json!(["newHeads"]));
+        node.inject(Fault::EndSubscriptions { topic: Topic::Hashes, has_note });
+        if has_note {
+            let note = client.value();
+            assert_eq!(note["method"], "eth_subscription");
+            assert!(
+                note["params"]["error"].is_string() && note["params"]["subscription"].is_string()
+            );
+        }
+        let hash = node.burst(1)[0];
+        let head = node.mine().hash;
+        assert_eq!(client.value()["params"]["result"]["hash"], json!(head), "and no hash before");
+        assert!(!raw(&mut client, hash).is_null());
+    }
+}
+
+#[test]
+fn requests_are_never_answered_all_or_those_for_one_method() {
+    let (_dir, node, mut client) = subscribed(|config| NodeConfig { preload: 1, ..config });
+    let hash = node.pending()[0];
+    node.set_quirks(|quirks| _ = quirks.methods.insert(RAW.into(), MethodQuirk::NoAnswer));
+    client.request_raw(7, hash);
+    client.result("eth_blockNumber", json!([]));
+    node.set_quirks(|quirks| quirks.is_mute = true);
+    client.request_raw(8, hash);
+    Client::to(&node).request_raw(9, hash);
+    let announced = node.burst(1)[0];
+    assert_eq!(client.announced(), announced, "and no answer before it");
+    node.set_quirks(|quirks| *quirks = Quirks::default());
+    raw(&mut client, hash);
+}
+
+#[test]
+fn a_method_is_missing_or_refused_and_an_unknown_transaction_is_an_error() {
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 1, ..config });
+    for (method, code) in
+        [(RAW, -32601), (RAW, -32602), ("web3_clientVersion", -32601), ("txpool_content", -32008)]
+    {
+        node.set_quirks(|quirks| {
+            _ = quirks.methods.insert(method.to_owned(), MethodQuirk::Error(code));
+        });
+        let params = if method == RAW { json!([node.pending()[0]]) } else { json!([]) };
+        assert_eq!(client.call(method, params)["error"]["code"], code, "{method}");
+    }
+    node.set_quirks(|quirks| quirks.methods.clear());
+    for code in [4444, 1] {
+        node.set_quirks(|quirks| quirks.unknown_error = Some(code));
+        assert_eq!(client.call(RAW, json!([B256::ZERO]))["error"]["code"], code);
+        assert!(!raw(&mut client, node.pending()[0]).is_null());
+    }
+}
+
+#[test]
+fn a_raw_transaction_is_wrapped_in_an_rlp_string() {
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 20, ..config });
+    node.set_quirks(|quirks| quirks.wraps_raw = true);
+    let mut wrapped = 0;
+    for hash in node.pending() {
+        let right = node.raw(hash).expect("it is pending");
+        let answered: Bytes = serde_json::from_value(raw(&mut client, hash)).expect("bytes");
+        if right[0] < 0x80 {
+            assert_eq!(Bytes::decode(&mut &answered[..]), Ok(right));
+            wrapped += 1;
+        } else {
+            assert_eq!(answered, right, "one without a type is a list already");
+        }
+    }
+    assert!(wrapped > 0);
+}
+
+#[test]
+fn a_reset_brings_the_same_transactions_on_another_genesis() {
+    let (_dir, node, mut client) = subscribed(|config| NodeConfig { preload: 6, ..config });
+    let old = node.pending();
+    let genesis = client.result("eth_getBlockByNumber", json!(["0x0", false]))["hash"].clone();
+    node.mine_only(&old[..2]).expect("their nonces follow");
+    node.inject(Fault::Reset { down: Duration::from_millis(100) });
+    client.rest();
+    let begin = Instant::now();
+    while node.stats().restarts == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it does not come back");
+        std::thread::yield_now();
+    }
+    // It listens a moment after.
+    while std::os::unix::net::UnixStream::connect(node.ipc_path()).is_err() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it does not listen");
+        std::thread::yield_now();
+    }
+    let mut client = Client::to(&node);
+    let block = client.result("eth_getBlockByNumber", json!(["0x0", false]));
+    assert_ne!(block["hash"], genesis);
+    assert_eq!(client.result("eth_blockNumber", json!([])), "0x0");
+    assert_eq!(client.result("eth_chainId", json!([])), "0x539");
+    let (mut now, mut before) = (node.pending(), old);
+    (now.sort_unstable(), before.sort_unstable());
+    assert_eq!(now, before);
+    assert_eq!(node.mine().txs.len(), 6, "all can be mined");
+}
+
+#[test]
+fn ids_come_back_as_text_as_null_or_as_those_of_nobody() {
+    let (_dir, node, mut client) = connected(|config| config);
+    let mut id = |ids| {
+        node.set_quirks(|quirks| quirks.ids = ids);
+        client.write(br#"{"jsonrpc":"2.0","id":5,"method":"eth_chainId"}"#);
+        client.value()["id"].clone()
+    };
+    assert_eq!(id(AnswerIds::Text), json!("5"));
+    assert_eq!(id(AnswerIds::Null), Value::Null);
+    assert_eq!(id(AnswerIds::Unknown), json!(u64::MAX));
+    assert_eq!(id(AnswerIds::Same), json!(5));
+}
+
+#[test]
+fn answers_are_doubled_replaced_by_html_or_the_last_of_their_connection() {
+    let (_dir, node, mut client) = connected(|config| config);
+    node.set_quirks(|quirks| quirks.answers_twice = true);
+    client.result("eth_chainId", json!([]));
+    assert_eq!(client.value()["result"], "0x539", "the same again");
+    node.set_quirks(|quirks| {
+        *quirks = Quirks { html_first: true, text_errors: true, ..Quirks::default() };
+    });
+    assert!(client.call("eth_nothing", json!([]))["error"].is_string(), "not its first");
+    let mut fresh = Client::to(&node);
+    assert!(fresh.line_or_answer().starts_with("<html>"));
+    fresh.result("eth_chainId", json!([]));
+    node.set_quirks(|quirks| {
+        *quirks = Quirks { closes_after_answer: true, ..Quirks::default() };
+    });
+    fresh.result("eth_chainId", json!([]));
+    assert!(fresh.rest().is_empty());
+}
+
+#[test]
+fn a_notification_comes_before_the_reply_that_names_its_subscription() {
+    let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 2, ..config });
+    node.set_quirks(|quirks| quirks.notifies_before_reply = true);
+    client.write(
+        br#"{"jsonrpc":"2.0","id":1,"method":"eth_subscribe","params":["newPendingTransactions"]}"#,
+    );
+    let (early, reply) = (client.value(), client.value());
+    assert_eq!(early["params"]["result"], json!(node.pending()[1]));
+    assert_eq!(early["params"]["subscription"], reply["result"]);
+}
+
+#[test]
+fn a_line_that_answers_nothing_comes_on_the_connections_it_is_meant_for() {
+    let (_dir, node, mut client) = subscribed(|config| config);
+    for line in OddLine::ALL {
+        node.inject(Fault::SendLine { at: Target::Request, line });
+        node.inject(Fault::SendLine { at: Target::Subscription, line });
+        let text = client.line().expect("a line");
+        let value = serde_json::from_str::<Value>(&text);
+        match line {
+            OddLine::PlainText => assert!(value.is_err()),
+            OddLine::EmptyArray => assert_eq!(value.unwrap(), json!([])),
+            OddLine::NotificationWithoutParams => assert!(value.unwrap().get("params").is_none()),
+            OddLine::TextError => assert!(value.unwrap()["error"].is_string()),
+            OddLine::NullId => assert!(value.unwrap()["id"].is_null()),
+            OddLine::UnknownId => assert_eq!(value.unwrap()["id"], json!(u64::MAX)),
+        }
+    }
+    // Once each: it has a subscription, and is no request connection.
+    client.result("eth_chainId", json!([]));
+}
+
+#[test]
+fn it_says_that_it_is_syncing_and_its_clock_is_ahead_or_behind() {
+    let genesis_s = Some(1);
+    let (_dir, node, mut client) = connected(|config| NodeConfig { genesis_s, ..config });
+    node.set_quirks(|quirks| quirks.is_syncing = true);
+    assert!(client.result("eth_syncing", json!([])).is_object());
+    let now_s = || std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_secs() as i64;
+    for offset in [-3_600, 90] {
+        node.set_quirks(|quirks| quirks.clock_offset_s = offset);
+        let before = now_s();
+        let timestamp = node.mine().timestamp as i64;
+        assert!((before + offset..=now_s() + offset).contains(&timestamp), "{offset}");
+    }
+}
+
+#[test]
+fn a_websocket_has_text_or_binary_frames_or_answers_with_html() {
+    let (_dir, node) = start(|config| config);
+    let bridge = WebSocketBridge::start(node.ipc_path()).expect("a port");
+    let address = bridge.url().trim_start_matches("ws://").to_owned();
+    let connect = || tungstenite::client(bridge.url(), TcpStream::connect(&address).unwrap());
+    let (mut client, _) = connect().expect("a WebSocket");
+    let mut ask = || {
+        let request = r#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#;
+        client.send(Message::text(request)).expect("it is open");
+        client.read().expect("an answer")
+    };
+    let right = r#"{"jsonrpc":"2.0","id":1,"result":"0x539"}"#;
+    assert_eq!(ask(), Message::text(right));
+    bridge.set_quirks(WebSocketQuirks { is_binary: true, is_html: true });
+    assert_eq!(ask(), Message::binary(right));
+    assert!(connect().is_err(), "a page is no handshake");
+    bridge.set_quirks(WebSocketQuirks::default());
+    connect().expect("a WebSocket again");
+}
