@@ -87,8 +87,8 @@ async fn serve(
     let is_html = lock(&quirks).is_html;
     if is_html {
         // What is not read before the close would reset the connection, and the page be lost.
-        stream.read(&mut [0; 4096]).await.ok()?;
-        return stream.write_all(HTML).await.ok();
+        let is_closed = stream.read(&mut [0; 4096]).await.ok()? == 0;
+        return if is_closed { None } else { stream.write_all(HTML).await.ok() };
     }
     let socket = tokio_tungstenite::accept_async(stream).await.ok()?;
     let (mut to_client, mut from_client) = socket.split();
