@@ -13,13 +13,14 @@ from html import escape
 
 # In the order and with the names of the README's table; told apart also by those who see fewer colours (Okabe and Ito).
 NAMES = {
-    "sequential": ("one at a time", "#d55e00"),
-    "plain concurrent": ("plain concurrent, 64 at once, from a queue without bound", "#56b4e9"),
+    "sequential, 2 worker threads": ("one at a time, 2 worker threads", "#d55e00"),
+    "plain concurrent, 1 worker thread": ("plain concurrent, 1 worker thread", "#cc79a7"),
+    "plain concurrent, 2 worker threads": ("plain concurrent, 2 worker threads", "#56b4e9"),
     "ours, hashes": ("ours, hashes (default of the library)", "#0072b2"),
     "ours, full objects": ("ours, full objects", "#009e73"),
 }
 WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 540, 380, 70, 40, 20, 50
-LEGEND = 56
+LEGEND = 78
 
 
 def read(path):

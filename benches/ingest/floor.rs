@@ -2,7 +2,7 @@
 
 use std::{hint::black_box, thread, time::Duration};
 
-use alloy_primitives::hex;
+use alloy::hex;
 use criterion::{BenchmarkId, Criterion, Throughput};
 use mempool_ingest::txpool_fetcher::{RawTransaction, read_response};
 use mock_node::workload::{Mix, PreparedTx, TxKind, Workload, WorkloadConfig};
@@ -43,8 +43,7 @@ fn pass(txs: &[PreparedTx]) -> Duration {
     thread_cpu() - before
 }
 
-/// Transactions of the mix of `paced` and `drops`. Those of `scale` carry no blobs: its own floor is
-/// a little lower.
+/// Transactions of the mix of `drops`. Those of `scale` and `rates` carry no blobs: their floor is a little lower.
 pub(crate) fn samples() -> Vec<PreparedTx> {
     let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
     Workload::new(WorkloadConfig { mix, ..WorkloadConfig::new(7, 1337) }).prepare(2_000)

@@ -1,15 +1,17 @@
-//! The ways builders fetch today, as their authors would write them on alloy's provider.
+//! The ways builders fetch today, as their authors would write them on `alloy`.
 //!
-//! Both go into the same [`OrderPool`] and recover senders with the same C library. Neither checks that the answer is
-//! the requested transaction, retries, times out, or follows heads: that favours them.
+//! Both insert into the same [`OrderPool`] and recover senders with the same C library. Neither checks that the response
+//! is the requested transaction, retries, times out, or follows heads: that favours them.
 
 use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
-use alloy_consensus::transaction::SignerRecoverable;
-use alloy_eips::Decodable2718;
-use alloy_primitives::{B256, Bytes};
-use alloy_provider::{IpcConnect, Provider, ProviderBuilder};
-use futures::StreamExt;
+use alloy::{
+    consensus::transaction::{Recovered, SignerRecoverable as _},
+    eips::Decodable2718 as _,
+    primitives::{B256, Bytes},
+    providers::{IpcConnect, Provider, ProviderBuilder},
+};
+use futures::StreamExt as _;
 use mempool_ingest::{
     OrderPool,
     order_pool::{Origin, PooledTransaction, Transaction},
@@ -21,16 +23,16 @@ use tokio::{
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Fetches of the plain concurrent one in flight at once.
+/// Fetches of the plain concurrent rival in flight at once.
 const PERMITS: usize = 64;
 
 /// Its broadcast slots between the connection and its loop.
 const BUFFER: usize = 16_384;
 
-/// One connection, one fetch at a time in the loop that reads the notifications, alloy's default
-/// buffer of 16. Returns when subscribed; its runtime is the rival at work.
-pub(crate) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
-    let runtime = runtime(threads)?;
+/// One connection, one fetch at a time in the loop that reads the notifications, alloy's default buffer of 16, two
+/// worker threads, as tokio has by default on two cores. Returns when subscribed; its runtime is the rival at work.
+pub(crate) fn sequential(path: PathBuf, pool: OrderPool) -> Result<Runtime, Error> {
+    let runtime = runtime(2)?;
     let (provider, mut hashes) = runtime.block_on(async {
         let provider = ProviderBuilder::new().connect_ipc(IpcConnect::new(path)).await?;
         let hashes = provider.subscribe_pending_transactions().await?.into_stream();
@@ -46,13 +48,16 @@ pub(crate) fn sequential(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
     Ok(runtime)
 }
 
-/// A second connection for requests, a task for each hash, 64 permits, a buffer of 16,384. Returns
-/// when subscribed.
+/// A second connection for requests, a task for each hash, 64 permits, a buffer of 16,384. Returns when subscribed.
 ///
-/// The permit is taken inside the task, so that the loop only reads and spawns: no announcement
-/// waits for a fetch, which loses the least. What bounds the number of tasks is nothing.
-pub(crate) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Result<Runtime, Error> {
-    let runtime = runtime(threads)?;
+/// The permit is acquired inside the task, so that the loop only reads and spawns: no announcement waits for a fetch,
+/// which loses the least. Nothing bounds the number of tasks.
+pub(crate) fn concurrent(
+    path: PathBuf,
+    pool: OrderPool,
+    worker_threads: usize,
+) -> Result<Runtime, Error> {
+    let runtime = runtime(worker_threads)?;
     let (subscription, requests, mut hashes) = runtime.block_on(async {
         let subscription =
             ProviderBuilder::new().connect_ipc(IpcConnect::new(path.clone())).await?;
@@ -79,8 +84,8 @@ pub(crate) fn concurrent(path: PathBuf, pool: OrderPool, threads: usize) -> Resu
     Ok(runtime)
 }
 
-fn runtime(threads: usize) -> std::io::Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(threads).enable_all().build()
+fn runtime(worker_threads: usize) -> std::io::Result<Runtime> {
+    Builder::new_multi_thread().worker_threads(worker_threads).enable_all().build()
 }
 
 async fn fetch(provider: &impl Provider, hash: B256, pool: &OrderPool) -> Result<(), Error> {
@@ -91,9 +96,7 @@ async fn fetch(provider: &impl Provider, hash: B256, pool: &OrderPool) -> Result
     Ok(())
 }
 
-/// The floor: what nobody who wants the sender of a raw transaction can do without.
-pub(crate) fn decode(
-    raw: &Bytes,
-) -> Result<alloy_consensus::transaction::Recovered<PooledTransaction>, Error> {
+/// The floor: the least work of anyone who needs the sender of a raw transaction.
+pub(crate) fn decode(raw: &Bytes) -> Result<Recovered<PooledTransaction>, Error> {
     Ok(PooledTransaction::decode_2718_exact(raw)?.try_into_recovered()?)
 }

@@ -1,4 +1,4 @@
-//! One run: a fresh node, a fresh pool, one contender, and what came of it.
+//! One run: a fresh node, a fresh pool, one contender, and the figures of it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::B256;
+use alloy::primitives::B256;
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, PoolConfig,
     order_pool::{Event, MAX_COUNT, Order},
@@ -24,12 +24,16 @@ use testkit::{
     node::{Announced, NodeProcess},
     usage::{self, ThreadUse, now_ns, process_cpu, resident_bytes},
 };
+use tokio::runtime::Runtime;
 
-use crate::rivals;
+use crate::{
+    node::{Node, NodePool},
+    rivals,
+};
 
-/// A rival that has pooled nothing for so long has done what it will do. The longest honest pause
-/// is that of six blobs behind others, a tenth of it.
-const RIVAL_QUIET: Duration = Duration::from_secs(1);
+/// A rival that has pooled nothing for so long will pool nothing more. The longest honest pause is that of six blobs
+/// behind others, a tenth of a second.
+const RIVAL_QUIET: Duration = Duration::from_secs(3);
 
 /// Ours has so long without progress before its run ends: it has to recover by reconciliation (200
 /// ms to settle, a listing of the pool) what overran its buffer. A list of a million transactions
@@ -44,79 +48,114 @@ const START_STOP: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) enum Contender {
-    /// One connection, one fetch at a time.
+    /// One connection, one fetch at a time, two worker threads.
     Sequential,
-    /// A second connection, a task for each hash.
-    Concurrent,
+    /// A second connection, a task for each hash, one worker thread.
+    ConcurrentOneThread,
+    /// The same with two worker threads.
+    ConcurrentTwoThreads,
     Hashes,
-    /// Ours, told whole transactions by a node whose senders it trusts.
+    /// Ours, which gets whole transactions from a node whose senders it trusts.
     Full,
+    /// Ours, in the process of the node.
+    InProcess,
 }
 
 impl Contender {
-    /// In the order of the tables.
-    pub(crate) const ALL: [Self; 4] =
-        [Self::Sequential, Self::Concurrent, Self::Hashes, Self::Full];
+    /// Those that connect to a node, in the order of the tables.
+    pub(crate) const OVER_A_SOCKET: [Self; 5] = [
+        Self::Sequential,
+        Self::ConcurrentOneThread,
+        Self::ConcurrentTwoThreads,
+        Self::Hashes,
+        Self::Full,
+    ];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
-            Self::Sequential => "sequential",
-            Self::Concurrent => "plain concurrent",
+            Self::Sequential => "sequential, 2 worker threads",
+            Self::ConcurrentOneThread => "plain concurrent, 1 worker thread",
+            Self::ConcurrentTwoThreads => "plain concurrent, 2 worker threads",
             Self::Hashes => "ours, hashes",
             Self::Full => "ours, full objects",
+            Self::InProcess => "ours, in process",
         }
     }
 
-    const fn announcements(self) -> Option<Announcements> {
-        match self {
-            Self::Sequential | Self::Concurrent => None,
-            Self::Hashes => Some(Announcements::Hashes),
-            Self::Full => Some(Announcements::Full),
-        }
+    /// How ours is configured; `None` for a rival.
+    fn fetcher(self, node: &Node) -> Option<FetcherConfig> {
+        let announcements = match self {
+            Self::Full => Announcements::Full,
+            Self::Hashes | Self::InProcess => Announcements::Hashes,
+            Self::Sequential | Self::ConcurrentOneThread | Self::ConcurrentTwoThreads => {
+                return None;
+            }
+        };
+        let source = match node {
+            Node::Process(node) => FetcherConfig::ipc(node.path()),
+            Node::InProcess { pool, .. } => {
+                FetcherConfig::in_process("node", Arc::clone(pool) as _)
+            }
+        };
+        Some(FetcherConfig { announcements, ..source })
+    }
+
+    /// Starts a rival.
+    fn start_rival(self, node: &Node, pool: OrderPool) -> Runtime {
+        let Node::Process(node) = node else { panic!("a rival has a socket") };
+        let started = match self {
+            Self::Sequential => rivals::sequential(node.path(), pool),
+            Self::ConcurrentOneThread => rivals::concurrent(node.path(), pool, 1),
+            Self::ConcurrentTwoThreads => rivals::concurrent(node.path(), pool, 2),
+            Self::Hashes | Self::Full | Self::InProcess => panic!("{self:?} is no rival"),
+        };
+        started.expect("the rival starts")
     }
 }
 
 /// What the node of one run is, and how it announces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Load {
-    /// How long the node takes to answer a request for a transaction.
-    pub(crate) latency: Duration,
+    /// Transactions that are announced first, and are part of no figure.
+    pub(crate) warm_up: usize,
+    /// Transactions that are announced after them.
     pub(crate) count: usize,
-    /// A second; `None` announces all at once.
-    pub(crate) tps: Option<u32>,
+    /// Announced a second.
+    pub(crate) tps: u32,
     /// Of a thousand transactions, how many carry blobs; a fifth of those six.
     pub(crate) blobs_per_mille: u32,
-    /// What of its objects the node announces.
+    /// Which of its objects the node announces.
     pub(crate) full_objects: FullObjects,
 }
 
 impl Load {
     /// The rate, and what is unusual.
     pub(crate) fn name(&self) -> String {
-        let mut name = self.tps.map_or(format!("burst of {}", self.count), |tps| tps.to_string());
-        if !self.latency.is_zero() {
-            name += &format!(", answers after {} ms", self.latency.as_millis());
-        }
+        let mut name = self.tps.to_string();
         if let FullObjects::Dropped { per_mille, run } = self.full_objects {
             name += &format!(", of objects in runs of {run} {per_mille} per mille dropped");
         }
         name
     }
 
-    /// The node that announces this load when told to, never by itself.
+    /// The number of transactions that are announced.
+    const fn total(&self) -> usize {
+        self.warm_up + self.count
+    }
+
+    /// A node that announces this load when it is asked to, never by itself.
     fn configure(&self, config: NodeConfig) -> NodeConfig {
-        let pool_limit = config.pool_limit.max(2 * self.count);
+        let pool_limit = config.pool_limit.max(2 * self.total());
         NodeConfig {
             // The same for all runs, so each run's transactions are the first of the same list.
             seed: 7,
             blobs_per_mille: self.blobs_per_mille,
-            latency: self.latency,
             full_objects: self.full_objects,
             pool_limit,
             // Objects are rendered when they are signed, whether this contender subscribes to them
             // or not: what a node does for them is no part of any figure. Nor is signing.
             render_ahead: true,
-            signed_ahead: self.count,
+            signed_ahead: self.total(),
             ..config
         }
     }
@@ -125,7 +164,7 @@ impl Load {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Run {
     pub(crate) announced: usize,
-    /// How many a second; without meaning for a burst.
+    /// How many a second.
     pub(crate) announced_per_s: f64,
     /// How many of them the subscriber saw.
     pub(crate) pooled: usize,
@@ -175,10 +214,11 @@ impl Run {
     /// Adds what follows from when each was announced and seen.
     fn summarize(&mut self, announced: &Announced, seen: &[(B256, u64)]) {
         let sent: HashMap<_, _> = announced.txs.iter().copied().collect();
+        let seen: Vec<_> = seen.iter().filter(|(hash, _)| sent.contains_key(hash)).collect();
         let (mut latency, mut live) = (histogram(), histogram());
         let first = announced.txs.first().map_or(0, |(_, at)| *at);
         let end = announced.txs.last().map_or(0, |(_, at)| *at);
-        for (hash, at) in seen {
+        for (hash, at) in &seen {
             let late = at.saturating_sub(sent[hash]);
             latency.saturating_record(late);
             if *at <= end {
@@ -213,43 +253,46 @@ struct Expected {
 /// freed, the run would take their memory, and seem to take less.
 fn expected(load: &Load) -> (Vec<Expected>, Vec<PreparedTx>) {
     let mut workload = Workload::new(load.configure(NodeConfig::new("")).workload());
-    let first = workload.prepare(SIGNED_TOGETHER.min(load.count));
+    let first = workload.prepare(SIGNED_TOGETHER.min(load.total()));
     let known = |tx: &PreparedTx| Expected { hash: tx.hash, sender: tx.sender, kind: tx.kind };
     let mut expected: Vec<_> = first.iter().map(known).collect();
-    while expected.len() < load.count {
-        let more = workload.prepare(SIGNED_TOGETHER.min(load.count - expected.len()));
+    while expected.len() < load.total() {
+        let more = workload.prepare(SIGNED_TOGETHER.min(load.total() - expected.len()));
         expected.extend(more.iter().map(known));
     }
     (expected, first)
 }
 
-/// Runs one contender in this process, which does nothing else, against a node in one of its own.
+/// The node that announces this load, which begins with the transactions `first`.
+fn start_node(contender: Contender, load: &Load, first: &[PreparedTx]) -> io::Result<Node> {
+    if contender == Contender::InProcess {
+        assert_eq!(first.len(), load.total(), "all in memory");
+        let pool = Arc::new(NodePool::new(first));
+        return Ok(Node::InProcess { pool, announced: Announced::default() });
+    }
+    let mut node = NodeProcess::spawn()?;
+    node.start(|config| load.configure(config))?;
+    Ok(Node::Process(node))
+}
+
+/// Runs one contender in this process, which does nothing else but be the node of a contender that has it in its process.
 pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
-    let (expected, _first) = expected(&load);
+    let (expected, first) = expected(&load);
     // Room for all: what is evicted is not lost, and evicting is no part of the comparison.
     let pool = PoolConfig::default();
-    let max_txs = pool.max_txs.max(2 * load.count);
-    let max_tx_bytes = pool.max_tx_bytes.max(load.count * 4096).min(MAX_COUNT);
+    let max_txs = pool.max_txs.max(2 * load.total());
+    let max_tx_bytes = pool.max_tx_bytes.max(load.total() * 4096).min(MAX_COUNT);
     let config = PoolConfig { max_txs, max_tx_bytes, tx_retention: LONGEST_RUN, ..pool };
     // The host's runtime for ours, which does its work on threads of its own.
     let host = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut node = NodeProcess::spawn()?;
-    node.start(|config| load.configure(config))?;
-    let fetcher = FetcherConfig::ipc(node.path());
-    // Its own thread for the sockets, and its request threads.
-    let threads = fetcher.request_connections + 1;
-    let ours = contender.announcements().map(|announcements| {
-        let fetcher = FetcherConfig { announcements, ..fetcher };
+    let mut node = start_node(contender, &load, &first)?;
+    let ours = contender.fetcher(&node).map(|fetcher| {
         let start = Ingest::start(IngestConfig::new(fetcher, config.clone()));
         host.block_on(start).expect("ours starts")
     });
     let own = || OrderPool::new(config).expect("valid");
     let pool = ours.as_ref().map_or_else(own, |ingest| ingest.pool().clone());
-    let rival = ours.is_none().then(|| {
-        let is_sequential = contender == Contender::Sequential;
-        let start = if is_sequential { rivals::sequential } else { rivals::concurrent };
-        start(node.path(), pool.clone(), threads).expect("the rival starts")
-    });
+    let rival = ours.is_none().then(|| contender.start_rival(&node, pool.clone()));
     // A rival is ready when it has subscribed, ours when its backfill of an empty pool is done too.
     let deadline = Instant::now() + START_STOP;
     while let Some(ingest) = ours.as_ref().filter(|ingest| !ingest.fetcher().is_live()) {
@@ -257,13 +300,19 @@ pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
         thread::sleep(POLL);
     }
     let seen = follow(&pool);
+    let patience = if ours.is_some() { OURS_QUIET } else { RIVAL_QUIET };
+    let mut warm_up = Announced::default();
+    if load.warm_up > 0 {
+        node.announce(load.warm_up, Some(load.tps)).expect("the node announces");
+        wait(&seen, load.warm_up, patience);
+        warm_up = node.take_announced().expect("the node stops");
+    }
 
     let (cpu, threads, resident) = (process_cpu(), usage::threads(), resident_bytes());
-    node.announce(load.count, load.tps).expect("the node announces");
-    node.finish().expect("the node has announced");
-    wait(&seen, load.count, if ours.is_some() { OURS_QUIET } else { RIVAL_QUIET });
+    node.announce(load.count, Some(load.tps)).expect("the node announces");
+    wait(&seen, load.total(), patience);
     let mut run = Run {
-        cpu: process_cpu() - cpu,
+        cpu: process_cpu() - cpu - node.cpu_in_this_process(),
         threads: usage::threads(),
         grown_bytes: resident_bytes().saturating_sub(resident),
         ..Run::default()
@@ -275,7 +324,7 @@ pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
         used.waits = used.waits.saturating_sub(before.waits);
     }
 
-    let announced = node.stop().expect("the node stops");
+    let announced = node.take_announced().expect("the node stops");
     let seen = std::mem::take(&mut *seen.lock().expect(WHOLE));
     let counts = ours.map(|ingest| {
         let end = host.block_on(ingest.shutdown(START_STOP));
@@ -283,10 +332,11 @@ pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
         end.counts
     });
     if let Some(rival) = rival {
-        // Not waited for: what is under way then is lost by definition.
+        // Not waited for: a fetch that has not ended is lost by definition.
         rival.shutdown_background();
     }
-    check(&expected[..announced.txs.len()], &announced, &seen, &pool, counts);
+    let hashes = warm_up.txs.iter().chain(&announced.txs).map(|(hash, _)| *hash);
+    check(&expected, &hashes.collect::<Vec<_>>(), &seen, &pool, counts);
     run.lagged = counts.map_or(0, |counts| counts.lagged);
     run.summarize(&announced, &seen);
     Ok(run)
@@ -297,13 +347,14 @@ pub(crate) fn run(contender: Contender, load: Load) -> io::Result<Run> {
 /// for what overran its buffer and was counted.
 fn check(
     expected: &[Expected],
-    announced: &Announced,
+    announced: &[B256],
     seen: &[(B256, u64)],
     pool: &OrderPool,
     counts: Option<Counts>,
 ) {
+    let expected = &expected[..announced.len()];
     let mut missing: HashMap<_, _> = expected.iter().map(|tx| (tx.hash, tx)).collect();
-    for ((hash, _), tx) in announced.txs.iter().zip(expected) {
+    for (hash, tx) in announced.iter().zip(expected) {
         assert_eq!(*hash, tx.hash, "the node announced another transaction");
     }
     for (hash, _) in seen {

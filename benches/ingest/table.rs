@@ -15,10 +15,9 @@ use crate::{
 /// All rounds of one contender under one load.
 pub(crate) type Row = Rounds<(Contender, Load), Run>;
 
-/// Whether everything arrived in every round, and node and contender kept the rate; of a burst
-/// there is none.
+/// Whether everything arrived in every round, and node and contender kept the rate.
 fn is_held(row: &Row) -> bool {
-    let least = 0.95 * row.contender.1.tps.map_or(f64::INFINITY, f64::from);
+    let least = 0.95 * f64::from(row.contender.1.tps);
     let is_held = |run: &Run| run.lost() == 0 && run.lagged == 0 && run.announced_per_s > least;
     row.runs.iter().all(is_held)
 }
@@ -27,7 +26,8 @@ pub(crate) fn print(rows: &[Row], floors: &Rounds<(), Floor>) {
     let floor_us = floors.median(|floor| floor.alone_us);
     println!(
         "\nannounced by the node -> visible to a subscriber; medians of {} rounds, ratios (least to \
-         most) to the plain concurrent rival under the same load and in the same round;\n\
+         most) to the plain concurrent rival on one worker thread, under the same load and in the \
+         same round;\n\
          live is of what was visible before the last announcement; late: announced by the node \
          more than 5 ms after they were due, many mean that the machine was too busy for its \
          figures to be compared with another run's;\n\
@@ -45,7 +45,8 @@ pub(crate) fn print(rows: &[Row], floors: &Rounds<(), Floor>) {
     );
     for row in rows {
         let (contender, load) = row.contender;
-        let rival = rows.iter().find(|other| other.contender == (Contender::Concurrent, load));
+        let rival =
+            rows.iter().find(|other| other.contender == (Contender::ConcurrentOneThread, load));
         let ratio = |value: fn(&Run) -> f64| {
             rival.map_or("none".to_owned(), |rival| row.ratio(rival, value).to_string())
         };
@@ -54,7 +55,7 @@ pub(crate) fn print(rows: &[Row], floors: &Rounds<(), Floor>) {
         table.row([
             load.name(),
             contender.name().to_owned(),
-            load.tps.map_or("at once".to_owned(), |_| row.whole(|run| run.announced_per_s)),
+            row.whole(|run| run.announced_per_s),
             row.whole(Run::pooled_per_s),
             ratio(Run::pooled_per_s),
             row.whole(|run| run.live_per_s),
@@ -82,9 +83,9 @@ pub(crate) fn print(rows: &[Row], floors: &Rounds<(), Floor>) {
 
 /// The highest rate that each contender has held.
 pub(crate) fn print_held(rows: &[Row]) {
-    for contender in Contender::ALL {
+    for contender in Contender::OVER_A_SOCKET {
         let held = rows.iter().filter(|row| row.contender.0 == contender && is_held(row));
-        match held.filter_map(|row| row.contender.1.tps).max() {
+        match held.map(|row| row.contender.1.tps).max() {
             Some(rate) => println!("{} held {rate}/s", contender.name()),
             None => println!("{} held none of these rates", contender.name()),
         }

@@ -1,7 +1,9 @@
 //! The genesis of a development chain that has every fork up to Osaka.
 
-use alloy_eips::{eip2935, eip4788, eip7002, eip7251, eip7840::BlobParams};
-use alloy_primitives::{Address, Bytes};
+use alloy::{
+    eips::{eip2935, eip4788, eip7002, eip7251, eip7840::BlobParams},
+    primitives::{Address, Bytes},
+};
 use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
 use serde_json::{Map, Value, json};
 

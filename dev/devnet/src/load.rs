@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_provider::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
+use alloy::providers::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
 use clap::Parser;
 use mock_node::workload::{PreparedTx, Workload, WorkloadConfig, test_accounts};
 use serde_json::{Value, json};

@@ -11,8 +11,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::{Address, address};
-use alloy_provider::DynProvider;
+use alloy::{
+    primitives::{Address, address},
+    providers::DynProvider,
+};
 use blocklist::{BlockGuard, SharedBlocklist};
 use mempool_ingest::{OrderPool, order_pool::Head};
 use revm::ExecuteEvm as _;

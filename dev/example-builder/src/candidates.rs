@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, slice, sync::Arc, time::SystemTime};
 
-use alloy_primitives::{B256, map::B256Map};
+use alloy::primitives::{B256, map::B256Map};
 use mempool_ingest::order_pool::{Bundle, Event, Order, Subscription, Transaction};
 use revm::context::TxEnv;
 

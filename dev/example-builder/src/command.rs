@@ -14,7 +14,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use alloy_provider::{IpcConnect, Provider as _, ProviderBuilder};
+use alloy::providers::{IpcConnect, Provider as _, ProviderBuilder};
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use clap::Parser;
 use mempool_ingest::{

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, map::AddressMap};
+use alloy::primitives::{B256, map::AddressMap};
 use blocklist::{BlockGuard, Blocked, ExecuteError, How};
 use mempool_ingest::order_pool::Bundle;
 use revm::{

@@ -2,10 +2,13 @@
 
 use std::{cell::Cell, time::Duration};
 
-use alloy_consensus::Header;
-use alloy_eips::{BlockId, eip7840::BlobParams};
-use alloy_primitives::{Address, B256, U256, keccak256};
-use alloy_provider::{DynProvider, Provider as _, transport::TransportError};
+use alloy::{
+    consensus::Header,
+    eips::{BlockId, eip7840::BlobParams},
+    primitives::{Address, B256, U256, keccak256},
+    providers::{DynProvider, Provider as _},
+    transports::TransportError,
+};
 use mempool_ingest::order_pool::Head;
 use revm::{
     Context, Database, DatabaseRef, MainBuilder, MainContext,

@@ -6,8 +6,10 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use alloy_primitives::{Address, B256, Bytes};
-use alloy_provider::{IpcConnect, Provider as _, ProviderBuilder};
+use alloy::{
+    primitives::{Address, B256, Bytes},
+    providers::{IpcConnect, Provider as _, ProviderBuilder},
+};
 use blocklist::{BlockGuard, Blocklist, BlocklistConfig};
 use mempool_ingest::{Fetcher, OrderPool, PoolConfig, order_pool::RawBundle};
 use mock_node::{

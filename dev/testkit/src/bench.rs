@@ -17,10 +17,45 @@ pub struct Args {
     pub words: Vec<String>,
 }
 
+/// Options of criterion that are followed by a value.
+const WITH_VALUE: [&str; 20] = [
+    "-b",
+    "-c",
+    "-s",
+    "--baseline",
+    "--baseline-lenient",
+    "--color",
+    "--colour",
+    "--confidence-level",
+    "--format",
+    "--load-baseline",
+    "--measurement-time",
+    "--noise-threshold",
+    "--nresamples",
+    "--output-format",
+    "--plotting-backend",
+    "--profile-time",
+    "--sample-size",
+    "--save-baseline",
+    "--significance-level",
+    "--warm-up-time",
+];
+
 impl Args {
     pub fn read() -> Self {
-        let (flags, words) = env::args().skip(1).partition(|arg| arg.starts_with('-'));
-        Self { flags, words }
+        Self::parse(env::args().skip(1))
+    }
+
+    fn parse(mut args: impl Iterator<Item = String>) -> Self {
+        let mut parsed = Self { flags: Vec::new(), words: Vec::new() };
+        while let Some(arg) = args.next() {
+            if WITH_VALUE.contains(&arg.as_str()) {
+                args.next();
+            }
+            let is_flag = arg.starts_with('-');
+            if is_flag { &mut parsed.flags } else { &mut parsed.words }.push(arg);
+        }
+        parsed
     }
 
     /// Whether a flag was given.
@@ -73,4 +108,18 @@ pub fn pace(tps: Option<u32>) -> impl Iterator<Item = Instant> {
         thread::sleep(due.saturating_duration_since(Instant::now()));
         due
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_value_of_an_option_chooses_no_part() {
+        let args = "--save-baseline before rates --noplot --bench".split(' ').map(str::to_owned);
+        let args = Args::parse(args);
+        assert_eq!(args.words, ["rates"]);
+        assert_eq!(args.flags, ["--save-baseline", "--noplot", "--bench"]);
+        assert!(args.choose("rates") && !args.choose("scale"));
+    }
 }

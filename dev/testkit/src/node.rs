@@ -29,7 +29,7 @@ use crate::{
 const ROLE: &str = "__mock-node";
 
 /// Later than this against its schedule, an announcement counts as late: the machine was too busy.
-const LATE: Duration = Duration::from_millis(5);
+pub const LATE: Duration = Duration::from_millis(5);
 
 /// Between two looks whether everything is announced.
 const LOOK: Duration = Duration::from_millis(5);

@@ -7,8 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use alloy_primitives::{B256, Bytes, U64};
-use alloy_provider::{DynProvider, IpcConnect, Provider as _, ProviderBuilder};
+use alloy::{
+    primitives::{B256, Bytes, U64},
+    providers::{DynProvider, IpcConnect, Provider as _, ProviderBuilder},
+};
 use devnet::{RealNode, RealNodeKind};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool,
