@@ -2,6 +2,7 @@
 
 mod accounts;
 mod link;
+mod turns;
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,8 +12,8 @@ use order_pool::{Funds, Order, OrderPool, Transaction};
 use order_rpc::{Admission, AdmissionFuture, Candidate, Verdict};
 use txpool_fetcher::Endpoint;
 
-use self::accounts::Accounts;
 pub(crate) use self::accounts::Ended;
+use self::accounts::{Account, Accounts};
 
 /// An account that is older than this refuses no order but for a used nonce: the node and the sender
 /// may already know a block that funds the sender, which the pool does not know yet.
@@ -31,7 +32,8 @@ const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 ///
 /// It costs two calls for each sender that is new since the last head. The calls of all waiting
 /// orders go in one batch, over a connection and a thread of their own (`mempool-admission`), so
-/// announcements never wait behind them. While the node does not answer, or answers from an older
+/// announcements never wait behind them; those of known signers' orders come first, and those of one
+/// caller's take at most a quarter of a batch. While the node does not answer, or answers from an older
 /// block than the pool knows, there is no verdict.
 #[derive(Clone, Debug)]
 pub struct NodeAdmissionConfig {
@@ -101,9 +103,10 @@ impl NodeAdmission {
         let verdicts = join_all(requested).await;
         let find = |is: fn(&Verdict) -> bool| verdicts.iter().find(|verdict| is(verdict)).cloned();
         let refused = find(|verdict| matches!(verdict, Verdict::Refuse { .. }));
+        let busy = || find(|verdict| *verdict == Verdict::RetryLater);
         let unknown = || find(|verdict| *verdict == Verdict::Unknown);
         let within = || find(|verdict| matches!(verdict, Verdict::AcceptWithin(_)));
-        refused.or_else(unknown).or_else(within).unwrap_or(Verdict::Accept)
+        refused.or_else(busy).or_else(unknown).or_else(within).unwrap_or(Verdict::Accept)
     }
 
     async fn verdict_on(&self, sender: Address, order: &Order, need: &Need) -> Verdict {
@@ -125,8 +128,11 @@ impl NodeAdmission {
                 return verdict(funds, unmet);
             }
         }
-        let Some(funds) = self.accounts.request(sender).await else { return Verdict::Unknown };
-        verdict(funds, unmet(&funds))
+        match self.accounts.request(sender, order.holder()).await {
+            Account::Known(funds) => verdict(funds, unmet(&funds)),
+            Account::HolderBusy => Verdict::RetryLater,
+            Account::Unknown => Verdict::Unknown,
+        }
     }
 }
 

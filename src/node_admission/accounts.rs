@@ -1,6 +1,8 @@
 //! Accounts as of the node's latest block: a cache, and the thread that fills it.
 //!
 //! # Locks
+//! The turns: taken by an order that asks for an account, and by the thread `mempool-admission` before
+//! a batch, for one push, or one batch; never across an await or with another lock.
 //! The cache: taken by an order whose sender is looked up, and by the thread `mempool-admission`
 //! around a batch, for one look-up, or the accounts of one batch; never across an await or with
 //! another lock.
@@ -8,29 +10,28 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    io, iter,
+    io,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        mpsc::{self, Receiver, SyncSender},
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver},
     },
     thread,
     time::{Duration, Instant},
 };
 
 use alloy_primitives::{Address, B256};
-use order_pool::{Funds, OrderPool};
+use order_pool::{Funds, Holder, OrderPool};
 use tokio::sync::oneshot;
 use txpool_fetcher::Endpoint;
 
-use super::link::Link;
+use super::{link::Link, turns::Turns};
 
 /// Accounts in one batch: geth accepts 1,000 calls, and each account takes two, plus one for the
 /// block number.
 const MAX_ACCOUNTS_PER_BATCH: usize = 256;
 
-/// Accounts that wait for the next batch. When it is full, further ones get no verdict: an attacker
-/// who fills it achieves that orders are pooled without one.
-const MAX_WAITING: usize = 4_096;
+/// Accounts of one holder in one batch, a quarter, so that it leaves room for others.
+const MAX_ACCOUNTS_PER_HOLDER: usize = MAX_ACCOUNTS_PER_BATCH / 4;
 
 /// A node that has not answered a batch for this long is slow: until it answers, no further order
 /// waits for it.
@@ -40,14 +41,41 @@ const SLOW_AFTER: Duration = Duration::from_millis(50);
 /// bytes each, 10 MB. Beyond that, each order causes its own calls.
 const MAX_CACHED_ACCOUNTS: usize = 65_536;
 
-/// A request for an account. It gets no response if the node does not respond.
-type Request = (Address, oneshot::Sender<Funds>);
+/// A request for an account.
+#[derive(Debug)]
+struct Request {
+    address: Address,
+    /// Gets no response if the node does not respond.
+    response: oneshot::Sender<Account>,
+}
+
+/// The response to a request for an account.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Account {
+    /// The account at the node's latest block.
+    Known(Funds),
+    /// Too many accounts of the same holder wait, so the node is not asked.
+    HolderBusy,
+    /// The node does not respond, or is behind the pool.
+    Unknown,
+}
 
 /// The state that both sides share.
 #[derive(Debug)]
 struct Shared {
     pool: OrderPool,
+    turns: Mutex<Requests>,
+    /// Notified when a request comes, and at the end.
+    requested: Condvar,
     cache: Mutex<Cache>,
+}
+
+/// The requests that wait for a batch.
+#[derive(Debug, Default)]
+struct Requests {
+    turns: Turns<Request>,
+    /// Nobody asks any more.
+    is_closed: bool,
 }
 
 /// The accounts that were requested since a head.
@@ -62,7 +90,13 @@ struct Cache {
 #[derive(Debug)]
 pub(super) struct Accounts {
     shared: Arc<Shared>,
-    requests: SyncSender<Request>,
+}
+
+impl Drop for Accounts {
+    fn drop(&mut self) {
+        self.shared.requests().is_closed = true;
+        self.shared.requested.notify_one();
+    }
 }
 
 /// Disconnected when the thread that asks the node has ended: its [`Accounts`] are dropped, and the
@@ -76,16 +110,15 @@ impl Accounts {
         pool: OrderPool,
         max_nonces_ahead: u8,
     ) -> io::Result<(Self, Ended)> {
-        let (requests, requested) = mpsc::sync_channel(MAX_WAITING);
         let (ends, ended) = mpsc::sync_channel(0);
-        let shared = Arc::new(Shared { pool, cache: Mutex::default() });
+        let shared = Arc::new(Shared::new(pool));
         let served = Arc::clone(&shared);
         let serve = move || {
             let _ends = ends;
-            served.serve(&requested, Link::new(endpoint, max_nonces_ahead));
+            served.serve(Link::new(endpoint, max_nonces_ahead));
         };
         thread::Builder::new().name("mempool-admission".to_owned()).spawn(serve)?;
-        Ok((Self { shared, requests }, ended))
+        Ok((Self { shared }, ended))
     }
 
     /// A cached account, and the age of the response.
@@ -96,19 +129,46 @@ impl Accounts {
         Some((*account, at.elapsed()))
     }
 
-    /// Asks the node; `None` if it does not respond.
-    pub(super) async fn request(&self, address: Address) -> Option<Funds> {
+    /// Asks the node about an account, for an order of this holder.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the node is not asked, unless it has been.
+    pub(super) async fn request(&self, address: Address, holder: Holder) -> Account {
         let sent_at = self.shared.cache().sent_at;
         if sent_at.is_some_and(|at| at.elapsed() >= SLOW_AFTER) {
-            return None;
+            return Account::Unknown;
         }
         let (response, responded) = oneshot::channel();
-        self.requests.try_send((address, response)).ok()?;
-        responded.await.ok()
+        let pushed = self.shared.requests().turns.push(holder, Request { address, response });
+        self.shared.requested.notify_one();
+        if let Err(excess) = pushed {
+            // Its order may have been decided on meanwhile.
+            let _ = excess.response.send(Account::HolderBusy);
+        }
+        responded.await.unwrap_or(Account::Unknown)
     }
 }
 
 impl Shared {
+    fn new(pool: OrderPool) -> Self {
+        let (turns, requested) = (Mutex::default(), Condvar::new());
+        Self { pool, turns, requested, cache: Mutex::default() }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Requests> {
+        // Requests are added and taken as a whole, so they are valid after each statement.
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The requests of the next batch; `None` at the end.
+    fn next_batch(&self) -> Option<Vec<Request>> {
+        let waits = |requests: &mut Requests| requests.turns.is_empty() && !requests.is_closed;
+        let waited = self.requested.wait_while(self.requests(), waits);
+        let mut requests = waited.unwrap_or_else(PoisonError::into_inner);
+        let batch = requests.turns.take(MAX_ACCOUNTS_PER_BATCH, MAX_ACCOUNTS_PER_HOLDER);
+        (!batch.is_empty()).then_some(batch)
+    }
+
     fn head(&self) -> Option<B256> {
         self.pool.head().map(|head| head.hash)
     }
@@ -118,17 +178,14 @@ impl Shared {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves requests until all senders are dropped: all waiting ones with one batch.
-    fn serve(&self, requested: &Receiver<Request>, mut link: Link) {
-        while let Ok(first) = requested.recv() {
-            let mut waiting: HashMap<Address, Vec<oneshot::Sender<Funds>>> = HashMap::new();
-            for (address, response) in iter::once(first).chain(requested.try_iter()) {
+    /// Serves requests until nobody asks any more.
+    fn serve(&self, mut link: Link) {
+        while let Some(batch) = self.next_batch() {
+            let mut waiting: HashMap<Address, Vec<oneshot::Sender<Account>>> = HashMap::new();
+            for Request { address, response } in batch {
                 // Skips requests whose caller no longer waits.
                 if !response.is_closed() {
                     waiting.entry(address).or_default().push(response);
-                }
-                if waiting.len() >= MAX_ACCOUNTS_PER_BATCH {
-                    break;
                 }
             }
             if waiting.is_empty() {
@@ -151,7 +208,7 @@ impl Shared {
             for (address, account) in known {
                 for response in waiting.remove(&address).into_iter().flatten() {
                     // The caller may no longer wait.
-                    let _ = response.send(account);
+                    let _ = response.send(Account::Known(account));
                 }
             }
         }
@@ -188,7 +245,7 @@ mod tests {
     #[test]
     fn the_cache_keeps_so_many_accounts_and_updates_those() {
         let pool = OrderPool::new(PoolConfig::default()).unwrap();
-        let shared = Shared { pool, cache: Mutex::default() };
+        let shared = Shared::new(pool);
         let address = |number: usize| Address::left_padding_from(&number.to_be_bytes());
         let account =
             |next_nonce| Funds { balance_wei: U256::ZERO, next_nonce, max_nonces_ahead: 0 };

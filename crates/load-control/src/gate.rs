@@ -35,7 +35,8 @@ use crate::{
 /// Limits the requests in flight and the CPU-heavy work. Cloning gives another handle to the same
 /// gate.
 ///
-/// An external request passes two gates: [`enter`](Self::enter), before its body is read, and
+/// An external request passes two gates: [`check`](Self::check) before its body is read and
+/// [`enter`](Self::enter) once it is complete, and
 /// [`acquire_external`](Self::acquire_external), before its CPU-heavy work. Internal work (mempool,
 /// heads) only calls [`acquire_internal`](Self::acquire_internal). Every permit is released when
 /// dropped; the gate has no thread of its own. [`Limit::Unlimited`] switches admission control off.
@@ -112,7 +113,7 @@ impl Gate {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Admits an external request, before its body is read. Never waits. It is in flight until the share is dropped.
+    /// Admits an external request. Never waits. It is in flight until the share is dropped.
     ///
     /// # Errors
     /// [`RefusalReason::TooManyRequests`], [`RefusalReason::ShuttingDown`].
@@ -126,6 +127,21 @@ impl Gate {
         };
         self.admit(gate, 1, now);
         Ok(request)
+    }
+
+    /// Whether [`Self::enter`] would admit a request now. It holds nothing; a refusal is counted.
+    ///
+    /// # Errors
+    /// As for [`Self::enter`].
+    pub fn check(&self, now: Instant) -> Result<(), Refusal> {
+        let gate = GateName::Requests;
+        if self.is_closed() {
+            return Err(self.refuse(gate, RefusalReason::ShuttingDown, now));
+        }
+        if !self.shared.requests.fits(1, 0) {
+            return Err(self.refuse(gate, RefusalReason::TooManyRequests, now));
+        }
+        Ok(())
     }
 
     /// Makes a request count as `elements` requests, once the size of a batch is known. All or

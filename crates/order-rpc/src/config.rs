@@ -56,7 +56,7 @@ pub(crate) const WORK_OF_FORGERY: usize = 200;
 /// 50 us): one for the request's own signature, for each transaction and for each cancellation, 200
 /// for each blob whose proofs are verified. A signature that its claimed signer has not made costs the
 /// caller 200, also if it has less: it is then refused until they are paid. For the caller a request counts one more for each
-/// element, and for each 16 KiB of its body as they arrive. The elements of a batch and their
+/// element, also if it is refused or a `GET`, and for each 16 KiB of its body as they arrive. The elements of a batch and their
 /// blobs are paid for one after the other; one that the quota does not pay for is refused, and
 /// counts nothing for its signer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ pub struct OrderRpcConfig {
     /// bid more often. Refusals are counted by `order_rpc_refused_total{reason="quota"}`.
     pub quota: Option<Quota>,
     /// Quota of each caller, for all its requests, whoever signs them, so that new keys gain
-    /// nothing. Default [`DEFAULT_CALLER_QUOTA`]; `None`: no limit. Raise it where many searchers
+    /// nothing. All callers of an IPv6 /48 together have four times as much. Default [`DEFAULT_CALLER_QUOTA`]; `None`: no limit. Raise it where many searchers
     /// share an address. Refusals are counted by `order_rpc_refused_total{reason="caller_quota"}`.
     pub caller_quota: Option<Quota>,
     /// Bytes of a request, default [`DEFAULT_MAX_BODY_BYTES`]. Above it: 413. Raise it for bundles
@@ -105,7 +105,7 @@ pub struct OrderRpcConfig {
     /// quarter, or one request if that is more; above it: 429.
     pub max_buffered_bytes: usize,
     /// Open connections. Default [`DEFAULT_MAX_CONNECTIONS`]. Above it a new one takes the place of the oldest one
-    /// without a request in work, of the caller that holds the most; if there is none: 503. One caller may hold a
+    /// without a complete request in work, of the caller that holds the most; if there is none: 503. One caller may hold a
     /// sixteenth; above it: 429. Raise it, and the limit of open files with it, for more searchers; keep it above
     /// the gate's limit of requests, so that never all of them have a request in work.
     pub max_connections: usize,

@@ -109,6 +109,9 @@ pub enum Verdict {
         /// Text for the caller; cut to 200 bytes.
         reason: Cow<'static, str>,
     },
+    /// The order is not pooled, and the caller gets a retry-after time, reason `admission_unavailable`:
+    /// too much of the same caller waits for a decision. [`Admission::fails_open`] changes nothing.
+    RetryLater,
     /// The host cannot decide; treated like a time-out.
     Unknown,
 }
@@ -119,7 +122,8 @@ pub type AdmissionFuture<'a> = Pin<Box<dyn Future<Output = Verdict> + Send + 'a>
 /// Decides what the RPC server cannot know, for instance whether a sender can pay.
 pub trait Admission: Send + Sync {
     /// Called for each transaction and each bundle of an external caller before it is pooled; not
-    /// for cancellations, nor for orders that are already pooled. At most 256 calls run at once. Each
+    /// for cancellations, nor for orders that are already pooled. At most 256 calls run at once for
+    /// orders of known signers and of the host, and 256 for others, 32 of them for one caller. Each
     /// takes at most [`admission_timeout`](crate::OrderRpcConfig::admission_timeout), which includes
     /// the wait for its turn. It is polled on a thread that serves connections, so it must not block.
     /// No work permit is held meanwhile.

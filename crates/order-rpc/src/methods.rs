@@ -69,14 +69,17 @@ pub(crate) struct Methods {
     pub(crate) host: Host,
     pub(crate) proofs: Proofs,
     limiter: Arc<Limiter>,
-    /// Of the host's decisions.
+    /// The turns of strangers' orders, on which the host decides.
     admissions: Semaphore,
+    /// The turns of known signers' orders, and the host's.
+    known_admissions: Semaphore,
 }
 
 impl Methods {
     pub(crate) fn new(host: Host, limiter: Arc<Limiter>) -> Self {
-        let admissions = Semaphore::new(limiter.limits.max_admissions);
-        Self { host, proofs: Proofs::new(), limiter, admissions }
+        let [admissions, known_admissions] =
+            [(); 2].map(|()| Semaphore::new(limiter.limits.max_admissions));
+        Self { host, proofs: Proofs::new(), limiter, admissions, known_admissions }
     }
 
     /// Parses the parameters of a call and runs the checks that need no signature. `may_be_pooled`:

@@ -24,8 +24,8 @@ metric_set! {
              by `reason` (`Reason::as_str`)",
             "reason": reasons(0);
         counter admissions[Ended::ALL.len()] = "order_rpc_admissions_total", Count,
-            "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, unknown, \
-             timed_out, panicked", "verdict": Ended::ALL.map(Ended::as_str);
+            "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, retry_later, \
+             unknown, timed_out, panicked", "verdict": Ended::ALL.map(Ended::as_str);
         gauge connections = "order_rpc_connections", Count, "connections that are open";
     }
 

@@ -75,7 +75,7 @@ impl OrderRpc {
     /// See [`StartError`]. Nothing runs afterwards.
     pub fn start(config: OrderRpcConfig, host: Host) -> Result<Self, StartError> {
         config.validate()?;
-        Self::start_limited(Limits::of(config), host)
+        Self::start_limited(Limits::new(config), host)
     }
 
     pub(crate) fn start_limited(limits: Limits, host: Host) -> Result<Self, StartError> {

@@ -36,7 +36,7 @@ impl Setup {
     /// With the limits of the configuration, but that nothing which a stall may hold up ends by its
     /// time; `limit` changes them.
     fn start(self, limit: impl FnOnce(&mut Limits), host: impl FnOnce(Host) -> Host) -> Server {
-        let mut limits = Limits::of(self.config);
+        let mut limits = Limits::new(self.config);
         (limits.body_timeout, limits.max_deferral) = (PATIENCE, PATIENCE);
         limits.header_timeout = 2 * PATIENCE;
         limit(&mut limits);

@@ -75,7 +75,7 @@ impl HttpServer {
         };
         let (mut of_all, mut displaced) = (limiter.connections.empty(), None);
         if !of_all.try_add(1, 0) {
-            displaced = self.open.displace(&caller.id);
+            displaced = self.open.displace(caller.id);
             if displaced.is_none() {
                 self.refuse(socket, Reason::Connections);
                 return None;

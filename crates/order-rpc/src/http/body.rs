@@ -4,7 +4,7 @@
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
-use std::pin::pin;
+use std::{pin::pin, sync::Arc, time::Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
@@ -13,16 +13,15 @@ use hyper::body::{Body as _, Incoming};
 use tokio::time::timeout;
 
 use crate::{
-    limits::{Caller, Held, Limiter},
+    limits::{Caller, HeldBytes, Limiter, Progress},
     reply::{ErrorResponse, Reason},
 };
 
 /// Reads a whole body.
 ///
-/// A slow request stays in flight for long, so the number of slow bodies is limited: one that is
-/// not complete after `slow_body_after` needs one of `max_slow_bodies` permits, of which one caller
-/// may hold a part. An attacker who holds all of them from several addresses keeps out only other
-/// slow callers.
+/// A body that is not complete after `slow_body_after` needs one of the places for slow bodies, and
+/// gives it up to another one that makes more progress: see
+/// [`SlowBodies`](crate::limits::SlowBodies).
 ///
 /// # Cancel safety
 /// The bytes that were read are lost, and their share is released.
@@ -30,31 +29,34 @@ pub(crate) async fn read(
     body: Incoming,
     limiter: &Limiter,
     caller: &Caller,
-) -> Result<(Bytes, Held), ErrorResponse> {
+) -> Result<(Bytes, HeldBytes), ErrorResponse> {
     let limits = &limiter.limits;
-    let mut reading = pin!(collect(body, limiter, caller));
-    let (first, rest) =
-        (limits.slow_body_after, limits.body_timeout.saturating_sub(limits.slow_body_after));
-    if let Ok(read) = timeout(first, reading.as_mut()).await {
+    let progress = Arc::new(Progress::new(Instant::now()));
+    let mut reading = pin!(collect(body, limiter, caller, &progress));
+    if let Ok(read) = timeout(limits.slow_body_after, reading.as_mut()).await {
         return read;
     }
-    let Some(_of_caller) = caller.slow_bodies.take(1) else {
-        return Err(limiter.retry_later(Reason::CallerSlowBodies));
-    };
-    let Ok(_permit) = limiter.slow_bodies.try_acquire() else {
-        return Err(limiter.retry_later(Reason::SlowBodies));
-    };
-    timeout(rest, reading).await.unwrap_or_else(|_| {
-        let message = format!("the body did not arrive within {:?}", limits.body_timeout);
-        Err(ErrorResponse::http(StatusCode::REQUEST_TIMEOUT, Reason::BodyTimeout, message))
-    })
+    let is_trusted = limiter.callers.is_trusted(caller);
+    let entered = limiter.slow_bodies.enter(caller.id, is_trusted, &progress, Instant::now());
+    let mut place = entered.map_err(|reason| limiter.retry_later(reason))?;
+    let rest = limits.body_timeout.saturating_sub(limits.slow_body_after);
+    tokio::select! {
+        // A body that is complete is not evicted.
+        biased;
+        read = timeout(rest, reading) => read.unwrap_or_else(|_| {
+            let message = format!("the body did not arrive within {:?}", limits.body_timeout);
+            Err(ErrorResponse::http(StatusCode::REQUEST_TIMEOUT, Reason::BodyTimeout, message))
+        }),
+        reason = place.evicted() => Err(limiter.retry_later(reason)),
+    }
 }
 
 async fn collect(
     body: Incoming,
     limiter: &Limiter,
     caller: &Caller,
-) -> Result<(Bytes, Held), ErrorResponse> {
+    progress: &Progress,
+) -> Result<(Bytes, HeldBytes), ErrorResponse> {
     let mut body = pin!(body);
     let mut held = limiter.hold(caller);
     let mut read = BytesMut::new();
@@ -66,16 +68,22 @@ async fn collect(
         let Some(data) = frame.data_ref() else { continue };
         check_length(read.len().saturating_add(data.len()), limiter)?;
         limiter.hold_more(&mut held, data.len())?;
+        progress.add(data.len());
         read.extend_from_slice(data);
     }
     Ok((read.freeze(), held))
 }
 
-/// Refuses a body whose announced length is too large, or cannot be paid for or held now, before any of it is read.
-pub(crate) fn check(body: &Incoming, limit: &Limiter, by: &Caller) -> Result<(), ErrorResponse> {
+/// Refuses a body whose announced length is too large, or cannot be paid for or held now, before any
+/// of it is read.
+pub(crate) fn check(
+    body: &Incoming,
+    limiter: &Limiter,
+    caller: &Caller,
+) -> Result<(), ErrorResponse> {
     let length = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    check_length(length, limit)?;
-    limit.check_body(by, length)
+    check_length(length, limiter)?;
+    limiter.check_body(caller, length)
 }
 
 fn check_length(length: usize, limiter: &Limiter) -> Result<(), ErrorResponse> {

@@ -15,8 +15,8 @@ use serde_json::json;
 
 use super::{HttpServer, body, open::Place, response};
 use crate::{
-    config::SignatureMode,
-    limits::{Caller, Entered, Limiter, forwarded_for},
+    config::{SignatureMode, body_work},
+    limits::{Arrival, Caller, Limiter, forwarded_for},
     methods::{Claim, SIGNATURE_HEADER, signature_refused},
     reply::{ErrorResponse, Reason},
 };
@@ -40,13 +40,37 @@ impl Connection {
         self,
         request: Request<Incoming>,
     ) -> Result<Response<Full<Bytes>>, Infallible> {
-        let metrics = &self.server.dispatcher.metrics;
-        // Waits if another connection has this one's place: then this one is about to end.
-        let _in_work = self.place.work.lock().await;
-        Ok(self.route(request).await.unwrap_or_else(|error| {
-            metrics.count(error.reason);
-            response::of_error(&error)
-        }))
+        let method = request.method().clone();
+        let response = match self.charge_head(request.headers()) {
+            Ok(()) => self.route(request).await,
+            Err(error) => {
+                self.linger(request.into_body());
+                Err(error)
+            }
+        };
+        let is_cheap = response.is_err() || method == Method::GET;
+        let response = response.unwrap_or_else(|error| {
+            self.server.dispatcher.metrics.count(error.reason);
+            response::of_error(&error, self.closes_after(error.reason))
+        });
+        if is_cheap {
+            // Other connections get their turn between two pipelined requests, each of which would
+            // else be answered at once.
+            tokio::task::yield_now().await;
+        }
+        Ok(response)
+    }
+
+    /// Spends what the head of a request costs, whatever becomes of the request.
+    fn charge_head(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
+        // A proxy's own requests, and those that name no caller, are refused or cost nothing.
+        let Ok(caller) = self.caller(headers) else { return Ok(()) };
+        self.limiter().charges.charge_caller(caller.id, body_work(0))
+    }
+
+    /// Whether the connection ends with this error response. A proxy's carries requests of others.
+    fn closes_after(&self, reason: Reason) -> bool {
+        reason == Reason::CallerQuota && !self.is_proxy
     }
 
     fn limiter(&self) -> &Limiter {
@@ -97,8 +121,8 @@ impl Connection {
     async fn post(&self, call: Request<Incoming>) -> Result<Response<Full<Bytes>>, ErrorResponse> {
         let (parts, body) = call.into_parts();
         // All checks that need no body come before the body is read.
-        let (caller, mut entered, claim) = match self.enter(&parts.headers, &body) {
-            Ok(entered) => entered,
+        let (caller, arrival, claim) = match self.arrive(&parts.headers, &body) {
+            Ok(arrived) => arrived,
             Err(error) => {
                 self.linger(body);
                 return Err(error);
@@ -106,6 +130,9 @@ impl Connection {
         };
         let dispatcher = &self.server.dispatcher;
         let (body, held) = body::read(body, self.limiter(), &caller).await?;
+        let mut entered = self.limiter().enter(&caller, arrival)?;
+        // Waits if another connection has this one's place: then this one is about to end.
+        let _in_work = self.place.work.lock().await;
         let reply = dispatcher.serve(body, claim, &mut entered).await?;
         if entered.is_known {
             // It orders nothing else.
@@ -146,15 +173,15 @@ impl Connection {
         Ok(self.limiter().callers.of(address))
     }
 
-    fn enter(
+    fn arrive(
         &self,
         headers: &HeaderMap,
         body: &Incoming,
-    ) -> Result<(Arc<Caller>, Entered, Option<Claim>), ErrorResponse> {
+    ) -> Result<(Arc<Caller>, Arrival, Option<Claim>), ErrorResponse> {
         self.check_host(headers)?;
         let caller = self.caller(headers)?;
         let is_signed = headers.contains_key(SIGNATURE_HEADER);
-        let entered = self.limiter().enter(&caller, is_signed)?;
+        let arrival = self.limiter().arrive(&caller, is_signed)?;
         is_json(headers)?;
         let mode = match self.limiter().limits.config.signatures {
             // Requests that a front forwards were signed.
@@ -163,7 +190,7 @@ impl Connection {
         };
         let claim = claim(headers, mode)?;
         body::check(body, self.limiter(), &caller)?;
-        Ok((caller, entered, claim))
+        Ok((caller, arrival, claim))
     }
 
     /// Lingering close: discards the body of a refused request, bounded in time, bytes and number.

@@ -3,7 +3,7 @@
 //! # Locks
 //! Open connections: taken by start and end of a connection, for a few look-ups; never across an await or with another lock,
 //! but the next one, which it only tries.
-//! Work: held while a request is in work, and for ever by whoever takes the connection's place.
+//! Work: held while a complete request is in work, and for ever by whoever takes the connection's place.
 
 use std::{
     cmp::Reverse,
@@ -18,12 +18,13 @@ use std::{
 use alloy_primitives::map::HashMap;
 use tokio_util::sync::CancellationToken;
 
-use crate::limits::CallerId;
+use crate::limits::{CallerId, Network};
 
 /// A connection, for a newer one that may take its place.
 #[derive(Debug, Default)]
 pub(super) struct Place {
-    /// Held while a request is in work, and for ever by whoever takes the place.
+    /// Held while a request is in work whose body is complete, and for ever by whoever takes the
+    /// place.
     pub(super) work: tokio::sync::Mutex<()>,
     /// Whether a known signer has signed one of its requests.
     pub(super) is_known: AtomicBool,
@@ -49,32 +50,38 @@ pub(super) struct OpenConnections(Mutex<Open>);
 struct Open {
     opened: u64,
     /// By the order in which they were opened.
-    callers: HashMap<CallerId, BTreeMap<u64, Arc<Place>>>,
-    /// By number of connections. Of callers with as many the last is the one whose newest is the oldest.
-    by_count: BTreeMap<(usize, Reverse<u64>), CallerId>,
+    networks: HashMap<Network, BTreeMap<u64, Arc<Place>>>,
+    /// By the number of connections for each of the network's shares. Among networks with as many,
+    /// the last is the one whose newest connection is the oldest.
+    by_count: BTreeMap<Rank, Network>,
 }
+
+type Rank = (usize, Reverse<u64>);
 
 impl OpenConnections {
     /// Until the result is dropped.
     pub(super) fn add(self: &Arc<Self>, caller: CallerId, place: Arc<Place>) -> impl Send + use<> {
+        let network = caller.network();
         let mut open = self.lock();
         open.opened += 1;
         let number = open.opened;
-        open.change(caller, |connections| _ = connections.insert(number, place));
-        Opened { connections: Arc::clone(self), caller, number }
+        open.change(network, |connections| _ = connections.insert(number, place));
+        Opened { connections: Arc::clone(self), network, number }
     }
 
-    /// Takes a place for a new connection of this caller: of those without a request in work the oldest of the
-    /// caller that has the most, if that has more than this one, or else of this one. Whoever opens many
-    /// connections so takes the places of its own, and cheap requests keep none. Only if there is no other it is one
-    /// that a known signer uses.
-    pub(super) fn displace(&self, by: &CallerId) -> Option<Arc<Place>> {
+    /// Takes a place for a new connection of this caller. It is the oldest connection without a
+    /// request in work of the network that has the most, if that has more than the caller's, or else
+    /// of the caller's own network. So whoever opens many connections takes the places of its own, and
+    /// cheap requests and incomplete ones keep none. A connection that a known signer uses goes only
+    /// if there is no other.
+    pub(super) fn displace(&self, caller: CallerId) -> Option<Arc<Place>> {
+        let network = caller.network();
         let open = self.lock();
-        let own = open.callers.get(by).map_or(0, BTreeMap::len);
-        let is_larger = |((count, _), _): &(&(usize, _), _)| *count > own;
-        let larger = open.by_count.iter().rev().take_while(is_larger).map(|(_, caller)| caller);
-        let callers = larger.chain([by]).filter_map(|caller| open.callers.get(caller));
-        let mut places = callers.flat_map(BTreeMap::values);
+        let own = open.networks.get(&network).map_or(0, |places| network.shares(places.len()));
+        let is_larger = |((count, _), _): &(&Rank, _)| *count > own;
+        let larger = open.by_count.iter().rev().take_while(is_larger).map(|(_, network)| network);
+        let networks = larger.chain([&network]).filter_map(|network| open.networks.get(network));
+        let mut places = networks.flat_map(BTreeMap::values);
         let is_known = |place: &&Arc<Place>| place.is_known.load(Relaxed);
         let other = places.clone().find(|place| !is_known(place) && place.take());
         other.or_else(|| places.find(|place| place.take())).cloned()
@@ -86,14 +93,16 @@ impl OpenConnections {
 }
 
 impl Open {
-    fn change(&mut self, caller: CallerId, change: impl FnOnce(&mut BTreeMap<u64, Arc<Place>>)) {
-        let connections = self.callers.entry(caller).or_default();
-        let rank = |of: &BTreeMap<u64, _>| Some((of.len(), Reverse(*of.last_key_value()?.0)));
+    fn change(&mut self, network: Network, change: impl FnOnce(&mut BTreeMap<u64, Arc<Place>>)) {
+        let connections = self.networks.entry(network).or_default();
+        let rank = |places: &BTreeMap<u64, _>| {
+            Some((network.shares(places.len()), Reverse(*places.last_key_value()?.0)))
+        };
         rank(connections).map(|rank| self.by_count.remove(&rank));
         change(connections);
         match rank(connections) {
-            Some(rank) => _ = self.by_count.insert(rank, caller),
-            None => _ = self.callers.remove(&caller),
+            Some(rank) => _ = self.by_count.insert(rank, network),
+            None => _ = self.networks.remove(&network),
         }
     }
 }
@@ -101,12 +110,12 @@ impl Open {
 #[derive(Debug)]
 struct Opened {
     connections: Arc<OpenConnections>,
-    caller: CallerId,
+    network: Network,
     number: u64,
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        self.connections.lock().change(self.caller, |open| _ = open.remove(&self.number));
+        self.connections.lock().change(self.network, |open| _ = open.remove(&self.number));
     }
 }

@@ -5,20 +5,25 @@ use http::{HeaderValue, Response, header};
 use http_body_util::Full;
 
 use crate::{
-    limits::Held,
+    limits::HeldBytes,
     reply::{ErrorResponse, Reply},
 };
 
 /// The share `held` for the response is released when its last byte was written to the socket.
-pub(super) fn of_reply(reply: Reply, mut held: Held) -> Response<Full<Bytes>> {
+pub(super) fn of_reply(reply: Reply, mut held: HeldBytes) -> Response<Full<Bytes>> {
     let Reply { text, error } = reply;
-    held.response(text.len());
+    held.resize(text.len());
     json(Bytes::from_owner(HeldText { text, _held: held }), error.as_ref())
 }
 
-/// The response to a request that was not read, so its id is null.
-pub(super) fn of_error(error: &ErrorResponse) -> Response<Full<Bytes>> {
-    json(error.json("null"), Some(error))
+/// The response to a request that was not read, so its id is null. With `closes` the connection ends
+/// after it.
+pub(super) fn of_error(error: &ErrorResponse, closes: bool) -> Response<Full<Bytes>> {
+    let mut response = json(error.json("null"), Some(error));
+    if closes {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
 }
 
 /// A response with this body, and the status and headers of the error in it.
@@ -36,10 +41,9 @@ pub(super) fn json(text: impl Into<Bytes>, error: Option<&ErrorResponse>) -> Res
 
 /// The bytes of a response that closes its connection, for one that hyper does not serve.
 pub(super) fn raw_http(error: &ErrorResponse) -> String {
-    let (body, head) = (error.json("null"), of_error(error));
+    let (body, head) = (error.json("null"), of_error(error, true));
     let (status, length) = (head.status(), body.len());
-    let mut text =
-        format!("HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n");
+    let mut text = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n");
     for (name, value) in head.headers() {
         let value = String::from_utf8_lossy(value.as_bytes());
         text.push_str(&format!("{name}: {value}\r\n"));
@@ -50,7 +54,7 @@ pub(super) fn raw_http(error: &ErrorResponse) -> String {
 /// The text of a response, with its share of the buffered bytes.
 struct HeldText {
     text: String,
-    _held: Held,
+    _held: HeldBytes,
 }
 
 impl AsRef<[u8]> for HeldText {

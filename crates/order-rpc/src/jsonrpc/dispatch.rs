@@ -26,7 +26,7 @@ use crate::{
     config::body_work,
     deferral::Deferral,
     host::{Candidate, Host, Verdict},
-    limits::{By, CallerId, Entered, Limiter, Limits, SMALL_BODY_BYTES, on_thread},
+    limits::{CallerId, Entered, Limiter, Limits, Requester, SMALL_BODY_BYTES, on_thread},
     methods::{Claim, Method, Methods, Verified},
     metrics::Metrics,
     reply::{ErrorResponse, Reply},
@@ -45,7 +45,7 @@ struct Request {
     /// The signed bytes.
     body: Bytes,
     claim: Option<Claim>,
-    by: By,
+    requester: Requester,
     sent: Calls,
     /// For the work that comes next.
     permit: Option<WorkPermit>,
@@ -86,12 +86,15 @@ impl Dispatcher {
         entered: &mut Entered,
     ) -> Result<Reply, ErrorResponse> {
         // Nothing is parsed for a claimed signer without quota. The body is paid for.
-        claim.map_or(Ok(()), |claim| self.limiter.check_quota(claim.address, entered.by.caller))?;
-        let mut request = self.parse(body, claim, entered.by).await?;
+        claim.map_or(Ok(()), |claim| {
+            self.limiter.charges.check_signer(claim.address, entered.requester.caller)
+        })?;
+        let mut request = self.parse(body, claim, entered.requester).await?;
         let ran = self.run(&mut request, entered).await;
         // Not used if nothing could run.
         request.permit = None;
-        entered.is_known = request.by.signer.is_some_and(|it| (self.methods.host.knows_signer)(it));
+        entered.is_known =
+            request.requester.signer.is_some_and(|it| (self.methods.host.knows_signer)(it));
         Ok(match ran {
             Ok(()) => self.reply(request),
             Err(error) => {
@@ -105,26 +108,26 @@ impl Dispatcher {
         self: &Arc<Self>,
         body: Bytes,
         claim: Option<Claim>,
-        mut by: By,
+        mut requester: Requester,
     ) -> Result<Request, ErrorResponse> {
         let mut permit = None;
         let sent = if body.len() <= MAX_INLINE_BYTES {
             Calls::parse(&body)
         } else {
-            let priority = self.priority(claim, by.caller, &body);
+            let priority = self.priority(claim, requester.caller, &body);
             let gate = &self.limiter.gate;
             let acquired = gate.acquire_external(priority, Instant::now()).await?;
             let (context, text) = (Arc::clone(self), body.clone());
             let known = claim.filter(|_| priority == Priority::Known);
             let work = move || {
-                let signed = context.sign_in(known, &text, &mut by);
-                (signed.and_then(|()| Calls::parse(&text)), by, Some(acquired))
+                let signed = context.sign_in(known, &text, &mut requester);
+                (signed.and_then(|()| Calls::parse(&text)), requester, Some(acquired))
             };
             let sent;
-            (sent, by, permit) = on_thread(work).await?;
+            (sent, requester, permit) = on_thread(work).await?;
             sent
         };
-        Ok(Request { body, claim, by, sent: sent?, permit, was_deferred: false })
+        Ok(Request { body, claim, requester, sent: sent?, permit, was_deferred: false })
     }
 
     async fn run(
@@ -135,9 +138,9 @@ impl Dispatcher {
         let count = request.sent.calls.len();
         self.limiter.grow(entered, count)?;
         // The first is paid for.
-        self.limiter.charge(request.by, count - 1)?;
+        self.limiter.charges.charge(request.requester, count - 1)?;
         // A front forwards those of strangers too. A claim that is forged is paid for.
-        let priority = self.priority(request.claim, request.by.caller, &request.body);
+        let priority = self.priority(request.claim, request.requester.caller, &request.body);
         let is_known = request.claim.is_some() && priority == Priority::Known;
         if !is_known && request.has(Method::is_deferrable) && self.deferral.must_wait() {
             // Urgent calls go ahead of the others in the batch.
@@ -164,22 +167,23 @@ impl Dispatcher {
         request: &mut Request,
         which: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let priority = self.priority(request.claim, request.by.caller, &request.body);
+        let priority = self.priority(request.claim, request.requester.caller, &request.body);
         let gate = &self.limiter.gate;
         loop {
             let context = Arc::clone(self);
-            let (body, claim, mut by) = (request.body.clone(), request.claim, request.by);
+            let (body, claim, mut requester) =
+                (request.body.clone(), request.claim, request.requester);
             let mut calls = std::mem::take(&mut request.sent.calls);
             let known = claim.filter(|_| priority == Priority::Known);
             let work = move || {
-                context.sign_in(known, &body, &mut by)?;
-                let sign_in = |by: &mut By| context.sign_in(claim, &body, by);
-                context.run_calls(&mut calls, which, &mut by, sign_in)?;
-                Ok::<_, ErrorResponse>((calls, by))
+                context.sign_in(known, &body, &mut requester)?;
+                let sign_in = |requester: &mut Requester| context.sign_in(claim, &body, requester);
+                context.run_calls(&mut calls, which, &mut requester, sign_in)?;
+                Ok::<_, ErrorResponse>((calls, requester))
             };
             let permit = request.permit.take();
             let ran = gate.run_external(permit, priority, Instant::now(), work).await;
-            (request.sent.calls, request.by) = ran??;
+            (request.sent.calls, request.requester) = ran??;
             if !request.has(which) {
                 break;
             }
@@ -198,9 +202,12 @@ impl Dispatcher {
         }
         // The work permit is released while proofs wait for theirs, and while the host decides.
         for call in &mut request.sent.calls {
-            if let State::Verified(method, verified) = &mut call.state
-                && let Err(error) = self.methods.prove(*method, verified, request.by).await
-            {
+            let State::Verified(method, Verified::Order(order, unproven)) = &mut call.state else {
+                continue;
+            };
+            let unproven = std::mem::take(unproven);
+            let proven = self.methods.prove(*method, order, unproven, request.requester).await;
+            if let Err(error) = proven {
                 call.state = State::refused(error);
             }
         }
@@ -210,17 +217,23 @@ impl Dispatcher {
 
     /// Verifies a request's own signature, once: before all other work if its claim has served it before others, since
     /// nobody would look at it if each call failed before.
-    fn sign_in(&self, claim: Option<Claim>, body: &[u8], by: &mut By) -> Result<(), ErrorResponse> {
-        let (Some(claim), None) = (claim, by.signer) else { return Ok(()) };
+    fn sign_in(
+        &self,
+        claim: Option<Claim>,
+        body: &[u8],
+        requester: &mut Requester,
+    ) -> Result<(), ErrorResponse> {
+        let (Some(claim), None) = (claim, requester.signer) else { return Ok(()) };
         // Before it is paid for: a forged one spends no signer's quota, and is found all the same.
         let verified = claim.verify(body);
-        by.signer = Some(verified.inspect_err(|_| self.limiter.charge_forgery(by.caller))?);
-        self.limiter.charge(*by, 1)
+        requester.signer =
+            Some(verified.inspect_err(|_| self.limiter.charges.charge_forgery(requester.caller))?);
+        self.limiter.charges.charge(*requester, 1)
     }
 
     /// Lets the host decide on all orders of a request at once, and inserts them in their order.
     async fn insert_calls(&self, request: &mut Request) {
-        let signer = request.by.signer;
+        let Requester { caller, signer, .. } = request.requester;
         let asked = request.sent.calls.iter().map(|call| async move {
             let order = match &call.state {
                 State::Verified(_, verified) => verified.order(),
@@ -232,7 +245,7 @@ impl Dispatcher {
             // A front names the signer of each bundle.
             let of_bundle = order.as_bundle().and_then(|bundle| bundle.parts().signer);
             let candidate = Candidate::new(order, of_bundle.or(signer));
-            let (ended, admitted) = self.methods.admit(&**admission, candidate).await;
+            let (ended, admitted) = self.methods.admit(&**admission, candidate, caller).await;
             self.metrics.admissions[ended as usize].increment(1);
             admitted
         });
@@ -262,8 +275,8 @@ impl Dispatcher {
         &self,
         calls: &mut [Call],
         which: fn(Method) -> bool,
-        by: &mut By,
-        sign_in: impl Fn(&mut By) -> Result<(), ErrorResponse>,
+        requester: &mut Requester,
+        sign_in: impl Fn(&mut Requester) -> Result<(), ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
         let mut any_waits = calls.iter().any(|call| matches!(call.state, State::Verified(..)));
         let mut work = 0;
@@ -281,14 +294,21 @@ impl Dispatcher {
             work += body_work(params.len());
             if let Ok(prepared) = &prepared {
                 work += prepared.recoveries();
-                sign_in(by)?;
+                sign_in(requester)?;
             }
             let verified = prepared.and_then(|prepared| {
                 // The proofs of blobs are paid for when they are verified.
-                self.limiter.charge(*by, prepared.recoveries())?;
+                self.limiter.charges.charge(*requester, prepared.recoveries())?;
                 // Each is later than those before it in its batch.
-                let by = By { arrived: by.arrived + Duration::from_micros(place as u64), ..*by };
-                prepared.verify(by, |signer| self.holder(by.caller, signer), &self.methods.proofs)
+                let requester = Requester {
+                    arrived: requester.arrived + Duration::from_micros(place as u64),
+                    ..*requester
+                };
+                prepared.verify(
+                    requester,
+                    |signer| self.holder(requester.caller, signer),
+                    &self.methods.proofs,
+                )
             });
             call.state = match verified {
                 Ok(verified) => {

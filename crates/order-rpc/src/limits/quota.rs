@@ -47,7 +47,7 @@ impl<K: Copy + Eq + Hash> Quotas<K> {
     }
 
     /// Spends `count` tokens, also those that are not there yet.
-    pub(crate) fn owe(&mut self, key: K, count: usize, now: Instant) {
+    pub(crate) fn debit(&mut self, key: K, count: usize, now: Instant) {
         let time = time_of(count, self.quota);
         *self.bucket(key, now) += time;
     }

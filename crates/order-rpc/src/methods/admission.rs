@@ -6,11 +6,16 @@ use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
 use metric_set::labels;
-use tokio::time::timeout;
+use order_pool::Holder;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 
 use super::Methods;
 use crate::{
     host::{Admission, Candidate, Verdict},
+    limits::{Caller, CallerId},
     reply::{ErrorResponse, Reason, cut},
 };
 
@@ -21,6 +26,7 @@ labels! {
         Accepted = "accepted",
         Prioritized = "prioritized",
         Refused = "refused",
+        RetryLater = "retry_later",
         Unknown = "unknown",
         TimedOut = "timed_out",
         Panicked = "panicked",
@@ -33,10 +39,12 @@ impl Methods {
         &self,
         admission: &dyn Admission,
         candidate: Candidate<'_>,
+        caller: CallerId,
     ) -> (Ended, Result<Verdict, ErrorResponse>) {
         let asked = async {
-            // The semaphore is never closed. The permit is held until the verdict.
-            let _turn = self.admissions.acquire().await;
+            // Held until the verdict.
+            let caller = self.limiter.callers.with_id(caller);
+            let _turn = self.admission_turn(candidate.order.holder(), &caller).await;
             // `admit` may panic even before it returns a future.
             let verdict = async { admission.admit(candidate).await };
             AssertUnwindSafe(verdict).catch_unwind().await
@@ -46,6 +54,7 @@ impl Methods {
             Ok(Ok(Verdict::Accept | Verdict::AcceptWithin(_))) => Ended::Accepted,
             Ok(Ok(Verdict::Prioritize)) => Ended::Prioritized,
             Ok(Ok(Verdict::Refuse { .. })) => Ended::Refused,
+            Ok(Ok(Verdict::RetryLater)) => Ended::RetryLater,
             Ok(Ok(Verdict::Unknown)) => Ended::Unknown,
             Ok(Err(_)) => Ended::Panicked,
             Err(_) => Ended::TimedOut,
@@ -54,10 +63,37 @@ impl Methods {
             Ok(Ok(Verdict::Refuse { reason })) => {
                 Err(ErrorResponse::rejected(Reason::Admission, cut(&reason).into_owned()))
             }
+            Ok(Ok(Verdict::RetryLater)) => {
+                Err(self.limiter.retry_later(Reason::AdmissionUnavailable))
+            }
             Ok(Ok(verdict)) if verdict != Verdict::Unknown => Ok(verdict),
             _ if admission.fails_open() => Ok(Verdict::Unknown),
             _ => Err(self.limiter.retry_later(Reason::AdmissionUnavailable)),
         };
         (ended, admitted)
     }
+
+    /// Waits until the host may be asked about an order of this holder: behind those of the same
+    /// caller first, so that one caller does not hold up others, and in a line of its own for known
+    /// signers and the host.
+    async fn admission_turn<'a>(
+        &'a self,
+        holder: Holder,
+        caller: &'a Caller,
+    ) -> [Option<SemaphorePermit<'a>>; 3] {
+        if matches!(holder, Holder::Host | Holder::Signer(_)) {
+            return [acquire(&self.known_admissions).await, None, None];
+        }
+        let own = acquire(&caller.admissions).await;
+        let of_site = match &caller.site {
+            Some(site) => acquire(&site.admissions).await,
+            None => None,
+        };
+        [acquire(&self.admissions).await, own, of_site]
+    }
+}
+
+/// `None` if it is closed, which it never is.
+async fn acquire(semaphore: &Semaphore) -> Option<SemaphorePermit<'_>> {
+    semaphore.acquire().await.ok()
 }

@@ -11,14 +11,14 @@ use order_pool::{
 use serde_json::{Value, json};
 
 use super::{
-    Method, last_block_passed,
+    last_block_passed,
     params::FIRST,
     proofs::{Proofs, Unproven},
     verify,
 };
 use crate::{
     host::Verdict,
-    limits::By,
+    limits::Requester,
     reply::{ErrorResponse, Reason},
 };
 
@@ -54,12 +54,13 @@ impl Prepared {
     /// Does everything but the proofs. What a front sends of a bundle has the signer that it names.
     pub(crate) fn verify(
         self,
-        by: By,
+        requester: Requester,
         holder_of: impl Fn(Option<Address>) -> Holder,
         proofs: &Proofs,
     ) -> Result<Verified, ErrorResponse> {
-        let By { signer, arrived, .. } = by;
-        let named = |address: Option<Address>| address.filter(|_| by.caller.is_front).or(signer);
+        let Requester { signer, arrived, .. } = requester;
+        let named =
+            |address: Option<Address>| address.filter(|_| requester.caller.is_front).or(signer);
         let terms = |last: Option<u64>| last.map(|max_block| PrivateTerms { signer, max_block });
         Ok(match self {
             Self::Pooled(hash, last_block) => {
@@ -127,14 +128,18 @@ impl Verified {
         matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
     }
 
-    /// Inserts it into the pool, in microseconds, by the verdict of the host: `Accept` without one.
-    pub(crate) fn insert(self, pool: &OrderPool, by: &Verdict) -> Result<Value, ErrorResponse> {
+    /// Inserts it into the pool, in microseconds, as the host decided: `Accept` without a decision.
+    pub(crate) fn insert(
+        self,
+        pool: &OrderPool,
+        verdict: &Verdict,
+    ) -> Result<Value, ErrorResponse> {
         match self {
             Self::Pooled(hash, holder, terms) => {
                 check_outcome(pool.hold(&hash, holder, terms.as_ref()), "the transaction")?;
                 Ok(json!(hash))
             }
-            Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, by),
+            Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, verdict),
             Self::Cancellation(cancellation) => match pool.cancel_bundle(cancellation) {
                 // If it was cancelled permanently before, the caller has what it wants. Null, as in
                 // rbuilder: alloy's client accepts nothing else as success.
@@ -161,23 +166,6 @@ impl Verified {
             }
         }
     }
-}
-
-/// Verifies the proofs of a blob: tens of milliseconds.
-pub(super) fn check_blob(
-    order: &Order,
-    method: Method,
-    Unproven { tx: index, blob, .. }: Unproven,
-) -> Result<(), ErrorResponse> {
-    let (tx, field) = match order {
-        Order::Tx(tx) if method == Method::SendPrivateTransaction => (Some(tx), "tx".to_owned()),
-        Order::Tx(tx) => (Some(tx), FIRST.to_owned()),
-        Order::Bundle(bundle) => (bundle.txs().get(index), format!("txs[{index}]")),
-        // No other kind of order is created here.
-        _ => (None, String::new()),
-    };
-    let tx = tx.ok_or_else(ErrorResponse::internal)?;
-    tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
 }
 
 fn insert_order(order: Order, pool: &OrderPool, verdict: &Verdict) -> Result<Value, ErrorResponse> {

@@ -20,16 +20,16 @@ use std::{
 use alloy_consensus::Transaction as _;
 use alloy_primitives::B256;
 use load_control::Priority;
-use order_pool::Transaction;
+use order_pool::{Order, Transaction};
 use tokio::{
     sync::{OnceCell, Semaphore, SemaphorePermit, oneshot},
     time::timeout,
 };
 
-use super::{Method, Methods, Verified, order::check_blob};
+use super::{Method, Methods, params::FIRST, verify};
 use crate::{
     config::WORK_PER_BLOB,
-    limits::{By, on_thread},
+    limits::{Requester, on_thread},
     reply::{ErrorResponse, Reason},
 };
 
@@ -122,24 +122,28 @@ impl Methods {
     pub(crate) async fn prove(
         &self,
         method: Method,
-        verified: &mut Verified,
-        by: By,
+        order: &Arc<Order>,
+        unproven: Vec<Unproven>,
+        requester: Requester,
     ) -> Result<(), ErrorResponse> {
-        let Verified::Order(order, unproven) = verified else { return Ok(()) };
         if unproven.is_empty() {
             return Ok(());
         }
-        let is_known =
-            by.caller.is_front || by.signer.is_some_and(|it| (self.host.knows_signer)(it));
-        let caller = self.limiter.callers.with_id(by.caller);
+        let is_known = requester.caller.is_front
+            || requester.signer.is_some_and(|it| (self.host.knows_signer)(it));
+        let caller = self.limiter.callers.with_id(requester.caller);
         let (_own, turn, priority) = match is_known {
             true => (None, &self.proofs.turn_of_known, Priority::Known),
             false => {
                 let own = self.turn(&caller.proofs).await?;
-                (Some(own), &self.proofs.turn, Priority::Unsigned)
+                let of_site = match &caller.site {
+                    Some(site) => Some(self.turn(&site.proofs).await?),
+                    None => None,
+                };
+                (Some((own, of_site)), &self.proofs.turn, Priority::Unsigned)
             }
         };
-        for unproven in mem::take(unproven) {
+        for unproven in unproven {
             // The same blob may have come meanwhile, or before in this order.
             if self.proofs.is_verified(&unproven.digest) {
                 continue;
@@ -151,7 +155,7 @@ impl Methods {
             }
             let now = Instant::now();
             let permit = self.limiter.gate.acquire_external(priority, now).await?;
-            self.limiter.charge(by, WORK_PER_BLOB)?;
+            self.limiter.charges.charge(requester, WORK_PER_BLOB)?;
             let order = Arc::clone(order);
             let check = move || {
                 let _permit = permit;
@@ -163,14 +167,28 @@ impl Methods {
         Ok(())
     }
 
-    async fn turn<'a>(&self, of: &'a Semaphore) -> Result<SemaphorePermit<'a>, ErrorResponse> {
-        if let Ok(Ok(turn)) = timeout(PROOF_WAIT, of.acquire()).await {
+    async fn turn<'a>(&self, turns: &'a Semaphore) -> Result<SemaphorePermit<'a>, ErrorResponse> {
+        if let Ok(Ok(turn)) = timeout(PROOF_WAIT, turns.acquire()).await {
             return Ok(turn);
         }
         let message = "the proofs of too many blobs wait to be verified";
         let retry_after = self.limiter.gate.retry_after();
         Err(ErrorResponse::retry_later(Reason::NoPermit, retry_after, message))
     }
+}
+
+/// Verifies the proofs of a blob: tens of milliseconds.
+fn check_blob(order: &Order, method: Method, unproven: Unproven) -> Result<(), ErrorResponse> {
+    let Unproven { tx: index, blob, .. } = unproven;
+    let (tx, field) = match order {
+        Order::Tx(tx) if method == Method::SendPrivateTransaction => (Some(tx), "tx".to_owned()),
+        Order::Tx(tx) => (Some(tx), FIRST.to_owned()),
+        Order::Bundle(bundle) => (bundle.txs().get(index), format!("txs[{index}]")),
+        // No other kind of order is created here.
+        _ => (None, String::new()),
+    };
+    let tx = tx.ok_or_else(ErrorResponse::internal)?;
+    tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
 }
 
 #[cfg(test)]
@@ -182,7 +200,7 @@ mod tests {
     use order_pool::{Holder, OrderPool, PoolConfig};
     use serde_json::json;
 
-    use super::*;
+    use super::{super::Verified, *};
     use crate::{
         Host, OrderRpcConfig,
         limits::{CallerId, Limiter, Limits},
@@ -193,23 +211,24 @@ mod tests {
         let gate = load_control::Gate::new(common::gate_config(64)).unwrap();
         let pool = OrderPool::new(PoolConfig::default()).unwrap();
         let host = Host::new(pool, gate.clone()).with_known_signers(move |it| it == known);
-        let limits = Limits::of(OrderRpcConfig::new(common::CHAIN));
+        let limits = Limits::new(OrderRpcConfig::new(common::CHAIN));
         Methods::new(host, Arc::new(Limiter::new(limits, gate)))
     }
 
     /// A bundle with this transaction, from an address of the loopback network, before its blobs are proven.
-    fn sent(methods: &Methods, (from, signer): (u8, Address), tx: &str) -> (By, Verified) {
+    fn sent(methods: &Methods, (from, signer): (u8, Address), tx: &str) -> (Requester, Verified) {
         let caller = CallerId::from(IpAddr::from([127, 0, 0, from]));
-        let by = By { caller, signer: Some(signer), arrived: SystemTime::now() };
+        let requester = Requester { caller, signer: Some(signer), arrived: SystemTime::now() };
         let (method, params) = (Method::SendBundle, json!([{ "txs": [tx] }]).to_string());
         let prepared = methods.prepare(method, params.as_bytes(), true).unwrap();
         let holder = |_| Holder::Signer(signer);
-        (by, prepared.verify(by, holder, &methods.proofs).unwrap())
+        (requester, prepared.verify(requester, holder, &methods.proofs).unwrap())
     }
 
-    async fn prove_sent(methods: &Methods, sent: (By, Verified)) -> Result<(), Reason> {
-        let (by, mut verified) = sent;
-        let proven = methods.prove(Method::SendBundle, &mut verified, by).await;
+    async fn prove_sent(methods: &Methods, sent: (Requester, Verified)) -> Result<(), Reason> {
+        let (requester, verified) = sent;
+        let Verified::Order(order, unproven) = verified else { panic!("it is an order") };
+        let proven = methods.prove(Method::SendBundle, &order, unproven, requester).await;
         proven.map_err(|error| error.reason)
     }
 

@@ -169,3 +169,47 @@ async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() 
     assert_eq!((server.pool.stats().txs, server.pool.stats().external_txs), (2, 1));
     assert_eq!(server.verdicts("prioritized"), 1);
 }
+
+/// Two addresses made the host answer nobody in time.
+#[tokio::test]
+async fn whatever_strangers_wait_for_a_known_signer_and_another_caller_are_decided_on() {
+    let known = PrivateKeySigner::random();
+    let config = OrderRpcConfig {
+        known_signers: vec![known.address()],
+        admission_timeout: PATIENCE,
+        ..config()
+    };
+    let setup = Setup { config, ..Setup::default() };
+    let (stuck, release) = tokio::sync::watch::channel(false);
+    let slow = move |candidate: Candidate<'_>| -> AdmissionFuture<'static> {
+        let is_attack = candidate.order.as_tx().is_some_and(|tx| tx.nonce() == 666);
+        let mut release = release.clone();
+        Box::pin(async move {
+            if is_attack {
+                let _ = release.wait_for(|is_over| *is_over).await;
+            }
+            Verdict::Accept
+        })
+    };
+    let limit =
+        |limits: &mut Limits| (limits.max_admissions, limits.max_admissions_per_caller) = (3, 2);
+    let server = setup.start(limit, |host| host.with_admission(Decides(slow, false)));
+    let attack = |number: u8, count: u8| {
+        let client = server.from([127, 0, 1, number]);
+        let sent = (0..count)
+            .map(|_| client.clone())
+            .map(|client| client.call("eth_sendRawTransaction", json!([raw(666)])));
+        sent.map(tokio::spawn).collect::<Vec<_>>()
+    };
+    // As many as one caller may have, and more.
+    let mut attacks = attack(1, 4);
+    server.until_in_flight(4).await;
+    server.from(OTHER).send(transaction()).await.result();
+    attacks.extend(attack(2, 4));
+    server.until_in_flight(8).await;
+    server.signed(&known).send(transaction()).await.result();
+    stuck.send(true).unwrap();
+    for answer in join_all(attacks).await {
+        answer.unwrap().result();
+    }
+}

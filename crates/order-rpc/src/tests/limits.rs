@@ -110,6 +110,34 @@ async fn a_request_that_is_given_up_costs_its_head_and_what_has_come_of_its_body
     assert!((5..10).contains(&given_up), "{given_up}");
 }
 
+/// Pipelined requests for the health of the server cost nothing, and made known signers wait for seconds.
+#[tokio::test]
+async fn a_get_and_a_refusal_cost_a_unit_each_and_beyond_the_quota_the_connection_ends() {
+    let post =
+        |client: Client| client.head("POST", "/", 0).replace("application/json", "text/html");
+    let get = |client: Client| client.head("GET", "/healthz", 0);
+    for (text, status) in
+        [(get(start(config()).from(ONE)), 200), (post(start(config()).from(ONE)), 415)]
+    {
+        let server = with_caller_quota(200);
+        let mut socket = server.from(ONE).connect().await;
+        for number in 0.. {
+            let answer = ask_on(&mut socket, &text).await.expect("open");
+            if answer.status != status {
+                assert_eq!(answer.error(), refused(429, "caller_quota"));
+                // As many as have come back meanwhile, one each second.
+                assert!((200..230).contains(&number), "{number}");
+                assert_eq!(answer.headers["connection"], "close");
+                break;
+            }
+        }
+        is_closed(&mut socket).await;
+        let answer = server.from(ONE).get("/healthz").await;
+        assert_eq!(answer.error(), refused(429, "caller_quota"));
+        assert_eq!(server.from(OTHER).get("/healthz").await.status, 200);
+    }
+}
+
 /// A body that nobody could pay for, or that had no room, was read to its end before it was refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_cannot_be_paid_for_or_held_is_refused_before_it_is_sent() {

@@ -1,6 +1,6 @@
 //! Nobody gets more than a share, and there is room for others.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use order_pool::Holder;
 
@@ -20,6 +20,23 @@ async fn stall_many(server: &Server, count: u8, length: usize) -> Vec<TcpStream>
     let all = usize::from(count) * (length - 10);
     until("they are read", || server.rpc.buffered_bytes() == all).await;
     stalled
+}
+
+/// Of each of so many addresses a complete request, which waits for a work permit: all are held.
+async fn send_many(server: &Server, count: u8) -> Vec<TcpStream> {
+    let mut sent = Vec::new();
+    for number in 0..count {
+        sent.push(send_whole(&server.from([127, 0, 1, number])).await);
+    }
+    until("they are in work", || server.gate.stats().requests_in_flight == usize::from(count))
+        .await;
+    sent
+}
+
+async fn send_whole(client: &Client) -> TcpStream {
+    let mut socket = client.connect().await;
+    socket.write_all(&client.clone().post(transaction().as_bytes())).await.unwrap();
+    socket
 }
 
 /// Of these, that which comes first.
@@ -92,32 +109,31 @@ async fn no_connection_with_a_request_makes_room_nor_one_of_a_front_and_a_known_
         limits.max_connections_per_caller = 2;
     });
     let mut trusted = [keep(front, &server).await, keep(proxy, &server).await];
-    let body = transaction();
-    let (early, late) = body.split_at(10);
-    let mut sending = server.from([127, 0, 1, 1]).begin(body.len(), early).await;
-    server.until_in_flight(1).await;
+    let in_work = |count| move |server: &Server| server.gate.stats().requests_in_flight == count;
     let mut of_known = server.from([127, 0, 1, 2]).connect().await;
     let signed = server.signed(&known).post(cancellation().as_bytes());
     ask_on(&mut of_known, &signed).await.expect("open").result();
+    let permits = server.hold_permits();
+    let mut sending = send_whole(&server.from([127, 0, 1, 1])).await;
+    until("one is in work", || in_work(1)(&server)).await;
     // The newest.
     let mut idle = keep([127, 0, 1, 3], &server).await;
     let other = keep(OTHER, &server).await;
     is_closed(&mut idle).await;
-    ask_on(&mut of_known, &signed).await.expect("open").result();
     drop(other);
     until("it is gone", || server.counted.of("order_rpc_connections", "") == 4).await;
-    let _sending = server.from(OTHER).begin(100, "{").await;
-    server.until_in_flight(2).await;
-    let mut sending_too = server.from([127, 0, 1, 3]).begin(body.len(), early).await;
+    let mut sending_too = send_whole(&server.from(OTHER)).await;
+    until("two are in work", || in_work(2)(&server)).await;
+    let mut last = send_whole(&server.from([127, 0, 1, 3])).await;
     is_closed(&mut of_known).await;
-    server.until_in_flight(3).await;
+    until("three are in work", || in_work(3)(&server)).await;
     // Now nobody is left who could make room.
     let beyond = server.from([127, 0, 1, 2]).write("").await;
     assert_eq!(beyond.error(), refused(503, "connections"));
     assert_eq!(server.counted.reason("connections"), 3);
-    for socket in [&mut sending, &mut sending_too] {
-        socket.write_all(late.as_bytes()).await.unwrap();
-        assert_eq!(read_answer(socket).await.status, 200);
+    drop(permits);
+    for socket in [&mut sending, &mut sending_too, &mut last] {
+        read_answer(socket).await.result();
     }
     for socket in &mut trusted {
         is_served(socket, &server).await;
@@ -141,10 +157,14 @@ async fn long_bodies_leave_room_for_small_ones() {
 #[tokio::test]
 async fn the_requests_in_flight_of_one_peer_are_bounded() {
     let server = limited(|limits| limits.max_requests_per_caller = 2);
-    let held = [stall(server.from(ONE), 100).await, stall(server.from(ONE), 100).await];
-    server.until_in_flight(2).await;
+    let permits = server.hold_permits();
+    let held = [send_whole(&server.from(ONE)).await, send_whole(&server.from(ONE)).await];
+    until("they are in work", || server.gate.stats().requests_in_flight == 2).await;
     assert_eq!(server.send(transaction()).await.error(), refused(429, "caller_requests"));
-    server.from(OTHER).send(transaction()).await.result();
+    let other = tokio::spawn(server.from(OTHER).send(transaction()));
+    until("the other is in work", || server.gate.stats().requests_in_flight == 3).await;
+    drop(permits);
+    other.await.unwrap().result();
     let batch = format!("[{}]", vec![transaction(); 3].join(","));
     let beyond = server.from(OTHER).send(batch).await;
     assert_eq!(beyond.error(), refused(429, "caller_requests"), "each element counts");
@@ -166,10 +186,20 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
         assert_eq!(server.send(batch).await.error(), refused(503, reason), "as a whole");
         assert!(server.pool.is_empty());
         server.until_nothing_is_held().await;
-        let _held = stall_many(&server, most, 100).await;
+        let permits = server.hold_permits();
+        let _held = send_many(&server, most).await;
         let beyond = server.from(OTHER).send(transaction()).await;
         assert_eq!(beyond.error(), refused(503, reason));
-        assert_eq!(signed_cancellation(&server).await.status == 200, most == 7, "{reason}");
+        let client = server.signed(&PrivateKeySigner::random());
+        let signed = tokio::spawn(client.send(cancellation()));
+        until("all places are taken", || server.gate.stats().requests_in_flight == 8).await;
+        // Before the others leave it one.
+        if most == 8 {
+            assert_eq!(signed.await.unwrap().error(), refused(503, reason));
+            continue;
+        }
+        drop(permits);
+        signed.await.unwrap().result();
     }
 }
 
@@ -189,13 +219,29 @@ async fn strangers_leave_room_where_a_known_signer_has_signed_whatever_they_clai
         of_known.clone().send(cancellation()).await.result();
         server.until_nothing_is_held().await;
         let claims = |number| server.from([127, 0, 1, number]).with(SIGNATURE, &header);
-        let _held = join_all((0..most).map(|number| stall(claims(number), length))).await;
-        let all = usize::from(most) * (length - 10);
-        until("they are read", || server.rpc.buffered_bytes() == all).await;
+        let mut permits = Vec::new();
+        let mut held = Vec::new();
+        if requests == 16 {
+            permits = server.hold_permits();
+            for number in 0..most {
+                held.push(send_whole(&claims(number)).await);
+            }
+            until("they are in work", || server.gate.stats().requests_in_flight == 15).await;
+        } else {
+            held = join_all((0..most).map(|number| stall(claims(number), length))).await;
+            let all = usize::from(most) * (length - 10);
+            until("they are read", || server.rpc.buffered_bytes() == all).await;
+        }
         let mut beyond = stall(claims(most), length).await;
         assert_eq!(read_answer(&mut beyond).await.error(), refused(503, reason));
         // Over a connection that is new.
-        of_known.send(cancellation()).await.result();
+        let sent = tokio::spawn(of_known.send(cancellation()));
+        until("it is in", || {
+            server.rpc.active_requests() > usize::from(most) || sent.is_finished()
+        })
+        .await;
+        drop(permits);
+        sent.await.unwrap().result();
         // By which `/readyz` goes.
         assert_eq!(server.gate.stats().requests_refused, 0);
     }
@@ -212,9 +258,10 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
         let client = server.from(address);
         named.iter().fold(client, |client, named| client.with("X-Forwarded-For", named))
     };
-    let _first = stall(from(ONE, &["9.9.9.9, 1.1.1.1"]), 100).await;
-    let _second = stall(from(ONE, &["2.2.2.2"]), 100).await;
-    server.until_in_flight(2).await;
+    let permits = server.hold_permits();
+    let _first = send_whole(&from(ONE, &["9.9.9.9, 1.1.1.1"])).await;
+    let _second = send_whole(&from(ONE, &["2.2.2.2"])).await;
+    until("both are in work", || server.gate.stats().requests_in_flight == 2).await;
     let too_many = refused(429, "caller_requests");
     let no_caller = (400, -32600, "http");
     for (named, expected) in [
@@ -230,11 +277,13 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
         assert_eq!(from(ONE, named).send(transaction()).await.error(), expected, "{named:?}");
     }
     // Its own connections are not bounded as one caller's.
-    from(ONE, &["3.3.3.3"]).send(transaction()).await.result();
-    let _unnamed = stall(from(OTHER, &["4.4.4.4"]), 100).await;
-    server.until_in_flight(3).await;
+    let third = tokio::spawn(from(ONE, &["3.3.3.3"]).send(transaction()));
+    let _unnamed = send_whole(&from(OTHER, &["4.4.4.4"])).await;
+    until("four are in work", || server.gate.stats().requests_in_flight == 4).await;
     let beyond = from(OTHER, &["5.5.5.5"]).send(transaction()).await;
     assert_eq!(beyond.error(), too_many, "not a proxy that is trusted");
+    drop(permits);
+    third.await.unwrap().result();
 }
 
 /// Responses that nobody reads count as bytes of their caller, and end with its connection.
@@ -265,7 +314,7 @@ async fn a_client_that_reads_no_responses_is_disconnected() {
 async fn slow_hosts_keep_out_neither_another_one_nor_for_longer_than_a_body_may_take() {
     let server = limited(|limits| {
         limits.slow_body_after = Duration::from_millis(10);
-        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (3, 2);
+        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (6, 2);
     });
     // Of three from one address one finds no place.
     let mut sockets = join_all((0..3).map(|_| stall(server.from(ONE), 100))).await;
@@ -280,16 +329,22 @@ async fn slow_hosts_keep_out_neither_another_one_nor_for_longer_than_a_body_may_
     slow.write_all(end.as_bytes()).await.unwrap();
     read_answer(&mut slow).await.result();
     assert_eq!(server.counted.reason("slow_bodies"), 0);
-    // All together have no more.
-    let others = [1, 2].map(|number| stall(server.from([127, 0, 1, number]), 100));
-    let mut others = join_all(others).await;
-    assert_eq!(first_answer(&mut others).await.error(), refused(503, "slow_bodies"));
+    // All together have no more: what makes the least progress gives way, of the caller that has the
+    // most, and then of all.
+    let mut others = Vec::new();
+    for (number, refusals) in [(1, 0), (2, 1), (3, 2)] {
+        others.push(stall(server.from([127, 0, 1, number]), 100).await);
+        until("it is slow", || server.counted.reason("slow_bodies") == refusals).await;
+        let is_slow = || server.rpc.active_requests() == 3 && server.rpc.buffered_bytes() == 270;
+        until("the others are left", || refusals == 0 || is_slow()).await;
+    }
     assert_eq!(server.counted.reason("caller_slow_bodies"), 1);
+    drop((sockets, others));
 
     // Who is given up leaves its place.
     let server = limited(|limits| {
         limits.body_timeout = Duration::from_millis(200);
-        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (1, 1);
+        (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (2, 1);
     });
     for given_up in 1..=3 {
         let mut stalled = server.from(ONE).begin(MIB, "{").await;
@@ -305,6 +360,82 @@ async fn slow_hosts_keep_out_neither_another_one_nor_for_longer_than_a_body_may_
         }
         server.until_nothing_is_held().await;
     }
+}
+
+/// 32 sockets with 0.8 kB/s in all refused every upload that took more than 100 ms.
+#[tokio::test]
+async fn honest_uploads_over_a_long_line_succeed_beside_bodies_that_are_held_open() {
+    const HELD: u8 = 60;
+    let server = Arc::new(limited(|limits| limits.slow_body_after = Duration::from_millis(20)));
+    let attackers: Vec<_> = (0..HELD)
+        .map(|number| {
+            let client = server.from([127, 0, 2, number]);
+            tokio::spawn(async move {
+                // Whoever is refused comes back at once.
+                loop {
+                    let mut socket = client.begin(80_000, "[").await;
+                    is_closed(&mut socket).await;
+                }
+            })
+        })
+        .collect();
+    until("each of them is refused again and again", || {
+        server.counted.reason("slow_bodies") > u64::from(HELD)
+    })
+    .await;
+    let builders = vec!["a builder".to_owned(); 6_500];
+    for block in 1..=10 {
+        let bundle = json!([{ "txs": [raw(0)], "blockNumber": block, "builders": builders }]);
+        let body = request("eth_sendBundle", bundle);
+        assert!(body.len() > 75_000, "{}", body.len());
+        let mut honest = server.from(OTHER).begin(body.len(), "").await;
+        // What a sender may have on its way at first, then twice as much each time.
+        let (mut rest, mut window) = (body.as_bytes(), 14_600);
+        while !rest.is_empty() {
+            let (next, later) = rest.split_at(window.min(rest.len()));
+            honest.write_all(next).await.unwrap();
+            (rest, window) = (later, 2 * window);
+            // The line is what is slow: a body takes four times as long as `slow_body_after`.
+            tokio::time::sleep(Duration::from_millis(27)).await;
+        }
+        read_answer(&mut honest).await.result();
+    }
+    assert_eq!(server.pool.len(), 10);
+    attackers.iter().for_each(tokio::task::JoinHandle::abort);
+}
+
+/// Bodies that were not complete took the places of requests that could have been served.
+#[tokio::test]
+async fn a_body_that_is_not_complete_takes_no_place_of_a_request_that_is() {
+    let gate = gate_config(4);
+    let server = Setup { gate, ..Setup::default() }.limited(|_| {});
+    let _held = stall_many(&server, 8, 100).await;
+    server.send(transaction()).await.result();
+    assert_eq!(server.gate.stats().requests_refused, 0);
+}
+
+/// Each /64 of a line was a caller, and whoever has a line has 65,536 of them.
+#[tokio::test]
+async fn whoever_has_an_ipv6_line_is_four_callers_at_most() {
+    let config = OrderRpcConfig { trusted_proxies: vec![IpAddr::from(ONE)], ..config() };
+    let server =
+        Setup { config, ..Setup::default() }.limited(|limits| limits.max_requests_per_caller = 1);
+    let permits = server.hold_permits();
+    let from = |address: String| server.from(ONE).with("X-Forwarded-For", &address);
+    let mut held = Vec::new();
+    for number in 0..4 {
+        held.push(send_whole(&from(format!("2001:db8:0:{number}00::1"))).await);
+        until("it is in work", || server.gate.stats().requests_in_flight == held.len()).await;
+        // The same subscriber.
+        let same = from(format!("2001:db8:0:{number}ff::2")).send(transaction()).await;
+        assert_eq!(same.error(), refused(429, "caller_requests"));
+    }
+    let fifth = from("2001:db8:0:ff00::1".to_owned()).send(transaction()).await;
+    assert_eq!(fifth.error(), refused(429, "caller_requests"));
+    let other = tokio::spawn(from("2001:db8:1::1".to_owned()).send(transaction()));
+    until("another line's is in work", || server.gate.stats().requests_in_flight == 5).await;
+    drop(permits);
+    other.await.unwrap().result();
 }
 
 /// A long body takes milliseconds to parse, and anybody can sign one.
