@@ -5,7 +5,7 @@
 use std::{
     collections::{HashMap, HashSet},
     fs, io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -20,7 +20,7 @@ use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, OrderPool, OrderRpcConfig, PoolConfig,
     load_control::{GateConfig, Limit},
     order_pool::{Event, Order, Origin, Transaction, Upkeep, UpkeepConfig},
-    txpool_fetcher::{Announcements, Endpoint, StartPolicy},
+    txpool_fetcher::{Announcements, Endpoint, Fetcher, SourceState, StartPolicy},
 };
 use mock_node::{
     DEV_CHAIN_ID,
@@ -40,7 +40,7 @@ use crate::{
     bench::pace,
     ingest::roomy,
     process::{Process, reply, run_as, serve},
-    usage::{now_ns, peak_resident_bytes, process_cpu, resident_bytes},
+    usage::{bound_resources, now_ns, peak_resident_bytes, process_cpu, resident_bytes},
 };
 
 const ROLE: &str = "__member";
@@ -109,6 +109,11 @@ pub struct Config {
     pub signs: usize,
     /// NATS servers whose bare messages count as orders that its builder has seen.
     pub bare_from: Vec<String>,
+    /// Of its RPC server, see [`OrderRpcConfig`].
+    pub trusted_proxies: Vec<IpAddr>,
+    pub trusted_fronts: Vec<IpAddr>,
+    /// What its process finds in its environment besides ours.
+    pub variables: Vec<(String, PathBuf)>,
     pub setup: Setup,
 }
 
@@ -121,6 +126,8 @@ enum Request {
     Insert(Option<u32>),
     /// Publish what was signed as bare messages on these servers.
     Send(Vec<String>, u32),
+    /// Open no further file and start no further thread, or as many as before.
+    RefuseResources(bool),
     Finish,
 }
 
@@ -154,6 +161,10 @@ pub struct Report {
     pub peak_bytes: usize,
     pub open_files: usize,
     pub threads: usize,
+    /// Of each node that it reads, whether its source says that it is live.
+    pub live_sources: Vec<bool>,
+    /// Whether all its sources and publishers say that they are live.
+    pub is_ready: bool,
 }
 
 impl Report {
@@ -190,7 +201,8 @@ impl Member {
     }
 
     pub fn start(config: &Config) -> io::Result<(Self, Option<SocketAddr>)> {
-        let mut process = Process::spawn(ROLE)?;
+        let variables = config.variables.iter().map(|(name, path)| (name.as_str(), path.as_path()));
+        let mut process = Process::spawn_with(ROLE, variables)?;
         let address = process.request(&Request::Start(Box::new(config.clone())))?;
         Ok((Self(process), address))
     }
@@ -202,6 +214,11 @@ impl Member {
 
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
         Ok(kill(Pid::from_raw(self.0.id() as i32), signal)?)
+    }
+
+    /// From now on the kernel refuses it further files and threads, or no longer.
+    pub fn refuse_resources(&mut self, is_refused: bool) -> io::Result<()> {
+        self.0.request(&Request::RefuseResources(is_refused))
     }
 
     /// Shuts everything down: what it has accepted is published first. Returns the orders that its
@@ -289,6 +306,10 @@ fn respond() -> io::Result<()> {
             reply(rpc.map(|rpc| rpc.local_addr()))
         }
         Request::Look => reply(look(&parts, &view)),
+        Request::RefuseResources(is_refused) => {
+            bound_resources(is_refused.then(|| entries("/proc/self/fd") as u64))?;
+            reply(())
+        }
         Request::Progress => reply(progress(&parts, &view)),
         Request::Insert(tps) => {
             let pool = parts.pool.as_ref().ok_or_else(none)?;
@@ -390,7 +411,12 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
         let mut ingest = Ingest::start(host).await?;
         if let Some(known) = &config.rpc {
             let known: HashSet<Address> = known.iter().copied().collect();
-            ingest.start_rpc_with(OrderRpcConfig::new(DEV_CHAIN_ID), |host| {
+            let rpc = OrderRpcConfig {
+                trusted_proxies: config.trusted_proxies.clone(),
+                trusted_fronts: config.trusted_fronts.clone(),
+                ..OrderRpcConfig::new(DEV_CHAIN_ID)
+            };
+            ingest.start_rpc_with(rpc, |host| {
                 host.with_known_signers(move |signer| known.contains(&signer))
             })?;
         }
@@ -529,7 +555,14 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     report.held_bytes += pooled.min(MOST_REMEMBERED) as usize * REMEMBERED_BYTES;
     report.resident_bytes = resident_bytes();
     report.peak_bytes = peak_resident_bytes();
-    let count = |path| fs::read_dir(path).map_or(0, Iterator::count);
-    (report.open_files, report.threads) = (count("/proc/self/fd"), count("/proc/self/task"));
+    (report.open_files, report.threads) = (entries("/proc/self/fd"), entries("/proc/self/task"));
+    let sources = fetcher.map(Fetcher::status).unwrap_or_default();
+    report.live_sources = sources.iter().map(|source| source.state == SourceState::Live).collect();
+    report.is_ready = report.live_sources.iter().all(|is_live| *is_live)
+        && parts.publishers.iter().all(|publisher| publisher.state() == State::Live);
     report
+}
+
+fn entries(folder: &str) -> usize {
+    fs::read_dir(folder).map_or(0, Iterator::count)
 }

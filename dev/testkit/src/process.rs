@@ -3,6 +3,7 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
+    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio},
 };
 
@@ -19,8 +20,17 @@ pub struct Process {
 impl Process {
     /// Starts this program with `role` as its first argument.
     pub fn spawn(role: &str) -> io::Result<Self> {
+        Self::spawn_with(role, [])
+    }
+
+    /// The same with these variables in its environment.
+    pub fn spawn_with<'a>(
+        role: &str,
+        variables: impl IntoIterator<Item = (&'a str, &'a Path)>,
+    ) -> io::Result<Self> {
         let mut child = Command::new(std::env::current_exe()?)
             .arg(role)
+            .envs(variables)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

@@ -91,6 +91,16 @@ pub fn allow_open_files(count: u64) -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(count.min(hard)), hard)?)
 }
 
+/// Bounds the open files of this process to `count`, and its threads to those that run, or lifts both bounds as far as
+/// the hard limits let it. As root Linux bounds only the files.
+pub fn bound_resources(open_files: Option<u64>) -> io::Result<()> {
+    let (_, most_files) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let (_, most_threads) = getrlimit(Resource::RLIMIT_NPROC)?;
+    let threads = if open_files.is_some() { 0 } else { most_threads };
+    setrlimit(Resource::RLIMIT_NPROC, threads, most_threads)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, open_files.unwrap_or(most_files), most_files)?)
+}
+
 /// `CLOCK_MONOTONIC`, the same in all processes of the machine, in nanoseconds.
 pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");
