@@ -1,6 +1,7 @@
 //! What the attacker does, in a process of its own: one thread, at most half a core.
 
 use std::{
+    borrow::Cow,
     cell::RefCell,
     collections::BTreeMap,
     io,
@@ -30,6 +31,8 @@ use tokio::{
     task::LocalSet,
     time::{sleep, sleep_until, timeout_at},
 };
+
+use crate::network;
 
 pub(crate) const ROLE: &str = "__attacker";
 
@@ -89,7 +92,32 @@ pub(crate) enum Attack {
     HonestBurst,
     /// 64 callers at as many addresses send raw transactions as fast as they can, whatever they are answered.
     Crowd,
+    /// 60 bundles, each by a key of its own, from all addresses again and again.
+    FewBundles,
+    /// Bodies of 80 KB of which 25 bytes come a second.
+    TrickledBodies,
+    /// Bundles of 10,000 signers for blocks that come soon, as a trusted front forwards them.
+    FrontKeys,
+    /// What the nodes have announced, as private transactions whose last block comes soon and as raw ones.
+    EarlyCopies,
+    /// `/healthz` on 1,920 connections, 50 requests at a time.
+    PipelinedGets,
+    /// Small bodies that lack their last byte, on as many connections as there are places for requests.
+    IncompleteBodies,
 }
+
+/// Where an attacker's requests come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Addresses {
+    /// So many of the loopback network.
+    Ipv4(usize),
+    /// Each request from another /64 of one /48, as a trusted proxy says.
+    Ipv6Prefix,
+}
+
+/// The proxy and the front that the machines trust.
+pub(crate) const PROXY: Ipv4Addr = Ipv4Addr::new(127, 0, 8, 1);
+pub(crate) const FRONT: Ipv4Addr = Ipv4Addr::new(127, 0, 8, 2);
 
 impl Attack {
     /// Each with its name, and how many connections it uses at the same time.
@@ -117,8 +145,19 @@ impl Attack {
         (Self::Crowd, "crowd of 64", 64),
     ];
 
+    /// The same of those against which more is promised than is kept yet.
+    pub(crate) const AHEAD: [(Self, &str, usize); 6] = [
+        (Self::FewBundles, "copies of few bundles", 16),
+        (Self::TrickledBodies, "trickled bodies", 60),
+        (Self::FrontKeys, "10,000 keys behind a front", 16),
+        (Self::EarlyCopies, "copies with early last blocks", 8),
+        (Self::PipelinedGets, "pipelined gets", 1_920),
+        (Self::IncompleteBodies, "incomplete bodies", 512),
+    ];
+
     fn row(self) -> (Self, &'static str, usize) {
-        Self::ALL.into_iter().find(|row| row.0 == self).expect("all of them have a row")
+        let mut rows = Self::ALL.into_iter().chain(Self::AHEAD);
+        rows.find(|row| row.0 == self).expect("all of them have a row")
     }
 
     pub(crate) fn name(self) -> &'static str {
@@ -127,12 +166,13 @@ impl Attack {
 
     fn connections(self, most: u64) -> usize {
         let (attack, _, connections) = self.row();
-        let fewer = most <= QUICK && attack == Self::IdleConnections;
+        let is_many = matches!(attack, Self::IdleConnections | Self::PipelinedGets);
+        let fewer = most <= QUICK && is_many;
         if fewer { 64 } else { connections }
     }
 
-    /// What it sends in turn, when `head` is the latest block.
-    fn requests(self, most: u64, head: u64) -> Vec<Vec<u8>> {
+    /// What it sends in turn, when `head` is the latest block and the nodes announce the load of `seed`.
+    fn requests(self, most: u64, head: u64, seed: u64) -> Vec<Vec<u8>> {
         let ahead = |blocks: u64| format!("{:#x}", head + blocks);
         let many = |count: u64, request: &dyn Fn(u64) -> Vec<u8>| -> Vec<_> {
             (0..count.min(most)).map(request).collect()
@@ -237,6 +277,30 @@ impl Attack {
                     send_bundle(at, &fresh(100 + number % 3))
                 })
             }
+            Self::FewBundles => many(60, &bundle),
+            Self::TrickledBodies => vec![post(&" ".repeat(80_000), None)],
+            Self::FrontKeys => many(10_000, &|number| {
+                let (key, block) = (fresh(number), ahead(2 + number % 6));
+                let signer = key.address;
+                let txs = [transfer(&key, 0)];
+                let one = json!({ "txs": txs, "blockNumber": block, "signingAddress": signer });
+                call("eth_sendBundle", &json!([one]), None)
+            }),
+            Self::EarlyCopies => {
+                let txs = Workload::new(network::load(seed)).prepare(most.min(500) as usize);
+                let copies = txs.iter().zip(0..).flat_map(|(tx, number)| {
+                    let last = ahead(1 + number % 8);
+                    let private = json!([{ "tx": tx.raw, "maxBlockNumber": last }]);
+                    [call("eth_sendPrivateTransaction", &private, None), send_raw(&tx.raw)]
+                });
+                copies.collect()
+            }
+            Self::PipelinedGets => vec![http::request("/healthz", "", None).repeat(50)],
+            Self::IncompleteBodies => {
+                let mut request = bundle(0);
+                request.pop();
+                vec![request]
+            }
             Self::HonestBurst => {
                 let sent = |number| {
                     let key = fresh(number);
@@ -290,9 +354,11 @@ pub(crate) enum Request {
         most_requests: u64,
         /// The latest block: what names its block is for one after it.
         head: u64,
+        /// Of the nodes' load.
+        seed: u64,
     },
-    /// Attacks for so long, from so many addresses.
-    Run { server: SocketAddr, lasts: Duration, addresses: usize },
+    /// Attacks for so long, from these addresses.
+    Run { server: SocketAddr, lasts: Duration, addresses: Addresses },
 }
 
 /// The `number`th address of the attacker.
@@ -339,8 +405,9 @@ pub(crate) fn respond() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut prepared = None;
     serve(|request| match request {
-        Request::Prepare { attack, most_requests: most, head } => {
-            prepared = Some((attack, attack.requests(most, head), attack.connections(most)));
+        Request::Prepare { attack, most_requests: most, head, seed } => {
+            let requests = attack.requests(most, head, seed);
+            prepared = Some((attack, requests, attack.connections(most)));
             Ok(Tally::default())
         }
         Request::Run { server, lasts, addresses } => {
@@ -351,7 +418,10 @@ pub(crate) fn respond() -> io::Result<()> {
                 server,
                 requests,
                 // All addresses take part, if any does.
-                connections: if connections == 0 { 0 } else { connections.max(addresses) },
+                connections: match addresses {
+                    Addresses::Ipv4(count) if connections > 0 => connections.max(count),
+                    _ => connections,
+                },
                 addresses,
                 start: Instant::now(),
                 end: Instant::now() + lasts,
@@ -369,7 +439,7 @@ struct Attacker {
     server: SocketAddr,
     requests: Vec<Vec<u8>>,
     connections: usize,
-    addresses: usize,
+    addresses: Addresses,
     start: Instant,
     end: Instant,
     cpu: Duration,
@@ -397,7 +467,12 @@ impl Attacker {
     async fn connection(self: Rc<Self>, number: usize) {
         let is_crowd = self.attack.is_crowd();
         let crowd = Ipv4Addr::new(127, 0, 4, 1 + (number % 64) as u8);
-        let from = if is_crowd { crowd } else { address(number % self.addresses) };
+        let from = match self.addresses {
+            _ if is_crowd => crowd,
+            _ if self.attack == Attack::FrontKeys => FRONT,
+            Addresses::Ipv4(count) => address(number % count),
+            Addresses::Ipv6Prefix => PROXY,
+        };
         let mut next = number;
         while Instant::now() < self.end {
             self.rest().await;
@@ -407,10 +482,12 @@ impl Attacker {
             };
             let ended = match self.attack {
                 Attack::HonestBurst => return self.burst(&mut connection, number).await,
-                Attack::IdleConnections | Attack::StalledBodies | Attack::UnreadResponses => {
-                    self.stall(&mut connection).await
-                }
-                Attack::HangUps => connection.stream.write_all(self.next(&mut next)).await,
+                Attack::IdleConnections
+                | Attack::StalledBodies
+                | Attack::IncompleteBodies
+                | Attack::UnreadResponses => self.stall(&mut connection, &mut next).await,
+                Attack::TrickledBodies => self.trickle(&mut connection, &mut next).await,
+                Attack::HangUps => connection.stream.write_all(&self.next(&mut next)).await,
                 _ => self.ask(&mut connection, &mut next).await,
             };
             if ended.is_err() && Instant::now() < self.end {
@@ -428,8 +505,12 @@ impl Attacker {
         }
     }
 
-    fn next(&self, next: &mut usize) -> &[u8] {
+    fn next(&self, next: &mut usize) -> Cow<'_, [u8]> {
         let request = &self.requests[*next % self.requests.len()];
+        let request = match self.addresses {
+            Addresses::Ipv6Prefix if !request.is_empty() => forwarded(request, *next),
+            _ => request.into(),
+        };
         *next += self.connections;
         let mut tally = self.tally.borrow_mut();
         tally.sent += 1;
@@ -456,8 +537,8 @@ impl Attacker {
             self.rest().await;
             let (begin, request) = (Instant::now(), self.next(next));
             let answer = match self.attack {
-                Attack::SlowBodies => slowly(connection, request).await?,
-                _ => connection.request(request).await?,
+                Attack::SlowBodies => slowly(connection, &request).await?,
+                _ => connection.request(&request).await?,
             };
             if self.attack == Attack::Crowd && !answer.is_accepted() {
                 self.took.borrow_mut().saturating_record(begin.elapsed().as_nanos() as u64);
@@ -473,7 +554,7 @@ impl Attacker {
     async fn burst(&self, connection: &mut Connection, number: usize) {
         let at = self.start + (self.end - self.start) / 4;
         sleep_until(at.into()).await;
-        let answer = connection.request(self.next(&mut number.clone())).await;
+        let answer = connection.request(&self.next(&mut number.clone())).await;
         self.took.borrow_mut().saturating_record(at.elapsed().as_nanos() as u64);
         match answer {
             Ok(answer) => self.note(&answer),
@@ -481,11 +562,26 @@ impl Attacker {
         }
     }
 
+    /// Sends a head, then a byte of the body every 40 ms, until the server or the time says that it is enough.
+    async fn trickle(&self, connection: &mut Connection, next: &mut usize) -> io::Result<()> {
+        let request = self.next(next);
+        let head = request.windows(4).position(|four| four == b"\r\n\r\n").map_or(0, |at| at + 4);
+        connection.stream.write_all(&request[..head]).await?;
+        for byte in request[head..].chunks(1) {
+            if Instant::now() > self.end {
+                break;
+            }
+            connection.stream.write_all(byte).await?;
+            sleep(Duration::from_millis(40)).await;
+        }
+        Ok(())
+    }
+
     /// Sends what ends no request, or nothing, and waits for the end: the server says something only to refuse. Or sends a
     /// whole one, and reads nothing.
-    async fn stall(&self, connection: &mut Connection) -> io::Result<()> {
+    async fn stall(&self, connection: &mut Connection, next: &mut usize) -> io::Result<()> {
         let until_end = async {
-            connection.stream.write_all(self.next(&mut 0)).await?;
+            connection.stream.write_all(&self.next(next)).await?;
             if self.attack == Attack::UnreadResponses {
                 std::future::pending::<()>().await;
             }
@@ -494,6 +590,16 @@ impl Attacker {
         };
         timeout_at(self.end.into(), until_end).await.unwrap_or(Ok(()))
     }
+}
+
+/// The request as a proxy forwards it, for the `number`th /64 of one /48.
+fn forwarded(request: &[u8], number: usize) -> Cow<'static, [u8]> {
+    let end_of_line = request.windows(2).position(|two| two == b"\r\n").map_or(0, |at| at + 2);
+    let (line, rest) = request.split_at(end_of_line);
+    // Neighbours are in different /56s.
+    let subnet = (number as u16).rotate_left(8);
+    let header = format!("x-forwarded-for: 2001:db8:0:{subnet:x}::1\r\n");
+    [line, header.as_bytes(), rest].concat().into()
 }
 
 /// In ten pieces within 95 ms.

@@ -3,6 +3,8 @@
 //! `cargo run --release -p trial -- --seed 7 --minutes 2`
 
 mod attack;
+mod clock;
+mod hazard;
 mod mirror;
 mod net;
 mod network;
@@ -25,7 +27,7 @@ use std::{
 use clap::Parser;
 use testkit::{member::Member, process::run_as};
 
-use crate::world::World;
+use crate::{hazard::Hazard, world::World};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -40,6 +42,9 @@ struct Args {
     /// Whether the world has a fleet on NATS servers; else the seed decides.
     #[arg(long)]
     fleet: Option<bool>,
+    /// Also what the product does not keep all its promises under yet, separated by commas.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    hazards: Vec<Hazard>,
     /// With anvil and geth beside the mock nodes, each read by a builder of its own; needs them installed, see
     /// scripts/real-nodes.sh.
     #[arg(long)]
@@ -65,6 +70,9 @@ struct Args {
     /// All of them.
     #[arg(long)]
     scenarios: bool,
+    /// Of scenarios: also those in which not all is kept yet that is promised.
+    #[arg(long)]
+    ahead: bool,
     /// Of scenarios: each for a moment.
     #[arg(long)]
     test: bool,
@@ -90,7 +98,7 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     // Of all processes, which inherit it: two addresses of an attacker hold as many connections as they get.
     testkit::usage::allow_open_files(8_192)?;
     if args.scenarios || !args.scenario.is_empty() {
-        let is_right = scenario::run_all(&args.scenario, args.test)?;
+        let is_right = scenario::run_all(&args.scenario, args.test, args.ahead)?;
         return Ok(if is_right { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     let seed = args.seed.unwrap_or_else(|| rand::random_range(0..100_000));
@@ -99,6 +107,7 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
     if args.real {
         world = world.with_real();
     }
+    world = world.with_hazards(&args.hazards);
     let entries = world.timeline.len();
     let mut kept = args.only.clone().unwrap_or_else(|| (0..entries).collect());
     if let Some(number) = kept.iter().find(|number| **number >= entries) {
@@ -130,9 +139,14 @@ fn trial(args: &Args) -> Result<ExitCode, run::Failure> {
         let kept = shrink::shrink(&world, kept, violation.wrong);
         println!("{:?} is still shown by these:", violation.wrong);
         world.print_timeline(&kept);
+        let hazards: Vec<_> = args.hazards.iter().map(Hazard::name).collect();
+        let hazards = match &hazards[..] {
+            [] => String::new(),
+            names => format!(" --hazards {}", names.join(",")),
+        };
         let numbers: Vec<_> = kept.iter().map(usize::to_string).collect();
         println!(
-            "cargo run --release -p trial -- --seed {seed} --minutes {} --fleet {}{} --only {}",
+            "cargo run --release -p trial -- --seed {seed} --minutes {} --fleet {}{}{hazards} --only {}",
             args.minutes,
             world.has_fleet,
             if args.real { " --real" } else { "" },

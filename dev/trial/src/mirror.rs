@@ -89,6 +89,17 @@ impl Mirror {
         seen.chain(heads.map(|(head, at)| (*at, format!("{who} has head {head}")))).collect()
     }
 
+    /// What it holds.
+    pub(crate) fn held(&self) -> impl Iterator<Item = &B256> {
+        self.live.keys()
+    }
+
+    /// When it lost what it had, if it does not have it any more.
+    pub(crate) fn removed(&self, hash: &B256) -> Option<u64> {
+        let (at, seen) = self.lives.get(hash)?.last()?;
+        matches!(seen, Seen::Removed(_)).then_some(*at)
+    }
+
     /// How many orders it has.
     pub(crate) fn len(&self) -> usize {
         self.live.values().map(|count| *count as usize).sum()

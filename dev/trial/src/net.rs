@@ -4,7 +4,7 @@
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -14,8 +14,11 @@ use tokio::{
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
     sync::watch,
-    time::sleep_until,
+    time::{sleep, sleep_until},
 };
+
+/// What TCP sends at first before it waits for an acknowledgement, in bytes (RFC 6928).
+const WINDOW: usize = 10 * 1_460;
 
 #[derive(Clone, Debug)]
 pub(crate) struct State {
@@ -26,6 +29,8 @@ pub(crate) struct State {
     pub(crate) resets: u64,
     /// Each more closes all directions to the server.
     pub(crate) half_closes: u64,
+    /// What bytes to the server take, at most [`WINDOW`] at a time.
+    pub(crate) link: Duration,
 }
 
 #[derive(Clone, Debug)]
@@ -35,9 +40,10 @@ pub(crate) struct Net {
 }
 
 impl Net {
-    pub(crate) async fn open() -> io::Result<Self> {
+    pub(crate) async fn open(link: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let state = State { server: None, stalls_until: Instant::now(), resets: 0, half_closes: 0 };
+        let state =
+            State { server: None, stalls_until: Instant::now(), resets: 0, half_closes: 0, link };
         let net = Self { address: listener.local_addr()?, state: watch::Sender::new(state) };
         let accepting = net.clone();
         tokio::spawn(async move {
@@ -82,7 +88,9 @@ impl Net {
         mut to: OwnedWriteHalf,
         closes: Option<u64>,
     ) -> io::Result<()> {
-        let mut buffer = vec![0; 64 << 10];
+        let link = self.state.borrow().link;
+        let is_slow = closes.is_some() && !link.is_zero();
+        let mut buffer = vec![0; if is_slow { WINDOW } else { 64 << 10 }];
         let mut state = self.state.subscribe();
         let is_closed = |state: &State| closes.is_some_and(|before| state.half_closes != before);
         loop {
@@ -92,6 +100,9 @@ impl Net {
             };
             let until = self.state.borrow().stalls_until;
             sleep_until(until.into()).await;
+            if is_slow {
+                sleep(link).await;
+            }
             if read == 0 {
                 return to.shutdown().await;
             }

@@ -17,12 +17,13 @@ use alloy_consensus::TxEnvelope;
 use alloy_eips::Decodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes};
 use mock_node::{
-    BadAnswer, DEV_CHAIN_ID, Fault, MockNode, NodeConfig,
+    BadAnswer, DEV_CHAIN_ID, Fault, MockNode, NodeConfig, Quirks,
     workload::{Mix, PreparedTx, Workload, WorkloadConfig},
 };
 use testkit::{sign::signed, usage::now_ns};
 
 use crate::{
+    hazard::NodeQuirk,
     lock,
     world::{SLOT, World},
 };
@@ -168,6 +169,15 @@ impl Network {
     pub(crate) fn owes_bad_answers(&self, node: usize) -> bool {
         let slot = lock(&self.shared.slots[node]);
         slot.node.as_ref().is_some_and(|node| node.stats().bad_answers < slot.bad_answers[1])
+    }
+
+    /// Makes a node half broken, or whole again.
+    pub(crate) fn set_quirk(&self, node: usize, quirk: Option<NodeQuirk>) {
+        let new = quirk.map_or_else(Quirks::default, NodeQuirk::quirks);
+        // One that imports says that it is syncing whatever else it does.
+        self.with(node, |node| {
+            node.set_quirks(|quirks| *quirks = Quirks { is_syncing: quirks.is_syncing, ..new });
+        });
     }
 
     pub(crate) fn burst(&self, count: usize) {
@@ -363,6 +373,12 @@ impl Ledger {
     }
 }
 
+/// What the nodes of this seed announce, in its order. An attacker knows it too, as everybody does whose node announces it.
+pub(crate) fn load(seed: u64) -> WorkloadConfig {
+    let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
+    WorkloadConfig { mix, ..WorkloadConfig::new(seed, DEV_CHAIN_ID) }
+}
+
 /// What is announced, in its order.
 struct Load {
     workload: Workload,
@@ -374,9 +390,7 @@ struct Load {
 
 impl Load {
     fn new(each: usize, seed: u64) -> Self {
-        let mix = Mix { blobs_per_mille: BLOBS_PER_MILLE, ..Mix::default() };
-        let config = WorkloadConfig { mix, ..WorkloadConfig::new(seed, DEV_CHAIN_ID) };
-        let workload = Workload::new(config);
+        let workload = Workload::new(load(seed));
         let numbered = workload.accounts().iter().enumerate();
         let accounts = numbered.map(|(number, account)| (account.address, number)).collect();
         Self { workload, accounts, signed: Vec::new().into_iter(), each }

@@ -1,26 +1,51 @@
 //! The rules: what a builder's pool must hold, and what it must not. Pure; times are nanoseconds of one clock.
 //!
-//! The oracle knows what was put in: which transactions the nodes hold and have mined, and what honest searchers sent and
-//! were answered. A promise is due [`GRACE_NS`] after the moment from which it holds; where a fault touched the way of an
-//! order ([`Trouble`]), so long after the written bound of that fault ([`crate::world::What::touches`]).
+//! The oracle knows what was put in: which transactions the nodes hold and have mined, what honest searchers sent, and
+//! how they were answered. Before each head it asks of every builder:
+//!
+//! | question | wrong if not |
+//! |---|---|
+//! | Does it hold what a node of its lists, and what a searcher was answered with success? | [`Wrong::Missing`] |
+//! | Is what a block contains gone, what was replaced or cancelled, and what was for a block that is over? | [`Wrong::Mined`], [`Wrong::Replaced`], [`Wrong::Cancelled`], [`Wrong::Over`] |
+//! | Was every honest searcher accepted, unless a machine had no time? | [`Wrong::Refused`] |
+//! | Does it know the chain's head? | [`Wrong::Behind`] |
+//! | Did each order come once, do the counts add up, has nothing grown? | [`Wrong::Twice`], [`Wrong::Counts`], [`Wrong::Grown`] |
+//! | Is what was there, and what a node still lists, still there? | [`Wrong::Dropped`] |
+//! | Do all builders of a fleet hold the same? | [`Wrong::Differs`] |
+//! | Does no machine say that it is ready, and no source that it is live, in vain? | [`Wrong::ReadyInVain`], [`Wrong::LiveInVain`] |
+//!
+//! A promise is due [`GRACE_NS`] after the moment from which it holds. If a fault touched the way of an order
+//! ([`Trouble`]), the promise is due that long after the fault's written bound ([`crate::world::What::touches`]). No fault
+//! extends the answers to the last three questions but the one about the fleet. They are asked with
+//! `--hazards questions`.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    hash::Hash,
+    time::Duration,
+};
 
 use alloy_primitives::B256;
 
 use crate::world::Part;
 
-/// For the way to a builder on a busy machine.
+/// How long an order may take to a builder on a busy machine.
 pub(crate) const GRACE_NS: u64 = 2_500_000_000;
 
-/// So long a node that does not respond holds up what another one has too: a hash waits for a slot until the fetcher's
-/// timeout for a request frees one, and is then requested of that node itself.
+/// How long a node that does not respond delays what another node has too: a hash waits for a slot until the fetcher's
+/// request times out, and is then requested from the other node.
 pub(crate) const ASKED_ELSEWHERE_NS: u64 = 4_000_000_000;
 
-/// A bundle for the next block that comes later before the next head may not reach the builders of a fleet in time.
+/// A bundle for the next block reaches the builders of a fleet in time if the next head comes this much later.
 const NEXT_BLOCK_NS: u64 = 500_000_000;
 
-/// Blocks whose transactions must stay away, and after which an order is forgotten.
+/// A source must not say for longer that it is live while the pool has nothing of what its node lists.
+pub(crate) const LIVE_NS: u64 = 10_000_000_000;
+
+/// A machine must not say for longer that it is ready while what it accepts reaches nobody.
+pub(crate) const READY_NS: u64 = 2_000_000_000;
+
+/// The number of recent blocks whose transactions must not come back. Older orders are forgotten.
 pub(crate) const REMEMBERED: u64 = 30;
 
 /// A time in which a part may be late.
@@ -36,17 +61,17 @@ impl Trouble {
         Self { part, from, until: from + lasts.as_nanos() as u64 }
     }
 
-    /// In the order of their begin, as [`due`] wants them.
+    /// Inserts it in the order in which the troubles begin, which [`due`] needs.
     pub(crate) fn add_to(self, troubles: &mut Vec<Self>) {
         let before = troubles.partition_point(|other| other.from <= self.from);
         troubles.insert(before, self);
     }
 }
 
-/// When what came at `from` on a way over these parts must be there.
+/// Returns when an order that came at `from` must be there, if its way leads over these parts.
 pub(crate) fn due(from: u64, way: &[Part], troubles: &[Trouble]) -> u64 {
     let mut due = from + GRACE_NS;
-    // In the order of their begin: one that strikes while another is being recovered from extends it.
+    // In the order in which they begin: a fault during the recovery from another one extends it.
     for trouble in troubles {
         let touches = trouble.part == Part::All || way.contains(&trouble.part);
         if touches && trouble.from <= due && trouble.until >= from {
@@ -56,29 +81,29 @@ pub(crate) fn due(from: u64, way: &[Part], troubles: &[Trouble]) -> u64 {
     due
 }
 
-/// Whether a fault touched the way.
+/// Whether a fault touched the way of an order that came at `from`.
 pub(crate) fn is_touched(from: u64, way: &[Part], troubles: &[Trouble]) -> bool {
     due(from, way, troubles) > from + GRACE_NS
 }
 
-/// How a message to a server ended.
+/// How a server answered a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Accepted,
-    /// It changes nothing.
+    /// The message changes nothing.
     Refused,
-    /// No answer came, or its machine was killed before the answer was sure to be known elsewhere: it may have taken
-    /// effect, or not.
+    /// No answer came, or the machine was killed before it was sure to have published the order: the message may have
+    /// taken effect, or not.
     InDoubt,
 }
 
-/// A message of a searcher, as one builder sees it: what its order is from then on.
+/// A searcher's message, as one builder sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
-    /// The order's content; `None` after a cancellation.
+    /// The content that the order has from then on; `None` after a cancellation.
     pub(crate) makes: Option<B256>,
     pub(crate) outcome: Outcome,
-    /// When it must have taken effect.
+    /// When the message must have taken effect.
     pub(crate) due: u64,
 }
 
@@ -99,12 +124,20 @@ pub(crate) enum Wrong {
     Refused,
     /// **Gone**: the builder does not know the chain's head.
     Behind,
-    /// It came while it was there.
+    /// **Known**: it came again while it was there.
     Twice,
     /// **Known**: the counts of hashes do not add up, or the builder's reader and its pool differ.
     Counts,
-    /// Resident memory, open files or threads have grown over the run.
+    /// **Known**: resident memory, open files or threads have grown over the run.
     Grown,
+    /// **Kept**: it was there and is gone, and a node still lists it.
+    Dropped,
+    /// **Kept**: another builder of the fleet holds it, and this one does not.
+    Differs,
+    /// **Known**: a machine says that it is ready while what it has accepted reaches no builder.
+    ReadyInVain,
+    /// **Known**: a source says that it is live while its node lists transactions and the pool has none of them.
+    LiveInVain,
 }
 
 /// Something that is not as promised.
@@ -116,7 +149,7 @@ pub(crate) struct Violation {
     pub(crate) text: String,
 }
 
-/// What a look at a builder has found.
+/// The result of a look at a builder.
 #[derive(Debug)]
 pub(crate) struct Findings {
     now: u64,
@@ -130,7 +163,7 @@ impl Findings {
         Self { now, checks: 0, wrong: BTreeSet::new() }
     }
 
-    /// A promise: once it is due it counts, and if it is not kept, this is wrong.
+    /// Counts a promise once it is due. If it is not kept, `wrong` is found.
     pub(crate) fn ask(&mut self, due: u64, is_kept: bool, wrong: Wrong, hash: B256) {
         if due <= self.now {
             self.checks += 1;
@@ -139,7 +172,41 @@ impl Findings {
     }
 }
 
-/// What each part knows of an order, in the order of time, in seconds from `begin`.
+/// Conditions that held at each look since some time.
+#[derive(Debug)]
+pub(crate) struct Lasting<Key>(HashMap<Key, u64>);
+
+impl<Key> Default for Lasting<Key> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
+
+impl<Key: Copy + Eq + Hash> Lasting<Key> {
+    /// Takes the conditions that hold at the look `now`. Returns each with the time of the first look of its series.
+    pub(crate) fn look(
+        &mut self,
+        now: u64,
+        found: impl IntoIterator<Item = Key>,
+    ) -> Vec<(Key, u64)> {
+        let found = found.into_iter().map(|key| (key, self.0.get(&key).copied().unwrap_or(now)));
+        self.0 = found.collect();
+        self.0.iter().map(|(key, since)| (*key, *since)).collect()
+    }
+}
+
+/// Returns the orders that some builder of a fleet holds and another lacks, each with the number of the builder that
+/// lacks it.
+pub(crate) fn differences(held: &[(usize, HashSet<B256>)]) -> Vec<(usize, B256)> {
+    let all: HashSet<_> = held.iter().flat_map(|(_, orders)| orders).collect();
+    let missing = |(builder, orders): &(usize, HashSet<B256>)| {
+        let missing = all.iter().filter(|hash| !orders.contains(**hash));
+        missing.map(|hash| (*builder, **hash)).collect::<Vec<_>>()
+    };
+    held.iter().flat_map(missing).collect()
+}
+
+/// The story of an order as all parts know it, in the order of time, in seconds from `begin`.
 pub(crate) fn life(mut lines: Vec<(u64, String)>, begin: u64, troubles: &[Trouble]) -> String {
     let seconds = |at: u64| (at as f64 - begin as f64) / 1e9;
     lines.extend(troubles.iter().map(|Trouble { part, from, until }| {
@@ -149,23 +216,25 @@ pub(crate) fn life(mut lines: Vec<(u64, String)>, begin: u64, troubles: &[Troubl
     lines.iter().map(|(at, line)| format!("    {:8.3} s  {line}\n", seconds(*at))).collect()
 }
 
-/// Resident memory beside its orders and the hashes that it remembers, open files and threads at the looks of a process that ran for the whole run, which must
-/// not have grown by more than a tenth and 16 MB, or two files or threads, between the first third and the last, once the pool's and the fetcher's memory of
-/// hashes has filled. Of each third the looks with the least to do count: what attackers send comes and goes.
+/// Whether a process has grown. Each look has its resident memory without orders and remembered hashes, its open files
+/// and its threads. Between the first third of the looks and the last, memory must not grow by more than a tenth and
+/// 16 MB, files and threads by no more than two. The process has filled its memory of hashes before the first look.
 pub(crate) fn grown(uses: &[[usize; 3]]) -> Option<Wrong> {
-    let quiet = |part: &[[usize; 3]], of: usize| {
-        let mut values: Vec<_> = part.iter().map(|uses| uses[of]).collect();
-        values.sort_unstable();
-        values[values.len() / 10]
-    };
     let third = uses.len() / 3;
     let (early, late) = (uses.get(..third)?, uses.get(uses.len() - third..)?);
     if early.is_empty() {
         return None;
     }
-    let is_larger = quiet(late, 0) as f64 > 1.1 * quiet(early, 0) as f64 + 16e6;
-    let has_more = quiet(late, 1) > quiet(early, 1) + 2 || quiet(late, 2) > quiet(early, 2) + 2;
+    let is_larger = quiet_use(late, 0) as f64 > 1.1 * quiet_use(early, 0) as f64 + 16e6;
+    let has_more = (1..3).any(|index| quiet_use(late, index) > quiet_use(early, index) + 2);
     (is_larger || has_more).then_some(Wrong::Grown)
+}
+
+/// The use at the quiet looks, the lowest tenth: what attackers send comes and goes.
+fn quiet_use(looks: &[[usize; 3]], index: usize) -> usize {
+    let mut values: Vec<_> = looks.iter().map(|uses| uses[index]).collect();
+    values.sort_unstable();
+    values[values.len() / 10]
 }
 
 /// The head at a time, and when the next one came.
@@ -175,31 +244,31 @@ fn head_at(heads: &[(u64, u64)], time: u64) -> (Option<u64>, Option<u64>) {
     (number, heads.get(known).map(|(_, at)| *at))
 }
 
-/// Whether a bundle for the next block that a machine accepted must come to the other builders of a fleet: the machine had
-/// `known` the chain's head, and the next one came later than [`NEXT_BLOCK_NS`] after. Heads are numbers, each with its time.
+/// Whether a bundle for the next block that a machine accepted must reach the other builders of a fleet: the machine knew
+/// the chain's head, and the next head came more than [`NEXT_BLOCK_NS`] later. Heads are numbers, each with its time.
 pub(crate) fn is_for_next_block(known: &[(u64, u64)], chain: &[(u64, u64)], answered: u64) -> bool {
     let (latest, next) = head_at(chain, answered);
     let is_close = |at: u64| at - answered <= NEXT_BLOCK_NS;
     head_at(known, answered).0 == latest && !next.is_some_and(is_close)
 }
 
-/// What a builder knows of the time of an order.
+/// Where the chain that a builder knows stands, compared with the block of an order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Time {
-    /// Its block is to come.
+    /// The block is still to come.
     Open,
-    /// Its block is being told, or one that contains it: it may be there or not.
+    /// The block, or one that contains the order, is being announced: the order may be there or not.
     Ending,
-    /// The builder has known for a while that its block is over, or that a block contains it.
+    /// The builder has known for a while that the block is over, or that a block contains the order.
     Over,
 }
 
-/// A searcher's order, all of whose versions are for one block: `there` are those that the pool holds.
+/// Judges a searcher's order, all of whose versions are for one block. `there` are the versions that the pool holds.
 pub(crate) fn order(messages: &[Message], now: u64, time: Time, there: &[B256]) -> Option<Wrong> {
     if time == Time::Over {
         return (!there.is_empty()).then_some(Wrong::Over);
     }
-    // What it can be by now: the effect of the last message that must have taken effect, or of any later one.
+    // The order can be what the last message made of it that must have taken effect, or any later message.
     let mut possible = vec![None];
     for message in messages {
         match message.outcome {
@@ -209,12 +278,12 @@ pub(crate) fn order(messages: &[Message], now: u64, time: Time, there: &[B256]) 
         }
         possible.push(message.makes);
     }
-    let is_possible = |what: Option<B256>| possible.contains(&what);
+    let is_possible = |version: Option<B256>| possible.contains(&version);
     match there {
         [] if time == Time::Ending || is_possible(None) => None,
         [] => Some(Wrong::Missing),
         [one] if is_possible(Some(*one)) => None,
-        // Two versions while one takes the other's place.
+        // Two versions are there while one replaces the other.
         several if several.iter().all(|one| is_possible(Some(*one))) => None,
         _ if possible.iter().any(Option::is_some) => Some(Wrong::Replaced),
         _ => Some(Wrong::Cancelled),
@@ -295,6 +364,13 @@ mod tests {
         ] {
             assert_eq!(is_for_next_block(machine, &chain, answered), is_for_next, "{answered}");
         }
+        let mut lasting = Lasting::default();
+        assert_eq!(lasting.look(1, [7]), [(7, 1)]);
+        assert_eq!(lasting.look(2, [7]), [(7, 1)]);
+        lasting.look(3, []);
+        assert_eq!(lasting.look(4, [7]), [(7, 4)], "it was not so in between");
+        let held = [(0, HashSet::from([A, B])), (1, HashSet::from([A])), (2, HashSet::from([A]))];
+        assert_eq!(differences(&held), [(1, B), (2, B)]);
         let mut found = Findings::new(5);
         for (due, is_kept) in [(6, false), (5, true), (5, false)] {
             found.ask(due, is_kept, Wrong::Missing, A);

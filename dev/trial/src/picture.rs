@@ -27,7 +27,11 @@ fn row(what: &What) -> usize {
         What::Attack { .. } => 0,
         What::StallNet { .. } | What::ResetNet { .. } | What::HalfClose { .. } => 1,
         What::KillServer { .. } => 2,
-        What::Kill { .. } | What::Replace { .. } | What::Stop { .. } => 3,
+        What::Kill { .. }
+        | What::Replace { .. }
+        | What::Stop { .. }
+        | What::Clock { .. }
+        | What::RefuseResources { .. } => 3,
         _ => 4,
     }
 }

@@ -1,6 +1,7 @@
 //! The conductor: runs a world, lets its timeline strike, and asks the oracle before each head.
 
 mod judge;
+mod questions;
 mod summary;
 
 use std::{
@@ -28,6 +29,7 @@ use testkit::{
 
 use crate::{
     attack::{self, Attack},
+    clock::{self, Clock},
     mirror::Mirror,
     net::{self, Net},
     network::{Network, OLD_BLOCKS},
@@ -36,6 +38,8 @@ use crate::{
     searchers::{Searchers, known_signers},
     world::{IMPORT, Part, SLOT, What, World},
 };
+
+use questions::Before;
 
 pub(crate) type Failure = Box<dyn Error>;
 
@@ -87,6 +91,9 @@ struct Seat {
     member: Option<Member>,
     /// By SIGSTOP.
     is_stopped: bool,
+    /// It gets no further files and threads.
+    is_refused: bool,
+    clock: Option<Clock>,
     /// Since when its pool exists.
     started: u64,
     kills: Vec<u64>,
@@ -104,9 +111,15 @@ impl Seat {
         Ok(())
     }
 
-    /// Its process, if that is neither down nor stopped.
+    /// Whether it cannot answer: it is stopped, or could open no file to look into.
+    const fn is_unasked(&self) -> bool {
+        self.is_stopped || self.is_refused
+    }
+
+    /// Its process, if that is neither down nor unable to answer.
     fn running(&mut self) -> Option<&mut Member> {
-        self.member.as_mut().filter(|_| !self.is_stopped)
+        let is_unasked = self.is_unasked();
+        self.member.as_mut().filter(|_| !is_unasked)
     }
 
     /// Where its searchers are led to.
@@ -142,12 +155,17 @@ struct Run<'a> {
     /// From the announcement to builders that are not slow: of this slot, and of what no fault touched.
     late: [Histogram<u64>; 2],
     worst: u64,
+    /// What the further questions found before.
+    before: Before,
     outcomes: Outcomes,
     is_quiet: bool,
 }
 
 #[derive(Debug)]
 enum After {
+    EndQuirk(usize),
+    SetClock(usize),
+    GiveResources(usize),
     StartNode { node: usize, keeps_pool: bool },
     StartImport { node: usize, says: bool },
     Import(usize),
@@ -181,12 +199,18 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
     // Alone, it strikes at full strength from its first moment, and signs before anybody is measured.
     let ready = match world.timeline[..] {
         [(_, What::Attack { attack, .. })] if world.setup != Setup::Small => {
-            Some(attacker(attack, world.most_requests, OLD_BLOCKS)?)
+            Some(attacker(attack, world, OLD_BLOCKS)?)
         }
         _ => None,
     };
+    let has_clocks = world.timeline.iter().any(|(_, what)| matches!(what, What::Clock { .. }));
+    let clocks = has_clocks.then(|| clock::compile(dir.path())).transpose()?;
     let mut seats = Vec::new();
     for (number, plan) in world.members.iter().enumerate() {
+        let clock = clocks
+            .as_deref()
+            .map(|library| Clock::new(library, dir.path().join(format!("clock-{number}"))));
+        let clock = clock.transpose()?;
         let path = |node: &usize| -> PathBuf { dir.path().join(format!("node-{node}.ipc")) };
         let config = Config {
             nodes: plan.nodes.iter().map(path).collect(),
@@ -197,11 +221,14 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
             takes_objects: number % 2 == 1 || world.setup != Setup::Small,
             is_slow: plan.is_slow,
             has_heads: number == 0,
+            trusted_proxies: vec![attack::PROXY.into()],
+            trusted_fronts: vec![attack::FRONT.into()],
+            variables: clock.as_ref().map(Clock::variables).unwrap_or_default(),
             setup: world.setup,
             ..Config::default()
         };
-        let net = if plan.has_rpc { Some(Net::open().await?) } else { None };
-        let mut seat = Seat { config, net, ..Seat::default() };
+        let net = if plan.has_rpc { Some(Net::open(world.link).await?) } else { None };
+        let mut seat = Seat { config, net, clock, ..Seat::default() };
         seat.start()?;
         seats.push(seat);
     }
@@ -228,6 +255,7 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
         checks: 0,
         late: [histogram(), histogram()],
         worst: 0,
+        before: Before::default(),
         outcomes: Outcomes::default(),
         is_quiet,
     };
@@ -259,6 +287,8 @@ impl Run<'_> {
                     self.end(after)?;
                 }
                 self.real.end_faults()?;
+                let clocks = self.seats.iter().filter_map(|seat| seat.clock.as_ref());
+                clocks.filter(|clock| clock.is_drifting()).try_for_each(Clock::tick)?;
                 self.rest();
             }
             self.look()?;
@@ -363,7 +393,8 @@ impl Run<'_> {
                 // Without a stream that stores it has until its deadline, and no longer.
                 let may_lose = due(now, &way, &self.troubles) > now + GRACE_NS;
                 let seat = &mut self.seats[member];
-                let running = seat.member.take_if(|_| !seat.is_stopped);
+                let is_unasked = seat.is_unasked();
+                let running = seat.member.take_if(|_| !is_unasked);
                 let Some(running) = running else { return Ok(()) };
                 running.finish()?;
                 seat.kills.extend(may_lose.then(now_ns));
@@ -388,6 +419,22 @@ impl Run<'_> {
                 cluster.server(server).kill9()?;
                 self.later.push((now_at + down, After::StartServer(server)));
             }
+            What::Quirk { node, quirk, time } => {
+                self.network.set_quirk(node, Some(quirk));
+                self.later.push((now_at + time, After::EndQuirk(node)));
+            }
+            What::Clock { member, fault, time } => {
+                let Some(clock) = &mut self.seats[member].clock else { return Ok(()) };
+                clock.strike(fault)?;
+                self.later.push((now_at + time, After::SetClock(member)));
+            }
+            What::RefuseResources { member, time } => {
+                let seat = &mut self.seats[member];
+                let Some(running) = seat.running() else { return Ok(()) };
+                running.refuse_resources(true)?;
+                seat.is_refused = true;
+                self.later.push((now_at + time, After::GiveResources(member)));
+            }
             What::Real(node, fault) => self.real.strike(node, fault)?,
             What::StallNet { member, time } => {
                 self.net(member, |net| net.stalls_until = now_at + time)
@@ -396,9 +443,9 @@ impl Run<'_> {
             What::HalfClose { member } => self.net(member, |net| net.half_closes += 1),
             What::Attack { attack, member, time, addresses } => {
                 let Some(server) = self.seats[member].address else { return Ok(()) };
-                let (ready, most, head) = (self.ready.take(), self.world.most_requests, self.head);
+                let (ready, world, head) = (self.ready.take(), self.world.clone(), self.head);
                 self.attacks.push(thread::spawn(move || {
-                    let mut attacker = ready.map_or_else(|| attacker(attack, most, head), Ok)?;
+                    let mut attacker = ready.map_or_else(|| attacker(attack, &world, head), Ok)?;
                     attacker.request(&attack::Request::Run { server, lasts: time, addresses })
                 }));
             }
@@ -456,6 +503,15 @@ impl Run<'_> {
                 seat.is_stopped = false;
                 seat.member.iter().try_for_each(|member| member.signal(Signal::SIGCONT))?;
             }
+            After::EndQuirk(node) => self.network.set_quirk(node, None),
+            After::SetClock(at) => {
+                self.seats[at].clock.as_mut().map_or(Ok(()), Clock::set_right)?;
+            }
+            After::GiveResources(at) => {
+                let seat = &mut self.seats[at];
+                seat.is_refused = false;
+                seat.member.as_mut().map_or(Ok(()), |member| member.refuse_resources(false))?;
+            }
             After::StartServer(at) => {
                 if let Some(cluster) = &mut self.cluster {
                     cluster.server(at).spawn()?;
@@ -468,9 +524,10 @@ impl Run<'_> {
 }
 
 /// A process that has signed what it will send.
-fn attacker(attack: Attack, most_requests: u64, head: u64) -> io::Result<Process> {
+fn attacker(attack: Attack, world: &World, head: u64) -> io::Result<Process> {
     let mut attacker = Process::spawn(attack::ROLE)?;
-    let prepare = attack::Request::Prepare { attack, most_requests, head };
+    let World { most_requests, seed, .. } = *world;
+    let prepare = attack::Request::Prepare { attack, most_requests, head, seed };
     attacker.request::<attack::Tally>(&prepare)?;
     Ok(attacker)
 }

@@ -156,6 +156,8 @@ pub(crate) struct Searchers {
     pub(crate) head: AtomicU64,
     keys: AtomicU64,
     pub(crate) stop: AtomicBool,
+    /// Further bytes of each transaction.
+    upload_bytes: usize,
 }
 
 pub(crate) const fn is_known(searcher: u64) -> bool {
@@ -194,6 +196,7 @@ impl Searchers {
             head: head.into(),
             keys: AtomicU64::new(SENDERS),
             stop: AtomicBool::new(false),
+            upload_bytes: world.upload_bytes,
         });
         if world.setup != Setup::Small {
             tokio::spawn(Arc::clone(&all).watch_health());
@@ -255,7 +258,14 @@ impl Searchers {
     ) -> (usize, &'static str, Vec<u8>) {
         let head = self.head.load(Relaxed);
         let key = key(self.keys.fetch_add(1, Relaxed));
-        let (tx, raw) = signed(&key, |tx| tx.value = U256::from(rng.random::<u32>()));
+        let (tx, raw) = signed(&key, |tx| {
+            tx.value = U256::from(rng.random::<u32>());
+            if self.upload_bytes > 0 {
+                // Ten gas for each byte that is zero (EIP-7623).
+                tx.gas_limit += 10 * self.upload_bytes as u64;
+                tx.input = vec![0; self.upload_bytes].into();
+            }
+        });
         let mut log = self.log();
         // Its recent ones whose block is not too near for another message.
         let recent = log.wishes.len().saturating_sub(2_000);

@@ -8,7 +8,11 @@ use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
 use testkit::member::Setup;
 
-use crate::attack::Attack;
+use crate::{
+    attack::{Addresses, Attack},
+    clock::ClockFault,
+    hazard::NodeQuirk,
+};
 
 /// Between two heads. Short, so that many orders see their block.
 pub(crate) const SLOT: Duration = Duration::from_secs(3);
@@ -95,7 +99,13 @@ pub(crate) enum What {
     /// Their direction to the server is closed.
     HalfClose { member: usize },
     /// On the RPC port.
-    Attack { attack: Attack, member: usize, time: Duration, addresses: usize },
+    Attack { attack: Attack, member: usize, time: Duration, addresses: Addresses },
+    /// A node is half broken for a while.
+    Quirk { node: usize, quirk: NodeQuirk, time: Duration },
+    /// A machine's clock is wrong for a while.
+    Clock { member: usize, fault: ClockFault, time: Duration },
+    /// A machine gets no further files and threads for a while.
+    RefuseResources { member: usize, time: Duration },
     /// At anvil or geth.
     Real(usize, RealFault),
 }
@@ -152,6 +162,15 @@ impl What {
             }
             Self::Attack { .. } | Self::Lag { .. } => return None,
             Self::ResetNet { .. } | Self::HalfClose { .. } | Self::StallNet { .. } => return None,
+            // Its answers are right, and late.
+            Self::Quirk { node, quirk: NodeQuirk::Reversed(_), time } => {
+                (Part::Node(node), time + Duration::from_secs(2))
+            }
+            // It is noticed while it lasts; then the node is dialled again and compared.
+            Self::Quirk { node, time, .. } => (Part::Node(node), time + DEAD + ANSWERED),
+            // Spans of time are of another clock.
+            Self::Clock { .. } => return None,
+            Self::RefuseResources { member, time } => (Part::Member(member), time + DIALLED),
             Self::Real(node, fault) => (
                 Part::Real(node),
                 match fault {
@@ -179,6 +198,9 @@ impl What {
             | Self::KillServer { down: time, .. }
             | Self::StallNet { time, .. }
             | Self::Attack { time, .. }
+            | Self::Quirk { time, .. }
+            | Self::Clock { time, .. }
+            | Self::RefuseResources { time, .. }
             | Self::Node(_, Fault::Stall { time, .. } | Fault::TableFull { time })
             | Self::Real(_, RealFault::Stop(time) | RealFault::Kill(time)) => time,
             _ => Duration::ZERO,
@@ -209,6 +231,12 @@ pub(crate) struct World {
     pub(crate) promises_unknown: bool,
     /// Different requests of an attacker.
     pub(crate) most_requests: u64,
+    /// Further bytes of each searcher's transaction.
+    pub(crate) upload_bytes: usize,
+    /// What the way from the searchers to a server takes, each time for as much as a link without a window sends at once.
+    pub(crate) link: Duration,
+    /// Whether the further questions are asked too.
+    pub(crate) asks_more: bool,
     /// What strikes when, in order.
     pub(crate) timeline: Vec<(Duration, What)>,
 }
@@ -260,7 +288,7 @@ impl World {
     /// The same with real nodes, and with what strikes them in between.
     pub(crate) fn with_real(mut self) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(!self.seed);
-        let end = self.lasts.saturating_sub(QUIET);
+        let end = self.quiet_from();
         let mut at = Duration::from_secs(8);
         while at < end {
             let node = rng.random_range(0..REAL_NODES.len());
@@ -280,6 +308,11 @@ impl World {
         self
     }
 
+    /// From then on nothing strikes.
+    pub(crate) const fn quiet_from(&self) -> Duration {
+        self.lasts.saturating_sub(QUIET)
+    }
+
     /// The same with only these entries of its list.
     pub(crate) fn only(&self, kept: &[usize]) -> Self {
         let timeline = kept.iter().map(|number| self.timeline[*number]).collect();
@@ -297,7 +330,7 @@ impl World {
     /// As [`mock_node::FaultPlan`]: the kinds come in rounds of random order, and the end is quiet, so that what is late
     /// is found missing.
     fn draw_timeline(&mut self, rng: &mut ChaCha8Rng) {
-        let end = self.lasts.saturating_sub(QUIET);
+        let end = self.quiet_from();
         let mut at = Duration::from_secs(6);
         let mut round: Vec<What> = Vec::new();
         for number in 1.. {
@@ -383,7 +416,7 @@ impl World {
         // As many attacks as faults would leave no time: a third of the entries.
         for _ in 0..kinds.len() / 2 {
             let (attack, ..) = Attack::ALL[rng.random_range(1..Attack::ALL.len())];
-            let addresses = [1, 8][rng.random_range(0..2)];
+            let addresses = Addresses::Ipv4([1, 8][rng.random_range(0..2)]);
             let time = ms(rng, 2_000, 8_000);
             kinds.push(What::Attack { attack, member: rpc, time, addresses });
         }

@@ -46,6 +46,12 @@ impl Run<'_> {
         for (at, report) in &reports {
             self.take(*at, report);
         }
+        if self.world.asks_more {
+            for (at, found) in self.ask_further(&reports, &held, now) {
+                let report = reports.iter().find(|(member, _)| *member == at);
+                self.conclude(at, found, report.map(|(_, report)| report));
+            }
+        }
         for (at, report) in reports {
             self.judge(at, &report, &held, now);
         }
@@ -224,6 +230,11 @@ impl Run<'_> {
         drop(log);
         found.wrong.extend(mirror.twice.iter().map(|hash| (Wrong::Twice, *hash)));
         found.wrong.extend(report.is_miscounted().then_some((Wrong::Counts, B256::ZERO)));
+        self.conclude(at, found, Some(report));
+    }
+
+    /// Counts what was found at a builder, and tells each violation's story.
+    fn conclude(&mut self, at: usize, found: Findings, report: Option<&Report>) {
         self.checks += found.checks;
         let violation = |(wrong, hash)| {
             let text = self.life(at, &hash, report);
@@ -272,12 +283,13 @@ impl Run<'_> {
     }
 
     /// An order's life as each part knows it.
-    fn life(&self, at: usize, hash: &B256, report: &Report) -> String {
+    fn life(&self, at: usize, hash: &B256, report: Option<&Report>) -> String {
         if hash.is_zero() {
-            let (balance, sizes) = (report.balance, report.sizes);
+            let (balance, sizes) = report.map(|report| (report.balance, report.sizes)).unzip();
+            let sizes = sizes.flatten();
             let head = self.seats[at].mirror.heads.last();
             return format!(
-                "balance of hashes {balance}, orders in the builder's view and in the pool {sizes:?}, head {head:?}"
+                "balance of hashes {balance:?}, orders in the builder's view and in the pool {sizes:?}, head {head:?}"
             );
         }
         let (mut lines, now) = (Vec::new(), now_ns());
