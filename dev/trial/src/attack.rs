@@ -42,6 +42,8 @@ const CPU_CAP: f64 = 0.5;
 const LARGE: usize = (8 << 20) - 1;
 /// Its keys are not those of honest searchers.
 const FIRST_KEY: u64 = 1 << 32;
+/// Transactions that are sent before the nodes announce them: of a few seconds.
+const COPIED: usize = 2_000;
 /// Different requests of the quick pass.
 pub(crate) const QUICK: u64 = 64;
 
@@ -98,7 +100,7 @@ pub(crate) enum Attack {
     TrickledBodies,
     /// Bundles of 10,000 signers for blocks that come soon, as a trusted front forwards them.
     FrontKeys,
-    /// What the nodes have announced, as private transactions whose last block comes soon and as raw ones.
+    /// What the nodes are about to announce, as private transactions whose last block comes soon and as raw ones.
     EarlyCopies,
     /// `/healthz` on 1,920 connections, 50 requests at a time.
     PipelinedGets,
@@ -171,8 +173,9 @@ impl Attack {
         if fewer { 64 } else { connections }
     }
 
-    /// What it sends in turn, when `head` is the latest block and the nodes announce the load of `seed`.
-    fn requests(self, most: u64, head: u64, seed: u64) -> Vec<Vec<u8>> {
+    /// What it sends in turn, in this state of the chain and of the nodes.
+    fn requests(self, most: u64, target: Target) -> Vec<Vec<u8>> {
+        let Target { head, seed, announced } = target;
         let ahead = |blocks: u64| format!("{:#x}", head + blocks);
         let many = |count: u64, request: &dyn Fn(u64) -> Vec<u8>| -> Vec<_> {
             (0..count.min(most)).map(request).collect()
@@ -287,9 +290,10 @@ impl Attack {
                 call("eth_sendBundle", &json!([one]), None)
             }),
             Self::EarlyCopies => {
-                let txs = Workload::new(network::load(seed)).prepare(most.min(500) as usize);
+                let mut load = Workload::new(network::load(seed));
+                let txs = load.prepare(announced + COPIED).split_off(announced);
                 let copies = txs.iter().zip(0..).flat_map(|(tx, number)| {
-                    let last = ahead(1 + number % 8);
+                    let last = ahead(1 + number % 4);
                     let private = json!([{ "tx": tx.raw, "maxBlockNumber": last }]);
                     [call("eth_sendPrivateTransaction", &private, None), send_raw(&tx.raw)]
                 });
@@ -346,17 +350,21 @@ fn transfer(account: &Account, nonce: u64) -> Bytes {
     signed(account, |tx| tx.nonce = nonce).1
 }
 
+/// What is known of the chain and the nodes when an attack is prepared.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Target {
+    /// The latest block: what names its block is for one after it.
+    pub(crate) head: u64,
+    /// The seed of the nodes' load.
+    pub(crate) seed: u64,
+    /// How many transactions the nodes have announced, as far as is known.
+    pub(crate) announced: usize,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Request {
     /// Writes and signs what the attack sends, which is sent again and again.
-    Prepare {
-        attack: Attack,
-        most_requests: u64,
-        /// The latest block: what names its block is for one after it.
-        head: u64,
-        /// Of the nodes' load.
-        seed: u64,
-    },
+    Prepare { attack: Attack, most_requests: u64, target: Target },
     /// Attacks for so long, from these addresses.
     Run { server: SocketAddr, lasts: Duration, addresses: Addresses },
 }
@@ -405,8 +413,8 @@ pub(crate) fn respond() -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut prepared = None;
     serve(|request| match request {
-        Request::Prepare { attack, most_requests: most, head, seed } => {
-            let requests = attack.requests(most, head, seed);
+        Request::Prepare { attack, most_requests: most, target } => {
+            let requests = attack.requests(most, target);
             prepared = Some((attack, requests, attack.connections(most)));
             Ok(Tally::default())
         }

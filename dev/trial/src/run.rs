@@ -199,7 +199,7 @@ async fn start(world: &World, is_quiet: bool) -> Result<Outcomes, Failure> {
     // Alone, it strikes at full strength from its first moment, and signs before anybody is measured.
     let ready = match world.timeline[..] {
         [(_, What::Attack { attack, .. })] if world.setup != Setup::Small => {
-            Some(attacker(attack, world, OLD_BLOCKS)?)
+            Some(attacker(attack, world, OLD_BLOCKS, network.ledger().txs.len())?)
         }
         _ => None,
     };
@@ -444,8 +444,10 @@ impl Run<'_> {
             What::Attack { attack, member, time, addresses } => {
                 let Some(server) = self.seats[member].address else { return Ok(()) };
                 let (ready, world, head) = (self.ready.take(), self.world.clone(), self.head);
+                let announced = self.network.ledger().txs.len();
                 self.attacks.push(thread::spawn(move || {
-                    let mut attacker = ready.map_or_else(|| attacker(attack, &world, head), Ok)?;
+                    let mut attacker =
+                        ready.map_or_else(|| attacker(attack, &world, head, announced), Ok)?;
                     attacker.request(&attack::Request::Run { server, lasts: time, addresses })
                 }));
             }
@@ -524,10 +526,11 @@ impl Run<'_> {
 }
 
 /// A process that has signed what it will send.
-fn attacker(attack: Attack, world: &World, head: u64) -> io::Result<Process> {
+fn attacker(attack: Attack, world: &World, head: u64, announced: usize) -> io::Result<Process> {
     let mut attacker = Process::spawn(attack::ROLE)?;
-    let World { most_requests, seed, .. } = *world;
-    let prepare = attack::Request::Prepare { attack, most_requests, head, seed };
+    let target = attack::Target { head, seed: world.seed, announced };
+    let most_requests = world.most_requests;
+    let prepare = attack::Request::Prepare { attack, most_requests, target };
     attacker.request::<attack::Tally>(&prepare)?;
     Ok(attacker)
 }
