@@ -134,7 +134,12 @@ pub(crate) fn holds(is_quick: bool) -> Goal {
     assert_eq!(pool.len(), 64);
     let key = |n| ReplacementKey { uuid: Default::default(), signer: sender(n) };
     let cancel = |pool: &OrderPool, n| {
-        pool.cancel_bundle(Cancellation { key: key(n), nonce: None, holder: Holder::Host });
+        pool.cancel_bundle(Cancellation {
+            key: key(n),
+            nonce: None,
+            holder: Holder::Host,
+            sent_at: None,
+        });
     };
     row("a cancellation of 64 bundles of 100".into(), longest(|| cancel(&pool, 0)));
 

@@ -19,7 +19,7 @@ extern crate self as order_pool;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
-pub use crate::core::MAX_UNKNOWN_CANCELLATIONS;
+pub use crate::core::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;

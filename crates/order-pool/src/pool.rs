@@ -190,7 +190,7 @@ impl OrderPool {
     /// another key.
     pub fn cancel_bundle(&self, cancellation: Cancellation) -> CancelOutcome {
         let shared = &self.shared;
-        let outcome = shared.write(|core| core.cancel_bundle(cancellation, None));
+        let outcome = shared.write(|core| core.cancel_bundle(cancellation));
         shared.tables.counters.outcome(&outcome.into());
         outcome
     }

@@ -12,14 +12,16 @@ use alloy_primitives::B256;
 use async_nats::{Message, header::NATS_MESSAGE_ID};
 use chain_view::{Block, Head};
 use order_pool::{
-    CancelOutcome, CancelPrivateOutcome, DEFAULT_TX_RETENTION, InsertOutcome, Order, OrderPool,
-    PrivateCancellation, Relation,
+    Bundle, BundleError, BundleParts, CancelOutcome, CancelPrivateOutcome, Cancellation,
+    DEFAULT_TX_RETENTION, Holder, InsertOutcome, Order, OrderPool, PrivateCancellation, Relation,
+    Transaction,
 };
 
 use crate::{
     config::{Flow, SourceConfig},
+    memory::{Key, Memory, Origin},
     metrics::{Delivered, SourceCounters},
-    wire::{Record, WireError},
+    wire::{Decoded, Record, WireError, micros},
 };
 
 /// How long a pool keeps its head while only lower blocks of another chain are told, five blocks of mainnet: a machine whose
@@ -48,7 +50,14 @@ impl From<InsertOutcome> for Delivered {
     }
 }
 
-/// Decodes messages and passes them to the pool, in their order.
+/// When a message was stored, and what time it is, both by the clock of the server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) stored: SystemTime,
+    pub(crate) now: SystemTime,
+}
+
+/// Decodes messages and passes them to the pool, in their order. All times are those of the server's clock.
 #[derive(Debug)]
 pub(crate) struct Deliverer {
     pub(crate) pool: OrderPool,
@@ -56,8 +65,8 @@ pub(crate) struct Deliverer {
     chain_id: u64,
     heads: bool,
     pub(crate) counters: Arc<SourceCounters>,
-    /// When the stream has stored the message that is delivered, if that is known.
-    pub(crate) stored: Option<SystemTime>,
+    /// What private orders are replaced and cancelled by.
+    memory: Memory,
     /// The latest heads that were told, taken or not, the latest last. They share the hashes with the pool's blocks.
     told: VecDeque<Block>,
     /// The pool's head, and when a head was delivered that found it there for the first time.
@@ -70,40 +79,90 @@ impl Deliverer {
         &SourceConfig { flow, chain_id, heads, .. }: &SourceConfig,
         counters: Arc<SourceCounters>,
     ) -> Self {
-        let (stored, told, found) = (None, VecDeque::new(), None);
-        Self { pool: pool.clone(), flow, chain_id, heads, counters, stored, told, found }
+        Self {
+            pool: pool.clone(),
+            flow,
+            chain_id,
+            heads,
+            counters,
+            memory: Memory::default(),
+            told: VecDeque::new(),
+            found: None,
+        }
     }
 
-    pub(crate) fn message(&mut self, message: &Message, now: SystemTime) {
-        let delivered = self.deliver(message, now).unwrap_or_else(|error| {
+    pub(crate) fn message(&mut self, message: &Message, times: Times) {
+        let delivered = self.deliver(message, times).unwrap_or_else(|error| {
             tracing::warn!(%error, subject = %message.subject, "a malformed message");
             Delivered::Malformed
         });
         self.counters.delivered[delivered as usize].add(1);
     }
 
-    fn deliver(&mut self, message: &Message, now: SystemTime) -> Result<Delivered, WireError> {
+    fn deliver(&mut self, message: &Message, times: Times) -> Result<Delivered, WireError> {
         let id = message_id(message).ok_or(WireError::NoId)?;
-        match Record::decode(&id, &message.payload, now)? {
-            Record::Order(order) => Ok(self.order(Arc::unwrap_or_clone(order), now)),
+        let Decoded { record, sent, time } = Record::decode(&id, &message.payload, times.stored)?;
+        let origin = Origin {
+            machine: message.subject.rsplit('.').next().unwrap_or_default(),
+            sent,
+            time,
+            stored: times.stored,
+            is_strangers: matches!(holder(&record), Some(Holder::Caller(_))),
+        };
+        match record {
+            Record::Order(order) => self.order(Arc::unwrap_or_clone(order), origin, times),
             Record::Head(record) => {
                 let is_taken = self.heads && self.flow == Flow::Public;
                 let block = Block::new(record.head, record.mined);
-                Ok(if is_taken { self.head(block, now) } else { Delivered::Refused })
+                Ok(if is_taken { self.head(block, times.now) } else { Delivered::Refused })
             }
             _ if self.flow != Flow::Private => Ok(Delivered::Refused),
-            Record::Cancellation(cancellation) => Ok(match self.pool.cancel_bundle(cancellation) {
+            Record::Cancellation(cancellation) => self.cancel_bundles(cancellation, origin),
+            Record::CancelPrivate(cancellation) => Ok(self.cancel_private(cancellation, origin)),
+        }
+    }
+
+    fn cancel_bundles(
+        &mut self,
+        mut cancellation: Cancellation,
+        origin: Origin<'_>,
+    ) -> Result<Delivered, WireError> {
+        let Cancellation { key, holder, .. } = cancellation;
+        if cancellation.sent_at.is_none() {
+            self.memory.cancel_bundles(&cancellation, origin);
+            return Ok(match self.pool.cancel_bundle(cancellation) {
                 CancelOutcome::Cancelled { .. } => Delivered::Pooled,
                 CancelOutcome::Superseded { .. } => Delivered::Superseded,
                 _ => Delivered::Known,
-            }),
-            Record::CancelPrivate(PrivateCancellation { hash, signer, at, holder }) => {
-                Ok(match self.pool.cancel_private(&hash, signer, holder, at) {
-                    CancelPrivateOutcome::Cancelled => Delivered::Pooled,
-                    CancelPrivateOutcome::Unknown => Delivered::Known,
-                    _ => Delivered::Refused,
-                })
-            }
+            });
+        }
+        let time = self.memory.time(Key::Bundles(key), origin);
+        cancellation.sent_at = Some(time);
+        cancellation.nonce = Some(micros(time));
+        self.memory.cancel_bundles(&cancellation, origin);
+        // The pool assigns the nonce, above those of all bundles that were sent earlier.
+        let empty = BundleParts {
+            uuid: Some(key.uuid),
+            signer: Some(key.signer),
+            first_seen: Some(time),
+            holder,
+            ..BundleParts::default()
+        };
+        Ok(self.pool.insert_bundle(Bundle::new(empty)?).into())
+    }
+
+    fn cancel_private(
+        &mut self,
+        cancellation: PrivateCancellation,
+        origin: Origin<'_>,
+    ) -> Delivered {
+        let PrivateCancellation { hash, signer, holder, .. } = cancellation;
+        let at = self.memory.time(Key::Private(signer, hash), origin);
+        self.memory.cancel_private(&PrivateCancellation { at, ..cancellation }, origin);
+        match self.pool.cancel_private(&hash, signer, holder, at) {
+            CancelPrivateOutcome::Cancelled => Delivered::Pooled,
+            CancelPrivateOutcome::Unknown => Delivered::Known,
+            _ => Delivered::Refused,
         }
     }
 
@@ -158,38 +217,86 @@ impl Deliverer {
 
     /// Whether machines have dropped what pools keep for their retention. The private stream still has it, and to a pool that
     /// does not it would be new. Not by when it was first seen: a reorg may have brought it back since.
-    fn is_old(&self, hash: &B256, now: SystemTime) -> bool {
-        let age = self.stored.and_then(|stored| now.duration_since(stored).ok());
-        age.is_some_and(|age| age > DEFAULT_TX_RETENTION) && !self.pool.contains(hash)
+    fn is_old(&self, hash: &B256, times: Times) -> bool {
+        let age = times.now.duration_since(times.stored);
+        age.is_ok_and(|age| age > DEFAULT_TX_RETENTION) && !self.pool.contains(hash)
     }
 
     /// Private orders come by the private stream alone.
-    fn order(&self, order: Order, now: SystemTime) -> Delivered {
+    fn order(
+        &mut self,
+        order: Order,
+        origin: Origin<'_>,
+        times: Times,
+    ) -> Result<Delivered, WireError> {
         let is_private = self.flow == Flow::Private;
         match order {
             Order::Tx(tx) => {
                 let is_other = tx.envelope().chain_id().is_some_and(|id| id != self.chain_id);
-                let is_old =
-                    is_private && tx.private_terms().is_none() && self.is_old(tx.hash(), now);
-                if is_other || is_old || (tx.private_terms().is_some() && !is_private) {
-                    return Delivered::Refused;
+                if is_other || (tx.private_terms().is_some() && !is_private) {
+                    return Ok(Delivered::Refused);
                 }
-                self.pool.insert_transaction(tx).into()
-            }
-            Order::Bundle(bundle) if is_private => {
-                let slot = bundle.key().zip(bundle.block().zip(bundle.nonce()));
-                let holder = bundle.parts().holder;
-                let delivered = self.pool.insert_bundle(bundle).into();
-                if delivered == Delivered::Refused
-                    && let Some((key, (block, nonce))) = slot
-                {
-                    // Its searcher was told that it has replaced the one before it.
-                    self.pool.supersede(key, block, nonce, holder);
+                match tx.private_terms() {
+                    Some(_) => Ok(self.private_transaction(tx, origin)),
+                    None if is_private && self.is_old(tx.hash(), times) => Ok(Delivered::Refused),
+                    None => Ok(self.pool.insert_transaction(tx).into()),
                 }
-                delivered
             }
-            _ => Delivered::Refused,
+            Order::Bundle(bundle) if is_private => Ok(self.bundle(bundle, origin)?),
+            _ => Ok(Delivered::Refused),
         }
+    }
+
+    fn private_transaction(&mut self, mut tx: Transaction, origin: Origin<'_>) -> Delivered {
+        if let Some(terms) = tx.private_terms().copied()
+            && let Some(signer) = terms.signer
+        {
+            let key = Key::Private(signer, *tx.hash());
+            let time = self.memory.time(key, origin);
+            if self.memory.is_cancelled(&key, None, time) {
+                return Delivered::Superseded;
+            }
+            if time != tx.first_seen() {
+                let (recovered, holder) = (tx.recovered().clone(), tx.holder());
+                tx = Transaction::private(recovered, terms, time).held_by(holder);
+            }
+        }
+        self.pool.insert_transaction(tx).into()
+    }
+
+    fn bundle(&mut self, mut bundle: Bundle, origin: Origin<'_>) -> Result<Delivered, BundleError> {
+        let (block, holder) = (bundle.block(), bundle.parts().holder);
+        let Some(key) = bundle.key() else { return Ok(self.pool.insert_bundle(bundle).into()) };
+        let chosen = bundle.nonce();
+        let time = match chosen {
+            Some(_) => origin.time,
+            None => self.memory.time(Key::Bundles(key), origin),
+        };
+        if self.memory.is_cancelled(&Key::Bundles(key), chosen, time) {
+            return Ok(Delivered::Superseded);
+        }
+        if time != bundle.first_seen() {
+            let parts = bundle.parts().clone();
+            bundle = Bundle::new(BundleParts { first_seen: Some(time), ..parts })?;
+        }
+        let delivered = self.pool.insert_bundle(bundle).into();
+        if delivered == Delivered::Refused
+            && let Some(block) = block
+        {
+            // Its searcher was told that it has replaced the one before it.
+            self.pool.supersede(key, block, chosen.unwrap_or_else(|| micros(time)), holder);
+        }
+        Ok(delivered)
+    }
+}
+
+/// Against whom the publisher counts it.
+fn holder(record: &Record) -> Option<Holder> {
+    match record {
+        Record::Order(order) => Some(order.holder()),
+        Record::Cancellation(cancellation) => Some(cancellation.holder),
+        Record::CancelPrivate(cancellation) => Some(cancellation.holder),
+        Record::Head(_) => None,
     }
 }
 

@@ -23,6 +23,7 @@ use std::{
     collections::{HashMap, VecDeque},
     iter::successors,
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
@@ -33,7 +34,7 @@ use order_pool::{
 
 use crate::{
     config::Flow,
-    wire::{Encoded, HeadRecord, Record, encode_order},
+    wire::{Encoded, HeadRecord, Record, Sent, encode_order},
 };
 
 /// A head that is as far below a new one is not published any more: a pool takes one that is older than the blocks that it
@@ -55,6 +56,8 @@ pub(crate) struct Item {
     pub(crate) number: Option<u64>,
     /// Who has sent the order too, if not who sent it first.
     pub(crate) hold: Option<Hold>,
+    /// When it arrived at this machine; `None` if its age does not matter to builders.
+    pub(crate) arrived: Option<Instant>,
 }
 
 /// An order counts for everyone who sent it.
@@ -66,11 +69,14 @@ pub(crate) struct Hold {
 }
 
 impl Item {
-    pub(crate) fn encode(&self) -> Option<Encoded> {
+    /// Encodes it with its age as of `now`.
+    pub(crate) fn encode(&self, now: Instant) -> Option<Encoded> {
+        let age = self.arrived.map_or(Duration::ZERO, |then| now.saturating_duration_since(then));
+        let sent = Sent { age, local_micros: self.record.local_micros() };
         if let (Record::Order(order), Some(Hold { holder, terms })) = (&self.record, &self.hold) {
-            return encode_order(order, *holder, terms.as_ref());
+            return encode_order(order, *holder, terms.as_ref(), &sent);
         }
-        self.record.encode()
+        self.record.encode(&sent)
     }
 
     /// The caller that has sent it, if only its address is known: not what the node has announced.
@@ -229,7 +235,7 @@ impl Follower {
     /// A message that is no other's duplicate.
     fn own(&mut self, record: Record) -> Item {
         self.numbers += 1;
-        Item { record, number: Some(self.numbers), hold: None }
+        Item { record, number: Some(self.numbers), hold: None, arrived: None }
     }
 
     /// Builders count it for that holder too, or what it was told is pooled would leave them with who sent it first.
@@ -268,7 +274,7 @@ impl Follower {
         let holds = published.holds.clone();
         let record = Record::Order(Arc::clone(order));
         if is_new && self.flow == Flow::Public {
-            return vec![Item { record, number: None, hold: None }];
+            return vec![Item { record, number: None, hold: None, arrived: None }];
         }
         // The stream may still remember the message id.
         let first = self.own(record.clone());
@@ -341,7 +347,8 @@ impl Follower {
             return self.own_head(record);
         }
         (self.latest, self.place) = ((head.hash, None), None);
-        Item { record: Record::Head(record.into()), number: None, hold: None }
+        let record = Record::Head(record.into());
+        Item { record, number: None, hold: None, arrived: None }
     }
 }
 

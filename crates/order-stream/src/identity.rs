@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::position::Extent;
+use crate::{clock::ClockOffset, position::Extent};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acknowledged {
@@ -23,6 +23,7 @@ pub(crate) struct Found {
     pub(crate) asked: Option<Acknowledged>,
     /// The id of the message in its place, if it was found.
     pub(crate) in_its_place: Option<String>,
+    pub(crate) clock_offset: ClockOffset,
 }
 
 /// What is known of a stream by its acknowledgements.
@@ -100,7 +101,8 @@ mod tests {
     fn found(identity: &Identity, created: i128, first: u64, last: u64) -> Found {
         let (max_age, asked) = (Duration::from_secs(60), identity.highest.clone());
         let extent = Extent { created, first, last, messages: 0 };
-        Found { extent, max_age, is_full: false, asked, in_its_place: None }
+        let clock_offset = ClockOffset::default();
+        Found { extent, max_age, is_full: false, asked, in_its_place: None, clock_offset }
     }
 
     #[test]

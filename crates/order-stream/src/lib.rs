@@ -3,12 +3,14 @@
 
 pub mod wire;
 
+mod clock;
 mod config;
 mod deliver;
 mod error;
 mod follow;
 mod identity;
 mod link;
+mod memory;
 mod metrics;
 mod position;
 mod publisher;
@@ -22,10 +24,11 @@ mod tests;
 mod turns;
 mod window;
 
+pub use clock::WallClock;
 pub use config::*;
 pub use error::StreamError;
 pub use metrics::{METRICS, PublisherStats, RefuseReason, SourceStats};
-pub use publisher::Publisher;
+pub use publisher::{Publisher, UNSTORED_LIMIT};
 pub use running::{End, Running};
 pub use source::Source;
 pub use state::{DisconnectReason, State};

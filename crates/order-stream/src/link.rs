@@ -1,20 +1,24 @@
 //! One connection to a server, from its opening to its loss. It is never reopened: who uses it opens
 //! another, so that every loss and its reason are seen.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    error::Error,
+    io,
+    time::{Duration, Instant},
+};
 
 use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, ServerAddr, ServerError,
-    jetstream::{
-        Context, ErrorCode,
-        context::{ContextBuilder, GetStreamErrorKind},
-        stream,
-    },
+    jetstream::{Context, ErrorCode, context::ContextBuilder, response::Response, stream},
 };
+use humantime::parse_rfc3339;
 use percent_encoding::percent_decode_str;
+use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::{
+    clock::{ClockOffset, WallClock},
     config::{Auth, ServerConfig},
     error::StreamError,
     state::{DisconnectReason, State},
@@ -23,25 +27,29 @@ use crate::{
 /// Commands that wait for the connection's task. Each is one message.
 const COMMANDS: usize = 256;
 
-/// For a connection with its handshake, and for each request that makes or changes a stream.
+/// For a connection with its handshake: four round trips and a look-up, and some milliseconds of work. Then the next server
+/// is tried.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// For each request that makes or changes a stream.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection is lost when a ping is not answered within two of these.
-const PING_INTERVAL: Duration = Duration::from_secs(5);
+const PING_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Messages that wait in one subscription: more than those of two pull requests.
 const SUBSCRIPTION: usize = 1 << 14;
 
 /// Most time for a request about a stream: one without a leader may not be answered at all, and is asked again.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often the stream is compared with the one that it was, and how soon again without a response.
-pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(5);
-pub(crate) const CHECK_AGAIN: Duration = Duration::from_secs(1);
+pub(crate) const CHECK_EVERY: Duration = Duration::from_secs(3);
+pub(crate) const CHECK_AGAIN: Duration = Duration::from_millis(250);
 
-/// A connection over which the stream has not responded for this long is given up: its server may be cut off from its
-/// cluster.
-pub(crate) const SILENCE: Duration = Duration::from_secs(10);
+/// A connection over which the stream has not responded for this long is given up, and the next server is tried: this one
+/// may be cut off from its cluster. With the time for the connection it is less than half a slot of mainnet.
+pub(crate) const SILENCE: Duration = Duration::from_secs(4);
 
 /// Messages whose acknowledgements the client waits for at once. Above that it would wait before it sends, while nobody
 /// takes those that have come: so more than a publisher can have. It publishes a window of 4,096 again after a pause of an
@@ -63,6 +71,13 @@ impl LinkStatus {
     }
 }
 
+/// What a server says of a stream.
+#[derive(Debug)]
+pub(crate) struct StreamInfo {
+    pub(crate) info: stream::Info,
+    pub(crate) clock_offset: ClockOffset,
+}
+
 #[derive(Debug)]
 pub(crate) struct Link {
     pub(crate) client: Client,
@@ -71,23 +86,37 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects to one of the servers, each tried once. Responses come below `_INBOX_<name>`, so that the rights of one
-    /// user need not include those to another.
-    pub(crate) async fn open(config: &ServerConfig, name: &str) -> Result<Self, StreamError> {
-        // There is one at least.
-        let addresses = config.addresses()?;
+    /// Connects to the first of the servers that can be reached.
+    pub(crate) async fn open_any(config: &ServerConfig, name: &str) -> Result<Self, StreamError> {
+        let mut result = Err(StreamError::NoServer);
+        for address in config.addresses()? {
+            result = Self::open(config, address, name).await;
+            if result.is_ok() {
+                break;
+            }
+        }
+        result
+    }
+
+    /// Connects to a server. Responses come below `_INBOX_<name>`, so that the rights of one user need not include those
+    /// to another.
+    pub(crate) async fn open(
+        config: &ServerConfig,
+        address: ServerAddr,
+        name: &str,
+    ) -> Result<Self, StreamError> {
         let (sender, status) = watch::channel(LinkStatus::default());
-        let mut options = with_auth(&config.auth, &addresses[0])
+        let mut options = with_auth(&config.auth, &address)
             .await?
             .name(name)
             .custom_inbox_prefix(format!("_INBOX_{name}"))
-            .connection_timeout(TIMEOUT)
+            .connection_timeout(CONNECT_TIMEOUT)
             .request_timeout(Some(TIMEOUT))
             .ping_interval(PING_INTERVAL)
             .client_capacity(COMMANDS)
             .subscription_capacity(SUBSCRIPTION)
-            // Each server once; the client's own attempts to reconnect end as soon.
-            .max_reconnects(addresses.len())
+            // Once; the client's own attempts to reconnect end as soon.
+            .max_reconnects(1)
             .reconnect_delay_callback(|_| Duration::ZERO)
             .ignore_discovered_servers()
             .event_callback(move |event| {
@@ -98,7 +127,7 @@ impl Link {
             options = options.add_root_certificates(path.clone());
         }
         let refused = |error| StreamError::Connect { source: Box::new(error) };
-        let client = options.connect(addresses).await.map_err(refused)?;
+        let client = options.connect(vec![address]).await.map_err(refused)?;
         let context = ContextBuilder::new()
             .timeout(REQUEST_TIMEOUT)
             .max_ack_inflight(MAX_UNACKNOWLEDGED)
@@ -129,19 +158,30 @@ impl Link {
         }
     }
 
-    /// A stream, with what the server knows of it.
-    pub(crate) async fn stream(&self, name: &str) -> Result<stream::Stream, State> {
-        match self.context.get_stream(name).await {
-            Ok(stream) if has_leader(stream.cached_info()) => Ok(stream),
-            Ok(_) => Err(State::Unavailable),
-            Err(error) => Err(self.state_after(
-                match error.kind() {
-                    GetStreamErrorKind::JetStream(error) => Some(error.error_code()),
-                    _ => None,
-                },
-                "STREAM.INFO.",
-            )),
+    /// What the server knows of a stream, and by how much `clock` is ahead of it.
+    pub(crate) async fn stream(&self, name: &str, clock: WallClock) -> Result<StreamInfo, State> {
+        let (began, began_at) = (clock.now(), Instant::now());
+        let response = self.context.request(format!("STREAM.INFO.{name}"), &()).await;
+        let midway = began + began_at.elapsed() / 2;
+        let value: Value = match response {
+            Ok(Response::Ok(value)) => value,
+            Ok(Response::Err { error }) => {
+                return Err(self.state_after(Some(error.error_code()), "STREAM.INFO."));
+            }
+            Err(_) => return Err(self.state_after(None, "STREAM.INFO.")),
+        };
+        let server_time = value["ts"].as_str().and_then(|text| parse_rfc3339(text).ok());
+        let info: stream::Info = serde_json::from_value(value).map_err(|error| {
+            tracing::warn!(%error, name, "a description of the stream that does not parse");
+            State::Unavailable
+        })?;
+        if !has_leader(&info) {
+            return Err(State::Unavailable);
         }
+        let clock_offset = server_time.map_or_else(ClockOffset::default, |server_time| {
+            ClockOffset::between(midway, server_time)
+        });
+        Ok(StreamInfo { info, clock_offset })
     }
 
     /// The state after a request on such a subject failed, with the server's error if it has sent one.
@@ -218,16 +258,31 @@ pub(crate) fn state_of(error: &StreamError) -> State {
         // Credentials that cannot be read: the server would refuse the user without them.
         return State::Denied;
     };
-    let kind = source.downcast_ref::<async_nats::ConnectError>().map(|error| error.kind());
+    let error: &(dyn Error + 'static) = &**source;
+    let kind = error.downcast_ref::<async_nats::ConnectError>().map(|error| error.kind());
     let reason = match kind {
         Some(Kind::Authentication | Kind::AuthorizationViolation) => return State::Denied,
         Some(Kind::Tls) => DisconnectReason::Tls,
+        // What rustls says of a certificate.
+        Some(Kind::Io) if is_invalid_data(error) => DisconnectReason::Tls,
         Some(Kind::Dns | Kind::TimedOut | Kind::Io | Kind::MaxReconnects) => {
             DisconnectReason::Unreachable
         }
         Some(Kind::ServerParse) | None => DisconnectReason::Refused,
     };
     State::Disconnected { reason }
+}
+
+fn is_invalid_data(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let io_error = error.downcast_ref::<io::Error>();
+        if io_error.is_some_and(|error| error.kind() == io::ErrorKind::InvalidData) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 #[cfg(test)]
@@ -251,6 +306,19 @@ mod tests {
         assert!(has_leader(r#""cluster": { "name": "c", "leader": "nats-1" },"#));
         assert!(!has_leader(r#""cluster": { "name": "c" },"#));
         assert!(!has_leader(r#""cluster": { "name": "c", "leader": "" },"#));
+    }
+
+    #[test]
+    fn a_certificate_that_rustls_refuses_is_told_from_a_server_that_cannot_be_reached() {
+        let state = |kind| {
+            let source = io::Error::new(kind, "from rustls or from the system");
+            let error = async_nats::ConnectError::with_source(ConnectErrorKind::Io, source);
+            state_of(&StreamError::Connect { source: Box::new(error) })
+        };
+        let disconnected = |reason| State::Disconnected { reason };
+        assert_eq!(state(io::ErrorKind::InvalidData), disconnected(DisconnectReason::Tls));
+        let unreachable = disconnected(DisconnectReason::Unreachable);
+        assert_eq!(state(io::ErrorKind::ConnectionRefused), unreachable);
     }
 
     #[test]

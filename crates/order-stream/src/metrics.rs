@@ -12,6 +12,8 @@ metric_set::metric_set! {
     pub(crate) struct PublisherCounters {
         gauge state[1] = "order_stream_state", Count, "state, by `side`: publisher, source (`State::code`)",
             "side": ["publisher"];
+        gauge clock_offset[1] = "order_stream_clock_offset_seconds", Seconds,
+            "by how much this machine's clock is ahead of the server's, by `side`", "side": ["publisher"];
         count connects[1] = "order_stream_connects_total", Count, "connections that were opened, by `side`",
             "side": ["publisher"];
         count published = "order_stream_published_total", Count, "messages published for the first time";
@@ -35,6 +37,8 @@ metric_set::metric_set! {
     pub(crate) struct SourceCounters {
         gauge state[1] = "order_stream_state", Count, "state, by `side`: publisher, source (`State::code`)",
             "side": ["source"];
+        gauge clock_offset[1] = "order_stream_clock_offset_seconds", Seconds,
+            "by how much this machine's clock is ahead of the server's, by `side`", "side": ["source"];
         count connects[1] = "order_stream_connects_total", Count, "connections that were opened, by `side`",
             "side": ["source"];
         count delivered[Delivered::ALL.len()] = "order_stream_delivered_total", Count,

@@ -29,13 +29,14 @@ mod session;
 use std::{
     collections::VecDeque,
     sync::Arc,
-    time::{Instant, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use async_nats::Subject;
 use order_pool::{Event, Lagged, OrderPool, RemoveReason, Subscription, Transaction};
 
 use crate::{
+    clock::WallClock,
     config::PublisherConfig,
     error::StreamError,
     follow::{Follower, Item},
@@ -63,8 +64,20 @@ impl Publisher {
     /// # Errors
     /// The configuration is out of bounds, or the thread cannot be started.
     pub fn start(pool: &OrderPool, config: PublisherConfig) -> Result<Self, StreamError> {
+        Self::with_clock(pool, config, WallClock::default())
+    }
+
+    /// As [`Self::start`], with the clock that has timed the orders of the pool.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn with_clock(
+        pool: &OrderPool,
+        config: PublisherConfig,
+        clock: WallClock,
+    ) -> Result<Self, StreamError> {
         config.validate()?;
-        let run = Run::new(pool, &config);
+        let run = Run::new(pool, &config, clock);
         let (counters, shown) = (Arc::clone(&run.counters), run.shown.clone());
         let stats = move || counters.stats();
         let PublisherConfig { server, machine, .. } = config;
@@ -72,8 +85,32 @@ impl Publisher {
     }
 }
 
+/// A publisher that has stored nothing for as long, although something waits or because no server can be used, is not
+/// [ready](Publisher::readiness).
+pub const UNSTORED_LIMIT: Duration = Duration::from_secs(2);
+
+/// How often the log says what a publisher waits for that has stored nothing for as long.
+const UNSTORED_NOTICE: Duration = Duration::from_secs(15);
+
+impl Publisher {
+    /// For how long nothing was stored, although something waits or because no server can be used; `None` if the stream
+    /// has everything. [`Duration::MAX`] before the first connection.
+    #[must_use]
+    pub fn unstored_for(&self) -> Option<Duration> {
+        self.unstored.duration()
+    }
+
+    /// Returns a function that says whether what the pool accepts now can be expected to reach builders: not while nothing
+    /// was stored for [`UNSTORED_LIMIT`]. It takes a lock for some nanoseconds, and works after the publisher has ended.
+    pub fn readiness(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let unstored = self.unstored.clone();
+        move || unstored.duration().is_none_or(|duration| duration < UNSTORED_LIMIT)
+    }
+}
+
 struct Run {
     pool: OrderPool,
+    clock: WallClock,
     stream: String,
     subjects: [Subject; 2],
     /// Part of the message ids that are this publisher's alone: no other machine and no later run has the same.
@@ -91,21 +128,31 @@ struct Run {
     turns: Turns,
     window: Window,
     identity: Identity,
+    /// Whether the stream has acknowledged a message over this connection.
+    is_acknowledged: bool,
+    noticed_at: Option<Instant>,
 }
 
 impl Run {
     fn new(
         pool: &OrderPool,
         &PublisherConfig { flow, chain_id, ref machine, heads, .. }: &PublisherConfig,
+        clock: WallClock,
     ) -> Self {
         let counters = Arc::new(PublisherCounters::labelled(&[label(flow)]));
         let micros = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros();
         Self {
             pool: pool.clone(),
+            clock,
             stream: stream_name(flow, chain_id),
             subjects: subjects(flow, chain_id, machine),
             run_id: format!("{machine}-{micros:x}"),
-            shown: Shown::new(counters.state[0].clone(), "publisher", flow.as_str()),
+            shown: Shown::new(
+                counters.state[0].clone(),
+                counters.clock_offset[0].clone(),
+                "publisher",
+                flow.as_str(),
+            ),
             counters,
             follower: Follower::new(flow, heads),
             events: None,
@@ -114,6 +161,8 @@ impl Run {
             turns: Turns::default(),
             window: Window::default(),
             identity: Identity::default(),
+            is_acknowledged: false,
+            noticed_at: None,
         }
     }
 
@@ -137,7 +186,8 @@ impl Run {
 
     /// Takes what is to be published.
     fn hold(&mut self, items: impl IntoIterator<Item = Item>) {
-        for item in items {
+        for mut item in items {
+            item.arrived = item.record.arrived().map(|arrival| self.clock.instant_of(arrival));
             match item.stranger() {
                 None => self.held.push_back(item),
                 Some(holder) => self.counters.unsent.add(self.turns.push(holder, item)),
@@ -154,6 +204,27 @@ impl Run {
             self.held.drain(..).rev().for_each(|item| self.follower.forget(&item));
         }
         self.counters.unfinished.set(self.window.len() as f64);
+        self.shown.unstored.begin(Instant::now());
+        self.notice_unstored();
+    }
+
+    /// Says in the log what it waits for.
+    fn notice_unstored(&mut self) {
+        let Some(unstored_for) = self.shown.unstored.duration() else {
+            self.noticed_at = None;
+            return;
+        };
+        let is_noticed = self.noticed_at.is_some_and(|then| then.elapsed() < UNSTORED_NOTICE);
+        if unstored_for < UNSTORED_NOTICE || unstored_for == Duration::MAX || is_noticed {
+            return;
+        }
+        self.noticed_at = Some(Instant::now());
+        let (state, unfinished) = (self.shown.get(), self.window.len());
+        tracing::warn!(
+            stream = self.stream, %state, unfinished, ?unstored_for,
+            "nothing is stored: the stream has no leader, or its server has disabled JetStream, which it does when its disk \
+             is full and undoes only when it is restarted: see `disabled` on its page /jsz",
+        );
     }
 
     fn is_replaying(&self) -> bool {
@@ -172,16 +243,26 @@ impl Run {
             && self.window.len() == 0
     }
 
-    fn show(&self) {
+    fn show(&mut self) {
         let window = &self.window;
+        if window.len() > 0 || !self.held.is_empty() {
+            self.shown.unstored.begin(Instant::now());
+        } else if !self.comparing {
+            self.shown.unstored.end();
+        }
+        let unstored_for = self.shown.unstored.duration().unwrap_or_default();
         self.shown.set(match window.trouble() {
             Some(trouble) => trouble,
-            None if self.comparing => State::CatchingUp,
+            None if window.len() > 0 && unstored_for >= UNSTORED_LIMIT => State::Unavailable,
+            None if self.comparing || (window.len() > 0 && !self.is_acknowledged) => {
+                State::CatchingUp
+            }
             None if !self.held.is_empty() => State::Lagging,
             None => State::Live,
         });
         self.counters.unfinished.set(window.len() as f64);
         self.counters.waiting.set(self.turns.len() as u64);
+        self.notice_unstored();
     }
 
     /// Reads an event, if there is one now.

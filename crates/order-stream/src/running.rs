@@ -2,21 +2,27 @@
 //! other until it is told to stop.
 
 use std::{
+    collections::VecDeque,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use load_control::Backoff;
 use metrics::Gauge;
+use rand::seq::SliceRandom as _;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
 };
 
 use crate::{
+    clock::ClockOffset,
     config::ServerConfig,
     error::StreamError,
     link::{Link, state_of},
@@ -41,6 +47,7 @@ const GRACE: Duration = Duration::from_millis(200);
 pub struct Running<S> {
     stop: watch::Sender<Option<Duration>>,
     state: watch::Receiver<State>,
+    pub(crate) unstored: Unstored,
     stats: Arc<dyn Fn() -> S + Send + Sync>,
 }
 
@@ -100,6 +107,7 @@ impl<S> Running<S> {
         let runtime = runtime.map_err(thread_error)?;
         let (stop, stopped) = watch::channel(None);
         let (state, stopped) = (shown.state.subscribe(), Stop(stopped));
+        let unstored = shown.unstored.clone();
         let body = move || {
             let last = last_state(|| {
                 runtime.block_on(async {
@@ -123,7 +131,7 @@ impl<S> Running<S> {
             shown.set(last);
         };
         thread::Builder::new().name(thread_name.into()).spawn(body).map_err(thread_error)?;
-        Ok(Self { stop, state, stats: Arc::new(stats) })
+        Ok(Self { stop, state, unstored, stats: Arc::new(stats) })
     }
 }
 
@@ -138,14 +146,39 @@ impl<S> fmt::Debug for Running<S> {
 pub(crate) struct Shown {
     state: watch::Sender<State>,
     gauge: Gauge,
+    clock_offset: Gauge,
+    /// Whether the clock differed when it was last compared.
+    is_clock_off: Arc<AtomicBool>,
+    pub(crate) unstored: Unstored,
     side: &'static str,
     flow: &'static str,
 }
 
 impl Shown {
-    pub(crate) fn new(gauge: Gauge, side: &'static str, flow: &'static str) -> Self {
+    pub(crate) fn new(
+        gauge: Gauge,
+        clock_offset: Gauge,
+        side: &'static str,
+        flow: &'static str,
+    ) -> Self {
         gauge.set(State::Connecting.code());
-        Self { state: watch::channel(State::Connecting).0, gauge, side, flow }
+        let (state, is_clock_off) = (watch::channel(State::Connecting).0, Arc::default());
+        let unstored = Unstored::default();
+        Self { state, gauge, clock_offset, is_clock_off, unstored, side, flow }
+    }
+
+    pub(crate) fn note_offset(&self, offset: ClockOffset) {
+        let seconds = offset.seconds();
+        self.clock_offset.set(seconds);
+        // Relaxed: one thread writes and reads it.
+        let was_off = self.is_clock_off.swap(offset.is_large(), Ordering::Relaxed);
+        if offset.is_large() && !was_off {
+            tracing::warn!(
+                seconds,
+                flow = self.flow,
+                "this machine's clock differs from the server's"
+            );
+        }
     }
 
     pub(crate) fn get(&self) -> State {
@@ -156,7 +189,62 @@ impl Shown {
         if self.get() != state {
             tracing::info!(%state, flow = self.flow, "{}", self.side);
             self.gauge.set(state.code());
+            if matches!(state, State::Ended | State::Failed) {
+                self.unstored.fail();
+            }
             self.state.send_replace(state);
+        }
+    }
+}
+
+/// Since when nothing can be stored, or something waits and nothing was stored.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Unstored(Arc<Mutex<UnstoredState>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+enum UnstoredState {
+    /// Before the first connection and after the end.
+    #[default]
+    Always,
+    Since(Instant),
+    /// All is stored.
+    No,
+}
+
+impl Unstored {
+    fn state(&self) -> MutexGuard<'_, UnstoredState> {
+        // Nothing panics while it is locked.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something waits, or nothing can be stored, since now if not for longer.
+    pub(crate) fn begin(&self, now: Instant) {
+        let mut state = self.state();
+        if matches!(*state, UnstoredState::No) {
+            *state = UnstoredState::Since(now);
+        }
+    }
+
+    /// Something was stored: what waits still waits since then.
+    pub(crate) fn restart(&self, now: Instant) {
+        *self.state() = UnstoredState::Since(now);
+    }
+
+    pub(crate) fn end(&self) {
+        *self.state() = UnstoredState::No;
+    }
+
+    /// Nothing will be stored any more.
+    fn fail(&self) {
+        *self.state() = UnstoredState::Always;
+    }
+
+    /// For how long.
+    pub(crate) fn duration(&self) -> Option<Duration> {
+        match *self.state() {
+            UnstoredState::Always => Some(Duration::MAX),
+            UnstoredState::Since(begin) => Some(begin.elapsed()),
+            UnstoredState::No => None,
         }
     }
 }
@@ -196,7 +284,8 @@ fn last_state(run: impl FnOnce()) -> State {
     State::Failed
 }
 
-/// Opens one connection after the other, until it is to stop and has no more to do.
+/// Opens one connection after the other, until it is to stop and has no more to do. After a failure the next server is
+/// tried at once; when all have failed in a row, after a backoff.
 async fn connect(
     session: &mut impl Session,
     server: &ServerConfig,
@@ -204,14 +293,20 @@ async fn connect(
     shown: &Shown,
     mut stop: Stop,
 ) {
-    let mut attempt = 0;
+    let Ok(addresses) = server.addresses() else {
+        unreachable!("the configuration was checked at the start")
+    };
+    // In any order, so that the servers share the load. The one that failed goes last.
+    let mut addresses = VecDeque::from(addresses);
+    addresses.make_contiguous().shuffle(&mut rand::rng());
+    let (mut attempt, mut failed_in_a_row) = (0, 0);
     loop {
         let (began, is_stopping) = (Instant::now(), stop.is_set());
         shown.set(State::Connecting);
         let opened = tokio::select! {
             biased;
             () = stop.wait(), if !session.has_more() => return,
-            opened = Link::open(server, name) => opened,
+            opened = Link::open(server, addresses[0].clone(), name) => opened,
         };
         let end = match opened {
             Ok(link) => session.connected(&link, stop.clone()).await,
@@ -225,11 +320,21 @@ async fn connect(
             return;
         }
         shown.set(end);
+        if began.elapsed() > STABLE_AFTER {
+            (attempt, failed_in_a_row) = (0, 0);
+        }
+        if matches!(end, State::Disconnected { .. } | State::Unavailable | State::Denied) {
+            addresses.rotate_left(1);
+            failed_in_a_row += 1;
+            if failed_in_a_row < addresses.len() {
+                continue;
+            }
+        }
+        failed_in_a_row = 0;
         let backoff = match end {
             State::Disconnected { .. } | State::Denied => BACKOFF,
             _ => CONNECTED_BACKOFF,
         };
-        attempt = if began.elapsed() > STABLE_AFTER { 0 } else { attempt };
         tokio::select! {
             biased;
             // Once more at once.

@@ -20,10 +20,11 @@ use order_pool::OrderPool;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::{
+    clock::{ClockOffset, WallClock},
     config::{Flow, SourceConfig, check},
-    deliver::Deliverer,
+    deliver::{Deliverer, Times},
     error::StreamError,
-    link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
+    link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE, StreamInfo},
     metrics::{SourceCounters, SourceStats, label},
     position::{Place, Position, Step},
     running::{Running, Session, Shown, Stop},
@@ -80,13 +81,32 @@ impl Source {
     /// # Errors
     /// The configuration is out of bounds, or the thread cannot be started.
     pub fn start(pool: &OrderPool, config: SourceConfig) -> Result<Self, StreamError> {
+        Self::with_clock(pool, config, WallClock::default())
+    }
+
+    /// As [`Self::start`], with the clock of this machine, on which nothing depends.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn with_clock(
+        pool: &OrderPool,
+        config: SourceConfig,
+        clock: WallClock,
+    ) -> Result<Self, StreamError> {
         check(&config.server, "name", &config.name)?;
         let counters = Arc::new(SourceCounters::labelled(&[label(config.flow)]));
-        let shown = Shown::new(counters.state[0].clone(), "source", config.flow.as_str());
+        let shown = Shown::new(
+            counters.state[0].clone(),
+            counters.clock_offset[0].clone(),
+            "source",
+            config.flow.as_str(),
+        );
         let reader = Reader {
             stream: stream_name(config.flow, config.chain_id),
             name: config.name.clone(),
             position: Position::default(),
+            clock,
+            clock_offset: ClockOffset::default(),
             shown: shown.clone(),
             deliverer: Deliverer::new(pool, &config, Arc::clone(&counters)),
         };
@@ -99,6 +119,9 @@ struct Reader {
     stream: String,
     name: String,
     position: Position,
+    clock: WallClock,
+    /// Between that clock and the server's.
+    clock_offset: ClockOffset,
     shown: Shown,
     deliverer: Deliverer,
 }
@@ -122,11 +145,12 @@ impl Reader {
     /// connected.
     async fn read(&mut self, link: &Link) -> Result<Infallible, State> {
         if self.deliverer.flow == Flow::Private && self.position.start().is_none() {
-            head_stands(&self.deliverer.pool).await;
+            head_stands(&self.deliverer.pool, self.clock).await;
         }
         let longest = link.client.max_payload().saturating_add(HEAD_BYTES);
-        let stream = link.stream(&self.stream).await?;
-        let info = stream.cached_info();
+        let StreamInfo { info, clock_offset } = link.stream(&self.stream, self.clock).await?;
+        self.note_offset(clock_offset);
+        let info = &info;
         match self.position.begin(&info.into()) {
             Some(missed) => self.deliverer.counters.missed.add(missed),
             None => {
@@ -135,7 +159,7 @@ impl Reader {
             }
         }
         if self.position.start().is_none()
-            && let Some(age) = is_cut(info, longest as u64, SystemTime::now())
+            && let Some(age) = is_cut(info, longest as u64, self.server_now())
         {
             let (stream, max_age) = (&self.stream, info.config.max_age);
             tracing::warn!(
@@ -173,12 +197,15 @@ impl Reader {
                 }
                 () = sleep_until(check_at), if check.is_none() => check = Some(self.ask(link)),
                 // Beside the messages, which come also while the stream does not respond.
-                Some(is_other) = OptionFuture::from(check.as_mut()) => {
+                Some(found) = OptionFuture::from(check.as_mut()) => {
                     check = None;
                     let now = Instant::now();
-                    check_at = match is_other {
-                        Ok(true) => return Err(State::CatchingUp),
-                        Ok(false) => {
+                    check_at = match found {
+                        Ok(StreamInfo { info, clock_offset }) => {
+                            self.note_offset(clock_offset);
+                            if self.position.is_other(&(&info).into()) {
+                                return Err(State::CatchingUp);
+                            }
                             responded_at = now;
                             now + CHECK_EVERY
                         }
@@ -192,14 +219,19 @@ impl Reader {
         }
     }
 
-    /// Asks whether the stream is another one than what has been read until now.
-    fn ask<'a>(&self, link: &'a Link) -> BoxFuture<'a, Result<bool, State>> {
-        let (stream, position) = (self.stream.clone(), self.position.clone());
-        let ask = async move {
-            let found = link.stream(&stream).await?;
-            Ok(position.is_other(&found.cached_info().into()))
-        };
-        ask.boxed()
+    fn ask<'a>(&self, link: &'a Link) -> BoxFuture<'a, Result<StreamInfo, State>> {
+        let (stream, clock) = (self.stream.clone(), self.clock);
+        async move { link.stream(&stream, clock).await }.boxed()
+    }
+
+    fn note_offset(&mut self, offset: ClockOffset) {
+        self.clock_offset = offset;
+        self.shown.note_offset(offset);
+    }
+
+    /// The time by the server's clock.
+    fn server_now(&self) -> SystemTime {
+        self.clock_offset.server_time(self.clock.now())
     }
 
     /// Processes a message, unless something is missing before it.
@@ -217,8 +249,8 @@ impl Reader {
                     tracing::warn!(sequence, missed, "messages left the stream unread");
                     self.deliverer.counters.missed.add(missed);
                 }
-                self.deliverer.stored = Some(info.published.into());
-                self.deliverer.message(&message, SystemTime::now());
+                let times = Times { stored: info.published.into(), now: self.server_now() };
+                self.deliverer.message(&message, times);
             }
             step @ (Step::Hole | Step::Refilled) => {
                 tracing::warn!(stream = self.stream, sequence, ?step, "reading again");
@@ -277,7 +309,7 @@ impl Reader {
 /// Waits until a pool has the head of its chain, if it is told heads at all. The stream begins with bundles for blocks
 /// that are over. A pool that knows its head refuses them; in one that knows none they take the room of their senders, and
 /// the latest ones find none.
-async fn head_stands(pool: &OrderPool) {
+async fn head_stands(pool: &OrderPool, clock: WallClock) {
     let begin = Instant::now();
     let (mut head, mut since) = (pool.head(), begin);
     while begin.elapsed() < HEAD_PATIENCE {
@@ -286,7 +318,7 @@ async fn head_stands(pool: &OrderPool) {
         if latest != head {
             (head, since) = (latest, Instant::now());
         }
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = clock.now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let age_s = head.map(|head| now.as_secs().saturating_sub(head.timestamp));
         let least = match age_s {
             None => HEAD_EXPECTED,
@@ -354,7 +386,7 @@ mod tests {
     async fn private_orders_wait_for_the_head_of_a_pool_that_reads_its_heads() {
         let pool = pool();
         let began = tokio::time::Instant::now();
-        head_stands(&pool).await;
+        head_stands(&pool, WallClock::default()).await;
         assert!(began.elapsed() >= HEAD_EXPECTED, "it may have none at all");
         let told = pool.clone();
         let heads = tokio::spawn(async move {
@@ -367,7 +399,7 @@ mod tests {
                 told.on_head(Block::new(head, []));
             }
         });
-        head_stands(&pool).await;
+        head_stands(&pool, WallClock::default()).await;
         assert_eq!(pool.head().map(|head| head.number), Some(9));
         heads.await.expect("no panic");
         // A chain that stands.
@@ -375,7 +407,7 @@ mod tests {
         let mut head = head(10, 0, 0);
         head.timestamp = 1;
         pool.on_head(Block::new(head, []));
-        head_stands(&pool).await;
+        head_stands(&pool, WallClock::default()).await;
         assert!(began.elapsed() < HEAD_STANDS * 2);
     }
 

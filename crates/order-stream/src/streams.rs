@@ -116,7 +116,7 @@ pub async fn ensure_stream(
     config: &StreamConfig,
 ) -> Result<(), StreamError> {
     config.validate()?;
-    let mut link = Link::open(server, "admin").await?;
+    let mut link = Link::open_any(server, "admin").await?;
     // The servers agree on a leader first.
     link.context.set_timeout(TIMEOUT);
     let stream = stream_name(config.flow, config.chain_id);

@@ -1,6 +1,6 @@
 //! What the tests of several modules share.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use alloy_consensus::{
     SignableTransaction as _, TxEip4844, TxEip4844WithSidecar, transaction::Recovered,
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::{
     config::{ServerConfig, SourceConfig},
-    deliver::Deliverer,
+    deliver::{Deliverer, Times},
     metrics::SourceCounters,
 };
 
@@ -73,6 +73,11 @@ pub(crate) fn head(number: u64, branch: u64, of_parent: u64) -> Head {
 pub(crate) fn deliverer(heads: bool) -> Deliverer {
     let config = SourceConfig { heads, ..SourceConfig::new(ServerConfig::default(), 1, "one") };
     Deliverer::new(&pool(), &config, Arc::new(SourceCounters::labelled(&[])))
+}
+
+/// Stored now, by the server's clock.
+pub(crate) fn stored_now(stored: SystemTime) -> Times {
+    Times { stored, now: stored }
 }
 
 /// As the stream delivers it.

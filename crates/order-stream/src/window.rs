@@ -246,7 +246,7 @@ mod tests {
         let (hash, signer, at) = (B256::repeat_byte(n), Address::ZERO, SystemTime::UNIX_EPOCH);
         let holder = Holder::Host;
         let record = Record::CancelPrivate(PrivateCancellation { hash, signer, at, holder });
-        Item { record, number: None, hold: None }
+        Item { record, number: None, hold: None, arrived: None }
     }
 
     fn window(count: u8) -> (Window, Vec<u64>, Instant) {
@@ -288,7 +288,8 @@ mod tests {
         pool.insert_transaction(of(Origin::Rpc).held_by(caller(1)));
         let order = pool.get(tx.hash()).expect("it is pooled");
         let (mut window, now) = (Window::default(), Instant::now());
-        let of_stranger = Item { record: Record::Order(order), number: None, hold: None };
+        let record = Record::Order(order);
+        let of_stranger = Item { record, number: None, hold: None, arrived: None };
         let sent = window.add(of_stranger, MAX_STRANGERS_BYTES, now);
         assert!(window.has_room() && !window.has_room_for_strangers());
         pool.insert_transaction(of(Origin::Mempool));

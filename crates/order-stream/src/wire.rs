@@ -1,8 +1,11 @@
 //! The encoding of the messages: versioned, binary, with raw transactions in it as a node sends them.
 //!
-//! A message begins with its version and its kind, one byte each. Numbers are big-endian, times are nanoseconds since
-//! the Unix epoch, lists begin with their length, and a byte before an optional field says whether it is there. There is
-//! one encoding of each record, so what is decoded encodes to the same bytes again.
+//! A message begins with its version and its kind, one byte each. Numbers are big-endian, ages are nanoseconds, lists
+//! begin with their length, and a byte before an optional field says whether it is there. There is one encoding of each
+//! record, so what is decoded encodes to the same bytes again.
+//!
+//! A message has no time, since the clocks of machines differ: it has its age when it was sent. A reader subtracts that
+//! from the time at which the server stored the message, so that all readers agree on the time ([`Decoded`]).
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -11,7 +14,10 @@
 mod bytes;
 mod records;
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use ::bytes::Bytes;
 use alloy_eips::eip2718::Eip2718Error;
@@ -21,10 +27,10 @@ use order_pool::{
 };
 
 use self::bytes::Reader;
-pub use self::records::{HeadRecord, encode_transaction};
+pub use self::records::HeadRecord;
 
 /// The version of the encoding. A decoder refuses every other.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// The longest message that is decoded, in bytes: the highest `max_payload` that the NATS server recommends.
 pub const MAX_MESSAGE_BYTES: usize = 8 << 20;
@@ -45,13 +51,54 @@ pub struct Encoded {
     pub payload: Bytes,
 }
 
+/// When an order or a cancellation was sent, as its publisher knows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sent {
+    /// The time between the arrival of the order at the machine and the sending of the message.
+    pub age: Duration,
+    /// The time of its arrival by the machine's own clock, in microseconds since the Unix epoch. It orders the messages
+    /// of one machine about one key, and means nothing for those of another machine. Only messages that can replace or
+    /// cancel others have it; it is 0 in all others.
+    pub local_micros: u64,
+}
+
+impl Sent {
+    /// Of a transaction that has waited for so long in the pool of its publisher.
+    #[must_use]
+    pub fn transaction(tx: &Transaction, age: Duration) -> Self {
+        Self { age, local_micros: micros(tx.first_seen()) }
+    }
+
+    fn time(&self, stored: SystemTime) -> SystemTime {
+        stored.checked_sub(self.age).unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+}
+
+/// Microseconds since the Unix epoch.
+pub(crate) fn micros(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// A message as it was decoded.
+#[derive(Clone, Debug)]
+pub struct Decoded {
+    /// The content. Its times are [`Self::time`].
+    pub record: Record,
+    /// What the publisher says of its time.
+    pub sent: Sent,
+    /// When it was sent, by the clock of the server: the time at which the server stored it, less its age.
+    pub time: SystemTime,
+}
+
 /// What a message says.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Record {
-    /// A transaction or a bundle, with the sender, origin and sidecar that the publisher says. A bundle has the block and
-    /// the nonce that the publisher's pool assigned. Those count as sent from then on, so a bundle whose searcher left
-    /// them open has another [`Bundle::id`](order_pool::Bundle::id) in the pools that it reaches, the same in all of them.
+    /// A transaction or a bundle, with the sender, origin and sidecar that the publisher says. A bundle has the block that
+    /// the publisher's pool assigned, and its searcher's replacement nonce. One without a nonce gets one in each pool that
+    /// it reaches, by its time, which is the same in all of them; the nonce that the publisher's pool has assigned is
+    /// [`Sent::local_micros`].
     Order(Arc<Order>),
     /// The cancellation of bundles.
     Cancellation(Cancellation),
@@ -64,27 +111,56 @@ pub enum Record {
 impl Record {
     /// Encodes it, with its message id; `None` for an order of a kind that is not known here.
     #[must_use]
-    pub fn encode(&self) -> Option<Encoded> {
+    pub fn encode(&self, sent: &Sent) -> Option<Encoded> {
         Some(match self {
             Self::Order(order) => {
                 let terms = order.as_tx().and_then(Transaction::private_terms);
-                return encode_order(order, order.holder(), terms);
+                return encode_order(order, order.holder(), terms, sent);
             }
-            Self::Cancellation(cancellation) => records::encode_cancellation(cancellation),
-            Self::CancelPrivate(cancellation) => records::encode_cancel_private(cancellation),
+            Self::Cancellation(cancellation) => records::encode_cancellation(cancellation, sent),
+            Self::CancelPrivate(cancellation) => records::encode_cancel_private(cancellation, sent),
             Self::Head(record) => records::encode_head(record),
         })
     }
 
+    /// When it arrived by the clock of this machine, in microseconds since the Unix epoch; of a bundle without a nonce of
+    /// its searcher's, the nonce that the pool has assigned. See [`Sent::local_micros`].
+    pub(crate) fn local_micros(&self) -> u64 {
+        match self {
+            Self::Order(order) => match &**order {
+                Order::Bundle(bundle) if bundle.has_assigned_nonce() => {
+                    bundle.nonce().unwrap_or_default()
+                }
+                order => first_seen(order).map_or(0, micros),
+            },
+            Self::Cancellation(cancellation) => match cancellation.sent_at {
+                Some(_) => cancellation.nonce.unwrap_or_default(),
+                None => 0,
+            },
+            Self::CancelPrivate(cancellation) => micros(cancellation.at),
+            Self::Head(_) => 0,
+        }
+    }
+
+    /// When it arrived by the clock of this machine, if that matters to builders.
+    pub(crate) fn arrived(&self) -> Option<SystemTime> {
+        match self {
+            Self::Order(order) => first_seen(order),
+            Self::Cancellation(cancellation) => cancellation.sent_at,
+            Self::CancelPrivate(cancellation) => Some(cancellation.at),
+            Self::Head(_) => None,
+        }
+    }
+
     /// Decodes a message and compares its content with its message id. Allocates no more than a few times the message's
-    /// length. A time after `now` becomes `now`.
+    /// length. `stored` is the time at which the server stored the message.
     ///
     /// The id covers what decides how an order is executed: all of a transaction but its sidecar, all of a bundle with its
     /// sidecars. It does not cover the sender, times, origins and holders, which are as the publisher says.
     ///
     /// # Errors
     /// What is wrong with the message.
-    pub fn decode(id: &B256, payload: &[u8], now: SystemTime) -> Result<Self, WireError> {
+    pub fn decode(id: &B256, payload: &[u8], stored: SystemTime) -> Result<Decoded, WireError> {
         if payload.len() > MAX_MESSAGE_BYTES {
             return Err(WireError::Value { field: "length", value: payload.len() as u64 });
         }
@@ -93,16 +169,24 @@ impl Record {
         if version != VERSION {
             return Err(WireError::Value { field: "version", value: version.into() });
         }
-        let record = match kind {
-            KIND_TX => Self::Order(Arc::new(Order::Tx(records::read_tx(&mut reader, now)?))),
+        let (record, sent) = match kind {
+            KIND_TX => {
+                let (tx, sent) = records::read_tx(&mut reader, stored)?;
+                (Self::Order(Arc::new(Order::Tx(tx))), sent)
+            }
             KIND_BUNDLE => {
-                Self::Order(Arc::new(Order::Bundle(records::read_bundle(&mut reader, now)?)))
+                let (bundle, sent) = records::read_bundle(&mut reader, stored)?;
+                (Self::Order(Arc::new(Order::Bundle(bundle))), sent)
             }
-            KIND_CANCELLATION => Self::Cancellation(records::read_cancellation(&mut reader)?),
+            KIND_CANCELLATION => {
+                let (cancellation, sent) = records::read_cancellation(&mut reader, stored)?;
+                (Self::Cancellation(cancellation), sent)
+            }
             KIND_CANCEL_PRIVATE => {
-                Self::CancelPrivate(records::read_cancel_private(&mut reader, now)?)
+                let (cancellation, sent) = records::read_cancel_private(&mut reader, stored)?;
+                (Self::CancelPrivate(cancellation), sent)
             }
-            KIND_HEAD => Self::Head(records::read_head(&mut reader)?.into()),
+            KIND_HEAD => (Self::Head(records::read_head(&mut reader)?.into()), Sent::default()),
             _ => return Err(WireError::Value { field: "kind", value: kind.into() }),
         };
         if !reader.rest.is_empty() {
@@ -113,7 +197,28 @@ impl Record {
             Self::Order(order) if kind == KIND_TX => *order.id().hash(),
             _ => content_id(kind, reader.content),
         };
-        if found == *id { Ok(record) } else { Err(WireError::Id { found, expected: *id }) }
+        if found == *id {
+            Ok(Decoded { record, sent, time: sent.time(stored) })
+        } else {
+            Err(WireError::Id { found, expected: *id })
+        }
+    }
+}
+
+/// Encodes what is published of a pooled transaction: origin, age, sender and holder, 30 to 50 bytes; of one that no node
+/// has announced also its local time, and of a private one its terms; then the transaction in EIP-2718 form, with its
+/// sidecar if it has blobs. One that a node has announced counts as announced, whoever sent it first, and its terms are
+/// void. The message id is its hash.
+#[must_use]
+pub fn encode_transaction(tx: &Transaction, age: Duration) -> Encoded {
+    records::encode_tx(tx, tx.holder(), tx.private_terms(), &Sent::transaction(tx, age))
+}
+
+fn first_seen(order: &Order) -> Option<SystemTime> {
+    match order {
+        Order::Tx(tx) => Some(tx.first_seen()),
+        Order::Bundle(bundle) => Some(bundle.first_seen()),
+        _ => None,
     }
 }
 
@@ -122,10 +227,11 @@ pub(crate) fn encode_order(
     order: &Order,
     holder: Holder,
     terms: Option<&PrivateTerms>,
+    sent: &Sent,
 ) -> Option<Encoded> {
     match order {
-        Order::Tx(tx) => Some(records::encode_tx(tx, holder, terms)),
-        Order::Bundle(bundle) => Some(records::encode_bundle(bundle, holder)),
+        Order::Tx(tx) => Some(records::encode_tx(tx, holder, terms, sent)),
+        Order::Bundle(bundle) => Some(records::encode_bundle(bundle, holder, sent)),
         _ => None,
     }
 }

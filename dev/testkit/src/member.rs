@@ -321,7 +321,8 @@ fn respond() -> io::Result<()> {
         }
         Request::Send(servers, tps) => {
             let client = runtime.block_on(connect(&servers)).map_err(io::Error::other)?;
-            let encoded = signed.drain(..).map(|tx| encode_transaction(&tx)).collect();
+            let encoded =
+                signed.drain(..).map(|tx| encode_transaction(&tx, Duration::ZERO)).collect();
             let sent = paced(encoded, Some(tps), |tx: Encoded| {
                 let mut headers = HeaderMap::new();
                 headers.insert("Nats-Msg-Id", hex::encode(tx.id));

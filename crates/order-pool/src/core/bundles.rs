@@ -92,14 +92,10 @@ impl Core {
     }
 
     /// Cancels messages up to a nonce; without one, permanently. Publishes that, unless too many
-    /// cancellations of unknown keys were published. `sent_at` is the time of one that came as an
-    /// empty bundle without a nonce.
-    pub(crate) fn cancel_bundle(
-        &mut self,
-        cancellation: Cancellation,
-        sent_at: Option<u64>,
-    ) -> CancelOutcome {
-        let Cancellation { key, nonce, holder } = cancellation;
+    /// cancellations of unknown keys were published.
+    pub(crate) fn cancel_bundle(&mut self, cancellation: Cancellation) -> CancelOutcome {
+        let Cancellation { key, nonce, holder, sent_at } = cancellation;
+        let sent_at = sent_at.map(micros);
         let all = self.keys.get(&(key, None));
         if all.is_final {
             return CancelOutcome::CancelledPermanently;
@@ -153,10 +149,10 @@ impl Core {
                 let earlier = states.chain([all]).filter(|state| !state.is_later_than(sent_at));
                 let nonce = earlier.map(|state| state.nonce).max().flatten();
                 let highest = KeyState { nonce, is_final: all.is_final, ..KeyState::default() };
-                (highest.nonce_of(None, sent_at)?, Some(sent_at))
+                (highest.nonce_of(None, sent_at)?, Some(bundle.first_seen()))
             }
         };
-        Ok(self.cancel_bundle(Cancellation { key, nonce: Some(nonce), holder }, sent_at).into())
+        Ok(self.cancel_bundle(Cancellation { key, nonce: Some(nonce), holder, sent_at }).into())
     }
 
     /// Remembers an accepted order. `seen` is its earlier state.

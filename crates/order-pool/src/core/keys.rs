@@ -11,11 +11,20 @@ use super::{limits::Division, shares::Waiting};
 use crate::{event::InsertOutcome, holder::Holder, order::ReplacementKey};
 
 /// How many cancellations of unknown keys are published for each caller of whom only the address is
-/// known, and for each other signer, counted from the first one for the retention of cancellations.
-/// Further ones still take effect: the pool refuses the bundle when it arrives. No subscriber holds a
+/// known, counted from the first one for the retention of cancellations; for each other signer it is
+/// [`MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER`]. Further ones still take effect: the pool refuses the bundle when it arrives. No subscriber holds a
 /// bundle of such a key, so none misses anything, and who invents keys, of replacements or of signers,
 /// cannot fill the log. The limit is above zero because a cancellation can arrive before its bundle.
 pub const MAX_UNKNOWN_CANCELLATIONS: usize = 64;
+
+/// The same for each signer that the host knows: 17 a second. In a fleet a searcher cancels at one
+/// machine what it has sent to another, so that all of its cancellations may be of unknown orders.
+pub const MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER: usize = 1_024;
+
+/// How many cancellations of unknown orders this holder may publish within their retention.
+pub(super) const fn max_unknown(holder: &Holder) -> usize {
+    if holder.is_known() { MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER } else { MAX_UNKNOWN_CANCELLATIONS }
+}
 
 /// A key's bundles for one block, 0 while the pool knows no head. `None` stands for the key's
 /// cancellations, which cover every block.
@@ -122,7 +131,7 @@ impl Keys {
             (*count, *until) = (0, now.saturating_add(self.retention));
         }
         *count += 1;
-        *count <= MAX_UNKNOWN_CANCELLATIONS
+        *count <= max_unknown(holder)
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -201,8 +210,8 @@ impl Keys {
     }
 }
 
-/// Against whom the published cancellations of unknown keys are counted.
-fn publisher(holder: &Holder, signer: Address) -> Holder {
+/// Against whom published cancellations of unknown orders are counted.
+pub(super) fn publisher(holder: &Holder, signer: Address) -> Holder {
     if holder.is_known() { Holder::Signer(signer) } else { *holder }
 }
 

@@ -31,7 +31,7 @@ use std::{
 use alloy_primitives::{Address, B256};
 use chain_view::{Head, NonceUpdate};
 
-pub use self::keys::MAX_UNKNOWN_CANCELLATIONS;
+pub use self::keys::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
 use self::{
     bundle_index::BundleIndex,
     chain::Chain,

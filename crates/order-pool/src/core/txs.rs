@@ -218,8 +218,12 @@ impl Core {
         if !left.is_zero() && self.private_cancellations.admits(&cancellation, cancelled.is_some())
         {
             let forget_at = self.now.saturating_add(left);
-            let (replaced, forgotten) =
-                self.private_cancellations.add(cancellation, self.next_seq, forget_at);
+            let (replaced, forgotten) = self.private_cancellations.add(
+                cancellation,
+                self.next_seq,
+                forget_at,
+                cancelled.is_some(),
+            );
             self.effects.extend(replaced.map(Effect::CancellationEnded));
             self.tell(Effect::Added(Event::CancelledPrivate(cancellation)));
             // It may be this one, if the others were cancelled later.

@@ -28,6 +28,10 @@ pub struct Cancellation {
     pub nonce: Option<u64>,
     /// Against whom the pool counts the remembered key.
     pub holder: Holder,
+    /// When it was sent, if it was an empty bundle without a nonce: then the pool has assigned
+    /// `nonce`, and bundles without a nonce that were sent later stay valid. `None` if the searcher
+    /// chose `nonce`, or if it is permanent.
+    pub sent_at: Option<SystemTime>,
 }
 
 /// The fields of a bundle, before they are checked. `Default` is an empty bundle.
@@ -101,6 +105,7 @@ pub struct Bundle {
     content: B256,
     /// Hash of all fields as the pool accepted them: with the block and the nonce that it assigned.
     id: B256,
+    has_assigned_nonce: bool,
     first_seen: SystemTime,
     size_bytes: usize,
 }
@@ -127,7 +132,8 @@ impl Bundle {
         let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
         let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
         let first_seen = parts.first_seen.unwrap_or_else(SystemTime::now);
-        Ok(Self { parts, hash, content, id: content, first_seen, size_bytes })
+        let (id, has_assigned_nonce) = (content, false);
+        Ok(Self { parts, hash, content, id, has_assigned_nonce, first_seen, size_bytes })
     }
 
     /// keccak256 of the concatenated transaction hashes: the result of `eth_sendBundle`. Not
@@ -189,6 +195,11 @@ impl Bundle {
         self.parts.replacement_nonce
     }
 
+    /// Whether the pool has assigned [`Self::nonce`], because its searcher sent it without one.
+    pub const fn has_assigned_nonce(&self) -> bool {
+        self.has_assigned_nonce
+    }
+
     /// When this process first received it.
     pub const fn first_seen(&self) -> SystemTime {
         self.first_seen
@@ -201,6 +212,7 @@ impl Bundle {
 
     /// Assigns the fields that were left open.
     pub(crate) fn settle(&mut self, block: Option<u64>, nonce: Option<u64>) {
+        self.has_assigned_nonce |= self.parts.replacement_nonce.is_none() && nonce.is_some();
         self.parts.block = block;
         self.parts.replacement_nonce = nonce;
         let mut hasher = Keccak256::new();

@@ -91,7 +91,7 @@ pub(crate) fn private_from(spec: Spec, terms: PrivateTerms) -> Transaction {
 }
 
 pub(crate) fn cancellation(key: ReplacementKey, nonce: Option<u64>, by: Holder) -> Cancellation {
-    Cancellation { key, nonce, holder: by }
+    Cancellation { key, nonce, holder: by, sent_at: None }
 }
 
 /// The name of an outcome.

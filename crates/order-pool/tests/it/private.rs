@@ -6,8 +6,8 @@ use alloy_primitives::{B256, U256};
 
 use order_pool::{
     BundleParts, CANCELLATION_RETENTION, CancelPrivateOutcome, Clock, Funds, Holder, InsertOutcome,
-    MAX_UNKNOWN_CANCELLATIONS, Order, OrderPool, Origin, PoolConfig, PrivateTerms, RejectReason,
-    Transaction,
+    MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER, Order, OrderPool, Origin,
+    PoolConfig, PrivateTerms, RejectReason, Transaction,
 };
 
 use crate::common::{
@@ -76,10 +76,27 @@ fn a_cancellation_that_overtakes_its_transaction_holds_until_it_is_sent_again_or
     // A signer cannot fill the log with what nobody has.
     let mut told = pool.subscribe_all();
     journal(&mut told);
-    (1_000..1_200).for_each(|n| _ = cancel(n, 100));
-    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS);
+    (1_000..3_000).for_each(|n| _ = cancel(n, 100));
+    assert_eq!(journal(&mut told).len(), MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER);
     assert_eq!(cancel(2, 200), CancelPrivateOutcome::Cancelled, "what is here");
     assert_eq!(journal(&mut told).len(), 2);
+}
+
+/// Those of transactions that were here counted too: after 64 of them a caller could cancel nothing that another machine of
+/// a fleet held.
+#[test]
+fn cancellations_of_what_was_here_do_not_count_as_unknown() {
+    let (pool, _) = pool(PoolConfig::default());
+    let now = SystemTime::now();
+    let cancel = |n: u64| pool.cancel_private(nth(n).hash(), address(7), caller(1), now);
+    for n in 0..2 * MAX_UNKNOWN_CANCELLATIONS as u64 {
+        pool.insert_transaction(sent(n, 7, now).held_by(caller(1)));
+        assert_eq!(cancel(n), CancelPrivateOutcome::Cancelled);
+    }
+    let mut told = pool.subscribe_all();
+    journal(&mut told);
+    assert_eq!(cancel(9_999), CancelPrivateOutcome::Unknown);
+    assert_eq!(journal(&mut told), [format!("x{}", nth(9_999).hash())]);
 }
 
 /// Those of the last 15 minutes, which a builder of a fleet reads when it starts, took the place of new ones for a minute: a

@@ -88,7 +88,7 @@ impl Prepared {
                 let signer = signer.ok_or_else(|| needs_signature("replacementUuid"))?;
                 let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
                 let (nonce, holder) = (cancel.replacement_nonce, holder_of(Some(signer)));
-                Verified::Cancellation(Cancellation { key, nonce, holder })
+                Verified::Cancellation(Cancellation { key, nonce, holder, sent_at: None })
             }
             Self::PrivateCancellation(hash) => {
                 let signer = signer.ok_or_else(|| needs_signature("txHash"))?;

@@ -11,8 +11,8 @@ use order_pool::{
 
 use super::*;
 use crate::{
-    tests::{self, KEY, SIGNER, deliverer, keyed_parts, of_blobs, parts},
-    wire::{Encoded, HeadRecord, encode_transaction},
+    tests::{self, KEY, SIGNER, deliverer, keyed_parts, of_blobs, parts, stored_now},
+    wire::{self, Encoded, HeadRecord, Sent},
 };
 
 fn at(seconds: u64) -> SystemTime {
@@ -24,8 +24,14 @@ fn txs(count: usize) -> Vec<Transaction> {
     tests::txs(count).into_iter().map(announced).collect()
 }
 
+/// As a machine sends it that was not held up.
 fn encode(record: Record) -> Encoded {
-    record.encode().expect("a known kind")
+    let sent = Sent { age: Duration::ZERO, local_micros: record.local_micros() };
+    record.encode(&sent).expect("a known kind")
+}
+
+fn encode_transaction(tx: &Transaction) -> Encoded {
+    wire::encode_transaction(tx, Duration::ZERO)
 }
 
 fn message(Encoded { id, payload }: Encoded) -> Message {
@@ -54,7 +60,7 @@ fn six_blobs_that_nobody_could_prove_cost_no_proof_however_often_they_come() {
     let tx = Transaction::new(tx, Origin::Mempool, at(100));
     let mut deliverer = deliverer(true);
     for _ in 0..3 {
-        deliverer.message(&message(encode_transaction(&tx)), at(101));
+        deliverer.message(&message(encode_transaction(&tx)), stored_now(at(101)));
     }
     assert_eq!(counts(&deliverer), [1, 2, 0, 0, 0]);
 }
@@ -69,7 +75,7 @@ fn what_is_damaged_or_without_its_id_is_malformed() {
     let mut without = message(sound);
     without.headers = None;
     for message in [message(other), without, message(cut)] {
-        deliverer.message(&message, at(101));
+        deliverer.message(&message, stored_now(at(101)));
     }
     assert_eq!(counts(&deliverer), [0, 0, 0, 0, 3]);
 }
@@ -79,14 +85,14 @@ fn the_public_stream_brings_no_private_order_no_other_chain_and_no_head_that_is_
     let terms = PrivateTerms { signer: None, max_block: 9 };
     let tx = txs(1).remove(0);
     let private = Transaction::private(tx.recovered().clone(), terms, at(100));
-    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
+    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host, sent_at: None };
     let cancellation = encode(Record::Cancellation(cancellation));
     let mut public = deliverer(false);
     for other in [encode_transaction(&private), cancellation, head(1, 0)] {
-        public.message(&message(other), at(101));
+        public.message(&message(other), stored_now(at(101)));
     }
     public.chain_id = 5;
-    public.message(&message(encode_transaction(&tx)), at(101));
+    public.message(&message(encode_transaction(&tx)), stored_now(at(101)));
     assert_eq!((counts(&public), public.pool.head()), ([0, 0, 0, 4, 0], None));
 }
 
@@ -101,13 +107,18 @@ fn bundles_cancellations_and_private_transactions_reach_the_pool_in_whatever_ord
     let cancelled = PrivateCancellation { hash: *private.hash(), signer, at: at(100), holder };
     let orders = [bundle(keyed_parts(&txs[0], 5, 1)), encode_transaction(&private)];
     let cancellations = [
-        encode(Record::Cancellation(Cancellation { key: KEY, nonce: Some(2), holder })),
+        encode(Record::Cancellation(Cancellation {
+            key: KEY,
+            nonce: Some(2),
+            holder,
+            sent_at: None,
+        })),
         encode(Record::CancelPrivate(cancelled)),
     ];
     let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
     let mut deliver = |messages: &[Encoded; 2]| {
         for it in messages {
-            deliverer.message(&message(it.clone()), at(101));
+            deliverer.message(&message(it.clone()), stored_now(at(101)));
         }
         let stats = deliverer.pool.stats();
         ([stats.bundles, stats.external_txs], counts(&deliverer))
@@ -126,7 +137,7 @@ fn a_replacement_that_comes_after_its_transaction_was_mined_ends_what_it_replace
     deliverer.pool.on_head(Block::new(tests::head(10, 0, 0), vec![*txs[1].hash()]));
     let bundle = |tx: usize, nonce| bundle(keyed_parts(&txs[tx], 12, nonce));
     let mut deliver = |encoded| {
-        deliverer.message(&message(encoded), at(101));
+        deliverer.message(&message(encoded), stored_now(at(101)));
         (deliverer.pool.stats().bundles, counts(&deliverer))
     };
     assert_eq!(deliver(bundle(0, 1)), (1, [1, 0, 0, 0, 0]));
@@ -147,8 +158,8 @@ fn raw_transactions_that_machines_have_dropped_are_not_taken_and_all_else_is() {
     let others = [encode_transaction(&private), bundle(parts(&txs[2], 5)), raw(1)];
     let mut deliverer = Deliverer { flow: Flow::Private, ..deliverer(false) };
     let mut deliver = |encoded, age| {
-        deliverer.stored = Some(begin - Duration::from_secs(age));
-        deliverer.message(&message(encoded), begin);
+        let times = Times { stored: begin - Duration::from_secs(age), now: begin };
+        deliverer.message(&message(encoded), times);
         counts(&deliverer)
     };
     assert_eq!(deliver(raw(0), 61), [0, 0, 0, 1, 0]);
@@ -173,9 +184,9 @@ fn what_a_gap_undid_is_mined_again_with_the_next_block_of_its_chain() {
     let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
     let tx = txs(1).remove(0);
-    deliverer.message(&message(encode_transaction(&tx)), at(101));
+    deliverer.message(&message(encode_transaction(&tx)), stored_now(at(101)));
     let mut tell = |encoded| {
-        deliverer.message(&message(encoded), at(102));
+        deliverer.message(&message(encoded), stored_now(at(102)));
         pool.contains(tx.hash())
     };
     assert!((1..=4).all(|number| tell(head(number, 0))));
@@ -191,7 +202,7 @@ fn what_a_gap_undid_is_mined_again_with_the_next_block_of_its_chain() {
 fn a_machine_whose_node_is_far_behind_undoes_nothing_however_long_it_is() {
     let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
-    let mut tell = |encoded, seconds| deliverer.message(&message(encoded), at(seconds));
+    let mut tell = |encoded, seconds| deliverer.message(&message(encoded), stored_now(at(seconds)));
     (1..=100).for_each(|number| tell(head(number, 0), 12 * number));
     let bundle = Bundle::new(parts(&txs(1)[0], 121)).expect("a bundle");
     let outcome = pool.insert_bundle(bundle);
@@ -211,7 +222,7 @@ fn a_reorg_is_followed_at_once_and_a_chain_that_begins_anew_when_no_other_is_tol
     let mut deliverer = deliverer(true);
     let pool = deliverer.pool.clone();
     let mut tell = |encoded, seconds| {
-        deliverer.message(&message(encoded), at(seconds));
+        deliverer.message(&message(encoded), stored_now(at(seconds)));
         pool.head().map(|head| (head.number, head.hash))
     };
     (1..=9).for_each(|number| _ = tell(head(number, 0), number));

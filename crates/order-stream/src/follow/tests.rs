@@ -10,7 +10,9 @@ use order_pool::{
 use std::time::SystemTime;
 
 use super::*;
-use crate::tests::{KEY, SIGNER, caller, deliverer, hash, head, message, parts, pool, txs};
+use crate::tests::{
+    KEY, SIGNER, caller, deliverer, hash, head, message, parts, pool, stored_now, txs,
+};
 
 fn insert(pool: &OrderPool, tx: &Recovered<PooledTransaction>, origin: Origin) {
     pool.insert_transaction(Transaction::new(tx.clone(), origin, SystemTime::now()));
@@ -181,7 +183,7 @@ fn each_cancellation_is_a_message_of_its_own() {
     let (pool, mut follower) = (pool(), Follower::new(Flow::Private, true));
     let (holder, signer, at) = (Holder::Host, SIGNER, SystemTime::now());
     let private = PrivateCancellation { hash: hash(1, 0), signer, at, holder };
-    let bundle = Cancellation { key: KEY, nonce: None, holder };
+    let bundle = Cancellation { key: KEY, nonce: None, holder, sent_at: None };
     for event in [Event::Cancelled(bundle), Event::CancelledPrivate(private)] {
         let mut suffix = || follower.on(&event, &pool)[0].suffix("a");
         assert_ne!(suffix(), suffix());
@@ -223,8 +225,8 @@ fn an_order_that_was_sent_first_by_another_caller_is_held_in_builders_pools_as_i
         send_bundle(n, stranger, 11);
     }
     for item in items(&mut follower, &ingested, &mut events) {
-        let Encoded { id, payload } = item.encode().expect("a known kind");
-        deliverer.message(&message(&hex::encode(id), payload), SystemTime::now());
+        let Encoded { id, payload } = item.encode(Instant::now()).expect("a known kind");
+        deliverer.message(&message(&hex::encode(id), payload), stored_now(SystemTime::now()));
     }
     for pool in [&ingested, &built] {
         assert_eq!(pool.stats().bundles, 3, "the stranger's two, and the other one's");

@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     pin::pin,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::hex;
@@ -18,11 +18,10 @@ use futures::{
 };
 use tokio::time::{sleep, sleep_until, timeout};
 
-use super::Run;
+use super::{Run, UNSTORED_LIMIT};
 use crate::{
-    follow::Item,
     identity::{Acknowledged, Found},
-    link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE},
+    link::{CHECK_AGAIN, CHECK_EVERY, Link, SILENCE, StreamInfo},
     metrics::RefuseReason,
     position::Extent,
     response::Response,
@@ -52,8 +51,9 @@ struct Session<'a> {
     responses: FuturesUnordered<BoxFuture<'a, Responded>>,
     check: Option<BoxFuture<'a, Result<Found, State>>>,
     check_at: Instant,
-    /// When the stream responded last.
+    /// When the stream responded last, and whether it has over this connection.
     responded_at: Instant,
+    is_served: bool,
 }
 
 impl running::Session for Run {
@@ -63,6 +63,7 @@ impl running::Session for Run {
         let mut context = link.context.clone();
         context.set_timeout(ACK_TIMEOUT);
         self.identity.connected();
+        self.is_acknowledged = false;
         self.window.connected();
         if self.events.is_none() {
             self.compare();
@@ -75,6 +76,7 @@ impl running::Session for Run {
             check: None,
             check_at: Instant::now(),
             responded_at: Instant::now(),
+            is_served: false,
         };
         let Err(end) = session.serve(stop).await;
         self.disconnected();
@@ -111,7 +113,15 @@ impl<'a> Session<'a> {
             }
             let checks = self.check.is_none().then_some(self.check_at);
             let turn = self.run.has_turns().then(|| self.run.turns.next_wake()).flatten();
-            let wake = checks.into_iter().chain(self.run.window.next_wake()).chain(turn).min();
+            let is_waiting = self.run.window.len() > 0 || self.check.is_some();
+            let given_up = is_waiting.then_some(self.responded_at + SILENCE);
+            let given_up = given_up.filter(|_| !is_stopping);
+            let unstored = self.run.shown.unstored.duration().filter(|_| self.run.window.len() > 0);
+            // When the state or the readiness changes without an event.
+            let overdue = unstored.and_then(|unstored| UNSTORED_LIMIT.checked_sub(unstored));
+            let overdue = overdue.map(|left| Instant::now() + left);
+            let wake = checks.into_iter().chain(self.run.window.next_wake()).chain(turn);
+            let wake = wake.chain(overdue).min();
             let event = self.run.events.as_mut().map(StreamExt::next);
             // Acknowledgements before events: they make room. Nothing is lost by a branch that is dropped: each consumes
             // only what it returns.
@@ -123,6 +133,12 @@ impl<'a> Session<'a> {
                 Some(found) = OptionFuture::from(self.check.as_mut()) => {
                     self.check = None;
                     self.note_stream(found, is_stopping)?;
+                }
+                // Behind the responses that have come while it published.
+                Some(()) = OptionFuture::from(given_up.map(|then| sleep_until(then.into()))) => {
+                    let stream = &self.run.stream;
+                    tracing::warn!(stream, "the stream does not respond over this connection");
+                    return Err(State::Unavailable);
                 }
                 Some(()) = OptionFuture::from(wake.map(|at| sleep_until(at.into()))) => {}
                 Some(event) = OptionFuture::from(event), if self.run.held.is_empty() => {
@@ -137,7 +153,9 @@ impl<'a> Session<'a> {
     /// Publishes again what the stream may not have, then what is held, as far as there is room.
     async fn publish(&mut self, is_stopping: bool) -> Result<(), State> {
         while let Some((sent, waited)) = self.run.window.again(Instant::now()) {
-            if let Some(encoded) = self.run.window.get(sent).and_then(Item::encode) {
+            if let Some(encoded) =
+                self.run.window.get(sent).and_then(|item| item.encode(Instant::now()))
+            {
                 self.run.counters.republished.add(1);
                 self.send(sent, encoded, waited).await?;
             }
@@ -149,7 +167,7 @@ impl<'a> Session<'a> {
                 let withdrawn = window.withdraw(|other| item.overrides(other));
                 counters.refused[RefuseReason::Withdrawn as usize].add(withdrawn);
             }
-            let Some(encoded) = item.encode() else { continue };
+            let Some(encoded) = item.encode(Instant::now()) else { continue };
             let size = encoded.payload.len();
             counters.published.add(1);
             counters.bytes.increment(size as u64);
@@ -160,7 +178,7 @@ impl<'a> Session<'a> {
     }
 
     /// Sends a message of the window, whose acknowledgement has been waited for that long. Waits only while the connection's
-    /// commands are full, and not beyond its loss.
+    /// commands are full, and not beyond its loss or its silence.
     async fn send(&mut self, sent: Sent, encoded: Encoded, waited: Duration) -> Result<(), State> {
         let window = &self.run.window;
         let Some(item) = window.get(sent) else { return Ok(()) };
@@ -172,7 +190,10 @@ impl<'a> Session<'a> {
         let message = PublishMessage::build().message_id(&id).payload(encoded.payload);
         let is_other = !matches!(item.record, Record::Order(_));
         let subject = self.run.subjects[usize::from(is_other)].clone();
-        match self.link.unless_lost(self.context.send_publish(subject, message)).await? {
+        let sending = self.context.send_publish(subject, message);
+        // Without an end if the socket takes nothing.
+        let handed_over = timeout(SILENCE, self.link.unless_lost(sending)).await;
+        match handed_over.map_err(|_| State::Unavailable)?? {
             Ok(ack) => {
                 let responded = async move {
                     let ack = timeout(patience, ack.into_future()).await;
@@ -198,8 +219,13 @@ impl<'a> Session<'a> {
 
     fn on_response(&mut self, (sent, message_id, response): Responded) {
         let now = Instant::now();
+        if response != Response::Later(State::Unavailable) {
+            self.responded_at = now;
+        }
         match response {
             Response::Stored { sequence, is_duplicate } => {
+                self.run.is_acknowledged = true;
+                self.run.shown.unstored.restart(now);
                 let Run { window, counters, identity, follower, pool, held, .. } = &mut *self.run;
                 let item = window.get(sent);
                 let again = item.and_then(|item| follower.acknowledged(item, sequence, pool));
@@ -234,12 +260,17 @@ impl<'a> Session<'a> {
         match found {
             Ok(found) => {
                 self.responded_at = now;
+                self.is_served = true;
+                self.run.shown.note_offset(found.clock_offset);
                 if self.run.identity.is_reset(&found, now) {
                     self.run.reset();
                 }
                 Ok(())
             }
-            Err(State::Unavailable) if is_stopping || now < self.responded_at + SILENCE => {
+            // Of a new connection at once: the next server may be better connected.
+            Err(State::Unavailable)
+                if is_stopping || (self.is_served && now < self.responded_at + SILENCE) =>
+            {
                 self.check_at = now + CHECK_AGAIN;
                 Ok(())
             }
@@ -249,12 +280,11 @@ impl<'a> Session<'a> {
 
     /// Asks for the stream, and for the message in the place of the highest that it has acknowledged.
     fn ask(&self) -> BoxFuture<'a, Result<Found, State>> {
-        let (link, name) = (self.link, self.run.stream.clone());
+        let (link, name, clock) = (self.link, self.run.stream.clone(), self.run.clock);
         let asked = self.run.identity.highest.clone();
         let ask = async move {
-            let stream = link.stream(&name).await?;
-            let info = stream.cached_info();
-            let extent = Extent::from(info);
+            let StreamInfo { info, clock_offset } = link.stream(&name, clock).await?;
+            let extent = Extent::from(&info);
             let limit = u64::try_from(info.config.max_bytes).unwrap_or(u64::MAX);
             let mut found = Found {
                 extent,
@@ -263,46 +293,23 @@ impl<'a> Session<'a> {
                 is_full: info.state.bytes > limit / 2,
                 asked,
                 in_its_place: None,
+                clock_offset,
             };
             if let Some(asked) = &found.asked
                 && (extent.first..=extent.last).contains(&asked.sequence)
                 && !link.is_denied("STREAM.MSG.GET.")
             {
-                let raw = stream.get_raw_message(asked.sequence).await.ok();
+                // Without a request of its own: the stream is there.
+                let stream = link.context.get_stream_no_info(&name).await;
+                let raw = match stream {
+                    Ok(stream) => stream.get_raw_message(asked.sequence).await.ok(),
+                    Err(_) => None,
+                };
                 let id = raw.as_ref().and_then(|raw| raw.headers.get(NATS_MESSAGE_ID));
                 found.in_its_place = id.map(ToString::to_string);
-                // Of the moment when it was stored, but for the acknowledgement.
-                let own =
-                    asked.stored_at.and_then(|at| SystemTime::now().checked_sub(at.elapsed()));
-                if let (Some(raw), Some(own)) = (&raw, own)
-                    && let Some(ahead_ms) = clock_ahead_ms(own, raw.time.unix_timestamp_nanos())
-                {
-                    tracing::warn!(ahead_ms, "the clock differs from the server's");
-                }
             }
             Ok(found)
         };
         ask.boxed()
-    }
-}
-
-/// By how many milliseconds a clock that says `own` is ahead of a server's, if that is more than an acknowledgement may take.
-fn clock_ahead_ms(own: SystemTime, server_nanos: i128) -> Option<i128> {
-    let own = own.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let ahead = own.as_nanos().cast_signed() - server_nanos;
-    (ahead.unsigned_abs() > ACK_TIMEOUT.as_nanos()).then_some(ahead / 1_000_000)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_clock_differs_by_more_than_an_acknowledgement_takes() {
-        let own = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000);
-        let server = |seconds: i128| seconds * 1_000_000_000;
-        assert_eq!(clock_ahead_ms(own, server(995)), None);
-        assert_eq!(clock_ahead_ms(own, server(400)), Some(600_000));
-        assert_eq!(clock_ahead_ms(own, server(1_600)), Some(-600_000));
     }
 }

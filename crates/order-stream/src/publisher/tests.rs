@@ -19,7 +19,7 @@ fn txs(count: usize) -> Vec<Transaction> {
 /// Of a flow, with a connection.
 fn connected(pool: &OrderPool, flow: Flow) -> Run {
     let config = PublisherConfig::new(ServerConfig::default(), 1, "a");
-    let mut run = Run::new(pool, &PublisherConfig { flow, ..config });
+    let mut run = Run::new(pool, &PublisherConfig { flow, ..config }, WallClock::default());
     run.compare();
     run
 }
@@ -54,7 +54,8 @@ fn a_bundle_that_is_cancelled_before_its_turn_is_not_published_though_nothing_wa
         pool.insert_bundle(bundle(&txs[0], 1));
         read(&mut run);
         assert_eq!(run.turns.len(), 1);
-        let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
+        let holder = Holder::Host;
+        let cancellation = Cancellation { key: KEY, nonce: None, holder, sent_at: None };
         pool.cancel_bundle(cancellation);
         if is_log_lost {
             clock.advance(CANCELLATION_RETENTION);
@@ -86,7 +87,8 @@ fn what_is_replaced_or_cancelled_before_its_turn_is_not_counted_as_lost() {
         pool.insert_bundle(bundle(tx, nonce));
         assert_eq!(unsent(&mut run), (1, 0));
     }
-    pool.cancel_bundle(Cancellation { key: KEY, nonce: Some(4), holder: Holder::Host });
+    let holder = Holder::Host;
+    pool.cancel_bundle(Cancellation { key: KEY, nonce: Some(4), holder, sent_at: None });
     assert_eq!(unsent(&mut run), (0, 0));
     pool.insert_bundle(bundle(&txs[3], 5));
     assert_eq!(unsent(&mut run), (1, 0));

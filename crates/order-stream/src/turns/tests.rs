@@ -17,12 +17,14 @@ fn order(n: u64, bytes: usize) -> Item {
     let tx = PooledTransaction::Eip1559(tx.into_signed(Signature::test_signature()));
     let tx = Recovered::new_unchecked(tx, Address::ZERO);
     let tx = Transaction::new(tx, Origin::Rpc, SystemTime::UNIX_EPOCH);
-    Item { record: Record::Order(Arc::new(Order::Tx(tx))), number: None, hold: None }
+    let record = Record::Order(Arc::new(Order::Tx(tx)));
+    Item { record, number: None, hold: None, arrived: None }
 }
 
 fn cancellation() -> Item {
-    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
-    Item { record: Record::Cancellation(cancellation), number: None, hold: None }
+    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host, sent_at: None };
+    let record = Record::Cancellation(cancellation);
+    Item { record, number: None, hold: None, arrived: None }
 }
 
 fn id(item: &Item) -> OrderId {

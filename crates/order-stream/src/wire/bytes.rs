@@ -1,9 +1,6 @@
 //! Reading and writing of the fields.
 
-use std::{
-    net::IpAddr,
-    time::{Duration, SystemTime},
-};
+use std::{net::IpAddr, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use bytes::{BufMut as _, BytesMut};
@@ -58,10 +55,8 @@ impl<'a> Reader<'a> {
         Ok(usize::try_from(length).unwrap_or(usize::MAX))
     }
 
-    pub(super) fn time(&mut self) -> Result<SystemTime, WireError> {
-        let nanos = self.u64()?;
-        let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos));
-        time.ok_or(WireError::Value { field: "first_seen", value: nanos })
+    pub(super) fn age(&mut self) -> Result<Duration, WireError> {
+        self.u64().map(Duration::from_nanos)
     }
 
     /// Against whom the publisher counts an order.
@@ -124,10 +119,9 @@ impl Writer {
         self.bytes.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
     }
 
-    /// A time before 1970 becomes 1970, one after 2554 the latest that fits.
-    pub(super) fn time(&mut self, time: SystemTime) {
-        let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        self.bytes.put_u64(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX));
+    /// An age of more than 584 years becomes the highest that fits.
+    pub(super) fn age(&mut self, age: Duration) {
+        self.bytes.put_u64(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX));
     }
 
     pub(super) fn holder(&mut self, holder: Holder) {

@@ -13,25 +13,75 @@ use order_pool::{
 use uuid::Uuid;
 
 use super::{
-    Encoded, KIND_BUNDLE, KIND_CANCEL_PRIVATE, KIND_CANCELLATION, KIND_HEAD, KIND_TX, WireError,
+    Encoded, KIND_BUNDLE, KIND_CANCEL_PRIVATE, KIND_CANCELLATION, KIND_HEAD, KIND_TX, Sent,
+    WireError,
     bytes::{Reader, Writer},
+    micros,
 };
 
 const ORIGIN_MEMPOOL: u8 = 0;
 const ORIGIN_RPC: u8 = 1;
 const ORIGIN_PRIVATE: u8 = 2;
 
-/// Encodes what is published of a pooled transaction: origin, first-seen time, sender and holder,
-/// 30 to 50 bytes; of a private one its terms; then the transaction in EIP-2718 form, with its
-/// sidecar if it has blobs. One that a node has announced counts as announced, whoever sent it
-/// first, and its terms are void. The message id is its hash.
-#[must_use]
-pub fn encode_transaction(tx: &Transaction) -> Encoded {
-    encode_tx(tx, tx.holder(), tx.private_terms())
+const NONCE_NONE: u8 = 0;
+const NONCE_CHOSEN: u8 = 1;
+const NONCE_ASSIGNED: u8 = 2;
+
+/// The nonce of a bundle or of a cancellation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Nonce {
+    None,
+    /// By the searcher.
+    Chosen(u64),
+    /// By the publisher's pool: it is [`Sent::local_micros`], and readers assign another one by the message's time.
+    Assigned(u64),
 }
 
-/// The same, as another holder has sent it.
-pub(super) fn encode_tx(tx: &Transaction, holder: Holder, terms: Option<&PrivateTerms>) -> Encoded {
+impl Nonce {
+    fn write(self, writer: &mut Writer) {
+        let (kind, value) = match self {
+            Self::None => (NONCE_NONE, None),
+            Self::Chosen(nonce) => (NONCE_CHOSEN, Some(nonce)),
+            Self::Assigned(nonce) => (NONCE_ASSIGNED, Some(nonce)),
+        };
+        writer.put([kind]);
+        if let Some(nonce) = value {
+            writer.put(nonce.to_be_bytes());
+        }
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Result<Self, WireError> {
+        match reader.array()? {
+            [NONCE_NONE] => Ok(Self::None),
+            [NONCE_CHOSEN] => reader.u64().map(Self::Chosen),
+            [NONCE_ASSIGNED] => reader.u64().map(Self::Assigned),
+            [value] => Err(WireError::Value { field: "nonce", value: value.into() }),
+        }
+    }
+
+    const fn chosen(self) -> Option<u64> {
+        match self {
+            Self::Chosen(nonce) => Some(nonce),
+            Self::None | Self::Assigned(_) => None,
+        }
+    }
+
+    /// [`Sent::local_micros`] of a bundle or of a cancellation.
+    const fn local_micros(self) -> u64 {
+        match self {
+            Self::Assigned(nonce) => nonce,
+            Self::None | Self::Chosen(_) => 0,
+        }
+    }
+}
+
+/// See [`encode_transaction`](super::encode_transaction). `holder` may be another one than who sent it first.
+pub(super) fn encode_tx(
+    tx: &Transaction,
+    holder: Holder,
+    terms: Option<&PrivateTerms>,
+    sent: &Sent,
+) -> Encoded {
     let mut writer = Writer::new(KIND_TX, tx.envelope().encode_2718_len().saturating_add(64));
     let terms = terms.filter(|_| !tx.is_public());
     writer.put([match terms {
@@ -39,7 +89,10 @@ pub(super) fn encode_tx(tx: &Transaction, holder: Holder, terms: Option<&Private
         None if tx.is_public() => ORIGIN_MEMPOOL,
         None => ORIGIN_RPC,
     }]);
-    writer.time(tx.first_seen());
+    writer.age(sent.age);
+    if !tx.is_public() {
+        writer.put(sent.local_micros.to_be_bytes());
+    }
     writer.put(tx.sender());
     writer.holder(holder);
     if let Some(PrivateTerms { signer, max_block }) = terms {
@@ -50,9 +103,18 @@ pub(super) fn encode_tx(tx: &Transaction, holder: Holder, terms: Option<&Private
     Encoded { id: *tx.hash(), payload: writer.bytes.freeze() }
 }
 
-pub(super) fn read_tx(reader: &mut Reader<'_>, now: SystemTime) -> Result<Transaction, WireError> {
+pub(super) fn read_tx(
+    reader: &mut Reader<'_>,
+    stored: SystemTime,
+) -> Result<(Transaction, Sent), WireError> {
     let [origin] = reader.array()?;
-    let first_seen = reader.time()?.min(now);
+    if ![ORIGIN_MEMPOOL, ORIGIN_RPC, ORIGIN_PRIVATE].contains(&origin) {
+        return Err(WireError::Value { field: "origin", value: origin.into() });
+    }
+    let age = reader.age()?;
+    let local_micros = if origin == ORIGIN_MEMPOOL { 0 } else { reader.u64()? };
+    let sent = Sent { age, local_micros };
+    let first_seen = sent.time(stored);
     let sender = reader.address()?;
     let holder = reader.holder()?;
     let terms = match origin {
@@ -64,13 +126,12 @@ pub(super) fn read_tx(reader: &mut Reader<'_>, now: SystemTime) -> Result<Transa
     };
     let raw = reader.take(reader.rest.len())?;
     let tx = Recovered::new_unchecked(decode(0, raw)?, sender);
-    let tx = match (terms, origin) {
-        (Some(terms), _) => Transaction::private(tx, terms, first_seen),
-        (None, ORIGIN_MEMPOOL) => Transaction::new(tx, Origin::Mempool, first_seen),
-        (None, ORIGIN_RPC) => Transaction::new(tx, Origin::Rpc, first_seen),
-        _ => return Err(WireError::Value { field: "origin", value: origin.into() }),
+    let tx = match terms {
+        Some(terms) => Transaction::private(tx, terms, first_seen),
+        None if origin == ORIGIN_MEMPOOL => Transaction::new(tx, Origin::Mempool, first_seen),
+        None => Transaction::new(tx, Origin::Rpc, first_seen),
     };
-    Ok(tx.held_by(holder))
+    Ok((tx.held_by(holder), sent))
 }
 
 fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {
@@ -78,17 +139,23 @@ fn decode(index: usize, raw: &[u8]) -> Result<PooledTransaction, WireError> {
         .map_err(|source| WireError::Undecodable { index, source })
 }
 
-/// The message id covers all fields but the first-seen time and the holder.
-pub(super) fn encode_bundle(bundle: &Bundle, holder: Holder) -> Encoded {
+/// The message id covers all fields but the age and the holder.
+pub(super) fn encode_bundle(bundle: &Bundle, holder: Holder, sent: &Sent) -> Encoded {
     let parts = bundle.parts();
-    let numbers = [parts.block, parts.min_timestamp, parts.max_timestamp, parts.replacement_nonce];
+    let numbers = [parts.block, parts.min_timestamp, parts.max_timestamp];
     let lists = [&parts.reverting_tx_hashes, &parts.dropping_tx_hashes, &parts.refund_tx_hashes];
     // Its memory is a little more than its bytes.
     let mut writer = Writer::new(KIND_BUNDLE, bundle.size_bytes());
-    writer.time(bundle.first_seen());
+    writer.age(sent.age);
     writer.holder(holder);
     writer.begin_content();
     numbers.iter().for_each(|number| writer.number(*number));
+    let nonce = match parts.replacement_nonce {
+        Some(nonce) if !bundle.has_assigned_nonce() => Nonce::Chosen(nonce),
+        _ if bundle.key().is_some() => Nonce::Assigned(sent.local_micros),
+        _ => Nonce::None,
+    };
+    nonce.write(&mut writer);
     writer.option(parts.refund_percent.map(|percent| [percent]));
     writer.option(parts.refund_recipient);
     writer.option(parts.refund_identity);
@@ -105,14 +172,23 @@ pub(super) fn encode_bundle(bundle: &Bundle, holder: Holder) -> Encoded {
     writer.finish()
 }
 
-pub(super) fn read_bundle(reader: &mut Reader<'_>, now: SystemTime) -> Result<Bundle, WireError> {
-    let (first_seen, holder) = (reader.time()?.min(now), reader.holder()?);
+pub(super) fn read_bundle(
+    reader: &mut Reader<'_>,
+    stored: SystemTime,
+) -> Result<(Bundle, Sent), WireError> {
+    let (age, holder) = (reader.age()?, reader.holder()?);
     reader.begin_content();
+    let block = reader.option(Reader::u64)?;
+    let min_timestamp = reader.option(Reader::u64)?;
+    let max_timestamp = reader.option(Reader::u64)?;
+    let nonce = Nonce::read(reader)?;
+    let sent = Sent { age, local_micros: nonce.local_micros() };
+    let first_seen = sent.time(stored);
     let mut parts = BundleParts {
-        block: reader.option(Reader::u64)?,
-        min_timestamp: reader.option(Reader::u64)?,
-        max_timestamp: reader.option(Reader::u64)?,
-        replacement_nonce: reader.option(Reader::u64)?,
+        block,
+        min_timestamp,
+        max_timestamp,
+        replacement_nonce: nonce.chosen(),
         refund_percent: reader.option(Reader::array)?.map(|[percent]| percent),
         refund_recipient: reader.option(Reader::address)?,
         refund_identity: reader.option(Reader::address)?,
@@ -134,33 +210,55 @@ pub(super) fn read_bundle(reader: &mut Reader<'_>, now: SystemTime) -> Result<Bu
         parts.txs.push(Transaction::new(tx, Origin::Rpc, first_seen));
     }
     parts.txs.shrink_to_fit();
-    Ok(Bundle::new(parts)?)
+    let bundle = Bundle::new(parts)?;
+    // There is one encoding of each bundle: it has a nonce if it has a key.
+    match (bundle.key(), nonce) {
+        (Some(_), Nonce::None) => {
+            Err(WireError::Value { field: "nonce", value: NONCE_NONE.into() })
+        }
+        (None, Nonce::Assigned(value)) => Err(WireError::Value { field: "nonce", value }),
+        _ => Ok((bundle, sent)),
+    }
 }
 
 /// The message id covers key and nonce.
-pub(super) fn encode_cancellation(cancellation: &Cancellation) -> Encoded {
-    let Cancellation { key, nonce, holder } = cancellation;
+pub(super) fn encode_cancellation(cancellation: &Cancellation, sent: &Sent) -> Encoded {
+    let Cancellation { key, nonce, holder, sent_at } = cancellation;
     let mut writer = Writer::new(KIND_CANCELLATION, 64);
+    writer.age(sent.age);
     writer.holder(*holder);
     writer.begin_content();
     writer.put(key.uuid);
     writer.put(key.signer);
-    writer.number(*nonce);
+    let nonce = match nonce {
+        None => Nonce::None,
+        Some(_) if sent_at.is_some() => Nonce::Assigned(sent.local_micros),
+        Some(nonce) => Nonce::Chosen(*nonce),
+    };
+    nonce.write(&mut writer);
     writer.finish()
 }
 
-pub(super) fn read_cancellation(reader: &mut Reader<'_>) -> Result<Cancellation, WireError> {
-    let holder = reader.holder()?;
+pub(super) fn read_cancellation(
+    reader: &mut Reader<'_>,
+    stored: SystemTime,
+) -> Result<(Cancellation, Sent), WireError> {
+    let (age, holder) = (reader.age()?, reader.holder()?);
     reader.begin_content();
     let uuid = reader.array().map(Uuid::from_bytes)?;
     let key = ReplacementKey { uuid, signer: reader.address()? };
-    Ok(Cancellation { key, nonce: reader.option(Reader::u64)?, holder })
+    let nonce = Nonce::read(reader)?;
+    let sent = Sent { age, local_micros: nonce.local_micros() };
+    let sent_at = matches!(nonce, Nonce::Assigned(_)).then(|| sent.time(stored));
+    let nonce = nonce.chosen().or(sent_at.map(micros));
+    Ok((Cancellation { key, nonce, holder, sent_at }, sent))
 }
 
 /// The message id covers transaction and signer.
-pub(super) fn encode_cancel_private(cancellation: &PrivateCancellation) -> Encoded {
-    let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 64);
-    writer.time(cancellation.at);
+pub(super) fn encode_cancel_private(cancellation: &PrivateCancellation, sent: &Sent) -> Encoded {
+    let mut writer = Writer::new(KIND_CANCEL_PRIVATE, 72);
+    writer.age(sent.age);
+    writer.put(sent.local_micros.to_be_bytes());
     writer.holder(cancellation.holder);
     writer.begin_content();
     writer.put(cancellation.hash);
@@ -170,12 +268,13 @@ pub(super) fn encode_cancel_private(cancellation: &PrivateCancellation) -> Encod
 
 pub(super) fn read_cancel_private(
     reader: &mut Reader<'_>,
-    now: SystemTime,
-) -> Result<PrivateCancellation, WireError> {
-    let (at, holder) = (reader.time()?.min(now), reader.holder()?);
+    stored: SystemTime,
+) -> Result<(PrivateCancellation, Sent), WireError> {
+    let sent = Sent { age: reader.age()?, local_micros: reader.u64()? };
+    let (at, holder) = (sent.time(stored), reader.holder()?);
     reader.begin_content();
     let (hash, signer) = (reader.hash()?, reader.address()?);
-    Ok(PrivateCancellation { hash, signer, at, holder })
+    Ok((PrivateCancellation { hash, signer, at, holder }, sent))
 }
 
 /// A head as it was published.

@@ -58,13 +58,26 @@ fn bundle(parts: BundleParts) -> Record {
     Record::Order(Arc::new(Order::Bundle(Bundle::new(parts).expect("a bundle"))))
 }
 
+const AGE: Duration = Duration::from_secs(3);
+
+/// As a publisher sends it three seconds after its arrival.
 fn encode(record: &Record) -> Encoded {
-    record.encode().expect("a known kind")
+    let sent = Sent { age: AGE, local_micros: record.local_micros() };
+    record.encode(&sent).expect("a known kind")
 }
 
-/// Of a clock that is ahead of all others.
-fn decode(id: &B256, payload: &[u8]) -> Result<Record, WireError> {
-    Record::decode(id, payload, at(u64::MAX))
+/// When the server has stored all messages.
+fn stored() -> SystemTime {
+    at(1_234_567_890_123_456_789)
+}
+
+fn decode(id: &B256, payload: &[u8]) -> Result<Decoded, WireError> {
+    Record::decode(id, payload, stored())
+}
+
+/// As it was read.
+fn encode_again(Decoded { record, sent, .. }: &Decoded) -> Encoded {
+    record.encode(sent).expect("a known kind")
 }
 
 prop_compose! {
@@ -127,9 +140,9 @@ prop_compose! {
 
 /// Decodes to a record that encodes to the same message.
 fn round_trip(encoded: &Encoded) -> Record {
-    let record = decode(&encoded.id, &encoded.payload).expect("a record");
-    assert_eq!(encode(&record), *encoded);
-    record
+    let decoded = decode(&encoded.id, &encoded.payload).expect("a record");
+    assert_eq!(encode_again(&decoded), *encoded);
+    decoded.record
 }
 
 fn order_round_trip(encoded: &Encoded) -> Order {
@@ -144,12 +157,12 @@ fn transactions_of_every_type_keep_bytes_sender_and_times() {
     let all = [None, Some(terms), None, Some(PrivateTerms { signer: None, ..terms })];
     for (tx, terms) in txs.zip(all.into_iter().cycle()) {
         let sent = terms.map_or_else(|| pooled(tx.clone()), |terms| private(tx.clone(), terms));
-        let Order::Tx(read) = order_round_trip(&encode_transaction(&sent)) else {
+        let Order::Tx(read) = order_round_trip(&encode_transaction(&sent, AGE)) else {
             panic!("another kind")
         };
         assert_eq!((read.recovered(), read.origin()), (sent.recovered(), sent.origin()));
         let terms = sent.private_terms();
-        assert_eq!((read.first_seen(), read.private_terms()), (sent.first_seen(), terms));
+        assert_eq!((read.first_seen(), read.private_terms()), (stored() - AGE, terms));
     }
 }
 
@@ -157,7 +170,7 @@ fn transactions_of_every_type_keep_bytes_sender_and_times() {
 fn an_announced_transaction_costs_32_bytes_more_than_its_own() {
     use alloy_eips::eip2718::Encodable2718 as _;
     let tx = envelopes(1).remove(0);
-    let encoded = encode_transaction(&pooled(tx.clone()));
+    let encoded = encode_transaction(&pooled(tx.clone()), AGE);
     assert_eq!(encoded.payload.len(), tx.encode_2718_len() + 32);
     assert_eq!(encoded.id, *tx.tx_hash());
 }
@@ -167,7 +180,7 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
     let holder = Holder::Signer(SIGNER);
     let mut ids = std::collections::BTreeSet::new();
     for nonce in [None, Some(0), Some(u64::MAX)] {
-        let sent = Cancellation { key: KEY, nonce, holder };
+        let sent = Cancellation { key: KEY, nonce, holder, sent_at: None };
         let encoded = encode(&Record::Cancellation(sent));
         assert!(matches!(round_trip(&encoded), Record::Cancellation(read) if read == sent));
         assert!(ids.insert(encoded.id));
@@ -175,7 +188,8 @@ fn cancellations_keep_their_fields_and_differ_in_their_ids() {
     let hash = B256::repeat_byte(9);
     let sent = PrivateCancellation { hash, signer: SIGNER, at: at(7), holder };
     let read = round_trip(&encode(&Record::CancelPrivate(sent)));
-    assert!(matches!(read, Record::CancelPrivate(read) if read == sent));
+    let expected = PrivateCancellation { at: stored() - AGE, ..sent };
+    assert!(matches!(read, Record::CancelPrivate(read) if read == expected));
 }
 
 #[test]
@@ -195,36 +209,41 @@ fn a_reorg_back_to_an_earlier_block_is_a_message_of_its_own() {
 
 #[test]
 fn another_version_another_kind_another_id_and_other_bytes_are_refused() {
-    let Encoded { id, payload } = encode_transaction(&pooled(envelopes(1).remove(0)));
+    let Encoded { id, payload } = encode_transaction(&pooled(envelopes(1).remove(0)), AGE);
     let changed = |index: usize, value| {
         let mut bytes = payload.to_vec();
         bytes[index] = value;
         decode(&id, &bytes)
     };
-    assert!(matches!(changed(0, 2), Err(WireError::Value { field: "version", value: 2 })));
+    assert!(matches!(changed(0, 1), Err(WireError::Value { field: "version", value: 1 })));
     assert!(matches!(changed(1, 99), Err(WireError::Value { field: "kind", value: 99 })));
     assert!(matches!(changed(2, 9), Err(WireError::Value { field: "origin", value: 9 })));
     assert!(matches!(decode(&B256::ZERO, &payload), Err(WireError::Id { .. })));
     let longer = vec![VERSION; MAX_MESSAGE_BYTES + 1];
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { field: "length", .. })));
-    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host };
+    let cancellation = Cancellation { key: KEY, nonce: None, holder: Holder::Host, sent_at: None };
     let Encoded { id, payload } = encode(&Record::Cancellation(cancellation));
     let longer = [&payload[..], &[0]].concat();
     assert!(matches!(decode(&id, &longer), Err(WireError::Value { value: 1, .. })));
 }
 
+/// It was clamped to the clock of who read it, so that builders whose clocks differ did not agree.
 #[test]
-fn a_first_seen_time_of_a_clock_that_is_ahead_becomes_now() {
-    let tx = envelopes(1).remove(0).try_into_recovered().expect("a sender");
-    let sent = |first_seen| {
-        let tx = Transaction::new(tx.clone(), Origin::Mempool, first_seen);
+fn the_time_of_a_message_is_when_it_was_stored_less_its_age_whatever_the_publishers_clock_says() {
+    for first_seen in [at(0), at(7), at(u64::MAX)] {
+        let tx = envelopes(1).remove(0).try_into_recovered().expect("a sender");
+        let tx = Transaction::new(tx, Origin::Rpc, first_seen);
         let (txs, first_seen) = (vec![tx.clone()], Some(first_seen));
-        let bundle = bundle(BundleParts { txs, first_seen, ..Default::default() });
-        [encode_transaction(&tx), encode(&bundle)]
-    };
-    for (ahead, now) in sent(at(8)).iter().zip(sent(at(7))) {
-        let read = Record::decode(&ahead.id, &ahead.payload, at(7)).expect("a record");
-        assert_eq!(encode(&read), now);
+        let parts =
+            BundleParts { uuid: Some(KEY.uuid), signer: Some(SIGNER), ..Default::default() };
+        let bundle = encode(&bundle(BundleParts { txs, first_seen, ..parts }));
+        let Order::Tx(tx) = order_round_trip(&encode_transaction(&tx, AGE)) else {
+            panic!("another kind")
+        };
+        let Order::Bundle(bundle) = order_round_trip(&bundle) else { panic!("another kind") };
+        let expected = stored() - AGE;
+        assert_eq!((tx.first_seen(), bundle.first_seen()), (expected, expected));
+        assert_eq!(bundle.nonce(), None, "readers assign it by that time");
     }
 }
 
@@ -242,14 +261,16 @@ fn examples() -> Vec<Encoded> {
         ..keyed_parts(&pooled(txs[0].clone()), 1, 4)
     });
     let head = Head::new(5, B256::repeat_byte(5), B256::repeat_byte(4));
+    let assigned = Cancellation { key: KEY, nonce: Some(4), holder, sent_at: None };
     let records = [
         bundle,
-        Record::Cancellation(Cancellation { key: KEY, nonce: Some(4), holder }),
+        Record::Cancellation(Cancellation { key: KEY, nonce: Some(4), holder, sent_at: None }),
+        Record::Cancellation(Cancellation { sent_at: Some(at(4)), ..assigned }),
         Record::CancelPrivate(PrivateCancellation { hash, signer: SIGNER, at: at(1), holder }),
         Record::Head(HeadRecord { head, previous: B256::ZERO, mined: vec![B256::ZERO] }.into()),
     ];
     let [public, private] = [pooled(txs[2].clone()), private(txs[3].clone(), terms)];
-    let txs = [public, private].map(|tx| encode_transaction(&tx));
+    let txs = [public, private].map(|tx| encode_transaction(&tx, AGE));
     txs.into_iter().chain(records.iter().map(encode)).collect()
 }
 
@@ -261,7 +282,7 @@ proptest! {
         let Order::Bundle(after) = order_round_trip(&sent) else { panic!("another kind") };
         // The id is a hash of all fields but the times and the senders.
         prop_assert_eq!(after.id(), before.id());
-        prop_assert_eq!(after.first_seen(), before.first_seen());
+        prop_assert_eq!(after.first_seen(), stored() - AGE);
         for (after, before) in after.txs().iter().zip(before.txs()) {
             prop_assert_eq!(after.recovered(), before.recovered());
         }
@@ -276,14 +297,14 @@ proptest! {
     /// What decodes has the id that it claims and encodes to the bytes that were read.
     #[test]
     fn damaged_messages_are_refused_or_are_what_they_say(
-        (index, bytes) in (0..6_usize).prop_flat_map(|index| {
+        (index, bytes) in (0..7_usize).prop_flat_map(|index| {
             let payload = EXAMPLES[index].payload.to_vec();
             (Just(index), damaged(vec![payload]))
         }),
     ) {
         let id = EXAMPLES[index].id;
-        if let Ok(record) = decode(&id, &bytes) {
-            prop_assert_eq!(encode(&record), Encoded { id, payload: bytes.into() });
+        if let Ok(decoded) = decode(&id, &bytes) {
+            prop_assert_eq!(encode_again(&decoded), Encoded { id, payload: bytes.into() });
         }
     }
 

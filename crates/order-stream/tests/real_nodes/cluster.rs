@@ -47,3 +47,48 @@ async fn a_killed_leader_costs_time_and_no_order() {
     // A leader that is killed while it replicates can have stored a message that its successor stores again.
     assert!(stats.known <= 20 && stats.received == stats.pooled + stats.known, "{stats:?}");
 }
+
+/// Each chose servers at random, and waited for ten seconds at each that was cut off.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_publishers_of_a_server_that_hangs_go_on_with_the_next_one_within_six_seconds() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let mut cluster = NatsCluster::start(dir.path(), 3, &NatsConfig::default()).expect("a cluster");
+    let server = ServerConfig::cluster(cluster.urls());
+    let replicated = StreamConfig { replicas: 3, ..stream(Flow::Public) };
+    ensure_stream(&server, &replicated).await.expect("a stream");
+    let machines: Vec<_> = (0..12)
+        .map(|n| {
+            let pool = pool();
+            let publisher = publisher(server.clone(), &pool, &format!("m{n}"));
+            (pool, publisher)
+        })
+        .collect();
+    for (_, publisher) in &machines {
+        until_live(publisher).await;
+    }
+    // A third of them are there.
+    let leader = cluster.stream_leader(STREAM).expect("a leader");
+    let hanging = (leader + 1) % 3;
+    cluster.server(hanging).sigstop().expect("a stopped server");
+    let txs = transactions(42, machines.len(), 0);
+    for ((pool, _), tx) in machines.iter().zip(&txs) {
+        insert(pool, std::slice::from_ref(tx));
+    }
+    let mut took = Vec::new();
+    let began = Instant::now();
+    for (n, (_, publisher)) in machines.iter().enumerate() {
+        until(&format!("machine {n} has stored its order"), || {
+            publisher.stats().stored == 1 && publisher.unstored_for().is_none()
+        })
+        .await;
+        took.push(began.elapsed());
+    }
+    cluster.server(hanging).sigcont().expect("a server");
+    println!("stored after {took:.1?}");
+    assert!(took.iter().max() < Some(&Duration::from_secs(6)), "{took:?}");
+    let connects: u64 = machines.iter().map(|(_, publisher)| publisher.stats().connects).sum();
+    assert!(connects > 12, "none was connected to the server that hangs");
+    for (_, publisher) in machines {
+        finish(publisher).await;
+    }
+}

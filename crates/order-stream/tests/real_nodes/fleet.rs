@@ -19,7 +19,7 @@ async fn a_builders_pool_becomes_the_publishers_and_stays_it() {
     until_equal(&ingested, &built).await;
     let order = built.get(txs[300].hash()).expect("an order");
     let tx = order.as_tx().expect("a transaction");
-    assert_eq!((tx.sender(), tx.first_seen()), (txs[300].sender(), txs[300].first_seen()));
+    assert_eq!(tx.sender(), txs[300].sender());
     assert_eq!(tx.recovered(), txs[300].recovered());
     ingested.on_head(block(1, 0, 0, &[*txs[0].hash(), *txs[399].hash()]));
     until("the head", || built.head() == ingested.head()).await;
@@ -146,7 +146,8 @@ pub(crate) const SIGNER: Address = Address::repeat_byte(1);
 
 fn cancel(pool: &OrderPool, uuid: u128, nonce: Option<u64>) {
     let key = ReplacementKey { uuid: uuid::Uuid::from_u128(uuid), signer: SIGNER };
-    let outcome = pool.cancel_bundle(Cancellation { key, nonce, holder: Holder::Host });
+    let outcome =
+        pool.cancel_bundle(Cancellation { key, nonce, holder: Holder::Host, sent_at: None });
     assert!(matches!(outcome, CancelOutcome::Cancelled { .. }), "{outcome:?}");
 }
 

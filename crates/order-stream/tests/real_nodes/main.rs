@@ -8,6 +8,7 @@ mod fleet;
 mod proxy;
 mod resets;
 mod rights;
+mod time;
 
 use std::{
     collections::BTreeSet,

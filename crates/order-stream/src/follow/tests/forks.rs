@@ -90,14 +90,15 @@ impl Fleet {
     fn publish(&mut self, n: usize) -> bool {
         let Machine { pool, follower, name, held, .. } = &mut self.machines[n];
         let Some(item) = held.pop_front() else { return false };
-        let encoded = item.record.encode().expect("a message");
+        let encoded = item.encode(std::time::Instant::now()).expect("a message");
         let mut id = alloy_primitives::hex::encode(encoded.id);
         id.push_str(&item.suffix(name).unwrap_or_default());
         let next = self.stored.len() as u64 + 1;
         let sequence = *self.stored.entry(id.clone()).or_insert(next);
         held.extend(follower.acknowledged(&item, sequence, pool));
         if sequence == next {
-            self.source.message(&message(&id, encoded.payload), SystemTime::UNIX_EPOCH);
+            let times = crate::tests::stored_now(SystemTime::UNIX_EPOCH);
+            self.source.message(&message(&id, encoded.payload), times);
         }
         true
     }
