@@ -147,7 +147,11 @@ impl Running {
         #[cfg(feature = "rpc")]
         if let Some(config) = &options.rpc {
             let chain_id = options.chain(config.chain_id, chain, "--rpc")?;
-            ingest.start_rpc(OrderRpcConfig { chain_id, ..config.clone() })?;
+            let config = OrderRpcConfig { chain_id, ..config.clone() };
+            #[cfg(feature = "fleet")]
+            ingest.start_rpc_with(config, |host| host.with_publishing(publishing.readiness()))?;
+            #[cfg(not(feature = "fleet"))]
+            ingest.start_rpc(config)?;
         }
         Ok(Self {
             ingest,

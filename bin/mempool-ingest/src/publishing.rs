@@ -85,6 +85,12 @@ impl Publishing {
         Ok(Self(publishers))
     }
 
+    /// Returns a function that says whether what the pool accepts now can be expected to reach the builders.
+    pub(crate) fn readiness(&self) -> impl Fn() -> bool + Send + Sync + 'static {
+        let flows: Vec<_> = self.0.iter().map(|(_, publisher)| publisher.readiness()).collect();
+        move || flows.iter().all(|is_ready| is_ready())
+    }
+
     /// What a line of the display says of each flow.
     pub(crate) fn status(&self) -> Vec<Published> {
         let flow = |(flow, publisher): &(&'static str, Publisher)| {

@@ -115,6 +115,10 @@ pub struct OrderRpcConfig {
     /// `order_rpc_admissions_total{verdict="timed_out"}`.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub admission_timeout: Duration,
+    /// Whether orders and cancellations are refused (`not_published`) while the host says that it cannot publish them
+    /// ([`Host::with_publishing`](crate::Host::with_publishing)). Turn it on where searchers send to several machines, and
+    /// should send to another one then. Default false: the pool takes them, and they are published later.
+    pub refuse_unpublished: bool,
     /// Names that the `Host` of a request may have, without a port, beside IP addresses and
     /// `localhost`. Default: none; a request with another one is refused, since a web page that
     /// another machine's browser shows may have sent it (DNS rebinding). Whoever reaches the server
@@ -153,6 +157,7 @@ impl OrderRpcConfig {
             max_buffered_bytes: DEFAULT_MAX_BUFFERED_BYTES,
             max_connections: DEFAULT_MAX_CONNECTIONS,
             admission_timeout: DEFAULT_ADMISSION_TIMEOUT,
+            refuse_unpublished: false,
             host_names: Vec::new(),
             trusted_proxies: Vec::new(),
             trusted_fronts: Vec::new(),

@@ -15,6 +15,7 @@ pub struct Host {
     pub monitor: Option<LoadMonitor>,
     pub(crate) sources_live: Arc<dyn Fn() -> bool + Send + Sync>,
     pub(crate) sources_audited: Arc<dyn Fn() -> bool + Send + Sync>,
+    pub(crate) is_published: Arc<dyn Fn() -> bool + Send + Sync>,
     pub(crate) knows_signer: Arc<dyn Fn(Address) -> bool + Send + Sync>,
     pub(crate) admission: Option<Arc<dyn Admission>>,
 }
@@ -34,6 +35,7 @@ impl Host {
             monitor: None,
             sources_live: Arc::new(|| true),
             sources_audited: Arc::new(|| true),
+            is_published: Arc::new(|| true),
             knows_signer: Arc::new(|_| false),
             admission: None,
         }
@@ -49,6 +51,19 @@ impl Host {
         audited: impl Fn() -> bool + Send + Sync + 'static,
     ) -> Self {
         (self.sources_live, self.sources_audited) = (Arc::new(live), Arc::new(audited));
+        self
+    }
+
+    /// Whether what the pool accepts now can be expected to reach the builders, for a host that publishes its pool. The
+    /// status of `/readyz` depends on it, and with
+    /// [`OrderRpcConfig::refuse_unpublished`](crate::OrderRpcConfig::refuse_unpublished) whether orders and cancellations are
+    /// accepted. Called on a thread that serves connections, so it must not block. Default: always.
+    #[must_use]
+    pub fn with_publishing(
+        mut self,
+        is_published: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.is_published = Arc::new(is_published);
         self
     }
 

@@ -57,6 +57,8 @@ labels! {
         AdmissionUnavailable = "admission_unavailable",
         /// The pool has no head yet, from which the last block of a private transaction is computed.
         HeadUnknown = "head_unknown",
+        /// Nothing is published now, so that no builder would get the order or the cancellation.
+        NotPublished = "not_published",
         /// The pool is full.
         PoolFull = "pool_full",
         /// The body did not come in time.
@@ -138,6 +140,7 @@ impl Reason {
             Self::BufferedBytes => "too many bytes are being read or sent",
             Self::CallerBufferedBytes => "too many bytes from this address are being read or sent",
             Self::AdmissionUnavailable => "the host made no decision on the order",
+            Self::NotPublished => "orders do not reach the builders now",
             Self::HeadUnknown => "the head is not known yet, so the last block cannot be computed",
             _ => "overloaded, try again later",
         }

@@ -129,6 +129,8 @@ impl Deliverer {
     ) -> Result<Delivered, WireError> {
         let Cancellation { key, holder, .. } = cancellation;
         if cancellation.sent_at.is_none() {
+            let chosen = |nonce| self.memory.chosen_nonce(&Key::Bundles(key), nonce, origin);
+            cancellation.nonce = cancellation.nonce.map(chosen);
             self.memory.cancel_bundles(&cancellation, origin);
             return Ok(match self.pool.cancel_bundle(cancellation) {
                 CancelOutcome::Cancelled { .. } => Delivered::Pooled,
@@ -268,6 +270,8 @@ impl Deliverer {
         let (block, holder) = (bundle.block(), bundle.parts().holder);
         let Some(key) = bundle.key() else { return Ok(self.pool.insert_bundle(bundle).into()) };
         let chosen = bundle.nonce();
+        let chosen =
+            chosen.map(|nonce| self.memory.chosen_nonce(&Key::Bundles(key), nonce, origin));
         let time = match chosen {
             Some(_) => origin.time,
             None => self.memory.time(Key::Bundles(key), origin),
@@ -275,9 +279,10 @@ impl Deliverer {
         if self.memory.is_cancelled(&Key::Bundles(key), chosen, time) {
             return Ok(Delivered::Superseded);
         }
-        if time != bundle.first_seen() {
+        if time != bundle.first_seen() || chosen != bundle.nonce() {
+            let (first_seen, replacement_nonce) = (Some(time), chosen);
             let parts = bundle.parts().clone();
-            bundle = Bundle::new(BundleParts { first_seen: Some(time), ..parts })?;
+            bundle = Bundle::new(BundleParts { first_seen, replacement_nonce, ..parts })?;
         }
         let delivered = self.pool.insert_bundle(bundle).into();
         if delivered == Delivered::Refused

@@ -133,6 +133,20 @@ impl Memory {
         time
     }
 
+    /// The place of a message with a nonce of its searcher's among messages without one. For the machine that it came to, these
+    /// have the nonces that its pool has assigned, which searchers see in its responses; here they have their times, which
+    /// are somewhat later. One that is above the former is above the latter.
+    pub(crate) fn chosen_nonce(&self, key: &Key, nonce: u64, origin: Origin<'_>) -> u64 {
+        let latest = self.latest[usize::from(origin.is_strangers)].get(key);
+        let Some(latest) = latest.filter(|latest| latest.machine == origin.machine) else {
+            return nonce;
+        };
+        match nonce.checked_sub(latest.local_micros) {
+            Some(above) if above > 0 => nonce.max(micros(latest.time).saturating_add(above)),
+            _ => nonce,
+        }
+    }
+
     pub(crate) fn cancel_bundles(&mut self, cancellation: &Cancellation, origin: Origin<'_>) {
         let Cancellation { key, nonce, sent_at, .. } = *cancellation;
         self.cancel(Key::Bundles(key), origin, |cancelled| match (nonce, sent_at) {
@@ -241,6 +255,19 @@ mod tests {
         let is_cancelled = |n| memory.is_cancelled(&Key::Bundles(cancellation(n).key), None, at(9));
         assert!(is_cancelled(0) && is_cancelled(2 * MAX_ENTRIES as u64) && !is_cancelled(1));
         assert_eq!(memory.cancelled[1].entries.len(), MAX_ENTRIES);
+    }
+
+    /// A searcher took the nonce above the one that the machine had named, and builders kept the bundle before it.
+    #[test]
+    fn a_nonce_above_the_one_that_the_machine_has_assigned_is_above_the_time_too() {
+        let mut memory = Memory::default();
+        let local = |seconds: u64| seconds * 1_000_000;
+        let time = memory.time(BUNDLES, origin("a", 1, 13));
+        let chosen = |machine, nonce| memory.chosen_nonce(&BUNDLES, nonce, origin(machine, 0, 14));
+        assert_eq!(chosen("a", local(1) + 1), micros(time) + 1);
+        assert_eq!(chosen("a", local(1)), local(1), "it was superseded there");
+        assert_eq!(chosen("b", local(1) + 1), local(1) + 1, "another machine knows nothing of it");
+        assert_eq!(chosen("a", u64::MAX), u64::MAX);
     }
 
     #[test]

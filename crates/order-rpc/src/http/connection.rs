@@ -103,11 +103,13 @@ impl Connection {
         let sources_live = (host.sources_live)();
         let shedding = limiter.gate.is_shedding(Instant::now());
         let shutting_down = limiter.active.is_closed();
-        let ready = sources_live && !shedding && !shutting_down;
+        let published = (host.is_published)();
+        let ready = sources_live && published && !shedding && !shutting_down;
         let body = json!({
             "ready": ready,
             "sourcesLive": sources_live,
             "sourcesAudited": (host.sources_audited)(),
+            "published": published,
             "shedding": shedding,
             "shuttingDown": shutting_down,
         });

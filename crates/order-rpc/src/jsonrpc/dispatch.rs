@@ -29,7 +29,7 @@ use crate::{
     limits::{CallerId, Entered, Limiter, Limits, Requester, SMALL_BODY_BYTES, on_thread},
     methods::{Claim, Method, Methods, Verified},
     metrics::Metrics,
-    reply::{ErrorResponse, Reply},
+    reply::{ErrorResponse, Reason, Reply},
 };
 
 /// Bodies up to this size are parsed on the thread that read them, in microseconds. Longer ones are
@@ -262,7 +262,11 @@ impl Dispatcher {
     }
 
     fn insert(&self, method: Method, verified: Verified, verdict: Verdict) -> State {
-        let done = verified.insert(&self.methods.host.pool, &verdict);
+        let host = &self.methods.host;
+        if self.limiter.limits.config.refuse_unpublished && !(host.is_published)() {
+            return State::refused(self.limiter.retry_later(Reason::NotPublished));
+        }
+        let done = verified.insert(&host.pool, &verdict);
         if done.is_ok() {
             self.metrics.accepted[method as usize].increment(1);
         }
