@@ -35,8 +35,8 @@ pub struct NatsConfig {
     pub max_payload_bytes: u32,
     /// Further lines of the configuration, in the server's own format. Ignored with a file.
     pub extra: String,
-    /// A configuration to use instead of the fields above. Addresses and name are still those of the devnet; its store is
-    /// to be `$NATS_STORE`.
+    /// A configuration to use instead of the fields above. Its name is to be `$NATS_NAME` and its store `$NATS_STORE`;
+    /// addresses are still those of the devnet.
     pub file: Option<PathBuf>,
     /// Environment variables, to which a configuration may refer.
     pub envs: Vec<(String, String)>,
@@ -51,7 +51,7 @@ impl Default for NatsConfig {
 impl NatsConfig {
     fn text(&self) -> String {
         format!(
-            "max_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: 4GB }}\n{}\n",
+            "server_name: $NATS_NAME\nmax_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: 4GB }}\n{}\n",
             self.max_payload_bytes, self.extra
         )
     }
@@ -105,10 +105,11 @@ impl NatsServer {
         let file = config.file.as_ref().unwrap_or(&own);
         let mut process = Process::new(BINARY, dir.join(format!("{name}.log")))?;
         let command = process.command();
-        command.arg("-c").arg(file).args(["-n", &name, "-a", "127.0.0.1"]);
+        command.arg("-c").arg(file).args(["-a", "127.0.0.1"]);
         command.args(["-p", &client.number().to_string()]);
         command.args(["-m", &monitoring.number().to_string()]);
-        command.envs(config.envs.iter().cloned()).env("NATS_STORE", dir.join(&name));
+        command.envs(config.envs.iter().cloned()).env("NATS_NAME", &name);
+        command.env("NATS_STORE", dir.join(&name));
         if let Some(route) = &route {
             command.args(["--cluster_name", CLUSTER_NAME, "--cluster", &route_url(route)]);
             command.args(["--routes", &routes.join(",")]);

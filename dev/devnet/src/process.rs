@@ -70,6 +70,11 @@ impl Process {
         self.signal(Signal::SIGCONT)
     }
 
+    /// A NATS server reads its configuration again.
+    pub fn sighup(&self) -> io::Result<()> {
+        self.signal(Signal::SIGHUP)
+    }
+
     fn signal(&self, signal: Signal) -> io::Result<()> {
         let pid = self.pid().ok_or(io::ErrorKind::NotFound)?;
         let sent = kill(Pid::from_raw(pid.try_into().map_err(io::Error::other)?), signal);

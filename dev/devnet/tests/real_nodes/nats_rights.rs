@@ -13,7 +13,7 @@ use async_nats::{
 use devnet::{NatsCluster, NatsConfig, NatsServer};
 use futures::StreamExt as _;
 use mempool_ingest::{OrderPool, PoolConfig};
-use order_stream::{ServerConfig, Source, SourceConfig};
+use order_stream::{DisconnectReason, ServerConfig, Source, SourceConfig, State};
 use tempfile::TempDir;
 use testkit::ingest::eventually;
 use tokio::sync::mpsc;
@@ -319,6 +319,31 @@ async fn nats_the_sample_refuses_other_passwords_and_connections_without_tls() {
     let folder = tempfile::tempdir().unwrap();
     let error = NatsServer::start(folder.path(), &config).unwrap_err().to_string();
     assert!(error.contains("NATS_KEY"), "{error}");
+}
+
+/// With its name on the command line it refused to read its configuration again.
+#[tokio::test]
+async fn nats_the_sample_is_read_again_after_sighup() {
+    let (sample, server) = one_server();
+    server.sighup().unwrap();
+    let log = || fs::read_to_string(sample.folder.path().join("nats-1.log")).unwrap();
+    let is_read = || log().contains("Reloaded server configuration");
+    eventually("it is read", || is_read() || log().contains("Failed to reload")).await;
+    assert!(is_read(), "{}", log());
+}
+
+/// It was told as a server that cannot be reached.
+#[tokio::test]
+async fn nats_a_certificate_that_nobody_trusts_is_told_as_such() {
+    let (sample, server) = one_server();
+    let config = ServerConfig { root_certificates: None, ..sample.server(&server, "builder-1") };
+    let pool = OrderPool::new(PoolConfig::default()).unwrap();
+    let source = Source::start(&pool, SourceConfig::new(config, 1, "builder-1")).unwrap();
+    eventually("the reason", || {
+        source.state() == State::Disconnected { reason: DisconnectReason::Tls }
+    })
+    .await;
+    source.shutdown(PATIENCE).await;
 }
 
 #[tokio::test]
