@@ -21,6 +21,7 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 /// Holds the configuration of the mock node, in its process.
 const CONFIG: &str = "MEMPOOL_INGEST_MOCK_NODE";
 
+/// Ingests the mempool of a mock node, or with --ipc or --ws of a real one, and shows it
 #[derive(Debug, Parser)]
 struct Flags {
     #[command(flatten)]

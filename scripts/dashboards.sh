@@ -53,7 +53,7 @@ trap 'kill "${pids[@]}" 2>/dev/null || true; wait' EXIT
 "${MEMPOOL_INGEST_NODES:-target/nodes/bin}/nats-server" --jetstream --addr 127.0.0.1 --port "${nats##*:}" \
     --store_dir "$out/nats" >"$out/nats.log" 2>&1 &
 pids+=($!)
-"$examples/ingest" --tps 500 --blobs-per-mille 20 --block-time 2s --faults seed=7 --audit 5s \
+"$examples/ingest" --tps 500 --blobs-per-mille 20 --block-time 2s --faults seed=7 --audit-interval 5s \
     --metrics 127.0.0.1:0 --rpc 127.0.0.1:0 --publish "$nats" --machine a --replicas 1 >/dev/null 2>"$out/ingest.log" &
 pids+=($!)
 TMPDIR=$out/tmp "$examples/block_builder" --tps 200 --metrics 127.0.0.1:0 2>"$out/block_builder.log" &

@@ -56,7 +56,10 @@ take attack cargo run --release -p trial -- --scenarios
 take flood cargo bench --bench load_control
 take order_pool cargo bench --bench order_pool
 take blocklist cargo bench --bench blocklist
-[ $kind != full ] || scripts/chart.py "$out/scale.txt" >benches/scale.svg
+if [ $kind = full ]; then
+    scripts/chart.py "$out/scale.txt" >benches/scale.svg
+    scripts/chart.py "$out/scale.txt" --dark >benches/scale-dark.svg
+fi
 
 COMMANDS=$commands python3 - "$out" <<'PY'
 import json, os, re, sys

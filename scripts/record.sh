@@ -39,7 +39,7 @@ kill -KILL "$recorder"
 wait "$recorder" 2>/dev/null || true
 
 # A retention of seconds: a replay at full speed would fill the pool, and what has no room is not pooled.
-"$ingest" --replay "$out/killed" --speed max --retention 2s --hashes "$out/replayed" --json 2>"$out/replay.log" |
+"$ingest" --replay "$out/killed" --speed max --tx-retention 2s --hashes "$out/replayed" --json 2>"$out/replay.log" |
     tail -n 1 >"$out/replay.json"
 
 # Of all cores since the start, in hundredths of a second.

@@ -20,17 +20,17 @@ use crate::node_admission::{Ended, NodeAdmission, NodeAdmissionConfig};
 #[non_exhaustive]
 pub enum IngestError {
     /// The pool's configuration is out of bounds.
-    #[error("pool: {0}")]
+    #[error("the configuration of the pool is out of bounds")]
     Pool(#[from] order_pool::ConfigError),
     /// The thresholds of the monitor or the limits of the gate are out of bounds.
-    #[error("load control: {0}")]
+    #[error("the configuration of the load control is out of bounds")]
     LoadControl(#[from] load_control::ConfigError),
     /// The fetcher could not start.
     #[error(transparent)]
     Fetcher(#[from] txpool_fetcher::StartError),
     /// The RPC server could not start.
     #[cfg(feature = "rpc")]
-    #[error("RPC server: {0}")]
+    #[error("the RPC server cannot start")]
     Rpc(#[from] order_rpc::StartError),
     /// An RPC server is running already.
     #[cfg(feature = "rpc")]
@@ -45,7 +45,7 @@ pub enum IngestError {
     NoNodeToAsk,
     /// The thread that asks the node about senders could not be started.
     #[cfg(feature = "rpc")]
-    #[error("cannot start the thread that asks the node about senders: {0}")]
+    #[error("cannot start the thread that asks the node about senders")]
     NodeAdmission(#[source] std::io::Error),
     /// The pool's upkeep could not be started.
     #[error(transparent)]

@@ -57,7 +57,7 @@ pub const DRAIN_INTERVAL: Duration = Duration::from_secs(1);
 #[non_exhaustive]
 pub enum StartError {
     /// The address is in use, or not one of this machine.
-    #[error("cannot listen for scrapes at {address}: {source}")]
+    #[error("cannot listen for scrapes at {address}")]
     Listen {
         /// The requested address.
         address: SocketAddr,
@@ -69,7 +69,7 @@ pub enum StartError {
     #[error("a recorder of the metrics facade is already installed")]
     RecorderInstalled,
     /// The thread that serves could not be started.
-    #[error("cannot start the thread that serves metrics: {0}")]
+    #[error("cannot start the thread that serves metrics")]
     Thread(#[from] io::Error),
 }
 

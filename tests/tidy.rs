@@ -60,12 +60,13 @@ fn texts(kind: &str) -> Vec<(PathBuf, String)> {
     files.map(|path| (path.clone(), read(path))).collect()
 }
 
-/// The code of the published crates and of the facade, without the tests in it.
+/// The code of the published crates, of the facade and of the command, without the tests in it.
 fn sources() -> Vec<(PathBuf, String)> {
     let mut sources = texts("rs");
     sources.retain(|(path, _)| {
-        let is_published = path.starts_with("crates") && path.iter().nth(2) == Some("src".as_ref());
-        (is_published || path.starts_with("src")) && path.iter().all(|part| part != "tests")
+        let is_crate = path.starts_with("crates") || path.starts_with("bin");
+        let is_source = is_crate && path.iter().nth(2) == Some("src".as_ref());
+        (is_source || path.starts_with("src")) && path.iter().all(|part| part != "tests")
     });
     for (_, text) in &mut sources {
         text.truncate(text.find("#[cfg(test)]\nmod ").unwrap_or(text.len()));
@@ -178,13 +179,14 @@ fn is_metric(text: &str) -> bool {
 }
 
 /// The table of metrics of each crate.
-fn metrics() -> [(&'static str, BTreeSet<&'static str>); 9] {
+fn metrics() -> [(&'static str, BTreeSet<&'static str>); 10] {
     let set = |table: &[(&'static str, _, _)]| table.iter().map(|(name, ..)| *name).collect();
     [
         ("mempool_fetcher_", set(txpool_fetcher::METRICS)),
         // Of a feature that would make the first command long; bin/mempool-ingest/tests/telemetry.rs compares it.
         ("mempool_telemetry_", ["mempool_telemetry_connections_total"].into()),
         ("mempool_build_", ["mempool_build_info"].into()),
+        ("mempool_log_", ["mempool_log_dropped_total"].into()),
         ("order_pool_", set(order_pool::METRICS)),
         ("load_control_", set(load_control::METRICS)),
         ("order_rpc_", set(order_rpc::METRICS)),
@@ -259,12 +261,36 @@ fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested_and_exp
     let operations = read("docs/operations.md");
     let explained = BTreeSet::from_iter(lines_after(section(&operations, "## Alerts"), "### "));
     assert_eq!(explained, alerts, "the sections below \"Alerts\" and the alerts");
+    let runbooks = BTreeSet::from_iter(lines_after(&rules, "runbook_url: "));
+    let anchored =
+        alerts.iter().map(|alert| format!("docs/operations.md#{}", alert.to_lowercase()));
+    let anchored: BTreeSet<_> = anchored.collect();
+    assert_eq!(
+        runbooks,
+        anchored.iter().map(String::as_str).collect(),
+        "the runbook_url of each alert"
+    );
     for alert in alerts {
         let fires = |line: &str| line.contains(alert) && line.trim().starts_with("- { labels: ");
         assert!(tests.lines().any(fires), "no test in which {alert} fires");
         let is_silent = |line: &str| line.contains(alert) && line.ends_with("exp_samples: [] }");
         assert!(tests.lines().any(is_silent), "no test in which {alert} does not fire");
     }
+}
+
+/// An operator who sees a word of a source's state finds what to do.
+#[test]
+fn the_operations_explain_every_state_and_reason_of_a_source() {
+    use txpool_fetcher::{GapReason, Outcome, SourceState};
+    let operations = read("docs/operations.md");
+    let table = rows(section(&operations, "## States and reasons"));
+    let explained: Vec<_> = table.iter().flat_map(|row| quoted(row[0])).collect();
+    let mut words: Vec<_> = SourceState::ALL.map(SourceState::as_str).into();
+    words.extend(GapReason::ALL.map(GapReason::as_str));
+    words.extend(Outcome::ALL.map(Outcome::as_str));
+    let of_code = BTreeSet::from_iter(words);
+    assert_eq!(explained.len(), of_code.len(), "a word twice: {explained:?}");
+    assert_eq!(BTreeSet::from_iter(explained), of_code);
 }
 
 #[test]
@@ -302,6 +328,16 @@ fn every_fence_of_a_document_and_of_a_comment_is_rendered_as_one() {
     assert!(fences > 50, "{fences}");
 }
 
+/// The anchors of the headings in a text, as pages of repositories make them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let text = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        text.chars().filter(|c| c.is_alphanumeric() || *c == '-' || *c == '_').collect()
+    };
+    headings.map(anchor).collect()
+}
+
 #[test]
 fn every_relative_link_and_every_path_leads_to_something() {
     let mut checked = 0;
@@ -311,7 +347,15 @@ fn every_relative_link_and_every_path_leads_to_something() {
         links.retain(|link| !link.starts_with("https://"));
         for link in links {
             let folder = Path::new(document).parent().expect("a file");
-            assert!(root().join(folder).join(link).exists(), "{document} links to {link}");
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = if path.is_empty() {
+                root().join(document)
+            } else {
+                root().join(folder).join(path)
+            };
+            assert!(target.exists(), "{document} links to {link}");
+            let is_there = || anchors(&read(target)).contains(anchor);
+            assert!(anchor.is_empty() || is_there(), "{document} links to {link}");
             checked += 1;
         }
         let tops = "bin crates dev src tests benches docs etc examples integrations scripts .ci";
@@ -367,9 +411,37 @@ fn the_readme_names_every_example_and_the_documents_every_bench_and_no_other() {
 #[test]
 fn the_readme_begins_with_the_command_that_shows_it_and_the_one_that_tests_it() {
     let readme = read("README.md");
-    let first = between(&readme, "```console\n", "\n```");
-    assert_eq!(first, "cargo run --release --example ingest\ncargo test --workspace");
+    let blocks = all_between(&readme, "```console\n", "\n```");
+    let expected = [
+        "cargo install --locked --path bin/mempool-ingest\nmempool-ingest --ipc /path/to/reth.ipc",
+        "cargo run --release --example ingest\ncargo test --workspace",
+    ];
+    assert_eq!(blocks, expected);
 }
+
+/// Documents answer more if they are read. `cargo test -p integration-tests --test tidy -- --nocapture words` prints the counts.
+#[test]
+fn the_words_of_all_documents_are_counted_and_the_readme_has_at_most_900() {
+    let is_document = |(path, _): &(PathBuf, String)| !path.iter().any(|part| part == "target");
+    let mut counts: Vec<_> = texts("md")
+        .into_iter()
+        .filter(is_document)
+        .map(|(path, text)| (text.split_whitespace().count(), path))
+        .collect();
+    counts.sort();
+    for (words, path) in &counts {
+        println!("{words:>6} {}", path.display());
+    }
+    let all: usize = counts.iter().map(|(words, _)| words).sum();
+    println!("{all:>6} in all, goal 20000");
+    let (readme, _) =
+        counts.iter().find(|(_, path)| path == Path::new("README.md")).expect("it is there");
+    assert!(*readme <= 900, "README.md has {readme} words");
+    assert!(all <= MAX_WORDS, "{all} words in all documents, at most {MAX_WORDS}");
+}
+
+/// What all documents may have together; lower it with them, down to the goal of 20,000.
+const MAX_WORDS: usize = 30_000;
 
 /// What the README and that of the benches say was measured, and the commands that they name for it.
 #[test]
@@ -396,7 +468,7 @@ fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_th
 /// and the value is its default.
 #[test]
 fn every_limit_that_is_named_with_its_value_is_the_default_of_the_configuration() {
-    let configuration = read("docs/configuration.md");
+    let configuration = read("bin/mempool-ingest/src/options.toml");
     let mut defaults: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     let options = lines_after(&configuration, "#").into_iter();
     for (name, value) in options.filter_map(|line| line.split_once(" = ")) {
@@ -519,13 +591,6 @@ fn every_property_that_the_fuzzing_runs_exists() {
     for property in rows.lines().filter_map(|row| row.split(' ').nth(3)) {
         assert!(code.contains(&format!("fn {property}(")), "no property {property}");
     }
-}
-
-/// As the architecture does by its arrows.
-#[test]
-fn the_readme_names_every_crate() {
-    let text = read("README.md");
-    assert!(crates().keys().all(|member| text.contains(member)), "{:?}", crates().keys());
 }
 
 /// Without the modules that stand in for the real ones under loom: their locks are the test's.

@@ -2,18 +2,20 @@
 
 #[cfg(any(feature = "rpc", feature = "telemetry"))]
 use std::net::SocketAddr;
-use std::{path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
+use clap::builder::RangedU64ValueParser;
 #[cfg(feature = "rpc")]
 use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy};
 
-use crate::{options::Options, say::Format};
+use crate::{options::Options, orders::OrdersFormat, say::Format};
 
-/// Ingests the mempool of one or several nodes, and shows it.
+// A doc comment here would be the first line of every program's help that has these flags.
+#[expect(missing_docs, reason = "as above")]
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Read all options from this file; `mempool-ingest config` prints one
+    /// Read all options from this file; `mempool-ingest config` prints one. Flags override it
     #[cfg(feature = "config")]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -26,7 +28,7 @@ pub struct Args {
     /// The chain that each node must be on, and that orders are for [default: that of the first node]
     #[arg(long, value_name = "N")]
     chain_id: Option<u64>,
-    /// Wait for a node that is not running yet instead of failing
+    /// Wait for a node that is not running yet instead of failing [in the file: start = "wait_for_node"]
     #[arg(long)]
     wait: bool,
     /// Whether a regular audit runs before the final comparison: something may have been lost a
@@ -34,29 +36,32 @@ pub struct Args {
     #[arg(skip)]
     pub audit_first: bool,
     /// Fetches in flight at once, 1 to 4096 [default: 64]
-    #[arg(long, value_name = "N", help_heading = INGESTION)]
-    slots: Option<usize>,
-    /// Request connections per node, each with a thread, 1 to 16 [default: cores, at most 4]
-    #[arg(long, value_name = "N", help_heading = INGESTION)]
+    #[arg(long, alias = "slots", value_name = "N", value_parser = within(1..=4096), help_heading = INGESTION)]
+    fetch_slots: Option<usize>,
+    /// Request connections of each node, 1 to 16; the default is in `mempool-ingest config`
+    #[arg(long, value_name = "N", value_parser = within(1..=16), help_heading = INGESTION)]
     request_connections: Option<usize>,
     /// What the node announces: `hashes`, whole transactions (`full`), or these where it can (`auto`) [default: auto]
-    #[arg(long, value_name = "WHAT", value_parser = parse_announcements, help_heading = INGESTION)]
+    #[arg(long, value_name = "KIND", value_parser = parse_announcements, help_heading = INGESTION)]
     announcements: Option<Announcements>,
     /// How long the pool keeps a transaction [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = INGESTION)]
-    retention: Option<Duration>,
+    #[arg(long, alias = "retention", value_name = "TIME", value_parser = parse_duration, help_heading = INGESTION)]
+    tx_retention: Option<Duration>,
     /// Time between audits of the node's pool, 0s for none [default: 60s]
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = INGESTION)]
-    audit: Option<Duration>,
-    /// Do not fetch transactions that were pending before the start
-    #[arg(long, help_heading = INGESTION)]
-    no_backfill: bool,
+    #[arg(long, alias = "audit", value_name = "TIME", value_parser = parse_duration, help_heading = INGESTION)]
+    audit_interval: Option<Duration>,
+    /// What is fetched at the start and after a gap: `pending`, `pending_and_queued` or `off` [default: pending]
+    #[arg(long, value_name = "KIND", value_parser = parse_backfill, help_heading = INGESTION)]
+    backfill: Option<Backfill>,
     /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = OUTPUT)]
     pub duration: Option<Duration>,
     /// Print a summary as one line of JSON at the end
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) json: bool,
+    /// Write each order that enters or leaves the pool to stdout, as one JSON object a line
+    #[arg(long, value_name = "FORM", value_enum, conflicts_with = "json", help_heading = OUTPUT)]
+    pub(crate) orders: Option<OrdersFormat>,
     /// Print plain lines in a terminal too
     #[arg(long, help_heading = OUTPUT)]
     pub(crate) plain: bool,
@@ -78,7 +83,7 @@ pub struct Args {
     #[arg(long, value_name = "ADDR", help_heading = "Searchers' orders")]
     #[cfg_attr(feature = "record", arg(conflicts_with = "replay"))]
     rpc: Option<SocketAddr>,
-    /// A name by which callers reach it, beside IP addresses and localhost; may be given several times
+    /// A further name by which callers reach it, like an IP address or localhost; may be given several times
     #[cfg(feature = "rpc")]
     #[arg(long, value_name = "NAME", help_heading = "Searchers' orders")]
     rpc_host: Vec<String>,
@@ -94,6 +99,11 @@ const INGESTION: &str = "Ingestion";
 const OUTPUT: &str = "Output";
 
 impl Args {
+    /// Whether lines are printed in a terminal too, because they were asked for or because stdout has the orders.
+    pub(crate) const fn plain_lines(&self) -> bool {
+        self.plain || self.orders.is_some()
+    }
+
     /// The options of the file, if there is one, and of the flags.
     pub(crate) fn options(&self) -> Result<Options, String> {
         #[cfg(feature = "config")]
@@ -107,14 +117,15 @@ impl Args {
         set(&mut fetcher.sources, Some(sources).filter(|sources| !sources.is_empty()));
         fetcher.chain_id = self.chain_id.or(fetcher.chain_id);
         set(&mut fetcher.start, self.wait.then_some(StartPolicy::WaitForNode));
-        set(&mut fetcher.fetch_slots, self.slots);
+        set(&mut fetcher.fetch_slots, self.fetch_slots);
         set(&mut fetcher.request_connections, self.request_connections);
         set(&mut fetcher.announcements, self.announcements);
-        let audit =
-            self.audit.map(|interval| Some(interval).filter(|interval| !interval.is_zero()));
-        set(&mut fetcher.audit_interval, audit);
-        set(&mut fetcher.backfill, self.no_backfill.then_some(Backfill::Off));
-        set(&mut options.pool.tx_retention, self.retention);
+        let interval = self.audit_interval;
+        let interval =
+            interval.map(|interval| Some(interval).filter(|interval| !interval.is_zero()));
+        set(&mut fetcher.audit_interval, interval);
+        set(&mut fetcher.backfill, self.backfill);
+        set(&mut options.pool.tx_retention, self.tx_retention);
         options.status_interval = self.status_interval.or(options.status_interval);
         set(&mut options.log_format, self.log_format);
         #[cfg(feature = "telemetry")]
@@ -151,6 +162,31 @@ fn parse_announcements(text: &str) -> Result<Announcements, String> {
         "auto" => Ok(Announcements::Auto),
         _ => Err("expected `hashes`, `full` or `auto`".into()),
     }
+}
+
+fn parse_backfill(text: &str) -> Result<Backfill, String> {
+    match text {
+        "pending" => Ok(Backfill::Pending),
+        "pending_and_queued" => Ok(Backfill::PendingAndQueued),
+        "off" => Ok(Backfill::Off),
+        _ => Err("expected `pending`, `pending_and_queued` or `off`".into()),
+    }
+}
+
+fn within(bounds: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(bounds)
+}
+
+/// Names an option as it was typed: a flag, if the command line has one of its name.
+pub(crate) fn as_typed(mut text: String) -> String {
+    for arg in std::env::args() {
+        let Some(flag) = arg.strip_prefix("--") else { continue };
+        let flag = flag.split('=').next().unwrap_or(flag);
+        let key = flag.replace('-', "_");
+        text = text.replace(&format!("`{key}`"), &format!("--{flag}"));
+        text = text.replace(&format!("`{key} in ms`"), &format!("--{flag} in ms"));
+    }
+    text
 }
 
 fn parse_ws(text: &str) -> Result<Endpoint, String> {

@@ -1,6 +1,12 @@
-//! `mempool-ingest check`: whether a configuration is valid, and what its sources say of themselves.
+//! `mempool-ingest check`: whether a configuration is valid, what its sources are, and whether its listeners, folders and
+//! servers can be used.
 
-use std::time::{Duration, SystemTime};
+use std::{
+    fs,
+    net::{SocketAddr, TcpListener},
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use mempool_ingest::{
     FetcherConfig, Ingest, IngestConfig, PoolConfig,
@@ -16,29 +22,119 @@ use crate::{
 /// How long one source may take.
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Prints a line for each source. An error if transactions cannot be ingested from all of them.
+/// How long a connection to a NATS server may take.
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// Where a NATS server listens if its URL names no port.
+const NATS_PORT: u16 = 4222;
+
+/// Prints a line for each thing that it checked, and for each that it did not. An error if anything cannot be used.
 pub(crate) async fn run(args: &Args) -> Result<(), Failure> {
     let options = args.options()?;
     options.validate()?;
     let (mut chains, mut failed) = (Vec::new(), 0);
+    let mut report = |result: Result<String, Failure>| match result {
+        Ok(text) => say!("{text}"),
+        Err(error) => {
+            say_error(&*error);
+            failed += 1;
+        }
+    };
+    if options.fetcher.sources.is_empty() {
+        report(Ok(
+            "not checked: no node is named; give --ipc PATH or --ws URL, or set `sources`".into()
+        ));
+    }
     for source in &options.fetcher.sources {
-        match check(source, &options).await {
-            Ok((chain, text)) => {
-                say!("{source}: {text}");
-                chains.push(chain);
-            }
-            Err(error) => {
-                say_error(&*error);
-                failed += 1;
-            }
+        report(check(source, &options).await.map(|(chain, text)| {
+            chains.push(chain);
+            format!("{source}: {text}")
+        }));
+    }
+    if let Some(other) = chains.iter().find(|chain| **chain != chains[0]) {
+        let first = chains[0];
+        report(Err(format!("a source is on chain {first}, another on chain {other}").into()));
+    }
+    let node = chains.first().copied();
+    if let Some(address) = options.metrics {
+        report(can_listen("metrics", address));
+    }
+    if let Some(rpc) = &options.rpc {
+        report(can_listen("[rpc] listen", rpc.listen));
+        if node.is_some() || rpc.chain_id != 0 {
+            report(orders_of_chain(&options, rpc.chain_id, node, "[rpc]"));
         }
     }
-    match chains.iter().find(|chain| **chain != chains[0]) {
-        Some(other) => {
-            Err(format!("a source is on chain {}, another on chain {other}", chains[0]).into())
+    if let Some(recorder) = &options.recorder {
+        report(can_write(&recorder.folder));
+    }
+    for publisher in &options.publish {
+        for url in &publisher.server.servers {
+            report(can_connect(url).await);
         }
-        None if failed > 0 => Err(format!("{failed} of the sources cannot be used").into()),
-        None => Ok(()),
+        if node.is_some() || publisher.chain_id != 0 {
+            report(orders_of_chain(&options, publisher.chain_id, node, "[[publish]]"));
+        }
+    }
+    for stream in options.streams.iter().filter(|stream| node.is_some() || stream.chain_id != 0) {
+        report(orders_of_chain(&options, stream.chain_id, node, "[[streams]]"));
+    }
+    match failed {
+        0 => Ok(()),
+        failed => Err(format!("{failed} of these cannot be used").into()),
+    }
+}
+
+/// Binds a listener's address for a moment.
+fn can_listen(name: &str, address: SocketAddr) -> Result<String, Failure> {
+    match TcpListener::bind(address) {
+        Ok(_) => Ok(format!("{name} {address}: can be bound")),
+        Err(error) => Err(format!(
+            "{name} {address}: {error}; choose another port, or end the process that has this one"
+        )
+        .into()),
+    }
+}
+
+fn orders_of_chain(
+    options: &Options,
+    chain_id: u64,
+    node: Option<u64>,
+    section: &str,
+) -> Result<String, Failure> {
+    let chain_id = options.chain(chain_id, node, section)?;
+    Ok(format!("{section}: orders are for chain {chain_id}"))
+}
+
+/// Makes the folder, and writes a file in it.
+fn can_write(folder: &Path) -> Result<String, Failure> {
+    let probe = folder.join(format!(".mempool-ingest-check-{}", std::process::id()));
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(&probe, "probe"));
+    // It is there only if it was written.
+    let _ = fs::remove_file(&probe);
+    match written {
+        Ok(()) => Ok(format!("[recorder] folder {}: can be written", folder.display())),
+        Err(error) => Err(format!(
+            "[recorder] folder {}: {error}; make it, and give it to the user that runs mempool-ingest",
+            folder.display()
+        )
+        .into()),
+    }
+}
+
+/// Connects to a NATS server. Credentials would need a session, whose rights only publishing shows.
+async fn can_connect(url: &str) -> Result<String, Failure> {
+    let host = url.trim_end_matches('/').rsplit(['@', '/']).next().unwrap_or(url);
+    let address = if host.contains(':') { host.to_owned() } else { format!("{host}:{NATS_PORT}") };
+    let connect = tokio::net::TcpStream::connect(&address);
+    match tokio::time::timeout(CONNECT, connect).await {
+        Ok(Ok(_)) => Ok(format!(
+            "[[publish]] {address}: a server accepts connections; not checked: credentials and rights"
+        )),
+        Ok(Err(error)) => {
+            Err(format!("[[publish]] {address}: {error}; is the NATS server running?").into())
+        }
+        Err(_) => Err(format!("[[publish]] {address}: no connection within {CONNECT:?}").into()),
     }
 }
 

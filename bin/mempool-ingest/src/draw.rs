@@ -14,7 +14,7 @@ use ratatui::{
     },
     style::{Color, Style, Stylize as _},
     text::{Line, Span},
-    widgets::{Block, Borders, Paragraph, Sparkline},
+    widgets::{Block, Borders, Clear, Paragraph, Sparkline},
 };
 
 use crate::{
@@ -29,6 +29,9 @@ const MAX_SOURCES: usize = 4;
 const WIDE: u16 = 160;
 const MAIN: u16 = 100;
 
+/// Below this width what stands side by side elsewhere stands one below the other, without curves.
+const NARROW: u16 = 80;
+
 /// The fewest columns of an endpoint, and the most.
 const ENDPOINT: (usize, usize) = (12, 48);
 
@@ -37,7 +40,8 @@ pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
     let [title, body] = Layout::vertical([Length(1), Fill(1)]).areas(frame.area());
     let beside = if body.width < WIDE { 0 } else { body.width - MAIN };
     let [body, side] = Layout::horizontal([Fill(1), Length(beside)]).areas(body);
-    let rows = [Length(1 + sources), Length(5), Length(8), Length(3), Min(0)];
+    let (curves, tables) = if body.width < NARROW { (4, 16) } else { (5, 8) };
+    let rows = [Length(1 + sources), Length(curves), Length(tables), Length(3), Min(0)];
     let [top, curves, tables, load, below] = Layout::vertical(rows).areas(body);
     frame.render_widget(headline(picture, usize::from(title.width)), title);
     section(frame, top, "Sources", source_lines(picture, usize::from(top.width)));
@@ -51,9 +55,25 @@ pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
     section(frame, load, "Load and searchers' orders", load_lines(picture, load.width.into()));
     let events = if beside == 0 { below } else { side };
     section(frame, events, "Events", event_lines(picture, events));
+    if picture.keys {
+        keys(frame);
+    }
+}
+
+/// What the keys do, over the last lines.
+fn keys(frame: &mut Frame) {
+    let all = frame.area();
+    let height = all.height.min(4);
+    let area = Rect { y: all.bottom() - height, height, ..all };
+    frame.render_widget(Clear, area);
+    let lines = [" q, Esc, Ctrl-C   end", " ?                show and hide this"];
+    section(frame, area, "Keys", lines.map(Line::from).into());
 }
 
 fn halves(area: Rect) -> [Rect; 2] {
+    if area.width < NARROW {
+        return Layout::vertical([Fill(1), Fill(1)]).areas(area);
+    }
     Layout::horizontal([Fill(1), Fill(1)]).spacing(2).areas(area)
 }
 
@@ -72,7 +92,7 @@ fn section(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line>) {
 fn headline(picture: &Picture, width: usize) -> Line<'static> {
     let head = picture.head.map(|(number, age)| format!("  head {number}, {} ago", short(age)));
     let head = head.unwrap_or("  no head yet".to_owned());
-    let right = format!("up {}  q ends ", clock(picture.up));
+    let right = format!("up {}  ? keys  q ends ", clock(picture.up));
     let node = picture.node.as_ref().map_or("no node reached yet", String::as_str);
     // Its client is cut rather than a number.
     let room = width.saturating_sub(head.len() + right.len() + 2);
@@ -151,13 +171,14 @@ fn rates(frame: &mut Frame, area: Rect, picture: &Picture) {
 }
 
 fn latency(frame: &mut Frame, area: Rect, picture: &Picture) {
-    let [now, all] = [picture.latency, picture.latency_in_all];
+    let shown = |micros: Option<f64>| micros.map_or("–".to_owned(), us);
+    let (now, all) = (picture.latency, picture.latency_in_all);
     let line = Line::from(vec![
         " p50 ".into(),
-        us(now.p50).cyan(),
+        shown(now.map(|now| now.p50)).cyan(),
         " p99 ".into(),
-        us(now.p99).cyan(),
-        format!(" max {}", us(all.max)).dark_gray(),
+        shown(now.map(|now| now.p99)).cyan(),
+        format!(" max {}", shown(all.map(|all| all.max))).dark_gray(),
     ]);
     let (title, history) = ("Latency, socket to subscriber", &picture.p99_us);
     let peak = |peak| format!("p99 {}", us(peak as f64));
@@ -179,6 +200,9 @@ fn curve(
     let most = shown.iter().copied().max().unwrap_or(0);
     let inside = block(title).inner(area);
     frame.render_widget(block(title), area);
+    if inside.height < 4 {
+        return frame.render_widget(line, inside);
+    }
     let [text, bars, caption] = Layout::vertical([1, 2, 1].map(Length)).areas(inside);
     frame.render_widget(line, text);
     let bars = Rect { x: bars.x + 1, width: bars.width.saturating_sub(1), ..bars };

@@ -1,4 +1,6 @@
 //! The terminal of the live view: enters the alternate screen, draws, reads keys, and restores the terminal.
+//!
+//! The lock of the next picture is held for a move, by the runtime that shows it and by the thread that draws it.
 
 use std::{
     io,
@@ -17,7 +19,7 @@ use ratatui::{
 };
 use tokio::sync::oneshot;
 
-use crate::{draw::draw, log::Log, picture::Picture};
+use crate::{draw::draw, log::Log, output, picture::Picture};
 
 /// Time between two looks at the keyboard, at most.
 const KEYS: Duration = Duration::from_millis(100);
@@ -44,6 +46,7 @@ impl Live {
     pub(crate) fn enter(log: Log) -> io::Result<Self> {
         // First, because a line of the log would be written into the view.
         log.keep();
+        output::flush(RESTORE);
         let mut terminal = ratatui::try_init().inspect_err(|_| log.release())?;
         let next = Arc::<Next>::default();
         let (ended, end) = oneshot::channel();
@@ -74,7 +77,7 @@ impl Live {
 impl Next {
     /// Until a key or a stop. In raw mode Ctrl-C is a key, not a signal.
     fn show(&self, terminal: &mut DefaultTerminal, log: &Log) -> io::Result<()> {
-        let mut shown = None;
+        let (mut shown, mut keys) = (None, false);
         while !self.stop.load(Relaxed) {
             let next = self.picture.lock().expect("nobody panics with it").take();
             let mut changed = next.is_some();
@@ -86,13 +89,19 @@ impl Next {
                         KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => {
                             return Ok(());
                         }
+                        KeyCode::Char('?') => (keys, changed) = (!keys, true),
                         _ => {}
                     },
-                    Event::Resize(..) => changed = true,
+                    // What a terminal shows of the old size is not what was drawn.
+                    Event::Resize(..) => {
+                        terminal.clear()?;
+                        changed = true;
+                    }
                     _ => {}
                 }
             }
-            if let Some(picture) = shown.as_ref().filter(|_| changed) {
+            if let Some(picture) = shown.as_mut().filter(|_| changed) {
+                picture.keys = keys;
                 terminal.draw(|frame| draw(frame, picture))?;
             }
         }

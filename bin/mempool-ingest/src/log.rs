@@ -1,4 +1,6 @@
 //! The log: on stderr, or among the events of the live view while that is shown.
+//!
+//! The lock of the kept lines is held for one line by any thread that logs, and for a copy by the thread of the view.
 
 use std::{
     collections::VecDeque,
@@ -10,7 +12,7 @@ use tracing_subscriber::{
     Layer as _, filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
 
-use crate::say::Format;
+use crate::{output, say::Format};
 
 /// Lines kept for the live view, more than a screen has. The oldest is dropped first; `--plain`
 /// prints all of them.
@@ -71,8 +73,7 @@ impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let mut lines = self.lines();
         let Some(lines) = &mut *lines else {
-            // Who closed stderr wants to read nothing, and the subscriber would panic about it.
-            let _ = io::stderr().write_all(bytes);
+            output::line(bytes);
             return Ok(bytes.len());
         };
         let text = String::from_utf8_lossy(bytes);

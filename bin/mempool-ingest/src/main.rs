@@ -14,7 +14,7 @@ use mempool_ingest_cli::Args;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Ingests the mempool of one or several nodes, shows it, records it and shares it.
+/// Ingests the mempool of Ethereum nodes: shows, records and shares every pending transaction
 #[derive(Debug, Parser)]
 #[command(name = "mempool-ingest", version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 struct Command {
@@ -41,7 +41,9 @@ const EXAMPLES: &str = "\
 Examples:
   mempool-ingest --ipc /data/reth.ipc
   mempool-ingest --ipc /data/geth.ipc --duration 60s --json
-  mempool-ingest config > mempool-ingest.toml && mempool-ingest --config mempool-ingest.toml --ipc /data/reth.ipc";
+  mempool-ingest --ipc /data/reth.ipc --orders ndjson | head
+  mempool-ingest config > mempool-ingest.toml
+  mempool-ingest check --config mempool-ingest.toml";
 
 /// Whether this is a URL with a password.
 fn has_password(text: &str) -> bool {

@@ -2,9 +2,12 @@
 
 #[cfg(feature = "telemetry")]
 use std::net::SocketAddr;
-#[cfg(feature = "config")]
-use std::path::Path;
 use std::time::Duration;
+#[cfg(feature = "config")]
+use std::{
+    cmp::Reverse,
+    path::{Path, PathBuf},
+};
 
 #[cfg(feature = "rpc")]
 use mempool_ingest::OrderRpcConfig;
@@ -45,6 +48,26 @@ pub(crate) struct Options {
     pub(crate) log_format: Format,
     #[cfg_attr(feature = "config", serde(with = "humantime_serde"))]
     pub(crate) status_interval: Option<Duration>,
+    /// The file that the options come from, if there is one.
+    #[cfg(feature = "config")]
+    #[serde(skip)]
+    pub(crate) origin: Option<Origin>,
+}
+
+/// A file of `--config`.
+#[cfg(feature = "config")]
+#[derive(Clone, Debug)]
+pub(crate) struct Origin {
+    path: PathBuf,
+    text: String,
+}
+
+/// A section of the file: its name as it is written, and the how-manieth of this name it is, from 0.
+#[cfg(feature = "config")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Section {
+    name: &'static str,
+    index: usize,
 }
 
 impl Default for Options {
@@ -67,17 +90,25 @@ impl Default for Options {
             metrics: None,
             log_format: Format::default(),
             status_interval: None,
+            #[cfg(feature = "config")]
+            origin: None,
         }
     }
 }
 
 impl Options {
-    /// Reads a file of `--config`.
+    /// Reads a file of `--config`. The error names each problem, in a line of its own if there are several.
     #[cfg(feature = "config")]
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        let text = std::fs::read_to_string(path).map_err(|error| error.to_string());
-        let read = text.and_then(|text| Self::parse(&text));
-        read.map_err(|error| format!("{}: {error}", path.display()))
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            format!("{}: {error}; `mempool-ingest config` prints a file", path.display())
+        })?;
+        match Self::parse(&text) {
+            Ok(options) => {
+                Ok(Self { origin: Some(Origin { path: path.to_owned(), text }), ..options })
+            }
+            Err(_) => Err(listed(&path.display().to_string(), &problems_of_text(&text))),
+        }
     }
 
     #[cfg(feature = "config")]
@@ -107,21 +138,69 @@ impl Options {
         Ok(options)
     }
 
-    /// Checks the bounds of all options.
+    /// Checks the bounds of all options. The error names each that is out of bounds.
     #[cfg(feature = "config")]
-    pub(crate) fn validate(&self) -> Result<(), crate::Failure> {
-        self.fetcher.validate()?;
-        self.pool.validate()?;
-        self.gate.validate()?;
-        self.monitor.validate()?;
-        self.rpc.iter().try_for_each(OrderRpcConfig::validate)?;
-        self.recorder.iter().try_for_each(RecorderConfig::validate)?;
-        self.publish.iter().try_for_each(PublisherConfig::validate)?;
-        for stream in &self.streams {
-            stream.validate()?;
-            self.publisher_of(stream)?;
+    pub(crate) fn validate(&self) -> Result<(), String> {
+        let mut problems = Vec::new();
+        for (section, error) in self.errors() {
+            let Some(origin) = &self.origin else {
+                problems.push(error);
+                continue;
+            };
+            // A section tells its first problem: without that line of the file it tells the next one.
+            let (mut text, mut error) = (origin.text.clone(), error);
+            loop {
+                let line = line_of(&text, &section, &error);
+                problems.push(placed(&text, line, &section, &error));
+                let Some(line) = line else { break };
+                text = without_line(&text, line);
+                let rest = Self::parse(&text).ok().map(|options| options.errors());
+                let next = rest.into_iter().flatten().find(|(other, _)| *other == section);
+                match next {
+                    // Without its line a required option is missing, which is no error of the file.
+                    Some((_, next)) if line_of(&text, &section, &next).is_some() => error = next,
+                    _ => break,
+                }
+            }
         }
-        Ok(())
+        if problems.is_empty() {
+            return Ok(());
+        }
+        match &self.origin {
+            Some(origin) => Err(listed(&origin.path.display().to_string(), &problems)),
+            // Of flags: each names itself.
+            None => Err(problems.join("; ")),
+        }
+    }
+
+    /// The first error of each section, with its section.
+    #[cfg(feature = "config")]
+    fn errors(&self) -> Vec<(Section, String)> {
+        let mut errors = Vec::new();
+        let mut add = |name: &'static str, index: usize, error: Option<String>| {
+            errors.extend(error.map(|error| (Section { name, index }, error)));
+        };
+        // That no node is named is another error.
+        if !self.fetcher.sources.is_empty() {
+            add("[fetcher]", 0, text_of(self.fetcher.validate()));
+        }
+        add("[pool]", 0, text_of(self.pool.validate()));
+        add("[gate]", 0, text_of(self.gate.validate()));
+        add("[monitor]", 0, text_of(self.monitor.validate()));
+        if let Some(rpc) = &self.rpc {
+            add("[rpc]", 0, text_of(rpc.validate()));
+        }
+        if let Some(recorder) = &self.recorder {
+            add("[recorder]", 0, text_of(recorder.validate()));
+        }
+        for (index, publisher) in self.publish.iter().enumerate() {
+            add("[[publish]]", index, text_of(publisher.validate()));
+        }
+        for (index, stream) in self.streams.iter().enumerate() {
+            let server = self.publisher_of(stream).err();
+            add("[[streams]]", index, text_of(stream.validate()).or(server));
+        }
+        errors
     }
 
     /// Its server has the stream.
@@ -138,13 +217,110 @@ impl Options {
         IngestConfig { gate: self.gate, monitor: self.monitor, ..config }
     }
 
-    /// The chain that an option names, or that of the connected node. `what` needs it.
+    /// The chain of orders: the `chain_id` of their section, or that of the nodes. `section` is named in the error.
     #[cfg(any(feature = "rpc", feature = "fleet"))]
-    pub(crate) fn chain(&self, named: u64, node: Option<u64>, what: &str) -> Result<u64, String> {
-        let missing =
-            || format!("{what} needs --chain-id while no node has been reached to say its own");
-        let named = Some(named).filter(|chain| *chain != 0);
-        named.or(self.fetcher.chain_id).or(node).ok_or_else(missing)
+    pub(crate) fn chain(
+        &self,
+        chain_id: u64,
+        node: Option<u64>,
+        section: &str,
+    ) -> Result<u64, String> {
+        let chain_id = Some(chain_id).filter(|chain_id| *chain_id != 0);
+        let node = node.or(self.fetcher.chain_id);
+        if let Some((chain_id, node)) = chain_id.zip(node)
+            && chain_id != node
+        {
+            return Err(format!(
+                "{section}: chain_id is {chain_id}, and the node is on chain {node}: leave chain_id out, or name another \
+                 node"
+            ));
+        }
+        chain_id.or(node).ok_or_else(|| {
+            format!("{section} needs --chain-id while no node has been reached to say its own")
+        })
+    }
+}
+
+#[cfg(feature = "config")]
+fn text_of<E: std::error::Error>(result: Result<(), E>) -> Option<String> {
+    result.err().map(|error| crate::say::with_causes(&error))
+}
+
+/// One line for one problem, a list for several.
+#[cfg(feature = "config")]
+fn listed(path: &str, problems: &[String]) -> String {
+    match problems {
+        [problem] => format!("{path}: {problem}"),
+        problems => {
+            let lines: String = problems.iter().map(|problem| format!("\n  {problem}")).collect();
+            format!("{path} has {} errors:{lines}", problems.len())
+        }
+    }
+}
+
+/// Everything that is wrong in the text: each line with an error is left out, and the rest is read again.
+#[cfg(feature = "config")]
+fn problems_of_text(text: &str) -> Vec<String> {
+    let is_toml = |text: &str| toml::from_str::<toml::Table>(text).is_ok();
+    let (mut rest, mut problems) = (text.to_owned(), Vec::new());
+    while let Err(error) = toml::from_str::<Options>(&rest) {
+        let start = error.span().map_or(0, |span| span.start.min(rest.len()));
+        let line = rest[..start].matches('\n').count();
+        problems.push((line, at(&rest, &error)));
+        let next = without_line(&rest, line);
+        // What is no TOML has one error; a value of several lines cannot be left out by its first.
+        if next == rest || !is_toml(&next) {
+            break;
+        }
+        rest = next;
+    }
+    // The parser visits sections and keys in an order of its own.
+    problems.sort();
+    problems.into_iter().map(|(_, problem)| problem).collect()
+}
+
+/// The text with this line empty, so that the others keep their numbers.
+#[cfg(feature = "config")]
+fn without_line(text: &str, number: usize) -> String {
+    let keep = |(index, line)| if index == number { "" } else { line };
+    text.lines().enumerate().map(keep).collect::<Vec<_>>().join("\n")
+}
+
+/// The header of the section that a line is in; empty before the first.
+#[cfg(feature = "config")]
+fn section_of(text: &str, number: usize) -> &str {
+    let before = text.lines().take(number + 1).map(str::trim);
+    before.filter(|line| line.starts_with('[')).last().unwrap_or("")
+}
+
+/// The line of a section that sets the option that an error names first.
+#[cfg(feature = "config")]
+fn line_of(text: &str, section: &Section, error: &str) -> Option<usize> {
+    let (mut headers, mut is_in) = (0, false);
+    let mut candidates = Vec::new();
+    for (number, line) in text.lines().map(str::trim).enumerate() {
+        if line.starts_with('[') {
+            let is_this = line.split('#').next().unwrap_or(line).trim() == section.name;
+            is_in = is_this && headers == section.index;
+            headers += usize::from(is_this);
+        } else if is_in
+            && let Some((key, _)) = line.split_once('=').filter(|_| !line.starts_with('#'))
+        {
+            let key = key.trim().rsplit('.').next().unwrap_or(key);
+            // Of two names at one place, such as `max_tx` and `max_txs`, the longer one is meant.
+            candidates.extend(error.find(key).map(|place| (place, Reverse(key.len()), number)));
+        }
+    }
+    candidates.into_iter().min().map(|(.., number)| number)
+}
+
+/// An error with the line that it is about, or with its section.
+#[cfg(feature = "config")]
+fn placed(text: &str, line: Option<usize>, section: &Section, error: &str) -> String {
+    let Section { name, .. } = section;
+    match line.and_then(|number| Some((number, text.lines().nth(number)?))) {
+        Some((number, line)) => format!("line {}: {name} {}: {error}", number + 1, line.trim()),
+        None => format!("{name}: {error}"),
     }
 }
 
@@ -152,7 +328,7 @@ impl Options {
 #[cfg(feature = "config")]
 fn at(text: &str, error: &toml::de::Error) -> String {
     let before = &text[..error.span().map_or(0, |span| span.start.min(text.len()))];
-    let line = before.matches('\n').count() + 1;
+    let number = before.matches('\n').count();
     let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
     let message = error.message();
     // As in "unknown field `slots`, expected one of `sources`, `fetch_slots`".
@@ -163,11 +339,15 @@ fn at(text: &str, error: &toml::de::Error) -> String {
         // A part of the name is nearer than another short name.
         names.min_by_key(|name| (!name.contains(unknown), distance(name)))
     });
-    let what = match unknown.zip(near) {
+    let message = match unknown.zip(near) {
         Some((unknown, near)) => format!("there is no `{unknown}`; the nearest is `{near}`"),
         None => message.trim_end().to_owned(),
     };
-    format!("line {line}, column {column}: {what}")
+    let line = text.lines().nth(number).unwrap_or("").trim();
+    let section =
+        Some(section_of(text, number)).filter(|section| !section.is_empty() && *section != line);
+    let place = section.map(|section| format!("{section} ")).unwrap_or_default();
+    format!("line {}, column {column}: {place}{line}: {message}", number + 1)
 }
 
 #[cfg(all(test, feature = "config"))]
@@ -239,6 +419,7 @@ mod tests {
         let fetcher = &mut options.fetcher;
         assert_eq!((fetcher.chain_id.take(), fetcher.reconnect_limit.take()), (Some(1), Some(100)));
         fetcher.trust_node_sender = None;
+        fetcher.sources.clear();
         fetcher.request_connections = FetcherConfig::new([]).request_connections;
         let GateConfig { work_permits, reserved_permits, .. } = GateConfig::default();
         let gate = GateConfig { work_permits, reserved_permits, ..options.gate };
@@ -320,16 +501,16 @@ mod tests {
         for (text, expected) in [
             (
                 "metrics = \"127.0.0.1:1\"\n\n[fetcher]\n  slots = 5\n",
-                "line 4, column 3: there is no `slots`; the nearest is `fetch_slots`",
+                "line 4, column 3: [fetcher] slots = 5: there is no `slots`; the nearest is `fetch_slots`",
             ),
-            ("[pol]\n", "line 1, column 2: there is no `pol`; the nearest is `pool`"),
+            ("[pol]\n", "line 1, column 2: [pol]: there is no `pol`; the nearest is `pool`"),
             (
                 "[gate]\nrequests = \"atuo\"\n",
-                "line 2, column 12: there is no `atuo`; the nearest is `auto`",
+                "line 2, column 12: [gate] requests = \"atuo\": there is no `atuo`; the nearest is `auto`",
             ),
             (
                 "[pool]\nmax_txs = \"many\"\n",
-                "line 2, column 11: invalid type: string \"many\", expected usize",
+                "line 2, column 11: [pool] max_txs = \"many\": invalid type: string \"many\", expected usize",
             ),
             ("[pool]\ntx_retention = 60\n", "line 2, column 16: "),
             ("[fetcher]\nsources = [\"http://x\"]\n", "line 2, column "),
@@ -338,6 +519,53 @@ mod tests {
             let error = Options::parse(text).expect_err(text);
             assert!(error.starts_with(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn all_that_is_wrong_in_a_file_is_said_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file.toml");
+        let read = |text: &str| {
+            std::fs::write(&path, text).expect("a file");
+            Options::read(&path).and_then(|options| options.validate())
+        };
+        let unknown =
+            "metrik = '127.0.0.1:1'\n[fetcher]\nslots = 5\nchain_id = 'one'\n[pool]\nmax_txs = 1\n";
+        let error = read(unknown).expect_err("three errors");
+        let lines: Vec<_> = error.lines().collect();
+        assert_eq!(lines[0], format!("{} has 3 errors:", path.display()));
+        assert!(lines[1].starts_with("  line 1, column 1: metrik = "), "{error}");
+        assert!(
+            lines[2].starts_with("  line 3, column 1: [fetcher] slots = 5: there is no"),
+            "{error}"
+        );
+        assert!(
+            lines[3].starts_with("  line 4, column 12: [fetcher] chain_id = 'one': "),
+            "{error}"
+        );
+        assert_eq!(lines.len(), 4, "{error}");
+
+        let bounds = "[fetcher]\nsources = ['/a.ipc']\nfetch_slots = 0\nrequest_connections = 99\n[pool]\nmax_txs = 0\n\
+                      [recorder]\nfolder = ''\n[[publish]]\nserver.servers = ['nats://n:1']\nmachine = 'm'\n\
+                      [[publish]]\nflow = 'private'\nserver.servers = ['nats://n:1']\nmachine = '!'\n";
+        let error = read(bounds).expect_err("five errors");
+        for line in [
+            "has 5 errors:",
+            "  line 3: [fetcher] fetch_slots = 0: ",
+            "  line 4: [fetcher] request_connections = 99: ",
+            "  line 6: [pool] max_txs = 0: ",
+            "  line 8: [recorder] folder = '': ",
+            "  line 15: [[publish]] machine = '!': ",
+        ] {
+            assert!(error.contains(line), "{line} in {error}");
+        }
+        let one = read("[pool]\nmax_txs = 0\n").expect_err("one error");
+        assert!(
+            one.starts_with(&format!("{}: line 2: [pool] max_txs = 0: ", path.display())),
+            "{one}"
+        );
+        assert_eq!(one.lines().count(), 1, "{one}");
+        read("[fetcher]\n[pool]\nmax_txs = 5\n").expect("it is valid");
     }
 
     #[test]

@@ -40,9 +40,10 @@ pub(crate) struct Picture {
     /// 99th percentile of the latency in microseconds, for each second in which something was
     /// pooled, the latest last.
     pub(crate) p99_us: VecDeque<u64>,
-    pub(crate) latency: Latency,
+    /// Of the last second; here and below `None` if no transaction came.
+    pub(crate) latency: Option<Latency>,
     /// Since the start.
-    pub(crate) latency_in_all: Latency,
+    pub(crate) latency_in_all: Option<Latency>,
     pub(crate) pool: PoolStats,
     pub(crate) max_txs: u64,
     pub(crate) content: Content,
@@ -52,6 +53,8 @@ pub(crate) struct Picture {
     pub(crate) rpc: Option<RpcCounts>,
     /// The latest lines of the log, oldest first: for the live view alone.
     pub(crate) events: Vec<String>,
+    /// Whether the keys are shown: for the live view alone.
+    pub(crate) keys: bool,
 }
 
 /// A source. What is not skipped stands in the lines of `--status-interval` too.
@@ -114,8 +117,8 @@ impl Painter {
 
     /// Must be called about once a second.
     pub(crate) fn paint(&mut self, running: &Running) -> Picture {
-        let Running { ingest, watcher, .. } = running;
-        let seen = watcher.seen();
+        let ingest = &running.ingest;
+        let seen = running.parts.watcher.seen();
         let (mut counts, status) = (ingest.fetcher().counts(), ingest.fetcher().status());
         counts.pooled += running.replayed();
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
@@ -150,8 +153,8 @@ impl Painter {
             pooled_per_s,
             pooled: self.pooled.clone(),
             p99_us: self.p99_us.clone(),
-            latency: Latency::of(&since),
-            latency_in_all: Latency::of(&seen.latency),
+            latency: (!since.is_empty()).then(|| Latency::of(&since)),
+            latency_in_all: (!seen.latency.is_empty()).then(|| Latency::of(&seen.latency)),
             pool: ingest.pool().stats(),
             max_txs: running.max_txs as u64,
             content: seen.content,
@@ -160,6 +163,7 @@ impl Painter {
             gate: ingest.gate().stats(),
             rpc: RpcCounts::of(ingest, &seen),
             events: Vec::new(),
+            keys: false,
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Args {
     /// With --publish: make or change the streams, with so many replicas, 1, 3 or 5
     #[arg(long, value_name = "N", requires = "flows", help_heading = FLEET)]
     replicas: Option<usize>,
-    /// With --publish: the certificates that may sign the servers', beside those of the system
+    /// With --publish: extra CA certificates (PEM), added to the system roots
     #[arg(long, value_name = "FILE", requires = "flows", help_heading = FLEET)]
     nats_ca: Option<PathBuf>,
 }
@@ -72,12 +72,12 @@ impl Publishing {
     ) -> Result<Self, Failure> {
         for stream in &options.streams {
             let publisher = options.publisher_of(stream)?;
-            let chain_id = options.chain(stream.chain_id, node, "--publish")?;
+            let chain_id = options.chain(stream.chain_id, node, "[[streams]]")?;
             ensure_stream(&publisher.server, &StreamConfig { chain_id, ..stream.clone() }).await?;
         }
         let mut publishers = Vec::new();
         for config in &options.publish {
-            let chain_id = options.chain(config.chain_id, node, "--publish")?;
+            let chain_id = options.chain(config.chain_id, node, "[[publish]]")?;
             let name = if config.flow == Flow::Public { "public" } else { "private" };
             let publisher = Publisher::start(pool, PublisherConfig { chain_id, ..config.clone() });
             publishers.push((name, publisher?));

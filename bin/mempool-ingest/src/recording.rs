@@ -17,15 +17,15 @@ use mempool_ingest::{
     },
 };
 use mempool_recorder::{
-    BadRow, Recorder, RecorderConfig, RecorderStats, Recording, RecordingConfig, Replay,
-    ReplayCounts, ReplayError, Speed,
+    BadRow, Recorder, RecorderConfig, RecorderEnd, RecorderStats, Recording, RecordingConfig,
+    Replay, ReplayCounts, ReplayError, Speed,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    Failure, left,
+    Failure, announcers, left,
     options::Options,
-    say::{say, say_warning},
+    say::{say, say_warning, with_causes},
 };
 
 /// The flags of recordings.
@@ -51,7 +51,7 @@ impl Args {
             recorder.folder.clone_from(folder);
         }
         if let Some(path) = &self.replay {
-            let chain_id = chain_of(path).map_err(|error| error.to_string())?;
+            let chain_id = chain_of(path).map_err(|error| with_causes(&error))?;
             options.fetcher.sources = vec![no_node(chain_id)];
             // What the file of a live flow says: a fleet would take what is long mined for pending.
             #[cfg(feature = "rpc")]
@@ -73,8 +73,20 @@ fn chain_of(path: &Path) -> Result<u64, ReplayError> {
 
 /// The recorder and the replay beside the ingestion.
 pub(crate) struct Files {
-    recorder: Option<Recorder>,
-    replay: Option<Replay>,
+    /// With its folder.
+    recorder: Option<(PathBuf, Recorder)>,
+    /// With its file or folder.
+    replay: Option<(PathBuf, Replay)>,
+}
+
+/// What recording and replay came to.
+#[derive(Default)]
+pub(crate) struct FilesEnd {
+    /// The counts as `--json` prints them; here and below `None` without one.
+    pub(crate) recorded: Option<Value>,
+    pub(crate) replayed: Option<Value>,
+    /// What was lost, each with what to do.
+    pub(crate) failures: Vec<String>,
 }
 
 impl Files {
@@ -82,51 +94,86 @@ impl Files {
         let pool = ingest.pool();
         let mut files = Self { recorder: None, replay: None };
         if let Some(config) = &options.recorder {
-            let (announcers, status) = (ingest.fetcher().announcers(), ingest.fetcher().status());
-            let names: Vec<_> = status.iter().map(|source| source.endpoint.to_string()).collect();
-            let named = move |hash: &B256| {
-                announcers(hash).into_iter().map(|source| names[source].clone()).collect()
-            };
-            files.recorder = Some(Recorder::start_with(pool, config.clone(), named)?);
+            let recorder = Recorder::start_with(pool, config.clone(), announcers(ingest))?;
+            files.recorder = Some((config.folder.clone(), recorder));
         }
         if let Some(path) = &args.replay {
             let recording = Recording::open(path, RecordingConfig::default())?;
-            files.replay = Some(Replay::start(recording, args.speed, pool.clone())?);
+            let replay = Replay::start(recording, args.speed, pool.clone())?;
+            files.replay = Some((path.clone(), replay));
         }
         Ok(files)
     }
 
     /// What a replay has brought into the pool.
     pub(crate) fn replayed(&self) -> u64 {
-        self.replay.as_ref().map_or(0, |replay| replay.counts().pooled)
+        self.replay.as_ref().map_or(0, |(_, replay)| replay.counts().pooled)
+    }
+
+    /// How long it takes until the next row of a replay is due.
+    pub(crate) fn next_row(&self) -> Option<Duration> {
+        self.replay.as_ref().and_then(|(_, replay)| replay.next_row())
     }
 
     /// Whether a replay has ended.
     pub(crate) fn is_over(&self) -> bool {
-        self.replay.as_ref().is_some_and(|replay| replay.end_reason().is_some())
+        self.replay.as_ref().is_some_and(|(_, replay)| replay.end_reason().is_some())
     }
 
-    /// Stops both, until this time, and returns the counts of the recording and of the replay, as `--json` prints them.
-    pub(crate) fn end(self, by: Instant, pool: &OrderPool) -> (Option<Value>, Option<Value>) {
-        let replayed = self.replay.map(|replay| {
+    /// Stops both, until this time.
+    pub(crate) fn end(self, deadline: Instant, pool: &OrderPool) -> FilesEnd {
+        let mut ended = FilesEnd::default();
+        if let Some((path, replay)) = self.replay {
             let time = replay.elapsed();
-            let end = replay.shutdown(left(by));
+            let end = replay.shutdown(left(deadline));
             if !end.ended {
                 say_warning!("the replay has not stopped");
             }
-            replayed(&end.counts, time, pool.len() as u64)
-        });
-        let recorded = self.recorder.map(|recorder| {
-            let end = recorder.shutdown(left(by));
-            if !end.ended {
-                say_warning!(
-                    "the last segment of the recording is not written in time, and is lost"
-                );
-            }
-            recorded(&end.stats)
-        });
-        (recorded, replayed)
+            ended.replayed = Some(replayed(&end.counts, time, pool.len() as u64));
+            ended.failures.extend(replay_failure(&path, &end.counts));
+        }
+        if let Some((folder, recorder)) = self.recorder {
+            let end = recorder.shutdown(left(deadline));
+            ended.recorded = Some(recorded(&end.stats));
+            ended.failures.extend(recording_failure(&folder, &end));
+        }
+        ended
     }
+}
+
+/// What is missing in the recording, and what to do; `None` if nothing is.
+fn recording_failure(folder: &Path, end: &RecorderEnd) -> Option<String> {
+    let RecorderStats { lost_events, lost_rows, .. } = end.stats;
+    let mut holes = Vec::new();
+    if lost_rows > 0 {
+        holes.push(format!("{lost_rows} rows could not be written: make room on the disk"));
+    }
+    if lost_events > 0 {
+        holes.push(format!(
+            "{lost_events} events of the pool were not read in time: give the process more CPU, or raise `log_bytes`"
+        ));
+    }
+    if !end.ended {
+        holes.push("its last segment was not written in time: look whether the disk hangs".into());
+    }
+    let holes = holes.join("; ");
+    (!holes.is_empty())
+        .then(|| format!("the recording in {} has a hole: {holes}", folder.display()))
+}
+
+/// That a replay has brought nothing, although there were rows.
+fn replay_failure(path: &Path, counts: &ReplayCounts) -> Option<String> {
+    let ReplayCounts { pooled, known, mined, refused, postponed, .. } = *counts;
+    let rows = known + mined + refused + postponed + counts.bad_rows();
+    (pooled == 0 && rows > 0).then(|| {
+        format!(
+            "nothing of {} was replayed: of its rows {} cannot be read, and the pool took none of {}; RUST_LOG=\
+             mempool_recorder=debug says why",
+            path.display(),
+            counts.bad_rows(),
+            known + mined + refused + postponed,
+        )
+    })
 }
 
 fn recorded(stats: &RecorderStats) -> Value {
@@ -144,17 +191,17 @@ fn recorded(stats: &RecorderStats) -> Value {
 fn replayed(counts: &ReplayCounts, time: Duration, held: u64) -> Value {
     let bad: Vec<_> =
         BadRow::REASONS.into_iter().zip(counts.bad).filter(|(_, count)| *count > 0).collect();
-    let ReplayCounts { pooled, known, refused, postponed, left_out, .. } = *counts;
+    let ReplayCounts { pooled, known, refused, postponed, left_out, cut_gaps, .. } = *counts;
     let removed = pooled.saturating_sub(held);
     // From the first row to the last one, or to the stop.
     let seconds = time.as_secs_f64();
     say!(
         "replayed {pooled} transactions in {seconds:.1} s: {held} are pooled, {removed} removed since; known {known}, \
-         refused {refused}, no room {postponed}, bad rows {bad:?}",
+         refused {refused}, no room {postponed}, bad rows {bad:?}, gaps cut {cut_gaps}",
     );
     json!({
         "pooled": pooled, "removed": removed, "known": known, "refused": refused,
-        "postponed": postponed, "left_out": left_out,
+        "postponed": postponed, "left_out": left_out, "cut_gaps": cut_gaps,
         "bad_rows": counts.bad_rows(), "seconds": seconds,
     })
 }

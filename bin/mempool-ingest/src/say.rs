@@ -1,9 +1,10 @@
 //! What the command itself says on stderr: lines of text, or with `--log-format json` one JSON object a line.
 
 use std::{
+    backtrace::{Backtrace, BacktraceStatus},
     error::Error,
     fmt,
-    io::{self, Write as _, stderr},
+    panic::PanicHookInfo,
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
@@ -13,6 +14,8 @@ use tracing_subscriber::fmt::{
     format::Writer,
     time::{FormatTime as _, SystemTime},
 };
+
+use crate::{args::as_typed, output};
 
 /// A process has one stderr.
 static JSON: AtomicBool = AtomicBool::new(false);
@@ -34,56 +37,64 @@ impl Format {
     }
 }
 
-/// Writes a line, as `eprintln!` does. A stderr that nobody reads is no reason to panic.
+/// Writes a line, as `eprintln!` does, and never waits for whoever reads stderr.
 macro_rules! say {
-    ($($text:tt)*) => {{
-        // Who closed stderr wants to read nothing.
-        let _ = $crate::say::line("INFO", format_args!($($text)*));
-    }};
+    ($($text:tt)*) => { $crate::say::line("INFO", format_args!($($text)*)) };
 }
 
 /// Writes a line of a warning.
 macro_rules! say_warning {
-    ($($text:tt)*) => {{
-        // As above.
-        let _ = $crate::say::line("WARN", format_args!($($text)*));
-    }};
+    ($($text:tt)*) => { $crate::say::line("WARN", format_args!($($text)*)) };
 }
 
 pub(crate) use {say, say_warning};
 
-/// Writes a line of an error, with those causes that its text does not hold.
+/// Writes a line of an error, with its causes.
 pub(crate) fn say_error(error: &dyn Error) {
+    line("ERROR", format_args!("{}", as_typed(with_causes(error))));
+}
+
+/// The text of an error, with those causes that it does not hold.
+pub(crate) fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let because = error.to_string();
         if !text.contains(&because) {
-            text = format!("{text}; because: {because}");
+            text = format!("{text}: {because}");
         }
         cause = error.source();
     }
-    // As above.
-    let _ = line("ERROR", format_args!("{text}"));
+    text
 }
 
-pub(crate) fn line(level: &str, text: fmt::Arguments<'_>) -> io::Result<()> {
+/// Writes panics as errors. The hook of the standard library writes to stderr itself, and would wait for its reader.
+pub(crate) fn say_panics() {
+    std::panic::set_hook(Box::new(|panic: &PanicHookInfo<'_>| {
+        let backtrace = Backtrace::capture();
+        let thread = std::thread::current();
+        let name = thread.name().unwrap_or("without a name");
+        if backtrace.status() == BacktraceStatus::Captured {
+            line("ERROR", format_args!("thread {name}: {panic}\n{backtrace}"));
+        } else {
+            line("ERROR", format_args!("thread {name}: {panic}"));
+        }
+    }));
+}
+
+pub(crate) fn line(level: &str, text: fmt::Arguments<'_>) {
     let before = match level {
         "INFO" => "",
         "WARN" => "warning: ",
         _ => "error: ",
     };
-    object(level, &json!({ "message": text.to_string() }), || format!("{before}{text}"))
+    object(level, &json!({ "message": text.to_string() }), || format!("{before}{text}"));
 }
 
 /// Writes an object, or the text that stands for it.
-pub(crate) fn object(
-    level: &str,
-    fields: &impl Serialize,
-    text: impl FnOnce() -> String,
-) -> io::Result<()> {
+pub(crate) fn object(level: &str, fields: &impl Serialize, text: impl FnOnce() -> String) {
     if !JSON.load(Relaxed) {
-        return writeln!(stderr().lock(), "{}", text());
+        return output::line(format!("{}\n", text()).as_bytes());
     }
     let mut timestamp = String::new();
     // A string takes what is written.
@@ -91,5 +102,5 @@ pub(crate) fn object(
     let line = json!({
         "timestamp": timestamp, "level": level, "target": "mempool_ingest_cli", "fields": fields,
     });
-    writeln!(stderr().lock(), "{line}")
+    output::line(format!("{line}\n").as_bytes());
 }

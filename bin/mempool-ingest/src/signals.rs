@@ -2,6 +2,8 @@
 
 use std::{
     io, process,
+    sync::mpsc::{SyncSender, sync_channel},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -35,22 +37,43 @@ impl Signals {
         select_all(each).await.0
     }
 
-    /// During a stop: ends the process at the next signal, with the exit code that it would have by default, or when the
-    /// stop takes longer than `limit`, as when nobody reads what it writes. `stopped_by_signal` tells whether the stop was
-    /// requested by a signal; else the next one is the first.
-    pub(crate) async fn end_at_second(mut self, stopped_by_signal: bool, limit: Duration) {
-        let second = async {
-            if !stopped_by_signal {
-                self.next().await;
+    /// During a stop: ends the process at the next signal, with the exit code that it would have by default.
+    /// `stopped_by_signal` tells whether a signal requested the stop; otherwise the next one is the first.
+    pub(crate) async fn end_at_second(mut self, stopped_by_signal: bool) {
+        if !stopped_by_signal {
+            self.next().await;
+        }
+        let first = Instant::now();
+        loop {
+            let number = self.next().await;
+            if first.elapsed() > SAME {
+                process::exit(128 + number);
             }
-            let first = Instant::now();
-            loop {
-                let number = self.next().await;
-                if first.elapsed() > SAME {
-                    return 128 + number;
-                }
+        }
+    }
+}
+
+/// Ends the process when a stop takes too long, whatever its other threads do. Its thread is started with the command, and
+/// waits for nothing but the time.
+#[derive(Debug)]
+pub(crate) struct EndTimer(SyncSender<Duration>);
+
+impl EndTimer {
+    pub(crate) fn start() -> io::Result<Self> {
+        let (sender, armed) = sync_channel(1);
+        thread::Builder::new().name("mempool-end".into()).spawn(move || {
+            // An error is a timer that was dropped: the command has ended in time.
+            if let Ok(limit) = armed.recv() {
+                thread::sleep(limit);
+                process::exit(1);
             }
-        };
-        process::exit(tokio::time::timeout(limit, second).await.unwrap_or(1));
+        })?;
+        Ok(Self(sender))
+    }
+
+    /// From now on the process lives for at most this time.
+    pub(crate) fn arm(&self, limit: Duration) {
+        // Full only if it is armed already.
+        let _ = self.0.try_send(limit);
     }
 }

@@ -6,7 +6,7 @@ use mempool_ingest::txpool_fetcher::Counts;
 use serde::Serialize;
 
 use crate::{
-    Running,
+    Running, output,
     picture::{Picture, Source},
     summary::RpcCounts,
 };
@@ -23,6 +23,10 @@ pub(crate) struct Status {
     pool_txs: u64,
     rpc: Option<RpcCounts>,
     published: Vec<Published>,
+    log_dropped: u64,
+    orders_missed: Option<u64>,
+    /// How long it takes until the next row of a replay is due.
+    next_row_s: Option<u64>,
 }
 
 /// A flow that is published.
@@ -47,6 +51,9 @@ impl Status {
             pool_txs: picture.pool.txs,
             rpc: picture.rpc,
             published: running.published(),
+            log_dropped: output::dropped(),
+            orders_missed: running.missed(),
+            next_row_s: running.next_row().map(|wait| wait.as_secs()),
         }
     }
 }
@@ -85,6 +92,15 @@ impl fmt::Display for Status {
                 f,
                 " {flow}=({state}, stored={stored} refused={refused} unfinished={unfinished})"
             )?;
+        }
+        if let Some(seconds) = self.next_row_s.filter(|seconds| *seconds > 0) {
+            write!(f, " next_row_in={seconds}s")?;
+        }
+        if let Some(missed) = self.orders_missed.filter(|missed| *missed > 0) {
+            write!(f, " orders_missed={missed}")?;
+        }
+        if self.log_dropped > 0 {
+            write!(f, " log_dropped={}", self.log_dropped)?;
         }
         Ok(())
     }

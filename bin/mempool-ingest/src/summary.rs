@@ -47,6 +47,10 @@ pub(crate) struct Summary {
     pub(crate) cpu_us_per_tx: Option<f64>,
     pub(crate) max_rss_bytes: u64,
     pub(crate) elapsed_s: f64,
+    /// Lines of the log that were dropped because nobody read stderr.
+    pub(crate) log_dropped: u64,
+    /// `null` without `--orders`.
+    pub(crate) orders_missed: Option<u64>,
     pub(crate) end: String,
 }
 

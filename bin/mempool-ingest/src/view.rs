@@ -11,6 +11,7 @@ use crate::{
     Running,
     live::Live,
     log::Log,
+    output,
     picture::Painter,
     say::{self, say, say_warning},
     status::Status,
@@ -48,7 +49,7 @@ impl View {
         });
         let default = if stderr().is_terminal() { IN_TERMINAL } else { ELSEWHERE };
         let interval = every.unwrap_or(default);
-        let painter = Painter::new(running.watcher.seen().latency);
+        let painter = Painter::new(running.parts.watcher.seen().latency);
         Self { painter, live, interval, at: None }
     }
 
@@ -59,17 +60,18 @@ impl View {
             live.show(self.painter.paint(running));
             return Ok(());
         }
+        // A terminal that is gone sends a signal; a full disk is no reason to stop ingesting.
+        if output::is_closed() {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
         if self.at.is_some_and(|at| at.elapsed() < self.interval) {
             return Ok(());
         }
         self.at = Some(Instant::now());
         let picture = self.painter.paint(running);
         let status = Status::of(&picture, running);
-        match say::object("INFO", &status, || status.to_string()) {
-            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(error),
-            // A terminal that is gone sends a signal; a full disk is no reason to stop ingesting.
-            _ => Ok(()),
-        }
+        say::object("INFO", &status, || status.to_string());
+        Ok(())
     }
 
     /// Resolves when a key press asks to end the program, or when the terminal fails.

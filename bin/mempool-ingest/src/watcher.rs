@@ -1,4 +1,6 @@
 //! A subscriber of the pool, such as a builder.
+//!
+//! The lock of what it has seen is held for one event by its thread, and for a copy by whoever shows it.
 
 use std::{
     fs::File,
@@ -61,8 +63,11 @@ pub(crate) struct Content {
 }
 
 impl Watcher {
-    pub(crate) fn start(pool: &OrderPool, hashes: Option<&Path>) -> io::Result<Self> {
-        let hashes = hashes.map(File::create).transpose()?;
+    pub(crate) fn start(pool: &OrderPool, hashes: Option<&Path>) -> Result<Self, String> {
+        let create = |path: &Path| {
+            File::create(path).map_err(|error| format!("--hashes {}: {error}", path.display()))
+        };
+        let hashes = hashes.map(create).transpose()?;
         let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order");
         let (orders, cancelled, lagged, content) = (0, 0, 0, Content::default());
         let seen = Arc::new(Mutex::new(Seen { latency, orders, cancelled, lagged, content }));
@@ -101,6 +106,8 @@ fn run(
     hashes: Option<File>,
 ) -> io::Result<()> {
     let (mut hashes, mut written) = (hashes.map(BufWriter::new), Ok(()));
+    // What was there before has waited for this subscriber, and says nothing of a latency.
+    let mut since = SystemTime::now();
     loop {
         // Before reading, so that everything from before the end is seen.
         let last = stop.load(Relaxed);
@@ -113,7 +120,7 @@ fn run(
         });
         match event {
             Some(Ok(Event::Added(order))) => {
-                lock(seen).added(&order);
+                lock(seen).added(&order, since);
                 let line = |file: &mut BufWriter<_>| writeln!(file, "{}", order.id().hash());
                 if let Some(Err(error)) = hashes.as_mut().map(line) {
                     (hashes, written) = (None, Err(error));
@@ -132,6 +139,7 @@ fn run(
                 seen.lagged += 1;
                 // A replay delivers all orders again.
                 seen.content = Content::default();
+                since = SystemTime::now();
                 orders.resync();
                 if hashes.take().is_some() {
                     written = Err(io::Error::other("it lagged, and writes no further hashes"));
@@ -145,13 +153,17 @@ fn run(
 }
 
 impl Seen {
-    fn added(&mut self, order: &Order) {
+    /// The latency counts of what was first seen since this subscriber began, or began anew.
+    fn added(&mut self, order: &Order, since: SystemTime) {
         if let Order::Tx(tx) = order {
             for count in self.content.counts_of(tx) {
                 *count += 1;
             }
             if tx.origin() != Origin::Rpc {
-                if let Ok(age) = SystemTime::now().duration_since(tx.first_seen()) {
+                let age = SystemTime::now().duration_since(tx.first_seen());
+                if let Ok(age) = age
+                    && tx.first_seen() >= since
+                {
                     self.latency.saturating_record(age.as_nanos() as u64);
                 }
                 return;

@@ -20,7 +20,7 @@ pub enum RecorderError {
     #[error("folder is empty, must name a folder")]
     NoFolder,
     /// The folder cannot be written to.
-    #[error("cannot write in {path}: {source}")]
+    #[error("cannot write in {path}")]
     Folder {
         /// The folder.
         path: PathBuf,
@@ -28,7 +28,7 @@ pub enum RecorderError {
         source: io::Error,
     },
     /// The thread cannot be started.
-    #[error("cannot start the thread that records: {0}")]
+    #[error("cannot start the thread that records")]
     Thread(#[source] io::Error),
 }
 
@@ -37,7 +37,7 @@ pub enum RecorderError {
 #[non_exhaustive]
 pub enum ReplayError {
     /// The file or folder cannot be opened or read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}")]
     Open {
         /// The file or folder.
         path: PathBuf,
@@ -70,7 +70,7 @@ pub enum ReplayError {
         reason: String,
     },
     /// The thread cannot be started.
-    #[error("cannot start the thread that replays: {0}")]
+    #[error("cannot start the thread that replays")]
     Thread(#[source] io::Error),
 }
 

@@ -22,4 +22,4 @@ pub use file::{MAX_DICTIONARY_BYTES, MAX_FOOTER_BYTES, MAX_PAGE_BYTES};
 pub use metrics::{METRICS, RecorderStats, ReplayCounts};
 pub use recorder::{Recorder, RecorderEnd};
 pub use recording::{Recorded, Recording, RecordingConfig};
-pub use replay::{Replay, ReplayEnd, ReplayEndReason, Speed, SpeedError};
+pub use replay::{MAX_GAP, MAX_STEP_BACK, Replay, ReplayEnd, ReplayEndReason, Speed, SpeedError};

@@ -32,6 +32,8 @@ metric_set! {
             "outcome": ["pooled", "known", "mined", "refused", "postponed"];
         count left_out = "mempool_recorder_left_out_total", Count,
             "blob transactions that a replay left out as configured";
+        count cut_gaps = "mempool_recorder_cut_gaps_total", Count,
+            "jumps of the recorded clock that a replay did not follow";
         count bad[BadRow::REASONS.len()] = "mempool_recorder_bad_rows_total", Count,
             "rows that a replay could not read, by `reason` (`BadRow::REASONS`)",
             "reason": BadRow::REASONS;
@@ -86,6 +88,9 @@ pub struct ReplayCounts {
     pub postponed: u64,
     /// Blob transactions that the configuration leaves out: `mempool_recorder_left_out_total`.
     pub left_out: u64,
+    /// Jumps of the recorded clock that were cut to [`MAX_GAP`](crate::MAX_GAP), or take no time:
+    /// `mempool_recorder_cut_gaps_total`.
+    pub cut_gaps: u64,
     /// Rows that yielded no transaction, by the reasons of [`BadRow::REASONS`]:
     /// `mempool_recorder_bad_rows_total`.
     pub bad: [u64; BadRow::REASONS.len()],
@@ -131,6 +136,7 @@ impl ReplayCounters {
             refused,
             postponed,
             left_out: self.left_out.get(),
+            cut_gaps: self.cut_gaps.get(),
             bad: std::array::from_fn(|reason| self.bad[reason].get()),
         }
     }

@@ -209,7 +209,12 @@ impl Follower {
                     self.counters.segments.add(1);
                 }
                 Err(error) => {
-                    tracing::error!(%error, rows = count, "cannot write a segment");
+                    tracing::error!(
+                        %error,
+                        folder = %self.segments.folder().display(),
+                        rows = count,
+                        "cannot write a segment, whose rows are lost: make room on the disk"
+                    );
                     self.counters.lost[IO].add(count);
                 }
             }

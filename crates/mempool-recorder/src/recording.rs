@@ -74,6 +74,8 @@ pub struct Recording {
     config: RecordingConfig,
     /// Segments that are still to be read.
     files: VecDeque<PathBuf>,
+    /// Files before the one that is open that cannot be read.
+    skipped: VecDeque<BadRow>,
     file: Option<OpenFile>,
     left_out: u64,
 }
@@ -86,11 +88,11 @@ impl fmt::Debug for Recording {
 
 impl Recording {
     /// Opens a Parquet file, or a folder of segments, which are read in the order of their names.
-    /// Unfinished files of a killed recorder are ignored.
+    /// Unfinished files of a killed recorder are ignored. A file of a folder that cannot be read is a row with
+    /// [`BadRow::Unreadable`], which names it; the others are read.
     ///
     /// # Errors
-    /// The file, or the first one of the folder, is not a Parquet file or lacks a column. A later
-    /// one that cannot be read is a row with [`BadRow::Unreadable`].
+    /// The file, or every one of the folder, is not a Parquet file or lacks a column. The error is that of the first.
     pub fn open(path: impl AsRef<Path>, config: RecordingConfig) -> Result<Self, ReplayError> {
         let path = path.as_ref();
         let failed = |source| ReplayError::Open { path: path.to_owned(), source };
@@ -101,10 +103,19 @@ impl Recording {
             files.retain(|file| file.extension().is_some_and(|extension| extension == EXTENSION));
             files.make_contiguous().sort();
         }
-        let first =
-            files.pop_front().ok_or_else(|| ReplayError::NoSegment { path: path.to_owned() })?;
-        let file = Some(OpenFile::open(first, config)?);
-        Ok(Self { config, files, file, left_out: 0 })
+        let (mut skipped, mut failed) = (VecDeque::new(), None);
+        while let Some(file) = files.pop_front() {
+            match OpenFile::open(file.clone(), config) {
+                Ok(open) => {
+                    return Ok(Self { config, files, skipped, file: Some(open), left_out: 0 });
+                }
+                Err(error) => {
+                    skipped.push_back(unreadable(&file, 0, &error));
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        Err(failed.unwrap_or_else(|| ReplayError::NoSegment { path: path.to_owned() }))
     }
 
     /// Blob transactions that were skipped so far, as configured.
@@ -118,6 +129,9 @@ impl Iterator for Recording {
     type Item = Result<Recorded, BadRow>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if let Some(skipped) = self.skipped.pop_front() {
+            return Some(Err(skipped));
+        }
         loop {
             match self.file.as_mut().and_then(OpenFile::next) {
                 Some(Ok(row)) if !self.config.blobs && row.carries_blobs() => {

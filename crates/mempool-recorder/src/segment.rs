@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::SystemTime,
 };
 
@@ -41,6 +41,10 @@ impl Segments {
         fs::hard_link(segments.unfinished(), &probe)?;
         fs::remove_file(probe)?;
         Ok(segments)
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Removes what recorders have left that were killed. One that still runs has locked its file.

@@ -30,9 +30,33 @@ pub(crate) struct NextBlock {
     pub(crate) max_blobs: u64,
 }
 
+/// When the forks BPO1 and BPO2 (EIP-7892), which change nothing but the blobs, took effect on a public chain.
+struct BlobForks {
+    chain_id: u64,
+    bpo1: u64,
+    bpo2: u64,
+}
+
+/// From `params/config.go` of go-ethereum: mainnet, Sepolia, Hoodi.
+const BLOB_FORKS: [BlobForks; 3] = [
+    BlobForks { chain_id: 1, bpo1: 1_765_290_071, bpo2: 1_767_747_671 },
+    BlobForks { chain_id: 11_155_111, bpo1: 1_761_017_184, bpo2: 1_761_607_008 },
+    BlobForks { chain_id: 560_048, bpo1: 1_762_365_720, bpo2: 1_762_955_544 },
+];
+
+/// The blob schedule of a block with this timestamp. Development chains have that of Osaka, with which they begin.
+fn blob_params(chain_id: u64, timestamp: u64) -> BlobParams {
+    let forks = BLOB_FORKS.iter().find(|forks| forks.chain_id == chain_id);
+    match forks {
+        Some(forks) if timestamp >= forks.bpo2 => BlobParams::bpo2(),
+        Some(forks) if timestamp >= forks.bpo1 => BlobParams::bpo1(),
+        _ => BlobParams::osaka(),
+    }
+}
+
 impl NextBlock {
-    /// The block after `parent` as far as it is known: fees by EIP-1559, 4844 and 7918, the rules of Osaka. A relay or
-    /// consensus client would supply the timestamp and `prevrandao`; here the first is `slot_s` later and the second is
+    /// The block after `parent` as far as it is known: fees by EIP-1559, 4844 and 7918, the rules of Osaka with the blob
+    /// schedule of the chain at the block's time ([`blob_params`]). A relay or consensus client would supply the timestamp and `prevrandao`; here the first is `slot_s` later and the second is
     /// derived from the parent's hash. A block that is submitted begins with the system calls of EIP-4788 and EIP-2935,
     /// which are left out here.
     pub(crate) fn after(parent: Head, chain_id: u64, fee_recipient: Address, slot_s: u64) -> Self {
@@ -42,11 +66,12 @@ impl NextBlock {
             excess_blob_gas: Some(parent.excess_blob_gas.unwrap_or_default()),
             ..Header::default()
         };
-        let blobs = BlobParams::osaka();
+        let timestamp = parent.timestamp + slot_s.max(1);
+        let blobs = blob_params(chain_id, timestamp);
         let mut env = BlockEnv {
             number: U256::from(parent.number + 1),
             beneficiary: fee_recipient,
-            timestamp: U256::from(parent.timestamp + slot_s.max(1)),
+            timestamp: U256::from(timestamp),
             gas_limit: parent.gas_limit,
             basefee: parent.next_base_fee_wei.unwrap_or_default(),
             prevrandao: Some(keccak256(parent.hash)),
@@ -147,5 +172,45 @@ impl DatabaseRef for Reads {
     fn block_hash_ref(&self, number: u64) -> Result<B256, ReadError> {
         let block = self.wait(self.node.get_block_by_number(number.into()).into_future())?;
         Ok(block.map_or(B256::ZERO, |block| block.header.hash))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn next(chain_id: u64, timestamp: u64) -> NextBlock {
+        let parent = Head {
+            number: 24_000_000,
+            timestamp,
+            gas_limit: 60_000_000,
+            base_fee_wei: Some(10_000_000),
+            next_base_fee_wei: Some(10_000_000),
+            // 170 million of excess: with Osaka's schedule 5e14 wei, with that of BPO2 two million.
+            excess_blob_gas: Some(170_000_000),
+            blob_gas_used: Some(14 * 131_072),
+            ..Head::default()
+        };
+        NextBlock::after(parent, chain_id, Address::ZERO, 12)
+    }
+
+    /// It was Osaka's: nine blobs, and a price that is wrong by eight orders of magnitude.
+    #[test]
+    fn blobs_are_priced_with_the_schedule_of_the_chains_present_fork() {
+        let price =
+            |block: &NextBlock| block.env.blob_excess_gas_and_price.expect("set").blob_gasprice;
+        let bpo2 = next(1, 1_767_747_671);
+        assert_eq!(bpo2.max_blobs, 21);
+        // The target is 14 blobs, so the excess stays; e^(170,000,000 / 11,684,671) is 2.08 million.
+        let expected = (170_000_000.0_f64 / 11_684_671.0).exp();
+        assert!(
+            (price(&bpo2) as f64 / expected - 1.0).abs() < 0.001,
+            "{} {expected}",
+            price(&bpo2)
+        );
+        // The block is twelve seconds later than its parent.
+        assert_eq!(next(1, 1_767_747_671 - 13).max_blobs, 15);
+        assert_eq!(next(1, 1_765_290_071 - 13).max_blobs, 9);
+        assert_eq!(next(1337, 1_800_000_000).max_blobs, 9);
     }
 }

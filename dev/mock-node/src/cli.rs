@@ -7,31 +7,33 @@ pub use humantime::parse_duration;
 
 use crate::{FaultPlan, NodeConfig};
 
-/// The flags of the node's own load.
+// A doc comment here would be the first line of every program's help that has these flags.
+#[expect(missing_docs, reason = "as above")]
 #[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Mock node")]
 pub struct LoadArgs {
-    /// Mock node: transactions per second
+    /// Transactions per second
     #[arg(long, default_value_t = 500)]
     pub tps: u32,
-    /// Mock node: how many of a thousand transactions carry blobs
+    /// How many of a thousand transactions carry blobs
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(..=1000))]
     pub blobs_per_mille: u32,
-    /// Mock node: response time, e.g. 2ms
+    /// Response time, e.g. 2ms
     #[arg(long, value_parser = parse_duration, default_value = "0s")]
     pub latency: Duration,
-    /// Mock node: time between blocks; 0s never mines
+    /// Time between blocks; 0s never mines
     #[arg(long, value_parser = parse_duration, default_value = "12s")]
     pub block_time: Duration,
-    /// Mock node: gas of a block, in millions; transactions above it stay pending
+    /// Gas of a block, in millions; transactions above it stay pending
     #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     pub block_mgas: u64,
-    /// Mock node: transactions pending at its start
+    /// Transactions pending at its start
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub preload: usize,
-    /// Mock node: faults at times drawn from a seed, such as seed=7
+    /// Faults at times drawn from a seed, such as seed=7
     #[arg(long, value_name = "seed=N", value_parser = parse_faults)]
     pub faults: Option<u64>,
-    /// Mock node: the seed of its transactions
+    /// The seed of its transactions
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }

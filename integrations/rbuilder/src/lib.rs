@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
-pub mod blocklist;
-pub mod mempool;
+pub mod ingest_blocklist;
+pub mod ingest_metrics;
 pub mod rbuilder;
-pub mod telemetry;
+pub mod txpool_fetcher;

@@ -4,15 +4,14 @@
 //!
 //! | here | file in rbuilder | read at |
 //! |---|---|---|
-//! | [`TransactionSignedEcRecoveredWithBlobs`], [`MempoolTx`], [`Order`] | `crates/rbuilder-primitives/src/lib.rs` | about `0354775d`, not exactly |
-//! | [`ReplaceableOrderPoolCommand`] | `crates/rbuilder/src/live_builder/order_input/mod.rs` | `0354775d`, where `txpool_fetcher.rs` makes one of an `Arc<Order>` |
-//! | [`BlockListProvider`], [`Error`] | `crates/rbuilder/src/live_builder/block_list_provider.rs` | `18263b8e` |
-//! | [`add_txfetcher_time_to_query`], [`mark_command_received`] | `crates/rbuilder/src/telemetry/` | about `0354775d`, whose fetcher calls both |
+//! | [`OrderInputConfig`], [`MempoolSource`], [`ReplaceableOrderPoolCommand`], [`MempoolTx`], [`Order`], [`TransactionSignedEcRecoveredWithBlobs`], [`add_txfetcher_time_to_query`], [`mark_command_received`] | as `crates/rbuilder/src/live_builder/order_input/txpool_fetcher.rs` uses them | `0354775d` |
+//! | [`BlockListProvider`], [`Error`], [`update_blocklist_metrics`] | `crates/rbuilder/src/live_builder/block_list_provider.rs` | `18263b8e` |
 //! | [`TransactionErr`] | `crates/rbuilder/src/building/order_commit.rs` | `8d3643c5` |
 
 #![allow(missing_docs, reason = "rbuilder documents the originals")]
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -86,6 +85,19 @@ pub enum Order {
     Tx(MempoolTx),
 }
 
+/// Where the mempool comes from.
+#[derive(Clone, Debug)]
+pub enum MempoolSource {
+    Ipc(PathBuf),
+    Ws(String),
+}
+
+/// What the order input is configured with. Its other fields are left out here.
+#[derive(Clone, Debug)]
+pub struct OrderInputConfig {
+    pub mempool_source: Option<MempoolSource>,
+}
+
 /// What the order pool is sent. Cancellations are left out here.
 #[derive(Clone, Debug)]
 pub enum ReplaceableOrderPoolCommand {
@@ -109,6 +121,14 @@ pub fn mark_command_received(_command: &ReplaceableOrderPoolCommand, _received_a
 }
 
 pub type BlockList = ahash::HashSet<Address>;
+
+/// The length that [`update_blocklist_metrics`] was last called with.
+pub static BLOCKLIST_LENGTH: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets the two metrics of the list: its length, and a hash.
+pub fn update_blocklist_metrics(blocklist: &BlockList) {
+    BLOCKLIST_LENGTH.store(blocklist.len(), Relaxed);
+}
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Error {

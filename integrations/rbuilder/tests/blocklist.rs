@@ -14,8 +14,8 @@ use alloy_eips::{
 use alloy_primitives::{Address, Signature, U256, address};
 use blocklist::{BlocklistConfig, SharedBlocklist};
 use rbuilder_integration::{
-    blocklist::{IngestBlockList, precheck},
-    rbuilder::{BlockListProvider, Error, TransactionErr, TransactionSigned},
+    ingest_blocklist::{IngestBlockList, precheck},
+    rbuilder::{BLOCKLIST_LENGTH, BlockListProvider, Error, TransactionErr, TransactionSigned},
 };
 
 const LISTED: Address = address!("0x00000000000000000000000000000000000000bb");
@@ -31,12 +31,14 @@ fn list(age: Duration) -> Arc<SharedBlocklist> {
 
 #[test]
 fn rbuilders_components_read_the_list_in_force_and_none_that_is_too_old() {
-    let provider = IngestBlockList(list(Duration::ZERO));
+    let provider = IngestBlockList::new(list(Duration::ZERO));
+    // rbuilder's own metrics of the list go on.
+    assert_eq!(BLOCKLIST_LENGTH.load(std::sync::atomic::Ordering::Relaxed), 1);
     let provider: &dyn BlockListProvider = &provider;
     assert_eq!(provider.get_blocklist(), Ok([LISTED].into_iter().collect()));
     assert_eq!(provider.current_list_contains(&LISTED), Ok(true));
     assert_eq!(provider.current_list_contains(&SENDER), Ok(false));
-    let stale = IngestBlockList(list(Duration::from_secs(100_000)));
+    let stale = IngestBlockList::new(list(Duration::from_secs(100_000)));
     assert_eq!(stale.get_blocklist(), Err(Error::UnableToUpdateList));
     assert_eq!(stale.current_list_contains(&SENDER), Err(Error::UnableToUpdateList));
 }

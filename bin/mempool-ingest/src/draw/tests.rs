@@ -21,8 +21,8 @@ fn picture() -> Picture {
         pooled_per_s: 2_001.0,
         pooled: (0..100).map(|second| 1_900 + second).collect(),
         p99_us: (0..100).map(|second| 400 + second % 7 * 60).collect(),
-        latency: Latency { p50: 121.4, p95: 500.0, p99: 812.0, max: 1_500.0 },
-        latency_in_all: Latency { p50: 120.0, p95: 600.0, p99: 1_204.0, max: 9_000.0 },
+        latency: Some(Latency { p50: 121.4, p95: 500.0, p99: 812.0, max: 1_500.0 }),
+        latency_in_all: Some(Latency { p50: 120.0, p95: 600.0, p99: 1_204.0, max: 9_000.0 }),
         pool,
         max_txs: 200_000,
         content: Content {
@@ -34,6 +34,7 @@ fn picture() -> Picture {
         gate: GateStats::default(),
         rpc: None,
         events: (0..40).map(|n| format!("12:00:{n:02}  INFO event {n}")).collect(),
+        keys: false,
     }
 }
 
@@ -82,7 +83,7 @@ fn eighty_columns_and_twenty_four_lines_show_everything() {
     let lines = text(&picture(), 80, 24);
     println!("{}", lines.join("\n"));
     assert!(lines[0].contains("  head 23456789, 7 s ago"), "{}", lines[0]);
-    assert!(lines[0].trim_end().ends_with("up 1:02:05  q ends"), "{}", lines[0]);
+    assert!(lines[0].trim_end().ends_with("up 1:02:05  ? keys  q ends"), "{}", lines[0]);
     let all = lines.join("\n");
     for shown in [
         "live        chain 1  ",
@@ -99,6 +100,41 @@ fn eighty_columns_and_twenty_four_lines_show_everything() {
     ] {
         assert!(all.contains(shown), "{shown:?} is not in\n{all}");
     }
+}
+
+#[test]
+fn sixty_columns_show_the_same_values() {
+    let all = text(&picture(), 60, 36).join("\n");
+    println!("{all}");
+    for shown in [
+        "head 23456789, 7 s ago",
+        "announced  1,998/s  pooled  2,001/s",
+        "p50 121 us p99 812 us max 9.0 ms",
+        "announced  1234567 pooled     1240000",
+        "118,204 txs  231 MB  59 %",
+        "7702      600  below 0.01   3104 ▇",
+        "load normal",
+        "INFO event 39",
+    ] {
+        assert!(all.contains(shown), "{shown:?} is not in\n{all}");
+    }
+}
+
+/// It was 0 us.
+#[test]
+fn a_latency_without_a_transaction_is_no_number() {
+    let mut picture = picture();
+    (picture.latency, picture.latency_in_all) = (None, None);
+    let all = text(&picture, 80, 24).join("\n");
+    assert!(all.contains("p50 – p99 – max –"), "{all}");
+}
+
+#[test]
+fn the_keys_are_shown_on_demand() {
+    let mut picture = picture();
+    assert!(!text(&picture, 80, 24).join("\n").contains("Esc"));
+    picture.keys = true;
+    assert!(text(&picture, 80, 24).join("\n").contains(" q, Esc, Ctrl-C   end"));
 }
 
 #[test]
@@ -142,7 +178,7 @@ fn no_number_is_cut_in_any_width() {
         (7_654_321, 3_345_678, 20_000);
     (picture.pool.txs, picture.pool.bytes) = (218_000, 1_634_000_000);
     let slow = Latency { p50: 999_900.0, p95: 0.0, p99: 999_900.0, max: 999_900.0 };
-    (picture.latency, picture.latency_in_all) = (slow, slow);
+    (picture.latency, picture.latency_in_all) = (Some(slow), Some(slow));
     picture.rpc = Some(crate::summary::RpcCounts {
         requests: 1_234_567,
         requests_refused: 1_234_567,
@@ -152,7 +188,7 @@ fn no_number_is_cut_in_any_width() {
         cancelled: 998_877,
     });
     let whole = "11155111 23456789, 1234567 98765 7654321 3345678 20,000 218,000 1634 999.9 998877";
-    for width in 80..240 {
+    for width in 60..240 {
         for line in text(&picture, width, 30).iter().filter(|line| !line.contains("INFO")) {
             for word in line.split([' ', '/']).filter(|word| word.len() > 3) {
                 let is_cut = |whole: &str| whole.starts_with(word) && whole != word;

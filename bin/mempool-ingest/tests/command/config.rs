@@ -1,6 +1,11 @@
 //! The file of `--config`, and the commands `config` and `check`.
 
-use std::{path::Path, process::Command};
+use std::{
+    fs::Permissions,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    path::Path,
+    process::Command,
+};
 
 use mempool_ingest_cli::DEFAULT_CONFIG;
 use mock_node::{DEV_CHAIN_ID, NodeConfig};
@@ -18,9 +23,7 @@ pub(crate) fn run(args: &[&str]) -> Ended {
 }
 
 #[test]
-fn the_default_file_is_what_the_documents_show_and_the_command_prints() {
-    let documented = include_str!("../../../../docs/configuration.md");
-    assert!(documented.contains(&format!("```toml\n{DEFAULT_CONFIG}```")), "docs/configuration.md");
+fn the_default_file_is_what_the_command_prints_and_passes_its_check() {
     let printed = run(&["config"]);
     assert_eq!(printed.stdout, DEFAULT_CONFIG);
     // All that stands in it is commented out, so no node is named.
@@ -28,6 +31,95 @@ fn the_default_file_is_what_the_documents_show_and_the_command_prints() {
     let file = written(folder.path(), DEFAULT_CONFIG);
     let ended = run(&["--config", &file]);
     assert!(ended_with(2, &ended).contains("no node is named"), "{ended:?}");
+    let checked = run(&["check", "--config", &file]);
+    assert!(ended_with(0, &checked).starts_with("not checked: no node is named"), "{checked:?}");
+}
+
+/// The words of a help, however it is wrapped.
+fn words(text: &str) -> Vec<&str> {
+    text.split_whitespace().collect()
+}
+
+#[test]
+fn the_help_says_what_the_program_does_and_breaks_no_word_at_80_columns() {
+    for args in [&["--help"][..], &["-h"], &["check", "--help"], &["config", "--help"]] {
+        let at = |columns: &str| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
+            command.args(args).env("COLUMNS", columns).stdin(std::process::Stdio::null());
+            let ended = Running::spawn(command).and_then(|running| running.end(None));
+            ended.expect("the binary runs").stdout
+        };
+        let (narrow, wide) = (at("80"), at("1000"));
+        assert_eq!(words(&narrow), words(&wide), "{args:?}");
+        for line in narrow.lines() {
+            assert!(line.chars().count() <= 80, "{args:?}: {line}");
+        }
+    }
+    let help = run(&["--help"]).stdout;
+    assert!(help.starts_with("Ingests the mempool of Ethereum nodes"), "{help}");
+}
+
+#[test]
+fn an_error_names_the_flag_that_was_typed() {
+    let node = node_of(0);
+    for (args, expected) in [
+        (&["--fetch-slots", "0"][..], "'--fetch-slots <N>'"),
+        (&["--audit-interval", "9000h"], "--audit-interval"),
+        (&["--tx-retentoin", "1s"], "'--tx-retention'"),
+    ] {
+        let ended = run(&[&["--ipc", ipc(&node)], args].concat());
+        assert!(ended_with(2, &ended).contains(expected), "{expected} in {ended:?}");
+    }
+}
+
+#[test]
+fn orders_of_another_chain_than_the_nodes_are_refused_at_the_start_and_by_the_check() {
+    let node = node_of(0);
+    let folder = tempfile::tempdir().expect("a folder");
+    let publish = "[[publish]]\nserver.servers = ['nats://127.0.0.1:1']\nmachine = 'm'\n";
+    for section in ["[rpc]\n", publish] {
+        let text = format!("[fetcher]\nsources = ['{}']\n{section}chain_id = 1\n", ipc(&node));
+        let file = written(folder.path(), &text);
+        for (command, code) in [(&["--config", &*file][..], 2), (&["check", "--config", &file], 1)]
+        {
+            let ended = run(command);
+            let expected = "chain_id is 1, and the node is on chain 1337";
+            assert!(ended_with(code, &ended).contains(expected), "{command:?}: {ended:?}");
+        }
+    }
+}
+
+#[test]
+fn a_check_tries_listeners_folders_and_servers() {
+    let node = node_of(0);
+    let folder = tempfile::tempdir().expect("a folder");
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address");
+    let recording = folder.path().join("recording");
+    let text = |listen: &str, folder: &Path, server: &str| {
+        format!(
+            "metrics = '{listen}'\n[fetcher]\nsources = ['{}']\n[rpc]\nlisten = '{listen}'\n[recorder]\n\
+             folder = '{}'\n[[publish]]\nserver.servers = ['nats://{server}']\nmachine = 'm'\n",
+            ipc(&node),
+            folder.display(),
+        )
+    };
+    let good = written(folder.path(), &text("127.0.0.1:0", &recording, &address.to_string()));
+    let ended = run(&["check", "--config", &good]);
+    let said = ended_with(0, &ended);
+    for part in ["metrics 127.0.0.1:0: can", "[rpc] listen 127.0.0.1:0: can", "can be written"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    assert!(said.contains("a server accepts connections; not checked: credentials"), "{said}");
+    let bad = text(&address.to_string(), Path::new("/proc/recording"), "127.0.0.1:1");
+    let ended = run(&["check", "--config", &written(folder.path(), &bad)]);
+    let said = ended_with(1, &ended);
+    let metrics = format!("error: metrics {address}: ");
+    let rpc = format!("error: [rpc] listen {address}: ");
+    let folder = "error: [recorder] folder /proc/recording: ";
+    for part in [&*metrics, &rpc, folder, "error: [[publish]] 127.0.0.1:1: ", "4 of these"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
 }
 
 fn on_chain_5() -> Node {
@@ -125,7 +217,7 @@ fn the_help_has_groups_and_examples_and_the_version_is_that_of_the_workspace() {
     for part in ["Ingestion", "Output", "Searchers' orders", "Recordings", "Fleet", "Examples"] {
         assert!(help.contains(&format!("{part}:")), "{part} in {help}");
     }
-    assert_eq!(help.matches("\n  mempool-ingest ").count(), 3, "{help}");
+    assert_eq!(help.matches("\n  mempool-ingest ").count(), 5, "{help}");
     let version = run(&["--version"]).stdout;
     assert_eq!(version.trim(), concat!("mempool-ingest ", env!("CARGO_PKG_VERSION")));
 }
@@ -138,4 +230,53 @@ fn the_sample_of_a_service_runs_the_command_with_a_file() {
     let ["--config", path] = args.as_slice() else { panic!("{args:?}") };
     assert!(Path::new(path).is_absolute(), "{path}");
     assert!(unit.contains("Restart=always") && unit.contains("LimitNOFILE="), "{unit}");
+}
+
+/// A file and what is above it, so that every user can reach it.
+fn open_to_all(path: &Path) {
+    let top = std::env::temp_dir();
+    let is_ours = |folder: &&Path| folder.starts_with(&top) && *folder != top;
+    for folder in path.ancestors().skip(1).take_while(is_ours) {
+        std::fs::set_permissions(folder, Permissions::from_mode(0o755)).expect("our folder");
+    }
+}
+
+/// The socket of a node with umask 022 cannot be opened by the node's group, because connecting needs the right to write.
+#[test]
+fn the_units_command_runs_as_another_user_of_the_group_that_may_write_to_the_nodes_socket() {
+    const USER: u32 = 65_534;
+    const GROUP: u32 = 65_533;
+    let unit = include_str!("../../../../etc/systemd/mempool-ingest.service");
+    let check = unit.lines().find_map(|line| line.strip_prefix("ExecStartPre=-")).expect("a check");
+    let node = node_of(0);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = written(folder.path(), &format!("[fetcher]\nsources = ['{}']\n", ipc(&node)));
+    // The folder of the build may be closed to other users.
+    let binary = folder.path().join("mempool-ingest");
+    std::fs::copy(env!("CARGO_BIN_EXE_mempool-ingest"), &binary).expect("a copy");
+    for path in [Path::new(&file), &binary, Path::new(ipc(&node))] {
+        open_to_all(path);
+    }
+    let command = check.replace("/usr/local/bin/mempool-ingest", binary.to_str().expect("text"));
+    let command = command.replace("/etc/mempool-ingest.toml", &file);
+    // Without root there is no other user: then this is the owner, who may write in either case.
+    let is_root = std::fs::metadata("/proc/self").expect("Linux").uid() == 0;
+    for (mode, is_open) in [(0o755, !is_root), (0o775, true)] {
+        std::fs::set_permissions(ipc(&node), Permissions::from_mode(mode)).expect("our socket");
+        let mut parts = command.split(' ');
+        let mut run = Command::new("setpriv");
+        if is_root {
+            std::os::unix::fs::chown(ipc(&node), None, Some(GROUP)).expect("our socket");
+            run.args([
+                format!("--reuid={USER}"),
+                format!("--regid={USER}"),
+                format!("--groups={GROUP}"),
+            ]);
+        }
+        run.args(&mut parts).env_remove("RUST_LOG");
+        let ended = Running::spawn(run).and_then(|running| running.end(None)).expect("it runs");
+        let said = ended_with(if is_open { 0 } else { 1 }, &ended);
+        let expected = if is_open { "lists its pool" } else { "permission denied" };
+        assert!(said.to_lowercase().contains(&expected.to_lowercase()), "{mode:o}: {said}");
+    }
 }

@@ -3,8 +3,10 @@
 mod config;
 mod fleet;
 mod operations;
+mod output;
 mod stop;
 mod terminal;
+mod texts;
 
 use std::{
     process::Command,
@@ -86,7 +88,7 @@ fn finish(running: Running) -> (Ended, Value) {
 #[test]
 fn what_keeps_the_command_from_running_is_exit_code_2_and_one_sentence() {
     let cases: [(&[&str], &str, &str); 3] = [
-        (&[], "warn", "error: no node is named: --ipc PATH or --ws URL"),
+        (&[], "warn", "error: no node is named: give --ipc PATH or --ws URL"),
         (&["--ipc", "/none.ipc"], "", "error: /none.ipc: "),
         (&["--ipc", "/none.ipc"], "fetcher=loud", "error: RUST_LOG is `fetcher=loud`: "),
     ];
@@ -158,7 +160,7 @@ fn a_replay_says_its_chain_and_what_became_of_the_recording() {
     let file = config::written(folder.path(), publishes);
     for (retention, held) in [("60s", 30), ("1ms", 0)] {
         let args = ["--config", &file, "--replay", recording, "--speed", "max"];
-        let args = [&args[..], &["--retention", retention]].concat();
+        let args = [&args[..], &["--tx-retention", retention]].concat();
         let ended = start(args).end(None).expect("it ends");
         ended_with(0, &ended);
         let said = format!(": {held} are pooled, {} removed since; ", 30 - held);

@@ -11,6 +11,9 @@ use crate::{
     ended_with, finish, start, wait_for,
 };
 
+/// The commented example of a source in the default file.
+const EXAMPLE: &str = "#sources = [\"/data/reth.ipc\"]";
+
 #[test]
 #[ignore = "needs the nodes that scripts/real-nodes.sh installs, and is run by it"]
 fn the_default_file_passes_its_check_on_a_real_anvil_and_geth() {
@@ -18,7 +21,8 @@ fn the_default_file_passes_its_check_on_a_real_anvil_and_geth() {
         let dir = tempfile::tempdir().expect("a folder");
         let node = RealNode::start(kind, dir.path(), Duration::from_secs(1)).expect("a node");
         let ipc = node.ipc_path().to_str().expect("text");
-        let text = DEFAULT_CONFIG.replace("#sources = []", &format!("sources = ['{ipc}']"));
+        assert!(DEFAULT_CONFIG.contains(EXAMPLE));
+        let text = DEFAULT_CONFIG.replace(EXAMPLE, &format!("sources = ['{ipc}']"));
         let checked = run(&["check", "--config", &written(dir.path(), &text)]);
         let said = ended_with(0, &checked);
         for part in [client, "chain 1337", "announces ", "lists its pool"] {

@@ -141,3 +141,26 @@ fn the_kept_recordings_are_read_whole_or_refused() {
         assert_eq!(is_whole, seed.is_good(), "{}", seed.name);
     }
 }
+
+/// Such a file was an error of the whole folder if it was the first.
+#[test]
+fn a_file_that_is_none_is_named_and_the_others_of_its_folder_are_replayed() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let txs = signed(4, 0);
+    record_segments(folder.path(), &txs, 2);
+    for name in ["0.parquet", "9.parquet"] {
+        std::fs::write(folder.path().join(name), "no Parquet file").expect("a file");
+    }
+    let (read, bad): (Vec<_>, Vec<_>) = open(folder.path()).partition(Result::is_ok);
+    let hashes: Vec<_> =
+        read.into_iter().map(|row| *row.expect("it is read").tx.inner().tx_hash()).collect();
+    assert_eq!(hashes, txs.iter().map(|tx| tx.hash).collect::<Vec<_>>());
+    let named: Vec<_> = bad.iter().map(|row| format!("{row:?}")).collect();
+    assert!(named[0].contains("0.parquet") && named[1].contains("9.parquet"), "{named:?}");
+    assert_eq!(named.len(), 2, "{named:?}");
+
+    let junk = tempfile::tempdir().expect("a folder");
+    std::fs::write(junk.path().join("0.parquet"), "no Parquet file").expect("a file");
+    let error = Recording::open(junk.path(), RecordingConfig::default()).expect_err("no file");
+    assert!(matches!(error, ReplayError::NotParquet { .. }), "{error}");
+}

@@ -16,15 +16,16 @@ use alloy_consensus::crypto::{RecoveryError, backend};
 use alloy_primitives::{Address, B256, keccak256};
 use mock_node::{LoadStart, MockNode, NodeConfig};
 use rbuilder_integration::{
-    mempool::subscribe_to_txpool_with_blobs,
     rbuilder::{
-        ORDERS_RECEIVED, Order, ReplaceableOrderPoolCommand, TXFETCHER_TRANSACTION_COUNTER,
+        MempoolSource, ORDERS_RECEIVED, Order, OrderInputConfig, ReplaceableOrderPoolCommand,
+        TXFETCHER_TRANSACTION_COUNTER,
     },
+    txpool_fetcher::{fetch, subscribe_to_txpool_with_blobs},
 };
 use secp256k1::{Message, SECP256K1, ecdsa::RecoverableSignature, ecdsa::RecoveryId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use txpool_fetcher::{FetcherConfig, StartError};
+use ::txpool_fetcher::FetcherConfig;
 
 const TPS: u32 = 2_000;
 
@@ -69,7 +70,7 @@ struct Rbuilder {
     _folder: tempfile::TempDir,
 }
 
-async fn start(tps: u32, count: u64, cancel_on_end: bool) -> Rbuilder {
+async fn start(tps: u32, count: u64) -> Rbuilder {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("node.ipc");
     let node = NodeConfig {
@@ -85,8 +86,7 @@ async fn start(tps: u32, count: u64, cancel_on_end: bool) -> Rbuilder {
     let (results, commands) = mpsc::channel(10_000);
     let cancel = CancellationToken::new();
     let config = FetcherConfig { reconnect_limit: Some(2), ..FetcherConfig::ipc(&path) };
-    let job = subscribe_to_txpool_with_blobs(config, results, cancel.clone(), cancel_on_end);
-    let job = job.await.unwrap();
+    let job = fetch(config, results, cancel.clone()).await.unwrap();
     Rbuilder { node, commands, cancel, job, _folder: folder }
 }
 
@@ -95,7 +95,7 @@ async fn every_announced_transaction_is_one_command_with_one_recovery() {
     let seconds = env::var("RBUILDER_SECONDS").map_or(2, |value| value.parse().expect("seconds"));
     let count = u64::from(TPS) * seconds;
     assert!(backend::install_default_provider(Arc::new(Counting)).is_ok(), "it is the first");
-    let mut rbuilder = start(TPS, count, true).await;
+    let mut rbuilder = start(TPS, count).await;
 
     let mut received: HashMap<B256, usize> = HashMap::new();
     let mut blobs = 0;
@@ -130,23 +130,24 @@ async fn every_announced_transaction_is_one_command_with_one_recovery() {
 }
 
 #[tokio::test]
-async fn a_mempool_that_is_gone_for_good_cancels_rbuilder_or_not_by_option() {
-    for cancel_on_end in [true, false] {
-        let rbuilder = start(0, 0, cancel_on_end).await;
-        rbuilder.node.shutdown();
-        tokio::time::timeout(Duration::from_secs(10), rbuilder.job).await.unwrap().unwrap();
-        assert_eq!(rbuilder.cancel.is_cancelled(), cancel_on_end);
-    }
+async fn a_mempool_that_is_gone_for_good_cancels_rbuilder() {
+    let rbuilder = start(0, 0).await;
+    rbuilder.node.shutdown();
+    tokio::time::timeout(Duration::from_secs(10), rbuilder.job).await.unwrap().unwrap();
+    assert!(rbuilder.cancel.is_cancelled());
 }
 
 #[tokio::test]
-async fn a_node_that_cannot_be_reached_is_an_error_of_the_start() {
+async fn the_source_is_that_of_the_configuration_and_none_is_an_error_of_the_start() {
     let (results, _commands) = mpsc::channel(1);
-    let refused = subscribe_to_txpool_with_blobs(
-        FetcherConfig::ipc("/nonexistent/node.ipc"),
-        results,
-        CancellationToken::new(),
-        true,
-    );
-    assert!(matches!(refused.await, Err(StartError::Connect { .. })));
+    let cannot = async |mempool_source| {
+        let config = OrderInputConfig { mempool_source };
+        let job = subscribe_to_txpool_with_blobs(config, results.clone(), CancellationToken::new());
+        job.await.expect_err("there is no node").to_string()
+    };
+    let path = "/nonexistent/node.ipc";
+    assert!(cannot(Some(MempoolSource::Ipc(path.into()))).await.starts_with(path));
+    let url = "ws://127.0.0.1:1";
+    assert!(cannot(Some(MempoolSource::Ws(url.into()))).await.starts_with(url));
+    assert_eq!(cannot(None).await, "No txpool source configured");
 }

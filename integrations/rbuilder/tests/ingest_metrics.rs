@@ -1,7 +1,7 @@
 //! Our metrics in the registry that rbuilder serves.
 
 use prometheus::Registry;
-use rbuilder_integration::telemetry::serve_in;
+use rbuilder_integration::ingest_metrics::serve_in;
 
 #[test]
 fn what_the_crates_record_is_in_the_registry() {

@@ -4,13 +4,37 @@ use std::{sync::Arc, time::SystemTime};
 
 use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_primitives::Address;
-use blocklist::{BlockGuard, SharedBlocklist};
+use ::blocklist::{BlockGuard, SharedBlocklist};
 
-use crate::rbuilder::{BlockList, BlockListProvider, Error, TransactionErr, TransactionSigned};
+// In rbuilder:
+// use super::block_list_provider::{BlockList, BlockListProvider, Error};
+// use crate::{building::TransactionErr, telemetry::update_blocklist_metrics};
+// use reth_primitives::TransactionSigned;
+use crate::rbuilder::{
+    BlockList, BlockListProvider, Error, TransactionErr, TransactionSigned,
+    update_blocklist_metrics,
+};
 
 /// A list that is reloaded elsewhere, as rbuilder's components ask for it.
 #[derive(Debug, Clone)]
-pub struct IngestBlockList(pub Arc<SharedBlocklist>);
+pub struct IngestBlockList(Arc<SharedBlocklist>);
+
+impl IngestBlockList {
+    /// For the list in force, whose length and hash go to rbuilder's own two metrics. Call [`Self::was_reloaded`] after each
+    /// reload.
+    pub fn new(list: Arc<SharedBlocklist>) -> Self {
+        let provider = Self(list);
+        provider.was_reloaded();
+        provider
+    }
+
+    /// Sets rbuilder's metrics of the list anew, as its own providers do. Of a list that is too old they stay.
+    pub fn was_reloaded(&self) {
+        if let Ok(list) = self.get_blocklist() {
+            update_blocklist_metrics(&list);
+        }
+    }
+}
 
 impl BlockListProvider for IngestBlockList {
     fn get_blocklist(&self) -> Result<BlockList, Error> {

@@ -2,7 +2,7 @@
 
 use prometheus::Registry;
 
-/// Passes every metric of these crates on to `registry`: rbuilder's is `telemetry::metrics::REGISTRY`.
+/// Passes every metric of these crates on to `registry`: rbuilder's is `telemetry::REGISTRY`.
 ///
 /// Call it before anything of ours starts: handles are made once, at the start.
 ///
