@@ -59,7 +59,7 @@ pub struct ServerConfig {
     pub servers: Vec<String>,
     /// Who this is, if the server asks. Default: as the URLs say.
     pub auth: Auth,
-    /// A file with the certificates that may sign the server's, beside those of the system: for certificates of one's own.
+    /// Extra CA certificates (PEM), added to the system roots.
     pub root_certificates: Option<PathBuf>,
 }
 

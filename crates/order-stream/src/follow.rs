@@ -169,7 +169,11 @@ impl Follower {
         let absent: Vec<_> = absent.filter_map(|(_, published)| published.cancellation).collect();
         // After a large pool, its table would stay.
         self.published.shrink_to(2 * self.published.len());
-        absent.into_iter().map(|it| self.own(Record::CancelPrivate(it))).collect()
+        let mut items = Vec::with_capacity(absent.len());
+        for cancellation in absent {
+            items.push(self.own(Record::CancelPrivate(cancellation)));
+        }
+        items
     }
 
     /// Everything is to be published again: the stream has lost it.
@@ -193,8 +197,8 @@ impl Follower {
                 self.published.entry(id).or_insert(absent);
             }
             Record::Head(record) => {
-                if let Some(at) = self.place(&record.head.hash) {
-                    self.chain.truncate(at);
+                if let Some(position) = self.place(&record.head.hash) {
+                    self.chain.truncate(position);
                 }
             }
             // The replay contains it.
@@ -219,8 +223,8 @@ impl Follower {
                 Some(self.own(Record::Cancellation(*cancellation)))
             }
             Event::CancelledPrivate(cancellation) if is_private => {
-                let it = self.published.get_mut(&OrderId::Tx(cancellation.hash));
-                if let Some(Published { cancellation: own, .. }) = it {
+                let published = self.published.get_mut(&OrderId::Tx(cancellation.hash));
+                if let Some(Published { cancellation: own, .. }) = published {
                     // Told now, and not once more at the end of a comparison.
                     let PrivateCancellation { signer, at, .. } = *cancellation;
                     own.take_if(|own| own.signer == signer && own.at <= at);
@@ -306,12 +310,18 @@ impl Follower {
         blocks.into_iter().rev().map(|block| self.head_item(block)).collect()
     }
 
-    /// The stream has an item under this number. Returns the latest head once more if that stands before another one.
-    pub(crate) fn acknowledged(&mut self, item: &Item, at: u64, pool: &OrderPool) -> Option<Item> {
+    /// The stream has stored an item under this sequence number. Returns the latest head, to be published again, if the
+    /// stream holds it before another head.
+    pub(crate) fn acknowledged(
+        &mut self,
+        item: &Item,
+        sequence: u64,
+        pool: &OrderPool,
+    ) -> Option<Item> {
         let Record::Head(record) = &item.record else { return None };
-        self.highest = self.highest.max(at);
+        self.highest = self.highest.max(sequence);
         if (record.head.hash, item.number) == self.latest {
-            self.place = Some(at);
+            self.place = Some(sequence);
         }
         self.place.filter(|place| *place < self.highest)?;
         // One that a reorg has undone is followed by another.

@@ -127,9 +127,9 @@ impl Turns {
     /// An order has left the pool, for one that follows if it `is_replaced`, or is published without its turn. Returns how many
     /// orders, one or none, nobody's turn has come for: what was sent again waits as a copy of what was published first.
     pub(crate) fn remove(&mut self, id: OrderId, is_replaced: bool) -> u64 {
-        let from = self.orders.range((id, Holder::Host, false)..);
-        let from = from.map(|(place, number)| (*place, *number));
-        let places: Vec<_> = from.take_while(|((other, ..), _)| *other == id).collect();
+        let orders = self.orders.range((id, Holder::Host, false)..);
+        let orders = orders.map(|(place, number)| (*place, *number));
+        let places: Vec<_> = orders.take_while(|((other, ..), _)| *other == id).collect();
         for (place, number) in &places {
             self.orders.remove(place);
             self.change(place.1, |line| line.take(*number));
