@@ -14,9 +14,6 @@ export PROPTEST_CASES=20000
 
 # The reader, the package, its test binary, the property.
 properties="
-ipc-frames txpool-fetcher lib the_values_are_those_that_were_written_wherever_the_reads_cut
-ipc-frames txpool-fetcher lib garbage_and_a_damaged_stream_are_split_in_the_same_way_wherever_the_reads_cut
-responses txpool-fetcher lib a_damaged_response_never_gives_what_serde_json_does_not_read
 raw-transactions txpool-fetcher lib a_damaged_transaction_is_refused_or_is_what_its_bytes_encode
 full-objects txpool-fetcher lib text_of_any_kind_does_not_panic
 full-objects txpool-fetcher lib a_damaged_kept_object_is_never_another_transaction

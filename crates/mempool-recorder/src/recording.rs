@@ -349,7 +349,7 @@ impl Row {
         }
         match read_raw(raw, hash) {
             RawTransaction::Decoded(tx, raw) => Ok(Recorded { tx: *tx, raw, seen_at }),
-            RawTransaction::Mined => Err(BadRow::NoSidecar { hash }),
+            RawTransaction::NoSidecar => Err(BadRow::NoSidecar { hash }),
             RawTransaction::Gone => Err(BadRow::Transaction { hash, reason: "it is empty".into() }),
             RawTransaction::Malformed(Malformed::OtherTransaction { found, .. }) => {
                 Err(BadRow::OtherHash { hash, found })

@@ -19,8 +19,15 @@ pub const DEFAULT_FETCH_SLOTS: usize = 64;
 ///
 /// 64 slots of six-blob responses (1.6 MB of JSON each) would be 100 MB; this allows 40 of them. The size of
 /// a response is not known before it arrives, so a fetch reserves the running mean of recent responses. The
-/// overshoot is bounded by slots × 32 MiB, the longest value that is read from a connection.
+/// overshoot is bounded by the slots and by what the node sends: 15 MB for a response on reth and geth. Over
+/// WebSocket a message has at most 32 MiB; alloy's IPC transport has no such bound.
 pub const DEFAULT_MAX_BYTES_IN_FLIGHT: usize = 64 * 1024 * 1024;
+
+/// Request connections of each source.
+///
+/// While the response of one is a blob transaction of six blobs, which takes a node 2.5 to 17 ms, small ones go over
+/// the other. Under a light load one of them has all the work, since of equally busy ones the first is taken.
+pub const DEFAULT_REQUEST_CONNECTIONS: usize = 2;
 
 /// Time between two audits, which compare the node's pool with ours; ± 10 % of jitter.
 pub const DEFAULT_AUDIT_INTERVAL: Duration = Duration::from_secs(60);
@@ -39,7 +46,7 @@ pub const MAX_STREAM_BUFFER: usize = 1 << 16;
 pub enum Endpoint {
     /// The path of a Unix socket.
     Ipc(PathBuf),
-    /// A WebSocket URL, `ws://host:port/…`. No TLS: a trusted node is on its own host or network.
+    /// A WebSocket URL, `ws://host:port/…`, or `wss://host/…` for TLS.
     Ws(String),
     /// A pool in this process, which announces hashes.
     InProcess(InProcess),
@@ -58,7 +65,7 @@ impl fmt::Display for Endpoint {
 impl FromStr for Endpoint {
     type Err = ConfigError;
 
-    /// Parses `ws://…` as a WebSocket URL, and a text without a scheme as a path.
+    /// Parses `ws://…` and `wss://…` as a WebSocket URL, and a text without a scheme as a path.
     ///
     /// # Errors
     /// [`ConfigError::EmptyEndpoint`]; [`ConfigError::UnknownScheme`] for any other URL.
@@ -66,7 +73,7 @@ impl FromStr for Endpoint {
         match text.split_once("://") {
             None if text.is_empty() => Err(ConfigError::EmptyEndpoint),
             None => Ok(Self::Ipc(PathBuf::from(text))),
-            Some(("ws", _)) => Ok(Self::Ws(text.to_owned())),
+            Some(("ws" | "wss", _)) => Ok(Self::Ws(text.to_owned())),
             Some((scheme, _)) => Err(ConfigError::UnknownScheme { scheme: scheme.to_owned() }),
         }
     }
@@ -171,11 +178,10 @@ pub struct FetcherConfig {
     pub fetch_slots: usize,
     /// Bytes of responses in flight before others wait, at least 1 MiB. To bound a host's memory.
     pub max_bytes_in_flight: usize,
-    /// Request connections for each source, 1 to 16, each with a thread that reads its responses, decodes,
-    /// recovers senders and calls the sink. For a pool in this process: the number of threads that call it
-    /// and the sink. A request goes to the connection with the fewest in flight, so with more than one, small
-    /// transactions do not wait behind blobs. By default one for each core, at most 4; the first of them
-    /// never carry backfill and audits.
+    /// Request connections for each source, 1 to 16, [`DEFAULT_REQUEST_CONNECTIONS`] by default. For a pool in
+    /// this process: the number of threads that call it and the sink. A request goes to the connection with
+    /// the fewest in flight, so with more than one, small transactions do not wait behind blobs. The last one
+    /// carries backfill, audits and all other calls too. More are for a node with many blob transactions.
     pub request_connections: usize,
     /// The chain that every source must be on; `None` (the default) takes the chain of the first listed source
     /// that can be reached: the others wait for its first attempt to connect. A source on another chain is a
@@ -219,8 +225,7 @@ impl FetcherConfig {
             verify_blob_proofs: false,
             fetch_slots: DEFAULT_FETCH_SLOTS,
             max_bytes_in_flight: DEFAULT_MAX_BYTES_IN_FLIGHT,
-            request_connections: std::thread::available_parallelism()
-                .map_or(2, |n| n.get().clamp(1, 4)),
+            request_connections: DEFAULT_REQUEST_CONNECTIONS,
             chain_id: None,
             start: StartPolicy::default(),
             reconnect_limit: None,
@@ -339,6 +344,7 @@ mod tests {
     fn an_endpoint_is_a_path_or_a_websocket_url() {
         assert_eq!("/x/y.ipc".parse::<Endpoint>().unwrap(), Endpoint::Ipc("/x/y.ipc".into()));
         assert_eq!("ws://h:1".parse::<Endpoint>().unwrap(), Endpoint::Ws("ws://h:1".into()));
+        assert_eq!("wss://h".parse::<Endpoint>().unwrap(), Endpoint::Ws("wss://h".into()));
         assert!("http://h:1".parse::<Endpoint>().unwrap_err().to_string().contains("http"));
         assert!("".parse::<Endpoint>().is_err());
     }

@@ -1,6 +1,8 @@
 //! The errors of the crate.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, os::unix::fs::FileTypeExt as _, path::Path, sync::Arc, time::Duration};
+
+use crate::config::Endpoint;
 
 /// A field of [`FetcherConfig`](crate::FetcherConfig) that is not valid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -25,11 +27,12 @@ pub enum ConfigError {
         endpoint: String,
     },
     /// An endpoint is empty.
-    #[error("an endpoint is empty: give the path of an IPC socket or a ws:// URL")]
+    #[error("an endpoint is empty: give the path of an IPC socket, or a ws:// or wss:// URL")]
     EmptyEndpoint,
-    /// An endpoint is a URL with another scheme than `ws`.
+    /// An endpoint is a URL with another scheme than `ws` or `wss`.
     #[error(
-        "endpoint scheme `{scheme}` is not supported: give the path of an IPC socket or a ws:// URL"
+        "endpoint scheme `{scheme}` is not supported: give the path of an IPC socket, or a ws:// or \
+         wss:// URL"
     )]
     UnknownScheme {
         /// The part before `://`.
@@ -62,9 +65,9 @@ pub enum ConnectError {
         /// The endpoint.
         endpoint: String,
     },
-    /// The peer does not speak JSON-RPC.
-    #[error("{endpoint}: the peer does not speak JSON-RPC, it sent: {said:?}")]
-    NotJsonRpc {
+    /// The peer sent something that is no answer to a JSON-RPC request.
+    #[error("{endpoint}: the peer does not answer as a node does, it sent: {said:?}")]
+    NotUnderstood {
         /// The endpoint.
         endpoint: String,
         /// The start of what it sent, at most 120 characters.
@@ -92,6 +95,21 @@ pub enum ConnectError {
         /// The answer, at most 120 characters.
         answer: String,
     },
+    /// The node has no method with which a transaction is requested by its hash.
+    #[error(
+        "{endpoint}: the node has no {method}: {message} ({code}); use a node or a version that has it, \
+         such as reth, geth, or Besu since August 2026"
+    )]
+    NoRawTransactions {
+        /// The endpoint.
+        endpoint: String,
+        /// The method that was called.
+        method: &'static str,
+        /// The JSON-RPC code.
+        code: i64,
+        /// The node's message, at most 200 characters.
+        message: String,
+    },
     /// The source is on another chain than [`FetcherConfig::chain_id`], or than the other sources.
     ///
     /// [`FetcherConfig::chain_id`]: crate::FetcherConfig::chain_id
@@ -115,8 +133,30 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    pub(crate) fn io(endpoint: &impl ToString, source: io::Error) -> Self {
-        Self::Io { endpoint: endpoint.to_string(), source: source.into(), hint: "" }
+    pub(crate) fn io(endpoint: &Endpoint, source: io::Error) -> Self {
+        let hint = match endpoint {
+            Endpoint::Ipc(path) => ipc_hint(path, &source),
+            Endpoint::Ws(_) | Endpoint::InProcess(_) => "",
+        };
+        Self::Io { endpoint: endpoint.to_string(), source: source.into(), hint }
+    }
+
+    pub(crate) fn no_answer(endpoint: &Endpoint, method: &'static str, timeout: Duration) -> Self {
+        Self::NoAnswer { endpoint: endpoint.to_string(), method, timeout }
+    }
+}
+
+/// The likely cause of an error of a socket.
+fn ipc_hint(path: &Path, error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotFound => " (is the node running, and is this its --ipcpath?)",
+        io::ErrorKind::PermissionDenied => " (run as the node's user, or change the socket's mode)",
+        // Linux reports "connection refused" for a stale socket, and for a file that is none.
+        _ if path.metadata().is_ok_and(|meta| !meta.file_type().is_socket()) => {
+            " (there is a file or folder at this path, not a socket)"
+        }
+        io::ErrorKind::ConnectionRefused => " (the socket is left over from a node that is gone)",
+        _ => "",
     }
 }
 
@@ -159,18 +199,13 @@ pub enum SourceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The node closed it.
-    #[error("closed by the node")]
+    /// The node closed it; or it sent something that is no JSON-RPC message, or a WebSocket message
+    /// that is too long, for which alloy closes a connection. The log of the targets
+    /// `alloy_transport_ipc` and `alloy_transport_ws` says which.
+    #[error(
+        "closed by the node, or after a message that is not JSON-RPC (see the log of alloy_transport_*)"
+    )]
     Closed,
-    /// An I/O error.
-    #[error("I/O error: {0}")]
-    Io(io::ErrorKind),
-    /// The node sent bytes that are not JSON-RPC; the start of them.
-    #[error("not JSON-RPC: {0:?}")]
-    Garbage(String),
-    /// A JSON value is longer than the limit, in bytes.
-    #[error("a value of more than {0} bytes")]
-    Oversized(usize),
     /// Neither a response to a ping nor another message came for this long.
     #[error("no response for {0:?}")]
     Unresponsive(Duration),
@@ -195,34 +230,11 @@ pub enum LossReason {
 }
 
 impl LossReason {
-    /// The peer has sent these bytes, of which the start is kept.
-    pub(crate) fn garbage(bytes: &[u8]) -> Self {
-        const SHOWN_BYTES: usize = 120;
-        let shown = bytes.get(..SHOWN_BYTES).unwrap_or(bytes);
-        Self::Garbage(String::from_utf8_lossy(shown).into_owned())
-    }
-
-    /// The reason behind an error of a socket.
-    pub(crate) fn from_io(error: &io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => Self::Closed,
-            kind => Self::Io(kind),
-        }
-    }
-
-    /// Whether what the node sent, or that it closed the connection, was the end of it.
-    pub(crate) const fn is_by_peer(&self) -> bool {
-        matches!(self, Self::Closed | Self::Io(_) | Self::Garbage(_) | Self::Oversized(_))
-    }
-
     /// The value of the label in metrics: one of a closed set.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
             Self::Closed => "closed",
-            Self::Io(_) => "io",
-            Self::Garbage(_) => "garbage",
-            Self::Oversized(_) => "oversized",
             Self::Unresponsive(_) => "unresponsive",
             Self::NoHashes { .. } | Self::NotListed | Self::NoHeads => "stale",
             Self::StreamEnded(_) => "stream_ended",
@@ -272,11 +284,6 @@ pub enum SnapshotError {
     /// The pool holds more hashes than are kept.
     #[error("the node's pool holds more than 4,194,304 transactions")]
     TooMany,
-    /// Over WebSocket, the answer is longer than this, in bytes.
-    #[error(
-        "the list of the node's pool is longer than {0} bytes, which is the limit over WebSocket"
-    )]
-    Oversized(usize),
     /// The connection for the request was lost, or there is none.
     #[error("the connection was lost")]
     ConnectionLost,
@@ -297,12 +304,13 @@ impl SnapshotError {
             | Self::Timeout(_)
             | Self::Unfinished(_)
             | Self::ConnectionLost => true,
-            // No such method or namespace: -32601, on anvil -32602, by EIP-1474 also -32004.
+            // No such method or namespace: -32601, on anvil -32602, by EIP-1474 also -32004. An answer that
+            // is too large for the node: -32008.
             Self::Refused { code, .. } => {
-                !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004)
+                !matches!(code, -32700 | -32600 | -32601 | -32602 | -32004 | -32008)
             }
             // The pool will not shrink soon.
-            Self::TooMany | Self::Oversized(_) => false,
+            Self::TooMany => false,
         }
     }
 }
@@ -314,9 +322,9 @@ pub(crate) enum CallError {
     Timeout(Duration),
     #[error("connection lost")]
     ConnectionLost,
-    /// The node ended the connection, and the response to this request may be why.
-    #[error("connection lost, perhaps by the response")]
-    Suspect,
+    /// A response of another form than that of the method; its start.
+    #[error("the response is not that of the method: {said:?}")]
+    Unreadable { said: String },
     /// An error response; of its message at most 200 characters.
     #[error("error {code}: {message}")]
     Rpc { code: i64, message: String },
@@ -327,7 +335,8 @@ impl CallError {
     pub(crate) const fn is_retryable(&self) -> bool {
         match self {
             // The response may only be late; a request on another connection may succeed.
-            Self::Timeout(_) | Self::ConnectionLost | Self::Suspect => true,
+            Self::Timeout(_) | Self::ConnectionLost => true,
+            Self::Unreadable { .. } => false,
             // The node cannot parse the request or does not know the method. Other codes may pass: -32005 limit
             // exceeded, -32009 and -32603 busy or internal, -32000 geth's catch-all, which includes the temporary
             // `transaction indexing is in progress`.
@@ -339,7 +348,7 @@ impl CallError {
     pub(crate) const fn is_overload(&self) -> bool {
         match self {
             Self::Timeout(_) => true,
-            Self::ConnectionLost | Self::Suspect => false,
+            Self::ConnectionLost | Self::Unreadable { .. } => false,
             Self::Rpc { code, .. } => matches!(code, -32005 | -32009),
         }
     }

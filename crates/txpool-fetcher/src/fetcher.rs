@@ -2,15 +2,15 @@
 
 use std::{
     fmt, io,
-    sync::{Arc, atomic::AtomicBool},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Barrier},
     time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
 use tokio::{
-    runtime::Builder,
+    runtime::{Builder, Runtime},
     sync::{
-        Semaphore,
         mpsc::{self, error::TrySendError},
         oneshot, watch,
     },
@@ -20,18 +20,18 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    announce,
+    announce::AwaitingObjects,
     audit::{AuditMode, AuditReport},
     chain::{self, Chain, Follower},
     config::{Endpoint, FetcherConfig, Settings, StartPolicy},
-    connection::ChainId,
+    context::Context,
     error::{SnapshotError, SourceError, StartError},
-    fetch::{Deferral, DeferredStats, Deliverer, Fetch, Hashes, REQUESTED_ALONE, Slots},
-    limits::{ANNOUNCEMENT_BUFFER, Limits},
+    fetch::{Deferral, DeferredStats, Fetch, Hashes},
+    limits::Limits,
     metrics::Metrics,
+    node::{ChainId, RequestConnections},
     outcome::Counts,
-    request::RequestConnections,
-    sink::{SinkCaller, SinkQueue, TransactionSink},
+    sink::{SinkCaller, TransactionSink},
     source::{
         AUDITS_WAITING, AuditRequest, Changes, Inbox, Parts, Source, SourceShared, SourceState,
         SourceStatus,
@@ -72,7 +72,7 @@ pub struct FetcherEnd {
 /// A running fetcher, on threads of its own: nothing is lost if the host's runtime is busy, or blocked
 /// for minutes. Dropping it stops it without waiting.
 pub struct Fetcher {
-    fetch: Arc<Fetch>,
+    context: Arc<Context>,
     sources: Arc<[Arc<SourceShared>]>,
     changes: Changes,
     /// How long an end waits.
@@ -117,71 +117,57 @@ impl Fetcher {
         config.validate()?;
         let settings = Arc::new(Settings { config, limits });
         let config = &settings.config;
+        let source_count = config.sources.len();
         let stop = CancellationToken::new();
         let metrics = Arc::new(Metrics::described());
         let deferral = Deferral::new(&settings, &metrics)?;
         let (ended_tx, ended) = watch::channel(None);
         let (deadline, deadline_rx) = watch::channel(DEFAULT_DEADLINE);
-        let io = Builder::new_current_thread()
-            .enable_all()
-            // Full blocks are read there, for their nonces, and for each source two lists of its pool
-            // at the same time; over WebSocket each takes two threads.
-            .thread_name("mempool-blocks")
-            .max_blocking_threads(4 + 4 * config.sources.len())
-            .build()
-            .map_err(not_started("mempool-io"))?;
+        let io = start_runtime(source_count).map_err(not_started("mempool-io"))?;
         let changes = Changes::default();
         let share = |endpoint: &Endpoint| SourceShared::new(endpoint.clone(), &settings, &changes);
         let (sources, inboxes): (Vec<_>, Vec<_>) = config.sources.iter().map(share).unzip();
-        let heads = sources.iter().map(|shared| Arc::clone(&shared.backlog.heads)).collect();
-        let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), config.sources.len());
+        let backlogs = sources.iter().map(|shared| Arc::clone(&shared.backlog)).collect();
+        let hashes = Hashes::new(stop.clone(), Arc::clone(&metrics), source_count);
         let tasks = Arc::new(Tasks::new(io.handle().clone(), stop));
-        let fetch = Arc::new(Fetch {
-            settings: Arc::clone(&settings),
+        let requires_node = config.start == StartPolicy::RequireNode;
+        let reads_nonces = sink.wants_nonces();
+        let context = Arc::new(Context {
             hashes,
-            connections: RequestConnections::new(config.sources.len()),
-            slots: Slots::new(&settings, metrics.in_flight_bytes.clone())?,
-            limits: sources.iter().map(|shared| Arc::clone(&shared.limit)).collect(),
+            connections: RequestConnections::new(source_count),
             listings: sources.iter().map(|_| Arc::default()).collect(),
             deferral,
-            alone: Semaphore::new(REQUESTED_ALONE),
-            waiting: Arc::default(),
-            had_blobs: AtomicBool::new(false),
-            undone: Arc::new(Semaphore::new(ANNOUNCEMENT_BUFFER)),
+            chain_id: ChainId::new(config.chain_id, source_count),
+            sink: SinkCaller::new(sink, &tasks),
+            awaiting_objects: AwaitingObjects::default(),
             tasks: Arc::clone(&tasks),
             metrics,
+            settings,
         });
+        // Ends the sink's thread, also when the supervisor panics or cannot be started.
+        let queue = Arc::clone(&context.sink.queue);
+        let ends_queue = OnDrop(move || queue.end());
+        let caller = Arc::clone(&context);
+        let run = move || caller.sink.run();
+        tasks.spawn_thread("mempool-sink", run).map_err(not_started("mempool-sink"))?;
+        let limits = sources.iter().map(|shared| Arc::clone(&shared.limit)).collect();
+        let fetch = Arc::new(Fetch::new(Arc::clone(&context), limits)?);
         let (nonces, wanted) = mpsc::channel(chain::BLOCKS_WAITING);
         let chain = Arc::new(Chain {
-            follower: Follower::new(config.sources.len(), settings.limits.lead_timeout).into(),
+            follower: Follower::new(source_count, context.settings.limits.lead_timeout).into(),
+            context: Arc::clone(&context),
             fetch: Arc::clone(&fetch),
-            sink: SinkQueue::new(),
             reports: sources.iter().map(|shared| shared.backlog.reports.clone()).collect(),
-            reads_nonces: sink.wants_nonces(),
+            reads_nonces,
             nonces,
         });
-        let sink = Arc::new(SinkCaller {
-            sink,
-            queue: Arc::clone(&chain.sink),
-            tasks: Arc::clone(&tasks),
-            closed: CancellationToken::new(),
-        });
-        let queue = Arc::clone(&chain.sink);
-        // Ends the sink's thread, also when the supervisor panics or cannot be started.
-        let ends_queue = OnDrop(move || queue.end());
-        let caller = Arc::clone(&sink);
-        let run = move || caller.run();
-        tasks.spawn_thread("mempool-sink", run).map_err(not_started("mempool-sink"))?;
-        let chain_id = ChainId::new(config.chain_id, config.sources.len()).into();
-        let deliverer = Arc::new(Deliverer { fetch: Arc::clone(&fetch), chain_id, sink });
-        let objects_to = Arc::clone(&deliverer);
-        let parts = Arc::new(Parts { fetch: Arc::clone(&fetch), deliverer, chain });
+        let parts = Parts { context: Arc::clone(&context), fetch, chain };
         let sources: Arc<[_]> = sources.into();
         let running = sources.iter().cloned().zip(inboxes).collect();
         let body = move || {
             let _ends_queue = ends_queue;
             let end = io.block_on(async {
-                let followers = chain::follow(&parts.chain, heads, wanted);
+                let followers = chain::follow(&parts.chain, backlogs, wanted);
                 supervise(parts, running, followers, deadline_rx).await
             });
             // The `Fetcher` may have been dropped.
@@ -191,14 +177,8 @@ impl Fetcher {
         };
         let thread = std::thread::Builder::new().name("mempool-io".into());
         thread.spawn(body).map_err(not_started("mempool-io"))?;
-        let fetcher = Self { fetch, sources, changes, deadline, ended };
-        let sources = fetcher.sources.iter().enumerate();
-        for (index, source) in sources.filter(|(index, _)| settings.has_objects(*index)) {
-            let (deliverer, backlog) = (Arc::clone(&objects_to), Arc::clone(&source.backlog));
-            let run = move || announce::process_objects(&deliverer, index, &backlog);
-            tasks.spawn_thread("mempool-object", run).map_err(not_started("mempool-object"))?;
-        }
-        if settings.config.start == StartPolicy::RequireNode {
+        let fetcher = Self { context, sources, changes, deadline, ended };
+        if requires_node {
             fetcher.first_source().await?;
         }
         Ok(fetcher)
@@ -207,13 +187,13 @@ impl Fetcher {
     /// The counts so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.fetch.hashes.counts()
+        self.context.hashes.counts()
     }
 
     /// The status of each source, in the order of the configuration.
     #[must_use]
     pub fn status(&self) -> Vec<SourceStatus> {
-        let sources = self.sources.iter().zip(&self.fetch.hashes.announcements);
+        let sources = self.sources.iter().zip(&self.context.hashes.announcements);
         sources.map(|(shared, announcements)| shared.status(announcements)).collect()
     }
 
@@ -265,14 +245,14 @@ impl Fetcher {
     /// hash that is not known any more: between a quarter and a half of a million are remembered. A
     /// look-up takes a lock that announcements take, for as long as one of theirs.
     pub fn announcers(&self) -> impl Fn(&B256) -> Vec<usize> + Send + Sync + use<> {
-        let hashes = Arc::clone(&self.fetch.hashes);
+        let hashes = Arc::clone(&self.context.hashes);
         move |hash| hashes.seen.sources(hash).iter().collect()
     }
 
     /// How much work has waited, and waits now, as [`FetcherConfig::monitor`] reports a high load.
     #[must_use]
     pub fn deferred(&self) -> DeferredStats {
-        self.fetch.deferral.stats()
+        self.context.deferral.stats()
     }
 
     /// Compares the pool of source `source` with ours now, independently of the timer. One
@@ -366,7 +346,7 @@ impl Fetcher {
 
     pub(crate) fn begin_stop(&self, deadline: Duration) {
         self.deadline.send_replace(deadline);
-        self.fetch.tasks.stop.cancel();
+        self.context.tasks.stop.cancel();
     }
 }
 
@@ -378,7 +358,7 @@ impl fmt::Debug for Fetcher {
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
-        self.fetch.tasks.stop.cancel();
+        self.context.tasks.stop.cancel();
     }
 }
 
@@ -398,18 +378,47 @@ fn not_started(thread: &'static str) -> impl Fn(io::Error) -> StartError {
     move |source| StartError::Thread { thread, source }
 }
 
+/// The runtime of the fetcher: one thread, and further ones for work that may block.
+///
+/// All of its threads are started here, and none ends before the runtime. So whatever runs later does not
+/// depend on a thread that can be started: at the limit of processes, tokio would panic instead.
+fn start_runtime(sources: usize) -> io::Result<Runtime> {
+    // Full blocks are read there, for their nonces, and for each source two lists of its pool at the same
+    // time; WebSocket hosts are looked up.
+    let threads = 2 + 2 * sources;
+    let runtime = Builder::new_current_thread()
+        .enable_all()
+        .thread_name("mempool-blocks")
+        .max_blocking_threads(threads)
+        .thread_keep_alive(Duration::MAX)
+        .build()?;
+    // Each waits for all the others, so each needs a thread of its own.
+    let all_started = Arc::new(Barrier::new(threads + 1));
+    for _ in 0..threads {
+        let all_started = Arc::clone(&all_started);
+        // A thread that cannot be started is a panic of tokio's.
+        let spawn = || runtime.spawn_blocking(move || all_started.wait());
+        if catch_unwind(AssertUnwindSafe(spawn)).is_err() {
+            // Those that wait would do so for ever.
+            return Err(io::Error::other("the limit of threads is reached"));
+        }
+    }
+    all_started.wait();
+    Ok(runtime)
+}
+
 /// The root of the task tree: runs the sources, waits for them and for who follows their heads.
-async fn supervise<S: TransactionSink>(
-    parts: Arc<Parts<S>>,
+async fn supervise(
+    parts: Parts,
     running: Vec<(Arc<SourceShared>, Inbox)>,
     mut followers: JoinSet<()>,
     deadline: watch::Receiver<Duration>,
 ) -> (EndReason, bool) {
-    let tasks = Arc::clone(&parts.fetch.tasks);
-    let sink_closed = parts.deliverer.sink.closed.clone();
+    let tasks = Arc::clone(&parts.context.tasks);
+    let sink_closed = parts.context.sink.closed.clone();
     let mut sources = JoinSet::new();
     for (index, (source, inbox)) in running.into_iter().enumerate() {
-        sources.spawn(Source::run(Arc::clone(&parts), index, source, inbox));
+        sources.spawn(Source::run(parts.clone(), index, source, inbox));
     }
     let reason = loop {
         tokio::select! {
@@ -432,7 +441,7 @@ async fn supervise<S: TransactionSink>(
         followers.shutdown().await;
         tasks.ended().await;
         // Nothing applies heads any more.
-        parts.chain.sink.drain();
+        parts.context.sink.queue.drain();
         tasks.threads_ended().await;
     };
     tokio::select! {

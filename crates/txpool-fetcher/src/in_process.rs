@@ -18,34 +18,37 @@
 use std::{
     panic::AssertUnwindSafe,
     pin::pin,
-    sync::{Arc, Mutex},
-    task::{Context, Poll, Waker},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context as TaskContext, Poll, Waker},
     time::{Duration, Instant},
 };
 
-use alloy_consensus::transaction::Recovered;
-use alloy_eips::Encodable2718 as _;
 use alloy_primitives::B256;
-use chain_view::PooledTransaction;
 use crossbeam_channel::{bounded, never, select_biased};
 use futures::{
     FutureExt as _, StreamExt as _,
-    future::{BoxFuture, Either, poll_fn, select},
+    future::{Either, poll_fn, select},
 };
-use tokio::{runtime::Handle, time::sleep};
+use tokio::{
+    runtime::Handle,
+    sync::broadcast::{self, error::RecvError},
+    time::sleep,
+};
 
 use crate::{
-    announce::{Backlog, HashReader},
+    announce::{Backlog, Readers, Subscription},
     chain::AnnouncedHead,
-    connection::{End, NodeInfo, Subscription},
-    decode::{Malformed, verify_blob_proofs},
+    config::Endpoint,
+    context::Context,
     error::{ConnectError, LossReason},
-    fetch::{Deliverer, Fetch, FetchRequest, FetchTask, Seen, Ticket},
+    fetch::{Arrival, Fetch, PoolRequest},
     gap::{GapReason, Report},
     in_process_pool::{AnnouncementStream, BlockStream, InProcess, PoolAnnouncement},
-    outcome::Outcome,
-    request::PoolQueues,
-    sink::TransactionSink,
+    node::{End, Meter, NodeInfo, PoolQueues},
+    outcome::Entry,
     sync::{OnDrop, block_on, contain, lock},
 };
 
@@ -56,45 +59,60 @@ const HELD_UP: Duration = Duration::from_millis(100);
 const IN_ITS_PLACE: Duration = Duration::from_millis(5);
 
 /// Subscribes to both streams. The future reads them until the subscription ends.
-pub(crate) async fn subscribe<S: TransactionSink>(
-    deliverer: &Arc<Deliverer<S>>,
+pub(crate) async fn subscribe(
+    context: &Arc<Context>,
+    fetch: &Arc<Fetch>,
     index: usize,
     pool: &InProcess,
     backlog: &Arc<Backlog>,
-) -> Result<(Subscription, BoxFuture<'static, ()>), ConnectError> {
-    let fetch = &deliverer.fetch;
-    let subscribed = pool.call(&fetch.tasks, "announcements", |pool| {
+) -> Result<(Subscription, Readers), ConnectError> {
+    let subscribed = pool.call(&context.tasks, "announcements", |pool| {
         (pool.chain_id(), pool.announcements(), pool.blocks())
     });
     let (chain_id, announcements, blocks) = subscribed.await?;
-    deliverer.chain_id.check(index, &fetch.settings.config.sources[index], chain_id).await?;
+    context.chain_id.check(index, &context.settings.config.sources[index], chain_id).await?;
     let node = NodeInfo { client: pool.to_string(), chain_id };
     let ended: Arc<End> = Arc::default();
-    let up = Subscription { node, ended: Arc::clone(&ended), connections: Vec::new() };
+    let up = Subscription {
+        node,
+        ended: Arc::clone(&ended),
+        has_objects: false,
+        connections: Vec::new(),
+    };
+    let (overflow, waiting) = broadcast::channel(context.settings.limits.announcement_buffer);
+    let read = Arc::<AtomicU64>::default();
+    let meter = Arc::new(Meter::new(context.settings.limits.announcement_buffer, {
+        let read = Arc::clone(&read);
+        move || read.load(Relaxed)
+    }));
+    backlog.add(&meter);
     let announcements = Arc::new(Announcements {
-        unread: Mutex::new(Unread {
-            stream: announcements,
-            hashes: HashReader::new(fetch, index, backlog, None),
-            gets_since: None,
-        }),
+        unread: Mutex::new(Unread { stream: announcements, overflow, gets_since: None }),
         runtime: Handle::current(),
+        source: index,
+        read,
+        meter: Arc::clone(&meter),
+        context: Arc::clone(context),
         fetch: Arc::clone(fetch),
         backlog: Arc::clone(backlog),
     });
-    let tasks = &fetch.tasks;
-    let (deliverer, called) = (Arc::clone(deliverer), pool.clone());
     let (subscribed, unread) = (Arc::clone(&ended), Arc::clone(&announcements));
+    let caller = Caller::new(context, fetch, pool);
     let run = move || {
-        let read = unread.read(|request| get(&deliverer, &called, request));
+        let read = unread.read(|request| caller.get(request));
         let read = pin!(until_end("announcements", read));
         if let Either::Left((reason, _)) = block_on(select(read, pin!(subscribed.wait()))) {
             subscribed.set(reason);
         }
     };
-    tasks.spawn_thread("mempool-announce", run).map_err(|error| ConnectError::io(pool, error))?;
+    let endpoint = &context.settings.config.sources[index];
+    let spawned = context.tasks.spawn_thread("mempool-announce", run);
+    spawned.map_err(|error| ConnectError::io(endpoint, error))?;
     // On every path, also when a stream panics while it is dropped.
     let subscribed = Arc::clone(&ended);
     let ends = OnDrop(move || subscribed.set(LossReason::Closed));
+    let overflow =
+        fetch_overflow(waiting, meter, Arc::clone(context), Arc::clone(fetch), Arc::clone(backlog));
     let read = async move {
         let _ends = ends;
         let reason = tokio::select! {
@@ -105,7 +123,37 @@ pub(crate) async fn subscribe<S: TransactionSink>(
         };
         ended.set(reason);
     };
-    Ok((up, read.boxed()))
+    Ok((up, vec![read.boxed(), overflow.boxed()]))
+}
+
+/// Fetches what waits for slots, until the subscription has ended and nothing waits any more.
+async fn fetch_overflow(
+    mut waiting: broadcast::Receiver<Arrival>,
+    meter: Arc<Meter>,
+    context: Arc<Context>,
+    fetch: Arc<Fetch>,
+    backlog: Arc<Backlog>,
+) {
+    loop {
+        match waiting.recv().await {
+            Ok(arrival) => {
+                meter.taken();
+                fetch.announced(arrival).await;
+                context.deferral.observe_backlog(arrival.source, || backlog.len());
+            }
+            Err(RecvError::Lagged(count)) => {
+                meter.skip(count);
+                lagged(&context, &backlog, meter.newly_lost()).await;
+            }
+            Err(RecvError::Closed) => return backlog.remove(&meter),
+        }
+    }
+}
+
+async fn lagged(context: &Context, backlog: &Backlog, count: u64) {
+    context.metrics.lagged.add(count);
+    tracing::warn!(count, "the pool's stream of announcements overran");
+    backlog.report(Report::Gap(GapReason::Lagged)).await;
 }
 
 /// Why a stream that was read to its end has ended.
@@ -118,31 +166,36 @@ async fn until_end(stream: &'static str, read: impl Future<Output = ()>) -> Loss
 }
 
 /// The stream of announcements. The pool's own may be short, and loses what it drops without a
-/// count. So it is drained at once, into a buffer of ours whose overrun is counted.
+/// count. So it is drained at once; what finds no slot goes into a broadcast buffer like that of a node.
 struct Announcements {
     unread: Mutex<Unread>,
     /// A stream may use its timers. The pool and the sink are called outside of it.
     runtime: Handle,
+    source: usize,
+    /// How many hashes were read. Relaxed: a count of its own.
+    read: Arc<AtomicU64>,
+    meter: Arc<Meter>,
+    context: Arc<Context>,
     fetch: Arc<Fetch>,
     backlog: Arc<Backlog>,
 }
 
 struct Unread {
     stream: AnnouncementStream,
-    hashes: HashReader,
+    overflow: broadcast::Sender<Arrival>,
     /// When the transaction was announced that the thread gets and delivers, until it polls again.
     gets_since: Option<Instant>,
 }
 
 impl Announcements {
     /// Reads to the end of the stream. Of the hashes at hand the threads `mempool-get` get all but the last.
-    async fn read(&self, get: impl Fn(FetchRequest)) {
+    async fn read(&self, get: impl Fn(PoolRequest)) {
         let mut last: Option<(B256, Instant)> = None;
         loop {
-            let polled = self.poll(&mut Context::from_waker(Waker::noop()));
+            let polled = self.poll(&mut TaskContext::from_waker(Waker::noop()));
             let next = match (polled, last.take()) {
                 (Poll::Ready(next), Some((hash, at))) => {
-                    lock(&self.unread).hashes.take(hash, at);
+                    self.take(&lock(&self.unread), hash, at);
                     next
                 }
                 (Poll::Ready(next), None) => next,
@@ -150,32 +203,61 @@ impl Announcements {
                     self.begin(hash, at).into_iter().for_each(&get);
                     continue;
                 }
-                (Poll::Pending, None) => {
-                    // What had to be requested from another source.
-                    self.fetch.connections.flush();
-                    poll_fn(|context| self.poll(context)).await
-                }
+                (Poll::Pending, None) => poll_fn(|context| self.poll(context)).await,
             };
             match next {
                 Some(PoolAnnouncement::Pending(hash)) => last = Some((hash, Instant::now())),
-                Some(PoolAnnouncement::Lagged(count)) => self.lagged(count).await,
-                None => return self.fetch.connections.flush(),
+                Some(PoolAnnouncement::Lagged(count)) => {
+                    lagged(&self.context, &self.backlog, count).await;
+                }
+                None => return,
             }
         }
     }
 
-    fn poll(&self, context: &mut Context<'_>) -> Poll<Option<PoolAnnouncement>> {
+    fn poll(&self, context: &mut TaskContext<'_>) -> Poll<Option<PoolAnnouncement>> {
         let _in_runtime = self.runtime.enter();
         let mut unread = lock(&self.unread);
         unread.gets_since = None;
         unread.stream.poll_next_unpin(context)
     }
 
-    fn begin(&self, hash: B256, at: Instant) -> Option<FetchRequest> {
+    /// Fetches a hash, on one of the threads `mempool-get`; or it waits for a slot.
+    fn take(&self, unread: &Unread, hash: B256, at: Instant) {
+        let arrival = self.arrival(hash, at);
+        if self.meter.waiting() == 1 && self.fetch.try_announced(arrival) {
+            return self.meter.taken();
+        }
+        self.wait_for_slot(unread, arrival);
+    }
+
+    /// Begins to fetch a hash for the caller, who gets it itself; `None` if it is known, or waits.
+    fn begin(&self, hash: B256, at: Instant) -> Option<PoolRequest> {
         let mut unread = lock(&self.unread);
-        let request = unread.hashes.begin(hash, at);
+        let arrival = self.arrival(hash, at);
+        let mut request = None;
+        if self.meter.waiting() == 1
+            && let Some(begun) = self.fetch.try_begin(arrival)
+        {
+            self.meter.taken();
+            request = begun;
+        } else {
+            self.wait_for_slot(&unread, arrival);
+        }
         unread.gets_since = request.is_some().then_some(at);
         request
+    }
+
+    /// The hash is read, and waits.
+    fn arrival(&self, hash: B256, at: Instant) -> Arrival {
+        self.read.fetch_add(1, Relaxed);
+        Arrival { hash, entry: Entry::Announced, source: self.source, at }
+    }
+
+    fn wait_for_slot(&self, unread: &Unread, arrival: Arrival) {
+        // The receiver has ended only if the source has, which counts what waits.
+        let _ = unread.overflow.send(arrival);
+        self.context.deferral.observe_backlog(self.source, || self.backlog.len());
     }
 
     /// Reads in the place of the thread while one transaction holds it up: the disk may be slow, and the sink
@@ -186,7 +268,7 @@ impl Announcements {
                 None => sleep(HELD_UP).await,
                 Some(Poll::Pending) => sleep(IN_ITS_PLACE).await,
                 Some(Poll::Ready(Some(PoolAnnouncement::Lagged(count)))) => {
-                    self.lagged(count).await;
+                    lagged(&self.context, &self.backlog, count).await;
                 }
                 Some(Poll::Ready(Some(PoolAnnouncement::Pending(_)))) => {}
                 Some(Poll::Ready(None)) => return,
@@ -199,24 +281,18 @@ impl Announcements {
         // A thread that goes on polls after this, and its waker stays.
         let mut unread = lock(&self.unread);
         unread.gets_since.filter(|since| since.elapsed() >= HELD_UP)?;
-        let next = unread.stream.poll_next_unpin(&mut Context::from_waker(Waker::noop()));
+        let next = unread.stream.poll_next_unpin(&mut TaskContext::from_waker(Waker::noop()));
         if let Poll::Ready(Some(PoolAnnouncement::Pending(hash))) = next {
-            unread.hashes.take(hash, Instant::now());
+            self.take(&unread, hash, Instant::now());
         }
         Some(next)
-    }
-
-    async fn lagged(&self, count: u64) {
-        self.fetch.metrics.lagged.add(count);
-        tracing::warn!(count, "the pool's stream of announcements overran");
-        self.backlog.report(Report::Gap(GapReason::Lagged)).await;
     }
 }
 
 async fn read_blocks(mut blocks: BlockStream, backlog: &Backlog) {
     while let Some(mined) = blocks.next().await {
         backlog.report(Report::Head(mined.block.head)).await;
-        backlog.heads.push(AnnouncedHead::with_block(mined.into(), false), 0);
+        backlog.heads.push(AnnouncedHead::with_block(mined.into(), false));
         // The follower takes it before a burst of blocks displaces it.
         tokio::task::yield_now().await;
     }
@@ -226,21 +302,21 @@ async fn read_blocks(mut blocks: BlockStream, backlog: &Backlog) {
 ///
 /// # Errors
 /// A thread cannot be started. Those that were already started end.
-pub(crate) fn start<S: TransactionSink>(
-    deliverer: &Arc<Deliverer<S>>,
+pub(crate) fn start(
+    context: &Arc<Context>,
+    fetch: &Arc<Fetch>,
     pool: &InProcess,
-) -> Result<PoolQueues<FetchRequest>, ConnectError> {
-    let fetch = &deliverer.fetch;
-    let config = &fetch.settings.config;
+) -> Result<PoolQueues<PoolRequest>, ConnectError> {
+    let config = &context.settings.config;
     // Every submitted request holds a slot, so neither queue is ever full.
     let (live, live_requests) = bounded(config.fetch_slots);
     let (deferrable, deferrable_requests) = bounded(config.fetch_slots);
     for thread in 0..config.request_connections {
         // The other threads stay free for live transactions, however slow a backfill is.
-        let takes_deferrable = thread < fetch.settings.deferrable_connections();
+        let takes_deferrable = thread < context.settings.deferrable_connections();
         let live = live_requests.clone();
         let deferrable = if takes_deferrable { deferrable_requests.clone() } else { never() };
-        let (deliverer, called) = (Arc::clone(deliverer), pool.clone());
+        let caller = Caller::new(context, fetch, pool);
         let run = move || loop {
             let next = select_biased! {
                 recv(live) -> request => request,
@@ -248,57 +324,45 @@ pub(crate) fn start<S: TransactionSink>(
             };
             // Deferrable requests that still wait at the end are dropped, and count as failed.
             let Ok(request) = next else { return };
-            get(&deliverer, &called, request);
+            caller.get(request);
         };
-        let spawned = fetch.tasks.spawn_thread("mempool-get", run);
-        spawned.map_err(|error| ConnectError::io(pool, error))?;
+        let spawned = context.tasks.spawn_thread("mempool-get", run);
+        spawned.map_err(|error| ConnectError::io(&Endpoint::InProcess(pool.clone()), error))?;
     }
     Ok(PoolQueues { live, deferrable })
 }
 
-/// Carries out a request, on a thread that may block: the pool may read a sidecar from the disk, and the sink may wait.
-fn get<S: TransactionSink>(deliverer: &Deliverer<S>, pool: &InProcess, request: FetchRequest) {
-    // Requests that wait at a stop stay unfinished.
-    let fetch = &deliverer.fetch;
-    if fetch.tasks.stop.is_cancelled() {
-        return;
-    }
-    let (hash, requested_at) = (request.hash(), Instant::now());
-    let found = pool.catch("get", |pool| pool.get(&hash));
-    let is_gone = matches!(found, Ok(None));
-    let answered = fetch.answered(request, requested_at, is_gone);
-    let Some(FetchTask { ticket, mut slot, .. }) = answered else { return };
-    match found {
-        // It counts as failed.
-        Err(_) => {}
-        // Unlike a node, the pool returns no mined ones.
-        Ok(None) if fetch.hashes.is_mined(&hash) => {
-            ticket.finish(Outcome::Mined, Some(Seen::Mined));
-        }
-        Ok(None) => ticket.finish(Outcome::Gone, None),
-        Ok(Some(tx)) => {
-            fetch.slots.set_response_bytes(&mut slot, tx.inner().encode_2718_len());
-            contain(|| deliver(deliverer, ticket, tx));
-        }
-    }
+/// Gets transactions from the pool and delivers them, on a thread that may block: the pool may read a
+/// sidecar from the disk, and the sink may wait.
+struct Caller {
+    context: Arc<Context>,
+    fetch: Arc<Fetch>,
+    pool: InProcess,
 }
 
-fn deliver<S: TransactionSink>(
-    deliverer: &Deliverer<S>,
-    ticket: Ticket,
-    tx: Recovered<PooledTransaction>,
-) {
-    let (requested, found) = (ticket.arrival.hash, *tx.inner().hash());
-    if found != requested {
-        return ticket.malformed(&Malformed::OtherTransaction { requested, found });
+impl Caller {
+    fn new(context: &Arc<Context>, fetch: &Arc<Fetch>, pool: &InProcess) -> Self {
+        Self { context: Arc::clone(context), fetch: Arc::clone(fetch), pool: pool.clone() }
     }
-    if deliverer.fetch.settings.config.verify_blob_proofs {
-        let Some(permit) = deliverer.work_permit(|| {}) else { return };
-        let verified = verify_blob_proofs(tx.inner());
-        drop(permit);
-        if let Err(reason) = verified {
-            return ticket.malformed(&Malformed::from(reason));
+
+    fn get(&self, request: PoolRequest) {
+        let tasks = &self.context.tasks;
+        // Requests that wait at a stop stay unfinished.
+        if tasks.stop.is_cancelled() {
+            return;
+        }
+        let hash = request.hash();
+        let found = self.pool.catch("get", |pool| pool.get(&hash));
+        let is_absent = matches!(found, Ok(None));
+        let Some(task) = self.fetch.answered_in_process(request, is_absent) else { return };
+        match found {
+            // It counts as failed.
+            Err(_) => {}
+            // Unlike a node, the pool returns no mined ones.
+            Ok(None) => task.mined(),
+            Ok(Some(tx)) => {
+                contain(|| tasks.wait_for(self.fetch.deliver_in_process(task, tx), || {}));
+            }
         }
     }
-    deliverer.deliver(ticket, tx, None, || {});
 }

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::future_not_send, clippy::panic, clippy::unwrap_used))]
+#![cfg_attr(not(feature = "node"), expect(dead_code, reason = "what only a transport uses"))]
 
 mod announce;
 mod answer;
@@ -7,7 +8,7 @@ mod audit;
 mod buffer;
 mod chain;
 mod config;
-mod connection;
+mod context;
 mod decode;
 mod error;
 mod fetch;
@@ -17,8 +18,8 @@ mod in_process;
 mod in_process_pool;
 mod limits;
 mod metrics;
+mod node;
 mod outcome;
-mod request;
 mod sink;
 mod source;
 mod stream;
@@ -30,7 +31,6 @@ pub use self::limits::Limits;
 pub use self::{
     audit::{AuditMode, AuditReport},
     config::*,
-    connection::NodeInfo,
     decode::{
         Malformed, RawTransaction, SidecarError, read_raw, read_response, verify_blob_proofs,
     },
@@ -44,6 +44,7 @@ pub use self::{
     },
     limits::ANNOUNCEMENT_BUFFER,
     metrics::METRICS,
+    node::NodeInfo,
     outcome::{Counts, Entry, Outcome},
     sink::{ChainEvent, Delivery, FetchedTransaction, Holding, SinkEvent, TransactionSink},
     source::{SourceState, SourceStatus},

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use load_control::Backoff;
 
-/// Slots of the buffer of each source in which announced hashes wait while no fetch slot is free; with full
-/// announcements, of another one for objects.
+/// Places of alloy-pubsub's broadcast buffer in which the announced hashes of a source wait while no fetch slot
+/// is free. alloy's own default is 16.
 ///
-/// They hold the announcements of 8 s at 2000 transactions/s. Worst case in memory: 16,384 × 80 bytes =
-/// 1.3 MiB for each source, and 64 MiB of objects. Hashes that overrun the buffer are counted as
+/// They hold the announcements of 8 s at 2000 transactions/s. Worst case in memory: 16,384 × 120 bytes =
+/// 1.9 MiB for each source; with full announcements, 1,024 objects more. Hashes that overrun the buffer are counted as
 /// [`lagged`](crate::Counts::lagged), and fetched by the comparison that follows.
 pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
 
@@ -51,14 +51,14 @@ pub struct Limits {
     pub deferrable_slots: Option<usize>,
     /// How many of the request connections carry deferrable fetches too. The others stay free.
     pub deferrable_connections: usize,
-    /// Longest JSON value read from a connection. With a longer one the connection is closed
-    /// (`mempool_fetcher_reconnects_total` with reason `oversized`); a transaction whose response is longer is
-    /// refused (`mempool_fetcher_harmful_total`).
+    /// Longest WebSocket message. With a longer one the connection is closed; a transaction whose response is
+    /// longer is given up for a while (`mempool_fetcher_harmful_total`). Also the longest full block that is
+    /// read, over each transport.
     ///
     /// The largest regular value is a full block: reth caps responses at 160 MB, but a block of
     /// 2,000 transactions is about 2 MB and a six-blob transaction 1.6 MB. This does not bound the
     /// pool's content: over IPC it is not read as one value, and over WebSocket its connection has a
-    /// separate limit, 256 MiB or this one, whichever is larger.
+    /// separate limit, 256 MiB or this one, whichever is larger. alloy's IPC transport has no limit.
     pub max_frame_bytes: usize,
     /// Time for the response to one request for a transaction: more than 100 times the slowest one
     /// measured on a healthy node (17 ms, for a six-blob transaction behind others on geth).
@@ -94,6 +94,14 @@ pub struct Limits {
     /// The longest that backfill, audit and retry fetches wait for the load to fall: less than half
     /// of the 12 s between two blocks, so that a missed transaction can still enter the next one.
     pub deferral_max_age: Duration,
+}
+
+impl Limits {
+    /// How long an answer that is late is waited for, and the longest time-out of a request to a node
+    /// that is always late: 12 s, the time of a block.
+    pub(crate) fn late_answer_timeout(&self) -> Duration {
+        self.fetch_timeout * 6
+    }
 }
 
 impl Default for Limits {

@@ -29,6 +29,10 @@ metric_set::labels! {
         ConnectionLost = "connection_lost",
         RpcError = "rpc_error",
         OtherSource = "other_source",
+        /// All sources answered that they do not have it.
+        Absent = "absent",
+        /// A blob transaction came without its sidecar.
+        Sidecar = "sidecar",
     }
 }
 
@@ -47,7 +51,7 @@ metric_set::metric_set! {
     pub(crate) struct Metrics {
         count entered[3] = "mempool_fetcher_hashes_total", Count,
             "hashes that entered, by `entry`", "entry": Entry::ALL.map(Entry::as_str);
-        count left[8] = "mempool_fetcher_outcomes_total", Count,
+        count left[9] = "mempool_fetcher_outcomes_total", Count,
             "hashes that left, by `outcome`", "outcome": Outcome::ALL.map(Outcome::as_str);
         gauge unfinished = "mempool_fetcher_unfinished", Count,
             "hashes that entered and have not left";
@@ -59,14 +63,14 @@ metric_set::metric_set! {
         count deferred[3] = "mempool_fetcher_deferred_total", Count,
             "fetches and audits that waited because the load was high, by `work`",
             "work": DeferrableWork::ALL.map(DeferrableWork::as_str);
-        counter retries[4] = "mempool_fetcher_retries_total", Count,
+        counter retries[6] = "mempool_fetcher_retries_total", Count,
             "requests for a transaction that were repeated, by `reason`", "reason": Retry::ALL.map(Retry::as_str);
         counter harmful = "mempool_fetcher_harmful_total", Count,
-            "hashes refused for a while, because the responses to their requests ended connections";
+            "hashes that are not requested for a while, because connections ended while they were";
         counter connect_failures = "mempool_fetcher_connect_failures_total", Count,
             "attempts to connect that failed";
         counter late_answers = "mempool_fetcher_late_answers_total", Count,
-            "answers to requests that had timed out; they are dropped";
+            "answers to requests that had timed out; a transaction among them is delivered";
         counter malformed_notifications = "mempool_fetcher_malformed_notifications_total", Count,
             "notifications that are neither a hash nor a head";
         gauge in_flight_bytes = "mempool_fetcher_in_flight_bytes", Bytes,

@@ -28,10 +28,12 @@ metric_set::labels! {
         Gone = "gone",
         /// Already in a block, or another transaction with its sender and nonce is.
         Mined = "mined",
+        /// A pending blob transaction that the node has without its sidecar, or without all blobs, also
+        /// after the last retry. An announcement or a comparison brings it again.
+        NoSidecar = "no_sidecar",
         /// Does not decode, has no valid signature, is of another chain or not the requested one.
         Malformed = "malformed",
-        /// Refused by the sink; or by the fetcher, for a while, because the response to its request has
-        /// ended connections (`mempool_fetcher_harmful_total`).
+        /// Refused by the sink.
         Refused = "refused",
         /// The sink had no room for it; comparisons offer it again.
         Postponed = "postponed",
@@ -58,6 +60,8 @@ pub struct Counts {
     pub gone: u64,
     /// Mined already.
     pub mined: u64,
+    /// Pending blob transactions without their sidecars.
+    pub no_sidecar: u64,
     /// Not decodable, or another transaction.
     pub malformed: u64,
     /// Refused by the sink.
@@ -82,9 +86,11 @@ impl Counts {
     /// leave between the reads of two counters.
     #[must_use]
     pub const fn balance(&self) -> i64 {
-        let Self { pooled, known, gone, mined, malformed, refused, postponed, failed, .. } = *self;
+        let Self { pooled, known, gone, mined, no_sidecar, malformed, .. } = *self;
+        let Self { refused, postponed, failed, .. } = *self;
         let entered = self.announced + self.backfilled + self.audit_recovered;
-        let left = pooled + known + gone + mined + malformed + refused + postponed + failed;
+        let left =
+            pooled + known + gone + mined + no_sidecar + malformed + refused + postponed + failed;
         entered as i64 - left as i64 - self.unfinished as i64
     }
 }

@@ -39,16 +39,14 @@ impl Tasks {
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         let work = async move {
-            tokio::select! {
-                biased;
-                () = stop.cancelled() => {}
-                () = work => {}
-            }
+            // Nothing to return if it was stopped.
+            stop.run_until_cancelled(work).await;
         };
         self.tracker.spawn_on(work, &self.runtime);
     }
 
-    /// Runs work that may block on one of the runtime's threads for it.
+    /// Runs work that may block on one of the runtime's threads for it, which are all started with the
+    /// fetcher: see [`start_blocking_threads`](crate::fetcher).
     pub(crate) fn spawn_blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

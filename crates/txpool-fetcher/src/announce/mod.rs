@@ -1,79 +1,69 @@
-//! What a node announces: subscribes, and takes in hashes, whole transactions and heads. Entry:
-//! [`subscribe`], and [`process_waiting`] for each source.
+//! What a node announces: subscribes, and reads hashes, whole transactions and heads. Entry: [`subscribe`].
 //!
-//! A [`HashReader`] leaves a hash in the buffer of the source, the [`Backlog`], while no fetch slot is free;
-//! [`process_waiting`] waits for slots for them: in their order, or, of more than 1,024 hashes without objects, for
-//! the newest first. That is the only place where announcements can be lost on our side, displaced by later ones or at
-//! the end of the source: [`Counts::lagged`](crate::Counts::lagged).
+//! Each subscription has a broadcast buffer of alloy-pubsub, and one task here that reads it. The task
+//! of the hashes waits for a fetch slot before it takes the next hash out of the buffer. So the buffer,
+//! with [`ANNOUNCEMENT_BUFFER`](crate::ANNOUNCEMENT_BUFFER) places, is the only one where an announcement
+//! can be lost on our side: by an overrun, or at the end of the source. Both are counted
+//! ([`Counts::lagged`](crate::Counts::lagged)), and an overrun opens a gap.
 //!
 //! # Locks
 //! | lock | who takes it | for how long |
 //! |---|---|---|
-//! | pairs | who reads hashes, the thread of objects | a few look-ups; the locks of a hash that enters (`fetch`), of all hashes that wait and of the objects' buffer are taken under it |
+//! | pairs | the tasks of hashes and of objects | a few look-ups; the locks of a hash that enters (`fetch`) and of all hashes that wait are taken under it |
+//! | meters | who subscribes, `status()`, the ticks of a source | a sum over the subscriptions of one source |
 //!
-//! With full announcements there are two subscriptions, each on a connection of its own, which one thread reads and
-//! which end together: to hashes, which is the truth, and to objects, of which a node may drop some. A hash whose
-//! object does not come in time is requested: [`pairs`] says when. So an overrun of the objects' buffer loses nothing.
+//! With full announcements there are two subscriptions, each on a connection of its own, which end
+//! together: to hashes, which is the truth, and to objects, of which a node may drop some. A hash whose
+//! object does not come in time is requested: [`pairs`] says when. So an overrun of the objects' buffer
+//! loses nothing.
 
 mod hashes;
+mod heads;
 mod objects;
 mod pairs;
 
-use std::{
-    sync::{Arc, atomic::AtomicU64},
-    time::Instant,
-};
+use std::sync::{Arc, Mutex};
 
 use futures::{FutureExt as _, future::BoxFuture};
 use tokio::sync::mpsc;
 
-pub(crate) use self::{
-    hashes::{HashReader, process_waiting},
-    objects::process_objects,
-};
-use self::{
-    objects::{Object, ObjectListener},
-    pairs::Pairs,
-};
+pub(crate) use self::pairs::AwaitingObjects;
+use self::{hashes::HashReader, objects::ObjectReader, pairs::Pairs};
 use crate::{
-    buffer::Buffer,
-    chain::{HEADS_WAITING, HeadQueue, read_head},
-    config::{Announcements, Settings},
-    connection::{Listener, Subscription, dial, not_ethereum},
+    chain::{HEADS_WAITING, HeadQueue},
+    config::Announcements,
+    context::Context,
     error::{CallError, ConnectError, LossReason},
-    fetch::{Arrival, Deliverer, Fetch},
+    fetch::Fetch,
     gap::Report,
-    sink::TransactionSink,
+    node::{Connection, Dialed, End, Meter, NodeInfo, dial, keep_alive, not_ethereum},
+    sync::lock,
 };
 
-/// The announcements of a source that wait, whichever of its connections they came over: what a lost
+/// Objects that may wait to be read. They are kept in memory until as many later ones have come, so
+/// there are fewer than hashes: 1,024, as many as reth keeps. What overruns is requested by its hash.
+const OBJECT_BUFFER: usize = 1_024;
+
+/// The announcements and heads of a source, whichever of its connections they came over: what a lost
 /// connection has delivered is processed all the same.
 pub(crate) struct Backlog {
-    /// With full announcements: each with where its object may have come.
-    hashes: Buffer<(Arrival, Option<Arc<Pairs>>)>,
-    objects: Buffer<Object>,
-    pub(crate) heads: Arc<HeadQueue>,
+    meters: Mutex<Meters>,
+    pub(crate) heads: HeadQueue,
     /// To the source.
     pub(crate) reports: mpsc::Sender<Report>,
-    /// Announcements that were read; with full announcements those of hashes.
-    pub(crate) read: AtomicU64,
 }
 
-/// The part of the buffer above which the newest announcement is processed first.
-const CROWDED: usize = 16;
+#[derive(Default)]
+struct Meters {
+    hashes: Vec<Arc<Meter>>,
+    objects: Vec<Arc<Meter>>,
+    /// Hashes read by subscriptions that are read to their end.
+    read_before: u64,
+}
 
 impl Backlog {
-    /// `slots` for announcements of hashes, and as many for those of objects. With objects the hashes keep the
-    /// node's order, by which it is known which objects are overdue.
-    pub(crate) fn new(slots: usize, has_objects: bool, reports: mpsc::Sender<Report>) -> Self {
-        let few = if has_objects { slots } else { slots / CROWDED };
-        Self {
-            hashes: Buffer::newest_first_above(few, slots),
-            objects: Buffer::new(slots),
-            heads: Buffer::new(HEADS_WAITING).into(),
-            reports,
-            read: AtomicU64::new(0),
-        }
+    pub(crate) fn new(reports: mpsc::Sender<Report>) -> Self {
+        Self { meters: Mutex::default(), heads: HeadQueue::new(HEADS_WAITING), reports }
     }
 
     /// Reports to the source. Cannot deadlock: the source never waits for a task that reports.
@@ -82,113 +72,163 @@ impl Backlog {
         let _ = self.reports.send(report).await;
     }
 
-    /// Announcements read from the sockets and not yet processed.
-    pub(crate) fn len(&self) -> u64 {
-        self.hashes.len() + self.objects.len()
+    pub(crate) fn add(&self, hashes: &Arc<Meter>) {
+        lock(&self.meters).hashes.push(Arc::clone(hashes));
     }
 
-    /// The source has ended. Returns how many of its hashes nobody takes out: they are load no longer.
+    fn add_objects(&self, objects: &Arc<Meter>) {
+        lock(&self.meters).objects.push(Arc::clone(objects));
+    }
+
+    /// The subscription is read to its end.
+    pub(crate) fn remove(&self, meter: &Arc<Meter>) {
+        let mut meters = lock(&self.meters);
+        meters.objects.retain(|other| !Arc::ptr_eq(other, meter));
+        let before = meters.hashes.len();
+        meters.hashes.retain(|other| !Arc::ptr_eq(other, meter));
+        if meters.hashes.len() < before {
+            meters.read_before += meter.sent();
+        }
+    }
+
+    /// Hashes that were read from the sockets, also those that wait.
+    pub(crate) fn read(&self) -> u64 {
+        let meters = lock(&self.meters);
+        meters.read_before + meters.hashes.iter().map(|meter| meter.sent()).sum::<u64>()
+    }
+
+    /// Hashes and objects that were read from the sockets and are not processed.
+    pub(crate) fn len(&self) -> u64 {
+        let meters = lock(&self.meters);
+        meters.hashes.iter().chain(&meters.objects).map(|meter| meter.waiting()).sum()
+    }
+
+    /// How many hashes the buffers have lost since this was called the last time.
+    pub(crate) fn newly_lost(&self) -> u64 {
+        lock(&self.meters).hashes.iter().map(|meter| meter.newly_lost()).sum()
+    }
+
+    /// The source has ended. Returns how many of its hashes are lost, or wait and nobody takes them out.
     pub(crate) fn close(&self) -> u64 {
-        self.objects.close();
-        let left = self.hashes.close();
-        while self.hashes.try_next().is_some() {}
+        let mut meters = lock(&self.meters);
+        let left = meters.hashes.iter().map(|meter| meter.newly_lost() + meter.left()).sum();
+        *meters = Meters { read_before: meters.read_before, ..Meters::default() };
         left
     }
 }
 
-/// Connects and subscribes. `known`: the source was up before. The future requests the hashes whose objects are overdue,
-/// until one of the two connections ends, which ends the other one; or, with [`Announcements::Auto`], until the node
-/// turns out to announce hashes in place of objects.
-pub(crate) async fn subscribe<S: TransactionSink>(
-    deliverer: &Arc<Deliverer<S>>,
-    index: usize,
+/// Where a source's announcements are read.
+pub(crate) struct Subscription {
+    pub(crate) node: NodeInfo,
+    pub(crate) ended: Arc<End>,
+    /// Whether the node announces whole transactions too.
+    pub(crate) has_objects: bool,
+    /// To a node: for hashes and heads, and that for objects, which ends with it.
+    pub(crate) connections: Vec<Arc<Connection>>,
+}
+
+impl Subscription {
+    /// Ends its connections for this reason.
+    pub(crate) fn end(&self, reason: LossReason) {
+        self.ended.set(reason.clone());
+        self.connections.iter().for_each(|connection| connection.end(reason.clone()));
+    }
+}
+
+/// What reads a subscription until everything that came is processed.
+pub(crate) type Readers = Vec<BoxFuture<'static, ()>>;
+
+/// Connects and subscribes. `known`: the source was up before.
+pub(crate) async fn subscribe(
+    context: &Arc<Context>,
+    fetch: &Arc<Fetch>,
+    source: usize,
     backlog: &Arc<Backlog>,
     known: bool,
-) -> Result<(Subscription, BoxFuture<'static, ()>), ConnectError> {
+) -> Result<(Subscription, Readers), ConnectError> {
     const HASHES: &str = "newPendingTransactions";
-    let fetch = &deliverer.fetch;
-    let Settings { config, limits } = &*fetch.settings;
-    let (endpoint, limit) = (&config.sources[index], limits.ping_timeout);
-    let thread = ("mempool-announce", &*fetch.tasks);
-    let patience = (limits, &fetch.listings[index]);
-    let is_auto = config.announcements == Announcements::Auto;
-    let ((connection, node), second) = if config.announcements == Announcements::Hashes {
-        let [dialed] = dial(endpoint, patience, known, thread).await?;
-        (dialed, None)
-    } else {
-        let [dialed, objects] = dial(endpoint, patience, known, thread).await?;
-        (dialed, Some(objects))
+    let (config, limits) = (&context.settings.config, &context.settings.limits);
+    let endpoint = &config.sources[source];
+    let limit = limits.ping_timeout;
+    let refused = |error| match error {
+        CallError::Timeout(timeout) => ConnectError::no_answer(endpoint, "eth_subscribe", timeout),
+        CallError::ConnectionLost => ConnectError::ClosedAtOnce { endpoint: endpoint.to_string() },
+        CallError::Rpc { message: said, .. } | CallError::Unreadable { said } => {
+            not_ethereum(endpoint, "eth_subscribe", &said)
+        }
     };
-    let refused = |error: CallError| not_ethereum(endpoint, "eth_subscribe", &error.to_string());
-    deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
-    let mut full = None;
+    let is_auto = config.announcements == Announcements::Auto;
+    let Dialed { connection: hashes, node } = dial(endpoint, limits, known).await?;
+    context.chain_id.check(source, endpoint, node.chain_id).await?;
+    let mut readers: Readers = Vec::new();
+    let mut pairs = None;
     // Objects first: a hash without its object is then one that the node has dropped.
-    if let Some((connection, node)) = second {
-        deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
-        let paired = Pairs::new(backlog, &fetch.waiting, limits);
-        let listener = ObjectListener {
-            fetch: Arc::clone(fetch),
-            backlog: Arc::clone(backlog),
-            pairs: Arc::clone(&paired),
-            may_be_hashes: is_auto,
-        };
-        match connection.subscribe((HASHES, true), listener, limit).await {
-            Ok(()) => full = Some((Arc::new(connection), paired)),
+    if context.settings.has_objects(source) {
+        let Dialed { connection, node } = dial(endpoint, limits, true).await?;
+        context.chain_id.check(source, endpoint, node.chain_id).await?;
+        match connection.subscribe((HASHES, true), OBJECT_BUFFER, limit).await {
+            Ok(objects) => {
+                let meter = objects.meter();
+                backlog.add_objects(&meter);
+                let paired = Pairs::new(&context.awaiting_objects, Some(meter), limits);
+                let reader = ObjectReader::new(context, fetch, source, &connection, &paired);
+                readers.push(reader.read(objects, is_auto, Arc::clone(backlog)).boxed());
+                pairs = Some((connection, paired));
+            }
             Err(CallError::Rpc { code, message }) if is_auto => {
                 tracing::warn!(%endpoint, code, message, "the node refuses full objects: taking hashes");
             }
             Err(error) => return Err(refused(error)),
         }
     }
-    let pairs = full.as_ref().map(|(_, pairs)| pairs);
-    let reader = HashReader::new(fetch, index, backlog, pairs);
-    connection.subscribe((HASHES,), reader, limit).await.map_err(refused)?;
-    let listener = HeadListener { fetch: Arc::clone(fetch), backlog: Arc::clone(backlog) };
-    connection.subscribe(("newHeads",), listener, limit).await.map_err(refused)?;
-    let hashes = Arc::new(connection);
-    let objects = full.as_ref().map(|(objects, _)| objects);
-    let up = Subscription {
-        node,
-        ended: Arc::clone(&hashes.ended),
-        connections: std::iter::once(&hashes).chain(objects).cloned().collect(),
+    let stream = hashes.subscribe((HASHES,), limits.announcement_buffer, limit);
+    let stream = stream.await.map_err(refused)?;
+    backlog.add(&stream.meter());
+    let reader = HashReader::new(context, fetch, source, backlog);
+    let paired = pairs.as_ref().map(|(_, pairs)| Arc::clone(pairs));
+    readers.push(reader.read(stream, Arc::clone(&hashes), paired).boxed());
+    let heads_stream = hashes.subscribe(("newHeads",), HEADS_WAITING, limit);
+    let heads_stream = heads_stream.await.map_err(refused)?;
+    readers.push(
+        heads::read(heads_stream, Arc::clone(context), Arc::clone(&hashes), Arc::clone(backlog))
+            .boxed(),
+    );
+    let listings = &context.listings[source];
+    let keep_alive = |connection: &Arc<Connection>| {
+        keep_alive(Arc::clone(connection), limits.clone(), Arc::clone(listings)).boxed()
     };
-    let (fetch, backlog) = (Arc::clone(fetch), Arc::clone(backlog));
-    let read = async move {
-        let Some((objects, pairs)) = full else { return };
-        let until_one_ends = async {
-            tokio::select! {
-                // A refusal ends the connection for objects alone.
-                biased;
-                () = pairs.refused.notified() => {
-                    tracing::warn!("the node announces hashes instead of objects: taking hashes");
-                    backlog.report(Report::NoObjects).await;
-                    objects.end(LossReason::Closed);
-                }
-                reason = objects.ended.wait() => hashes.end(reason),
-                reason = hashes.ended.wait() => objects.end(reason),
-            }
-        };
-        tokio::join!(pairs.request_overdue(&fetch), until_one_ends);
-    };
-    Ok((up, read.boxed()))
+    readers.push(keep_alive(&hashes));
+    let mut connections = vec![Arc::clone(&hashes)];
+    let has_objects = pairs.is_some();
+    if let Some((objects, pairs)) = pairs {
+        readers.push(keep_alive(&objects));
+        connections.push(Arc::clone(&objects));
+        readers.push(
+            Arc::clone(&pairs).request_overdue(Arc::clone(context), Arc::clone(fetch)).boxed(),
+        );
+        readers
+            .push(end_together(Arc::clone(&hashes), objects, pairs, Arc::clone(backlog)).boxed());
+    }
+    let up = Subscription { node, ended: Arc::clone(&hashes.ended), has_objects, connections };
+    Ok((up, readers))
 }
 
-/// Longest head, else it is malformed. anvil's carry their transactions' hashes: 200 kB for 3,000.
-const MAX_HEAD_BYTES: usize = 1024 * 1024;
-
-struct HeadListener {
-    fetch: Arc<Fetch>,
+/// Ends each of the two connections with the other, unless the node turns out to announce hashes in
+/// place of objects: that ends the one for objects alone.
+async fn end_together(
+    hashes: Arc<Connection>,
+    objects: Arc<Connection>,
+    pairs: Arc<Pairs>,
     backlog: Arc<Backlog>,
-}
-
-impl Listener for HeadListener {
-    fn on_notification(&mut self, json: &str, _: Instant) {
-        let read = Some(json).filter(|json| json.len() <= MAX_HEAD_BYTES).map(read_head);
-        let Some(Ok(head)) = read else {
-            return self.fetch.metrics.malformed_notifications.increment(1);
-        };
-        // The source reads its reports at once; of 256 that wait one more head is no news.
-        let _ = self.backlog.reports.try_send(Report::Head(head));
-        self.backlog.heads.push(head.into(), 0);
+) {
+    tokio::select! {
+        // A refusal ends the connection for objects alone.
+        biased;
+        () = pairs.refused.notified() => {
+            backlog.report(Report::NoObjects).await;
+            objects.end(LossReason::Closed);
+        }
+        reason = objects.ended.wait() => hashes.end(reason),
+        reason = hashes.ended.wait() => objects.end(reason),
     }
 }

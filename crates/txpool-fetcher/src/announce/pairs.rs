@@ -2,19 +2,24 @@
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
 use tokio::{sync::Notify, time::timeout};
 
-use super::Backlog;
 use crate::{
-    fetch::{Arrival, Fetch, Hashes, Ticket, Waiting},
+    context::Context,
+    fetch::{Arrival, Fetch, Hashes, Ticket},
     limits::Limits,
+    node::Meter,
     sync::{OnDrop, lock},
 };
+
+/// Hashes of all sources that wait for their objects, each with whether its object has come and was not
+/// whole. The first object is delivered, whichever node announces it.
+pub(crate) type AwaitingObjects = Arc<Mutex<HashMap<B256, (Ticket, bool)>>>;
 
 /// Announcements without a counterpart in the other stream that are remembered: this many, or twice
 /// as many; at most 5 MB. One whose counterpart comes later than that counts as a repeat.
@@ -29,9 +34,9 @@ const REMEMBERED: usize = 32_768;
 ///
 /// One queue holds the waiting hashes in the order of their arrival, and one timer looks at its front.
 pub(crate) struct Pairs {
-    /// Which holds what was announced for this.
-    backlog: Weak<Backlog>,
-    waiting: Arc<Waiting>,
+    waiting: AwaitingObjects,
+    /// The buffer of the objects.
+    objects: Option<Arc<Meter>>,
     wait: Duration,
     /// As many hashes may wait as the buffer holds; above that the oldest is requested.
     most_waiting: usize,
@@ -58,8 +63,9 @@ struct State {
     unmatched: Unmatched,
     /// When the latest of the hashes was read whose objects have come.
     passed: Instant,
-    /// When the latest object was read that is processed.
-    processed: Instant,
+    /// When the latest object was read from its socket that is taken out of the buffer; `None` while all
+    /// that came are processed.
+    in_work: Option<Instant>,
     /// No object comes any more, so no hash waits.
     is_closed: bool,
 }
@@ -84,18 +90,22 @@ enum Next {
 }
 
 impl Pairs {
-    pub(super) fn new(backlog: &Arc<Backlog>, wait: &Arc<Waiting>, limits: &Limits) -> Arc<Self> {
+    pub(super) fn new(
+        waiting: &AwaitingObjects,
+        objects: Option<Arc<Meter>>,
+        limits: &Limits,
+    ) -> Arc<Self> {
         let now = Instant::now();
         let state = State {
             queue: VecDeque::new(),
             unmatched: Unmatched::default(),
             passed: now,
-            processed: now,
+            in_work: None,
             is_closed: false,
         };
         Arc::new(Self {
-            backlog: Arc::downgrade(backlog),
-            waiting: Arc::clone(wait),
+            waiting: Arc::clone(waiting),
+            objects,
             wait: limits.object_wait,
             most_waiting: limits.announcement_buffer,
             state: Mutex::new(state),
@@ -129,22 +139,34 @@ impl Pairs {
         OnHash::Paired
     }
 
-    /// Takes in an announced hash; requests the oldest ones if too many wait.
-    pub(super) async fn on_waiting_hash(&self, fetch: &Arc<Fetch>, arrival: Arrival) {
+    /// Takes in an announced hash: it waits for its object, or is fetched. If too many wait, the oldest
+    /// are fetched.
+    pub(super) async fn announced(&self, context: &Context, fetch: &Arc<Fetch>, arrival: Arrival) {
+        let (hashes, lagged) = (&context.hashes, &context.metrics.lagged);
         loop {
-            match self.on_hash(&fetch.hashes, arrival) {
+            match self.on_hash(hashes, arrival) {
                 OnHash::Paired => return,
-                OnHash::Unpaired => return fetch.on_announcement(arrival).await,
+                OnHash::Unpaired => return fetch.announced(arrival).await,
                 OnHash::Full => {}
             }
             let oldest = self.pop_oldest(&mut lock(&self.state));
             if let Some(ticket) = oldest {
-                // A stop ends the wait: what is in hand has not entered yet.
-                let lost = OnDrop(|| fetch.metrics.lagged.add(1));
-                fetch.request(ticket).await;
+                // A stop ends the wait: the hash in hand has not entered yet.
+                let lost = OnDrop(|| lagged.add(1));
+                fetch.fetch(ticket).await;
                 std::mem::forget(lost);
             }
         }
+    }
+
+    /// An object was taken out of the buffer that was read from its socket at this time.
+    pub(super) fn object_is_read(&self, read_at: Instant) {
+        lock(&self.state).in_work = Some(read_at);
+    }
+
+    /// No object waits in the buffer or is in work.
+    pub(super) fn objects_are_processed(&self) {
+        lock(&self.state).in_work = None;
     }
 
     /// Takes in an announced object. Returns its ticket, if it is news; of one that is not whole not that of another source,
@@ -162,7 +184,6 @@ impl Pairs {
             may_take.then(|| waiting.remove(&arrival.hash)).flatten().map(|(ticket, _)| ticket)
         };
         let mut state = lock(&self.state);
-        state.processed = arrival.at;
         if state.unmatched.add(arrival.hash, -1) > 0 {
             // Its hash was counted, and has been requested or known if it does not wait.
             let ticket = take()?;
@@ -174,13 +195,12 @@ impl Pairs {
         hashes.enter(arrival).or_else(take)
     }
 
-    /// Requests what has no whole object. If there is no slot for it, the timer requests it in its turn: objects that need no
-    /// request are behind it.
-    pub(super) fn request(&self, fetch: &Arc<Fetch>, ticket: Ticket) {
-        let Err(ticket) = fetch.try_request(ticket) else { return };
+    /// Fetches what has no whole object. If there is no slot for it, the timer fetches it in its turn:
+    /// objects that need no slot are behind it.
+    pub(super) async fn fetch(&self, fetch: &Arc<Fetch>, ticket: Ticket) {
+        let Err(ticket) = fetch.try_fetch(ticket) else { return };
         if let Err(ticket) = self.put_back(ticket) {
-            // A stop leaves the hash unfinished.
-            let _ = fetch.tasks.wait_for(fetch.request(ticket), || {});
+            fetch.fetch(ticket).await;
         }
     }
 
@@ -202,17 +222,13 @@ impl Pairs {
         self.changed.notify_one();
     }
 
-    /// Requests the hashes whose objects are overdue, until no object comes any more.
-    pub(super) async fn request_overdue(&self, fetch: &Arc<Fetch>) {
+    /// Fetches the hashes whose objects are overdue, until no object comes any more. Counts them.
+    pub(super) async fn request_overdue(self: Arc<Self>, context: Arc<Context>, fetch: Arc<Fetch>) {
         loop {
-            let next = self.next(Instant::now());
-            if !matches!(next, Next::Request(..)) {
-                fetch.connections.flush();
-            }
-            match next {
+            match self.next(Instant::now()) {
                 Next::Request(ticket, is_missed) => {
-                    fetch.metrics.objects_missed.add(u64::from(is_missed));
-                    fetch.request(ticket).await;
+                    context.metrics.objects_missed.add(u64::from(is_missed));
+                    fetch.fetch(ticket).await;
                 }
                 // The end of the objects does not wait.
                 Next::Wait => _ = timeout(self.wait / 5, self.changed.notified()).await,
@@ -245,10 +261,12 @@ impl Pairs {
 
     fn is_overdue(&self, state: &State, at: Instant, now: Instant) -> bool {
         let until = at + self.wait;
-        let is_empty = |backlog: Arc<Backlog>| backlog.objects.len() == 0;
-        let are_processed =
-            || state.processed >= until || self.backlog.upgrade().is_none_or(is_empty);
-        state.is_closed || state.passed >= at + self.wait / 5 || (now >= until && are_processed())
+        // Nothing that was read from the socket before then waits any more.
+        let are_processed = match state.in_work {
+            Some(read_at) => read_at >= until,
+            None => self.objects.as_ref().is_none_or(|objects| objects.waiting() == 0),
+        };
+        state.is_closed || state.passed >= at + self.wait / 5 || (now >= until && are_processed)
     }
 }
 
@@ -276,7 +294,7 @@ impl Unmatched {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::objects::Object, *};
+    use super::*;
     use crate::{
         fetch::Seen,
         metrics::Metrics,
@@ -287,15 +305,13 @@ mod tests {
 
     const TXS: usize = 3;
 
-    fn pairs(wait: Duration) -> (Arc<Backlog>, Arc<Pairs>) {
-        pairs_of(wait, &Arc::default())
+    fn pairs(wait: Duration) -> Arc<Pairs> {
+        pairs_with(wait, &Arc::default())
     }
 
-    fn pairs_of(wait: Duration, waiting: &Arc<Waiting>) -> (Arc<Backlog>, Arc<Pairs>) {
-        let backlog = Arc::new(Backlog::new(16, true, tokio::sync::mpsc::channel(1).0));
+    fn pairs_with(wait: Duration, waiting: &AwaitingObjects) -> Arc<Pairs> {
         let limits = Limits { object_wait: wait, announcement_buffer: 4, ..Limits::default() };
-        let pairs = Pairs::new(&backlog, waiting, &limits);
-        (backlog, pairs)
+        Pairs::new(waiting, None, &limits)
     }
 
     fn known() -> Arc<Hashes> {
@@ -316,7 +332,7 @@ mod tests {
         fn an_announcement_counts_once_and_is_delivered_once_whichever_comes_first(
             steps in proptest::collection::vec((0..TXS, 0u8..3), 0..40)
         ) {
-            let (_, pairs) = pairs(Duration::from_secs(3_600));
+            let pairs = pairs(Duration::from_secs(3_600));
             let hashes = known();
             let now = Instant::now();
             // More hashes than objects of each, and how often each was delivered.
@@ -364,7 +380,7 @@ mod tests {
     #[test]
     fn an_object_is_overdue_when_later_ones_have_come_or_after_the_wait_if_none_waits_to_be_read() {
         let wait = Duration::from_secs(1);
-        let (backlog, pairs) = pairs(wait);
+        let pairs = pairs(wait);
         let hashes = known();
         let start = Instant::now();
         let requested = |now| match pairs.next(now) {
@@ -380,12 +396,9 @@ mod tests {
         assert!(pairs.on_object(&hashes, arrival(2, start + wait), true).is_some());
         assert_eq!(requested(start + wait), Some(0), "the object of a later hash has come");
         assert_eq!(requested(start + wait), None);
-        let object = Object { json: "{}".into(), at: start + wait, pairs: Arc::clone(&pairs) };
-        backlog.objects.push(object, 0);
-        let taken = backlog.objects.try_next();
-        assert!(taken.is_some_and(|taken| taken.is_ok()));
-        assert_eq!(requested(start + 2 * wait), None, "an object waits for its thread");
-        assert!(backlog.objects.try_next().is_none());
+        pairs.object_is_read(start + wait);
+        assert_eq!(requested(start + 2 * wait), None, "an object is in work");
+        pairs.objects_are_processed();
         assert_eq!(requested(start + 2 * wait), Some(3), "it has waited");
     }
 
@@ -393,7 +406,7 @@ mod tests {
     #[test]
     fn what_has_come_and_is_not_whole_is_neither_early_nor_missed() {
         let (now, hashes) = (Instant::now(), known());
-        let (_backlog, pairs) = pairs(Duration::from_secs(3_600));
+        let pairs = pairs(Duration::from_secs(3_600));
         for tx in 1..=2 {
             assert!(matches!(pairs.on_hash(&hashes, arrival(tx, now)), OnHash::Paired));
         }
@@ -406,7 +419,7 @@ mod tests {
 
     #[test]
     fn of_more_hashes_than_may_wait_the_oldest_is_requested() {
-        let (_, pairs) = pairs(Duration::from_secs(3_600));
+        let pairs = pairs(Duration::from_secs(3_600));
         let hashes = known();
         let now = Instant::now();
         let mut requested = Vec::new();
@@ -422,8 +435,7 @@ mod tests {
     #[test]
     fn the_object_of_one_node_is_delivered_for_the_hash_of_another() {
         let (now, waiting, hashes) = (Instant::now(), Arc::default(), known());
-        let [(_a, first), (_b, other)] =
-            [0; 2].map(|_| pairs_of(Duration::from_secs(3_600), &waiting));
+        let [first, other] = [0; 2].map(|_| pairs_with(Duration::from_secs(3_600), &waiting));
         for (tx, hash_comes) in [(1, true), (2, false)] {
             assert!(matches!(first.on_hash(&hashes, arrival(tx, now)), OnHash::Paired));
             if hash_comes {
@@ -442,15 +454,12 @@ mod tests {
         assert!(popped(&first).is_some());
     }
 
-    /// Each held the other: with all that is known of hashes, after each stop.
     #[test]
     fn what_waits_when_a_source_ends_is_dropped_with_it() {
-        let (backlog, pairs) = pairs(Duration::from_secs(3_600));
+        let pairs = pairs(Duration::from_secs(3_600));
         let (hashes, waiting) = (known(), Arc::clone(&pairs.waiting));
         assert!(matches!(pairs.on_hash(&hashes, arrival(1, Instant::now())), OnHash::Paired));
-        backlog.objects.push(Object { json: "{}".into(), at: Instant::now(), pairs }, 0);
-        backlog.close();
-        drop(backlog);
+        drop(pairs);
         assert_eq!((lock(&waiting).len(), Arc::strong_count(&hashes)), (0, 1));
     }
 

@@ -16,7 +16,7 @@ use serde::{
 };
 
 use crate::{
-    answer::{Answer, result_of},
+    answer::{LongCall, result_of},
     config::Endpoint,
     error::SnapshotError,
     limits::Limits,
@@ -28,8 +28,6 @@ const MAX_HASHES: usize = 1 << 22;
 
 /// Longest list over WebSocket, 256 MiB: about 200,000 transactions. reth sends at most 160 MB.
 const MAX_LISTING_BYTES: usize = 256 * 1024 * 1024;
-
-const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
@@ -54,8 +52,14 @@ pub(super) async fn request(
     limits: &Limits,
     tasks: &Arc<Tasks>,
 ) -> Result<Content, SnapshotError> {
-    let max_bytes = limits.max_frame_bytes.max(MAX_LISTING_BYTES);
-    Answer::read((endpoint, REQUEST), max_bytes, limits.snapshot_timeout, tasks, read).await?
+    let call = LongCall {
+        endpoint,
+        method: "txpool_content",
+        params: "[]",
+        max_bytes: limits.max_frame_bytes.max(MAX_LISTING_BYTES),
+        time_limit: limits.snapshot_timeout,
+    };
+    call.read(tasks, read).await?
 }
 
 /// Reads the list. Blocks, for seconds.
@@ -137,6 +141,8 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+
+    const REQUEST: &str = r#"{"jsonrpc":"2.0","id":1,"method":"txpool_content","params":[]}"#;
 
     struct Pieces<'a>(std::slice::Chunks<'a, u8>);
 
@@ -272,23 +278,30 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn over_websocket_a_list_above_the_limit_ends_with_an_error_of_its_own() {
+    async fn over_websocket_a_list_above_the_limit_ends_its_connection() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("ws://{}", listener.local_addr().unwrap());
         let serve = async {
             let (stream, _) = listener.accept().await.unwrap();
             let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
-            assert_eq!(socket.next().await.unwrap().unwrap(), Message::text(REQUEST));
+            let request = socket.next().await.unwrap().unwrap().into_text().unwrap();
+            assert!(request.contains(r#""method":"txpool_content","params":[]"#), "{request}");
             // The other side may have had enough before the end.
             let _ = socket.send(Message::text(" ".repeat(4096))).await;
         };
+        let (endpoint, time_limit) = (Endpoint::Ws(url), Duration::from_secs(60));
         let list = async {
-            let (request, limit) = ((&Endpoint::Ws(url), REQUEST), Duration::from_secs(60));
-            Answer::read(request, 1024, limit, &tasks(), read).await.unwrap()
+            let call = LongCall {
+                endpoint: &endpoint,
+                method: "txpool_content",
+                params: "[]",
+                max_bytes: 1024,
+                time_limit,
+            };
+            call.read(&tasks(), read).await.map(drop)
         };
         let (result, ()) = tokio::join!(list, serve);
         let error = result.unwrap_err();
-        assert!(matches!(error, SnapshotError::Oversized(1024)), "{error}");
-        assert!(!error.is_retryable());
+        assert!(matches!(error, SnapshotError::ConnectionLost), "{error}");
     }
 }

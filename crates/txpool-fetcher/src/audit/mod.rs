@@ -29,6 +29,7 @@ use crate::{
     announce::Backlog,
     chain::{self, Chain},
     config::Backfill,
+    context::Context,
     error::SnapshotError,
     fetch::{Arrival, Fetch, SHARDS, Seen},
     gap::{GapReason, MIN_SILENCE},
@@ -130,6 +131,7 @@ impl AuditState {
 
 #[derive(Clone)]
 pub(crate) struct Comparison {
+    pub(crate) context: Arc<Context>,
     pub(crate) fetch: Arc<Fetch>,
     pub(crate) chain: Arc<Chain>,
     pub(crate) state: Arc<AuditState>,
@@ -147,16 +149,16 @@ impl Comparison {
     /// And how long it took, without what it has waited for before.
     pub(crate) async fn run(self) -> (Result<AuditReport, SnapshotError>, Duration) {
         if self.deferrable {
-            self.fetch.deferral.wait(DeferrableWork::Audit, Instant::now()).await;
+            self.context.deferral.wait(DeferrableWork::Audit, Instant::now()).await;
         }
         if self.deferrable || self.reason == GapReason::Lagged {
             // To list the pool and fetch what overran the buffer would make it overrun again.
-            let few = (self.fetch.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
+            let few = (self.context.settings.limits.announcement_buffer / CAUGHT_UP) as u64;
             self.processed_but(few, MAX_CATCH_UP).await;
         }
         let began = Instant::now();
         let result = self.compare().await;
-        let endpoint = &self.fetch.settings.config.sources[self.source];
+        let endpoint = &self.context.settings.config.sources[self.source];
         let reason = self.reason.as_str();
         let outcome = match &result {
             Ok(AuditReport { listed, missing, recovered, failed, vanished, .. }) => {
@@ -188,7 +190,7 @@ impl Comparison {
     }
 
     async fn compare(&self) -> Result<AuditReport, SnapshotError> {
-        let fetch = &self.fetch;
+        let context = &self.context;
         self.state.audits.fetch_add(1, Relaxed);
         // What is pending at this point and not announced proves nothing: it may have been pending
         // before the subscription, or be announced by another source.
@@ -199,12 +201,12 @@ impl Comparison {
         }
         let counted_before = self.status().await;
         // Transactions delivered from here on may be newer than the list.
-        let epoch = fetch.hashes.seen.begin_epoch();
+        let epoch = context.hashes.seen.begin_epoch();
         let started = Instant::now();
         let content = self.list().await?;
         let counted = counted_before.into_iter().chain(self.status().await).min();
         // The announcements of what is listed: those still on their way, then those that were read.
-        sleep(fetch.settings.limits.audit_settle).await;
+        sleep(context.settings.limits.audit_settle).await;
         self.processed_but(0, MAX_SETTLE).await;
         let mut report = AuditReport {
             listed: content.pending.len() as u64,
@@ -215,7 +217,7 @@ impl Comparison {
             ..Default::default()
         };
         self.unlistable.set(report.unlistable as f64);
-        let queued = fetch.settings.config.backfill == Backfill::PendingAndQueued;
+        let queued = context.settings.config.backfill == Backfill::PendingAndQueued;
         let queued = content.queued.iter().filter(|_| queued);
         let mut missing: Vec<B256> = Vec::new();
         let (mut asked, mut postponed) = (Vec::new(), Vec::new());
@@ -230,7 +232,7 @@ impl Comparison {
                 Verdict::AskSink { .. } => asked.push(*hash),
             }
         }
-        let holdings = self.chain.sink.holding(&asked).await;
+        let holdings = self.context.sink.queue.holding(&asked).await;
         for (hash, holding) in asked.into_iter().zip(holdings) {
             // It may have been announced or mined meanwhile.
             let Verdict::AskSink { was_delivered } = self.verdict(&hash) else { continue };
@@ -253,7 +255,7 @@ impl Comparison {
         // it lists blob transactions: as many others may have come between the count and the list.
         let lists_all = counted.is_some()
             && report.unlistable == 0
-            && (content.lists_blobs || !fetch.had_blobs.load(Relaxed));
+            && (content.lists_blobs || !self.fetch.had_blobs());
         if lists_all {
             report.vanished = self.mark_vanished(&listed, epoch).await;
         }
@@ -263,7 +265,7 @@ impl Comparison {
             AuditMode::Recover => report.failed > 0,
         };
         if let Some(time) = self.state.compared(started, !missing.is_empty(), stays_missing) {
-            fetch.metrics.missing_seconds.record(time.as_secs_f64());
+            context.metrics.missing_seconds.record(time.as_secs_f64());
         }
         report.missing = missing.len() as u64;
         report.missing_sample = missing.iter().take(AuditReport::MISSING_SAMPLE).copied().collect();
@@ -272,40 +274,40 @@ impl Comparison {
 
     /// How many pending transactions the node counts. A pool in this process lists all.
     async fn status(&self) -> Option<u64> {
-        if self.fetch.settings.in_process_pool(self.source).is_some() {
+        if self.context.settings.in_process_pool(self.source).is_some() {
             return Some(0);
         }
-        let connection = self.fetch.connections.calls(self.source)?;
-        let limit = self.fetch.settings.limits.call_timeout;
+        let connection = self.context.connections.calls(self.source)?;
+        let limit = self.context.settings.limits.call_timeout;
         let answer = connection.call("txpool_status", (), limit).await.ok()?;
         let status: HashMap<String, U64> = serde_json::from_str(answer.get()).ok()?;
         Some(status.get("pending")?.to())
     }
 
     async fn list(&self) -> Result<Content, SnapshotError> {
-        let settings = &self.fetch.settings;
+        let settings = &self.context.settings;
         if let Some(pool) = settings.in_process_pool(self.source) {
-            let listed = pool.call(&self.fetch.tasks, "pooled", |pool| pool.pooled()).await;
+            let listed = pool.call(&self.context.tasks, "pooled", |pool| pool.pooled()).await;
             let PooledHashes { pending, queued } = listed?;
             return Ok(Content { pending, queued, lists_blobs: true });
         }
-        let listings = &self.fetch.listings[self.source];
+        let listings = &self.context.listings[self.source];
         let _running = Share::of(&listings.running, 1);
         let begin = Instant::now();
         let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
-        let listed = list::request(endpoint, limits, &self.fetch.tasks).await;
+        let listed = list::request(endpoint, limits, &self.context.tasks).await;
         listings.took(begin.elapsed(), listed.is_ok());
         listed
     }
 
     fn verdict(&self, hash: &B256) -> Verdict {
-        match self.fetch.hashes.seen.get(hash) {
+        match self.context.hashes.seen.get(hash) {
             Some(Seen::InFlight) => Verdict::Ours,
             Some(Seen::Delivered) => Verdict::AskSink { was_delivered: true },
             Some(Seen::Refused | Seen::Harmful) => Verdict::Refused,
             Some(Seen::Postponed) => Verdict::Postponed,
             // Mined between the list and now.
-            _ if self.fetch.hashes.is_mined(hash) => Verdict::Ours,
+            _ if self.context.hashes.is_mined(hash) => Verdict::Ours,
             // Pending again, so the block that contained it was removed; or it had left the pool.
             _ => Verdict::AskSink { was_delivered: false },
         }
@@ -321,7 +323,7 @@ impl Comparison {
             let some = postponed.split_off(postponed.len().saturating_sub(together));
             offered += self.recover(&some, epoch).await.fetched;
             let is_postponed =
-                |hash: &&B256| self.fetch.hashes.seen.get(hash) == Some(Seen::Postponed);
+                |hash: &&B256| self.context.hashes.seen.get(hash) == Some(Seen::Postponed);
             if some.iter().filter(is_postponed).count() * 2 > some.len() {
                 break;
             }
@@ -342,16 +344,16 @@ impl Comparison {
         let mut fetched = vec![false; missing.len()];
         let mut left = Share::of(&self.state.to_recover, missing.len() as u64);
         for (hash, is_fetched) in missing.iter().zip(&mut fetched) {
-            self.fetch.deferral.wait(work, since).await;
+            self.context.deferral.wait(work, since).await;
             left.one_done();
             let at = Instant::now();
             let arrival = Arrival { hash: *hash, entry, source: self.source, at };
             // It may have been announced meanwhile, or found missing in another node's pool.
-            let Some(ticket) = self.fetch.hashes.enter_missing(arrival, epoch) else { continue };
+            let Some(ticket) = self.context.hashes.enter_missing(arrival, epoch) else { continue };
             *is_fetched = true;
             self.fetch.fetch_missing(ticket).await;
         }
-        let hashes = &self.fetch.hashes;
+        let hashes = &self.context.hashes;
         let mut ended = Ended::default();
         for (place, (hash, is_fetched)) in missing.iter().zip(fetched).enumerate() {
             if place % LOOKED_UP_TOGETHER == 0 {
@@ -372,14 +374,14 @@ impl Comparison {
     /// Marks our transactions that are no longer in the node's pool.
     async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32) -> u64 {
         // With several sources, a transaction that is absent in one pool may be in another.
-        if self.fetch.settings.config.sources.len() > 1 {
+        if self.context.settings.config.sources.len() > 1 {
             return 0;
         }
         let mut vanished = Vec::new();
         for shard in 0..SHARDS {
-            let delivered = self.fetch.hashes.seen.delivered_before(shard, epoch);
+            let delivered = self.context.hashes.seen.delivered_before(shard, epoch);
             let has_left =
-                |hash: &B256| !listed.contains(hash) && !self.fetch.hashes.is_mined(hash);
+                |hash: &B256| !listed.contains(hash) && !self.context.hashes.is_mined(hash);
             vanished.extend(delivered.into_iter().filter(has_left));
             tokio::task::yield_now().await;
         }
@@ -388,21 +390,21 @@ impl Comparison {
         }
         // What a block took that is still being read, or whose ancestors are, has not vanished.
         let latest = chain::latest(&self.chain, self.source).await;
-        let is_applied = |hash| lock(&self.fetch.hashes.blocks).block(&hash).is_some();
+        let is_applied = |hash| lock(&self.context.hashes.blocks).block(&hash).is_some();
         if !latest.is_some_and(|latest| is_applied(latest.head.hash)) {
             return 0;
         }
         // A block may have been applied meanwhile.
-        let hashes = &self.fetch.hashes;
+        let hashes = &self.context.hashes;
         let is_held = |hash: &B256| hashes.seen.get(hash).is_some_and(Seen::is_held);
         vanished.retain(|hash| is_held(hash) && !hashes.is_mined(hash));
         let count = vanished.len() as u64;
         // If the sink has not taken an earlier list, the next comparison finds these again.
-        if count == 0 || !self.chain.sink.push_vanished(vanished.clone()) {
+        if count == 0 || !self.context.sink.queue.push_vanished(vanished.clone()) {
             return 0;
         }
         for hash in vanished {
-            self.fetch.hashes.seen.vanished(hash, epoch);
+            self.context.hashes.seen.vanished(hash, epoch);
         }
         count
     }

@@ -14,8 +14,15 @@ use tokio::{sync::mpsc, time::sleep};
 
 use super::{AnnouncedHead, Chain, HeadQueue, ReadBlock, Unread, follower::MAX_ANCESTORS, wire};
 use crate::{
-    answer::Answer, config::Settings, connection::Calls, error::CallError, fetch::Fetch,
-    gap::GapReason, sink::Job, sync::lock,
+    announce::Backlog,
+    answer::{Answer, LongCall},
+    config::Settings,
+    context::Context,
+    error::CallError,
+    gap::GapReason,
+    node::Connection,
+    sink::Job,
+    sync::lock,
 };
 
 /// How often a block is requested before it counts as unread. With [`RETRY_BACKOFF`] in between,
@@ -31,15 +38,16 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
     let mut reason = Unread::Failed;
     for attempt in 0..BLOCK_TRIES {
         wait(attempt).await;
-        if let Some(pool) = chain.fetch.settings.in_process_pool(source) {
-            match pool.call(&chain.fetch.tasks, "latest_block", |pool| pool.latest_block()).await {
+        if let Some(pool) = chain.context.settings.in_process_pool(source) {
+            match pool.call(&chain.context.tasks, "latest_block", |pool| pool.latest_block()).await
+            {
                 Ok(block) => return Some(AnnouncedHead::with_block(block?.into(), true)),
                 Err(_) => continue,
             }
         }
         // Without a connection it was lost again; the next connection starts with this call.
-        let connection = chain.fetch.connections.calls(source)?;
-        match latest_block(&connection, chain.fetch.settings.limits.call_timeout).await {
+        let connection = chain.context.connections.calls(source)?;
+        match latest_block(&connection, chain.context.settings.limits.call_timeout).await {
             Ok(block) => return Some(AnnouncedHead::with_block(block.into(), true)),
             Err(unread) => reason = unread,
         }
@@ -49,34 +57,32 @@ pub(crate) async fn latest(chain: &Arc<Chain>, source: usize) -> Option<Announce
 }
 
 /// Whether a node says that it is syncing (`eth_syncing`). One without the method does not.
-pub(crate) async fn says_syncing(calls: &Calls, limit: Duration) -> bool {
+pub(crate) async fn says_syncing(calls: &Connection, limit: Duration) -> bool {
     let response = calls.call("eth_syncing", (), limit).await;
     response.is_ok_and(|response| response.get().starts_with('{'))
 }
 
-pub(crate) async fn head_of(calls: &Calls, limit: Duration) -> Option<Head> {
+pub(crate) async fn head_of(calls: &Connection, limit: Duration) -> Option<Head> {
     Some(latest_block(calls, limit).await.ok()?.head)
 }
 
-async fn latest_block(calls: &Calls, limit: Duration) -> Result<Block, Unread> {
+async fn latest_block(calls: &Connection, limit: Duration) -> Result<Block, Unread> {
     block_of(calls.call("eth_getBlockByNumber", ("latest", false), limit).await)
 }
 
 /// Follows the heads of one source, one after another.
-pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueue>) {
+pub(super) async fn follow(chain: Arc<Chain>, source: usize, backlog: Arc<Backlog>) {
+    let heads = &backlog.heads;
     let mut newer = None;
     loop {
-        let next = match newer.take() {
-            Some(announced) => Some(Ok(announced)),
+        let announced = match newer.take() {
+            Some(announced) => announced,
             None => heads.next().await,
         };
-        let Some(next) = next else { return };
-        // One that was displaced is read as an ancestor.
-        let Ok(announced) = next else { continue };
         let told = lock(&chain.follower).tell(source, announced, Instant::now());
         let Some(mut branch) = told else { continue };
         while let Some(hash) = chain.step(source, &mut branch).await {
-            let read = match read(&chain, source, hash, &heads, &mut newer).await {
+            let read = match read(&chain, source, hash, heads, &mut newer).await {
                 Some(read) => read,
                 // The same head again, which would be no news.
                 None if newer.as_ref().is_some_and(|newer| newer.head.hash == branch.hash()) => {
@@ -84,7 +90,9 @@ pub(super) async fn follow(chain: Arc<Chain>, source: usize, heads: Arc<HeadQueu
                     continue;
                 }
                 // A newer first head would be read down to the same block, and blocks may come faster.
-                None if branch.is_proven() && lock(&chain.fetch.hashes.blocks).head().is_none() => {
+                None if branch.is_proven()
+                    && lock(&chain.context.hashes.blocks).head().is_none() =>
+                {
                     Err(Unread::Missing)
                 }
                 // The block was reorged out, and a newer head waits, which finds what is missing.
@@ -109,7 +117,7 @@ async fn read(
             tokio::select! {
                 // A head that waits is seen before the first wait.
                 biased;
-                Some(Ok(head)) = heads.next(), if newer.is_none() => *newer = Some(head),
+                head = heads.next(), if newer.is_none() => *newer = Some(head),
                 () = wait(attempt) => {}
             }
             if newer.is_some() {
@@ -136,13 +144,13 @@ fn block_of(response: Result<Box<RawValue>, CallError>) -> Result<Block, Unread>
 /// The source that is asked for a block: the one that told it first, then each of the others in
 /// turn; in the place of one that is not connected, one that is. Waits until there is one.
 async fn turn(chain: &Chain, source: usize, attempt: u32) -> usize {
-    let Fetch { settings, connections, .. } = &*chain.fetch;
+    let Context { settings, connections, .. } = &*chain.context;
     let turn = (source + attempt as usize) % settings.config.sources.len();
     connections.connected(&[turn], turn).await.first().copied().unwrap_or(turn)
 }
 
 async fn read_from(chain: &Chain, source: usize, hash: B256) -> Result<ReadBlock, Unread> {
-    let Fetch { settings, connections, tasks, .. } = &*chain.fetch;
+    let Context { settings, connections, tasks, .. } = &*chain.context;
     let read: ReadBlock = if let Some(pool) = settings.in_process_pool(source) {
         let called = pool.call(tasks, "block", move |pool| pool.block(&hash)).await;
         called.map_err(|_| Unread::Failed)?.ok_or(Unread::Missing)?.into()
@@ -210,11 +218,11 @@ async fn read_nonces_of(
             Ok(updates) => {
                 // Who reads announcements waits for this lock, and a node may tell very many.
                 for some in updates.chunks(RAISED_TOGETHER) {
-                    let mut mined = lock(&chain.fetch.hashes.blocks);
+                    let mut mined = lock(&chain.context.hashes.blocks);
                     // `None` if a reorg has removed the block meanwhile, which the sink finds too.
                     some.iter().for_each(|update| _ = mined.raise(&hash, *update));
                 }
-                chain.sink.push(Job::Nonces(BlockNonces::new(told_as, updates)));
+                chain.context.sink.queue.push(Job::Nonces(BlockNonces::new(told_as, updates)));
                 return Ok(());
             }
             Err(unread) => reason = unread,
@@ -225,7 +233,7 @@ async fn read_nonces_of(
 
 /// Whether no reorg has removed a block. An error if more blocks than are remembered came after it.
 fn is_needed(chain: &Chain, number: u64, hash: &B256) -> Result<bool, Unread> {
-    let mined = lock(&chain.fetch.hashes.blocks);
+    let mined = lock(&chain.context.hashes.blocks);
     let is_recent = mined.iter().next().is_none_or(|oldest| oldest.head.number <= number);
     match mined.block(hash) {
         None if !is_recent => Err(Unread::QueueFull),
@@ -240,20 +248,23 @@ async fn request_nonces(
     block: &Block,
 ) -> Result<Vec<NonceUpdate>, Unread> {
     let hash = block.head.hash;
-    let Fetch { settings, tasks, .. } = &*chain.fetch;
+    let Context { settings, tasks, .. } = &*chain.context;
     let turn = turn(chain, source, attempt).await;
     if settings.in_process_pool(turn).is_some() {
         return read_from(chain, turn, hash).await?.nonces.ok_or(Unread::Missing);
     }
     let Settings { config, limits } = &**settings;
-    let request = format!(
-        r#"{{"jsonrpc":"2.0","id":1,"method":"eth_getBlockByHash","params":["{hash}",true]}}"#
-    );
     let max_bytes = limits.max_frame_bytes;
+    let call = LongCall {
+        endpoint: &config.sources[turn],
+        method: "eth_getBlockByHash",
+        params: &format!(r#"["{hash}",true]"#),
+        max_bytes,
+        time_limit: limits.call_timeout,
+    };
     // Parsing 2 MB takes some milliseconds: not on the thread of the sockets.
     let block = block.clone();
     let read = move |answer: Answer| wire::read_nonces(answer.take(max_bytes as u64), &block);
-    let request = (&config.sources[turn], &*request);
-    let read = Answer::read(request, max_bytes, limits.call_timeout, tasks, read).await;
+    let read = call.read(tasks, read).await;
     read.unwrap_or(Err(Unread::Failed))
 }

@@ -37,12 +37,14 @@ pub(crate) use self::{
     wire::read_head,
 };
 use crate::{
+    announce::Backlog,
     buffer::Buffer,
+    context::Context,
     fetch::Fetch,
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
     metrics,
-    sink::{Job, SinkQueue},
+    sink::Job,
     sync::lock,
 };
 
@@ -122,8 +124,8 @@ impl Unread {
 
 pub(crate) struct Chain {
     pub(crate) follower: Mutex<Follower>,
+    pub(crate) context: Arc<Context>,
     pub(crate) fetch: Arc<Fetch>,
-    pub(crate) sink: Arc<SinkQueue>,
     /// To each source.
     pub(crate) reports: Box<[mpsc::Sender<Report>]>,
     /// Whether the sink wants the nonces of blocks.
@@ -169,26 +171,26 @@ impl Chain {
     /// Holds the follower's lock until the sink's queue has the heads, in the order of the chain.
     fn step_now(&self, source: usize, branch: &mut Branch) -> Step {
         let mut follower = lock(&self.follower);
-        let step = follower.step(&mut lock(&self.fetch.hashes.blocks), branch, Instant::now());
+        let step = follower.step(&mut lock(&self.context.hashes.blocks), branch, Instant::now());
         if let Step::Applied(applied) = &step {
             let Applied { blocks, untold, mined_before, unmined, has_unread, .. } = applied;
             // What was delivered, the sink puts back; what was removed, the comparison finds.
-            let was_announced = |hash: &B256| self.fetch.hashes.seen.forget_mined(*hash);
+            let was_announced = |hash: &B256| self.context.hashes.seen.forget_mined(*hash);
             let undone: Vec<B256> = unmined.iter().copied().filter(was_announced).collect();
             if !undone.is_empty() && !has_unread {
                 self.fetch.undone(source, undone);
             }
             if !unmined.is_empty() {
-                self.sink.undo(unmined);
+                self.context.sink.queue.undo(unmined);
             }
             let mined = blocks.iter().flat_map(|read| read.block.mined.iter());
             for hash in mined_before.iter().chain(mined) {
-                self.fetch.hashes.seen.mined(*hash);
+                self.context.hashes.seen.mined(*hash);
             }
             let mut before = mined_before.clone();
             for ReadBlock { block, .. } in blocks {
                 let (block, carried) = (block.clone(), std::mem::take(&mut before));
-                self.sink.push(Job::Head { block, is_undone: false, carried });
+                self.context.sink.queue.push(Job::Head { block, is_undone: false, carried });
             }
             // Also those of missed blocks; the sink knows those of untold ones as the first head's.
             let told = blocks.iter().map(|read| (read, read.block.head.hash));
@@ -217,14 +219,14 @@ impl Chain {
 /// Follows the heads of all sources, and reads nonces.
 pub(crate) fn follow(
     chain: &Arc<Chain>,
-    heads: Vec<Arc<HeadQueue>>,
+    backlogs: Vec<Arc<Backlog>>,
     nonces: mpsc::Receiver<Wanted>,
 ) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     tasks.spawn(heads::read_nonces(Arc::clone(chain), nonces));
     tasks.spawn(compare_after_dropped_events(Arc::clone(chain)));
-    for (source, heads) in heads.into_iter().enumerate() {
-        tasks.spawn(heads::follow(Arc::clone(chain), source, heads));
+    for (source, backlog) in backlogs.into_iter().enumerate() {
+        tasks.spawn(heads::follow(Arc::clone(chain), source, backlog));
     }
     tasks
 }
@@ -233,7 +235,7 @@ pub(crate) fn follow(
 /// other than by a block, is then reported as vanished.
 async fn compare_after_dropped_events(chain: Arc<Chain>) {
     loop {
-        chain.sink.caught_up.notified().await;
+        chain.context.sink.queue.caught_up.notified().await;
         tracing::info!("the sink has caught up");
         for source in 0..chain.reports.len() {
             chain.report(source, GapReason::MissedHeads).await;

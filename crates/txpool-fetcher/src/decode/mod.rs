@@ -10,10 +10,7 @@ mod object;
 mod sidecar;
 mod transaction;
 
-pub(crate) use self::{
-    object::{FullAnnouncement, announced_hash, read_object},
-    transaction::read_hex,
-};
+pub(crate) use self::object::{FullAnnouncement, announced_hash, read_object};
 pub use self::{
     sidecar::{SidecarError, verify_blob_proofs},
     transaction::{Malformed, RawTransaction, read_raw, read_response},

@@ -17,8 +17,9 @@ pub enum RawTransaction {
     Decoded(Box<Recovered<PooledTransaction>>, Bytes),
     /// `null`, or geth's `"0x"`: the transaction is no longer in the node's pool.
     Gone,
-    /// A blob transaction without its sidecar, which is the form that it has in a block.
-    Mined,
+    /// A blob transaction without its sidecar, or without all of its blobs. It has the first form in a
+    /// block, and in the pool of a node that has yet to fetch its blobs.
+    NoSidecar,
     /// The response cannot be used.
     Malformed(Malformed),
 }
@@ -64,7 +65,7 @@ pub fn read_response(json: &str, requested: B256) -> RawTransaction {
 }
 
 /// As [`read_response`], for the text of the response's string.
-pub(crate) fn read_hex(hex: &str, requested: B256) -> RawTransaction {
+fn read_hex(hex: &str, requested: B256) -> RawTransaction {
     if hex == "0x" {
         return RawTransaction::Gone;
     }
@@ -82,9 +83,14 @@ pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
     let tx = match PooledTransaction::decode_2718_exact(&raw) {
         Ok(tx) => tx,
         Err(error) => {
+            // Nethermind, Besu and reth have each returned the bytes of a typed transaction in an RLP
+            // string. The hash, which is compared, shows that nothing else is meant.
+            if let Some(inner) = rlp_string_content(&raw) {
+                return read_raw(inner, requested);
+            }
             // A blob transaction in its mined form does not decode, because it has no sidecar.
             return match TxEnvelope::decode_2718_exact(&raw) {
-                Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == requested => RawTransaction::Mined,
+                Ok(TxEnvelope::Eip4844(tx)) if *tx.hash() == requested => RawTransaction::NoSidecar,
                 Ok(other) if *other.hash() != requested => {
                     other_transaction(requested, *other.hash())
                 }
@@ -99,12 +105,26 @@ pub fn read_raw(raw: Bytes, requested: B256) -> RawTransaction {
     if let PooledTransaction::Eip4844(signed) = &tx
         && let Err(reason) = sidecar::check_sidecar(signed.tx())
     {
-        return RawTransaction::Malformed(reason.into());
+        // The form without blobs, in which nodes of sparse pools keep a transaction for a while.
+        let has_no_blobs = matches!(reason, SidecarError::Count { what: "blobs", found: 0, .. });
+        return if has_no_blobs {
+            RawTransaction::NoSidecar
+        } else {
+            RawTransaction::Malformed(reason.into())
+        };
     }
     match tx.try_into_recovered() {
         Ok(recovered) => RawTransaction::Decoded(Box::new(recovered), raw),
         Err(_) => RawTransaction::Malformed(Malformed::Signature),
     }
+}
+
+/// What an RLP string holds that is the whole of `raw`, if that is a typed transaction.
+fn rlp_string_content(raw: &Bytes) -> Option<Bytes> {
+    let mut rest = &raw[..];
+    let content = alloy_rlp::Header::decode_bytes(&mut rest, false).ok()?;
+    let is_typed = matches!(content.first(), Some(1..=0x7f)) && content.len() > 1;
+    (rest.is_empty() && is_typed).then(|| raw.slice_ref(content))
 }
 
 fn other_transaction(requested: B256, found: B256) -> RawTransaction {
@@ -148,7 +168,8 @@ mod tests {
     fn the_kept_transactions_are_read_or_refused() {
         for seed in kept() {
             let response = read_raw(seed.bytes.clone().into(), hash_of(&seed.bytes));
-            let is_read = matches!(response, RawTransaction::Decoded(..) | RawTransaction::Mined);
+            let is_read =
+                matches!(response, RawTransaction::Decoded(..) | RawTransaction::NoSidecar);
             assert_eq!(is_read, seed.is_good(), "{}: {response:?}", seed.name);
         }
     }

@@ -1,111 +1,167 @@
-//! From a response, or a decoded transaction, to an outcome, on the thread that has it.
+//! From a response, or a decoded transaction, to an outcome.
 
 use std::{
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Instant, SystemTime},
+    time::SystemTime,
 };
 
-use alloy_consensus::{Transaction as _, transaction::Recovered};
-use alloy_primitives::Bytes;
+use alloy_consensus::{
+    Transaction as _,
+    transaction::{Recovered, SignerRecoverable as _},
+};
+use alloy_eips::Encodable2718 as _;
+use alloy_primitives::{Address, Bytes};
 use chain_view::PooledTransaction;
 use load_control::WorkPermit;
 
-use super::{Arrival, Fetch, FetchRequest, FetchTask, Seen, Slot, Ticket};
+use super::{
+    Arrival, Fetch, Seen, Ticket,
+    delivery_thread::{BUSY, LARGE_BYTES},
+    transaction::FetchTask,
+};
 use crate::{
-    connection::{ChainId, Incoming, Responses},
-    decode::{Malformed, RawTransaction, read_hex, verify_blob_proofs},
-    error::CallError,
+    decode::{Malformed, RawTransaction, read_raw, verify_blob_proofs},
     outcome::Outcome,
-    sink::{Delivery, FetchedTransaction, SinkCaller, TransactionSink},
-    sync::{contain, lock},
+    sink::{Delivery, FetchedTransaction},
+    sync::lock,
 };
 
-/// Where transactions are delivered, and what is checked before.
-pub(crate) struct Deliverer<S> {
-    pub(crate) fetch: Arc<Fetch>,
-    pub(crate) chain_id: Arc<ChainId>,
-    pub(crate) sink: Arc<SinkCaller<S>>,
+/// A transaction that a node announced whole.
+pub(crate) struct AnnouncedTransaction {
+    pub(crate) tx: PooledTransaction,
+    pub(crate) raw: Bytes,
+    /// The sender that the node names, if it is trusted. Otherwise the sender is recovered.
+    pub(crate) trusted_sender: Option<Address>,
 }
 
-impl<S: TransactionSink> Deliverer<S> {
-    /// A permit for CPU work, if there is a gate: a sink that waits must not hold one meanwhile.
-    /// Calls `about_to_wait` before it waits, for any length of time. `None`: the fetcher stops.
-    pub(crate) fn work_permit(&self, about_to_wait: impl FnMut()) -> Option<Option<WorkPermit>> {
-        let Some(gate) = &self.fetch.settings.config.gate else { return Some(None) };
-        self.fetch.tasks.wait_for(gate.acquire_internal(), about_to_wait).map(Some)
+impl Fetch {
+    /// Reads a response and delivers its transaction: here, or on the thread for deliveries.
+    pub(super) async fn read_and_deliver(self: Arc<Self>, mut task: FetchTask, raw: Bytes) {
+        if let Some(slot) = &mut task.slot {
+            self.slots.set_response_bytes(slot, raw.len());
+        }
+        let is_large = raw.len() > LARGE_BYTES;
+        if is_large || self.hands_over() {
+            let work = Arc::clone(&self).read_and_deliver_here(task, raw);
+            self.delivery_thread.run(work).await;
+        } else {
+            self.read_and_deliver_here(task, raw).await;
+        }
     }
 
-    /// Returns the slot, unless another source is asked, because the response of this one cannot be
-    /// used: what that one announced meanwhile, it does not announce again.
-    fn decode_and_deliver(
-        &self,
-        mut task: FetchTask,
-        hex: Option<&str>,
-        mut about_to_wait: impl FnMut(),
-    ) -> Option<Slot> {
-        // What is gone needs none: the sooner it is settled, the sooner another announcement counts.
-        let permit = match hex {
-            Some("0x") => None,
-            _ => self.work_permit(&mut about_to_wait)?,
-        };
+    /// Whether the thread of the sockets has better things to do than to decode and deliver.
+    fn hands_over(&self) -> bool {
+        self.context.sink.may_block() || self.slots.in_use() >= BUSY
+    }
+
+    /// Waits for nothing that needs a runtime: it runs on a thread without one too.
+    async fn read_and_deliver_here(self: Arc<Self>, task: FetchTask, raw: Bytes) {
         let hash = task.ticket.arrival.hash;
-        let mut read =
-            hex.map_or(RawTransaction::Malformed(Malformed::NotHex), |hex| read_hex(hex, hash));
-        if self.fetch.settings.config.verify_blob_proofs
-            && let RawTransaction::Decoded(tx, _) = &read
-            && let Err(reason) = verify_blob_proofs(tx.inner())
+        let permit = self.work_permit().await;
+        let mut read = read_raw(raw, hash);
+        if let RawTransaction::Decoded(tx, _) = &read
+            && let Err(reason) = self.verify(tx.inner())
         {
-            read = RawTransaction::Malformed(reason.into());
+            read = RawTransaction::Malformed(reason);
         }
         drop(permit);
-        let is_unusable = match &read {
-            RawTransaction::Malformed(_) => true,
-            // In a block that only this source may have.
-            RawTransaction::Mined => !self.fetch.hashes.is_mined(&hash),
-            RawTransaction::Gone | RawTransaction::Decoded(..) => false,
-        };
-        if is_unusable {
-            task = self.fetch.ask_other(task)?;
-        }
-        let FetchTask { ticket, slot, .. } = task;
         match read {
-            RawTransaction::Gone => ticket.finish(Outcome::Gone, None),
-            RawTransaction::Mined => ticket.finish(Outcome::Mined, Some(Seen::Mined)),
-            RawTransaction::Malformed(reason) => ticket.malformed(&reason),
-            RawTransaction::Decoded(tx, raw) => self.deliver(ticket, *tx, Some(raw), about_to_wait),
+            RawTransaction::Decoded(tx, raw) => self.deliver(task.ticket, *tx, Some(raw)).await,
+            RawTransaction::Gone => task.ticket.finish(Outcome::Gone, None),
+            RawTransaction::NoSidecar if self.context.hashes.is_mined(&hash) => {
+                task.ticket.finish(Outcome::Mined, Some(Seen::Mined));
+            }
+            RawTransaction::NoSidecar => self.request_sidecar(task),
+            RawTransaction::Malformed(reason) => self.request_elsewhere(task, reason),
         }
-        Some(slot)
+    }
+
+    fn verify(&self, tx: &PooledTransaction) -> Result<(), Malformed> {
+        if self.context.settings.config.verify_blob_proofs {
+            verify_blob_proofs(tx)?;
+        }
+        Ok(())
+    }
+
+    /// A permit for CPU work, if there is a gate: a sink that waits must not hold one meanwhile.
+    async fn work_permit(&self) -> Option<WorkPermit> {
+        match &self.context.settings.config.gate {
+            Some(gate) => Some(gate.acquire_internal().await),
+            None => None,
+        }
+    }
+
+    /// Delivers a transaction that a node announced whole: here, or on the thread for deliveries.
+    pub(crate) async fn deliver_announced(
+        self: &Arc<Self>,
+        ticket: Ticket,
+        announced: AnnouncedTransaction,
+        is_behind: bool,
+    ) {
+        let fetch = Arc::clone(self);
+        let work = async move {
+            let AnnouncedTransaction { tx, raw, trusted_sender } = announced;
+            let permit = fetch.work_permit().await;
+            let sender = trusted_sender.map_or_else(|| tx.recover_signer(), Ok);
+            drop(permit);
+            match sender {
+                Ok(sender) => {
+                    fetch.deliver(ticket, Recovered::new_unchecked(tx, sender), Some(raw)).await;
+                }
+                Err(_) => ticket.malformed(&Malformed::Signature),
+            }
+        };
+        if is_behind || self.hands_over() {
+            self.delivery_thread.run(work).await;
+        } else {
+            work.await;
+        }
+    }
+
+    /// Delivers a transaction that a pool in this process gave, on the thread that has it.
+    pub(crate) async fn deliver_in_process(
+        &self,
+        mut task: FetchTask,
+        tx: Recovered<PooledTransaction>,
+    ) {
+        if let Some(slot) = &mut task.slot {
+            self.slots.set_response_bytes(slot, tx.inner().encode_2718_len());
+        }
+        let (requested, found) = (task.ticket.arrival.hash, *tx.inner().hash());
+        if found != requested {
+            return task.ticket.malformed(&Malformed::OtherTransaction { requested, found });
+        }
+        let permit = self.work_permit().await;
+        let verified = self.verify(tx.inner());
+        drop(permit);
+        match verified {
+            Ok(()) => self.deliver(task.ticket, tx, None).await,
+            Err(reason) => task.ticket.malformed(&reason),
+        }
     }
 
     /// Delivers a transaction whose hash was verified, unless it is of another chain or mined.
-    pub(crate) fn deliver(
-        &self,
-        ticket: Ticket,
-        tx: Recovered<PooledTransaction>,
-        raw: Option<Bytes>,
-        about_to_wait: impl FnMut(),
-    ) {
+    async fn deliver(&self, ticket: Ticket, tx: Recovered<PooledTransaction>, raw: Option<Bytes>) {
         let Arrival { hash, entry, source, at } = ticket.arrival;
         // A legacy transaction without one, from before EIP-155, is valid on every chain.
-        let chain_ids = tx.inner().chain_id().zip(self.chain_id.get());
+        let chain_ids = tx.inner().chain_id().zip(self.context.chain_id.get());
         if chain_ids.is_some_and(|(found, expected)| found != expected) {
             tracing::debug!(%hash, "transaction of another chain");
             return ticket.finish(Outcome::Malformed, None);
         }
         let (sender, nonce) = (tx.signer(), tx.inner().nonce());
-        if lock(&self.fetch.hashes.blocks).taken(&hash, &sender, nonce).is_some() {
+        if lock(&self.context.hashes.blocks).taken(&hash, &sender, nonce).is_some() {
             return ticket.finish(Outcome::Mined, Some(Seen::Mined));
         }
         if tx.inner().is_eip4844() {
-            // Relaxed: a comparison reads it long after the deliveries that it looks at.
-            self.fetch.had_blobs.store(true, Relaxed);
+            self.had_blobs.store(true, Relaxed);
         }
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
         let fetched = FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen };
         // It has failed if the sink has panicked. A stop leaves it unfinished while the sink waits.
-        let Some(delivery) = self.sink.deliver(fetched, about_to_wait) else { return };
-        self.fetch.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
+        let Some(delivery) = self.context.sink.deliver(fetched).await else { return };
+        self.context.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());
         if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {
             tracing::debug!(%hash, ?delivery, "not taken by the sink");
         }
@@ -116,65 +172,10 @@ impl<S: TransactionSink> Deliverer<S> {
             Delivery::Refused(_) => (Outcome::Refused, Some(Seen::Refused)),
             Delivery::Postponed(_) => (Outcome::Postponed, Some(Seen::Postponed)),
             Delivery::Closed => {
-                self.sink.closed.cancel();
+                self.context.sink.closed.cancel();
                 (Outcome::Refused, None)
             }
         };
         ticket.finish(outcome, seen);
-    }
-}
-
-/// Slots are released together, at the latest when this many are waiting, a quarter of the default
-/// number: while announcements wait for a slot, each release wakes the thread of the sockets.
-const RELEASED_TOGETHER: usize = 16;
-
-pub(crate) struct ResponseReader<S: TransactionSink> {
-    deliverer: Arc<Deliverer<S>>,
-    /// Slots of finished fetches.
-    released: Vec<Slot>,
-    release_at: usize,
-}
-
-impl<S: TransactionSink> ResponseReader<S> {
-    pub(crate) fn new(deliverer: &Arc<Deliverer<S>>) -> Self {
-        let slots = deliverer.fetch.settings.config.fetch_slots;
-        Self {
-            released: Vec::with_capacity(RELEASED_TOGETHER),
-            release_at: RELEASED_TOGETHER.min(slots.div_ceil(4)),
-            deliverer: Arc::clone(deliverer),
-        }
-    }
-}
-
-impl<S: TransactionSink> Responses<FetchRequest> for ResponseReader<S> {
-    fn on_response(&mut self, request: FetchRequest, sent: Instant, response: &Incoming<'_>) {
-        let text = match response.text() {
-            Err(error) => return self.deliverer.fetch.failed(request, error),
-            Ok(text) => text,
-        };
-        let is_gone = text.as_deref() == Some("0x");
-        let Some(mut task) = self.deliverer.fetch.answered(request, sent, is_gone) else { return };
-        let bytes = text.as_ref().map_or(0, |text| text.len());
-        self.deliverer.fetch.slots.set_response_bytes(&mut task.slot, bytes);
-        let (deliverer, released) = (&self.deliverer, &mut self.released);
-        let done =
-            contain(|| deliverer.decode_and_deliver(task, text.as_deref(), || released.clear()));
-        self.released.extend(done.flatten());
-        if self.released.len() >= self.release_at {
-            self.released.clear();
-        }
-    }
-
-    fn on_timeout(&mut self, request: FetchRequest) {
-        let fetch = &self.deliverer.fetch;
-        fetch.failed(request, CallError::Timeout(fetch.settings.limits.fetch_timeout));
-    }
-
-    fn on_late(&mut self) {
-        self.deliverer.fetch.metrics.late_answers.increment(1);
-    }
-
-    fn on_idle(&mut self) {
-        self.released.clear();
     }
 }

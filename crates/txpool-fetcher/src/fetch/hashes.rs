@@ -1,7 +1,6 @@
 //! What is known of hashes. Each that enters leaves with exactly one outcome; both are counted.
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -120,6 +119,7 @@ impl Hashes {
             known: left(Outcome::Known),
             gone: left(Outcome::Gone),
             mined: left(Outcome::Mined),
+            no_sidecar: left(Outcome::NoSidecar),
             malformed: left(Outcome::Malformed),
             refused: left(Outcome::Refused),
             postponed: left(Outcome::Postponed),
@@ -130,10 +130,6 @@ impl Hashes {
         }
     }
 }
-
-/// With full announcements, hashes of all sources that wait for their objects: the first object is
-/// delivered, whichever node announces it. Each with whether its object has come and was not whole.
-pub(crate) type Waiting = Mutex<HashMap<B256, (Ticket, bool)>>;
 
 /// A hash in flight, with the right to record its outcome, once. Dropped without one (a panic, the
 /// end of a source), it counts as failed and may be fetched again; after a stop it is unfinished.

@@ -2,12 +2,12 @@
 
 use std::{
     sync::{Arc, Mutex},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::Semaphore;
 
-use crate::{error::CallError, sync::lock};
+use crate::{error::CallError, limits::Limits, sync::lock};
 
 /// The limit never goes below this: with responses in 2 ms, still 2000 transactions/s to adapt to.
 pub const ADAPTIVE_FLOOR: usize = 4;
@@ -99,6 +99,8 @@ impl Aimd {
 /// The limit of requests in flight at one node. Deferrable work needs none of its own: what a node
 /// has listed holds at most two slots, half of the lowest limit.
 pub(crate) struct NodeLimit {
+    /// A running mean of the time in which the node has answered, also after a time-out.
+    answer_time: Mutex<Duration>,
     /// As many permits as the limit and those that are owed, first come, first served.
     permits: Semaphore,
     aimd: Mutex<Aimd>,
@@ -112,7 +114,22 @@ pub(crate) struct RequestPermit {
 
 impl NodeLimit {
     pub(crate) fn new(cap: usize) -> Self {
-        Self { permits: Semaphore::new(cap), aimd: Aimd::new(cap).into() }
+        let answer_time = Mutex::default();
+        Self { answer_time, permits: Semaphore::new(cap), aimd: Aimd::new(cap).into() }
+    }
+
+    /// How long a request may take: twice as long as the node has needed lately, within the bounds of
+    /// the limits. A node behind a slow link answers everything late, and asking it twice does not help.
+    pub(super) fn time_limit(&self, limits: &Limits) -> Duration {
+        let expected = *lock(&self.answer_time) * 2;
+        expected.clamp(limits.fetch_timeout, limits.late_answer_timeout())
+    }
+
+    /// Notes in which time the node has answered a request.
+    pub(super) fn answered_after(&self, elapsed: Duration) {
+        let mut mean = lock(&self.answer_time);
+        // Over about eight answers; a slow one counts at once, so that the next request has the time.
+        *mean = if elapsed > *mean * 2 { elapsed } else { (*mean * 7 + elapsed) / 8 };
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -134,7 +151,10 @@ impl NodeLimit {
 
 impl RequestPermit {
     /// Records the error of the request, or none. A permit dropped without this changes no limit.
-    pub(crate) fn record(self, error: Option<&CallError>, is_deferrable: bool) {
+    pub(crate) fn record(self, error: Option<&CallError>, is_deferrable: bool, elapsed: Duration) {
+        if error.is_none() {
+            self.limit.answered_after(elapsed);
+        }
         let signal = match error {
             None => Signal::Timely,
             Some(CallError::Timeout(_)) => Signal::Late,
@@ -142,7 +162,7 @@ impl RequestPermit {
             // The error is due to the request or the connection, and says nothing about the load.
             Some(_) => return,
         };
-        let NodeLimit { permits, aimd } = &*self.limit;
+        let NodeLimit { permits, aimd, .. } = &*self.limit;
         let mut aimd = lock(aimd);
         let before = aimd.limit();
         let in_flight = before + aimd.owed - permits.available_permits();
@@ -245,9 +265,9 @@ mod tests {
         let limit = limit();
         let mut out: Vec<_> = std::iter::from_fn(|| limit.try_acquire()).collect();
         assert_eq!(out.len(), 64);
-        out.swap_remove(0).record(Some(&busy()), false);
+        out.swap_remove(0).record(Some(&busy()), false, MS);
         // Those in flight at that time report the same overload.
-        out.split_off(32).into_iter().for_each(|permit| permit.record(Some(&busy()), false));
+        out.split_off(32).into_iter().for_each(|permit| permit.record(Some(&busy()), false, MS));
         assert_eq!((limit.limit(), out.len()), (32, 32));
         let mut first = pin!(Arc::clone(&limit).acquire());
         let mut second = pin!(Arc::clone(&limit).acquire());
@@ -268,10 +288,10 @@ mod tests {
     #[test]
     fn deferrable_work_alone_raises_the_limit_again() {
         let limit = limit();
-        limit.try_acquire().expect("free").record(Some(&busy()), false);
+        limit.try_acquire().expect("free").record(Some(&busy()), false, MS);
         assert_eq!(limit.limit(), 32);
         for _ in 0..64 * 64 {
-            limit.try_acquire().expect("free").record(None, true);
+            limit.try_acquire().expect("free").record(None, true, MS);
         }
         assert_eq!(limit.limit(), 64);
     }

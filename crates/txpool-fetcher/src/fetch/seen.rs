@@ -83,7 +83,7 @@ struct Entry {
 
 impl Entry {
     fn add_source(&mut self, source: usize) {
-        self.sources = self.sources.or(SourceSet::of(source));
+        self.sources = self.sources.or(SourceSet::single(source));
     }
 
     /// Whether its outcome is so recent that an announcement at this time is no news.
@@ -133,17 +133,11 @@ impl SeenSet {
         self.shard(hash).get(hash).map(|entry| entry.sources).unwrap_or_default()
     }
 
-    pub(crate) fn add_source(&self, hash: &B256, source: usize) {
-        if let Some(entry) = self.shard(hash).get_mut(hash) {
-            entry.add_source(source);
-        }
-    }
-
     /// Records that a source announced a hash that is in a block.
     pub(crate) fn announced_mined(&self, hash: B256, source: usize) {
         let mut shard = self.shard(&hash);
         let Some(entry) = shard.get_mut(&hash) else {
-            return self.insert_from(&mut shard, hash, Seen::Mined, SourceSet::of(source));
+            return self.insert_from(&mut shard, hash, Seen::Mined, SourceSet::single(source));
         };
         entry.add_source(source);
         if entry.seen == Seen::MinedDelivered {
@@ -200,7 +194,7 @@ impl SeenSet {
             }
             is_suspect = entry.harms > 0;
         }
-        self.insert_from(&mut shard, hash, Seen::InFlight, SourceSet::of(source));
+        self.insert_from(&mut shard, hash, Seen::InFlight, SourceSet::single(source));
         Some(Entered { is_suspect, ..Entered::default() })
     }
 

@@ -23,6 +23,7 @@ const FIRST_GUESS_BYTES: usize = 1024;
 
 /// Bounds the fetches between the request and the end of the delivery to the sink.
 pub(crate) struct Slots {
+    slots: usize,
     all: Arc<Semaphore>,
     /// For what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one source.
     of_source: Box<[Arc<Semaphore>]>,
@@ -78,6 +79,7 @@ impl Slots {
         let left_to_live = (slots - deferrable).max(1);
         let load = monitor.as_ref().map(|monitor| monitor.watch("fetch_slots", left_to_live));
         Ok(Self {
+            slots: *slots,
             all: Arc::new(Semaphore::new(*slots)),
             of_source: shares(of_each),
             deferrable: Arc::new(Semaphore::new(deferrable)),
@@ -108,6 +110,11 @@ impl Slots {
         let one = Arc::clone(&self.all).try_acquire_owned().ok()?;
         let reserved = Arc::clone(&self.bytes).try_acquire_many_owned(self.mean_units()).ok()?;
         Some(self.slot(one, of_source, reserved, work))
+    }
+
+    /// How many are held.
+    pub(super) fn in_use(&self) -> usize {
+        self.slots.saturating_sub(self.all.available_permits())
     }
 
     fn live_work(&self) -> Work {

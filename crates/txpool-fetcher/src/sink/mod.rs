@@ -20,7 +20,7 @@ use alloy_primitives::{B256, Bytes};
 use chain_view::{Block, BlockNonces, PooledTransaction};
 use tokio::sync::mpsc;
 
-pub(crate) use self::thread::{Job, SinkCaller, SinkQueue};
+pub(crate) use self::thread::{Job, SinkCaller};
 use crate::outcome::Entry;
 
 /// A transaction on its way to the sink.
@@ -178,8 +178,9 @@ impl ChainEvent {
 /// [`chain_event`](Self::chain_event) and [`holding`](Self::holding) are called on the thread
 /// `mempool-sink`, one at a time: heads in the order of the chain, the nonces of a block after its
 /// head, and those of two blocks in the order of their heads, unless the read of one was retried.
-/// [`deliver`](Self::deliver) is called on the threads that read transactions, concurrently with
-/// itself and with the others. So a transaction may be delivered before or after a head whose block
+/// [`deliver`](Self::deliver) is called on the thread of the sockets and on `mempool-deliver`, or on
+/// the latter alone: see [`may_block`](Self::may_block); and on the threads that call a pool in this
+/// process. So it is called concurrently with itself and with the others, and a transaction may be delivered before or after a head whose block
 /// contains it: a sink that must not hold it compares with the recent blocks, as the order pool
 /// does. [`ChainEvent::Vanished`] comes after the delivery of its transaction has returned.
 ///
@@ -195,8 +196,8 @@ impl ChainEvent {
 /// next head. Once the sink has taken all waiting events, the fetcher compares the pools, and
 /// transactions that left the node's pool for another reason are reported as vanished.
 ///
-/// The futures are polled on threads without a runtime: a sink may block in them (`blocking_send`,
-/// a lock), and must not use tokio's timers or sockets.
+/// The futures may be polled on threads without a runtime, so they must not use tokio's timers or
+/// sockets. A sink that may block is polled on such threads alone, and may use `blocking_send`.
 pub trait TransactionSink: Send + Sync + 'static {
     /// Takes one transaction. May wait.
     ///
@@ -217,6 +218,15 @@ pub trait TransactionSink: Send + Sync + 'static {
         std::future::ready(())
     }
 
+    /// Whether [`deliver`](Self::deliver) may block the thread that calls it, for more than some
+    /// milliseconds: in a lock that is held for long, on a disk, in `blocking_send`. Called once, at the
+    /// start. If so, which is the default, every transaction is handed over to a thread of its own for
+    /// deliveries, which costs some 10 us. If not, a delivery runs on the thread that reads the sockets
+    /// while little is in flight; it may still wait, as a future does.
+    fn may_block(&self) -> bool {
+        true
+    }
+
     /// Whether the sink uses [`ChainEvent::Nonces`]. Called once, at the start. If not, no full
     /// block is requested: some megabytes of JSON.
     fn wants_nonces(&self) -> bool {
@@ -235,6 +245,10 @@ pub trait TransactionSink: Send + Sync + 'static {
 impl TransactionSink for mpsc::Sender<FetchedTransaction> {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
         self.send(tx).await.map_or(Delivery::Closed, |()| Delivery::Pooled)
+    }
+
+    fn may_block(&self) -> bool {
+        false
     }
 
     fn wants_nonces(&self) -> bool {
@@ -261,6 +275,10 @@ impl TransactionSink for mpsc::Sender<SinkEvent> {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
         let sent = self.send(SinkEvent::Transaction(tx)).await;
         sent.map_or(Delivery::Closed, |()| Delivery::Pooled)
+    }
+
+    fn may_block(&self) -> bool {
+        false
     }
 
     async fn chain_event(&self, event: ChainEvent) {

@@ -21,6 +21,11 @@ impl TransactionSink for OrderPool {
         }
     }
 
+    fn may_block(&self) -> bool {
+        // The writer holds its lock for at most some milliseconds, and an insert takes microseconds.
+        false
+    }
+
     async fn chain_event(&self, event: ChainEvent) {
         match event {
             ChainEvent::Head(block) => {

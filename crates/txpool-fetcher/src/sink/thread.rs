@@ -11,6 +11,7 @@ use std::{
 
 use alloy_primitives::B256;
 use chain_view::{Block, BlockNonces};
+use futures::{FutureExt as _, future::BoxFuture};
 use tokio::{
     sync::{Notify, oneshot},
     time::timeout,
@@ -144,12 +145,12 @@ impl SinkQueue {
     /// Runs a call of the sink; `None` if it panics, which is counted.
     fn guard<T>(&self, call: &'static str, body: impl FnOnce() -> T) -> Option<T> {
         // The unwinding drops the captured values; they are not used again.
-        catch_unwind(AssertUnwindSafe(body))
-            .inspect_err(|_| {
-                tracing::error!(call, "the sink has panicked");
-                self.metrics.panicked(call);
-            })
-            .ok()
+        catch_unwind(AssertUnwindSafe(body)).inspect_err(|_| self.panicked(call)).ok()
+    }
+
+    fn panicked(&self, call: &'static str) {
+        tracing::error!(call, "the sink has panicked");
+        self.metrics.panicked(call);
     }
 
     fn count(&self, dropped: &Dropped) {
@@ -251,21 +252,59 @@ impl Waiting {
     }
 }
 
-/// Calls the sink, on threads that may block.
-pub(crate) struct SinkCaller<S> {
-    pub(crate) sink: S,
+/// A [`TransactionSink`] of any type: one allocation for each call.
+pub(crate) trait AnySink: Send + Sync {
+    fn deliver_boxed(&self, tx: FetchedTransaction) -> BoxFuture<'_, Delivery>;
+    fn chain_event_boxed(&self, event: ChainEvent) -> BoxFuture<'_, ()>;
+    fn holding_of(&self, hash: &B256) -> Holding;
+}
+
+impl<S: TransactionSink> AnySink for S {
+    fn deliver_boxed(&self, tx: FetchedTransaction) -> BoxFuture<'_, Delivery> {
+        self.deliver(tx).boxed()
+    }
+
+    fn chain_event_boxed(&self, event: ChainEvent) -> BoxFuture<'_, ()> {
+        self.chain_event(event).boxed()
+    }
+
+    fn holding_of(&self, hash: &B256) -> Holding {
+        self.holding(hash)
+    }
+}
+
+/// Calls the sink. A panic ends the call, and is counted.
+pub(crate) struct SinkCaller {
+    sink: Box<dyn AnySink>,
+    may_block: bool,
     pub(crate) queue: Arc<SinkQueue>,
-    pub(crate) tasks: Arc<Tasks>,
+    tasks: Arc<Tasks>,
     /// The sink has reported that it is closed.
     pub(crate) closed: CancellationToken,
 }
 
-impl<S: TransactionSink> SinkCaller<S> {
-    /// Calls `waits` before a wait. `None` if the sink panics, or waits at a stop.
-    pub(crate) fn deliver(&self, tx: FetchedTransaction, waits: impl FnMut()) -> Option<Delivery> {
-        // `deliver` is the sink's code even before its future is polled.
-        let call = async { self.sink.deliver(tx).await };
-        self.queue.guard("deliver", || self.tasks.wait_for(call, waits))?
+impl SinkCaller {
+    pub(crate) fn new(sink: impl TransactionSink, tasks: &Arc<Tasks>) -> Self {
+        Self {
+            may_block: sink.may_block(),
+            sink: Box::new(sink),
+            queue: SinkQueue::new(),
+            tasks: Arc::clone(tasks),
+            closed: CancellationToken::new(),
+        }
+    }
+
+    /// Whether a delivery may block the thread that calls it.
+    pub(crate) fn may_block(&self) -> bool {
+        self.may_block
+    }
+
+    /// `None` if the sink panics.
+    pub(crate) async fn deliver(&self, tx: FetchedTransaction) -> Option<Delivery> {
+        // The sink's own code runs even before its future is polled. The unwinding drops the captured
+        // values; they are not used again.
+        let call = AssertUnwindSafe(async { self.sink.deliver_boxed(tx).await }).catch_unwind();
+        call.await.inspect_err(|_| self.queue.panicked("deliver")).ok()
     }
 
     /// Runs the jobs, until the queue ends and the sink has returned.
@@ -285,7 +324,7 @@ impl<S: TransactionSink> SinkCaller<S> {
                 }
                 Job::Holding(hashes, reply) => {
                     let holdings = hashes.iter().map(|hash| {
-                        let found = self.queue.guard("holding", || self.sink.holding(hash));
+                        let found = self.queue.guard("holding", || self.sink.holding_of(hash));
                         found.unwrap_or(Holding::Unknown)
                     });
                     // The comparison may have stopped waiting.
@@ -297,7 +336,7 @@ impl<S: TransactionSink> SinkCaller<S> {
 
     fn tell(&self, event: ChainEvent) {
         let what = event.as_str();
-        let call = async { self.sink.chain_event(event).await };
+        let call = async { self.sink.chain_event_boxed(event).await };
         let told = self.queue.guard(what, || self.tasks.wait_for(call, || {}));
         if told == Some(None) {
             // The fetcher stops, and the sink would have waited.

@@ -14,13 +14,13 @@ mod status;
 
 use std::{
     panic::resume_unwind,
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
 use alloy_primitives::U64;
 use chain_view::Head;
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::FutureExt as _;
 use tokio::{
     sync::{mpsc, oneshot},
     task::JoinSet,
@@ -31,19 +31,18 @@ use self::machine::{Action, Event, Machine, Role};
 pub(crate) use self::status::{AUDITS_WAITING, Changes, Inbox, SourceShared};
 pub use self::{machine::SourceState, status::SourceStatus};
 use crate::{
-    announce::{self, Backlog},
+    announce::{self, Backlog, Readers, Subscription},
     audit::{AuditMode, AuditReport, Comparison},
     chain::{self, Chain, Follower},
-    config::Announcements,
-    connection::{self, Calls, Subscription, dial},
+    config::{Announcements, Settings},
+    context::Context,
     error::{ConnectError, LossReason, SnapshotError, SourceError},
-    fetch::{Deliverer, Fetch, FetchRequest, ResponseReader},
+    fetch::{Fetch, PoolRequest},
     gap::{GapReason, Report},
     in_process,
     limits::{Limits, MAX_HEAD_AGE},
     metrics,
-    request::{Opener, RequestSet, Requests},
-    sink::TransactionSink,
+    node::{self, Connection, Dialed, NodeRequests, Requests, keep_alive},
     sync::lock,
 };
 
@@ -60,9 +59,9 @@ pub(crate) struct AuditRequest {
 /// What became of a task of the source.
 enum Message {
     /// With what is to be read of it.
-    SubscriptionUp((Subscription, BoxFuture<'static, ()>)),
+    SubscriptionUp(Subscription, Readers),
     /// With what the node says of its chain.
-    RequestsUp(Arc<Requests<FetchRequest>>, Sync),
+    RequestsUp(Arc<Requests<PoolRequest>>, Sync),
     DialFailed(Role, ConnectError),
     Lost(Role, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
@@ -92,14 +91,15 @@ fn since_epoch() -> Duration {
 }
 
 /// What all sources share.
-pub(crate) struct Parts<S> {
+#[derive(Clone)]
+pub(crate) struct Parts {
+    pub(crate) context: Arc<Context>,
     pub(crate) fetch: Arc<Fetch>,
-    pub(crate) deliverer: Arc<Deliverer<S>>,
     pub(crate) chain: Arc<Chain>,
 }
 
-pub(crate) struct Source<S> {
-    parts: Arc<Parts<S>>,
+pub(crate) struct Source {
+    parts: Parts,
     index: usize,
     shared: Arc<SourceShared>,
     machine: Machine,
@@ -112,15 +112,15 @@ pub(crate) struct Source<S> {
     is_lost: bool,
 }
 
-impl<S: TransactionSink> Source<S> {
+impl Source {
     /// Runs one source. Returns when the fetcher stops, or at the limit of connection attempts.
     pub(crate) async fn run(
-        parts: Arc<Parts<S>>,
+        parts: Parts,
         index: usize,
         shared: Arc<SourceShared>,
         Inbox { audits, mut reports, name: _name }: Inbox,
     ) {
-        let machine = Machine::new(&parts.fetch.settings, rand::random(), Instant::now());
+        let machine = Machine::new(&parts.context.settings, rand::random(), Instant::now());
         let mut source = Self {
             parts,
             index,
@@ -133,13 +133,10 @@ impl<S: TransactionSink> Source<S> {
             is_lost: false,
         };
         source.serve_audits(audits);
-        let (fetch, backlog) = (&source.parts.fetch, &source.shared.backlog);
-        let waiting = announce::process_waiting(Arc::clone(fetch), index, Arc::clone(backlog));
-        source.spawn(waiting);
         source.perform();
         let mut ticks = interval(TICK);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let stop = source.parts.fetch.tasks.stop.clone();
+        let stop = source.parts.context.tasks.stop.clone();
         while source.machine.state != SourceState::Ended {
             tokio::select! {
                 // That a connection is up is known before what it reports; reports, of which there may be many, are last.
@@ -157,7 +154,7 @@ impl<S: TransactionSink> Source<S> {
             source.perform();
             source.publish();
         }
-        source.parts.fetch.connections.set(index, None);
+        source.parts.context.connections.set(index, None);
         source.tasks.shutdown().await;
         if source.machine.state != SourceState::Ended {
             lock(&source.shared.status).last_error = None;
@@ -170,22 +167,28 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn tick(&mut self) {
+        let now = Instant::now();
+        let lost = self.shared.backlog.newly_lost();
+        if lost > 0 {
+            self.parts.context.metrics.lagged.add(lost);
+            self.machine.on(Event::Gap(GapReason::Lagged), now);
+        }
         let backlog = self.shared.backlog.len();
         self.shared.metrics.backlog.set(backlog as f64);
         self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
-        self.parts.fetch.deferral.observe_backlog(self.index, || backlog);
+        self.parts.context.deferral.observe_backlog(self.index, || backlog);
         if let Some(head) = self.sync.head {
             let age = since_epoch().saturating_sub(Duration::from_secs(head.timestamp));
             self.shared.metrics.head.set(head.number as f64);
             self.shared.metrics.head_age.set(age.as_secs_f64());
         }
-        self.tick_machine(Instant::now());
+        self.tick_machine(now);
     }
 
     fn tick_machine(&mut self, now: Instant) {
         self.check_sync(now);
-        let read = self.shared.backlog.read.load(Relaxed);
+        let read = self.shared.backlog.read();
         self.machine.on(Event::Tick { read }, now);
     }
 
@@ -215,15 +218,16 @@ impl<S: TransactionSink> Source<S> {
     fn on_message(&mut self, message: Message) {
         let now = Instant::now();
         match message {
-            Message::SubscriptionUp((subscription, read)) => {
-                self.spawn(read);
+            Message::SubscriptionUp(subscription, readers) => {
+                readers.into_iter().for_each(|reader| self.spawn(reader));
                 let ended = Arc::clone(&subscription.ended);
                 self.tasks.spawn(async move {
                     Some(Message::Lost(Role::Subscription, ended.wait().await))
                 });
-                self.shared.announces(match subscription.connections.len() {
-                    2 => Announcements::Full,
-                    _ => Announcements::Hashes,
+                self.shared.announces(if subscription.has_objects {
+                    Announcements::Full
+                } else {
+                    Announcements::Hashes
                 });
                 self.shared.metrics.chain_id.set(subscription.node.chain_id as f64);
                 lock(&self.shared.status).node = Some(subscription.node.clone());
@@ -233,23 +237,29 @@ impl<S: TransactionSink> Source<S> {
             }
             Message::RequestsUp(requests, sync) => {
                 self.sync = Sync { head: sync.head.or(self.sync.head), ..sync };
-                self.parts.fetch.connections.set(self.index, Some(Arc::clone(&requests)));
-                if let Requests::Node(set) = &*requests {
-                    let limits = self.parts.fetch.settings.limits.clone();
-                    let (calls, backlog) = (Arc::clone(&set.calls), &self.shared.backlog);
-                    self.spawn(report_sync(calls, limits, Arc::clone(backlog)));
+                let context = Arc::clone(&self.parts.context);
+                context.connections.set(self.index, Some(Arc::clone(&requests)));
+                if let Requests::Node(node) = &*requests {
+                    let limits = &context.settings.limits;
+                    for connection in node.all() {
+                        let listings = Arc::clone(&context.listings[self.index]);
+                        self.spawn(keep_alive(Arc::clone(connection), limits.clone(), listings));
+                    }
+                    let backlog = Arc::clone(&self.shared.backlog);
+                    if let Some(calls) = context.connections.calls(self.index) {
+                        self.spawn(report_sync(calls, limits.clone(), backlog));
+                    }
                 }
-                let (fetch, index) = (Arc::clone(&self.parts.fetch), self.index);
+                let index = self.index;
                 self.tasks.spawn(async move {
-                    let on_failure = |request, error| fetch.failed(request, error);
-                    let reason = requests.watch(&fetch.connections, index, on_failure).await;
+                    let reason = requests.watch(&context.connections, index).await;
                     Some(Message::Lost(Role::Request, reason))
                 });
                 self.up(Role::Request, now);
             }
             Message::DialFailed(role, error) => {
-                self.parts.fetch.metrics.connect_failures.increment(1);
-                self.parts.deliverer.chain_id.tried(self.index);
+                self.parts.context.metrics.connect_failures.increment(1);
+                self.parts.context.chain_id.tried(self.index);
                 let is_on_other_chain = matches!(error, ConnectError::OtherChain { .. });
                 match is_on_other_chain && !self.is_on_other_chain {
                     true => tracing::error!(%error, "a source of another chain is not used"),
@@ -265,7 +275,7 @@ impl<S: TransactionSink> Source<S> {
                 }
                 metrics::reconnected(reason.as_str());
                 tracing::warn!(
-                    endpoint = %self.parts.fetch.settings.config.sources[self.index], ?role, %reason,
+                    endpoint = %self.parts.context.settings.config.sources[self.index], ?role, %reason,
                     "connection lost"
                 );
                 self.is_lost = true;
@@ -301,7 +311,7 @@ impl<S: TransactionSink> Source<S> {
         self.spawn(async move {
             if let Some(head) = chain::latest(&chain, index).await {
                 backlog.report(Report::Head(head.head)).await;
-                backlog.heads.push(head, 0);
+                backlog.heads.push(head);
             }
         });
     }
@@ -313,8 +323,7 @@ impl<S: TransactionSink> Source<S> {
                 Action::Dial { role, after } => self.dial(role, after),
                 Action::Drop(reason) => {
                     let Some(up) = &self.subscription else { continue };
-                    up.ended.set(reason.clone());
-                    up.connections.iter().for_each(|it| it.end(reason.clone()));
+                    up.end(reason);
                 }
                 Action::Compare(reason) => {
                     let comparison = self.comparison(reason, reason == GapReason::Audit);
@@ -338,7 +347,7 @@ impl<S: TransactionSink> Source<S> {
             (before, std::mem::replace(&mut status.audited, audited))
         };
         // Without the lock: the log subscriber and the metrics recorder are the host's.
-        let endpoint = &self.parts.fetch.settings.config.sources[self.index];
+        let endpoint = &self.parts.context.settings.config.sources[self.index];
         if audited_before != audited {
             match audited {
                 true => tracing::info!(%endpoint, "the node's pool can be compared again"),
@@ -369,32 +378,19 @@ impl<S: TransactionSink> Source<S> {
     }
 
     fn dial(&mut self, role: Role, after: Duration) {
-        let (deliverer, index) = (Arc::clone(&self.parts.deliverer), self.index);
+        let (parts, index) = (self.parts.clone(), self.index);
         let backlog = Arc::clone(&self.shared.backlog);
         let known = lock(&self.shared.status).node.is_some();
         self.tasks.spawn(async move {
             sleep(after).await;
-            let dialed = async {
-                Ok(match (role, deliverer.fetch.settings.in_process_pool(index)) {
-                    (Role::Subscription, Some(pool)) => Message::SubscriptionUp(
-                        in_process::subscribe(&deliverer, index, pool, &backlog).await?,
-                    ),
-                    (Role::Subscription, None) => Message::SubscriptionUp(
-                        announce::subscribe(&deliverer, index, &backlog, known).await?,
-                    ),
-                    (Role::Request, Some(pool)) => {
-                        let queues = in_process::start(&deliverer, pool)?;
-                        Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default())
-                    }
-                    (Role::Request, None) => open_requests(&deliverer, index, known).await?,
-                })
-            };
-            Some(dialed.await.unwrap_or_else(|error| Message::DialFailed(role, error)))
+            let dialed = dial(&parts, index, role, &backlog, known).await;
+            Some(dialed.unwrap_or_else(|error| Message::DialFailed(role, error)))
         });
     }
 
     fn comparison(&self, reason: GapReason, deferrable: bool) -> Comparison {
         Comparison {
+            context: Arc::clone(&self.parts.context),
             fetch: Arc::clone(&self.parts.fetch),
             chain: Arc::clone(&self.parts.chain),
             state: Arc::clone(&self.shared.audits),
@@ -411,8 +407,8 @@ impl<S: TransactionSink> Source<S> {
     fn serve_audits(&mut self, mut audits: mpsc::Receiver<AuditRequest>) {
         let comparison = self.comparison(GapReason::Audit, false);
         self.spawn(async move {
-            let (fetch, index) = (Arc::clone(&comparison.fetch), comparison.source);
-            let limits = &fetch.settings.limits;
+            let (context, index) = (Arc::clone(&comparison.context), comparison.source);
+            let limits = &context.settings.limits;
             while let Some(AuditRequest { mode, at, reply }) = audits.recv().await {
                 if reply.is_closed() {
                     // The caller has stopped waiting before it began.
@@ -426,7 +422,7 @@ impl<S: TransactionSink> Source<S> {
                     () = sleep_until((at + limits.audit_timeout).into()) => {
                         Err(SnapshotError::Unfinished(limits.audit_timeout))
                     }
-                    () = fetch.connections.down_for(index, limits.call_timeout) => {
+                    () = context.connections.down_for(index, limits.call_timeout) => {
                         Err(SnapshotError::ConnectionLost)
                     }
                 };
@@ -437,41 +433,56 @@ impl<S: TransactionSink> Source<S> {
     }
 }
 
+/// Opens the connections of one role. `known`: the source was up before.
+async fn dial(
+    parts: &Parts,
+    index: usize,
+    role: Role,
+    backlog: &Arc<Backlog>,
+    known: bool,
+) -> Result<Message, ConnectError> {
+    let Parts { context, fetch, .. } = parts;
+    match (role, context.settings.in_process_pool(index)) {
+        (Role::Subscription, pool) => {
+            let (subscription, readers) = match pool {
+                Some(pool) => in_process::subscribe(context, fetch, index, pool, backlog).await?,
+                None => announce::subscribe(context, fetch, index, backlog, known).await?,
+            };
+            Ok(Message::SubscriptionUp(subscription, readers))
+        }
+        (Role::Request, Some(pool)) => {
+            let queues = in_process::start(context, fetch, pool)?;
+            Ok(Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default()))
+        }
+        (Role::Request, None) => open_requests(context, index, known).await,
+    }
+}
+
 /// Opens the request connections of a node, and finds out how far it is.
-async fn open_requests<S: TransactionSink>(
-    deliverer: &Arc<Deliverer<S>>,
+async fn open_requests(
+    context: &Context,
     index: usize,
     known: bool,
 ) -> Result<Message, ConnectError> {
-    let fetch = &deliverer.fetch;
-    let settings = &fetch.settings;
-    let endpoint = &settings.config.sources[index];
-    let patience = (&settings.limits, &fetch.listings[index]);
-    let thread = ("mempool-calls", &*fetch.tasks);
-    let [(calls, node)] = dial(endpoint, patience, known, thread).await?;
-    deliverer.chain_id.check(index, endpoint, node.chain_id).await?;
-    let limit = settings.limits.ping_timeout;
-    let says_syncing = chain::says_syncing(&calls, limit).await;
-    // Else its head cannot make it count as syncing.
-    let needs_head = says_syncing || settings.config.sources.len() > 1;
-    let head = if needs_head { chain::head_of(&calls, limit).await } else { None };
-    let deliverer = Arc::clone(deliverer);
-    let opener: Opener<_> = Box::new(move || {
-        let deliverer = Arc::clone(&deliverer);
-        let opened = async move {
-            let Fetch { settings, listings, tasks, .. } = &*deliverer.fetch;
-            let patience = (&settings.limits, &listings[index]);
-            let responses = ResponseReader::new(&deliverer);
-            connection::open(&settings.config.sources[index], patience, responses, tasks).await
-        };
-        opened.boxed()
-    });
-    let set = RequestSet::open(calls, opener, settings).await?;
-    Ok(Message::RequestsUp(Requests::Node(set).into(), Sync { says_syncing, head }))
+    let Settings { config, limits } = &*context.settings;
+    let endpoint = &config.sources[index];
+    let Dialed { connection, node } = node::dial(endpoint, limits, known).await?;
+    context.chain_id.check(index, endpoint, node.chain_id).await?;
+    let limit = limits.ping_timeout;
+    let says_syncing = chain::says_syncing(&connection, limit).await;
+    // Without one of the two, its head cannot make it count as syncing.
+    let needs_head = says_syncing || config.sources.len() > 1;
+    let head = if needs_head { chain::head_of(&connection, limit).await } else { None };
+    let mut connections = vec![connection];
+    while connections.len() < config.request_connections {
+        connections.push(Arc::new(Connection::open(endpoint, limits).await?));
+    }
+    let requests = NodeRequests::new(connections, context.settings.deferrable_connections());
+    Ok(Message::RequestsUp(Requests::Node(requests).into(), Sync { says_syncing, head }))
 }
 
 /// Asks a node at regular intervals how far it is, until the connection is lost.
-async fn report_sync(calls: Arc<Calls>, limits: Limits, backlog: Arc<Backlog>) {
+async fn report_sync(calls: Arc<Connection>, limits: Limits, backlog: Arc<Backlog>) {
     loop {
         tokio::select! {
             // The order is irrelevant: the end is seen after the next interval too.
@@ -486,12 +497,12 @@ async fn report_sync(calls: Arc<Calls>, limits: Limits, backlog: Arc<Backlog>) {
     }
 }
 
-impl<S> Drop for Source<S> {
+impl Drop for Source {
     fn drop(&mut self) {
         // Also after a panic; the threads that call a pool in this process end with its reader.
-        self.parts.fetch.connections.set(self.index, None);
-        self.parts.fetch.metrics.lagged.add(self.shared.backlog.close());
-        self.parts.fetch.deferral.observe_backlog(self.index, || 0);
+        self.parts.context.connections.set(self.index, None);
+        self.parts.context.metrics.lagged.add(self.shared.backlog.close());
+        self.parts.context.deferral.observe_backlog(self.index, || 0);
         self.shared.end();
         self.parts.chain.set_may_lead(self.index, false);
     }

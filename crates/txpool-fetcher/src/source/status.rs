@@ -9,11 +9,11 @@ use crate::{
     announce::Backlog,
     audit::AuditState,
     config::{Announcements, Endpoint, Settings},
-    connection::NodeInfo,
     error::SourceError,
     fetch::{AnnouncementCounts, NodeLimit},
     gap::{Gap, Report},
     metrics::{SourceMetrics, SourceName},
+    node::NodeInfo,
     sync::lock,
 };
 
@@ -104,7 +104,6 @@ impl SourceShared {
         metrics.audited.set(1.0);
         // One of several that does not respond holds an equal share of the slots: the others have the rest.
         let slots = settings.config.fetch_slots.div_ceil(settings.config.sources.len());
-        let has_objects = settings.config.announcements != Announcements::Hashes;
         let shared = Self {
             audit_requests,
             limit: NodeLimit::new(slots).into(),
@@ -125,7 +124,7 @@ impl SourceShared {
                 fetch_limit: slots,
                 head: None,
             }),
-            backlog: Backlog::new(settings.limits.announcement_buffer, has_objects, reports).into(),
+            backlog: Backlog::new(reports).into(),
             audits: Arc::default(),
             metrics,
             changes: Arc::clone(changes),

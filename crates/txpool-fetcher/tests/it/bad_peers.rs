@@ -3,7 +3,7 @@
 use std::{io::Write as _, os::unix::net::UnixListener, path::Path};
 
 use super::{
-    fake::{Fake, requests, respond, serve},
+    fake::{requests, respond, serve},
     *,
 };
 
@@ -41,7 +41,7 @@ async fn a_peer_that_is_no_node_is_told_by_what_it_says() {
     let cases: [(&[u8], bool, &str); 4] = [
         (b"", false, "closed the connection before it answered"),
         (b"Too many connections. Please try again later.", false, "sent: \"Too many connections"),
-        (b"\x16\x03\x01\x00\xff}}}]]", true, "does not speak JSON-RPC"),
+        (b"\x16\x03\x01\x00\xff}}}]]", true, "does not answer as a node does"),
         (b"", true, "no answer to eth_chainId"),
     ];
     for (says, waits, expected) in cases {
@@ -72,12 +72,4 @@ async fn a_json_rpc_peer_that_is_no_node_is_found_out() {
         let error = start(&path).await;
         assert!(matches!(error, ConnectError::NotEthereum { .. }), "{error:?}");
     }
-}
-
-#[tokio::test]
-async fn a_node_that_gives_two_subscriptions_one_id_is_left() {
-    let fake = Fake::start();
-    fake.lock().gives_one_id = true;
-    let error = start(&fake.path).await.to_string();
-    assert!(error.contains("eth_subscribe"), "{error}");
 }

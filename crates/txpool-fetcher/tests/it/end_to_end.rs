@@ -144,9 +144,8 @@ async fn two_request_connections_share_the_requests() {
     let (fetcher, pool) = ingest(FetcherConfig { request_connections: 2, ..node.fetcher() }).await;
     pool_all(&node, &fetcher).await;
     assert_eq!(pool.len(), 200);
-    // One for subscriptions, two for fetches, one for all other requests; the list of the pool had one
-    // of its own.
-    assert_eq!(node.node.stats().connections_open, 4);
+    // One for subscriptions and two for requests; the list of the pool had one of its own.
+    assert_eq!(node.node.stats().connections_open, 3);
 }
 
 #[tokio::test]

@@ -21,9 +21,8 @@ pub(super) const CHAIN_ID: u64 = 1337;
 
 /// Sent when somebody subscribes: values that answer nothing and belong to no subscription.
 const STRAY: &str = r#"
-{"jsonrpc":"2.0","method":"eth_subscription","params":["newHeads"]}
 {"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":"0x7","result":1}}
-{"id":"newHeads","result":null} []"#;
+{"jsonrpc":"2.0","id":"newHeads","result":null} {"jsonrpc":"2.0","id":null,"result":"0x1"}"#;
 
 /// What the node does when a transaction is requested.
 #[derive(Clone, Debug)]
@@ -31,8 +30,6 @@ pub(super) enum Reply {
     Raw(Bytes),
     /// `null`, and just before it the announcement of the transaction, which the node has from then on.
     NotYet(Bytes),
-    /// More bytes than a value may have.
-    Oversized,
     /// The connection is closed.
     Close,
     /// Bytes that are not JSON.
@@ -131,8 +128,6 @@ pub(super) struct State {
     /// Instead of [`CHAIN_ID`].
     pub(super) chain_id: Option<u64>,
     pub(super) is_syncing: bool,
-    /// All subscriptions have the same id.
-    pub(super) gives_one_id: bool,
     /// In place of what is pending.
     pub(super) replies: HashMap<B256, Reply>,
     pub(super) listing: Listing,
@@ -211,7 +206,7 @@ impl Fake {
                 // The subscriber may be gone.
                 let _ = writer.write_all(STRAY.as_bytes());
                 state.subscribers.push((params[0].as_str()?.to_owned(), writer));
-                if state.gives_one_id { json!("0x1") } else { params[0].clone() }
+                params[0].clone()
             }
             "eth_getBlockByNumber" => state.blocks[&state.head].json(Some(false)),
             "eth_getBlockByHash" => {
@@ -265,7 +260,6 @@ impl Fake {
                         thread::sleep(Duration::from_millis(50));
                         Value::Null
                     }
-                    Some(Reply::Oversized) => json!(format!("0x{}", "00".repeat(2 << 20))),
                     Some(Reply::Close) => {
                         close(writer);
                         return None;

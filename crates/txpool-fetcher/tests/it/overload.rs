@@ -150,35 +150,6 @@ async fn a_node_that_announces_it_while_it_answers_null_is_asked_again() {
     eventually("it is in", || pool.contains(&tx.hash)).await;
 }
 
-/// With more announced than can be delivered, what is delivered is what was announced just now, not what has
-/// waited the longest.
-#[tokio::test]
-async fn while_many_announcements_wait_the_latest_is_delivered_before_them_and_they_after_it() {
-    const WAITING: usize = 200;
-    let node = Node::start(WAITING + 1, |config| config);
-    let (waiting, latest) = node.txs.split_at(WAITING);
-    let (sink, mut delivered) = mpsc::channel::<FetchedTransaction>(1);
-    let config = FetcherConfig { fetch_slots: 4, audit_interval: None, ..node.fetcher() };
-    let limits = Limits { announcement_buffer: 2 * WAITING, ..Limits::default() };
-    let fetcher = start_with(config, limits, sink).await;
-    // The one that waits for a slot has entered and is in the backlog.
-    let are_read = |count: usize| {
-        let read = || fetcher.counts().announced + fetcher.status()[0].backlog;
-        eventually("they are read", move || read() > count as u64)
-    };
-    submit(&node, waiting);
-    are_read(WAITING).await;
-    submit(&node, latest);
-    are_read(WAITING + 1).await;
-    let mut order = Vec::new();
-    while order.len() <= WAITING {
-        order.push(delivered.recv().await.expect("the fetcher runs").hash());
-    }
-    let place = order.iter().position(|hash| *hash == latest[0].hash);
-    assert!(place.is_some_and(|place| place < 16), "{place:?}");
-    assert_eq!(fetcher.counts().lagged, 0);
-}
-
 /// Each of them asked for the whole pool.
 #[tokio::test]
 async fn a_backfill_from_several_nodes_with_equal_pools_requests_each_transaction_once() {

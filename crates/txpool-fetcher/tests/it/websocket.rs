@@ -87,15 +87,15 @@ async fn a_pool_longer_than_a_frame_may_be_is_listed_and_costs_no_connection() {
 
 /// Its message is above the limit, and a WebSocket cannot skip it.
 #[tokio::test]
-async fn a_transaction_longer_than_a_frame_may_be_costs_one_reconnect() {
+async fn a_transaction_longer_than_a_message_may_be_costs_three_reconnects() {
     let node = Node::with_mix(60, Mix { blobs_per_mille: 50, ..Mix::default() }, |config| config);
     let (config, _bridge) = bridged(&node).await;
     let limits = Limits { max_frame_bytes: 200_000, ..Limits::default() };
     let (fetcher, pool) = ingest_with(config, limits).await;
     node.submit_all();
     let counts =
-        settled(&fetcher, "all have left", |counts| counts.refused as usize + pool.len() == 60)
+        settled(&fetcher, "all have left", |counts| counts.failed as usize + pool.len() == 60)
             .await;
     let reconnects = fetcher.status()[0].reconnects;
-    assert!((1..=counts.refused).contains(&reconnects), "{reconnects}, {counts:?}");
+    assert!((1..=3 * counts.failed).contains(&reconnects), "{reconnects}, {counts:?}");
 }

@@ -1,0 +1,105 @@
+//! What stands in place of the connections in a build without a transport: none can be opened.
+
+use std::{
+    convert::Infallible,
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use alloy_primitives::{B256, Bytes};
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use super::{End, Meter, Notification};
+use crate::{
+    config::Endpoint,
+    error::{CallError, ConnectError, LossReason},
+    limits::Limits,
+};
+
+pub(crate) struct Connection {
+    pub(crate) ended: Arc<End>,
+    none: Infallible,
+}
+
+pub(crate) struct RawTransactionCall(Infallible);
+
+pub(crate) struct Notifications(Infallible);
+
+impl Connection {
+    pub(crate) async fn open(endpoint: &Endpoint, limits: &Limits) -> Result<Self, ConnectError> {
+        Self::open_for(endpoint, limits.max_frame_bytes, limits.ping_timeout).await
+    }
+
+    pub(crate) async fn open_for(
+        endpoint: &Endpoint,
+        _max_message_bytes: usize,
+        _limit: Duration,
+    ) -> Result<Self, ConnectError> {
+        let reason = "this build has no transport: see the features `ipc` and `ws`";
+        Err(ConnectError::io(endpoint, io::Error::new(io::ErrorKind::Unsupported, reason)))
+    }
+
+    pub(crate) fn end(&self, _reason: LossReason) {
+        match self.none {}
+    }
+
+    pub(crate) fn heard(&self) {
+        match self.none {}
+    }
+
+    pub(crate) fn heard_at(&self) -> Instant {
+        match self.none {}
+    }
+
+    pub(crate) fn in_flight(&self) -> usize {
+        match self.none {}
+    }
+
+    pub(crate) async fn call(
+        &self,
+        _method: &'static str,
+        _params: impl Serialize,
+        _limit: Duration,
+    ) -> Result<Box<RawValue>, CallError> {
+        match self.none {}
+    }
+
+    pub(crate) fn raw_transaction(self: &Arc<Self>, _hash: B256) -> RawTransactionCall {
+        match self.none {}
+    }
+
+    pub(crate) async fn subscribe(
+        &self,
+        _params: impl Serialize,
+        _buffer: usize,
+        _limit: Duration,
+    ) -> Result<Notifications, CallError> {
+        match self.none {}
+    }
+}
+
+impl Future for RawTransactionCall {
+    type Output = Result<Option<Bytes>, CallError>;
+
+    fn poll(self: Pin<&mut Self>, _context: &mut Context<'_>) -> Poll<Self::Output> {
+        match self.0 {}
+    }
+}
+
+impl Notifications {
+    pub(crate) fn meter(&self) -> Arc<Meter> {
+        match self.0 {}
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub(crate) async fn next(&mut self) -> Option<Notification> {
+        match self.0 {}
+    }
+}
