@@ -58,13 +58,6 @@ pub const MAX_BLOCKS_AHEAD: u64 = 64;
 /// cancelled, and whether permanently): five slots of 12 s, longer than any message is delayed.
 pub const CANCELLATION_RETENTION: Duration = Duration::from_secs(60);
 
-/// How long after its expiry a comparison of pools does not offer a transaction again
-/// ([`OrderPool::status`](crate::OrderPool::status)), in retentions; if it is inserted again, it is
-/// accepted at any time. At the default retention of 60 s, a node that holds 300,000 transactions
-/// which no block includes is asked for each of them once in 11 minutes, 455 per second as
-/// deferrable work, and each is in the pool for one of these 11 minutes.
-pub const EXPIRED_PAUSE_RETENTIONS: u32 = 10;
-
 /// The caps of an [`OrderPool`](crate::OrderPool), for its operator: more traffic or a larger machine
 /// needs higher ones, less memory lower ones. [`Self::memory_bound_bytes`] says what they cost. What
 /// one holder may have is a fixed part of each cap.

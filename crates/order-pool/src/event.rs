@@ -77,8 +77,9 @@ pub enum RemoveReason {
     BlockPassed,
     /// Its block is farther ahead than is accepted: it was inserted before the pool knew the head.
     BlockTooFar,
-    /// A bundle with the same key for the same block and a higher nonce arrived. Its `Added`
-    /// follows, unless the pool does not take it: see [`OrderPool::supersede`](crate::OrderPool::supersede).
+    /// Of a blob transaction: the node has announced it with cell proofs, and its `Added` with these
+    /// follows. Of a bundle: one with the same key for the same block and a higher nonce arrived; its
+    /// `Added` follows, unless the pool does not take it: see [`OrderPool::supersede`](crate::OrderPool::supersede).
     Replaced,
     /// Its signer cancelled it. Of a bundle, the [`Event::Cancelled`] follows.
     Cancelled,
@@ -90,11 +91,9 @@ pub enum RemoveReason {
 pub enum OrderStatus {
     /// It is in the pool.
     Pooled,
-    /// It was removed, and is still in the dedupe window: for good, or because it expired and
-    /// its pause of [`EXPIRED_PAUSE_RETENTIONS`](crate::EXPIRED_PAUSE_RETENTIONS) is not over.
+    /// It was removed for good, and is still in the dedupe window.
     Removed,
-    /// It was evicted, or it expired and the pause is over, or its block has passed, which a reorg may undo. It is
-    /// accepted if it is inserted again and, when the pool is full, pays more than another.
+    /// It was evicted, or it expired, or its block has passed, which a reorg may undo. It is accepted if it is inserted again and, when the pool is full, pays more than another.
     MayReturn,
     /// It was never in the pool, or has left the dedupe window.
     Unknown,

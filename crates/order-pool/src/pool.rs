@@ -2,7 +2,7 @@
 //!
 //! The lock is taken by each insert and cancellation, by each step of a head and of a list of nonces,
 //! and by a step of upkeep (to remove what is over, up to 16 times, to expire, to compact): for one change and its publication. An insert
-//! evicts at most 320 transactions, or evicts 64 bundles and removes 4 that are over; a step touches at most 256
+//! evicts at most 512 transactions, or evicts 64 bundles and removes 4 that are over; a step touches at most 256
 //! transactions, removes at most 4 bundles, or rewrites at most 16 pages; one that puts back what a reorg un-mined
 //! ends with the order that has it touch as many, whose insert may evict others. Each ends at most 256 claims on orders that
 //! have left. It is never held together with a sink's. Under it no
@@ -238,7 +238,7 @@ impl OrderPool {
         let shared = &self.shared;
         let _in_turn = shared.in_turn();
         let (head, mined) = (block.head, Arc::clone(&block.mined));
-        let Change { relation, mut untaken, not_kept, free } =
+        let Change { relation, mut reinserted, dropped, forgotten } =
             shared.write(|core| core.chain.push(block));
         if !relation.is_new() {
             return relation;
@@ -249,14 +249,14 @@ impl OrderPool {
         let pass_private = || shared.write(|core| core.pass_private(PER_STEP));
         let are_left = pass_private();
         let counters = &shared.tables.counters;
-        counters.not_kept(not_kept);
-        while !untaken.is_empty() {
-            let (put_back, refused) = shared.write(|core| core.put_back(&mut untaken, PER_STEP));
+        counters.not_kept(dropped);
+        while !reinserted.is_empty() {
+            let (put_back, refused) = shared.write(|core| core.put_back(&mut reinserted, PER_STEP));
             counters.put_back.add(put_back);
             refused.iter().for_each(|reason| counters.outcome(&InsertOutcome::Rejected(*reason)));
             thread::sleep(STEP_PAUSE);
         }
-        in_steps(&free, |hashes| shared.write(|core| core.free(hashes)));
+        in_steps(&forgotten, |hashes| shared.write(|core| core.forget(hashes)));
         shared.write(|core| core.tell(Effect::Told(Event::Head(Arc::new(head)))));
         while are_left && pass_private() {
             thread::sleep(STEP_PAUSE);
@@ -266,6 +266,19 @@ impl OrderPool {
         counters.reorgs.add(u64::from(relation.replaced() > 0));
         counters.head_gaps.add(u64::from(matches!(relation, Relation::Gap { .. })));
         relation
+    }
+
+    /// A node whose pool the host compares with this one lists these hashes: what is pooled of them
+    /// and public is kept until the node lists it no more, as with
+    /// [`Transaction::listed`](crate::Transaction::listed).
+    pub fn on_listed(&self, hashes: &[B256]) {
+        in_steps(hashes, |hashes| self.shared.write(|core| core.on_listed(hashes)));
+    }
+
+    /// No node lists these hashes any more: what is pooled of them is kept for
+    /// [`PoolConfig::tx_retention`] from now on, since a builder may still want it.
+    pub fn on_unlisted(&self, hashes: &[B256]) {
+        in_steps(hashes, |hashes| self.shared.write(|core| core.on_unlisted(hashes)));
     }
 
     /// The latest head that [`Self::on_head`] applied; `None` before the first.
@@ -306,7 +319,7 @@ impl OrderPool {
         let seen = self.shared.tables.seen.state(hash);
         match seen {
             _ if self.contains(hash) => OrderStatus::Pooled,
-            Some(SeenState::Known | SeenState::Expired) => OrderStatus::Removed,
+            Some(SeenState::Known) => OrderStatus::Removed,
             Some(SeenState::MayReturn) => OrderStatus::MayReturn,
             None => OrderStatus::Unknown,
         }
@@ -459,11 +472,11 @@ impl PoolShared {
     }
 
     fn set_levels(&self, Writer { core, publisher }: &Writer) {
-        let Core { public, external, bundles, keys, .. } = core;
+        let Core { txs, external, bundles, keys, .. } = core;
         let levels = &self.levels;
-        levels.txs.set((public.len() + external.len()) as u64);
-        levels.tx_bytes.set((public.bytes + external.bytes) as u64);
-        levels.external_txs.set(external.len() as u64);
+        levels.txs.set(txs.len() as u64);
+        levels.tx_bytes.set(txs.bytes() as u64);
+        levels.external_txs.set(external.count as u64);
         levels.external_tx_bytes.set(external.bytes as f64);
         levels.bundles.set(bundles.len() as u64);
         levels.bundle_bytes.set(bundles.bytes as u64);

@@ -79,7 +79,7 @@ impl Item {
         self.record.encode(&sent)
     }
 
-    /// The caller that has sent it, if only its address is known: not what the node has announced.
+    /// The caller that has sent it, if the host does not know its signer: not what the node has announced.
     pub(crate) fn stranger(&self) -> Option<Holder> {
         let holder = match (&self.record, &self.hold) {
             (Record::Order(order), _) if order.as_tx().is_some_and(Transaction::is_public) => None,
@@ -89,7 +89,7 @@ impl Item {
             (Record::CancelPrivate(cancellation), _) => Some(cancellation.holder),
             (Record::Head(_), _) => None,
         };
-        holder.filter(|holder| matches!(holder, Holder::Caller(_)))
+        holder.filter(|holder| !holder.is_known())
     }
 
     /// The end of the message id. No other machine and no later run has the same.
@@ -248,7 +248,7 @@ impl Follower {
             return None;
         }
         if let Some(Published { holds, .. }) = self.published.get_mut(&order.id())
-            && !matches!(hold.holder, Holder::Caller(_))
+            && hold.holder.is_known()
         {
             holds.retain(|other| other.holder != hold.holder);
             holds.push(hold);

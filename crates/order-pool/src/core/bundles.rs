@@ -6,9 +6,11 @@ use alloy_primitives::B256;
 use chain_view::{Head, Taken};
 
 use super::{
-    Core, Effect, Ended, SWEPT_PER_STEP,
+    Core, Effect, Ended,
+    chain::{MAX_TAKEN_CLAIMS, TakenOrder},
     claims::{Claim, Kind, counted},
     keys::{KeyState, Slot, micros},
+    pooled_txs::Retention,
 };
 use crate::{
     config::MAX_TXS_PER_BUNDLE,
@@ -25,18 +27,9 @@ impl Core {
         &mut self,
         mut bundle: Bundle,
     ) -> Result<InsertOutcome, InsertOutcome> {
-        // What is over must not take the room of this one: of all, and first of whom it counts for.
         self.sweep();
         let next = self.chain.head().map_or(0, |head| head.number.saturating_add(1));
         let holder = bundle.parts().holder;
-        for seq in self.claims.passed_bundles(bundle.parts(), next, SWEPT_PER_STEP) {
-            // What a block has taken waits for that: a reorg puts it back.
-            if self.bundles.bundle(seq).is_none_or(|passed| self.taken(passed).is_none()) {
-                self.claims.end(seq, &(Kind::Bundle, holder));
-                self.end_bundle(seq, RemoveReason::BlockPassed);
-            }
-        }
-        self.claims.end_some();
         let slot = bundle.key().map(|key| (key, Some(bundle.block().unwrap_or(next))));
         let known = |core: &Self| slot.map(|slot| core.keys.with_cancellations(&slot));
         let state = known(self).unwrap_or_default();
@@ -68,8 +61,8 @@ impl Core {
             return Err(InsertOutcome::AlreadyRemoved);
         }
         let order = Order::Bundle(bundle);
-        let victims = self.room_for(&order, state.bundle)?;
-        self.end_claims(victims);
+        let (counted, claim) = counted(&order, 0);
+        self.make_room(self.next_seq, &counted, claim, state.bundle)?;
         // The state of this key may have been forgotten to make room for the keys of the evicted
         // bundles.
         let state = known(self).unwrap_or_default();
@@ -77,15 +70,16 @@ impl Core {
         if let Some((key, _)) = slot {
             self.end_cancellation(key);
         }
-        self.add_bundle(Arc::new(order), sent_at);
+        self.add_bundle(Arc::new(order), sent_at, &[claim]);
         self.remember(&id, seen);
         Ok(old.map_or(InsertOutcome::Added, |old| InsertOutcome::Replaced { old: old.id() }))
     }
 
     fn hold_bundle(&mut self, seq: u64, holder: Holder) -> Result<InsertOutcome, InsertOutcome> {
-        if self.hold(seq, (Kind::Bundle, holder))?
-            && let Some(order) = self.order(seq).map(Arc::clone)
-        {
+        let Some(order) = self.order(seq).map(Arc::clone) else {
+            return Ok(InsertOutcome::Known);
+        };
+        if self.hold(seq, &counted(&order, 0).0, (Kind::Bundle, holder))? {
             self.tell(Effect::Told(Event::Held { order, holder, terms: None }));
         }
         Ok(InsertOutcome::Known)
@@ -187,8 +181,12 @@ impl Core {
         if self.taken(bundle).is_none() {
             let left = self.first_left(bundle).unwrap_or(0);
             self.bundles.watch(seq, left);
-        } else if let Some(order) = self.end_bundle(seq, reason) {
-            self.chain.ended.take(&by, order);
+        } else {
+            let claims = self.claims.holders(seq, MAX_TAKEN_CLAIMS);
+            if let Some(order) = self.end_bundle(seq, reason) {
+                let (retention, signer) = (Retention::default(), None);
+                self.chain.take_ended(&by, TakenOrder { order, claims, retention, signer });
+            }
         }
     }
 
@@ -199,7 +197,7 @@ impl Core {
 
     /// The transaction because of which a bundle cannot go into any block: the first mined or stale
     /// one that may not be omitted, or the first of all if all are mined or stale.
-    fn taken(&self, bundle: &Bundle) -> Option<(usize, Taken)> {
+    pub(super) fn taken(&self, bundle: &Bundle) -> Option<(usize, Taken)> {
         let mut first = None;
         let mut left = false;
         for (index, tx) in bundle.txs().iter().enumerate() {
@@ -238,8 +236,9 @@ impl Core {
 
     /// Puts back a bundle that a reorg has freed, unless another took its place, or is refused for want of
     /// room. Returns whether it is back.
-    pub(super) fn put_back_bundle(&mut self, order: Arc<Order>) -> Result<bool, RejectReason> {
-        let Order::Bundle(bundle) = &*order else { unreachable!("its caller has a bundle") };
+    pub(super) fn put_back_bundle(&mut self, taken: &TakenOrder) -> Result<bool, RejectReason> {
+        let TakenOrder { order, claims, .. } = taken;
+        let Order::Bundle(bundle) = &**order else { unreachable!("its caller has a bundle") };
         let slot = slot_of(bundle);
         let is_latest = slot.is_none_or(|slot| {
             let (own, all) = (self.keys.get(&slot), self.keys.get(&(slot.0, None)));
@@ -252,10 +251,11 @@ impl Core {
         if !is_latest || !is_possible || self.find(bundle.id()).is_some() {
             return Ok(false);
         }
-        let victims = self.room_for(&order, None)?;
+        let (counted, claim) = counted(order, 0);
+        let claims = if claims.is_empty() { &[claim] } else { &claims[..] };
+        let claims = self.make_room_for_first(&counted, claims)?;
         let sent_at = slot.and_then(|slot| self.keys.get(&slot).sent_at);
-        self.end_claims(victims);
-        self.add_bundle(order, sent_at);
+        self.add_bundle(Arc::clone(order), sent_at, claims);
         Ok(true)
     }
 
@@ -314,22 +314,15 @@ impl Core {
         })
     }
 
-    /// What must be evicted so that this one fits, if it replaces `old`.
-    fn room_for(&self, order: &Order, old: Option<u64>) -> Result<Vec<(u64, Claim)>, RejectReason> {
-        let (counted, claim) = counted(order, self.chain.next_base_fee_wei());
-        self.claims.room_for(self.next_seq, &counted, &claim, old, &self.limits)
-    }
-
     /// Adds a bundle with its block and its nonce; `sent_at` is that of a message that came without
     /// one.
-    fn add_bundle(&mut self, order: Arc<Order>, sent_at: Option<u64>) {
+    fn add_bundle(&mut self, order: Arc<Order>, sent_at: Option<u64>, claims: &[Claim]) {
         let Some(bundle) = order.as_bundle() else { unreachable!("both callers have a bundle") };
         let seq = self.tell(Effect::Added(Event::Added(Arc::clone(&order))));
         self.index.insert(bundle.id(), seq);
-        let (counted, claim) = counted(&order, self.chain.next_base_fee_wei());
-        self.claims.insert(seq, counted, claim);
+        self.add_claims(seq, &counted(&order, 0).0, claims);
         if let Some(slot) = slot_of(bundle) {
-            let (nonce, bundle, (_, holder)) = (bundle.nonce(), Some(seq), claim);
+            let (nonce, bundle, holder) = (bundle.nonce(), Some(seq), order.holder());
             let state = KeyState { nonce, sent_at, bundle, holder, ..KeyState::default() };
             self.keys.set(slot, state, self.now);
         }
@@ -340,7 +333,7 @@ impl Core {
     /// Removes a bundle from everything but its key.
     fn take_bundle(&mut self, seq: u64, reason: RemoveReason) -> Option<Arc<Order>> {
         let order = self.bundles.remove(seq)?;
-        self.claims.remove(seq);
+        self.claims.remove(seq, &counted(&order, 0).0);
         self.leave(seq, &order, reason);
         Some(order)
     }

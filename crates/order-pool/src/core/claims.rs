@@ -1,28 +1,42 @@
-//! Who holds what external callers sent. An order counts for everyone who sent it, and stays until the
-//! last of them loses it: so nobody can send another one's order first, and take it along when its own
-//! share overflows.
+//! Who holds an order, in which share it counts, and what goes first when a share is full.
+//!
+//! | order | holder | counts in | when that is full |
+//! |---|---|---|---|
+//! | transaction that the node announced, or for which the host vouches | nobody | the node's share (`max_txs`, `max_tx_bytes`) | the one with the lowest tip goes, if the new one pays more; one that is too small to help is passed over |
+//! | raw transaction, private transaction, bundle | everyone who sent it: the host, a signer that it knows, an IPv4 address, an IPv6 /56, or a signer behind a front | the share of each of them: half of the cap, a tenth, or a thirty-second | its signer with the most loses its last order: the transaction with the lowest tip, the bundle for the latest block |
+//! | the same | the same | what an IPv6 /48 (the shares of four callers) or a front (of eight) may have | the holder with the most loses one in the same way |
+//! | the same | the same | one half of the cap: callers' or known signers', in each once, however many hold it | the holder with the most loses one in the same way: the order goes for all who have more than the new one's holder, and otherwise stays |
+//! | bundle whose block has passed | the same | the same | it goes first, whoever holds it |
+//! | bundle for a block before the new one's | the same | the same | it stays; the new one is refused |
+//!
+//! An order stays until the last of its holders loses it: so nobody can send another one's order
+//! first, and take it along when its own share overflows. Its holders lose it when a share of theirs
+//! is full; when it expires, is mined, replaced or cancelled it goes for all.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use alloy_primitives::{Address, U256};
 
 use super::{
     limits::Limits,
-    shares::{MAX_EVICTED_TXS, New, Shares},
-    tx_share::FeeCaps,
+    node_share::{FeeCaps, MAX_EVICTED_TXS},
+    room::{Half, HeldOrder, NewClaim},
 };
 use crate::{
     error::RejectReason,
     holder::Holder,
-    order::{BundleParts, Funds, Order, PrivateTerms},
+    order::{Funds, Order, PrivateTerms},
 };
 
 /// Most bundles that one insert may evict: a share that is full of bytes has 13 kB for each, so these make
 /// room for one of six blobs. With the most transactions, 60 us each.
-const MAX_EVICTED_BUNDLES: usize = 64;
+pub(super) const MAX_EVICTED_BUNDLES: usize = 64;
 
 /// Most claims on orders that have left which one operation ends. They count until then.
 const ENDED_PER_STEP: usize = 256;
+
+/// Claims that end together with their order; if there are more, the others end in steps.
+const ENDED_AT_ONCE: usize = 16;
 
 /// What an order is sent as: each kind has caps of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -40,12 +54,6 @@ impl Kind {
 
 /// What an order is sent as, and by whom.
 pub(super) type Claim = (Kind, Holder);
-
-/// Of a signer's, the last is evicted first, and of those of the same rank the one accepted last, so
-/// that junk evicts no older ones. A transaction ranks by what it pays at the base fee of its
-/// acceptance: a fee is only a claim, so it ranks one among those of its holder. A bundle ranks by its
-/// block, since what it pays is not known without executing it.
-type Place = (i128, u64);
 
 /// What an order may cost the sender of its first transaction: sender, nonce and cost in wei.
 type Cost = (Address, u64, U256);
@@ -87,83 +95,81 @@ fn cost_of(order: &Order) -> Option<Cost> {
 
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    /// For each kind those of callers, and those of the host and of signers that it knows.
-    shares: [Shares<Option<Address>, Place>; 6],
-    orders: BTreeMap<u64, (Counted, Vec<Claim>)>,
+    /// For each kind that of callers, and that of the host and of signers that it knows.
+    halves: [Half; 6],
     /// By holder, with the order and what it was sent as.
     costs: BTreeSet<(Holder, Cost, u64, Kind)>,
-    /// Those that have left and are still claimed: thousands of addresses may have sent the same one.
-    left: Vec<u64>,
+    /// Orders that have left, whose claims still count: thousands of addresses may have sent one.
+    left: Vec<(usize, u64, Counted, HeldOrder)>,
 }
 
 const fn class((kind, holder): &Claim) -> usize {
     2 * *kind as usize + holder.is_known() as usize
 }
 
-fn is_same(one: &Claim, other: &Claim) -> bool {
-    #[cfg(test)]
-    tests::COMPARED.set(tests::COMPARED.get() + 1);
-    one == other
-}
-
 impl Claims {
-    pub(super) fn insert(&mut self, seq: u64, counted: Counted, claim: Claim) {
-        self.orders.insert(seq, (counted, Vec::new()));
-        self.add(seq, claim);
-    }
-
-    pub(super) fn add(&mut self, seq: u64, claim: Claim) {
-        if let Some((Counted { rank, signer, bytes, cost }, claims)) = self.orders.get_mut(&seq) {
-            claims.push(claim);
-            self.shares[class(&claim)].insert(claim.1, *signer, (*rank, seq), *bytes);
-            if let Some(cost) = *cost {
-                self.costs.insert((claim.1, cost, seq, claim.0));
-            }
+    /// Adds a claim that is not there.
+    pub(super) fn add(&mut self, seq: u64, counted: &Counted, claim: Claim) {
+        let &Counted { rank, signer, bytes, cost } = counted;
+        let order = HeldOrder { place: (rank, seq), signer, bytes, holders: Vec::new() };
+        self.halves[class(&claim)].insert(seq, claim.1, order);
+        if let Some(cost) = cost {
+            self.costs.insert((claim.1, cost, seq, claim.0));
         }
     }
 
-    pub(super) fn of(&self, seq: u64) -> &[Claim] {
-        self.orders.get(&seq).map_or(&[], |(_, claims)| claims)
+    pub(super) fn contains(&self, seq: u64, claim: &Claim) -> bool {
+        self.halves[class(claim)].is_held_by(seq, &claim.1)
     }
 
-    /// The first bundles of a bundle's holder and signer, as far as they are for blocks before `next`.
-    pub(super) fn passed_bundles(&self, parts: &BundleParts, next: u64, most: usize) -> Vec<u64> {
-        let share = &self.shares[class(&(Kind::Bundle, parts.holder))];
-        let bundles = share.items_of(&parts.holder, &parts.signer).take(most);
-        bundles.take_while(|(rank, _)| *rank < next.into()).map(|(_, seq)| *seq).collect()
+    /// Who holds an order, as far as so many are wanted: known holders first.
+    pub(super) fn holders(&self, seq: u64, most: usize) -> Vec<Claim> {
+        let kinds = [Kind::Raw, Kind::Private, Kind::Bundle];
+        let halves = [true, false].into_iter().flat_map(|is_known| {
+            kinds.map(|kind| (kind, &self.halves[2 * kind as usize + usize::from(is_known)]))
+        });
+        let held = halves.filter_map(|(kind, half)| Some((kind, half.get(seq)?)));
+        held.flat_map(|(kind, order)| order.holders.iter().map(move |holder| (kind, *holder)))
+            .take(most)
+            .collect()
     }
 
-    /// Ends one; returns whether nobody holds the order any more.
-    pub(super) fn end(&mut self, seq: u64, claim: &Claim) -> bool {
-        let Some((counted, claims)) = self.orders.get_mut(&seq) else { return false };
-        // From the back, where [`Self::end_some`] ends them.
-        if let Some(at) = claims.iter().rposition(|other| is_same(other, claim)) {
-            claims.swap_remove(at);
-            let Counted { rank, signer, bytes, cost } = *counted;
-            self.shares[class(claim)].remove(claim.1, signer, (rank, seq), bytes);
-            if let Some(cost) = cost {
-                self.costs.remove(&(claim.1, cost, seq, claim.0));
-            }
+    /// Ends a claim. Returns whether nobody holds the order any more.
+    pub(super) fn end(&mut self, seq: u64, counted: &Counted, claim: &Claim) -> bool {
+        self.halves[class(claim)].remove(seq, &claim.1);
+        if let Some(cost) = counted.cost {
+            self.costs.remove(&(claim.1, cost, seq, claim.0));
         }
-        claims.is_empty()
+        self.halves.iter().all(|half| half.get(seq).is_none())
     }
 
-    /// The order has left. What claims it has are ended by [`Self::end_some`].
-    pub(super) fn remove(&mut self, seq: u64) {
-        if self.of(seq).is_empty() {
-            self.orders.remove(&seq);
-        } else {
-            self.left.push(seq);
+    /// The order has left. If it has many claims, [`Self::end_some`] ends the others.
+    pub(super) fn remove(&mut self, seq: u64, counted: &Counted) {
+        for class in 0..self.halves.len() {
+            if let Some(order) = self.halves[class].take(seq) {
+                self.left.push((class, seq, *counted, order));
+                self.end_last(ENDED_AT_ONCE);
+            }
         }
     }
 
     /// Ends some claims on orders that have left.
     pub(super) fn end_some(&mut self) {
-        for _ in 0..ENDED_PER_STEP {
-            let Some(seq) = self.left.last().copied() else { return };
-            let last = self.of(seq).last().copied();
-            if last.is_none_or(|claim| self.end(seq, &claim)) {
-                self.orders.remove(&seq);
+        self.end_last(ENDED_PER_STEP);
+    }
+
+    /// Ends at most so many claims on orders that have left.
+    fn end_last(&mut self, most: usize) {
+        for _ in 0..most {
+            let Some((class, seq, counted, order)) = self.left.last_mut() else { return };
+            if let Some(holder) = order.holders.pop() {
+                self.halves[*class].end_claim(order, holder);
+                if let Some(cost) = counted.cost {
+                    let kind = [Kind::Raw, Kind::Private, Kind::Bundle][*class / 2];
+                    self.costs.remove(&(holder, cost, *seq, kind));
+                }
+            }
+            if order.holders.is_empty() {
                 self.left.pop();
             }
         }
@@ -190,93 +196,89 @@ impl Claims {
         Ok(())
     }
 
-    /// Which claims must end so that a claim on a pooled order fits; none if it is there.
-    pub(super) fn room_to_add(
+    /// The first bundle for a block before `next`, of those that may go, in a share that is too full
+    /// for a new claim.
+    pub(super) fn passed_bundle(
         &self,
-        seq: u64,
-        claim: &Claim,
+        new: &NewClaim,
         limits: &Limits,
-    ) -> Result<Vec<(u64, Claim)>, RejectReason> {
-        match self.orders.get(&seq) {
-            Some((counted, _)) => self.room_for(seq, counted, claim, None, limits),
-            None => Ok(Vec::new()),
-        }
+        next: u64,
+        may_go: impl Fn(u64) -> bool,
+    ) -> Option<u64> {
+        let half = &self.halves[class(&(Kind::Bundle, new.holder))];
+        half.passed_bundle(new, &limits.bundles, next, may_go)
     }
 
-    /// Which claims must end so that an order with this sequence number fits, if it replaces `replaced`: see
-    /// [`Shares::room_for`]. A bundle is never evicted for one of a later block.
+    /// Which claims must end so that a new one fits: see [`Half::room_for`].
     pub(super) fn room_for(
         &self,
-        seq: u64,
-        &Counted { rank, signer, bytes, .. }: &Counted,
-        claim: &Claim,
-        replaced: Option<u64>,
+        kind: Kind,
+        new: &NewClaim,
         limits: &Limits,
     ) -> Result<Vec<(u64, Claim)>, RejectReason> {
-        let &(kind, holder) = claim;
-        let (own, all) = match kind {
-            Kind::Raw => (limits.raw_txs, limits.raw_txs),
-            Kind::Private => (limits.private_txs.of_holder(&holder), limits.private_txs.half),
-            Kind::Bundle => (limits.bundles.of_holder(&holder), limits.bundles.half),
+        let (holder, bytes) = (new.holder, new.bytes);
+        let caps = match kind {
+            Kind::Raw | Kind::Private => &limits.external_txs,
+            Kind::Bundle => &limits.bundles,
         };
-        if bytes > own.bytes {
-            return Err(RejectReason::TooLarge { size_bytes: bytes, limit_bytes: own.bytes });
+        let limit_bytes = caps.of_holder(&holder).bytes;
+        if bytes > limit_bytes {
+            return Err(RejectReason::TooLarge { size_bytes: bytes, limit_bytes });
         }
-        let share = &self.shares[class(claim)];
-        if let (Kind::Private, Some(sender)) = (kind, signer) {
+        let half = &self.halves[class(&(kind, holder))];
+        if let (Kind::Private, Some(sender)) = (kind, new.signer) {
             let limit = limits.max_private_per_sender;
-            let count = share.of_signer(&holder, &signer).count;
+            let count = half.signer_count(&holder, new.signer);
             if count >= limit {
                 return Err(RejectReason::SenderFull { sender, count, limit });
             }
         }
-        let replaced = replaced.and_then(|old| Some((old, self.orders.get(&old)?)));
-        let replaced = replaced.map(|(old, (counted, claims))| {
-            let of_own = claims.iter().filter(|other| *other == claim).count();
-            let of_all = claims.iter().filter(|other| class(other) == class(claim)).count();
-            ((counted.rank, old), [of_own, of_all], counted.bytes)
-        });
-        let bytes_of = |(_, seq): &Place| self.orders.get(seq).map_or(0, |(order, _)| order.bytes);
-        let max_evicted = if kind == Kind::Bundle { MAX_EVICTED_BUNDLES } else { MAX_EVICTED_TXS };
-        let from = (if kind == Kind::Bundle { rank } else { i128::MIN }, 0);
-        let new = New { holder, signer, item: (rank, seq), from, bytes, max_evicted };
-        let victims = share.room_for(&new, replaced, own, all, bytes_of)?;
-        Ok(victims.into_iter().map(|(holder, (_, seq))| (seq, (kind, holder))).collect())
+        let victims = half.room_for(new, caps)?;
+        Ok(victims.into_iter().map(|(seq, holder)| (seq, (kind, holder))).collect())
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use super::*;
-    use crate::config::PoolConfig;
-
-    thread_local! {
-        pub(super) static COMPARED: Cell<usize> = const { Cell::new(0) };
+impl Counted {
+    /// A claim of this kind on an order that is counted so, for which room is needed. A bundle is
+    /// never evicted for one of a later block.
+    pub(super) const fn new_claim(
+        &self,
+        seq: u64,
+        (kind, holder): Claim,
+        replaced: Option<u64>,
+    ) -> NewClaim {
+        let &Self { rank, signer, bytes, .. } = self;
+        let (lowest_rank, max_evicted) = match kind {
+            Kind::Bundle => (rank, MAX_EVICTED_BUNDLES),
+            Kind::Raw | Kind::Private => (i128::MIN, MAX_EVICTED_TXS),
+        };
+        NewClaim { holder, signer, place: (rank, seq), bytes, replaced, lowest_rank, max_evicted }
     }
+}
 
-    /// Thousands of addresses can send one transaction, and hundreds of such transactions leave in one
-    /// hold of the lock. To end 256 of 18,000 claims on one took 9 ms: each was looked for from the front.
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// Thousands of addresses can send one transaction, and hundreds of such transactions leave in
+    /// one hold of the lock: to end all claims at once took milliseconds.
     #[test]
-    fn however_many_hold_an_order_a_step_ends_no_more_claims_than_it_may() {
+    fn a_step_ends_a_bounded_number_of_claims_however_many_hold_an_order() {
         let mut claims = Claims::default();
         let counted = Counted { rank: 0, signer: None, bytes: 1, cost: None };
-        let by = |n: u16| (Kind::Raw, Holder::caller([10, 0, (n >> 8) as u8, n as u8].into()));
-        let left = |claims: &Claims| claims.orders.values().map(|(_, of)| of.len()).sum::<usize>();
+        let claim = |n: u16| (Kind::Raw, Holder::caller([10, 0, (n >> 8) as u8, n as u8].into()));
         for seq in 0..2 {
-            claims.insert(seq, counted, by(0));
-            (1..300).for_each(|n| claims.add(seq, by(n)));
+            (0..300).for_each(|n| claims.add(seq, &counted, claim(n)));
         }
-        claims.remove(0);
-        claims.remove(1);
-        for expected in [600 - 256, 600 - 512, 0] {
-            claims.end_some();
+        claims.remove(0, &counted);
+        claims.remove(1, &counted);
+        let left = |claims: &Claims| {
+            claims.left.iter().map(|(.., order)| order.holders.len()).sum::<usize>()
+        };
+        for expected in [568, 312, 56, 0] {
             assert_eq!(left(&claims), expected);
+            claims.end_some();
         }
-        assert_eq!(COMPARED.get(), 600, "each is found at once");
-        assert!(claims.orders.is_empty() && claims.left.is_empty());
-        let limits = Limits::from(PoolConfig::default());
-        assert_eq!(claims.room_for(2, &counted, &by(0), None, &limits), Ok(Vec::new()));
+        assert_eq!(claims.halves[0].signer_count(&claim(0).1, None), 0);
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use alloy_primitives::Address;
 
-use super::{limits::Division, shares::Waiting};
+use super::{limits::Division, usage::Waiting};
 use crate::{event::InsertOutcome, holder::Holder, order::ReplacementKey};
 
 /// How many cancellations of unknown keys are published for each caller of whom only the address is

@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use super::shares::Size;
+use super::usage::Size;
 use crate::{
-    config::{
-        CANCELLATION_RETENTION, EXPIRED_PAUSE_RETENTIONS, MAX_BLOCKS_AHEAD, MIN_TX_BYTES,
-        PoolConfig,
-    },
-    holder::Holder,
+    config::{CANCELLATION_RETENTION, MAX_BLOCKS_AHEAD, MIN_TX_BYTES, PoolConfig},
+    holder::{Holder, Network},
     read::{MAX_GARBAGE_BYTES, SEGMENT_EVENTS, SLOT_BYTES},
 };
 
@@ -25,11 +22,14 @@ const MIN_DEDUPE_WINDOW: usize = 1 << 20;
 /// transactions.
 const RECENT_BLOCKS: usize = 64;
 
-/// Most bytes of mined orders, held so that a reorg can put them back; the oldest are dropped first. A block of 21 blobs (the most a blob-parameter-only fork has set so far) takes
-/// 2.8 MB and its plain transactions about 0.5 MB, and three quarters of this cover a reorg of 15 blocks; the last quarter
-/// is for what those blocks made impossible, bundles and transactions with used nonces;
-/// none deeper than 7 has happened since the merge.
+/// Most bytes of the orders that blocks took, held so that a reorg can put them back; the oldest are dropped first. A block
+/// of 21 blobs (the most a blob-parameter-only fork has set so far) takes 2.8 MB and its plain transactions about 0.5 MB, so
+/// what is left for mined orders covers a reorg of 12 blocks; none deeper than 7 has happened since the merge.
 pub(super) const MAX_UNMINE_BYTES: usize = 64 << 20;
+
+/// Of these the part for what blocks made impossible, bundles and transactions with used nonces: as much for callers as for
+/// the node and known holders.
+pub(super) const MAX_ENDED_BYTES: usize = 12 << 20;
 
 /// A caller of whom only the address is known may hold a sixteenth of what all callers may: 625 of
 /// 10,000 bundles, 17/s three blocks ahead. Fifteen addresses cannot fill it.
@@ -47,6 +47,18 @@ const PRIVATE_PER_SENDER: usize = 16;
 /// whom only the address is known may have 512 of them a minute, 8/s.
 const MAX_PRIVATE_CANCELLATIONS: usize = 1 << 14;
 
+/// All of an IPv6 /48 have the shares of four callers: a provider may give a /56 to one customer and
+/// a /48 to the next, so a /48 is a few subscribers at most, or one with 256 callers' addresses.
+const CALLERS_PER_SITE: usize = 4;
+
+/// All that a front forwards for signers that the host does not know has the shares of eight
+/// callers, half of what callers have: to make keys costs nothing, and direct callers keep the rest.
+const CALLERS_PER_FRONT: usize = 8;
+
+/// Claims on the orders of one half, in orders: most orders have one sender, and each further claim
+/// costs about 300 bytes. Beyond it the holder with the most loses a claim.
+const CLAIMS_PER_ORDER: usize = 4;
+
 /// How a cap is divided by holder.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Division {
@@ -54,6 +66,12 @@ pub(crate) struct Division {
     pub(crate) half: Size,
     pub(crate) per_signer: Size,
     pub(crate) per_caller: Size,
+    /// All callers of one IPv6 /48.
+    pub(crate) per_site: Size,
+    /// All that one front forwards for signers that the host does not know.
+    pub(crate) per_front: Size,
+    /// Most claims in a half.
+    pub(crate) claims: usize,
 }
 
 impl Division {
@@ -63,7 +81,19 @@ impl Division {
             count: (count / parts).max(1),
             bytes: (bytes / parts).max(MIN_TX_BYTES),
         };
-        Self { half: part(2), per_signer: part(2 * KNOWN_SIGNERS), per_caller: part(2 * CALLERS) }
+        let (half, per_caller) = (part(2), part(2 * CALLERS));
+        let callers = |callers: usize| Size {
+            count: per_caller.count.saturating_mul(callers).min(half.count),
+            bytes: per_caller.bytes.saturating_mul(callers).min(half.bytes),
+        };
+        Self {
+            half,
+            per_signer: part(2 * KNOWN_SIGNERS),
+            per_caller,
+            per_site: callers(CALLERS_PER_SITE),
+            per_front: callers(CALLERS_PER_FRONT),
+            claims: half.count.saturating_mul(CLAIMS_PER_ORDER),
+        }
     }
 
     /// What one holder may have.
@@ -71,7 +101,16 @@ impl Division {
         match holder {
             Holder::Host => self.half,
             Holder::Signer(_) => self.per_signer,
-            Holder::Caller(_) => self.per_caller,
+            Holder::Caller(_) | Holder::Forwarded { .. } => self.per_caller,
+        }
+    }
+
+    /// What all holders of one network may have; without a network there is no such limit.
+    pub(crate) const fn of_network(&self, network: Option<Network>) -> Size {
+        match network {
+            None => Size::UNLIMITED,
+            Some(Network::Site(_)) => self.per_site,
+            Some(Network::Front(_)) => self.per_front,
         }
     }
 }
@@ -80,16 +119,13 @@ impl Division {
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) options: PoolConfig,
-    /// How long after its expiry a transaction is not offered again.
-    pub(crate) expired_pause: Duration,
     /// How many accepted orders are remembered, so that none is accepted a second time while it is
     /// pooled, or after a block or a message of its key ended it.
     pub(crate) dedupe_window: usize,
     pub(crate) recent_blocks: usize,
     pub(crate) bundles: Division,
-    /// Those of the host and of signers that it knows, also of one of them alone; callers have the same.
-    pub(crate) raw_txs: Size,
-    pub(crate) private_txs: Division,
+    /// Of raw transactions, and as much again of private ones.
+    pub(crate) external_txs: Division,
     pub(crate) max_private_per_sender: usize,
     /// Of replacement keys without a bundle. No bytes are counted.
     pub(crate) keys: Division,
@@ -102,12 +138,10 @@ impl From<PoolConfig> for Limits {
     fn from(options: PoolConfig) -> Self {
         let external = Division::of(options.max_external_txs, options.max_external_tx_bytes);
         Self {
-            expired_pause: options.tx_retention.saturating_mul(EXPIRED_PAUSE_RETENTIONS),
             dedupe_window: options.max_txs.saturating_mul(2).max(MIN_DEDUPE_WINDOW),
             recent_blocks: RECENT_BLOCKS,
             bundles: Division::of(options.max_bundles, options.max_bundle_bytes),
-            raw_txs: external.half,
-            private_txs: external,
+            external_txs: external,
             max_private_per_sender: PRIVATE_PER_SENDER,
             keys: Division::of(options.max_cancellations, 0),
             private_cancellations: Division::of(MAX_PRIVATE_CANCELLATIONS, 0),

@@ -1,11 +1,12 @@
 //! The pool's logic without clock, lock or readers: `(operation, now)` in, effects out. It is compared
 //! with a naive model after every step of random sequences.
 //!
-//! - **Shares** ([`claims`], [`shares`], [`limits`]): what external callers sent is capped apart from
-//!   what the node announced, since claiming a high fee costs nothing. It is counted by holder, then by
-//!   signer, so a flood displaces its own.
-//! - **Ranks** ([`tx_share`]): of what the node announced the worst-paying is evicted, and no head reorders
-//!   it.
+//! - **Shares** ([`claims`] has the rules as a table; [`room`], [`usage`], [`limits`]): what external
+//!   callers sent is capped apart from what the node announced, since claiming a high fee costs
+//!   nothing. It is counted by holder, then by signer, so a flood displaces its own.
+//! - **Ranks** ([`node_share`]): of what the node announced the worst-paying is evicted, and no head
+//!   reorders it.
+//! - **Retention** ([`pooled_txs`]): what keeps a transaction, and when that is over.
 //! - **Heads** ([`chain`]): the cost is proportional to the block; its hashes and nonces are looked up,
 //!   and the pool is not scanned. A reorg puts back what the blocks had removed.
 //! - **Keys** ([`keys`], [`private_cancellations`]): which message of a replacement key is valid, and which
@@ -17,16 +18,14 @@ mod chain;
 mod claims;
 mod keys;
 mod limits;
+mod node_share;
+mod pooled_txs;
 mod private_cancellations;
-mod shares;
-mod tx_share;
+mod room;
 mod txs;
+mod usage;
 
-use std::{
-    collections::{BTreeSet, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use alloy_primitives::{Address, B256};
 use chain_view::{Head, NonceUpdate};
@@ -35,12 +34,13 @@ pub use self::keys::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIG
 use self::{
     bundle_index::BundleIndex,
     chain::Chain,
-    claims::{Claim, Claims, Kind},
+    claims::{Claim, Claims, Counted, Kind, counted},
     keys::Keys,
+    node_share::NodeShare,
+    pooled_txs::PooledTxs,
     private_cancellations::PrivateCancellations,
-    tx_share::TxShare,
 };
-pub(crate) use self::{chain::Change, limits::Limits, shares::Size};
+pub(crate) use self::{chain::Change, limits::Limits, usage::Size};
 #[cfg(all(test, not(loom)))]
 pub(crate) use self::{keys::micros, limits::Division};
 use crate::{
@@ -90,20 +90,17 @@ pub(crate) struct Core {
     now: Duration,
     /// What readers are to be told: taken after each operation.
     pub(crate) effects: Vec<Effect>,
-    /// Transactions that the node has announced.
-    pub(crate) public: TxShare,
-    /// Transactions that external callers sent and the node has not announced. Capped by their
-    /// claims: their fees are only a claim, while the node has checked that its senders can pay.
-    pub(crate) external: TxShare,
+    pub(crate) txs: PooledTxs,
+    /// The transactions that the node has announced, or for which the host vouches.
+    node_share: NodeShare,
+    /// The size of the others. Capped by their claims: their fees are only a claim, while the node
+    /// has checked that its senders can pay.
+    pub(crate) external: Size,
     pub(crate) claims: Claims,
-    /// Transactions that are kept until a block, by that block and acceptance.
-    private: BTreeSet<(u64, u64)>,
     pub(crate) bundles: BundleIndex,
     pub(crate) keys: Keys,
     private_cancellations: PrivateCancellations,
     pub(crate) index: Index,
-    /// The transactions by sender, nonce and acceptance. Not a hash table: to grow one with 100,000 senders took 4 ms.
-    senders: BTreeSet<(Address, u64, u64)>,
     pub(crate) seen: SeenWindow,
     pub(crate) chain: Chain,
     /// For [`Self::sweep`], each with the block that has ended it.
@@ -119,15 +116,17 @@ impl Core {
             next_seq: 0,
             now: Duration::ZERO,
             effects: Vec::new(),
-            public: TxShare::new(Size { count: options.max_txs, bytes: options.max_tx_bytes }),
-            external: TxShare::new(Size { count: usize::MAX, bytes: usize::MAX }),
+            txs: PooledTxs::default(),
+            node_share: NodeShare::new(Size {
+                count: options.max_txs,
+                bytes: options.max_tx_bytes,
+            }),
+            external: Size::default(),
             claims: Claims::default(),
-            private: BTreeSet::new(),
             bundles: BundleIndex::default(),
             keys: Keys::new(limits.cancellation_retention, limits.keys),
             private_cancellations: PrivateCancellations::new(limits.private_cancellations),
             index: Index::new(orders.into_iter().fold(0, usize::saturating_add)),
-            senders: BTreeSet::new(),
             seen: SeenWindow::new(limits.dedupe_window),
             chain: Chain::new(limits.recent_blocks),
             ended: VecDeque::new(),
@@ -141,14 +140,14 @@ impl Core {
     pub(crate) fn mine(&mut self, head: &Head, mined: &[B256], raised: &mut VecDeque<NonceUpdate>) {
         for hash in mined {
             if let Some(seq) = self.find(hash)
-                && let Some(order) = self.remove_tx(seq, RemoveReason::Mined)
+                && let Some(taken) = self.take_tx_for_block(seq, RemoveReason::Mined)
             {
-                if let Some(tx) = order.as_tx() {
+                if let Some(tx) = taken.order.as_tx() {
                     let used = NonceUpdate::new(tx.sender(), tx.nonce().saturating_add(1));
                     let is_news = self.chain.recent.raise(&head.hash, used) == Some(true);
                     raised.extend(is_news.then_some(used));
                 }
-                self.chain.mined.take(head, order);
+                self.chain.take_mined(head, taken);
             }
             // One that had been evicted or had expired is not accepted again.
             self.seen.set(hash, SeenState::Known);
@@ -160,7 +159,7 @@ impl Core {
 
     /// Forgets transactions that undone blocks contained, the new one does not, and the pool does
     /// not hold: they must be fetched again, and not be refused as known.
-    pub(crate) fn free(&mut self, hashes: &[B256]) {
+    pub(crate) fn forget(&mut self, hashes: &[B256]) {
         for hash in hashes {
             if !self.chain.recent.is_mined(hash) && self.find(hash).is_none() {
                 self.seen.forget(hash);
@@ -193,10 +192,9 @@ impl Core {
             let Some(NonceUpdate { sender, next_nonce, .. }) = raised.front().copied() else {
                 return;
             };
-            let stale = (sender, 0, 0)..(sender, next_nonce, 0);
-            if let Some(&(.., seq)) = self.senders.range(stale).next() {
-                if let Some(order) = self.remove_tx(seq, RemoveReason::StaleNonce) {
-                    self.chain.ended.take(head, order);
+            if let Some(seq) = self.txs.first_below(sender, next_nonce) {
+                if let Some(taken) = self.take_tx_for_block(seq, RemoveReason::StaleNonce) {
+                    self.chain.take_ended(head, taken);
                 }
                 continue;
             }
@@ -226,13 +224,11 @@ impl Core {
         true
     }
 
-    /// Removes at most `limit` transactions and keys whose retention is over, and marks expired
-    /// orders whose pause is over as offerable; returns whether more may be due.
+    /// Removes at most `limit` transactions and keys whose retention is over; returns whether more may
+    /// be due.
     pub(crate) fn expire(&mut self, limit: usize) -> bool {
         for _ in 0..limit {
-            if self.seen.offer_due(self.now) {
-            } else if let Some(seq) = self.next_due() {
-                self.remove_tx(seq, RemoveReason::Expired);
+            if self.expire_tx() {
             } else if let Some(told) = self.private_cancellations.forget_due(self.now) {
                 self.effects.push(Effect::PrivateCancellationForgotten(told));
             } else if let Some(((key, _), state)) = self.keys.forget_due(self.now) {
@@ -262,36 +258,97 @@ impl Core {
     }
 
     fn order(&self, seq: u64) -> Option<&Arc<Order>> {
-        let tx = || self.public.get(seq).or_else(|| self.external.get(seq));
-        tx().map(|tx| &tx.order).or_else(|| self.bundles.get(seq))
-    }
-
-    fn next_due(&mut self) -> Option<u64> {
-        let due = [self.public.next_due(self.now), self.external.next_due(self.now)];
-        due.into_iter().flatten().min()
+        self.txs.get(seq).map(|entry| &entry.order).or_else(|| self.bundles.get(seq))
     }
 
     /// Lets someone hold a pooled order too. Returns whether that is new.
-    fn hold(&mut self, seq: u64, claim: Claim) -> Result<bool, RejectReason> {
-        if self.claims.of(seq).contains(&claim) {
+    fn hold(&mut self, seq: u64, counted: &Counted, claim: Claim) -> Result<bool, RejectReason> {
+        if self.claims.contains(seq, &claim) {
             return Ok(false);
         }
-        let victims = self.claims.room_to_add(seq, &claim, &self.limits)?;
-        self.claims.add(seq, claim);
-        self.end_claims(victims);
+        self.make_room(seq, counted, claim, None)?;
+        self.claims.add(seq, counted, claim);
         Ok(true)
     }
 
-    /// Evicts orders that nobody holds any more.
-    fn end_claims(&mut self, victims: Vec<(u64, Claim)>) {
-        for (seq, claim) in victims {
-            if !self.claims.end(seq, &claim) {
-                continue;
+    /// Ends other claims so that a new one, on the order with this sequence number, fits if it
+    /// replaces `replaced`. Either that or nothing, but for bundles whose block has passed: they go
+    /// first, and do not wait for upkeep.
+    fn make_room(
+        &mut self,
+        seq: u64,
+        counted: &Counted,
+        claim: Claim,
+        replaced: Option<u64>,
+    ) -> Result<(), RejectReason> {
+        let mut new = counted.new_claim(seq, claim, replaced);
+        if let (Kind::Bundle, Some(head)) = (claim.0, self.chain.head()) {
+            let next = head.number.saturating_add(1);
+            while new.max_evicted > 0 {
+                // A reorg puts back what a block has taken: that waits for its turn.
+                let may_go = |other| {
+                    Some(other) != replaced
+                        && other != seq
+                        && self.bundles.bundle(other).is_some_and(|it| self.taken(it).is_none())
+                };
+                let passed = self.claims.passed_bundle(&new, &self.limits, next, may_go);
+                let Some(passed) = passed else { break };
+                self.end_bundle(passed, RemoveReason::BlockPassed);
+                new.max_evicted -= 1;
             }
-            match claim.0 {
-                Kind::Bundle => self.end_bundle(seq, RemoveReason::Evicted),
-                Kind::Raw | Kind::Private => self.remove_tx(seq, RemoveReason::Evicted),
+        }
+        for (seq, claim) in self.claims.room_for(claim.0, &new, &self.limits)? {
+            self.end_claim(seq, &claim);
+        }
+        Ok(())
+    }
+
+    /// Makes room for the first claim on a new order for which there is some. Returns that one and
+    /// those after it.
+    fn make_room_for_first<'a>(
+        &mut self,
+        counted: &Counted,
+        mut claims: &'a [Claim],
+    ) -> Result<&'a [Claim], RejectReason> {
+        loop {
+            let [claim, others @ ..] = claims else { return Ok(claims) };
+            match self.make_room(self.next_seq, counted, *claim, None) {
+                Ok(()) => return Ok(claims),
+                Err(reason) if others.is_empty() => return Err(reason),
+                Err(_) => claims = others,
+            }
+        }
+    }
+
+    /// Adds the first of these claims on an order, and each of the others for which there is room
+    /// without an eviction.
+    fn add_claims(&mut self, seq: u64, counted: &Counted, claims: &[Claim]) {
+        for (index, claim) in claims.iter().enumerate() {
+            let new = counted.new_claim(seq, *claim, None);
+            let has_room = || {
+                self.claims.room_for(claim.0, &new, &self.limits).is_ok_and(|ends| ends.is_empty())
             };
+            if index == 0 || has_room() {
+                self.claims.add(seq, counted, *claim);
+            }
+        }
+    }
+
+    /// Ends a claim, and evicts the order if nobody holds it any more.
+    fn end_claim(&mut self, seq: u64, claim: &Claim) {
+        let counted = match self.txs.get(seq) {
+            Some(entry) => entry.counted,
+            None => match self.bundles.get(seq) {
+                Some(order) => counted(order, 0).0,
+                None => return,
+            },
+        };
+        if !self.claims.end(seq, &counted, claim) {
+            return;
+        }
+        match claim.0 {
+            Kind::Bundle => _ = self.end_bundle(seq, RemoveReason::Evicted),
+            Kind::Raw | Kind::Private => _ = self.remove_tx(seq, RemoveReason::Evicted),
         }
     }
 
@@ -305,13 +362,10 @@ impl Core {
             // A private transaction may be sent again, by its sender or by the node. A bundle whose block has passed
             // is refused for that, unless a reorg has lowered the head.
             RemoveReason::Evicted
+            | RemoveReason::Expired
             | RemoveReason::BlockPassed
             | RemoveReason::BlockTooFar
             | RemoveReason::Cancelled => self.seen.set(id.hash(), SeenState::MayReturn),
-            RemoveReason::Expired => {
-                let offered_at = self.now.saturating_add(self.limits.expired_pause);
-                self.seen.expired(id.hash(), offered_at);
-            }
             _ => {}
         }
         self.tell(Effect::Removed { added: seq, order: Arc::clone(order), reason });

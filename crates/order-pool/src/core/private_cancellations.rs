@@ -11,7 +11,7 @@ use alloy_primitives::{Address, B256};
 use super::{
     keys::{max_unknown, publisher},
     limits::Division,
-    shares::Waiting,
+    usage::Waiting,
 };
 use crate::{
     holder::Holder,

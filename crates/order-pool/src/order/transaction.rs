@@ -75,6 +75,7 @@ pub struct Transaction {
     /// The first origin of the other kind, with its time.
     second: OnceLock<(Origin, SystemTime)>,
     is_vouched_for: bool,
+    is_listed: bool,
     holder: Holder,
     private: Option<PrivateTerms>,
     size_bytes: usize,
@@ -96,6 +97,7 @@ impl Transaction {
             first_seen,
             second: OnceLock::new(),
             is_vouched_for: false,
+            is_listed: false,
             holder: Holder::Host,
             private: None,
             size_bytes,
@@ -125,6 +127,22 @@ impl Transaction {
     pub const fn vouched_for(mut self) -> Self {
         self.is_vouched_for = true;
         self
+    }
+
+    /// Marks that a node lists it whose pool the host compares with this one. It is then kept until it
+    /// is mined or stale, evicted, or the node lists it no more, of which the host tells the pool with
+    /// [`OrderPool::on_unlisted`](crate::OrderPool::on_unlisted). Without this mark it is kept for
+    /// [`PoolConfig::tx_retention`](crate::PoolConfig::tx_retention) after it was announced. It has no
+    /// effect on orders of external callers.
+    #[must_use]
+    pub const fn listed(mut self) -> Self {
+        self.is_listed = true;
+        self
+    }
+
+    /// Whether a node lists it whose pool the host compares with this one: [`Self::listed`].
+    pub const fn is_listed(&self) -> bool {
+        self.is_listed && !self.origin.is_external()
     }
 
     /// Sets against whom the pool counts it, while it is not in the node's share.
@@ -229,6 +247,17 @@ impl Transaction {
             self.second.get_or_init(|| (origin, at));
         }
         self.is_public() != was_public
+    }
+
+    /// With the envelope that the node has announced: its blobs may be proven in another form.
+    pub(crate) fn with_envelope(&self, announced: &Self) -> Self {
+        Self { inner: announced.inner.clone(), size_bytes: announced.size_bytes, ..self.clone() }
+    }
+
+    /// Whether its blobs are proven as EIP-4844 defines it. Since Osaka nodes and blocks need the
+    /// cell proofs of EIP-7594.
+    pub(crate) fn has_old_sidecar(&self) -> bool {
+        matches!(self.sidecar(), Some(BlobTransactionSidecarVariant::Eip4844(_)))
     }
 
     /// When this process first received it, on the wall clock.

@@ -9,7 +9,6 @@ use std::{
     collections::{BTreeMap, VecDeque},
     hash::{BuildHasher, RandomState},
     sync::atomic::{AtomicU64, Ordering::Relaxed},
-    time::Duration,
 };
 
 use alloy_primitives::B256;
@@ -26,10 +25,8 @@ const FINGERPRINT: u64 = (1 << FINGERPRINT_BITS) - 1;
 pub(crate) enum SeenState {
     /// It is in the pool, or was removed for good.
     Known,
-    /// It expired recently: it is accepted if it is inserted again.
-    Expired,
-    /// It was evicted, or expired some time ago: it is accepted if it is inserted again, and a
-    /// comparison of pools should offer it.
+    /// It was evicted, or it expired: it is accepted if it is inserted again, and a comparison of
+    /// pools should offer it.
     MayReturn,
 }
 
@@ -37,7 +34,6 @@ impl SeenState {
     const fn of_word(word: u64) -> Self {
         match word >> FINGERPRINT_BITS {
             0 => Self::Known,
-            1 => Self::Expired,
             _ => Self::MayReturn,
         }
     }
@@ -155,8 +151,6 @@ pub(crate) struct SeenWindow {
     /// the queue holds. Not a hash table: to grow one with half a million took 12 ms.
     vacant: BTreeMap<u64, usize>,
     window: usize,
-    /// Recently expired orders, by the time from which they are offered again, in nanoseconds.
-    expired: VecDeque<(u64, u64)>,
 }
 
 impl SeenWindow {
@@ -166,44 +160,12 @@ impl SeenWindow {
             queue: VecDeque::new(),
             vacant: BTreeMap::new(),
             window,
-            expired: VecDeque::new(),
         }
     }
 
     /// Records what became of an order, if it is remembered.
     pub(crate) fn set(&mut self, hash: &B256, state: SeenState) {
         self.table.set(self.table.fingerprint(hash), state);
-    }
-
-    /// Records that an order expired, and is offered again from `offered_at` on. If more expire
-    /// until then than the window holds, the oldest are offered earlier; so is one that returns and
-    /// expires again meanwhile.
-    pub(crate) fn expired(&mut self, hash: &B256, offered_at: Duration) {
-        let fingerprint = self.table.fingerprint(hash);
-        self.table.set(fingerprint, SeenState::Expired);
-        let nanos = u64::try_from(offered_at.as_nanos()).unwrap_or(u64::MAX);
-        self.expired.push_back((nanos, fingerprint));
-        if self.expired.len() > self.window {
-            self.offer_first();
-        }
-    }
-
-    /// Marks one order that expired long enough ago as offerable; returns whether there was one.
-    pub(crate) fn offer_due(&mut self, now: Duration) -> bool {
-        let is_due = self.expired.front().is_some_and(|(at, _)| u128::from(*at) <= now.as_nanos());
-        if is_due {
-            self.offer_first();
-        }
-        is_due
-    }
-
-    fn offer_first(&mut self) {
-        // It may have been inserted again meanwhile, and be known.
-        if let Some((_, fingerprint)) = self.expired.pop_front()
-            && let Ok((_, SeenState::Expired)) = self.table.find(fingerprint)
-        {
-            self.table.set(fingerprint, SeenState::MayReturn);
-        }
     }
 
     /// Remembers an accepted order; the one accepted the longest ago is forgotten if the window is
@@ -232,26 +194,5 @@ impl SeenWindow {
             self.table.remove(fingerprint);
             *self.vacant.entry(fingerprint).or_default() += 1;
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use alloy_primitives::keccak256;
-
-    fn hash(n: u64) -> B256 {
-        keccak256(n.to_be_bytes())
-    }
-
-    #[test]
-    fn who_would_wait_beyond_the_window_is_offered_at_once() {
-        let mut seen = SeenWindow::new(4);
-        let first = hash(0);
-        seen.insert(&first);
-        (0..4).for_each(|_| seen.expired(&first, Duration::MAX));
-        assert_eq!(seen.table.state(&first), Some(SeenState::Expired));
-        seen.expired(&first, Duration::MAX);
-        assert_eq!(seen.table.state(&first), Some(SeenState::MayReturn));
     }
 }

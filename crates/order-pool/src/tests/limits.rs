@@ -7,13 +7,14 @@ use crate::core::{Division, Limits, Size};
 fn what_one_holder_may_have_is_a_part_of_the_whole() {
     let limits = Limits::from(PoolConfig::default());
     let caps = |count, mib: usize| Size { count, bytes: mib << 20 };
-    let Division { half, per_signer, per_caller } = limits.bundles;
+    let Division { half, per_signer, per_caller, per_site, per_front, claims } = limits.bundles;
     assert_eq!((half, per_caller), (caps(10_000, 128), caps(625, 8)));
+    assert_eq!((per_site, per_front, claims), (caps(2_500, 32), caps(5_000, 64), 40_000));
     assert_eq!((per_signer.count, per_signer.bytes), (2_000, (256 << 20) / 10));
-    let Division { half, per_caller, .. } = limits.private_txs;
+    let Division { half, per_caller, .. } = limits.external_txs;
     assert_eq!((half, per_caller), (caps(9_000, 32), caps(562, 2)));
     assert_eq!((limits.keys.half.count, limits.keys.per_caller.count), (32_768, 2_048));
-    assert_eq!((limits.dedupe_window, limits.expired_pause.as_secs()), (1 << 20, 600));
+    assert_eq!(limits.dedupe_window, 1 << 20);
     let small = PoolConfig { max_bundles: 1, max_cancellations: 1, ..PoolConfig::default() };
     let limits = Limits::from(small);
     assert_eq!((limits.bundles.per_caller.count, limits.keys.per_caller.count), (1, 1));

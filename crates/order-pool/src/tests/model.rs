@@ -2,7 +2,8 @@
 //! equal after every step.
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque, btree_map::Entry},
+    net::{IpAddr, Ipv6Addr},
     ops::Range,
     time::{Duration, SystemTime},
 };
@@ -30,35 +31,73 @@ mod run;
 mod state;
 mod txs;
 
-/// What one holder may have, by the caps of a class.
-fn cap_of(holder: Holder, [half, per_signer, per_caller]: [usize; 3]) -> usize {
-    match holder {
-        Holder::Host => half,
-        Holder::Signer(_) => per_signer,
-        Holder::Caller(_) => per_caller,
+/// How many a half, one of its holders, and a network may have, and how many claims a half.
+#[derive(Clone, Copy, Debug)]
+struct Caps {
+    half: usize,
+    signer: usize,
+    caller: usize,
+    site: usize,
+    front: usize,
+    claims: usize,
+}
+
+impl Caps {
+    fn of_holder(self, holder: Holder) -> usize {
+        match holder {
+            Holder::Host => self.half,
+            Holder::Signer(_) => self.signer,
+            Holder::Caller(_) | Holder::Forwarded { .. } => self.caller,
+        }
+    }
+
+    fn of_network(self, holder: Holder) -> usize {
+        match holder {
+            Holder::Caller(IpAddr::V6(_)) => self.site,
+            Holder::Forwarded { .. } => self.front,
+            _ => usize::MAX,
+        }
     }
 }
+
+/// One name for all that share a network.
+fn network(holder: Holder) -> Option<u8> {
+    match holder {
+        Holder::Caller(IpAddr::V6(_)) => Some(6),
+        Holder::Forwarded { .. } => Some(0),
+        _ => None,
+    }
+}
+
+const HOLDERS: u8 = 9;
 
 fn holder(n: u8) -> Holder {
     match n {
         0 => Holder::Host,
         1 => Holder::Signer(address(50)),
+        // Three of one /48.
+        2..5 => {
+            Holder::caller(Ipv6Addr::new(0x2001, 0xdb8, 1, u16::from(n) << 8, 0, 0, 0, 0).into())
+        }
+        5..7 => {
+            Holder::Forwarded { front: [10, 1, 0, 0].into(), signer: Some(address(u64::from(n))) }
+        }
         n => Holder::caller([10, 0, 0, n].into()),
     }
 }
 
 const MAX_TXS: usize = 12;
-/// Raw ones, in each half.
-const MAX_EXTERNAL: usize = 4;
 const MAX_OF_SENDER: usize = 3;
-/// Of all of a class, of a known signer, of a caller.
-const PRIVATE: [usize; 3] = [5, 4, 3];
-const BUNDLES: [usize; 3] = [5, 3, 2];
-const KEYS: [usize; 3] = [3, 2, 1];
+const EXTERNAL: Caps = Caps { half: 5, signer: 4, caller: 3, site: 4, front: 4, claims: 8 };
+const BUNDLES: Caps = Caps { half: 5, signer: 3, caller: 2, site: 3, front: 3, claims: 7 };
+const KEYS: Caps = Caps { half: 3, signer: 2, caller: 1, site: 2, front: 2, claims: 0 };
+/// Most claims that are kept with what a block takes.
+const MAX_TAKEN_CLAIMS: usize = 4;
 const DEDUPE: usize = 40;
 const BLOCKS: usize = 4;
 const RETENTION: u64 = 50;
-const EXPIRED_PAUSE: u64 = 30;
+/// A copy keeps a transaction longer if that adds as much.
+const LEAST_EXTENSION: u64 = RETENTION / 5;
 const LOG_EVENTS: usize = 64;
 const MAX_AHEAD: u64 = 3;
 /// A reorg may lower the head by as many blocks as are remembered.
@@ -67,29 +106,30 @@ const MAX_KEPT_AHEAD: u64 = MAX_AHEAD + BLOCKS as u64;
 const PRIVATE_FEE: u128 = 19;
 /// The bundle that has no transactions, if it has a key.
 const EMPTY: u64 = 6;
-/// How many more blocks a private transaction is kept that has become public.
-const PUBLIC_BLOCKS: u64 = 5;
 
 fn limits() -> Limits {
     let options = PoolConfig {
         max_txs: MAX_TXS,
-        max_external_txs: 2 * MAX_EXTERNAL,
         tx_retention: Duration::from_secs(RETENTION),
         log_events: LOG_EVENTS,
         ..PoolConfig::default()
     };
-    let division = |counts: [usize; 3]| {
-        let [half, per_signer, per_caller] = counts.map(|count| Size { count, bytes: usize::MAX });
-        Division { half, per_signer, per_caller }
+    let size = |count: usize| Size { count, bytes: usize::MAX };
+    let division = |Caps { half, signer, caller, site, front, claims }: Caps| Division {
+        half: size(half),
+        per_signer: size(signer),
+        per_caller: size(caller),
+        per_site: size(site),
+        per_front: size(front),
+        claims,
     };
     Limits {
-        private_txs: division(PRIVATE),
+        external_txs: division(EXTERNAL),
         max_private_per_sender: MAX_OF_SENDER,
         bundles: division(BUNDLES),
         keys: division(KEYS),
         dedupe_window: DEDUPE,
         recent_blocks: BLOCKS,
-        expired_pause: Duration::from_secs(EXPIRED_PAUSE),
         cancellation_retention: Duration::from_secs(RETENTION / 2),
         max_blocks_ahead: MAX_AHEAD,
         ..options.into()

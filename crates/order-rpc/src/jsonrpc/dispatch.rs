@@ -332,11 +332,11 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// Who holds what this caller sends for this signer. The host answers for a front.
+    /// Who holds what this caller sends for this signer.
     fn holder(&self, caller: CallerId, signer: Option<Address>) -> Holder {
         match signer {
             Some(signer) if (self.methods.host.knows_signer)(signer) => Holder::Signer(signer),
-            _ if caller.is_front => Holder::Host,
+            _ if caller.is_front => Holder::Forwarded { front: caller.address, signer },
             _ => Holder::caller(caller.address),
         }
     }

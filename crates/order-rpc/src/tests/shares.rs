@@ -488,7 +488,7 @@ async fn an_order_is_held_by_the_known_signer_or_else_by_the_address_that_sends_
         (server.from(OTHER).signed(&known), of_known),
         (server.from(ONE).signed(&fresh), Holder::caller(ONE.into())),
         (server.from(OTHER), Holder::caller(OTHER.into())),
-        (server.from(front), Holder::Host),
+        (server.from(front), Holder::Forwarded { front: front.into(), signer: None }),
     ] {
         let bundle = ("eth_sendBundle", json!([{ "txs": [raw(0)] }]));
         for (method, params) in [bundle, ("eth_sendRawTransaction", json!([raw(0)]))] {

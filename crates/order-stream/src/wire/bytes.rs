@@ -64,9 +64,17 @@ impl<'a> Reader<'a> {
         Ok(match self.array()? {
             [0] => Holder::Host,
             [1] => Holder::Signer(self.address()?),
-            [2] => Holder::Caller(IpAddr::from(self.array::<16>()?).to_canonical()),
+            [2] => Holder::Caller(self.ip_address()?),
+            [3] => {
+                let front = self.ip_address()?;
+                Holder::Forwarded { front, signer: self.option(Self::address)? }
+            }
             [value] => return Err(WireError::Value { field: "holder", value: value.into() }),
         })
+    }
+
+    fn ip_address(&mut self) -> Result<IpAddr, WireError> {
+        Ok(IpAddr::from(self.array::<16>()?).to_canonical())
     }
 
     pub(super) fn flag(&mut self) -> Result<bool, WireError> {
@@ -133,12 +141,21 @@ impl Writer {
             }
             Holder::Caller(address) => {
                 self.put([2]);
-                self.put(match address {
-                    IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
-                    IpAddr::V6(address) => address.octets(),
-                });
+                self.ip_address(address);
+            }
+            Holder::Forwarded { front, signer } => {
+                self.put([3]);
+                self.ip_address(front);
+                self.option(signer);
             }
         }
+    }
+
+    fn ip_address(&mut self, address: IpAddr) {
+        self.put(match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+            IpAddr::V6(address) => address.octets(),
+        });
     }
 
     pub(super) fn option(&mut self, value: Option<impl AsRef<[u8]>>) {

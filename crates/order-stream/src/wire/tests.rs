@@ -95,8 +95,12 @@ prop_compose! {
         let mut others = others.into_iter().map(|other| other.map(Address::new));
         let holder = match key {
             None => Holder::Host,
-            Some((uuid, ..)) if uuid % 3 == 0 => Holder::caller((uuid as u32).to_be_bytes().into()),
-            Some((uuid, ..)) if uuid % 3 == 1 => Holder::caller(uuid.to_be_bytes().into()),
+            Some((uuid, ..)) if uuid % 4 == 0 => Holder::caller((uuid as u32).to_be_bytes().into()),
+            Some((uuid, ..)) if uuid % 4 == 1 => Holder::caller(uuid.to_be_bytes().into()),
+            Some((uuid, signer, nonce)) if uuid % 4 == 2 => Holder::Forwarded {
+                front: (uuid as u32).to_be_bytes().into(),
+                signer: nonce.map(|_| signer.into()),
+            },
             Some((_, signer, _)) => Holder::Signer(signer.into()),
         };
         BundleParts {

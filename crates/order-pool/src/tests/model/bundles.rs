@@ -17,7 +17,7 @@ impl Model {
     pub(super) fn end_bundle(&mut self, id: B256, reason: &str) -> Pooled {
         let order = self.remove(id, reason);
         if matches!(reason, "Evicted" | "BlockTooFar" | "BlockPassed") {
-            self.may_return.insert(id, 0);
+            self.may_return.insert(id);
         }
         if let Some(slot) = Self::slot_of(&order) {
             self.idle(slot);
@@ -83,11 +83,12 @@ impl Model {
         if self.is_pooled(&id) {
             return self.hold_bundle(id, &order);
         }
-        if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
+        if self.was_accepted(&id) && !self.may_return.contains(&id) {
             return "AlreadyRemoved";
         }
-        let Ok(victim) = self.victim(&order, old) else { return "Rejected" };
-        self.evict(victim);
+        let claim = order.claim();
+        let Ok(victims) = self.victims(&order, claim, old) else { return "Rejected" };
+        self.evict(victims);
         if let Some(old) = old {
             self.remove(old, "Replaced");
         }
@@ -101,6 +102,7 @@ impl Model {
             self.fill(slot, &order);
         }
         self.accept(id);
+        order.holders = vec![claim];
         self.add(order);
         if old.is_some() { "Replaced" } else { "Added" }
     }
@@ -121,15 +123,14 @@ impl Model {
             && !self.bundle_is_taken(&order)
             && !self.is_pooled(&order.id)
         {
-            let Ok(victim) = self.victim(&order, None) else {
+            let Some(claims) = self.room_for_first(&order, order.taken_claims()) else {
                 self.rejected += 1;
                 return;
             };
-            self.evict(victim);
             if let Some(slot) = slot {
                 self.fill(slot, &order);
             }
-            self.add(order);
+            self.add_with_claims(order, &claims);
         }
     }
 }

@@ -9,7 +9,7 @@ impl Model {
         let number = head.number;
         let is_gap = self.blocks.last().is_some_and(|last| last.head.hash != head.parent_hash);
         let unproven = if is_gap { std::mem::take(&mut self.blocks) } else { Vec::new() };
-        self.may_return.retain(|id, _| !hashes.contains(id));
+        self.may_return.retain(|id| !hashes.contains(id));
         self.blocks.push(BlockModel {
             head,
             mined: hashes.to_vec(),
@@ -55,7 +55,13 @@ impl Model {
         let mut free: Vec<B256> = gone().flat_map(|block| block.mined.clone()).collect();
         free.extend(gone().flat_map(|block| &block.taken).map(|order| order.id));
         let taken = undone.into_iter().flat_map(|mut block| {
-            block.taken.sort_by_key(|order| !block.mined.contains(&order.id));
+            // First what the block contains, then of what it ended that of known holders.
+            block.taken.sort_by_key(|order| {
+                let first = order.taken_claims().first().copied();
+                let is_known = first.is_none_or(|(holder, _)| is_known(holder));
+                let is_mined = block.mined.contains(&order.id);
+                (!is_mined, !is_mined && !is_known)
+            });
             block.taken
         });
         for order in taken {
@@ -65,8 +71,12 @@ impl Model {
             };
             let stale = self.next_nonce(view.sender).is_some_and(|next| view.nonce < next);
             let is_here = self.is_mined(&order.id) || self.is_pooled(&order.id);
-            let is_valid = self.is_possible(&order, MAX_KEPT_AHEAD) && !self.is_withdrawn(&order);
-            if !stale && !is_here && is_valid && !self.admit(order) {
+            let is_withdrawn = self.is_withdrawn(&order);
+            let is_timed = order.listed || order.deadline.is_some() || order.public;
+            let until = order.until.filter(|block| self.is_ahead(*block, MAX_KEPT_AHEAD));
+            let is_valid = (is_timed || until.is_some()) && !is_withdrawn;
+            let deadline = is_timed.then_some(self.now + RETENTION);
+            if !stale && !is_here && is_valid && !self.put_back(order, deadline, until) {
                 self.rejected += 1;
             }
         }
@@ -120,10 +130,15 @@ impl Model {
     pub(super) fn upkeep(&mut self) {
         loop {
             let due = self.pooled.iter().filter(|order| {
-                order.tx.is_some() && order.until.is_none() && order.deadline <= self.now
+                !order.listed && order.deadline.is_some_and(|deadline| deadline <= self.now)
             });
-            if let Some(id) = due.min_by_key(|order| order.seq).map(|order| order.id) {
-                self.release(id, "Expired", self.now + EXPIRED_PAUSE);
+            let first = due.min_by_key(|order| (order.deadline, order.seq));
+            if let Some((id, until)) = first.map(|order| (order.id, order.until)) {
+                if until.is_some() {
+                    self.get_mut(id).deadline = None;
+                } else {
+                    self.release(id, "Expired");
+                }
                 continue;
             }
             let over = |_: &_, (since, _): &mut (u64, usize)| *since + RETENTION / 2 <= self.now;

@@ -135,11 +135,15 @@ impl Model {
                 .filter(|(_, _, slot)| is_known(holder_of(*slot)) == is_known(holder))
                 .collect();
             let of = |holder| class.iter().filter(move |(_, _, slot)| holder_of(*slot) == holder);
-            let from = if of(holder).count() > cap_of(holder, KEYS) {
+            let holders = || class.iter().map(|(_, _, slot)| holder_of(*slot));
+            let near = || holders().filter(|other| network(*other) == network(holder));
+            let size = |holder: &Holder| (of(*holder).count(), *holder);
+            let from = if of(holder).count() > KEYS.of_holder(holder) {
                 holder
-            } else if class.len() > KEYS[0] {
-                let sizes = class.iter().map(|(_, _, slot)| holder_of(*slot));
-                sizes.max_by_key(|holder| (of(*holder).count(), *holder)).expect("not empty")
+            } else if near().count() > KEYS.of_network(holder) {
+                near().max_by_key(size).expect("not empty")
+            } else if class.len() > KEYS.half {
+                holders().max_by_key(size).expect("not empty")
             } else {
                 return;
             };

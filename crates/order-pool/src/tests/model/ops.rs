@@ -9,33 +9,98 @@ pub(super) type Keyed = (usize, Option<u64>);
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     // Without a holder it was announced by the node.
-    Insert { sender: u64, nonce: u64, max_fee: u128, max_tip: u128, holder: Option<u8> },
+    Insert {
+        sender: u64,
+        nonce: u64,
+        max_fee: u128,
+        max_tip: u128,
+        holder: Option<u8>,
+        listed: bool,
+    },
     // Of so many private transactions, until so many blocks ahead.
-    Private { sender: u64, nonce: u64, count: u64, max_tip: u128, ahead: u64, holder: u8 },
+    Private {
+        sender: u64,
+        nonce: u64,
+        count: u64,
+        max_tip: u128,
+        ahead: u64,
+        holder: u8,
+    },
     // Of one of the transactions that are pooled or that a block took.
-    CancelPrivate { which: usize, signer: u64 },
+    CancelPrivate {
+        which: usize,
+        signer: u64,
+    },
     // One of what is pooled once more, without a holder by the node, with a block as a private transaction.
-    Again { which: usize, holder: Option<u8>, ahead: Option<u64> },
+    Again {
+        which: usize,
+        holder: Option<u8>,
+        ahead: Option<u64>,
+        listed: bool,
+    },
+    // A node lists some of the pooled transactions, or does so no more.
+    Listed {
+        mask: u8,
+        is_listed: bool,
+    },
     // Many at once, so that logs wrap and caps are met.
-    Burst { salt: u64 },
+    Burst {
+        salt: u64,
+    },
     // The signer is that of one without a key; sent at a microsecond.
-    Bundle { n: u64, ahead: Option<u64>, key: Option<Keyed>, signer: Option<u64>, by: u8, at: u8 },
-    Cancel { key: Keyed, holder: u8 },
+    Bundle {
+        n: u64,
+        ahead: Option<u64>,
+        key: Option<Keyed>,
+        signer: Option<u64>,
+        by: u8,
+        at: u8,
+    },
+    Cancel {
+        key: Keyed,
+        holder: u8,
+    },
     // On the newest block, mining some of what is pooled and some that is not.
-    Head { mined: u8, unknown: u64, base_fee: Option<u64> },
+    Head {
+        mined: u8,
+        unknown: u64,
+        base_fee: Option<u64>,
+    },
     // Replaces the newest `depth` blocks by one.
-    Reorg { depth: usize, mined: u8 },
+    Reorg {
+        depth: usize,
+        mined: u8,
+    },
     // A block once more that was undone or forgotten.
-    Return { which: usize },
+    Return {
+        which: usize,
+    },
     // A head whose parent was never told.
-    Gap { skip: u64 },
-    Nonces { back: usize, sender: u64, next: u64 },
-    Pass { seconds: u64 },
+    Gap {
+        skip: u64,
+    },
+    Nonces {
+        back: usize,
+        sender: u64,
+        next: u64,
+    },
+    Pass {
+        seconds: u64,
+    },
     Upkeep,
-    Subscribe { ahead: Option<u64> },
-    Read { which: usize, max: usize },
-    Resync { which: usize },
-    Drop { which: usize },
+    Subscribe {
+        ahead: Option<u64>,
+    },
+    Read {
+        which: usize,
+        max: usize,
+    },
+    Resync {
+        which: usize,
+    },
+    Drop {
+        which: usize,
+    },
 }
 
 pub(super) fn op() -> impl Strategy<Value = Op> {
@@ -46,24 +111,37 @@ pub(super) fn op() -> impl Strategy<Value = Op> {
     // Now and then as many as a sender may have.
     let few = prop::sample::select(vec![1, 1, 1, MAX_OF_SENDER as u64]);
     prop_oneof![
-        12 => (0_u64..5, 0_u64..4, fee, 0_u128..8, prop::option::weighted(0.4, 0_u8..4))
-            .prop_map(|(sender, nonce, max_fee, max_tip, holder)| {
-                Op::Insert { sender, nonce, max_fee, max_tip, holder }
+        12 => (
+            0_u64..5,
+            0_u64..4,
+            fee,
+            0_u128..8,
+            prop::option::weighted(0.4, 0..HOLDERS),
+            any::<bool>(),
+        )
+            .prop_map(|(sender, nonce, max_fee, max_tip, holder, listed)| {
+                Op::Insert { sender, nonce, max_fee, max_tip, holder, listed }
             }),
-        6 => (0_u64..5, 0_u64..4, few, 0_u128..8, 0_u64..6, 0_u8..4)
+        6 => (0_u64..5, 0_u64..4, few, 0_u128..8, 0_u64..6, 0..HOLDERS)
             .prop_map(|(sender, nonce, count, max_tip, ahead, holder)| {
                 Op::Private { sender, nonce, count, max_tip, ahead, holder }
             }),
         2 => (0_usize..20, 0_u64..2)
             .prop_map(|(which, signer)| Op::CancelPrivate { which, signer }),
-        6 => (0_usize..20, prop::option::weighted(0.9, 0_u8..4), prop::option::of(0_u64..6))
-            .prop_map(|(which, holder, ahead)| Op::Again { which, holder, ahead }),
+        8 => (
+            0_usize..20,
+            prop::option::weighted(0.8, 0..HOLDERS),
+            prop::option::of(0_u64..6),
+            any::<bool>(),
+        )
+            .prop_map(|(which, holder, ahead, listed)| Op::Again { which, holder, ahead, listed }),
+        2 => (0_u8..8, any::<bool>()).prop_map(|(mask, is_listed)| Op::Listed { mask, is_listed }),
         1 => (0_u64..4).prop_map(|salt| Op::Burst { salt }),
-        6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0_u8..4, 0_u8..4)
+        6 => (0_u64..=EMPTY, ahead, prop::option::of(key()), signer, 0..HOLDERS, 0_u8..4)
             .prop_map(|(n, ahead, key, signer, by, at)| {
                 Op::Bundle { n, ahead, key, signer, by, at }
             }),
-        3 => (key(), 0_u8..4).prop_map(|(key, holder)| Op::Cancel { key, holder }),
+        3 => (key(), 0..HOLDERS).prop_map(|(key, holder)| Op::Cancel { key, holder }),
         // An absurd base fee makes nobody pay, and overflows nothing.
         4 => (0_u8..8, 0_u64..40, prop::option::of(prop_oneof![20 => 0_u64..20, 1 => Just(u64::MAX)]))
             .prop_map(|(mined, unknown, base_fee)| Op::Head { mined, unknown, base_fee }),

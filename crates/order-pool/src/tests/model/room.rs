@@ -15,63 +15,115 @@ impl Model {
                 return false;
             }
             let id = worst.id;
-            self.release(id, "Evicted", 0);
+            self.release(id, "Evicted");
         }
         true
     }
 
-    /// Which claim of an external caller must end for another one; `Err` if it is the other that must.
-    pub(super) fn victim(
+    /// Which claims must end for another one; `Err` if it is the other that must.
+    pub(super) fn victims(
         &self,
         new: &Pooled,
+        claim: Claim,
         replaced: Option<B256>,
-    ) -> Result<Option<(B256, Claim)>, ()> {
-        let claim = new.claim();
-        let caps = match (new.tx, claim.1) {
-            (None, _) => BUNDLES,
-            (_, true) => PRIVATE,
-            _ => [MAX_EXTERNAL; 3],
-        };
+    ) -> Result<Vec<(B256, Claim)>, ()> {
+        let (new_holder, is_private) = claim;
+        let caps = if new.tx.is_some() { EXTERNAL } else { BUNDLES };
         let is_counted = |order: &&Pooled| order.tx.is_none() || order.external;
+        let is_of_class = |order: &Pooled, other| order.class(other) == new.class(claim);
         let all: Vec<(&Pooled, Claim)> = self
             .pooled
             .iter()
             .filter(is_counted)
             .flat_map(|order| order.holders.iter().map(move |claim| (order, *claim)))
-            .filter(|(order, other)| order.class(*other) == new.class(claim))
+            .filter(|(order, other)| is_of_class(order, *other))
             .collect();
-        let held = |order: &&Pooled| Some(order.id) != replaced;
-        let count = all.iter().filter(|(order, _)| held(order)).count() + 1;
         let of = |holder: Holder| {
-            all.iter().filter(move |(_, of)| of.0 == holder).map(|(order, _)| *order)
+            all.iter().filter(move |(_, other)| other.0 == holder).map(|(order, _)| *order)
         };
-        let of_sender = of(new.holder).filter(|order| order.signer == new.signer);
-        if claim.1 && of_sender.count() >= MAX_OF_SENDER {
+        let count = |holder| of(holder).count();
+        let of_sender = of(new_holder).filter(|order| order.signer == new.signer);
+        if is_private && of_sender.count() >= MAX_OF_SENDER {
             return Err(());
         }
-        let own_count = of(new.holder).filter(held).count() + 1;
-        let victim = if own_count > cap_of(new.holder, caps) {
-            new.holder
-        } else if count > caps[0] {
-            // Those of others, the replaced one included.
-            let sizes = all.iter().map(|(_, (holder, _))| (of(*holder).count(), *holder));
-            let largest = sizes.max().expect("it is full");
-            if largest.0 > own_count { largest.1 } else { new.holder }
-        } else {
-            return Ok(None);
-        };
-        let is_own = victim == new.holder;
+        let is_in_class = all.iter().any(|(order, _)| order.id == new.id);
+        let mut victims: Vec<(B256, Claim)> = Vec::new();
+        for scope in [Scope::Holder, Scope::Network, Scope::Half, Scope::Claims] {
+            let left: Vec<_> = all
+                .iter()
+                .filter(|(order, other)| {
+                    Some(order.id) != replaced && !victims.contains(&(order.id, *other))
+                })
+                .collect();
+            let own = left.iter().filter(|(_, other)| other.0 == new_holder).count() + 1;
+            let is_neighbour = |holder| network(holder) == network(new_holder);
+            let orders: HashSet<_> = left.iter().map(|(order, _)| order.id).collect();
+            let is_over = match scope {
+                Scope::Holder => own > caps.of_holder(new_holder),
+                Scope::Network => {
+                    let near = left.iter().filter(|(_, other)| is_neighbour(other.0)).count();
+                    near + 1 > caps.of_network(new_holder)
+                }
+                Scope::Half => orders.len() + usize::from(!is_in_class) > caps.half,
+                Scope::Claims => left.len() + 1 > caps.claims,
+            };
+            if !is_over {
+                continue;
+            }
+            let holders = all.iter().map(|(_, other)| other.0);
+            let holders = holders.filter(|holder| match scope {
+                Scope::Holder => *holder == new_holder,
+                Scope::Network => is_neighbour(*holder),
+                Scope::Half | Scope::Claims => true,
+            });
+            let largest = holders.max_by_key(|holder| (count(*holder), *holder));
+            let larger = largest.filter(|holder| count(*holder) > own);
+            let loser =
+                if scope == Scope::Holder { new_holder } else { larger.unwrap_or(new_holder) };
+            let held: Vec<&Pooled> = of(loser).collect();
+            let is_kept = |order: &&&Pooled| {
+                let others = all.iter().filter(|(other, _)| other.id == order.id);
+                let mut others = others.map(|(_, other)| other.0).filter(|other| *other != loser);
+                Some(order.id) == replaced
+                    || order.id == new.id
+                    || victims.contains(&(order.id, (loser, is_private)))
+                    || scope == Scope::Half && others.any(|other| count(other) <= own)
+            };
+            let is_own = loser == new_holder;
+            let chosen = self.last_of(&held, new, replaced, is_own, is_kept).ok_or(())?;
+            if scope == Scope::Half {
+                let others = all.iter().filter(|(order, _)| order.id == chosen);
+                let mut ended: Vec<_> = others.map(|(order, other)| (order.id, *other)).collect();
+                ended.retain(|victim| !victims.contains(victim));
+                victims.extend(ended);
+            } else {
+                victims.push((chosen, (loser, is_private)));
+            }
+        }
+        Ok(victims)
+    }
+
+    /// The order that a holder loses: the last one of its signer with the most that may go.
+    fn last_of(
+        &self,
+        held: &[&Pooled],
+        new: &Pooled,
+        replaced: Option<B256>,
+        is_own: bool,
+        is_kept: impl Fn(&&&Pooled) -> bool,
+    ) -> Option<B256> {
         let at = if self.is_pooled(&new.id) { new.seq } else { usize::MAX };
         let new_place = (new.place().0, at);
         let mut signers: Vec<(usize, Place, Option<Address>)> = Vec::new();
-        for order in of(victim) {
-            let of_signer = of(victim).filter(|other| other.signer == order.signer);
+        for order in held {
+            let of_signer = held.iter().filter(|other| other.signer == order.signer);
             let last = of_signer.clone().map(|other| other.place()).max().expect("it is one");
             signers.push((of_signer.count(), last, order.signer));
         }
         signers.sort();
         signers.dedup();
-        let of_new = of(victim).filter(|other| other.signer == new.signer).filter(held);
+        let of_new = held.iter().filter(|other| other.signer == new.signer);
+        let of_new = of_new.filter(|order| Some(order.id) != replaced);
         let own_last = of_new.clone().map(|other| other.place()).max().unwrap_or(new_place);
         let own = (of_new.clone().count() + 1, own_last.max(new_place));
         for (count, last, signer) in signers.into_iter().rev() {
@@ -81,44 +133,75 @@ impl Model {
             if is_own && (count, last) <= own {
                 break;
             }
-            let items = of(victim).filter(|order| order.signer == signer).filter(held);
-            let last = items.max_by_key(|order| order.place());
-            let last = last.filter(|order| order.tx.is_some() || order.place().0 >= new_place.0);
+            let items = held.iter().filter(|order| order.signer == signer);
+            let items = items.filter(|order| new.tx.is_some() || order.place().0 >= new_place.0);
+            let last = items.filter(|order| !is_kept(order)).max_by_key(|order| order.place());
             if let Some(last) = last {
-                return Ok(Some((last.id, (victim, claim.1))));
+                return Some(last.id);
             }
         }
-        let last = of_new.max_by_key(|order| order.place()).filter(|_| is_own);
-        let last = last.filter(|order| order.place() > new_place);
-        last.map(|order| Some((order.id, (victim, claim.1)))).ok_or(())
+        let own = of_new.filter(|order| is_own && order.place() > new_place && !is_kept(order));
+        own.max_by_key(|order| order.place()).map(|order| order.id)
     }
 
-    /// Ends a claim, and evicts the order if nobody holds it any more.
-    pub(super) fn evict(&mut self, victim: Option<(B256, Claim)>) {
-        let Some((id, claim)) = victim else { return };
-        let order = self.get_mut(id);
-        order.holders.retain(|held| *held != claim);
-        match order.tx {
-            _ if !order.holders.is_empty() => {}
-            Some(_) => self.release(id, "Evicted", 0),
-            None => _ = self.end_bundle(id, "Evicted"),
+    /// Ends claims, and evicts the orders that nobody holds any more.
+    pub(super) fn evict(&mut self, victims: Vec<(B256, Claim)>) {
+        for (id, claim) in victims {
+            let order = self.get_mut(id);
+            order.holders.retain(|held| *held != claim);
+            match order.tx {
+                _ if !order.holders.is_empty() => {}
+                Some(_) => self.release(id, "Evicted"),
+                None => _ = self.end_bundle(id, "Evicted"),
+            }
         }
     }
 
     /// Whoever sends a pooled order again holds it too, if there is room for that.
     pub(super) fn hold(&mut self, id: B256, again: &Pooled) -> bool {
-        let order = self.get_mut(id);
+        let order = self.get_mut(id).clone();
         if order.holders.contains(&again.claim()) {
             return true;
         }
-        let (holder, terms) = (again.holder, again.terms);
-        let claimed = Pooled { holder, terms, ..order.clone() };
-        let victim = self.victim(&claimed, None);
-        if victim.is_ok() {
+        let victims = self.victims(&order, again.claim(), None);
+        if victims.is_ok() {
             self.get_mut(id).holders.push(again.claim());
         }
-        self.evict(victim.unwrap_or_default());
-        victim.is_ok()
+        self.evict(victims.clone().unwrap_or_default());
+        victims.is_ok()
+    }
+
+    /// Makes room for the first of these claims for which there is some, or for who sent it first if
+    /// there are none. Returns that one and those after it.
+    pub(super) fn room_for_first(
+        &mut self,
+        order: &Pooled,
+        mut claims: Vec<Claim>,
+    ) -> Option<Vec<Claim>> {
+        if claims.is_empty() {
+            claims.push(order.claim());
+        }
+        while !claims.is_empty() {
+            if let Ok(victims) = self.victims(order, claims[0], None) {
+                self.evict(victims);
+                return Some(claims);
+            }
+            claims.remove(0);
+        }
+        None
+    }
+
+    /// Adds an order for the first of these claims, and for the others for which nothing must go.
+    pub(super) fn add_with_claims(&mut self, mut order: Pooled, claims: &[Claim]) {
+        let id = order.id;
+        order.holders = vec![claims[0]];
+        self.add(order);
+        for claim in &claims[1..] {
+            let order = self.get_mut(id).clone();
+            if self.victims(&order, *claim, None).is_ok_and(|victims| victims.is_empty()) {
+                self.get_mut(id).holders.push(*claim);
+            }
+        }
     }
 
     /// Readers are told, as the order is kept for someone else too, or for longer.
@@ -139,20 +222,51 @@ impl Model {
     }
 
     pub(super) fn admit(&mut self, mut order: Pooled) -> bool {
+        order.until = order.terms.filter(|_| !order.public).map(|terms| terms.max_block);
+        order.deadline = order.until.is_none().then_some(self.now + RETENTION);
+        order.listed = false;
+        self.admit_with(order, Vec::new())
+    }
+
+    /// Puts a transaction back that a reorg has freed.
+    pub(super) fn put_back(
+        &mut self,
+        order: Pooled,
+        deadline: Option<u64>,
+        until: Option<u64>,
+    ) -> bool {
+        let (id, canceller, claims) = (order.id, order.canceller, order.taken_claims());
+        let is_back = self.admit_with(Pooled { listed: false, deadline, until, ..order }, claims);
+        if is_back {
+            self.get_mut(id).canceller = canceller;
+        }
+        is_back
+    }
+
+    fn admit_with(&mut self, mut order: Pooled, claims: Vec<Claim>) -> bool {
         let view = order.tx.expect("a transaction");
         order.external = !order.public;
-        order.until = order.terms.filter(|_| !order.public).map(|terms| terms.max_block);
         order.tip = order.external.then(|| self.worth(&view));
-        let admitted = if order.public {
-            self.make_room(&view)
-        } else {
-            let victim = self.victim(&order, None);
-            self.evict(victim.unwrap_or_default());
-            victim.is_ok()
-        };
-        if admitted {
-            self.add(order);
+        if order.public {
+            order.holders.clear();
+            let admitted = self.make_room(&view);
+            if admitted {
+                self.add(order);
+            }
+            return admitted;
         }
-        admitted
+        let claims = self.room_for_first(&order, claims);
+        if let Some(claims) = &claims {
+            self.add_with_claims(order, claims);
+        }
+        claims.is_some()
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Scope {
+    Holder,
+    Network,
+    Half,
+    Claims,
 }

@@ -26,6 +26,7 @@ pub(super) fn view(tx: &Transaction, sender: u64) -> Pooled {
     Pooled {
         tx: Some(tx_view),
         public: tx.is_public(),
+        listed: tx.is_listed(),
         terms: tx.private_terms().copied(),
         signer: Some(tx.sender()),
         id: *tx.hash(),
@@ -42,9 +43,10 @@ impl Run {
         Self { pool, clock, model, readers, told: Vec::new() }
     }
 
-    fn insert(&mut self, spec: Spec, by: Option<u8>) {
+    fn insert(&mut self, spec: Spec, by: Option<u8>, listed: bool) {
         let tx = match by {
             Some(by) => tx_from(spec, Origin::Rpc).held_by(holder(by)),
+            None if listed => tx_from(spec, Origin::Mempool).listed(),
             None => tx_from(spec, Origin::Mempool),
         };
         self.insert_tx(spec.sender, tx);
@@ -103,8 +105,25 @@ impl Run {
 
     pub(super) fn step(&mut self, op: Op) {
         match op {
-            Op::Insert { sender, nonce, max_fee, max_tip, holder } => {
-                self.insert(Spec { sender, nonce, max_fee, max_tip, ..Spec::default() }, holder);
+            Op::Insert { sender, nonce, max_fee, max_tip, holder, listed } => {
+                let spec = Spec { sender, nonce, max_fee, max_tip, ..Spec::default() };
+                self.insert(spec, holder, listed);
+            }
+            Op::Listed { mask, is_listed } => {
+                let hashes = self.pooled_txs(mask);
+                if is_listed {
+                    self.pool.on_listed(&hashes);
+                } else {
+                    self.pool.on_unlisted(&hashes);
+                }
+                for id in hashes {
+                    let order = self.model.get_mut(id);
+                    if !is_listed {
+                        self.model.unlist(id);
+                    } else if order.public && !order.listed {
+                        self.model.list(id);
+                    }
+                }
             }
             Op::Private { sender, nonce, count, max_tip, ahead, holder: by } => {
                 let terms = self.terms(sender, ahead);
@@ -115,13 +134,14 @@ impl Run {
                     self.insert_tx(sender, private_from(spec, terms).held_by(holder(by)));
                 }
             }
-            Op::Again { which, holder: by, ahead } => {
+            Op::Again { which, holder: by, ahead, listed } => {
                 let Some(pooled) = self.model.pooled.get(which).cloned() else { return };
                 let order = self.pool.get(&pooled.id).expect("what the model holds");
                 let holder = holder(by.unwrap_or(0));
                 if let (Some(tx), Some(view)) = (order.as_tx(), pooled.tx) {
                     let (tx, at) = (tx.recovered().clone(), tx.first_seen());
                     let tx = match (by, ahead) {
+                        (None, _) if listed => Transaction::new(tx, Origin::Mempool, at).listed(),
                         (None, _) => Transaction::new(tx, Origin::Mempool, at),
                         (_, None) => Transaction::new(tx, Origin::Rpc, at),
                         (_, Some(ahead)) => {
@@ -151,7 +171,7 @@ impl Run {
             Op::Burst { salt } => (0..40).for_each(|n| {
                 let (sender, max_fee, max_tip) = (n % 5, 30 + u128::from(n), u128::from(n));
                 let spec = Spec { sender, nonce: 9, max_fee, max_tip, salt, ..Spec::default() };
-                self.insert(spec, None);
+                self.insert(spec, None, false);
             }),
             Op::Bundle { n, ahead, key: with, signer, by, at } => {
                 let block = ahead.map(|ahead| self.block(ahead));
@@ -198,7 +218,7 @@ impl Run {
             Op::Head { mined, unknown, base_fee } => {
                 let mut mined = self.pooled_txs(mined);
                 // What has left, too.
-                let mut left = self.model.may_return.keys().filter(|id| !self.model.is_pooled(id));
+                let mut left = self.model.may_return.iter().filter(|id| !self.model.is_pooled(id));
                 mined.extend(left.nth(unknown as usize));
                 // What bundles contain, or what nobody has sent.
                 mined.push(match unknown {

@@ -8,7 +8,10 @@ pub(super) struct Pooled {
     pub(super) seq: usize,
     pub(super) id: B256,
     pub(super) block: Option<u64>,
-    pub(super) deadline: u64,
+    /// A node lists it.
+    pub(super) listed: bool,
+    /// The time until which it is kept, if it is kept until one.
+    pub(super) deadline: Option<u64>,
     pub(super) tx: Option<TxView>,
     /// In the share of external callers.
     pub(super) external: bool,
@@ -50,6 +53,17 @@ impl Pooled {
         (self.holder, self.terms.is_some())
     }
 
+    /// The claims that a block keeps with it: those of known holders first.
+    pub(super) fn taken_claims(&self) -> Vec<Claim> {
+        if self.tx.is_some() && !self.external {
+            return Vec::new();
+        }
+        let mut claims = self.holders.clone();
+        claims.sort_by_key(|(holder, is_private)| (!is_known(*holder), *is_private));
+        claims.truncate(MAX_TAKEN_CLAIMS);
+        claims
+    }
+
     /// What shares caps with a claim on it: bundles, or private or raw transactions, of callers or of
     /// others.
     pub(super) fn class(&self, (holder, is_private): Claim) -> (bool, bool, bool) {
@@ -63,7 +77,7 @@ pub(super) type Place = (i128, usize);
 pub(super) type Claim = (Holder, bool);
 
 pub(super) fn is_known(holder: Holder) -> bool {
-    !matches!(holder, Holder::Caller(_))
+    matches!(holder, Holder::Host | Holder::Signer(_))
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,8 +121,8 @@ pub(super) struct Model {
     pub(super) pooled: Vec<Pooled>,
     pub(super) accepted: Vec<B256>,
     pub(super) forgotten: Vec<(B256, usize)>,
-    /// What was evicted or has expired, and from when on it is offered again.
-    pub(super) may_return: BTreeMap<B256, u64>,
+    /// What was removed and may come again.
+    pub(super) may_return: BTreeSet<B256>,
     pub(super) blocks: Vec<BlockModel>,
     /// By key and block; without one, the key's cancellations.
     pub(super) keys: BTreeMap<KeySlot, KeyModel>,
@@ -153,10 +167,8 @@ impl Model {
     }
 
     pub(super) fn add(&mut self, mut order: Pooled) {
-        order.holders = vec![order.claim()];
         order.canceller = order.terms.and_then(|terms| terms.signer);
         order.seq = self.log.len();
-        order.deadline = self.now + RETENTION;
         self.log.push((format!("+{}", order.id), order.block));
         self.pooled.push(order);
     }
@@ -172,10 +184,10 @@ impl Model {
         order
     }
 
-    /// Removes what may come again from a time on.
-    pub(super) fn release(&mut self, id: B256, reason: &str, offered_at: u64) {
+    /// Removes what may come again.
+    pub(super) fn release(&mut self, id: B256, reason: &str) {
         self.remove(id, reason);
-        self.may_return.insert(id, offered_at);
+        self.may_return.insert(id);
     }
 
     pub(super) fn accept(&mut self, id: B256) {
@@ -192,11 +204,14 @@ impl Model {
 
     /// What the pool must say of a hash once its upkeep is done.
     pub(super) fn status(&self, id: &B256) -> OrderStatus {
-        match self.may_return.get(id) {
-            _ if self.is_pooled(id) => OrderStatus::Pooled,
-            _ if !self.was_accepted(id) => OrderStatus::Unknown,
-            Some(offered_at) if *offered_at <= self.now => OrderStatus::MayReturn,
-            _ => OrderStatus::Removed,
+        if self.is_pooled(id) {
+            OrderStatus::Pooled
+        } else if !self.was_accepted(id) {
+            OrderStatus::Unknown
+        } else if self.may_return.contains(id) {
+            OrderStatus::MayReturn
+        } else {
+            OrderStatus::Removed
         }
     }
 

@@ -5,46 +5,93 @@ use super::*;
 impl Model {
     /// A pooled transaction came again.
     fn came_again(&mut self, again: &Pooled) -> &'static str {
-        let order = self.get_mut(again.id);
-        let (was_public, external) = (order.public, order.external);
-        order.public |= again.public;
-        if again.public && !was_public {
-            self.log.push((format!("p{}", again.id), None));
-        }
-        if !external {
+        let (id, is_listed) = (again.id, again.listed);
+        if again.public {
+            let order = self.get_mut(id);
+            let (was_public, external) = (order.public, order.external);
+            order.public = true;
+            if !was_public {
+                self.log.push((format!("p{id}"), None));
+            }
+            if external && self.make_room(&again.tx.expect("a transaction")) {
+                let order = self.get_mut(id);
+                order.external = false;
+                order.holders.clear();
+            }
+            if is_listed {
+                self.list(id);
+            } else {
+                self.keep_for_retention(id);
+            }
             return "Known";
         }
-        let state =
-            |order: &Pooled| (order.holders.contains(&again.claim()), order.until, order.canceller);
-        let before = state(self.get_mut(again.id));
-        if !again.public && !self.hold(again.id, again) {
+        let external = self.get_mut(id).external;
+        let mut is_news = external && !self.get_mut(id).holders.contains(&again.claim());
+        if external && !self.hold(id, again) {
             return "Rejected";
         }
-        let (head, has_head) = (self.head_number().unwrap_or(0), self.head_number().is_some());
-        let later = match again.terms {
-            Some(terms) if self.is_possible(again, MAX_AHEAD) => terms.max_block,
-            Some(_) => 0,
-            None => head + PUBLIC_BLOCKS,
-        };
-        let by_block = !again.public && (again.terms.is_some() || has_head);
-        let order = self.get_mut(again.id);
-        order.until = match order.until {
-            None if by_block && later > 0 => Some(later.max(head + PUBLIC_BLOCKS)),
-            until => until.map(|until| until.max(later)),
-        };
+        let order = self.get_mut(id);
+        let before = order.canceller;
         let signer = again.terms.and_then(|terms| terms.signer);
-        order.canceller = order.canceller.filter(|own| again.public || signer == Some(*own));
-        if !again.public && state(order) != before {
-            self.tell_held(again.id, again.holder);
-        }
-        if again.public && self.make_room(&again.tx.expect("a transaction")) {
-            self.get_mut(again.id).external = false;
+        order.canceller = before.filter(|own| signer == Some(*own));
+        is_news |= order.canceller != before;
+        is_news |= match again.terms {
+            None => self.keep_for_retention(id),
+            Some(terms) => {
+                let is_ahead = self.is_ahead(terms.max_block, MAX_AHEAD);
+                let order = self.get_mut(id);
+                let is_longer = is_ahead && order.until < Some(terms.max_block);
+                order.until = order.until.max(Some(terms.max_block).filter(|_| is_longer));
+                is_longer
+            }
+        };
+        if is_news && !self.get_mut(id).public {
+            self.tell_held(id, again.holder);
         }
         "Known"
     }
 
+    /// Returns whether it is kept longer.
+    fn keep_for_retention(&mut self, id: B256) -> bool {
+        let deadline = self.now + RETENTION;
+        let order = self.get_mut(id);
+        let is_longer = !order.listed
+            && order.deadline.is_none_or(|before| before + LEAST_EXTENSION <= deadline);
+        if is_longer {
+            order.deadline = Some(deadline);
+        }
+        is_longer
+    }
+
+    /// A node lists it. Of those that have its nonce and that a node lists, what pays less was replaced.
+    pub(super) fn list(&mut self, id: B256) {
+        let order = self.get_mut(id);
+        (order.listed, order.deadline) = (true, None);
+        let view = order.tx.expect("a transaction");
+        let is_below = |one: &TxView, other: &TxView| {
+            one.fee < other.fee && one.tip.min(one.fee) < other.tip.min(other.fee)
+        };
+        let mut replaced = Vec::new();
+        for other in self.pooled.iter().filter(|other| other.listed && other.id != id) {
+            let other_view = other.tx.expect("only transactions are listed");
+            if (other_view.sender, other_view.nonce) == (view.sender, view.nonce) {
+                replaced.extend(is_below(&other_view, &view).then_some(other.id));
+                replaced.extend(is_below(&view, &other_view).then_some(id));
+            }
+        }
+        replaced.into_iter().for_each(|id| self.unlist(id));
+    }
+
+    pub(super) fn unlist(&mut self, id: B256) {
+        let order = self.get_mut(id);
+        if std::mem::take(&mut order.listed) {
+            self.keep_for_retention(id);
+        }
+    }
+
     pub(super) fn insert(&mut self, order: Pooled) -> &'static str {
         let (id, view) = (order.id, order.tx.expect("a transaction"));
+        let is_listed = order.listed;
         if self.is_pooled(&id) {
             self.came_again(&order)
         } else if self.is_mined(&id) {
@@ -52,18 +99,26 @@ impl Model {
             let taken = &mut block.expect("it is mined").taken;
             match taken.iter_mut().find(|other| other.id == order.id) {
                 Some(kept) => kept.public |= order.public,
-                None => taken.push(order),
+                None => {
+                    let until = order.terms.map(|terms| terms.max_block);
+                    let deadline = until.is_none().then_some(0);
+                    let canceller = order.terms.and_then(|terms| terms.signer);
+                    taken.push(Pooled { until, deadline, canceller, listed: false, ..order });
+                }
             }
             "Mined"
         } else if self.next_nonce(view.sender).is_some_and(|next| view.nonce < next) {
             "StaleNonce"
-        } else if self.was_accepted(&id) && !self.may_return.contains_key(&id) {
+        } else if self.was_accepted(&id) && !self.may_return.contains(&id) {
             "AlreadyRemoved"
         } else if self.is_withdrawn(&order) {
             "Superseded"
         } else if !self.is_possible(&order, MAX_AHEAD) {
             "Rejected"
         } else if self.admit(order) {
+            if is_listed {
+                self.list(id);
+            }
             self.accept(id);
             "Added"
         } else {
@@ -105,10 +160,10 @@ impl Model {
             self.withdraw(id, signer);
             return CancelPrivateOutcome::Unknown;
         }
-        if order.canceller.is_none() {
+        if order.canceller != Some(signer) {
             return CancelPrivateOutcome::Public;
         }
-        self.release(id, "Cancelled", 0);
+        self.release(id, "Cancelled");
         self.withdraw(id, signer);
         CancelPrivateOutcome::Cancelled
     }
@@ -116,18 +171,24 @@ impl Model {
     /// After a head: the private transactions whose last block has passed, the earliest first, and those for
     /// one too far ahead, the farthest first.
     pub(super) fn pass_private(&mut self, number: u64) {
-        let until = |order: &Pooled| Some((order.until?, order.seq, order.id, order.public));
+        let until = |order: &Pooled| Some((order.until?, order.seq, order.id));
         let mut kept: Vec<_> = self.pooled.iter().filter_map(until).collect();
         kept.sort();
-        for (_, _, id, public) in kept.iter().filter(|(block, ..)| *block <= number) {
-            match public {
-                true => self.release(*id, "Expired", self.now + EXPIRED_PAUSE),
-                false => self.release(*id, "BlockPassed", 0),
-            }
+        for (_, _, id) in kept.iter().filter(|(block, ..)| *block <= number) {
+            self.end_terms(*id, "BlockPassed");
         }
         let limit = number + MAX_KEPT_AHEAD;
-        for (_, _, id, _) in kept.iter().rev().filter(|(block, ..)| *block > limit) {
-            self.release(*id, "BlockTooFar", 0);
+        for (_, _, id) in kept.iter().rev().filter(|(block, ..)| *block > limit) {
+            self.end_terms(*id, "BlockTooFar");
+        }
+    }
+
+    fn end_terms(&mut self, id: B256, reason: &str) {
+        let order = self.get_mut(id);
+        if order.listed || order.deadline.is_some() {
+            order.until = None;
+        } else {
+            self.release(id, reason);
         }
     }
 }
