@@ -13,15 +13,15 @@ pub const DEFAULT_MAX_TXS: usize = 200_000;
 pub const DEFAULT_MAX_TX_BYTES: usize = 512 << 20;
 
 /// Default of [`PoolConfig::max_external_txs`]: 300 raw transactions/s x 60 s of retention, half of them of
-/// callers. Public RPC endpoints for private transactions bring a few a second.
+/// callers, 9/s of one. Public RPC endpoints for private transactions bring a few a second.
 pub const DEFAULT_MAX_EXTERNAL_TXS: usize = 18_000;
 
 /// Default of [`PoolConfig::max_external_tx_bytes`]: 18,000 transactions of 1.6 kB are 29 MB; the rest is
 /// room for about 40 transactions of six blobs.
 pub const DEFAULT_MAX_EXTERNAL_TX_BYTES: usize = 64 << 20;
 
-/// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction that no builder
-/// included for five blocks is unlikely to be wanted; the node still keeps it.
+/// Default of [`PoolConfig::tx_retention`]: five slots of 12 s. A transaction for which no node
+/// vouches, and that no builder included for five blocks, is unlikely to be wanted.
 pub const DEFAULT_TX_RETENTION: Duration = Duration::from_secs(60);
 
 /// Default of [`PoolConfig::log_events`]: 2,000 arrivals/s and as many removals are 4,000 events/s,
@@ -74,18 +74,16 @@ pub struct PoolConfig {
     pub max_tx_bytes: usize,
     /// Most raw transactions that external callers sent and the node has not announced, and as many
     /// private ones. They have shares of their own, so that the fees they claim evict nothing that
-    /// the node announced. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. Half of each is for the host and the
-    /// signers that it knows. At the cap the holder
-    /// with the most loses the worst-paying of its sender with the most: `order_pool_evicted_total`.
-    /// Private ones are divided by holder as bundles are, and one holder has at most 16 of a sender; of raw ones
-    /// one holder may have a half.
+    /// the node announced. Default [`DEFAULT_MAX_EXTERNAL_TXS`]; at least 1. They are divided by holder as bundles
+    /// are. At the cap the holder with the most loses the worst-paying of its sender with the most:
+    /// `order_pool_evicted_total`. One holder has at most 16 private ones of a sender.
     pub max_external_txs: usize,
     /// Most bytes of the raw ones, and of the private ones. Default
     /// [`DEFAULT_MAX_EXTERNAL_TX_BYTES`]; at least 1 MiB, and as with bundles 32 MiB for sixteen
     /// callers.
     pub max_external_tx_bytes: usize,
-    /// How long a transaction is kept; a private one is kept until its last block instead. Default
-    /// [`DEFAULT_TX_RETENTION`]; above zero. Removals are counted by `order_pool_expired_total`.
+    /// How long a transaction is kept that no node lists ([`Transaction::listed`](crate::Transaction::listed)); a private
+    /// one is kept until its last block instead. Default [`DEFAULT_TX_RETENTION`]; above zero. Removals are counted by `order_pool_expired_total`.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub tx_retention: Duration,
     /// How many events the log holds, rounded up to a whole segment of 256: how far a reader may

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::future_not_send, clippy::panic, clippy::unwrap_used))]
 
+mod arrival;
 mod clock;
 mod config;
 mod core;
@@ -21,6 +22,7 @@ mod tests;
 
 pub use crate::core::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
 pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
+pub use arrival::arrival;
 pub use clock::Clock;
 pub use config::*;
 pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError, StartError};

@@ -203,7 +203,8 @@ impl OrderPool {
     }
 
     /// Removes a private transaction that `signer` sent ([`Transaction::private`]), unless it has
-    /// become public, or another caller sent it too. `at` is when the signer cancelled it:
+    /// become public, or another caller sent it too. `at` is when the signer cancelled it, by
+    /// [`arrival`](crate::arrival()):
     /// what was sent later stays, and is accepted if it is sent again. Whether or not the
     /// transaction is here, subscribers are told, and until
     /// [`CANCELLATION_RETENTION`](crate::CANCELLATION_RETENTION) after `at` it is refused if it

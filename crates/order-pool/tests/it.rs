@@ -7,6 +7,8 @@ mod it {
     mod config;
     mod heads;
     mod private;
+    mod retention;
+    mod shares;
     mod sidecars;
     mod sinks;
     mod transactions;

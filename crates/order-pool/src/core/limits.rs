@@ -170,6 +170,9 @@ const TXS_PER_BLOCK: usize = 60_000_000 / 21_000;
 /// Memory of a replacement key: its state, and its entry in the queue of keys to forget.
 const KEY_BYTES: usize = 384;
 
+/// Memory of a claim of a caller on an order: its entries by holder, network, signer and cost.
+const CLAIM_BYTES: usize = 320;
+
 /// Memory of constant size: the pool itself, and the pages, segments and shards that are being
 /// filled.
 const FIXED_BYTES: usize = 16 << 20;
@@ -190,9 +193,10 @@ impl PoolConfig {
     /// - 64 MiB of mined orders, and 64 recent blocks of 2,857 transactions (60 M gas) at 256 bytes;
     /// - replacement keys: `max_cancellations` and one per bundle, and 16,384 cancellations of private
     ///   transactions, 384 bytes each;
+    /// - claims: four for each bundle and each external transaction, 320 bytes each;
     /// - 16 MiB for everything of constant size.
     ///
-    /// 1.63 GB by default. A pool of plain transactions reaches its cap on their number long
+    /// 1.7 GB by default. A pool of plain transactions reaches its cap on their number long
     /// before: 1,000,000 inserts at the default caps, all but the first 200,000 evicting another,
     /// took 0.44 GB of resident memory.
     pub fn memory_bound_bytes(&self) -> usize {
@@ -217,6 +221,9 @@ impl PoolConfig {
             MAX_UNMINE_BYTES,
             recent_blocks.saturating_mul(TXS_PER_BLOCK * MINED_TX_BYTES),
             sum(&keys).saturating_mul(KEY_BYTES),
+            // In two halves: of raw, of private transactions, and of bundles.
+            sum(&[self.max_external_txs, self.max_external_txs, self.max_bundles])
+                .saturating_mul(CLAIMS_PER_ORDER * CLAIM_BYTES),
             FIXED_BYTES,
         ])
     }

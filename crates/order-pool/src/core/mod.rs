@@ -40,9 +40,9 @@ use self::{
     pooled_txs::PooledTxs,
     private_cancellations::PrivateCancellations,
 };
-pub(crate) use self::{chain::Change, limits::Limits, usage::Size};
+pub(crate) use self::{chain::Change, keys::micros, limits::Limits, usage::Size};
 #[cfg(all(test, not(loom)))]
-pub(crate) use self::{keys::micros, limits::Division};
+pub(crate) use self::limits::Division;
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},

@@ -6,7 +6,7 @@ use alloy_primitives::{Address, B256, Keccak256};
 use uuid::Uuid;
 
 use super::{Order, Transaction};
-use crate::{error::BundleError, holder::Holder};
+use crate::{arrival::arrival, error::BundleError, holder::Holder};
 
 /// Identifies a replaceable bundle: the searcher's uuid *and* the searcher, so that no one can
 /// replace or cancel another signer's bundles. A bundle replaces the one with its key for the same
@@ -55,8 +55,7 @@ pub struct BundleParts {
     /// Its position among the messages of its key for its block; `None` is the time of its arrival
     /// ([`Self::first_seen`], in microseconds since the Unix epoch), or one above the highest that the pool
     /// knows. So a small nonce has no effect after a message without one. If the highest is itself of a
-    /// message without one, which arrived later and was inserted before, this one is superseded; as are those
-    /// that come while the clock, set back, is not yet where it had been.
+    /// message without one, which arrived later and was inserted before, this one is superseded.
     pub replacement_nonce: Option<u64>,
     /// Percent of the bundle's payment that is refunded, below 100.
     pub refund_percent: Option<u8>,
@@ -72,7 +71,7 @@ pub struct BundleParts {
     pub signer: Option<Address>,
     /// Against whom the pool counts it. Not part of its identity. Default [`Holder::Host`].
     pub holder: Holder,
-    /// When this process first received it; `None` is now.
+    /// When this process first received it, by [`arrival`](crate::arrival()); `None` is now.
     pub first_seen: Option<SystemTime>,
 }
 
@@ -131,7 +130,7 @@ impl Bundle {
         let txs: usize = parts.txs.iter().map(Transaction::size_bytes).sum();
         let spare = (parts.txs.capacity() - parts.txs.len()) * size_of::<Transaction>();
         let size_bytes = size_of::<Order>() + txs + spare + hashes * size_of::<B256>();
-        let first_seen = parts.first_seen.unwrap_or_else(SystemTime::now);
+        let first_seen = parts.first_seen.unwrap_or_else(arrival);
         let (id, has_assigned_nonce) = (content, false);
         Ok(Self { parts, hash, content, id, has_assigned_nonce, first_seen, size_bytes })
     }

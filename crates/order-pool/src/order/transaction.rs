@@ -82,7 +82,8 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Wraps a recovered transaction. `first_seen` is when this process first received it.
+    /// Wraps a recovered transaction. `first_seen` is when this process first received it, of what a
+    /// caller sent by [`arrival`](crate::arrival()).
     ///
     /// The hash is taken from the envelope, which caches it. For a blob transaction it does not
     /// cover the sidecar.

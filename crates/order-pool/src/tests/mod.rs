@@ -3,5 +3,6 @@
 #[path = "../../tests/common/mod.rs"]
 mod common;
 
+mod arrival;
 mod limits;
 mod model;

@@ -11,7 +11,10 @@ use alloy_eips::{
     eip7594::{BlobTransactionSidecarEip7594, BlobTransactionSidecarVariant},
 };
 use alloy_primitives::{Address, B256, Signature};
-use order_pool::{BundleError, Origin, PooledTransaction, RawBundle, SidecarError, Transaction};
+use order_pool::{
+    BundleError, Event, InsertOutcome, OrderPool, Origin, PoolConfig, PooledTransaction, RawBundle,
+    RemoveReason, SidecarError, Transaction,
+};
 
 /// A sidecar of one blob of zeros: its commitment and its proof are the point at infinity.
 fn zeros() -> BlobTransactionSidecar {
@@ -136,4 +139,41 @@ fn a_digest_is_of_the_blob_its_commitment_and_all_its_proofs() {
     let digests: std::collections::HashSet<_> = sidecars.iter().cloned().map(digest).collect();
     assert_eq!(digests.len(), sidecars.len());
     assert!(digests.contains(&digest(zeros().into())));
+}
+
+/// A stranger had sent it first with the proofs that blocks had before Osaka, and so it stayed.
+#[test]
+fn the_envelope_that_the_node_announces_replaces_one_without_cell_proofs() {
+    let pool = OrderPool::new(PoolConfig::default()).expect("the default is valid");
+    let mut told = pool.subscribe_all();
+    let hashes: Vec<_> = zeros().versioned_hashes().collect();
+    let (old, new) = (transaction(zeros(), hashes.clone()), transaction(cells(), hashes));
+    assert_eq!(old.hash(), new.hash());
+    let is_pooled_with_cells = || {
+        let order = pool.get(old.hash()).expect("it is pooled");
+        matches!(
+            order.as_tx().and_then(Transaction::sidecar),
+            Some(BlobTransactionSidecarVariant::Eip7594(_))
+        )
+    };
+    assert_eq!(pool.insert_transaction(recovered(old.clone())), InsertOutcome::Added);
+    assert!(!is_pooled_with_cells());
+    let announced = Recovered::new_unchecked(new.clone(), Address::ZERO);
+    let announced = Transaction::new(announced, Origin::Mempool, SystemTime::UNIX_EPOCH);
+    assert_eq!(pool.insert_transaction(announced.clone()), InsertOutcome::Known);
+    assert!(is_pooled_with_cells());
+    assert_eq!((pool.len(), pool.stats().external_txs), (1, 0));
+    let events: Vec<_> = std::iter::from_fn(|| told.try_next()).map(Result::unwrap).collect();
+    assert!(matches!(
+        &events[..],
+        [
+            Event::Added(_),
+            Event::BecamePublic(_),
+            Event::Removed { reason: RemoveReason::Replaced, .. },
+            Event::Added(_)
+        ]
+    ));
+    // Not the other way round.
+    assert_eq!(pool.insert_transaction(recovered(old.clone())), InsertOutcome::Known);
+    assert!(is_pooled_with_cells());
 }

@@ -3,11 +3,17 @@
 use alloy_primitives::B256;
 use order_pool::{InsertOutcome, OrderPool, OrderStatus, Origin, RejectReason, Transaction};
 
-use crate::sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
+use crate::{
+    outcome::Entry,
+    sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink},
+};
 
 impl TransactionSink for OrderPool {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        match self.insert_transaction(Transaction::new(tx.tx, Origin::Mempool, tx.first_seen)) {
+        let is_listed = matches!(tx.entry, Entry::Backfilled | Entry::AuditRecovered);
+        let tx = Transaction::new(tx.tx, Origin::Mempool, tx.first_seen);
+        // What a comparison has found is compared again, until it has vanished.
+        match self.insert_transaction(if is_listed { tx.listed() } else { tx }) {
             InsertOutcome::Added => Delivery::Pooled,
             InsertOutcome::Known | InsertOutcome::AlreadyRemoved => Delivery::Known,
             InsertOutcome::Mined | InsertOutcome::StaleNonce { .. } => Delivery::Mined,
@@ -33,8 +39,8 @@ impl TransactionSink for OrderPool {
                 let _ = self.on_head(block);
             }
             ChainEvent::Nonces(nonces) => self.on_nonces(nonces.block_hash, nonces.updates),
-            // A builder may still want the transaction, so it stays until it expires.
-            ChainEvent::Vanished(_) => {}
+            // A builder may still want the transaction, so it stays for a retention.
+            ChainEvent::Vanished(hash) => self.on_unlisted(&[hash]),
         }
     }
 

@@ -1,0 +1,305 @@
+//! Who loses an order when a share is full: the table at the top of `core/claims.rs`, case by case.
+
+use std::{fs, net::Ipv6Addr, path::Path};
+
+use alloy_primitives::B256;
+use order_pool::{
+    Bundle, BundleParts, Holder, InsertOutcome, OrderPool, Origin, PoolConfig, Transaction,
+};
+
+use crate::common::{
+    Spec, address, bundle, bundle_for, caller, head, nth, pool_with, tx, tx_from, upkeep, variant,
+};
+
+/// A half has room for 160 bundles, a known signer for 32, a caller for ten, a /48 for 40, and a
+/// front for 80.
+fn pool() -> OrderPool {
+    let pool = pool_with(PoolConfig { max_bundles: 320, max_txs: 2, ..PoolConfig::default() });
+    pool.on_head(head(10, 0, 0, &[]));
+    pool
+}
+
+/// The `n`th /56 of a /48.
+fn neighbour(n: u16) -> Holder {
+    Holder::caller(Ipv6Addr::new(0x2001, 0xdb8, 1, n << 8, 0, 0, 0, 1).into())
+}
+
+fn forwarded(n: u64) -> Holder {
+    Holder::Forwarded { front: [10, 9, 9, 9].into(), signer: Some(address(n)) }
+}
+
+fn known(n: u64) -> Holder {
+    Holder::Signer(address(n))
+}
+
+/// The `n`th bundle, of a signer.
+fn of_signer(n: u64, block: u64, holder: Holder, signer: u64) -> Bundle {
+    let (txs, signer) = (vec![nth(n)], Some(address(signer)));
+    bundle(BundleParts { txs, block: Some(block), holder, signer, ..Default::default() })
+}
+
+fn plain(n: u64, block: u64, holder: Holder) -> Bundle {
+    bundle_for(block, vec![nth(n)], holder)
+}
+
+fn insert(pool: &OrderPool, bundle: Bundle) -> (B256, String) {
+    // Its id has its block, which is set.
+    (*bundle.id(), variant(pool.insert_bundle(bundle)))
+}
+
+/// Inserts `count` bundles from the `first` on, which all find room.
+fn fill(pool: &OrderPool, first: u64, count: u64, block: u64, holder: Holder) {
+    for n in first..first + count {
+        assert_eq!(insert(pool, plain(n, block, holder)).1, "Added", "{n}");
+    }
+}
+
+/// How many of the bundles are pooled.
+fn held(pool: &OrderPool, first: u64, count: u64, block: u64, holder: Holder) -> usize {
+    let is_held = |n: &u64| is_pooled(pool, &plain(*n, block, holder));
+    (first..first + count).filter(is_held).count()
+}
+
+fn is_pooled(pool: &OrderPool, bundle: &Bundle) -> bool {
+    let txs = bundle.txs().iter().map(|tx| *tx.hash()).collect::<Vec<_>>();
+    let mut all = pool.subscribe_all();
+    std::iter::from_fn(|| all.try_next()).any(|event| match event {
+        Ok(order_pool::Event::Added(order)) => order.as_bundle().is_some_and(|other| {
+            other.block() == bundle.block()
+                && other.parts().signer == bundle.parts().signer
+                && other.txs().iter().map(|tx| *tx.hash()).eq(txs.iter().copied())
+        }),
+        _ => false,
+    })
+}
+
+#[test]
+fn case_1_the_node_share_loses_its_lowest_tip() {
+    let pool = pool();
+    let with_tip = |max_tip| tx(Spec { sender: max_tip as u64, max_tip, ..Spec::default() });
+    for tip in [5, 3, 4] {
+        assert_eq!(pool.insert_transaction(with_tip(tip)), InsertOutcome::Added);
+    }
+    assert_eq!([3, 4, 5].map(|tip| pool.contains(with_tip(tip).hash())), [false, true, true]);
+}
+
+#[test]
+fn case_2_a_transaction_that_pays_less_than_all_of_the_node_share_is_refused() {
+    let pool = pool();
+    let with_tip = |max_tip| tx(Spec { sender: max_tip as u64, max_tip, ..Spec::default() });
+    [5, 4].into_iter().for_each(|tip| _ = pool.insert_transaction(with_tip(tip)));
+    assert_eq!(variant(pool.insert_transaction(with_tip(3))), "Rejected");
+    // What strangers send of whatever tip evicts nothing there.
+    let raw = tx_from(Spec { sender: 9, max_tip: 90, ..Spec::default() }, Origin::Rpc);
+    assert_eq!(pool.insert_transaction(raw), InsertOutcome::Added);
+    assert_eq!(pool.len(), 3);
+}
+
+#[test]
+fn case_3_in_a_full_callers_share_the_signer_with_the_most_loses_its_latest_block() {
+    let pool = pool();
+    for n in 0..9 {
+        assert_eq!(insert(&pool, of_signer(n, 12 + n % 3, caller(1), 1)).1, "Added");
+    }
+    insert(&pool, of_signer(9, 14, caller(1), 2));
+    assert_eq!(insert(&pool, of_signer(10, 11, caller(1), 2)).1, "Added");
+    // Of the first signer, the last accepted of those for block 14.
+    assert!(!is_pooled(&pool, &of_signer(8, 14, caller(1), 1)));
+    assert_eq!(pool.len(), 10);
+}
+
+#[test]
+fn case_4_a_bundle_for_a_later_block_than_all_of_its_share_is_refused() {
+    let pool = pool();
+    fill(&pool, 0, 10, 11, caller(1));
+    assert_eq!(insert(&pool, plain(10, 12, caller(1))).1, "Rejected");
+    assert_eq!(held(&pool, 0, 10, 11, caller(1)), 10);
+}
+
+#[test]
+fn case_5_in_a_full_half_the_holder_with_the_most_loses() {
+    let pool = pool();
+    (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
+    fill(&pool, 200, 5, 11, caller(17));
+    assert_eq!(held(&pool, 200, 5, 11, caller(17)), 5);
+    assert_eq!(pool.len(), 160);
+}
+
+#[test]
+fn case_6_an_order_of_a_full_half_stays_if_a_small_holder_has_sent_it_too() {
+    let pool = pool();
+    (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
+    // Of equals the holder with the highest address goes first.
+    assert_eq!(insert(&pool, plain(159, 11, caller(20))).1, "Known");
+    fill(&pool, 200, 5, 11, caller(17));
+    assert_eq!(held(&pool, 159, 1, 11, caller(20)), 1);
+    assert_eq!(pool.len(), 160);
+}
+
+#[test]
+fn case_7_in_a_full_site_its_holder_with_the_most_loses() {
+    let pool = pool();
+    (0..4).for_each(|n| fill(&pool, u64::from(n) * 10, 10, 11, neighbour(n)));
+    fill(&pool, 100, 5, 11, neighbour(5));
+    assert_eq!((pool.len(), held(&pool, 100, 5, 11, neighbour(5))), (40, 5));
+}
+
+#[test]
+fn case_8_in_a_full_front_its_signer_with_the_most_loses_and_known_signers_lose_nothing() {
+    let pool = pool();
+    fill(&pool, 1_000, 32, 11, known(1));
+    fill(&pool, 2_000, 10, 11, caller(1));
+    (0..8).for_each(|n| fill(&pool, n * 10, 10, 11, forwarded(n)));
+    (0..400).for_each(|n| _ = insert(&pool, plain(100 + n, 11, forwarded(100 + n))));
+    fill(&pool, 1_100, 32, 11, known(2));
+    assert_eq!(held(&pool, 1_000, 32, 11, known(1)), 32);
+    assert_eq!(held(&pool, 2_000, 10, 11, caller(1)), 10);
+    assert_eq!(pool.len(), 64 + 10 + 80);
+}
+
+#[test]
+fn case_9_a_bundle_whose_block_has_passed_goes_first_whoever_holds_it() {
+    let pool = pool();
+    (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
+    pool.on_head(head(11, 0, 0, &[]));
+    (0..16).for_each(|n| fill(&pool, 200 + n * 10, 10, 12, caller(50 + n)));
+    let left: usize = (0..16).map(|n| held(&pool, 200 + n * 10, 10, 12, caller(50 + n))).sum();
+    assert_eq!((left, pool.stats().evicted), (160, 0));
+}
+
+#[test]
+fn case_10_in_a_full_half_no_bundle_goes_for_one_of_a_later_block() {
+    let pool = pool();
+    (0..16).for_each(|n| fill(&pool, n * 10, 10, 11, caller(n)));
+    assert_eq!(insert(&pool, plain(200, 12, caller(17))).1, "Rejected");
+    assert_eq!(insert(&pool, plain(201, 11, caller(17))).1, "Added");
+}
+
+/// The same table stands in both.
+#[test]
+fn the_table_of_rules_is_the_one_of_the_security_document() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let rows = |path: &Path, prefix: &str| {
+        let text = fs::read_to_string(path).expect("the file is there");
+        let lines = text.lines().filter_map(|line| line.strip_prefix(prefix));
+        let from_header = lines.skip_while(|line| !line.starts_with("| order | holder |"));
+        let rows = from_header.take_while(|line| line.starts_with('|')).map(str::to_owned);
+        rows.collect::<Vec<_>>()
+    };
+    let code = rows(&root.join("src/core/claims.rs"), "//! ");
+    let document = rows(&root.join("../../SECURITY.md"), "");
+    assert!(code.len() > 4, "{code:?}");
+    assert_eq!(code, document);
+}
+
+/// 60 bundles from 256 addresses counted 15,360 times, and an honest caller kept 17 of its 300.
+#[test]
+fn copies_of_many_addresses_take_nothing_from_an_honest_caller() {
+    let pool = pool_with(PoolConfig::default());
+    pool.on_head(head(10, 0, 0, &[]));
+    let honest = Holder::caller([10, 7, 7, 7].into());
+    fill(&pool, 1_000, 150, 11, honest);
+    for n in 0..256 {
+        (0..60).for_each(|i| _ = insert(&pool, plain(i, 11, caller(n))));
+    }
+    fill(&pool, 1_150, 150, 11, honest);
+    let stats = pool.stats();
+    assert_eq!((pool.len(), stats.evicted, stats.rejected), (360, 0, 0));
+}
+
+/// One who had the address of a front could fill the known signers' half with keys.
+#[test]
+fn ten_thousand_keys_behind_a_front_leave_known_signers_and_callers_what_they_have() {
+    let pool = pool_with(PoolConfig { max_bundles: 2_000, ..PoolConfig::default() });
+    pool.on_head(head(10, 0, 0, &[]));
+    fill(&pool, 20_000, 50, 11, known(1));
+    fill(&pool, 30_000, 50, 11, caller(1));
+    (0..10_000).for_each(|n| _ = insert(&pool, plain(n, 11, forwarded(n))));
+    fill(&pool, 20_050, 50, 11, known(1));
+    assert_eq!(pool.len(), 150 + 500);
+}
+
+/// Its own bundles were over, but of other signers, and no step of upkeep had come to them.
+#[test]
+fn a_large_bundle_finds_room_where_smaller_ones_have_passed() {
+    let pool = pool_with(PoolConfig { max_bundle_bytes: 1 << 20, ..PoolConfig::default() });
+    pool.on_head(head(10, 0, 0, &[]));
+    fill(&pool, 0, 100, 11, known(1));
+    let sized = |n, input_bytes, block, signer| {
+        let tx = tx(Spec { sender: n, input_bytes, ..Spec::default() });
+        let (txs, signer) = (vec![tx], Some(address(signer)));
+        let holder = caller(1);
+        bundle(BundleParts { txs, block: Some(block), holder, signer, ..Default::default() })
+    };
+    for n in 0..8 {
+        assert_eq!(insert(&pool, sized(1_000 + n, 120_000, 11, n)).1, "Added");
+    }
+    pool.on_head(head(11, 0, 0, &[]));
+    assert!(pool.stats().bundles > 20, "upkeep has not come to all");
+    assert_eq!(insert(&pool, sized(2_000, 900_000, 12, 99)).1, "Added");
+    assert_eq!(pool.stats().evicted, 0);
+}
+
+/// The smallest that pay the least would not make room for six blobs, and those above them were not
+/// looked at.
+#[test]
+fn small_transactions_that_pay_little_keep_out_no_large_one() {
+    let sized = |n, input_bytes, max_tip| Spec { sender: n, input_bytes, max_tip, ..Spec::default() };
+    // The node's share, and that of a caller.
+    for origin in [Origin::Mempool, Origin::Rpc] {
+        let config = PoolConfig {
+            max_tx_bytes: 8 << 20,
+            max_external_tx_bytes: 256 << 20,
+            ..PoolConfig::default()
+        };
+        let pool = pool_with(config);
+        pool.on_head(head(10, 0, 0, &[]));
+        let send = |spec| tx_from(spec, origin).held_by(caller(1));
+        let insert = |tx: Transaction| variant(pool.insert_transaction(tx));
+        for n in 0..500 {
+            assert_eq!(insert(send(sized(n, 0, 1))), "Added");
+        }
+        let mut filling = 1_000..;
+        while pool.stats().evicted + pool.stats().rejected == 0 {
+            insert(send(sized(filling.next().expect("no end"), 20_000, 10)));
+        }
+        for n in 0..3 {
+            assert_eq!(insert(send(sized(n, 820_000, 90))), "Added", "{origin:?}");
+        }
+        let is_held = |n: &u64| pool.contains(send(sized(*n, 820_000, 90)).hash());
+        assert_eq!((0..3).filter(is_held).count(), 3);
+    }
+}
+
+/// What a block had ended of three addresses displaced what it had ended of a known signer.
+#[test]
+fn a_reorg_gives_back_what_known_signers_had_however_much_callers_had() {
+    let pool = pool_with(PoolConfig::default());
+    pool.on_head(head(10, 0, 0, &[]));
+    let with_shared = |n, input_bytes, holder| {
+        let own = tx(Spec { sender: 1_000 + n, input_bytes, ..Spec::default() });
+        bundle_for(15, vec![nth(0), own], holder)
+    };
+    // A stranger sends one of them first, and is among those who hold it.
+    assert_eq!(insert(&pool, with_shared(0, 0, caller(1))).1, "Added");
+    assert_eq!(insert(&pool, with_shared(0, 0, known(1))).1, "Known");
+    for n in 1..20 {
+        assert_eq!(insert(&pool, with_shared(n, 0, known(1))).1, "Added");
+    }
+    for n in 0..3 * 15 {
+        let holder = caller(1 + n / 15);
+        assert_eq!(insert(&pool, with_shared(100 + n, 512 << 10, holder)).1, "Added");
+    }
+    pool.on_head(head(11, 0, 0, &[*nth(0).hash()]));
+    upkeep(&pool);
+    assert!(pool.is_empty());
+    pool.on_head(head(11, 1, 0, &[]));
+    let kept = |n: &u64| is_pooled(&pool, &with_shared(*n, 0, known(1)));
+    assert_eq!((0..20).filter(kept).count(), 20);
+    // The stranger fills its share, with bundles that are worth more to it: the known signer holds it.
+    for n in 0..700 {
+        insert(&pool, plain(10_000 + n, 11, caller(1)));
+        insert(&pool, plain(20_000 + n, 12, caller(1)));
+    }
+    assert_eq!((0..20).filter(kept).count(), 20);
+}
