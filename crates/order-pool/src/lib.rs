@@ -21,8 +21,8 @@ extern crate self as order_pool;
 mod tests;
 
 pub use crate::core::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
-pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use arrival::arrival;
+pub use chain_view::{Block, Head, NonceUpdate, PooledTransaction, Relation, next_base_fee_wei};
 pub use clock::Clock;
 pub use config::*;
 pub use error::{BundleError, ConfigError, Lagged, RejectReason, SidecarError, StartError};

@@ -31,6 +31,8 @@ use alloy_primitives::{Address, B256};
 use chain_view::{Head, NonceUpdate};
 
 pub use self::keys::{MAX_UNKNOWN_CANCELLATIONS, MAX_UNKNOWN_CANCELLATIONS_OF_SIGNER};
+#[cfg(all(test, not(loom)))]
+pub(crate) use self::limits::Division;
 use self::{
     bundle_index::BundleIndex,
     chain::Chain,
@@ -41,8 +43,6 @@ use self::{
     private_cancellations::PrivateCancellations,
 };
 pub(crate) use self::{chain::Change, keys::micros, limits::Limits, usage::Size};
-#[cfg(all(test, not(loom)))]
-pub(crate) use self::limits::Division;
 use crate::{
     error::RejectReason,
     event::{Event, RemoveReason},

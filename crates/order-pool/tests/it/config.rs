@@ -49,7 +49,7 @@ fn the_bound_on_memory_grows_with_each_limit_and_does_not_overflow() {
     let bound = PoolConfig::default().memory_bound_bytes();
     for (field, _, of) in COUNTS {
         // Their bytes bound them, and so many remembered orders are counted anyway.
-        let is_bounded_otherwise = ["max_txs", "max_external_txs"].contains(&field);
+        let is_bounded_otherwise = field == "max_txs";
         let value = *of(&mut PoolConfig::default()) * 2;
         assert_eq!(with(of, value).memory_bound_bytes() > bound, !is_bounded_otherwise, "{field}");
     }

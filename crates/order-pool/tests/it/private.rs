@@ -226,13 +226,13 @@ fn a_transaction_with_blobs_finds_room_among_many_small_ones_of_one_holder() {
     let (max_external_txs, max_external_tx_bytes) = (700, 2 << 20);
     let (pool, _) =
         pool(PoolConfig { max_external_txs, max_external_tx_bytes, ..PoolConfig::default() });
-    let by = |sender, input_bytes, by| {
-        tx_from(Spec { sender, input_bytes, ..Spec::default() }, Origin::Rpc).held_by(caller(by))
+    let sized = |sender, input_bytes, holder| {
+        tx_from(Spec { sender, input_bytes, ..Spec::default() }, Origin::Rpc).held_by(holder)
     };
     for n in 0..700 {
-        pool.insert_transaction(by(n, 2_000, 1));
+        pool.insert_transaction(sized(n, 2_000, Holder::Host));
     }
-    let large = by(1_000, 800_000, 2);
+    let large = sized(1_000, 800_000, Holder::Signer(address(2)));
     let id = *large.hash();
     assert_eq!(pool.insert_transaction(large), InsertOutcome::Added);
     assert!(pool.contains(&id) && pool.stats().evicted > 64);

@@ -6,9 +6,7 @@ use order_pool::{
     Clock, InsertOutcome, OrderPool, OrderStatus, Origin, PoolConfig, PrivateTerms, Transaction,
 };
 
-use crate::common::{
-    Spec, caller, head, nth, pool_by_hand, private_from, tx, tx_from, upkeep,
-};
+use crate::common::{Spec, caller, head, nth, pool_by_hand, private_from, tx, tx_from, upkeep};
 
 fn pool() -> (OrderPool, Clock) {
     let (pool, clock) = pool_by_hand(PoolConfig::default());

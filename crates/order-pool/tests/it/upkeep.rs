@@ -85,7 +85,7 @@ fn what_its_holder_has_for_a_block_that_has_passed_makes_room_for_a_bundle_befor
     }
     pool.on_head(head(11, 0, 0, &[]));
     assert_eq!(nth_for(159, 12), InsertOutcome::Added);
-    assert_eq!(pool.len(), 160 - 64 - 4 - 4 + 1, "with the head, of all, of its own");
+    assert_eq!(pool.len(), 160 - 64 - 4 - 1 + 1, "with the head, of all, of its own");
 }
 
 #[test]
