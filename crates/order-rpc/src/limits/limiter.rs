@@ -135,7 +135,8 @@ impl Limiter {
             }
         }
         self.gate.check(Instant::now())?;
-        let requester = Requester { caller: caller.id, signer: None, arrived: order_pool::arrival() };
+        let requester =
+            Requester { caller: caller.id, signer: None, arrived: order_pool::arrival() };
         Ok(Arrival { active, requester, is_signed })
     }
 
