@@ -18,10 +18,11 @@ use crate::{output, say::Format};
 /// prints all of them.
 const MAX_LINES: usize = 200;
 
-const QUIET: &str = "warn";
+/// alloy-pubsub logs three errors for each lost connection, which the fetcher reports with its reason. What the transports
+/// log says why they ended it.
+const QUIET: &str = "warn,alloy_pubsub=off";
 /// For a live view, the library's info lines are logged too.
-const LIVE: &str =
-    "warn,txpool_fetcher=info,load_control=info,mempool_ingest=info,order_stream=info";
+const LIVE: &str = "warn,alloy_pubsub=off,txpool_fetcher=info,load_control=info,mempool_ingest=info,order_stream=info";
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Option<VecDeque<String>>>>);

@@ -218,6 +218,9 @@ pub enum LossReason {
     /// Heads come and no hashes, and the node's pool cannot be listed to find out why.
     #[error("no hashes are announced, and the node does not list its pool")]
     NotListed,
+    /// Heads come and no hashes, while what was pending before is still being fetched.
+    #[error("no hashes are announced, while the node's pool is still being fetched")]
+    SilentWhileBackfilling,
     /// The node returns a newer block number on the request connection than it has announced.
     #[error("the node has newer blocks than it announced")]
     NoHeads,
@@ -236,7 +239,10 @@ impl LossReason {
         match self {
             Self::Closed => "closed",
             Self::Unresponsive(_) => "unresponsive",
-            Self::NoHashes { .. } | Self::NotListed | Self::NoHeads => "stale",
+            Self::NoHashes { .. }
+            | Self::NotListed
+            | Self::SilentWhileBackfilling
+            | Self::NoHeads => "stale",
             Self::StreamEnded(_) => "stream_ended",
             Self::StreamPanicked(_) => "stream_panicked",
         }

@@ -25,6 +25,13 @@ pub(crate) type AwaitingObjects = Arc<Mutex<HashMap<B256, (Ticket, bool)>>>;
 /// as many; at most 5 MB. One whose counterpart comes later than that counts as a repeat.
 const REMEMBERED: usize = 32_768;
 
+/// So many hashes in a row without an object, over at least [`NO_OBJECTS_FOR`], are the sign that the stream of
+/// objects is dead, which reth may end without a word. A node that only drops some of them never has as many.
+const NO_OBJECTS: u32 = 64;
+
+/// See [`NO_OBJECTS`]. Longer than a node pauses: geth does so for 3 s now and then.
+const NO_OBJECTS_FOR: Duration = Duration::from_secs(4);
+
 /// Pairs hashes with objects, so that an announcement counts once, whichever comes first.
 ///
 /// An object that comes first is delivered at once. A hash that comes first waits for its object, and
@@ -43,7 +50,7 @@ pub(crate) struct Pairs {
     state: Mutex<State>,
     /// Notified when a hash begins to wait, and at the end of the objects.
     changed: Notify,
-    /// Notified when the node turns out to announce hashes in place of objects.
+    /// Notified when the node turns out to announce hashes in place of objects, or no objects any more.
     pub(super) refused: Notify,
 }
 
@@ -66,6 +73,9 @@ struct State {
     /// When the latest object was read from its socket that is taken out of the buffer; `None` while all
     /// that came are processed.
     in_work: Option<Instant>,
+    /// How many hashes in a row had no object in time, and when the first of them was announced.
+    without_object: u32,
+    without_object_since: Instant,
     /// No object comes any more, so no hash waits.
     is_closed: bool,
 }
@@ -101,6 +111,8 @@ impl Pairs {
             unmatched: Unmatched::default(),
             passed: now,
             in_work: None,
+            without_object: 0,
+            without_object_since: now,
             is_closed: false,
         };
         Arc::new(Self {
@@ -161,7 +173,9 @@ impl Pairs {
 
     /// An object was taken out of the buffer that was read from its socket at this time.
     pub(super) fn object_is_read(&self, read_at: Instant) {
-        lock(&self.state).in_work = Some(read_at);
+        let mut state = lock(&self.state);
+        state.in_work = Some(read_at);
+        state.without_object = 0;
     }
 
     /// No object waits in the buffer or is in work.
@@ -248,10 +262,29 @@ impl Pairs {
             }
             state.queue.pop_front();
             if let Some((ticket, has_come)) = waiting.remove(&hash) {
-                return Next::Request(ticket, !has_come && !state.is_closed);
+                drop(waiting);
+                let is_missed = !has_come && !state.is_closed;
+                if is_missed {
+                    state.miss(at, now);
+                    self.close_if_dead(&mut state, now);
+                }
+                return Next::Request(ticket, is_missed);
             }
         }
         if state.is_closed { Next::End } else { Next::Idle }
+    }
+
+    /// Takes hashes alone if the stream of objects is dead: each transaction would be late by the wait.
+    fn close_if_dead(&self, state: &mut State, now: Instant) {
+        let lasted = now.saturating_duration_since(state.without_object_since);
+        if state.without_object >= NO_OBJECTS && lasted >= NO_OBJECTS_FOR {
+            tracing::warn!(
+                hashes = state.without_object,
+                "the node announces hashes and no objects any more: taking hashes until the next reconnect"
+            );
+            state.is_closed = true;
+            self.refused.notify_one();
+        }
     }
 
     fn pop_oldest(&self, state: &mut State) -> Option<Ticket> {
@@ -267,6 +300,16 @@ impl Pairs {
             None => self.objects.as_ref().is_none_or(|objects| objects.waiting() == 0),
         };
         state.is_closed || state.passed >= at + self.wait / 5 || (now >= until && are_processed)
+    }
+}
+
+impl State {
+    /// A hash that was announced at this time had no object in time.
+    fn miss(&mut self, announced_at: Instant, now: Instant) {
+        if self.without_object == 0 {
+            self.without_object_since = announced_at.min(now);
+        }
+        self.without_object = self.without_object.saturating_add(1);
     }
 }
 
@@ -461,6 +504,29 @@ mod tests {
         assert!(matches!(pairs.on_hash(&hashes, arrival(1, Instant::now())), OnHash::Paired));
         drop(pairs);
         assert_eq!((lock(&waiting).len(), Arc::strong_count(&hashes)), (0, 1));
+    }
+
+    /// Every transaction was late by the wait, for ever.
+    #[test]
+    fn a_dead_stream_of_objects_is_given_up_and_one_that_drops_some_is_not() {
+        let wait = Duration::from_millis(25);
+        for (drops_all, expected) in [(true, true), (false, false)] {
+            let (pairs, hashes) = (pairs(wait), known());
+            let mut now = Instant::now();
+            for n in 0..200_u64 {
+                now += Duration::from_millis(50);
+                let hash = B256::left_padding_from(&(n + 1).to_be_bytes());
+                let arrival = Arrival { hash, entry: Entry::Announced, source: 0, at: now };
+                pairs.on_hash(&hashes, arrival);
+                if !drops_all && n % 50 == 0 {
+                    pairs.object_is_read(now);
+                    drop(pairs.on_object(&hashes, arrival, true));
+                    pairs.objects_are_processed();
+                }
+                while let Next::Request(..) = pairs.next(now + wait) {}
+            }
+            assert_eq!(lock(&pairs.state).is_closed, expected, "drops all: {drops_all}");
+        }
     }
 
     #[test]

@@ -256,6 +256,8 @@ impl Comparison {
         let lists_all = counted.is_some()
             && report.unlistable == 0
             && (content.lists_blobs || !self.fetch.had_blobs());
+        let listings = &self.context.listings[self.source];
+        listings.are_complete.store(lists_all, Relaxed);
         if lists_all {
             report.vanished = self.mark_vanished(&listed, epoch).await;
         }
@@ -297,6 +299,9 @@ impl Comparison {
         let (endpoint, limits) = (&settings.config.sources[self.source], &settings.limits);
         let listed = list::request(endpoint, limits, &self.context.tasks).await;
         listings.took(begin.elapsed(), listed.is_ok());
+        if listed.is_err() {
+            listings.are_complete.store(false, Relaxed);
+        }
         listed
     }
 

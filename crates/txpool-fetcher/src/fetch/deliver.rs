@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     decode::{Malformed, RawTransaction, read_raw, verify_blob_proofs},
-    outcome::Outcome,
+    outcome::{Entry, Outcome},
     sink::{Delivery, FetchedTransaction},
     sync::lock,
 };
@@ -140,6 +140,15 @@ impl Fetch {
         }
     }
 
+    /// Whether audits will find what this source announces in its list, and say when it is there no more:
+    /// with a single source, which lists all that it counts.
+    fn is_listed_by(&self, source: usize) -> bool {
+        let config = &self.context.settings.config;
+        config.audit_interval.is_some()
+            && config.sources.len() == 1
+            && self.context.listings[source].are_complete.load(Relaxed)
+    }
+
     /// Delivers a transaction whose hash was verified, unless it is of another chain or mined.
     async fn deliver(&self, ticket: Ticket, tx: Recovered<PooledTransaction>, raw: Option<Bytes>) {
         let Arrival { hash, entry, source, at } = ticket.arrival;
@@ -158,7 +167,9 @@ impl Fetch {
         }
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
-        let fetched = FetchedTransaction { tx, raw, entry, source, announced_at: at, first_seen };
+        let is_listed = entry != Entry::Announced || self.is_listed_by(source);
+        let fetched =
+            FetchedTransaction { tx, raw, entry, source, is_listed, announced_at: at, first_seen };
         // It has failed if the sink has panicked. A stop leaves it unfinished while the sink waits.
         let Some(delivery) = self.context.sink.deliver(fetched).await else { return };
         self.context.metrics.deliver_seconds.record(at.elapsed().as_secs_f64());

@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -21,6 +21,9 @@ pub(crate) struct Listings {
     /// In progress: for the source's own comparison, and for those that a caller of
     /// [`Fetcher::audit`](crate::Fetcher::audit) requested.
     pub(crate) running: AtomicU64,
+    /// Whether the latest one was complete and had all that the node counts: then what is pending there
+    /// stands in the next one too. Relaxed, as a fact of its own.
+    pub(crate) are_complete: AtomicBool,
     /// How long the latest one took, or one that failed since, if that took longer.
     took: Mutex<Option<Duration>>,
 }

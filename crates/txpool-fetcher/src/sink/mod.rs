@@ -34,6 +34,10 @@ pub struct FetchedTransaction {
     pub entry: Entry,
     /// The source that announced it first, as an index into the configured sources.
     pub source: usize,
+    /// Whether its node lists it, or will as far as is known: then a sink should keep it until it is mined,
+    /// replaced, or reported as [`ChainEvent::Vanished`], however long it is pending. Otherwise nobody says
+    /// when it leaves the node's pool.
+    pub is_listed: bool,
     /// When its announcement was read from the socket; for a backfilled one, when it was listed.
     pub announced_at: Instant,
     /// The same moment on the wall clock.
@@ -50,6 +54,7 @@ impl FetchedTransaction {
             raw: raw.into(),
             entry: Entry::Announced,
             source: 0,
+            is_listed: false,
             announced_at: Instant::now(),
             first_seen: SystemTime::now(),
         }

@@ -3,16 +3,12 @@
 use alloy_primitives::B256;
 use order_pool::{InsertOutcome, OrderPool, OrderStatus, Origin, RejectReason, Transaction};
 
-use crate::{
-    outcome::Entry,
-    sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink},
-};
+use crate::sink::{ChainEvent, Delivery, FetchedTransaction, Holding, TransactionSink};
 
 impl TransactionSink for OrderPool {
     async fn deliver(&self, tx: FetchedTransaction) -> Delivery {
-        let is_listed = matches!(tx.entry, Entry::Backfilled | Entry::AuditRecovered);
+        let is_listed = tx.is_listed;
         let tx = Transaction::new(tx.tx, Origin::Mempool, tx.first_seen);
-        // What a comparison has found is compared again, until it has vanished.
         match self.insert_transaction(if is_listed { tx.listed() } else { tx }) {
             InsertOutcome::Added => Delivery::Pooled,
             InsertOutcome::Known | InsertOutcome::AlreadyRemoved => Delivery::Known,

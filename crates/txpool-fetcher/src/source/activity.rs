@@ -37,6 +37,8 @@ pub(super) struct Activity {
     in_burst: bool,
     hash_at: Instant,
     heads_since_hash: u32,
+    /// An audit found transactions missing although no hash was ever announced.
+    never_announced: bool,
     head: Option<u64>,
     behind_since: Option<Instant>,
 }
@@ -51,6 +53,7 @@ impl Activity {
             in_burst: false,
             hash_at: now,
             heads_since_hash: 0,
+            never_announced: false,
             head: None,
             behind_since: None,
         }
@@ -74,6 +77,7 @@ impl Activity {
             self.rate_per_s += weight * (new as f64 / passed - self.rate_per_s);
             self.hash_at = now;
             self.heads_since_hash = 0;
+            self.never_announced = false;
         }
         self.read = read;
         self.ticked = now;
@@ -84,6 +88,7 @@ impl Activity {
     pub(super) fn load_has_ended(&mut self, now: Instant) {
         let silence = now.saturating_duration_since(self.hash_at);
         self.rate_per_s = self.rate_per_s.min(1.0 / silence.max(MIN_SILENCE).as_secs_f64());
+        self.never_announced = false;
     }
 
     pub(super) fn head(&mut self, number: u64) {
@@ -93,11 +98,18 @@ impl Activity {
         self.heads_since_hash = self.heads_since_hash.saturating_add(1);
     }
 
+    /// An audit has found transactions missing. A subscription that has never announced any has no rate
+    /// by which its silence could be judged, and is suspicious by this.
+    pub(super) fn found_missing(&mut self) {
+        self.never_announced = self.heads_since_hash >= HEADS_WITHOUT_HASHES;
+    }
+
     pub(super) fn is_silent(&self, now: Instant) -> bool {
         let silence = now.saturating_duration_since(self.hash_at);
+        let expected = self.rate_per_s * silence.as_secs_f64();
         self.heads_since_hash >= HEADS_WITHOUT_HASHES
             && silence >= MIN_SILENCE
-            && self.rate_per_s * silence.as_secs_f64() >= SUSPICIOUS_EXPECTATION
+            && (self.never_announced || expected >= SUSPICIOUS_EXPECTATION)
     }
 
     /// Whether the node has been ahead of its own announcements for longer than [`MIN_SILENCE`].

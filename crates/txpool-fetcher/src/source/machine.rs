@@ -201,12 +201,15 @@ impl Machine {
             Event::Gap(reason) => self.gap(reason, now),
             Event::Head(number) => self.activity.head(number),
             Event::SawBlock(number) => {
-                if self.state == SourceState::Live && self.activity.is_behind(number, now) {
+                if self.is_judged() && self.activity.is_behind(number, now) {
                     self.stale(LossReason::NoHeads);
                 }
             }
-            Event::Compared(AuditReport { recovered, failed, unannounced, .. }) => {
+            Event::Compared(AuditReport { missing, recovered, failed, unannounced, .. }) => {
                 let reason = self.comparing.take();
+                if missing > 0 && reason == Some(GapReason::Audit) {
+                    self.activity.found_missing();
+                }
                 self.failing = None;
                 self.is_audited = true;
                 let its_own = |gap: &&mut Gap| gap.to.is_none() && Some(gap.reason) == reason;
@@ -257,12 +260,17 @@ impl Machine {
                     if self.next_audit.is_some_and(|at| now >= at) {
                         self.compare(GapReason::Audit, now);
                     }
-                    if self.activity.is_silent(now) {
-                        self.suspect(now);
-                    }
+                }
+                if self.is_judged() && self.activity.is_silent(now) {
+                    self.suspect(now);
                 }
             }
         }
+    }
+
+    /// Whether a silence of hashes or heads says something about the node.
+    fn is_judged(&self) -> bool {
+        matches!(self.state, SourceState::Live | SourceState::Backfilling)
     }
 
     fn may_compare(&self) -> bool {
@@ -298,6 +306,10 @@ impl Machine {
             // connection costs milliseconds, a dead one every transaction. But ever later.
             self.activity.load_has_ended(now);
             self.stale(LossReason::NotListed);
+        } else if self.state == SourceState::Backfilling {
+            // What runs may take minutes, and goes on beside a new connection.
+            self.activity.load_has_ended(now);
+            self.stale(LossReason::SilentWhileBackfilling);
         } else if self.comparing.is_none() && self.compare_at.is_none() {
             self.gap(GapReason::Silence, now);
         }
@@ -548,7 +560,9 @@ mod tests {
     }
 
     fn compared(recovered: u64, failed: u64, unannounced: u64) -> Event {
-        let report = AuditReport { recovered, failed, unannounced, ..AuditReport::default() };
+        let missing = recovered + failed;
+        let report =
+            AuditReport { missing, recovered, failed, unannounced, ..AuditReport::default() };
         Event::Compared(report)
     }
 
@@ -563,6 +577,52 @@ mod tests {
         up s        ->                  | connecting
         up r        -> compare start_up | backfilling | start_up
         compared 3  ->                  | live        |";
+
+    /// Audits found everything missing, and the source was live for ever.
+    #[test]
+    fn a_subscription_that_never_announced_is_suspected_when_an_audit_finds_what_it_missed() {
+        Run::new(&config()).play(LIVE).play(
+            "
+            +12 head 1 ->
+            +12 head 2 ->
+            +45        -> compare audit
+            compared 4 ->                 | live | 
+            +1         -> compare silence | live | silence
+            +5 compared 4 0 2 -> drop: no hashes are announced, but the node listed 2 new ones | stale
+            ",
+        );
+        // It announces: no audit makes it suspicious.
+        Run::new(&config()).play(LIVE).play(
+            "
+            +12 head 1 ->
+            +12 head 2 ->
+            +1 tick 1  ->
+            +45        -> compare audit
+            compared 4 ->                 | live |
+            +10        ->                 | live |
+            ",
+        );
+    }
+
+    /// It was looked at only once the backfill was over, which may take minutes.
+    #[test]
+    fn a_subscription_that_falls_silent_is_noticed_while_a_backfill_runs() {
+        let mut run = Run::new(&config());
+        run.play(LIVE);
+        (0..10).for_each(|_| _ = run.play("+1 tick 100 ->"));
+        run.play(
+            "
+            down s     -> dial s
+            up s       -> compare reconnect | backfilling
+            head 1     ->
+            head 2     ->
+            +3         ->                   | backfilling
+            +2         -> drop: no hashes are announced, while the node's pool is still being fetched | stale
+            down s     -> dial s
+            up s       ->                   | backfilling
+            ",
+        );
+    }
 
     #[test]
     fn a_source_connects_compares_is_live_and_does_so_again_after_every_gap() {

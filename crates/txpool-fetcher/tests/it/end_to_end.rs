@@ -236,3 +236,27 @@ async fn a_node_on_another_chain_than_the_expected_one_is_refused() {
     let right = Fetcher::stream(on(DEV_CHAIN_ID), 16).await;
     assert!(right.is_ok());
 }
+
+/// It was absent for ten times as long after that, although each audit listed it.
+#[tokio::test]
+async fn what_the_node_still_lists_does_not_expire() {
+    let node = Node::start(10, |config| config);
+    let tx_retention = Duration::from_secs(1);
+    let pool = OrderPool::new(PoolConfig { tx_retention, ..PoolConfig::default() }).unwrap();
+    let audit_interval = Some(Duration::from_millis(300));
+    let config = FetcherConfig { audit_interval, ..node.fetcher() };
+    let fetcher = start_with(config, settles_fast(), pool.clone()).await;
+    pool_all(&node, &fetcher).await;
+    // More than twice as long as what no node vouches for is kept.
+    tokio::time::sleep(3 * tx_retention).await;
+    pool.upkeep();
+    assert_eq!(pool.len(), 10);
+    assert_eq!(fetcher.counts().audit_recovered, 0, "they were there all the time");
+    // The node loses them: they go after the retention.
+    node.node.inject(Fault::Restart { down: Duration::from_millis(50), leaves_file: false });
+    let is_empty = || {
+        pool.upkeep();
+        pool.len() == 0
+    };
+    eventually("they have left", is_empty).await;
+}
