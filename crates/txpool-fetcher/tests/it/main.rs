@@ -7,6 +7,7 @@ mod end_to_end;
 mod fake;
 mod faults;
 mod full;
+mod half_broken;
 mod heads;
 mod hostile_node;
 mod import;
