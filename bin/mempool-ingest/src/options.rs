@@ -420,7 +420,6 @@ mod tests {
         assert_eq!((fetcher.chain_id.take(), fetcher.reconnect_limit.take()), (Some(1), Some(100)));
         fetcher.trust_node_sender = None;
         fetcher.sources.clear();
-        fetcher.request_connections = FetcherConfig::new([]).request_connections;
         let GateConfig { work_permits, reserved_permits, .. } = GateConfig::default();
         let gate = GateConfig { work_permits, reserved_permits, ..options.gate };
         let rpc = options.rpc.take().expect("a section");
