@@ -256,10 +256,8 @@ impl Machine {
                 {
                     self.compare(reason, now);
                 }
-                if self.state == SourceState::Live {
-                    if self.next_audit.is_some_and(|at| now >= at) {
-                        self.compare(GapReason::Audit, now);
-                    }
+                if self.state == SourceState::Live && self.next_audit.is_some_and(|at| now >= at) {
+                    self.compare(GapReason::Audit, now);
                 }
                 if self.is_judged() && self.activity.is_silent(now) {
                     self.suspect(now);

@@ -256,7 +256,7 @@ async fn what_the_node_still_lists_does_not_expire() {
     node.node.inject(Fault::Restart { down: Duration::from_millis(50), leaves_file: false });
     let is_empty = || {
         pool.upkeep();
-        pool.len() == 0
+        pool.is_empty()
     };
     eventually("they have left", is_empty).await;
 }

@@ -183,6 +183,8 @@ async fn what_was_announced_while_a_block_had_it_stays_away_when_blocks_are_miss
 async fn what_the_sink_no_longer_has_is_there_when_its_block_is_undone_after_it_was_announced_again()
  {
     let fake = Fake::start();
+    // It does not count its pool, so nobody could say that the transaction has left: it expires.
+    fake.lock().listing = Listing::Uncounted;
     let pool = PoolConfig { tx_retention: Duration::from_millis(300), ..PoolConfig::default() };
     let pool = OrderPool::new(pool).expect("a valid configuration");
     let fetcher = start_with(fake.config(), settles_fast(), pool.clone()).await;
