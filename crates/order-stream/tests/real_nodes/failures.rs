@@ -338,7 +338,8 @@ async fn a_publisher_that_is_cut_off_says_so_after_two_seconds_and_is_ready_agai
     insert(&ingested, &transactions(28, 1, 0));
     let took = until("it is not ready", || !is_ready()).await;
     println!("not ready after {took:?}");
-    assert!((UNSTORED_LIMIT..2 * UNSTORED_LIMIT).contains(&took), "{took:?}");
+    // The publisher took the order some milliseconds before the time begins here.
+    assert!((UNSTORED_LIMIT * 9 / 10..2 * UNSTORED_LIMIT).contains(&took), "{took:?}");
     until("its state says so", || publisher.state() != State::Live).await;
     stage.server.sigcont().expect("a server");
     until("it is ready", &is_ready).await;
