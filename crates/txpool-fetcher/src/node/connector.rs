@@ -24,7 +24,7 @@ impl PubSubConnect for Connector {
     }
 
     async fn connect(&self) -> TransportResult<ConnectionHandle> {
-        let handle = match &self.endpoint {
+        let handle: TransportResult<ConnectionHandle> = match &self.endpoint {
             #[cfg(feature = "ipc")]
             Endpoint::Ipc(path) => {
                 alloy_transport_ipc::IpcConnect::new(path.clone()).connect().await
