@@ -1,7 +1,7 @@
 //! Asks the node whether the sender of an order can pay, before the order is pooled.
 
 mod accounts;
-mod link;
+mod client;
 mod turns;
 
 use std::{collections::BTreeMap, time::Duration};
@@ -31,7 +31,7 @@ const MAX_REFUSAL_AGE: Duration = Duration::from_millis(250);
 /// transactions may fund the others.
 ///
 /// It costs two calls for each sender that is new since the last head. The calls of all waiting
-/// orders go in one batch, over a connection and a thread of their own (`mempool-admission`), so
+/// orders are made together, over a connection and a thread of their own (`mempool-admission`), so
 /// announcements never wait behind them; those of known signers' orders come first, and those of one
 /// caller's take at most a quarter of a batch. While the node does not answer, or answers from an older
 /// block than the pool knows, there is no verdict.

@@ -11,8 +11,9 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{self, Receiver},
     },
     thread,
@@ -21,13 +22,16 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 use order_pool::{Funds, Holder, OrderPool};
-use tokio::sync::oneshot;
+use tokio::{
+    runtime::Builder,
+    sync::{Notify, oneshot},
+};
 use txpool_fetcher::Endpoint;
 
-use super::{link::Link, turns::Turns};
+use super::{client::AccountClient, turns::Turns};
 
-/// Accounts in one batch: geth accepts 1,000 calls, and each account takes two, plus one for the
-/// block number.
+/// Accounts in one batch, so that each batch is answered within some milliseconds, and what comes
+/// meanwhile waits no longer.
 const MAX_ACCOUNTS_PER_BATCH: usize = 256;
 
 /// Accounts of one holder in one batch, a quarter, so that it leaves room for others.
@@ -66,7 +70,7 @@ struct Shared {
     pool: OrderPool,
     turns: Mutex<Requests>,
     /// Notified when a request comes, and at the end.
-    requested: Condvar,
+    requested: Notify,
     cache: Mutex<Cache>,
 }
 
@@ -113,9 +117,19 @@ impl Accounts {
         let (ends, ended) = mpsc::sync_channel(0);
         let shared = Arc::new(Shared::new(pool));
         let served = Arc::clone(&shared);
+        // One blocking thread, which looks up the host of a WebSocket. It starts now and never ends:
+        // tokio panics if it cannot start one later.
+        let runtime = Builder::new_current_thread()
+            .enable_all()
+            .thread_name("mempool-lookup")
+            .max_blocking_threads(1)
+            .thread_keep_alive(Duration::MAX)
+            .build()?;
+        catch_unwind(AssertUnwindSafe(|| drop(runtime.spawn_blocking(|| ()))))
+            .map_err(|_| io::Error::other("the limit of threads is reached"))?;
         let serve = move || {
             let _ends = ends;
-            served.serve(Link::new(endpoint, max_nonces_ahead));
+            runtime.block_on(served.serve(AccountClient::new(endpoint, max_nonces_ahead)));
         };
         thread::Builder::new().name("mempool-admission".to_owned()).spawn(serve)?;
         Ok((Self { shared }, ended))
@@ -151,7 +165,7 @@ impl Accounts {
 
 impl Shared {
     fn new(pool: OrderPool) -> Self {
-        let (turns, requested) = (Mutex::default(), Condvar::new());
+        let (turns, requested) = (Mutex::default(), Notify::new());
         Self { pool, turns, requested, cache: Mutex::default() }
     }
 
@@ -160,13 +174,22 @@ impl Shared {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The requests of the next batch; `None` at the end.
-    fn next_batch(&self) -> Option<Vec<Request>> {
-        let waits = |requests: &mut Requests| requests.turns.is_empty() && !requests.is_closed;
-        let waited = self.requested.wait_while(self.requests(), waits);
-        let mut requests = waited.unwrap_or_else(PoisonError::into_inner);
-        let batch = requests.turns.take(MAX_ACCOUNTS_PER_BATCH, MAX_ACCOUNTS_PER_HOLDER);
-        (!batch.is_empty()).then_some(batch)
+    /// Waits for requests, and returns those of the next batch; `None` at the end.
+    async fn next_batch(&self) -> Option<Vec<Request>> {
+        loop {
+            {
+                let mut requests = self.requests();
+                if !requests.turns.is_empty() {
+                    let (max, max_per_holder) = (MAX_ACCOUNTS_PER_BATCH, MAX_ACCOUNTS_PER_HOLDER);
+                    return Some(requests.turns.take(max, max_per_holder));
+                }
+                if requests.is_closed {
+                    return None;
+                }
+            }
+            // Keeps a notification that came since the look at the requests.
+            self.requested.notified().await;
+        }
     }
 
     fn head(&self) -> Option<B256> {
@@ -179,8 +202,8 @@ impl Shared {
     }
 
     /// Serves requests until nobody asks any more.
-    fn serve(&self, mut link: Link) {
-        while let Some(batch) = self.next_batch() {
+    async fn serve(&self, mut client: AccountClient) {
+        while let Some(batch) = self.next_batch().await {
             let mut waiting: HashMap<Address, Vec<oneshot::Sender<Account>>> = HashMap::new();
             for Request { address, response } in batch {
                 // Skips requests whose caller no longer waits.
@@ -194,7 +217,7 @@ impl Shared {
             let addresses: Vec<Address> = waiting.keys().copied().collect();
             let head = self.pool.head();
             self.cache().sent_at = Some(Instant::now());
-            let response = link.accounts(&addresses);
+            let response = client.accounts(&addresses).await;
             self.cache().sent_at = None;
             let Some((block, accounts)) = response else { continue };
             // A node that is behind the head reports an outdated account.

@@ -77,12 +77,13 @@ impl fmt::Display for Status {
         if let Some((head, age)) = self.head.zip(self.head_age_s) {
             write!(f, " head={head} ({age} s old)")?;
         }
-        let Counts { announced, pooled, lagged, failed, unfinished, .. } = self.counts;
+        let Counts { announced, pooled, lagged, failed, unfinished, gone, malformed, .. } =
+            self.counts;
         let Self { announced_per_s, pooled_per_s, pool_txs, .. } = self;
         write!(
             f,
             " announced={announced} ({announced_per_s}/s) pooled={pooled} ({pooled_per_s}/s) lagged={lagged} \
-             failed={failed} in_flight={unfinished} pool={pool_txs}",
+             failed={failed} gone={gone} malformed={malformed} in_flight={unfinished} pool={pool_txs}",
         )?;
         if let Some(rpc) = &self.rpc {
             write!(f, " rpc={} rpc_orders={}", rpc.requests, rpc.orders)?;

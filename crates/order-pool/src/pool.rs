@@ -269,6 +269,14 @@ impl OrderPool {
         relation
     }
 
+    /// The chain was reset: it has another genesis block, as a development chain may have. The pool
+    /// forgets every block, nonce and mined transaction, and accepts again what it has removed. What is
+    /// pooled stays until it is removed for another reason. The next head is the first of the new chain.
+    pub fn on_chain_reset(&self) {
+        let _in_turn = self.shared.in_turn();
+        self.shared.write(Core::reset_chain);
+    }
+
     /// A node whose pool the host compares with this one lists these hashes: what is pooled of them
     /// and public is kept until the node lists it no more, as with
     /// [`Transaction::listed`](crate::Transaction::listed).

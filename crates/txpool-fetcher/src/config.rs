@@ -306,11 +306,18 @@ impl Settings {
         self.config.trust_node_sender.unwrap_or(is_ipc)
     }
 
-    /// How many of the slots deferrable work may hold: one for each source at least, if that is at most a quarter of them.
+    /// How many of the slots deferrable work may hold in any case: one for each source at least, if
+    /// that is at most a quarter of them.
     pub(crate) fn deferrable_slots(&self) -> usize {
         let FetcherConfig { fetch_slots: slots, sources, .. } = &self.config;
         let few = || DEFERRABLE_SLOTS.max(sources.len()).min((slots / 4).max(1));
         self.limits.deferrable_slots.unwrap_or_else(few).min(*slots)
+    }
+
+    /// The most that it may hold, when nodes answer slowly and live fetches leave the slots idle: half.
+    pub(crate) fn max_deferrable_slots(&self) -> usize {
+        let half = self.config.fetch_slots / 2;
+        self.limits.deferrable_slots.unwrap_or(half).max(self.deferrable_slots())
     }
 
     /// How many of a source's request connections carry deferrable fetches too.

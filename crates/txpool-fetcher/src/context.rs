@@ -7,7 +7,7 @@ use crate::{
     config::Settings,
     fetch::{Deferral, Hashes, PoolRequest},
     metrics::Metrics,
-    node::{ChainId, Listings, RequestConnections},
+    node::{ChainId, Genesis, Listings, RequestConnections},
     sink::SinkCaller,
     tasks::Tasks,
 };
@@ -23,6 +23,7 @@ pub(crate) struct Context {
     pub(crate) listings: Box<[Arc<Listings>]>,
     pub(crate) deferral: Deferral,
     pub(crate) chain_id: ChainId,
+    pub(crate) genesis: Genesis,
     pub(crate) sink: SinkCaller,
     /// With full announcements: hashes of all sources that wait for their objects.
     pub(crate) awaiting_objects: AwaitingObjects,

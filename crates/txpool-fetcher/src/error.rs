@@ -224,6 +224,15 @@ pub enum LossReason {
     /// The node returns a newer block number on the request connection than it has announced.
     #[error("the node has newer blocks than it announced")]
     NoHeads,
+    /// For ten seconds or more, every request for a transaction has failed, although the node answers
+    /// other calls.
+    #[error("none of {requests} requests for transactions had an answer: {latest}")]
+    NoTransactions {
+        /// How many requests have failed in a row.
+        requests: u64,
+        /// How the latest one failed.
+        latest: CallError,
+    },
     /// A stream of a pool in this process ended.
     #[error("the pool ended its stream of {0}")]
     StreamEnded(&'static str),
@@ -243,6 +252,7 @@ impl LossReason {
             | Self::NotListed
             | Self::SilentWhileBackfilling
             | Self::NoHeads => "stale",
+            Self::NoTransactions { .. } => "no_transactions",
             Self::StreamEnded(_) => "stream_ended",
             Self::StreamPanicked(_) => "stream_panicked",
         }
@@ -322,18 +332,29 @@ impl SnapshotError {
 }
 
 /// Why a call to the node has no result.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
-pub(crate) enum CallError {
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// No response came within this time.
     #[error("no response in {0:?}")]
     Timeout(Duration),
+    /// The connection ended before the response came.
     #[error("connection lost")]
     ConnectionLost,
-    /// A response of another form than that of the method; its start.
+    /// The result is not of the type that the method returns.
     #[error("the response is not that of the method: {said:?}")]
-    Unreadable { said: String },
-    /// An error response; of its message at most 200 characters.
+    Unreadable {
+        /// The first characters of the result, at most 120.
+        said: String,
+    },
+    /// The node responded with an error.
     #[error("error {code}: {message}")]
-    Rpc { code: i64, message: String },
+    Rpc {
+        /// The code of the error.
+        code: i64,
+        /// The first characters of its message, at most 200.
+        message: String,
+    },
 }
 
 impl CallError {

@@ -29,7 +29,7 @@ use crate::{
     fetch::{Deferral, DeferredStats, Fetch, Hashes},
     limits::Limits,
     metrics::Metrics,
-    node::{ChainId, RequestConnections},
+    node::{ChainId, Genesis, RequestConnections},
     outcome::Counts,
     sink::{SinkCaller, TransactionSink},
     source::{
@@ -70,7 +70,7 @@ pub struct FetcherEnd {
 }
 
 /// A running fetcher, on threads of its own: nothing is lost if the host's runtime is busy, or blocked
-/// for minutes. Dropping it stops it without waiting.
+/// for minutes. Dropping it stops it without waiting, and is reported as a warning in the log.
 pub struct Fetcher {
     context: Arc<Context>,
     sources: Arc<[Arc<SourceShared>]>,
@@ -138,6 +138,7 @@ impl Fetcher {
             listings: sources.iter().map(|_| Arc::default()).collect(),
             deferral,
             chain_id: ChainId::new(config.chain_id, source_count),
+            genesis: Genesis::new(source_count),
             sink: SinkCaller::new(sink, &tasks),
             awaiting_objects: AwaitingObjects::default(),
             tasks: Arc::clone(&tasks),
@@ -178,8 +179,9 @@ impl Fetcher {
         let thread = std::thread::Builder::new().name("mempool-io".into());
         thread.spawn(body).map_err(not_started("mempool-io"))?;
         let fetcher = Self { context, sources, changes, deadline, ended };
-        if requires_node {
-            fetcher.first_source().await?;
+        if requires_node && let Err(error) = fetcher.first_source().await {
+            fetcher.begin_stop(DEFAULT_DEADLINE);
+            return Err(error);
         }
         Ok(fetcher)
     }
@@ -358,6 +360,11 @@ impl fmt::Debug for Fetcher {
 
 impl Drop for Fetcher {
     fn drop(&mut self) {
+        if !self.context.tasks.stop.is_cancelled() {
+            tracing::warn!(
+                "a fetcher was dropped without `shutdown`: nothing is ingested any more"
+            );
+        }
         self.context.tasks.stop.cancel();
     }
 }
@@ -435,6 +442,9 @@ async fn supervise(
             Some(_) = followers.join_next() => break EndReason::Panicked,
         }
     };
+    if reason != EndReason::Stopped {
+        tracing::error!(?reason, "the fetcher has ended: nothing is ingested any more");
+    }
     tasks.stop.cancel();
     let end = async {
         while sources.join_next().await.is_some() {}

@@ -76,6 +76,7 @@ pub(crate) async fn subscribe(
     let up = Subscription {
         node,
         ended: Arc::clone(&ended),
+        was_reset: false,
         has_objects: false,
         connections: Vec::new(),
     };

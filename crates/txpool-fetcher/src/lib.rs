@@ -34,7 +34,9 @@ pub use self::{
     decode::{
         Malformed, RawTransaction, SidecarError, read_raw, read_response, verify_blob_proofs,
     },
-    error::{ConfigError, ConnectError, LossReason, SnapshotError, SourceError, StartError},
+    error::{
+        CallError, ConfigError, ConnectError, LossReason, SnapshotError, SourceError, StartError,
+    },
     fetch::{ADAPTIVE_FLOOR, DeferredStats},
     fetcher::{EndReason, Fetcher, FetcherEnd},
     gap::{Gap, GapReason},
@@ -44,7 +46,7 @@ pub use self::{
     },
     limits::ANNOUNCEMENT_BUFFER,
     metrics::METRICS,
-    node::NodeInfo,
+    node::{NodeClient, NodeInfo},
     outcome::{Counts, Entry, Outcome},
     sink::{ChainEvent, Delivery, FetchedTransaction, Holding, SinkEvent, TransactionSink},
     source::{SourceState, SourceStatus},

@@ -13,11 +13,12 @@ use load_control::Backoff;
 pub const ANNOUNCEMENT_BUFFER: usize = 16_384;
 
 /// How many of the fetch slots deferrable work (backfill, audits, deferred retries) may hold at
-/// once, if that is at most a quarter of them. With three sources or more they are as many as the
-/// sources, each of which has an equal share, so that one that responds slowly holds back no other.
-/// They are few because live requests wait in the node behind the responses to deferrable ones. Two
-/// still fetch 10,000 transactions in about a second from a node that responds in 0.1 ms. More make
-/// this faster with a slower node (10 s at 2 ms) and live fetches slower.
+/// once in any case, if that is at most a quarter of them. With three sources or more they are as many
+/// as the sources, each of which has an equal share, so that one that responds slowly holds back no
+/// other. They are few because live requests wait in the node behind the responses to deferrable ones.
+/// Two still fetch 10,000 transactions in about a second from a node that responds in 0.1 ms. A node
+/// that takes long for each response gets more, up to half of the slots, while live fetches leave them
+/// idle: `fetch/slots.rs`.
 pub(crate) const DEFERRABLE_SLOTS: usize = 2;
 
 /// How often a fetch is retried after a time-out or a retryable error response.

@@ -86,18 +86,18 @@ metric_set::metric_set! {
     pub(crate) struct SinkMetrics {
         gauge waiting = "mempool_fetcher_sink_waiting", Count,
             "heads, nonce updates and requests that wait for the sink";
-        counter panics[5] = "mempool_fetcher_sink_panics_total", Count,
-            "panics of the sink, by `call`: deliver, head, nonces, vanished, holding",
+        counter panics[8] = "mempool_fetcher_sink_panics_total", Count,
+            "panics of the sink, by `call`: deliver, head, nonces, vanished, listed, unlisted, reset, holding",
             "call": CALLS;
-        counter dropped[4] = "mempool_fetcher_sink_dropped_total", Count,
+        counter dropped[7] = "mempool_fetcher_sink_dropped_total", Count,
             "events of the chain dropped because the sink did not take them, by `event`: head, nonces, \
-             vanished, mined (a hash of a dropped block)",
+             vanished, listed, unlisted, reset, mined (a hash of a dropped block)",
             "event": EVENTS;
     }
 
     pub(crate) struct SourceMetrics {
         gauge state = "mempool_fetcher_source_state", Count,
-            "0 connecting, 1 backfilling, 2 live, 3 stale, 4 ended, 5 syncing; by `source`";
+            "0 connecting, 1 backfilling, 2 live, 3 stale, 4 ended, 5 syncing, 6 failing; by `source`";
         gauge head = "mempool_fetcher_source_head", Count,
             "number of the latest head of the node, 0 before the first; by `source`";
         gauge head_age = "mempool_fetcher_source_head_age_seconds", Seconds,
@@ -108,6 +108,10 @@ metric_set::metric_set! {
             "1 while the pool of the node can be compared with ours, else 0; by `source`";
         gauge unlistable = "mempool_fetcher_unlistable", Count,
             "pending transactions that the node counts and does not list (blobs on geth), by `source`";
+        gauge listed_not_held[4] = "mempool_fetcher_listed_not_held", Count,
+            "transactions that the latest list of the node has and the sink does not hold, by `source` and \
+             `reason`: removed (mined, stale or expired), refused, postponed (no room), failed (not fetched)",
+            "reason": ["removed", "refused", "postponed", "failed"];
         gauge backlog = "mempool_fetcher_backlog", Count,
             "announcements read from the socket and not yet processed, by `source`";
         gauge fetch_limit = "mempool_fetcher_fetch_limit", Count,
@@ -115,8 +119,9 @@ metric_set::metric_set! {
     }
 }
 
-const CALLS: [&str; 5] = ["deliver", "head", "nonces", "vanished", "holding"];
-const EVENTS: [&str; 4] = ["head", "nonces", "vanished", "mined"];
+const CALLS: [&str; 8] =
+    ["deliver", "head", "nonces", "vanished", "listed", "unlisted", "reset", "holding"];
+const EVENTS: [&str; 7] = ["head", "nonces", "vanished", "listed", "unlisted", "reset", "mined"];
 
 /// Counts a comparison. The handle is looked up each time: only what occurred is exported.
 pub(crate) fn compared(reason: &'static str, result: &'static str) {

@@ -157,6 +157,13 @@ impl Core {
         }
     }
 
+    /// See [`OrderPool::on_chain_reset`](crate::OrderPool::on_chain_reset).
+    pub(crate) fn reset_chain(&mut self) {
+        self.chain = Chain::new(self.limits.recent_blocks);
+        self.ended.clear();
+        self.seen.let_all_return();
+    }
+
     /// Forgets transactions that undone blocks contained, the new one does not, and the pool does
     /// not hold: they must be fetched again, and not be refused as known.
     pub(crate) fn forget(&mut self, hashes: &[B256]) {

@@ -186,6 +186,16 @@ impl SeenWindow {
         }
     }
 
+    /// Every order that was removed is accepted when it is inserted again.
+    pub(crate) fn let_all_return(&mut self) {
+        for slot in &self.table.slots {
+            let word = slot.load(Relaxed);
+            if word != EMPTY {
+                slot.store(SeenState::MayReturn.word(word & FINGERPRINT), Relaxed);
+            }
+        }
+    }
+
     /// Forgets an order early. Its position in the queue stays vacant: if it is inserted again it
     /// gets a new one.
     pub(crate) fn forget(&mut self, hash: &B256) {

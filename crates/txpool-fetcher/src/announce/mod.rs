@@ -31,12 +31,12 @@ pub(crate) use self::pairs::AwaitingObjects;
 use self::{hashes::HashReader, objects::ObjectReader, pairs::Pairs};
 use crate::{
     chain::{HEADS_WAITING, HeadQueue},
-    config::Announcements,
+    config::{Announcements, Settings},
     context::Context,
     error::{CallError, ConnectError, LossReason},
     fetch::Fetch,
     gap::Report,
-    node::{Connection, Dialed, End, Meter, NodeInfo, dial, keep_alive, not_ethereum},
+    node::{Connection, Dialed, End, Meter, NodeInfo, dial, genesis_of, keep_alive, not_ethereum},
     sync::lock,
 };
 
@@ -121,6 +121,8 @@ impl Backlog {
 pub(crate) struct Subscription {
     pub(crate) node: NodeInfo,
     pub(crate) ended: Arc<End>,
+    /// Whether the chain has another genesis block than when this source was last connected.
+    pub(crate) was_reset: bool,
     /// Whether the node announces whole transactions too.
     pub(crate) has_objects: bool,
     /// To a node: for hashes and heads, and that for objects, which ends with it.
@@ -160,6 +162,7 @@ pub(crate) async fn subscribe(
     let is_auto = config.announcements == Announcements::Auto;
     let Dialed { connection: hashes, node } = dial(endpoint, limits, known).await?;
     context.chain_id.check(source, endpoint, node.chain_id).await?;
+    let was_reset = was_reset(context, source, &hashes).await;
     let mut readers: Readers = Vec::new();
     let mut pairs = None;
     // Objects first: a hash without its object is then one that the node has dropped.
@@ -209,8 +212,28 @@ pub(crate) async fn subscribe(
         readers
             .push(end_together(Arc::clone(&hashes), objects, pairs, Arc::clone(backlog)).boxed());
     }
-    let up = Subscription { node, ended: Arc::clone(&hashes.ended), has_objects, connections };
+    let up = Subscription {
+        node,
+        ended: Arc::clone(&hashes.ended),
+        was_reset,
+        has_objects,
+        connections,
+    };
     Ok((up, readers))
+}
+
+/// Whether the chain of the node was reset since it was last connected: it has another genesis block.
+/// Then what is known of it has to be forgotten.
+async fn was_reset(context: &Context, source: usize, connection: &Connection) -> bool {
+    let Settings { config, limits } = &*context.settings;
+    let Some(found) = genesis_of(connection, limits.ping_timeout).await else { return false };
+    let Some(before) = context.genesis.replace(source, found) else { return false };
+    tracing::error!(
+        endpoint = %config.sources[source], %before, %found,
+        "the chain was reset: it has another genesis block under the same chain id; everything that \
+         was known of it is forgotten"
+    );
+    true
 }
 
 /// Ends each of the two connections with the other, unless the node turns out to announce hashes in

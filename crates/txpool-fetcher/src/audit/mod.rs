@@ -31,12 +31,13 @@ use crate::{
     config::Backfill,
     context::Context,
     error::SnapshotError,
-    fetch::{Arrival, Fetch, SHARDS, Seen},
+    fetch::{Arrival, Fetch, HeldHash, SHARDS, Seen},
     gap::{GapReason, MIN_SILENCE},
     in_process_pool::PooledHashes,
     metrics::{self, DeferrableWork},
+    node::Listing,
     outcome::Entry,
-    sink::Holding,
+    sink::{Holding, Job},
     sync::{Share, lock},
 };
 
@@ -138,6 +139,8 @@ pub(crate) struct Comparison {
     pub(crate) backlog: Arc<Backlog>,
     /// Of [`AuditReport::unlistable`].
     pub(crate) unlistable: Gauge,
+    /// Of [`AuditReport::removed`], `refused`, `postponed` and `failed`.
+    pub(crate) listed_not_held: [Gauge; 4],
     pub(crate) source: usize,
     pub(crate) reason: GapReason,
     pub(crate) mode: AuditMode,
@@ -161,15 +164,19 @@ impl Comparison {
         let endpoint = &self.context.settings.config.sources[self.source];
         let reason = self.reason.as_str();
         let outcome = match &result {
-            Ok(AuditReport { listed, missing, recovered, failed, vanished, .. }) => {
+            Ok(report) => {
+                let AuditReport { listed, missing, recovered, failed, vanished, .. } = report;
+                let AuditReport { removed, refused, postponed, .. } = report;
                 tracing::info!(
-                    %endpoint, reason, listed, missing, recovered, failed, vanished,
-                    "compared with the node's pool"
+                    %endpoint, reason, listed, missing, recovered, failed, removed, refused, postponed,
+                    vanished, "compared with the node's pool"
                 );
-                match () {
-                    () if *missing > 0 => "recovered",
-                    () if *vanished > 0 => "vanished",
-                    () => "equal",
+                if *missing > 0 {
+                    "recovered"
+                } else if *vanished > 0 {
+                    "vanished"
+                } else {
+                    "equal"
                 }
             }
             Err(error) => {
@@ -250,16 +257,25 @@ impl Comparison {
             (report.recovered, report.failed) = (ended.delivered, ended.failed);
             report.offered_again = self.offer_again(postponed, epoch).await;
         }
-        let listed: HashSet<B256> = content.pending.into_iter().chain(content.queued).collect();
-        // Ours may be among what the node does not list. That the counts are equal does not show that
-        // it lists blob transactions: as many others may have come between the count and the list.
-        let lists_all = counted.is_some()
-            && report.unlistable == 0
-            && (content.lists_blobs || !self.fetch.had_blobs());
-        let listings = &self.context.listings[self.source];
-        listings.are_complete.store(lists_all, Relaxed);
-        if lists_all {
-            report.vanished = self.mark_vanished(&listed, epoch).await;
+        // What the node counts and does not list are its blob transactions, if it lists none of these and
+        // some have come: geth. That the counts are equal does not show that it lists blob transactions:
+        // as many others may have come between the count and the list.
+        let had_blobs = self.fetch.had_blobs();
+        let has_blobs = report.unlistable == 0 && (content.lists_blobs || !had_blobs);
+        let hides_blobs = had_blobs && !content.lists_blobs;
+        let is_complete = counted.is_some() && (report.unlistable == 0 || hides_blobs);
+        let hashes = content.pending.into_iter().chain(content.queued).collect();
+        let listing = is_complete.then(|| Listing { hashes, epoch, has_blobs }.into());
+        let before = self.context.listings[self.source].set_latest(listing.clone());
+        if let Some(listing) = listing {
+            if before.is_none() {
+                self.report_listed(&listing).await;
+            }
+            report.vanished = self.mark_vanished(epoch).await;
+        }
+        let not_held = [report.removed, report.refused, report.postponed, report.failed];
+        for (gauge, count) in self.listed_not_held.iter().zip(not_held) {
+            gauge.set(count as f64);
         }
         // What was not fetched, or in vain, is missing since before this comparison.
         let stays_missing = match self.mode {
@@ -300,7 +316,7 @@ impl Comparison {
         let listed = list::request(endpoint, limits, &self.context.tasks).await;
         listings.took(begin.elapsed(), listed.is_ok());
         if listed.is_err() {
-            listings.are_complete.store(false, Relaxed);
+            listings.set_latest(None);
         }
         listed
     }
@@ -356,7 +372,13 @@ impl Comparison {
             // It may have been announced meanwhile, or found missing in another node's pool.
             let Some(ticket) = self.context.hashes.enter_missing(arrival, epoch) else { continue };
             *is_fetched = true;
-            self.fetch.fetch_missing(ticket).await;
+            // What our own buffer lost was announced as recently as what is live: once live work has
+            // caught up, it takes the same slots.
+            if self.reason == GapReason::Lagged && !self.context.deferral.is_pressed() {
+                self.fetch.fetch(ticket).await;
+            } else {
+                self.fetch.fetch_missing(ticket).await;
+            }
         }
         let hashes = &self.context.hashes;
         let mut ended = Ended::default();
@@ -376,18 +398,37 @@ impl Comparison {
         ended
     }
 
-    /// Marks our transactions that are no longer in the node's pool.
-    async fn mark_vanished(&self, listed: &HashSet<B256>, epoch: u32) -> u64 {
-        // With several sources, a transaction that is absent in one pool may be in another.
-        if self.context.settings.config.sources.len() > 1 {
-            return 0;
+    /// Reports to the sink what it holds of a list, if the node could not be listed before: then it was
+    /// delivered as a transaction of which nobody knows when it leaves the node's pool.
+    async fn report_listed(&self, listing: &Listing) {
+        let mut listed = Vec::new();
+        for shard in 0..SHARDS {
+            let held = self.context.hashes.seen.held(shard).into_iter();
+            listed.extend(held.map(|held| held.hash).filter(|hash| listing.hashes.contains(hash)));
+            tokio::task::yield_now().await;
         }
+        if !listed.is_empty() {
+            self.context.sink.queue.push(Job::Listed(listed));
+        }
+    }
+
+    /// Marks our transactions that are in no node's pool any more: each source that has announced one
+    /// lists its pool, and no list has it.
+    async fn mark_vanished(&self, epoch: u32) -> u64 {
+        let lists = latest_lists(&self.context);
+        let has_left = |held: &HeldHash| {
+            let is_lost = |source: usize| {
+                lists[source].as_ref().is_some_and(|listing| listing.has_lost(held))
+            };
+            is_lost(self.source)
+                && held.sources.iter().all(is_lost)
+                && !lists.iter().flatten().any(|listing| listing.hashes.contains(&held.hash))
+                && !self.context.hashes.is_mined(&held.hash)
+        };
         let mut vanished = Vec::new();
         for shard in 0..SHARDS {
-            let delivered = self.context.hashes.seen.delivered_before(shard, epoch);
-            let has_left =
-                |hash: &B256| !listed.contains(hash) && !self.context.hashes.is_mined(hash);
-            vanished.extend(delivered.into_iter().filter(has_left));
+            let held = self.context.hashes.seen.held(shard).into_iter();
+            vanished.extend(held.filter(has_left).map(|held| held.hash));
             tokio::task::yield_now().await;
         }
         if vanished.is_empty() {
@@ -412,6 +453,31 @@ impl Comparison {
             self.context.hashes.seen.vanished(hash, epoch);
         }
         count
+    }
+}
+
+/// The latest complete list of each source.
+fn latest_lists(context: &Context) -> Vec<Option<Arc<Listing>>> {
+    context.listings.iter().map(|listings| listings.latest()).collect()
+}
+
+/// Reports to the sink what `source` has announced and no other source lists: its pool cannot be listed
+/// any more, so nobody knows when these leave it.
+pub(crate) async fn report_unlisted(context: Arc<Context>, source: usize) {
+    let lists = latest_lists(&context);
+    let mut unlisted = Vec::new();
+    for shard in 0..SHARDS {
+        let held = context.hashes.seen.held(shard).into_iter();
+        let is_listed_nowhere = |held: &HeldHash| {
+            let mut listings = lists.iter().flatten();
+            held.sources.contains(source)
+                && !listings.any(|listing| listing.hashes.contains(&held.hash))
+        };
+        unlisted.extend(held.filter(is_listed_nowhere).map(|held| held.hash));
+        tokio::task::yield_now().await;
+    }
+    if !unlisted.is_empty() {
+        context.sink.queue.push(Job::Unlisted(unlisted));
     }
 }
 

@@ -145,6 +145,8 @@ struct Leader {
 #[derive(Debug, Default)]
 struct Told {
     head: Option<Head>,
+    /// When it told that.
+    told_at: Option<Instant>,
     /// Connected, and not syncing.
     may_lead: bool,
     /// Since when it could have taken the lead, and the new heads in this time.
@@ -172,6 +174,15 @@ impl Follower {
         Self { told, leader, doubtful_above, last_untold, unread, lead_timeout }
     }
 
+    /// Forgets every head, but not which sources may lead: the chain was reset.
+    pub(super) fn reset(&mut self) {
+        let may_lead = self.told.iter().map(|told| told.may_lead).collect::<Vec<_>>();
+        *self = Self::new(self.told.len(), self.lead_timeout);
+        for (told, may_lead) in self.told.iter_mut().zip(may_lead) {
+            told.may_lead = may_lead;
+        }
+    }
+
     /// Whether the heads of a source count. Returns whether those of the leader do not any more.
     pub(super) fn set_may_lead(&mut self, source: usize, may_lead: bool) -> bool {
         let before = std::mem::replace(&mut self.told[source].may_lead, may_lead);
@@ -185,9 +196,14 @@ impl Follower {
         is_leader && before && !may_lead
     }
 
-    /// Whether any source has told a head of after `since`, in seconds since the Unix epoch.
-    pub(crate) fn has_head_after(&self, since: u64) -> bool {
-        self.told.iter().any(|told| told.head.is_some_and(|head| head.timestamp > since))
+    /// The latest timestamp of a head that any source has told within the last minute, in seconds since
+    /// the Unix epoch.
+    pub(crate) fn latest_timestamp(&self, now: Instant) -> Option<u64> {
+        let recent = self.told.iter().filter(|told| {
+            told.told_at
+                .is_some_and(|told_at| now.saturating_duration_since(told_at) <= MAX_HEAD_AGE)
+        });
+        recent.filter_map(|told| told.head).map(|head| head.timestamp).max()
     }
 
     /// A source tells a head. `None` if that is nothing new.
@@ -203,6 +219,9 @@ impl Follower {
             return None;
         }
         let before = told.head.replace(head);
+        if before.is_none_or(|before| before.hash != head.hash) {
+            told.told_at = Some(now);
+        }
         // After a reconnect it is looked into again.
         if !was_requested && before.is_some_and(|before| before.hash == head.hash) {
             return None;

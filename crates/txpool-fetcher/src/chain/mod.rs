@@ -27,7 +27,7 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use chain_view::{Block, Head, NonceUpdate};
+use chain_view::{Block, Head, NonceUpdate, RecentBlocks};
 use tokio::{sync::mpsc, task::JoinSet};
 
 use self::follower::{Applied, Branch, Step};
@@ -43,6 +43,7 @@ use crate::{
     fetch::Fetch,
     gap::{GapReason, Report},
     in_process_pool::MinedBlock,
+    limits::RECENT_BLOCKS,
     metrics,
     sink::Job,
     sync::lock,
@@ -144,6 +145,15 @@ impl Chain {
                 let _ = reports.try_send(Report::LeaderLost);
             }
         }
+    }
+
+    /// Forgets all blocks, and which hashes were seen: the chain was reset.
+    pub(crate) fn reset(&self) {
+        let mut follower = lock(&self.follower);
+        follower.reset();
+        *lock(&self.context.hashes.blocks) = RecentBlocks::new(RECENT_BLOCKS);
+        self.context.hashes.seen.clear();
+        self.context.sink.queue.push(Job::Reset);
     }
 
     /// Tells a source that announcements or blocks may have been missed.

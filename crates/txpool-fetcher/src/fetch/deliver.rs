@@ -140,13 +140,11 @@ impl Fetch {
         }
     }
 
-    /// Whether audits will find what this source announces in its list, and say when it is there no more:
-    /// with a single source, which lists all that it counts.
-    fn is_listed_by(&self, source: usize) -> bool {
-        let config = &self.context.settings.config;
-        config.audit_interval.is_some()
-            && config.sources.len() == 1
-            && self.context.listings[source].are_complete.load(Relaxed)
+    /// Whether audits will find what this source announces in its list, and report when it is there no
+    /// more.
+    fn is_listed_by(&self, source: usize, is_blob: bool) -> bool {
+        self.context.settings.config.audit_interval.is_some()
+            && self.context.listings[source].has(is_blob)
     }
 
     /// Delivers a transaction whose hash was verified, unless it is of another chain or mined.
@@ -162,12 +160,13 @@ impl Fetch {
         if lock(&self.context.hashes.blocks).taken(&hash, &sender, nonce).is_some() {
             return ticket.finish(Outcome::Mined, Some(Seen::Mined));
         }
-        if tx.inner().is_eip4844() {
+        let is_blob = tx.inner().is_eip4844();
+        if is_blob {
             self.had_blobs.store(true, Relaxed);
         }
         let now = SystemTime::now();
         let first_seen = now.checked_sub(at.elapsed()).unwrap_or(now);
-        let is_listed = entry != Entry::Announced || self.is_listed_by(source);
+        let is_listed = entry != Entry::Announced || self.is_listed_by(source, is_blob);
         let fetched =
             FetchedTransaction { tx, raw, entry, source, is_listed, announced_at: at, first_seen };
         // It has failed if the sink has panicked. A stop leaves it unfinished while the sink waits.
@@ -176,9 +175,10 @@ impl Fetch {
         if let Delivery::Refused(_) | Delivery::Postponed(_) = delivery {
             tracing::debug!(%hash, ?delivery, "not taken by the sink");
         }
+        let delivered = if is_blob { Seen::DeliveredBlob } else { Seen::Delivered };
         let (outcome, seen) = match delivery {
-            Delivery::Pooled => (Outcome::Pooled, Some(Seen::Delivered)),
-            Delivery::Known => (Outcome::Known, Some(Seen::Delivered)),
+            Delivery::Pooled => (Outcome::Pooled, Some(delivered)),
+            Delivery::Known => (Outcome::Known, Some(delivered)),
             Delivery::Mined => (Outcome::Mined, Some(Seen::Mined)),
             Delivery::Refused(_) => (Outcome::Refused, Some(Seen::Refused)),
             Delivery::Postponed(_) => (Outcome::Postponed, Some(Seen::Postponed)),

@@ -5,7 +5,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::B256;
@@ -29,11 +29,30 @@ pub(crate) struct Arrival {
     pub(crate) at: Instant,
 }
 
+/// How often a source's malformed transactions are reported in the log.
+const MALFORMED_REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
 /// How many hashes a source announced, and how many of them before any other source.
 #[derive(Debug, Default)]
 pub(crate) struct AnnouncementCounts {
     pub(crate) announced: AtomicU64,
     pub(crate) first_seen: AtomicU64,
+    /// When a malformed transaction was last reported, see [`Ticket::malformed`].
+    malformed_reported: Mutex<Option<Instant>>,
+}
+
+impl AnnouncementCounts {
+    /// Whether a malformed transaction is to be reported, as the first one in a while.
+    fn should_report_malformed(&self, now: Instant) -> bool {
+        let mut reported = lock(&self.malformed_reported);
+        let is_due = reported.is_none_or(|reported| {
+            now.saturating_duration_since(reported) >= MALFORMED_REPORT_INTERVAL
+        });
+        if is_due {
+            *reported = Some(now);
+        }
+        is_due
+    }
 }
 
 /// Which hashes were seen, which are in recent blocks, and how many there were. All accesses to the
@@ -168,9 +187,19 @@ impl Ticket {
         }
     }
 
-    /// The announcement or the response cannot be used.
+    /// The announcement or the response cannot be used. The first one of each source and minute is
+    /// reported, because a node that sends one usually sends many.
     pub(crate) fn malformed(self, reason: &dyn std::error::Error) {
-        tracing::debug!(hash = %self.arrival.hash, %reason, "malformed transaction");
+        let Arrival { hash, source, .. } = self.arrival;
+        if self.hashes.announcements[source].should_report_malformed(Instant::now()) {
+            tracing::warn!(
+                %hash, source, %reason,
+                "a malformed transaction is not delivered; further ones of this source are reported \
+                 once a minute (counted as `malformed`)"
+            );
+        } else {
+            tracing::debug!(%hash, source, %reason, "malformed transaction");
+        }
         self.finish(Outcome::Malformed, None);
     }
 

@@ -97,13 +97,30 @@ impl Aimd {
 }
 
 /// The limit of requests in flight at one node. Deferrable work needs none of its own: what a node
-/// has listed holds at most two slots, half of the lowest limit.
+/// has listed holds few slots, and fewer when it fails to answer.
 pub(crate) struct NodeLimit {
-    /// A running mean of the time in which the node has answered, also after a time-out.
-    answer_time: Mutex<Duration>,
+    answers: Mutex<Answers>,
     /// As many permits as the limit and those that are owed, first come, first served.
     permits: Semaphore,
     aimd: Mutex<Aimd>,
+}
+
+/// How the node has answered lately.
+#[derive(Default)]
+struct Answers {
+    /// A running mean of the time that an answer took, also of one that came after the time-out.
+    mean_time: Duration,
+    failures: Option<Failures>,
+}
+
+/// Requests for transactions that have failed in a row, without an answer in between.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Failures {
+    pub(crate) count: u64,
+    /// When the first of them failed.
+    pub(crate) since: Instant,
+    /// How the latest one failed.
+    pub(crate) latest: CallError,
 }
 
 /// The right to have one request in flight at the node. Released when dropped.
@@ -114,22 +131,42 @@ pub(crate) struct RequestPermit {
 
 impl NodeLimit {
     pub(crate) fn new(cap: usize) -> Self {
-        let answer_time = Mutex::default();
-        Self { answer_time, permits: Semaphore::new(cap), aimd: Aimd::new(cap).into() }
+        let answers = Mutex::default();
+        Self { answers, permits: Semaphore::new(cap), aimd: Aimd::new(cap).into() }
     }
 
     /// How long a request may take: twice as long as the node has needed lately, within the bounds of
     /// the limits. A node behind a slow link answers everything late, and asking it twice does not help.
     pub(super) fn time_limit(&self, limits: &Limits) -> Duration {
-        let expected = *lock(&self.answer_time) * 2;
+        let expected = lock(&self.answers).mean_time * 2;
         expected.clamp(limits.fetch_timeout, limits.late_answer_timeout())
     }
 
-    /// Notes in which time the node has answered a request.
+    /// Notes in which time the node has answered a request, with a transaction or without.
     pub(super) fn answered_after(&self, elapsed: Duration) {
-        let mut mean = lock(&self.answer_time);
+        let mut answers = lock(&self.answers);
+        answers.failures = None;
+        let mean = &mut answers.mean_time;
         // Over about eight answers; a slow one counts at once, so that the next request has the time.
         *mean = if elapsed > *mean * 2 { elapsed } else { (*mean * 7 + elapsed) / 8 };
+    }
+
+    /// Notes a request without an answer, or with an error. That a connection was lost says nothing
+    /// about the requests.
+    fn failed(&self, error: &CallError) {
+        if *error == CallError::ConnectionLost {
+            return;
+        }
+        let failures = &mut lock(&self.answers).failures;
+        let (count, since) = failures
+            .as_ref()
+            .map_or_else(|| (0, Instant::now()), |failures| (failures.count, failures.since));
+        *failures = Some(Failures { count: count + 1, since, latest: error.clone() });
+    }
+
+    /// The requests that have failed since the latest answer.
+    pub(crate) fn failures(&self) -> Option<Failures> {
+        lock(&self.answers).failures.clone()
     }
 
     pub(crate) fn limit(&self) -> usize {
@@ -152,8 +189,9 @@ impl NodeLimit {
 impl RequestPermit {
     /// Records the error of the request, or none. A permit dropped without this changes no limit.
     pub(crate) fn record(self, error: Option<&CallError>, is_deferrable: bool, elapsed: Duration) {
-        if error.is_none() {
-            self.limit.answered_after(elapsed);
+        match error {
+            None => self.limit.answered_after(elapsed),
+            Some(error) => self.limit.failed(error),
         }
         let signal = match error {
             None => Signal::Timely,

@@ -44,8 +44,8 @@ pub(crate) use self::{
     deferral::Deferral,
     deliver::AnnouncedTransaction,
     hashes::{AnnouncementCounts, Arrival, Hashes, Ticket},
-    limit::NodeLimit,
-    seen::{SHARDS, Seen},
+    limit::{Failures, NodeLimit},
+    seen::{HeldHash, SHARDS, Seen},
     transaction::PoolRequest,
 };
 pub use self::{deferral::DeferredStats, limit::ADAPTIVE_FLOOR};
@@ -107,7 +107,7 @@ impl SourceSet {
         self.0 &= !(1 << source);
     }
 
-    fn contains(self, source: usize) -> bool {
+    pub(crate) fn contains(self, source: usize) -> bool {
         self.0 >> source & 1 == 1
     }
 

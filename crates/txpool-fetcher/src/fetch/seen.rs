@@ -27,6 +27,8 @@ pub(crate) enum Seen {
     InFlight,
     /// Delivered to the sink, and still pending in the node as far as we know.
     Delivered,
+    /// The same, for a blob transaction, which some nodes do not list.
+    DeliveredBlob,
     Refused,
     /// The sink had no room for the transaction.
     Postponed,
@@ -50,13 +52,24 @@ pub(crate) enum Seen {
 impl Seen {
     /// Whether the sink holds it as pending, as far as we know.
     pub(crate) const fn is_held(self) -> bool {
-        matches!(self, Self::Delivered | Self::Undone)
+        matches!(self, Self::Delivered | Self::DeliveredBlob | Self::Undone)
     }
 
     pub(crate) const fn was_delivered(self) -> bool {
         self.is_held()
             || matches!(self, Self::MinedDelivered | Self::MinedAnnounced | Self::Vanished)
     }
+}
+
+/// A hash that the sink holds, as far as we know.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldHash {
+    pub(crate) hash: B256,
+    /// The audit epoch in which it was delivered: the list of an earlier audit may predate it.
+    pub(crate) epoch: u32,
+    pub(crate) is_blob: bool,
+    /// The sources that have announced it, or have listed it first.
+    pub(crate) sources: SourceSet,
 }
 
 /// A hash that is now in flight.
@@ -154,9 +167,11 @@ impl SeenSet {
             Seen::Mined | Seen::MinedDelivered | Seen::MinedAnnounced => false,
             // The sink was told that it has gone, or does not have it.
             Seen::Undone | Seen::Vanished | Seen::Failed => true,
-            Seen::Delivered | Seen::Refused | Seen::Postponed | Seen::Harmful => {
-                !entry.rests(self.secs(arrival.at))
-            }
+            Seen::Delivered
+            | Seen::DeliveredBlob
+            | Seen::Refused
+            | Seen::Postponed
+            | Seen::Harmful => !entry.rests(self.secs(arrival.at)),
         })
     }
 
@@ -235,12 +250,28 @@ impl SeenSet {
         self.epoch.fetch_add(1, Relaxed) + 1
     }
 
-    /// The hashes of one shard that were delivered before `epoch`.
-    pub(crate) fn delivered_before(&self, shard: usize, epoch: u32) -> Vec<B256> {
+    /// What the sink holds of one shard, as far as we know.
+    pub(crate) fn held(&self, shard: usize) -> Vec<HeldHash> {
         let shard = lock(&self.shards[shard]);
         let known = shard.young.iter().chain(&shard.old);
-        let delivered = known.filter(|(_, entry)| entry.seen.is_held() && entry.epoch < epoch);
-        delivered.map(|(hash, _)| *hash).collect()
+        known
+            .filter(|(_, entry)| entry.seen.is_held())
+            .map(|(hash, entry)| HeldHash {
+                hash: *hash,
+                epoch: entry.epoch,
+                is_blob: entry.seen == Seen::DeliveredBlob,
+                sources: entry.sources,
+            })
+            .collect()
+    }
+
+    /// Forgets everything but what is in flight.
+    pub(crate) fn clear(&self) {
+        for shard in self.shards.iter() {
+            let mut shard = lock(shard);
+            shard.young.retain(|_, entry| entry.seen == Seen::InFlight);
+            shard.old.retain(|_, entry| entry.seen == Seen::InFlight);
+        }
     }
 
     /// Records that what was delivered before `epoch`, and is still held, has left the node's pool.
@@ -462,7 +493,11 @@ mod tests {
         seen.settle(hash(1), Some(Seen::Delivered));
         let epoch = seen.begin_epoch();
         seen.settle(hash(2), Some(Seen::Delivered));
-        assert_eq!(seen.delivered_before(0, epoch), vec![hash(1)]);
-        assert_eq!(seen.delivered_before(0, seen.begin_epoch()).len(), 2);
+        let delivered_before = |epoch| {
+            let held = seen.held(0).into_iter().filter(move |held| held.epoch < epoch);
+            held.map(|held| held.hash).collect::<Vec<_>>()
+        };
+        assert_eq!(delivered_before(epoch), vec![hash(1)]);
+        assert_eq!(delivered_before(seen.begin_epoch()).len(), 2);
     }
 }

@@ -1,8 +1,11 @@
 //! The limits on fetches in flight and on the bytes of their responses.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
 };
 
 use futures::future::OptionFuture;
@@ -13,7 +16,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::{
     config::{FetcherConfig, Settings},
     error::ConfigError,
+    sync::lock,
 };
+
+/// A node gets one more deferrable request at a time for each of these that its answers take at least: 500
+/// requests a second, however far away it is.
+const DEFERRABLE_PACE: Duration = Duration::from_millis(2);
+
+/// Answers over which the shortest time is taken.
+const DEFERRABLE_WINDOW: u32 = 32;
 
 /// Bytes per permit of the byte budget, so that a budget of 4 GiB fits a semaphore.
 const UNIT_BYTES: usize = 256;
@@ -27,9 +38,11 @@ pub(crate) struct Slots {
     all: Arc<Semaphore>,
     /// For what each source announces, see [`FetcherConfig::fetch_slots`]. Empty with one source.
     of_source: Box<[Arc<Semaphore>]>,
+    /// The most that deferrable work of all sources may hold.
     deferrable: Arc<Semaphore>,
-    /// A share of these for what each source announced or listed. Empty with one source.
-    deferrable_of_source: Box<[Arc<Semaphore>]>,
+    max_deferrable: usize,
+    /// How many of these each source may hold now.
+    deferrable_of_source: Box<[Arc<DeferrableShare>]>,
     bytes: Arc<Semaphore>,
     budget_units: usize,
     mean_bytes: AtomicUsize,
@@ -42,7 +55,7 @@ pub(crate) struct Slots {
 pub(crate) struct Slot {
     _one: OwnedSemaphorePermit,
     _of_source: Option<OwnedSemaphorePermit>,
-    _work: Work,
+    work: Work,
     /// The estimate, or the size of the response once it is known.
     bytes: OwnedSemaphorePermit,
     /// `mempool_fetcher_in_flight_bytes`, which counts the reserved bytes.
@@ -52,7 +65,85 @@ pub(crate) struct Slot {
 /// What a fetch counts as for as long as it holds its slot.
 enum Work {
     Live(Option<QueueLoad>),
-    Deferrable { _one: OwnedSemaphorePermit },
+    Deferrable { _one: OwnedSemaphorePermit, of_source: DeferrablePermit },
+}
+
+/// How many deferrable fetches one source may have in flight: few while live fetches need the slots or
+/// the node answers quickly, and more when its answers take long, because then the slots are idle.
+struct DeferrableShare {
+    permits: Arc<Semaphore>,
+    /// The fewest, with which it begins.
+    min: usize,
+    max: usize,
+    pace: Mutex<Pace>,
+}
+
+/// The state of a [`DeferrableShare`].
+struct Pace {
+    /// How many permits there are now.
+    limit: usize,
+    /// The shortest time of an answer in this window, and in the one before. The shortest says how far
+    /// away the node is; longer ones may be due to our own requests.
+    shortest: [Duration; 2],
+    /// Answers in this window.
+    answers: u32,
+}
+
+/// The right to have one deferrable fetch of a source in flight.
+struct DeferrablePermit {
+    share: Arc<DeferrableShare>,
+    /// `None` once the share has become smaller by it.
+    one: Option<OwnedSemaphorePermit>,
+}
+
+impl DeferrableShare {
+    fn new(min: usize, max: usize) -> Self {
+        let max = max.max(min);
+        let pace = Pace { limit: min, shortest: [Duration::MAX; 2], answers: 0 };
+        Self { permits: Semaphore::new(min).into(), min, max, pace: pace.into() }
+    }
+
+    async fn acquire(self: &Arc<Self>) -> DeferrablePermit {
+        let one = acquire(&self.permits, 1).await;
+        DeferrablePermit { share: Arc::clone(self), one: Some(one) }
+    }
+}
+
+impl DeferrablePermit {
+    /// Adapts the share to an answer, or to a failure. `is_idle`: live fetches leave most slots free.
+    fn answered(&mut self, elapsed: Option<Duration>, is_idle: bool) {
+        let DeferrableShare { permits, min, max, pace } = &*self.share;
+        let mut pace = lock(pace);
+        let target = match elapsed {
+            Some(elapsed) if is_idle => {
+                let affordable = pace.answered(elapsed).as_micros() / DEFERRABLE_PACE.as_micros();
+                usize::try_from(affordable).unwrap_or(*max).clamp(*min, *max)
+            }
+            _ => *min,
+        };
+        if pace.limit < target {
+            pace.limit += 1;
+            permits.add_permits(1);
+        } else if pace.limit > target
+            && let Some(one) = self.one.take()
+        {
+            pace.limit -= 1;
+            one.forget();
+        }
+    }
+}
+
+impl Pace {
+    /// Notes the time of an answer. Returns the shortest of the latest ones.
+    fn answered(&mut self, elapsed: Duration) -> Duration {
+        if self.answers == DEFERRABLE_WINDOW {
+            self.answers = 0;
+            self.shortest = [Duration::MAX, self.shortest[0]];
+        }
+        self.answers += 1;
+        self.shortest[0] = self.shortest[0].min(elapsed);
+        self.shortest[0].min(self.shortest[1])
+    }
 }
 
 impl Drop for Work {
@@ -69,6 +160,7 @@ impl Slots {
             &settings.config;
         let budget_units = max_bytes_in_flight / UNIT_BYTES;
         let deferrable = settings.deferrable_slots();
+        let max_deferrable = settings.max_deferrable_slots();
         let sources = sources.len();
         let limited = if sources > 1 { sources } else { 0 };
         let shares =
@@ -82,8 +174,14 @@ impl Slots {
             slots: *slots,
             all: Arc::new(Semaphore::new(*slots)),
             of_source: shares(of_each),
-            deferrable: Arc::new(Semaphore::new(deferrable)),
-            deferrable_of_source: shares((deferrable / sources).max(1)),
+            deferrable: Arc::new(Semaphore::new(max_deferrable)),
+            max_deferrable,
+            deferrable_of_source: (0..sources)
+                .map(|_| {
+                    let [min, max] = [deferrable, max_deferrable].map(|all| (all / sources).max(1));
+                    DeferrableShare::new(min, max).into()
+                })
+                .collect(),
             bytes: Arc::new(Semaphore::new(budget_units)),
             budget_units,
             mean_bytes: AtomicUsize::new(FIRST_GUESS_BYTES),
@@ -124,10 +222,18 @@ impl Slots {
     /// Waits for one of the slots that deferrable work of this source may hold.
     pub(crate) async fn acquire_deferrable(&self, source: usize) -> Slot {
         // Its own share first: while it waits for that it holds nothing that another source needs.
-        let of_source = self.deferrable_of_source.get(source).map(|share| acquire(share, 1));
-        let of_source = OptionFuture::from(of_source).await;
+        let of_source = self.deferrable_of_source[source].acquire().await;
         let one = acquire(&self.deferrable, 1).await;
-        self.acquire(of_source, Work::Deferrable { _one: one }).await
+        self.acquire(None, Work::Deferrable { _one: one, of_source }).await
+    }
+
+    /// Notes how long the answer to a deferrable request took, `None` for a failure; of a live one nothing.
+    pub(crate) fn answered(&self, slot: &mut Slot, elapsed: Option<Duration>) {
+        if let Work::Deferrable { of_source, .. } = &mut slot.work {
+            let deferrable = self.max_deferrable - self.deferrable.available_permits();
+            let live = self.in_use().saturating_sub(deferrable);
+            of_source.answered(elapsed, live * 4 <= self.slots);
+        }
     }
 
     async fn acquire(&self, of_source: Option<OwnedSemaphorePermit>, work: Work) -> Slot {
@@ -146,7 +252,7 @@ impl Slots {
     ) -> Slot {
         self.gauge.increment((bytes.num_permits() * UNIT_BYTES) as f64);
         let gauge = self.gauge.clone();
-        Slot { _one: one, _of_source: of_source, _work: work, bytes, gauge }
+        Slot { _one: one, _of_source: of_source, work, bytes, gauge }
     }
 
     /// Corrects reservation and estimate by the size of the response, as far as the budget allows.
@@ -224,5 +330,40 @@ mod tests {
             slots.set_response_bytes(&mut slot, 64 << 20);
         }
         assert_eq!(slots.bytes.available_permits(), slots.budget_units);
+    }
+
+    #[tokio::test]
+    async fn deferrable_work_takes_idle_slots_from_a_slow_node_and_gives_them_back() {
+        const MS: Duration = Duration::from_millis(1);
+        let settings =
+            Settings { config: FetcherConfig::ipc("/node.ipc"), limits: Limits::default() };
+        let slots = Slots::new(&settings, Gauge::noop()).unwrap();
+        let take = || tokio::task::unconstrained(slots.acquire_deferrable(0)).now_or_never();
+        let take_all = || Vec::from_iter(std::iter::from_fn(take));
+        // Takes all that there are after so many answers, each to the oldest request.
+        let in_flight_after = |answers, elapsed| {
+            let mut held = std::collections::VecDeque::from(take_all());
+            for _ in 0..answers {
+                let mut slot = held.pop_front().expect("there is always one");
+                slots.answered(&mut slot, elapsed);
+                drop(slot);
+                held.extend(take_all());
+            }
+            held.len()
+        };
+        assert_eq!(in_flight_after(0, None), 2);
+        assert_eq!(in_flight_after(200, Some(MS / 10)), 2, "a node that answers at once");
+        assert_eq!(in_flight_after(200, Some(20 * MS)), 10, "500 a second");
+        assert_eq!(in_flight_after(200, Some(200 * MS)), 32, "half of the slots");
+        assert_eq!(in_flight_after(200, None), 2, "failures");
+        assert_eq!(in_flight_after(200, Some(200 * MS)), 32);
+        let mut live = Vec::new();
+        for _ in 0..20 {
+            live.push(slots.acquire_live(0).await);
+        }
+        assert_eq!(in_flight_after(200, Some(200 * MS)), 2, "live fetches need the slots");
+        drop(live);
+        assert_eq!(in_flight_after(200, Some(200 * MS)), 32);
+        assert_eq!(slots.in_use(), 0);
     }
 }

@@ -183,6 +183,9 @@ impl Fetch {
             let sent = Instant::now();
             let answer = self.request(&mut task, connection).await;
             permit.record(answer.as_ref().err(), task.ticket.is_deferrable(), sent.elapsed());
+            if let Some(slot) = &mut task.slot {
+                self.slots.answered(slot, answer.is_ok().then(|| sent.elapsed()));
+            }
             drop(suspect);
 
             // 3. No transaction: another source, another time, or the end.

@@ -19,6 +19,7 @@
 //! cannot exist, and dialling a node is an error.
 
 mod chain_id;
+mod client;
 #[cfg(feature = "node")]
 mod connection;
 #[cfg(not(feature = "node"))]
@@ -28,6 +29,7 @@ mod connection;
 mod connector;
 mod dial;
 mod end;
+mod genesis;
 mod listings;
 mod meter;
 mod ping;
@@ -37,17 +39,18 @@ use std::time::Instant;
 
 use serde_json::value::RawValue;
 
-pub use self::dial::NodeInfo;
 pub(crate) use self::{
     chain_id::ChainId,
     connection::{Connection, Notifications, RawTransactionCall},
     dial::{Dialed, dial, not_ethereum},
     end::End,
-    listings::Listings,
+    genesis::{Genesis, genesis_of},
+    listings::{Listing, Listings},
     meter::Meter,
     ping::keep_alive,
     requests::{NodeRequests, PoolQueues, RequestConnections, Requests},
 };
+pub use self::{client::NodeClient, dial::NodeInfo};
 
 /// A notification, or the reason for none.
 pub(crate) enum Notification {

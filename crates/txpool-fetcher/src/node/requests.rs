@@ -62,13 +62,18 @@ impl NodeRequests {
         self.connections.last().expect("there is at least one connection")
     }
 
+    /// Ends all of them for this reason.
+    pub(crate) fn end(&self, reason: &LossReason) {
+        for connection in &self.connections {
+            connection.end(reason.clone());
+        }
+    }
+
     /// Waits until one of them has ended, and ends the others. Cancel safe.
     async fn lost(&self) -> LossReason {
         let ends = self.connections.iter().map(|connection| Box::pin(connection.ended.wait()));
         let (reason, ..) = futures::future::select_all(ends).await;
-        for connection in &self.connections {
-            connection.end(LossReason::Closed);
-        }
+        self.end(&LossReason::Closed);
         reason
     }
 }

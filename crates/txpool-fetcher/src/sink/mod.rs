@@ -35,8 +35,8 @@ pub struct FetchedTransaction {
     /// The source that announced it first, as an index into the configured sources.
     pub source: usize,
     /// Whether its node lists it, or will as far as is known: then a sink should keep it until it is mined,
-    /// replaced, or reported as [`ChainEvent::Vanished`], however long it is pending. Otherwise nobody says
-    /// when it leaves the node's pool.
+    /// replaced, or reported as [`ChainEvent::Vanished`] or [`ChainEvent::Unlisted`], however long it is
+    /// pending. Otherwise nobody reports when it leaves the node's pool.
     pub is_listed: bool,
     /// When its announcement was read from the socket; for a backfilled one, when it was listed.
     pub announced_at: Instant,
@@ -134,10 +134,22 @@ pub enum ChainEvent {
     /// The node no longer has this pending transaction, and no block contains it. A builder may
     /// still want it, so a sink should mark it and not remove it.
     ///
-    /// Told if there is one source, no block of its node waits to be read, and the node lists as many
-    /// transactions as it counts; and once a blob transaction was delivered, only if it lists others:
-    /// on geth, which lists none, nothing is told from then on.
+    /// Reported if every source that has announced it lists its pool and has it no more, while no block
+    /// of the node that was compared last waits to be read. A node that lists fewer transactions than
+    /// it counts says nothing about those that it may hide: geth lists no blob transactions, and of
+    /// these nothing is reported.
     Vanished(B256),
+    /// A node lists this delivered transaction, and will be compared again: a sink should keep it as one
+    /// with [`FetchedTransaction::is_listed`]. Reported when the pool of a node can be listed that could
+    /// not be listed when the transaction was delivered.
+    Listed(B256),
+    /// The pool of the node that listed this transaction cannot be listed any more: nobody reports when
+    /// it leaves that pool, so a sink should keep it no longer than any other transaction.
+    Unlisted(B256),
+    /// The node has another genesis block than before, under the same chain id: a development chain was
+    /// reset. The heads, nonces and mined transactions that were reported before are of a chain that
+    /// does not exist any more, and the next head is the first one of the new chain.
+    Reset,
 }
 
 impl ChainEvent {
@@ -148,6 +160,9 @@ impl ChainEvent {
             Self::Head(_) => "head",
             Self::Nonces(_) => "nonces",
             Self::Vanished(_) => "vanished",
+            Self::Listed(_) => "listed",
+            Self::Unlisted(_) => "unlisted",
+            Self::Reset => "reset",
         }
     }
 }

@@ -36,7 +36,9 @@ impl TransactionSink for OrderPool {
             }
             ChainEvent::Nonces(nonces) => self.on_nonces(nonces.block_hash, nonces.updates),
             // A builder may still want the transaction, so it stays for a retention.
-            ChainEvent::Vanished(hash) => self.on_unlisted(&[hash]),
+            ChainEvent::Vanished(hash) | ChainEvent::Unlisted(hash) => self.on_unlisted(&[hash]),
+            ChainEvent::Listed(hash) => self.on_listed(&[hash]),
+            ChainEvent::Reset => self.on_chain_reset(),
         }
     }
 

@@ -45,12 +45,20 @@ pub(crate) enum Job {
         carried: Vec<B256>,
     },
     Nonces(BlockNonces),
+    /// These have left the node's pool.
     Vanished(Vec<B256>),
+    /// These are listed by a node that could not be listed before.
+    Listed(Vec<B256>),
+    /// The node that has listed these cannot be listed any more.
+    Unlisted(Vec<B256>),
+    /// The chain has another genesis block.
+    Reset,
     Holding(Vec<B256>, oneshot::Sender<Vec<Holding>>),
 }
 
 /// The bounded queue of the sink: heads and nonce updates by [`EVENTS_WAITING`] each, one list of
-/// vanished hashes, and one look-up for each running comparison.
+/// vanished hashes, one look-up for each running comparison, and what follows from a node that can be
+/// listed again, or no longer, or that has another genesis block.
 pub(crate) struct SinkQueue {
     waiting: Mutex<Waiting>,
     ready: Condvar,
@@ -203,7 +211,11 @@ impl Waiting {
     fn push(&mut self, job: Job) -> Dropped {
         let mut dropped = match &job {
             Job::Head { .. } | Job::Nonces(_) => self.make_room(&job),
-            Job::Vanished(_) | Job::Holding(..) => Dropped::default(),
+            Job::Vanished(_)
+            | Job::Listed(_)
+            | Job::Unlisted(_)
+            | Job::Reset
+            | Job::Holding(..) => Dropped::default(),
         };
         if let Job::Holding(..) = job {
             // Each comparison has one at most: its caller no longer waits for an earlier one.
@@ -319,9 +331,10 @@ impl SinkCaller {
                     self.tell(ChainEvent::Head(block));
                 }
                 Job::Nonces(nonces) => self.tell(ChainEvent::Nonces(nonces)),
-                Job::Vanished(hashes) => {
-                    hashes.into_iter().map(ChainEvent::Vanished).for_each(|event| self.tell(event));
-                }
+                Job::Vanished(hashes) => self.tell_each(hashes, ChainEvent::Vanished),
+                Job::Listed(hashes) => self.tell_each(hashes, ChainEvent::Listed),
+                Job::Unlisted(hashes) => self.tell_each(hashes, ChainEvent::Unlisted),
+                Job::Reset => self.tell(ChainEvent::Reset),
                 Job::Holding(hashes, reply) => {
                     let holdings = hashes.iter().map(|hash| {
                         let found = self.queue.guard("holding", || self.sink.holding_of(hash));
@@ -332,6 +345,10 @@ impl SinkCaller {
                 }
             }
         }
+    }
+
+    fn tell_each(&self, hashes: Vec<B256>, event: fn(B256) -> ChainEvent) {
+        hashes.into_iter().map(event).for_each(|event| self.tell(event));
     }
 
     fn tell(&self, event: ChainEvent) {

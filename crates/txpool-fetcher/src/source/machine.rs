@@ -13,6 +13,7 @@ use crate::{
     audit::AuditReport,
     config::{Backfill, Settings},
     error::LossReason,
+    fetch::Failures,
     gap::{Gap, GapReason},
 };
 
@@ -30,6 +31,15 @@ const COMPARE_FAILS: Duration = Duration::from_secs(10);
 /// How long a connection must have lived to reset the reconnect delay. A node that accepts
 /// connections and closes them is not dialed faster than one that refuses them.
 const STABLE_AFTER: Duration = Duration::from_secs(10);
+
+/// For how long, and how often at least, requests for transactions must have failed in a row before the
+/// source counts as failing, and its request connections are opened again.
+const FAILING_AFTER: Duration = Duration::from_secs(10);
+const MIN_FAILURES: u64 = 8;
+
+/// The longest pause before the request connections of a failing source are opened once more. It begins
+/// with [`FAILING_AFTER`] and doubles: a node that has no transactions to give is not dialed for ever.
+const MAX_REOPEN_PAUSE: Duration = Duration::from_secs(300);
 
 /// Pause between a burst and the comparison that it is a reason for.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
@@ -54,6 +64,10 @@ metric_set::labels! {
         /// 60 s old by the wall clock, and it says that it is syncing, or another source has a recent head.
         /// Its pool is not compared and its heads do not count; what it announces does.
         Syncing = "syncing",
+        /// Announcements are read, and for ten seconds or more every request for a transaction has failed:
+        /// nothing that is announced as a hash alone reaches the pool. The request connections are opened
+        /// again at times.
+        Failing = "failing",
     }
 }
 
@@ -78,6 +92,8 @@ pub(crate) enum Event {
     Head(u64),
     /// Whether the node does not follow the chain.
     Behind(bool),
+    /// The requests for transactions that have failed since the latest answer.
+    Failures(Option<Failures>),
     /// Announcements or blocks may have been missed.
     Gap(GapReason),
     /// The node returned this block number on the request connection.
@@ -95,8 +111,8 @@ pub(crate) enum Event {
 pub(crate) enum Action {
     /// Opens the connections of a role after a pause.
     Dial { role: Role, after: Duration },
-    /// Closes the subscription connection.
-    Drop(LossReason),
+    /// Closes the connections of a role.
+    Drop(Role, LossReason),
     /// Compares the node's pool.
     Compare(GapReason),
 }
@@ -116,6 +132,9 @@ pub(crate) struct Machine {
     /// Whether the node's pool can be compared, as far as is known.
     pub(super) is_audited: bool,
     is_behind: bool,
+    is_failing: bool,
+    /// When the request connections of a failing source are opened again, and the pause after that.
+    reopen: Option<(Instant, Duration)>,
     /// When to compare next, and why.
     compare_at: Option<(Instant, GapReason)>,
     /// When a comparison began because of a block that could not be read.
@@ -144,6 +163,8 @@ impl Machine {
             failing: None,
             is_audited: true,
             is_behind: false,
+            is_failing: false,
+            reopen: None,
             compare_at: None,
             unread_block_at: None,
             next_audit: None,
@@ -155,6 +176,14 @@ impl Machine {
         };
         machine.open_gap(GapReason::StartUp, now);
         machine
+    }
+
+    /// The state that is shown.
+    pub(super) fn reported_state(&self) -> SourceState {
+        match self.state {
+            SourceState::Live if self.is_failing => SourceState::Failing,
+            state => state,
+        }
     }
 
     /// What follows from an event is added to the actions.
@@ -197,6 +226,7 @@ impl Machine {
                     self.begin(now);
                 }
             }
+            Event::Failures(failures) => self.failing(failures, now),
             Event::Gap(GapReason::UnreadBlock) => self.unread_block(now),
             Event::Gap(reason) => self.gap(reason, now),
             Event::Head(number) => self.activity.head(number),
@@ -295,6 +325,25 @@ impl Machine {
         let after = self.settings.limits.reconnect.delay(*delays, self.rng.random());
         *delays = delays.saturating_add(1);
         self.actions.push(Action::Dial { role, after });
+    }
+
+    /// Looks at the requests that have failed since the latest answer.
+    fn failing(&mut self, failures: Option<Failures>, now: Instant) {
+        let failures = failures.filter(|failures| {
+            let lasted = now.saturating_duration_since(failures.since);
+            failures.count >= MIN_FAILURES && lasted >= FAILING_AFTER
+        });
+        self.is_failing = failures.is_some();
+        let Some(Failures { count, latest, .. }) = failures else {
+            self.reopen = None;
+            return;
+        };
+        let (due, pause) = self.reopen.unwrap_or((now, FAILING_AFTER));
+        if self.up[Role::Request as usize] && now >= due {
+            self.reopen = Some((now + pause, (pause * 2).min(MAX_REOPEN_PAUSE)));
+            let reason = LossReason::NoTransactions { requests: count, latest };
+            self.actions.push(Action::Drop(Role::Request, reason));
+        }
     }
 
     /// Investigates a silence; first comes the result of a comparison that is running or due.
@@ -438,14 +487,14 @@ impl Machine {
 
     fn stale(&mut self, reason: LossReason) {
         self.state = SourceState::Stale;
-        self.actions.push(Action::Drop(reason));
+        self.actions.push(Action::Drop(Role::Subscription, reason));
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{config::FetcherConfig, limits::Limits};
+    use crate::{config::FetcherConfig, error::CallError, limits::Limits};
     use load_control::Backoff;
     use proptest::prelude::*;
 
@@ -483,6 +532,11 @@ mod tests {
 
         fn tick(&mut self) -> Vec<Action> {
             self.on(Event::Tick { read: self.read })
+        }
+
+        fn failures(&self, count: u64, lasted: Duration) -> Option<Failures> {
+            let latest = CallError::Timeout(2 * S);
+            (count > 0).then(|| Failures { count, since: self.now - lasted, latest })
         }
 
         fn open_gaps(&self) -> Vec<&'static str> {
@@ -523,6 +577,7 @@ mod tests {
                     "compared" => compared(number(0), number(1), number(2)),
                     "failed" => failed(S * number(0) as u32),
                     "unlisted" => UNLISTED,
+                    "failures" => Event::Failures(self.failures(number(0), S * number(1) as u32)),
                     "tick" => Event::Tick { read: self.read + number(0) },
                     _ => panic!("{line}"),
                 };
@@ -533,7 +588,8 @@ mod tests {
                 let actions = actions.iter().map(|action| match action {
                     Action::Dial { role: Role::Subscription, .. } => "dial s".to_owned(),
                     Action::Dial { role: Role::Request, .. } => "dial r".to_owned(),
-                    Action::Drop(reason) => format!("drop: {reason}"),
+                    Action::Drop(Role::Subscription, reason) => format!("drop: {reason}"),
+                    Action::Drop(Role::Request, reason) => format!("drop r: {reason}"),
                     Action::Compare(reason) => format!("compare {}", reason.as_str()),
                 });
                 let mut expected = expected.split('|').map(str::trim);
@@ -543,7 +599,7 @@ mod tests {
                     "{line}"
                 );
                 if let Some(state) = expected.next() {
-                    assert_eq!(self.machine.state.as_str(), state, "{line}");
+                    assert_eq!(self.machine.reported_state().as_str(), state, "{line}");
                 }
                 if let Some(gaps) = expected.next() {
                     assert_eq!(self.open_gaps().join(", "), gaps, "{line}");
@@ -980,6 +1036,36 @@ mod tests {
         }
         assert!(comparisons <= 2, "{comparisons} in an hour");
         assert_eq!((run.machine.reconnects, run.machine.state), (0, SourceState::Live));
+    }
+
+    #[test]
+    fn a_source_whose_every_request_fails_is_not_live_and_its_connections_are_opened_again() {
+        let dropped =
+            "drop r: none of 8 requests for transactions had an answer: no response in 2s";
+        let mut run = Run::new(&FetcherConfig { audit_interval: None, ..config() });
+        run.play(LIVE).play(&format!(
+            "
+                # not often enough, and not for long enough
+                +20 failures 7 20 -> | live |
+                failures 8 9      -> | live |
+                +1 failures 8 10  -> {dropped} | failing
+                down r            -> dial r | connecting
+                up r              -> compare reconnect
+                compared          -> | failing |
+                # again after ten seconds, then twenty
+                +9 failures 8 19  ->
+                +1 failures 8 20  -> {dropped}
+                down r            -> dial r
+                up r              -> compare reconnect
+                compared          ->
+                +19 failures 8 39 ->
+                +1 failures 8 40  -> {dropped}
+                down r            -> dial r
+                up r              -> compare reconnect
+                compared          ->
+                # an answer
+                failures          -> | live |"
+        ));
     }
 
     #[test]

@@ -11,15 +11,15 @@
 mod activity;
 pub(crate) mod machine;
 mod status;
+mod sync_state;
 
 use std::{
     panic::resume_unwind,
     sync::Arc,
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use alloy_primitives::U64;
-use chain_view::Head;
 use futures::FutureExt as _;
 use tokio::{
     sync::{mpsc, oneshot},
@@ -27,20 +27,23 @@ use tokio::{
     time::{MissedTickBehavior, interval, sleep, sleep_until},
 };
 
-use self::machine::{Action, Event, Machine, Role};
 pub(crate) use self::status::{AUDITS_WAITING, Changes, Inbox, SourceShared};
 pub use self::{machine::SourceState, status::SourceStatus};
+use self::{
+    machine::{Action, Event, Machine, Role},
+    sync_state::{SyncAnswer, SyncState},
+};
 use crate::{
     announce::{self, Backlog, Readers, Subscription},
-    audit::{AuditMode, AuditReport, Comparison},
-    chain::{self, Chain, Follower},
+    audit::{self, AuditMode, AuditReport, Comparison},
+    chain::{self, Chain},
     config::{Announcements, Settings},
     context::Context,
     error::{ConnectError, LossReason, SnapshotError, SourceError},
     fetch::{Fetch, PoolRequest},
     gap::{GapReason, Report},
     in_process,
-    limits::{Limits, MAX_HEAD_AGE},
+    limits::Limits,
     metrics,
     node::{self, Connection, Dialed, NodeRequests, Requests, keep_alive},
     sync::lock,
@@ -61,33 +64,10 @@ enum Message {
     /// With what is to be read of it.
     SubscriptionUp(Subscription, Readers),
     /// With what the node says of its chain.
-    RequestsUp(Arc<Requests<PoolRequest>>, Sync),
+    RequestsUp(Arc<Requests<PoolRequest>>, SyncAnswer),
     DialFailed(Role, ConnectError),
     Lost(Role, LossReason),
     Compared(Result<AuditReport, SnapshotError>, Duration),
-}
-
-/// What is known of how far a node is.
-#[derive(Clone, Copy, Debug, Default)]
-struct Sync {
-    says_syncing: bool,
-    head: Option<Head>,
-}
-
-impl Sync {
-    /// Whether its head is old, and it says that it is syncing, or another source has a recent one.
-    /// Neither alone decides. A development chain may mine nothing for days, and geth says that it
-    /// is syncing for hours while it indexes transactions at the head of the chain.
-    fn is_behind(&self, follower: &Follower) -> bool {
-        let oldest = since_epoch().saturating_sub(MAX_HEAD_AGE).as_secs();
-        self.head.is_some_and(|head| head.timestamp < oldest)
-            && (self.says_syncing || follower.has_head_after(oldest))
-    }
-}
-
-fn since_epoch() -> Duration {
-    // A clock before 1970 makes every head young.
-    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// What all sources share.
@@ -105,7 +85,7 @@ pub(crate) struct Source {
     machine: Machine,
     tasks: JoinSet<Option<Message>>,
     subscription: Option<Subscription>,
-    sync: Sync,
+    sync: SyncState,
     /// The error of a source on another chain is logged.
     is_on_other_chain: bool,
     /// Whether a connection was lost since it was live.
@@ -128,7 +108,7 @@ impl Source {
             machine,
             tasks: JoinSet::new(),
             subscription: None,
-            sync: Sync::default(),
+            sync: SyncState::default(),
             is_on_other_chain: false,
             is_lost: false,
         };
@@ -178,34 +158,43 @@ impl Source {
         self.shared.metrics.fetch_limit.set(self.shared.limit.limit() as f64);
         // The announcement reader reports this too, but not while it waits for a slot.
         self.parts.context.deferral.observe_backlog(self.index, || backlog);
-        if let Some(head) = self.sync.head {
-            let age = since_epoch().saturating_sub(Duration::from_secs(head.timestamp));
+        if let Some(head) = self.sync.head() {
             self.shared.metrics.head.set(head.number as f64);
-            self.shared.metrics.head_age.set(age.as_secs_f64());
+            self.shared.metrics.head_age.set(sync_state::age(&head).as_secs_f64());
         }
         self.tick_machine(now);
     }
 
     fn tick_machine(&mut self, now: Instant) {
         self.check_sync(now);
+        self.machine.on(Event::Failures(self.shared.limit.failures()), now);
         let read = self.shared.backlog.read();
         self.machine.on(Event::Tick { read }, now);
     }
 
     fn check_sync(&mut self, now: Instant) {
-        let is_behind = self.sync.is_behind(&lock(&self.parts.chain.follower));
+        let latest = lock(&self.parts.chain.follower).latest_timestamp(now);
+        let is_behind = self.sync.is_behind(latest, sync_state::since_epoch(), now);
+        if let Some(ahead) = self.sync.newly_ahead() {
+            tracing::warn!(
+                endpoint = %self.parts.context.settings.config.sources[self.index],
+                ahead_s = ahead.as_secs(),
+                "this machine's clock seems to be ahead: the node's heads are old by it, although they \
+                 come at the pace of the clock"
+            );
+        }
         self.machine.on(Event::Behind(is_behind), now);
     }
 
     fn on_report(&mut self, report: Report) {
         let event = match report {
             Report::Head(head) => {
-                self.sync.head = Some(head);
+                self.sync.saw(head, Instant::now());
                 Event::Head(head.number)
             }
             Report::Gap(reason) => Event::Gap(reason),
             Report::Sync { block, says_syncing } => {
-                self.sync.says_syncing = says_syncing;
+                self.sync.set_says_syncing(says_syncing);
                 let Some(number) = block else { return };
                 Event::SawBlock(number)
             }
@@ -232,11 +221,18 @@ impl Source {
                 self.shared.metrics.chain_id.set(subscription.node.chain_id as f64);
                 lock(&self.shared.status).node = Some(subscription.node.clone());
                 self.is_on_other_chain = false;
+                if subscription.was_reset {
+                    self.parts.chain.reset();
+                    self.sync = SyncState::default();
+                }
                 self.subscription = Some(subscription);
                 self.up(Role::Subscription, now);
             }
             Message::RequestsUp(requests, sync) => {
-                self.sync = Sync { head: sync.head.or(self.sync.head), ..sync };
+                self.sync.set_says_syncing(sync.says_syncing);
+                if let Some(head) = sync.head {
+                    self.sync.saw(head, now);
+                }
                 let context = Arc::clone(&self.parts.context);
                 context.connections.set(self.index, Some(Arc::clone(&requests)));
                 if let Requests::Node(node) = &*requests {
@@ -321,9 +317,16 @@ impl Source {
         for action in std::mem::take(&mut self.machine.actions) {
             match action {
                 Action::Dial { role, after } => self.dial(role, after),
-                Action::Drop(reason) => {
-                    let Some(up) = &self.subscription else { continue };
-                    up.end(reason);
+                Action::Drop(Role::Subscription, reason) => {
+                    if let Some(up) = &self.subscription {
+                        up.end(reason);
+                    }
+                }
+                Action::Drop(Role::Request, reason) => {
+                    let requests = self.parts.context.connections.get(self.index);
+                    if let Some(Requests::Node(node)) = requests.as_deref() {
+                        node.end(&reason);
+                    }
                 }
                 Action::Compare(reason) => {
                     let comparison = self.comparison(reason, reason == GapReason::Audit);
@@ -335,33 +338,39 @@ impl Source {
     }
 
     fn publish(&mut self) {
-        let state = self.machine.state;
+        let state = self.machine.reported_state();
         let audited = self.machine.is_audited;
         let (before, audited_before) = {
             let mut status = lock(&self.shared.status);
             let before = std::mem::replace(&mut status.state, state);
-            status.head = self.sync.head.map(|head| head.number);
+            status.head = self.sync.head().map(|head| head.number);
             status.reconnects = self.machine.reconnects;
             status.gaps.clear();
             status.gaps.extend(self.machine.gaps.iter().copied());
             (before, std::mem::replace(&mut status.audited, audited))
         };
         // Without the lock: the log subscriber and the metrics recorder are the host's.
-        let endpoint = &self.parts.context.settings.config.sources[self.index];
+        let context = Arc::clone(&self.parts.context);
+        let endpoint = &context.settings.config.sources[self.index];
         if audited_before != audited {
-            match audited {
-                true => tracing::info!(%endpoint, "the node's pool can be compared again"),
-                false => tracing::warn!(
+            if audited {
+                tracing::info!(%endpoint, "the node's pool can be compared again");
+            } else {
+                tracing::warn!(
                     %endpoint,
                     "the node's pool cannot be compared: transactions that it does not announce stay unknown"
-                ),
+                );
+                self.spawn(audit::report_unlisted(Arc::clone(&self.parts.context), self.index));
             }
             self.shared.metrics.audited.set(f64::from(u8::from(audited)));
             self.shared.changed();
         }
         if before != state {
             self.shared.changed();
-            let may_lead = matches!(state, SourceState::Backfilling | SourceState::Live);
+            let may_lead = matches!(
+                state,
+                SourceState::Backfilling | SourceState::Live | SourceState::Failing
+            );
             self.parts.chain.set_may_lead(self.index, may_lead);
             let (from, to) = (before.as_str(), state.as_str());
             match state == SourceState::Live && std::mem::take(&mut self.is_lost) {
@@ -396,6 +405,7 @@ impl Source {
             state: Arc::clone(&self.shared.audits),
             backlog: Arc::clone(&self.shared.backlog),
             unlistable: self.shared.metrics.unlistable.clone(),
+            listed_not_held: self.shared.metrics.listed_not_held.clone(),
             source: self.index,
             reason,
             mode: AuditMode::Recover,
@@ -452,7 +462,7 @@ async fn dial(
         }
         (Role::Request, Some(pool)) => {
             let queues = in_process::start(context, fetch, pool)?;
-            Ok(Message::RequestsUp(Requests::InProcess(queues).into(), Sync::default()))
+            Ok(Message::RequestsUp(Requests::InProcess(queues).into(), SyncAnswer::default()))
         }
         (Role::Request, None) => open_requests(context, index, known).await,
     }
@@ -478,7 +488,7 @@ async fn open_requests(
         connections.push(Arc::new(Connection::open(endpoint, limits).await?));
     }
     let requests = NodeRequests::new(connections, context.settings.deferrable_connections());
-    Ok(Message::RequestsUp(Requests::Node(requests).into(), Sync { says_syncing, head }))
+    Ok(Message::RequestsUp(Requests::Node(requests).into(), SyncAnswer { says_syncing, head }))
 }
 
 /// Asks a node at regular intervals how far it is, until the connection is lost.

@@ -160,6 +160,7 @@ impl SourceShared {
         self.changed();
         self.metrics.state.set(f64::from(SourceState::Ended as u8));
         self.metrics.unlistable.set(0.0);
+        self.metrics.listed_not_held.iter().for_each(|gauge| gauge.set(0.0));
         self.metrics.backlog.set(0.0);
         self.metrics.fetch_limit.set(0.0);
     }

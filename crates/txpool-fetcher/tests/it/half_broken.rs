@@ -149,3 +149,102 @@ async fn a_stream_of_objects_that_has_ended_silently_is_given_up() {
     assert_eq!((pool.len(), announces()), (400, Announcements::Hashes));
     assert_eq!((fetcher.status()[0].reconnects, fetcher.is_live()), (0, true));
 }
+
+/// It was live with an empty pool, and its connections were never opened again.
+#[tokio::test]
+async fn a_node_whose_every_request_for_a_transaction_fails_is_not_live_until_one_succeeds() {
+    for quirk in [MethodQuirk::Error(-32_000), MethodQuirk::NoAnswer] {
+        let node = Node::start(40, |config| config);
+        let limits = Limits { fetch_timeout: Duration::from_millis(200), ..settles_fast() };
+        let audit_interval = Some(Duration::from_secs(1));
+        let config = FetcherConfig { audit_interval, ..node.fetcher() };
+        let (fetcher, pool) = ingest_with(config, limits).await;
+        let methods = [("eth_getRawTransactionByHash".into(), quirk)].into();
+        node.node.set_quirks(|quirks| quirks.methods = methods);
+        let (first, rest) = node.txs.split_at(20);
+        submit(&node, first);
+        let is_failing = || fetcher.status()[0].state == SourceState::Failing;
+        eventually("it is failing", is_failing).await;
+        assert!(!fetcher.is_live() && !fetcher.readiness()());
+        let reason = |error: &SourceError| {
+            matches!(error, SourceError::Lost(LossReason::NoTransactions { requests: 8.., .. }))
+        };
+        let was_reopened = || fetcher.status()[0].last_error.as_deref().is_some_and(reason);
+        eventually("its connections were opened again", was_reopened).await;
+        node.node.set_quirks(|quirks| quirks.methods.clear());
+        submit(&node, rest);
+        eventually("it is live, and all are pooled", || fetcher.is_live() && pool.len() == 40)
+            .await;
+    }
+}
+
+/// The head of the builder stood still while that of the node went on.
+#[tokio::test]
+async fn a_clock_that_is_ahead_does_not_make_a_node_syncing_whose_heads_keep_its_pace() {
+    let quirks = Quirks { clock_offset_s: -90, is_syncing: true, ..Quirks::default() };
+    let node = Node::start(1, |config| NodeConfig {
+        block_time: Duration::from_secs(1),
+        quirks,
+        ..config
+    });
+    let pool = order_pool();
+    let limits = Limits { ping_interval: Duration::from_millis(50), ..settles_fast() };
+    let fetcher = Fetcher::start_with(node.fetcher(), limits, pool.clone()).await.unwrap();
+    eventually("it counts as syncing", || fetcher.status()[0].state == SourceState::Syncing).await;
+    eventually("it is live", || fetcher.is_live()).await;
+    let head = pool.head().map(|head| head.number);
+    eventually("the head goes on", || pool.head().map(|head| head.number) > head).await;
+}
+
+/// The same transactions, with the same hashes, were known as mined for ever.
+#[tokio::test]
+async fn after_a_chain_reset_what_the_new_chain_has_pending_is_pooled() {
+    let node = Node::start(20, |config| config);
+    let (fetcher, pool) = ingest_fast(node.fetcher()).await;
+    pool_all(&node, &fetcher).await;
+    for _ in 0..10 {
+        node.node.mine();
+    }
+    eventually("all are mined", || pool.is_empty()).await;
+    node.node.inject(Fault::Reset { down: Duration::from_millis(50) });
+    eventually("all are pending again", || pool.len() == 20).await;
+    node.node.mine();
+    eventually("the new chain is followed", || pool.is_empty()).await;
+    assert_eq!(pool.head().map(|head| head.number), Some(node.node.head().number));
+}
+
+/// A pool that keeps what nobody lists for a second.
+fn forgetful_pool() -> OrderPool {
+    let tx_retention = Duration::from_secs(1);
+    OrderPool::new(PoolConfig { tx_retention, ..PoolConfig::default() }).expect("it is valid")
+}
+
+async fn is_emptied(pool: &OrderPool) {
+    let is_empty = || {
+        pool.upkeep();
+        pool.is_empty()
+    };
+    eventually("they have left", is_empty).await;
+}
+
+/// They stayed until the pool was full.
+#[tokio::test]
+async fn what_a_node_listed_that_cannot_be_listed_any_more_expires() {
+    let node = Node::start(10, |config| config);
+    let pool = forgetful_pool();
+    let audit_interval = Some(Duration::from_millis(300));
+    let config = FetcherConfig { audit_interval, ..node.fetcher() };
+    let fetcher = start_with(config, settles_fast(), pool.clone()).await;
+    pool_all(&node, &fetcher).await;
+    let missing = MethodQuirk::Error(-32_601);
+    let methods = [("txpool_content".into(), missing)].into();
+    node.node.set_quirks(|quirks| quirks.methods = methods);
+    eventually("it is not audited", || !fetcher.status()[0].audited).await;
+    is_emptied(&pool).await;
+    // It can be listed again.
+    node.node.set_quirks(|quirks| quirks.methods.clear());
+    eventually("what is pending there comes back", || pool.len() == 10).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    pool.upkeep();
+    assert_eq!(pool.len(), 10);
+}

@@ -302,6 +302,26 @@ async fn what_is_no_longer_listed_has_vanished_unless_its_node_does_not_count_it
     }
 }
 
+/// With several nodes nothing was ever marked as vanished, and it stayed until the pool was full.
+#[tokio::test]
+async fn what_has_left_the_pools_of_all_nodes_has_vanished() {
+    let nodes = [(); 2].map(|()| node([]));
+    let fetcher = live(config(&nodes)).await;
+    all_live(&fetcher).await;
+    let announced = &transactions()[2..4];
+    nodes.iter().for_each(|node| announced.iter().for_each(|tx| node.announce_tx(tx)));
+    settled(&fetcher, "pooled", |counts| (counts.pooled, counts.known) == (2, 2)).await;
+    let vanished = async |source| {
+        let report = fetcher.audit(source, AuditMode::CompareOnly).await;
+        report.expect("it lists its pool").vanished
+    };
+    assert_eq!((vanished(0).await, vanished(1).await), (0, 0));
+    nodes[0].lock().pending.clear();
+    assert_eq!((vanished(0).await, vanished(1).await), (0, 0), "the second node has them");
+    nodes[1].lock().pending.clear();
+    assert_eq!((vanished(1).await, vanished(0).await), (2, 0), "once");
+}
+
 /// The time in which it was missing began with a comparison that had fetched nothing, or in vain.
 #[tokio::test]
 async fn what_stays_missing_is_missing_since_the_comparison_before() {
