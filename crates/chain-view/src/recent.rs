@@ -10,7 +10,7 @@ use crate::block::{Block, Head, NonceUpdate};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Relation {
-    /// The first block of all, or the child of the newest.
+    /// The first block that is pushed, or the child of the newest block.
     Next,
     /// Already one of the recent blocks, as reported by another node: nothing changes.
     Repeat,
@@ -23,8 +23,7 @@ pub enum Relation {
     /// deeper than the remembered blocks. Nothing proves that those below are its ancestors, so they
     /// are forgotten.
     Gap {
-        /// How many of the newest blocks cannot be its ancestors: those at its parent's height and
-        /// above.
+        /// The number of known blocks at its parent's height and above, which cannot be its ancestors.
         replaced: usize,
     },
     /// Its parent is a recent block, but its number does not follow: nothing changes.
@@ -57,8 +56,8 @@ pub struct Pushed {
     /// The blocks it replaced, oldest first. Their nonces are removed with them.
     pub undone: Vec<Block>,
     /// Other blocks that were removed, oldest first: to make room (none, one, or, for a block with
-    /// very many transactions, several), or all that a [`Relation::Gap`] did not replace. Those are
-    /// on the chain or not: their transactions may be pending.
+    /// very many transactions, several), or all that a [`Relation::Gap`] did not replace. It is unknown
+    /// whether the latter are on the chain, so their transactions may be pending.
     pub forgotten: Vec<Block>,
 }
 
@@ -76,11 +75,12 @@ pub enum Taken {
     },
 }
 
+/// A nonce that a block raised.
 #[derive(Clone, Copy, Debug)]
 struct Raised {
     next_nonce: u64,
     /// [`Recent::serial`] of the block.
-    by: u64,
+    block_serial: u64,
 }
 
 #[derive(Debug)]
@@ -106,16 +106,18 @@ pub const MAX_RECENT_HASHES: usize = 1 << 19;
 ///
 /// Bounded in blocks and in hashes ([`MAX_RECENT_HASHES`]). A full block of mainnet has some 1,500
 /// transactions of as many senders, at about 40 + 40 bytes in the tables and 32 in the block: 64
-/// such blocks are some 11 MB. The tables have the hasher of std, whose secret a node that chooses hashes does not know.
+/// such blocks are some 11 MB. The tables use the hasher of std, because a node that chooses hashes does not know its
+/// secret.
 #[derive(Debug)]
 pub struct RecentBlocks {
     /// Oldest first.
     blocks: VecDeque<Recent>,
-    /// The sum over all blocks.
+    /// The number of transactions in all blocks.
     hashes: usize,
-    /// How many blocks contain a hash, one on a real chain, and the lower half of the newest one's serial.
+    /// For each hash the number of blocks that contain it (one on a real chain), and the lower half of the serial of
+    /// the newest of them.
     mined: HashMap<B256, (u32, u32)>,
-    /// The nonces that each block raised, by sender: added in any order, removed with their block.
+    /// The nonces that blocks raised, by sender. They are added in any order and removed with their block.
     nonces: HashMap<Address, Vec<Raised>>,
     next_serial: u64,
     max_blocks: usize,
@@ -186,7 +188,7 @@ impl RecentBlocks {
         }
         let kept = self.blocks.len() - relation.replaced();
         for recent in self.blocks.split_off(kept) {
-            pushed.undone.push(self.leave(recent));
+            pushed.undone.push(self.remove_from_tables(recent));
         }
         // Before the new hashes are added, so that the table never holds more than the bound.
         self.hashes += block.mined.len();
@@ -196,7 +198,7 @@ impl RecentBlocks {
         };
         while self.blocks.len() > max_kept || self.hashes > MAX_RECENT_HASHES {
             let Some(oldest) = self.blocks.pop_front() else { break };
-            pushed.forgotten.push(self.leave(oldest));
+            pushed.forgotten.push(self.remove_from_tables(oldest));
         }
         let serial = self.next_serial;
         self.next_serial += 1;
@@ -215,11 +217,11 @@ impl RecentBlocks {
         let before = self.next_nonce(&sender);
         let recent =
             self.blocks.iter_mut().rev().find(|recent| recent.block.head.hash == *block_hash)?;
-        let of_sender = self.nonces.entry(sender).or_default();
-        match of_sender.iter_mut().find(|raised| raised.by == recent.serial) {
+        let nonces = self.nonces.entry(sender).or_default();
+        match nonces.iter_mut().find(|raised| raised.block_serial == recent.serial) {
             Some(raised) => raised.next_nonce = raised.next_nonce.max(next_nonce),
             None => {
-                of_sender.push(Raised { next_nonce, by: recent.serial });
+                nonces.push(Raised { next_nonce, block_serial: recent.serial });
                 recent.raised.push(sender);
             }
         }
@@ -257,7 +259,7 @@ impl RecentBlocks {
     }
 
     /// Removes the hashes and the nonces of a block from the tables.
-    fn leave(&mut self, recent: Recent) -> Block {
+    fn remove_from_tables(&mut self, recent: Recent) -> Block {
         self.hashes -= recent.block.mined.len();
         for hash in recent.block.mined.iter() {
             if let Entry::Occupied(mut times) = self.mined.entry(*hash) {
@@ -268,10 +270,10 @@ impl RecentBlocks {
             }
         }
         for sender in recent.raised {
-            if let Entry::Occupied(mut of_sender) = self.nonces.entry(sender) {
-                of_sender.get_mut().retain(|raised| raised.by != recent.serial);
-                if of_sender.get().is_empty() {
-                    of_sender.remove();
+            if let Entry::Occupied(mut nonces) = self.nonces.entry(sender) {
+                nonces.get_mut().retain(|raised| raised.block_serial != recent.serial);
+                if nonces.get().is_empty() {
+                    nonces.remove();
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Counts with an upper bound, and the shares of them that callers hold.
+//! Counts with an upper bound, and the shares that callers hold of them.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -6,7 +6,7 @@ use metrics::Gauge;
 
 use crate::sync::AtomicUsize;
 
-/// A count with an upper bound, of which holders have shares that grow and shrink.
+/// A count with an upper bound. Holders have shares of it, which grow and shrink.
 #[derive(Debug)]
 pub struct Budget {
     used: AtomicUsize,
@@ -15,37 +15,38 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// One of which nothing is used.
+    /// An empty budget.
     pub fn new(limit: usize) -> Arc<Self> {
         Self::with_level(limit, Gauge::noop())
     }
 
-    /// The same, with a gauge of what is used.
+    /// An empty budget whose used part is the value of a gauge.
     pub(crate) fn with_level(limit: usize, level: Gauge) -> Arc<Self> {
         Arc::new(Self { used: AtomicUsize::new(0), limit, level })
     }
 
-    /// What is used now.
+    /// The sum of all shares.
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Whether `more` would leave `keep_free` of it to others, now.
+    /// Whether a share of `more` would now leave at least `keep_free` to others.
     pub fn fits(&self, more: usize, keep_free: usize) -> bool {
         self.raised(self.used(), more, keep_free).is_some()
     }
 
+    /// The sum of all shares after `more` is added, if that leaves `keep_free` to others.
     fn raised(&self, used: usize, more: usize, keep_free: usize) -> Option<usize> {
         let limit = self.limit.saturating_sub(keep_free);
         used.checked_add(more).filter(|raised| *raised <= limit)
     }
 
-    /// A share of nothing, to be added to. It exists also while more than the limit is held.
+    /// A share of size zero, to be grown. It can be made also while the limit is exceeded.
     pub fn empty(self: &Arc<Self>) -> Share {
-        Share { of: Arc::clone(self), count: 0 }
+        Share { budget: Arc::clone(self), count: 0 }
     }
 
-    /// A share of `count`, if that much is left.
+    /// Returns a share of `count`, or `None` if less is left.
     pub fn take(self: &Arc<Self>, count: usize) -> Option<Share> {
         let mut share = self.empty();
         share.try_add(count, 0).then_some(share)
@@ -56,38 +57,39 @@ impl Budget {
 #[derive(Debug)]
 #[must_use = "dropping it releases the share at once"]
 pub struct Share {
-    of: Arc<Budget>,
+    budget: Arc<Budget>,
     count: usize,
 }
 
 impl Share {
-    /// Its size.
+    /// The size of the share.
     pub const fn count(&self) -> usize {
         self.count
     }
 
-    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others. Never exceeds
-    /// the limit, and never refuses while there is room: the count is not raised first and compared
-    /// afterwards, or two callers could refuse each other.
+    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others. Returns whether it was added.
+    ///
+    /// It never exceeds the limit, and never refuses while there is room: the count is not raised
+    /// first and compared afterwards, because then two callers could refuse each other.
     pub fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
-        let raise = |used| self.of.raised(used, more, keep_free);
+        let raise = |used| self.budget.raised(used, more, keep_free);
         // Relaxed: no other memory depends on this count.
-        let added = self.of.used.fetch_update(Relaxed, Relaxed, raise).is_ok();
+        let added = self.budget.used.fetch_update(Relaxed, Relaxed, raise).is_ok();
         if added {
             self.count += more;
-            self.of.level.increment(more as f64);
+            self.budget.level.increment(more as f64);
         }
         added
     }
 
-    /// Sets its size, even beyond the limit: for memory that is already in use.
+    /// Sets the size of the share, even beyond the limit: for memory that is already in use.
     pub fn resize(&mut self, count: usize) {
         if count > self.count {
-            self.of.used.fetch_add(count - self.count, Relaxed);
+            self.budget.used.fetch_add(count - self.count, Relaxed);
         } else {
-            self.of.used.fetch_sub(self.count - count, Relaxed);
+            self.budget.used.fetch_sub(self.count - count, Relaxed);
         }
-        self.of.level.increment(count as f64 - self.count as f64);
+        self.budget.level.increment(count as f64 - self.count as f64);
         self.count = count;
     }
 }

@@ -5,11 +5,11 @@
 //! before verification. Searchers send in bursts, most of all at the start of a slot, so an external
 //! caller waits for a permit, in a bounded queue by [`Priority`], in a burst for longer than in an
 //! overload. External callers may hold fewer permits than there are cores; the others are reserved for
-//! internal work. Work that is deferred stays in flight.
+//! internal work. A request whose work is deferred stays in flight.
 //!
-//! Locks: that of a shedding episode ([`crate::shedding`]) and that of the external permits
-//! ([`crate::work`]), each for a few fields, none across an await or together with another. The count
-//! of requests is an atomic, of which loom checks every interleaving.
+//! There are two locks: that of a shedding episode ([`crate::shedding`]) and that of the external
+//! permits ([`crate::work`]). Each protects a few fields; neither is held across an await, or together with
+//! the other. The count of requests is an atomic; loom checks every interleaving of it.
 
 use std::{
     sync::{
@@ -234,10 +234,10 @@ impl Gate {
                 shared.work.try_acquire_external().inspect(|_| self.admit(GateName::Work, 1, now))
             }
         };
-        let waits = permit.is_none();
+        let must_wait = permit.is_none();
         let gate = self.clone();
         let work = move || {
-            if waits {
+            if must_wait {
                 if gate.is_closed() {
                     return Err(RefusalReason::ShuttingDown);
                 }
@@ -301,7 +301,7 @@ impl Gate {
         self.shared.closed.load(Relaxed)
     }
 
-    /// Whether it has been refusing callers for at least [`SHED_SUSTAINED`](crate::SHED_SUSTAINED), without a
+    /// Whether this gate has been refusing callers for at least [`SHED_SUSTAINED`](crate::SHED_SUSTAINED), without a
     /// pause of [`SHED_QUIET`](crate::SHED_QUIET). Call it regularly, for instance from a readiness probe:
     /// it also logs the end of a shedding episode, which otherwise is logged only when the next
     /// caller arrives.
@@ -321,26 +321,27 @@ impl Gate {
         self.shared.config.requests.resolve(cores())
     }
 
-    /// The configuration that it was made with.
+    /// The configuration of this gate.
     pub fn config(&self) -> &GateConfig {
         &self.shared.config
     }
 
-    /// Its counts. They are read one by one, not as a snapshot.
+    /// The counts of this gate. They are read one by one, not as a snapshot.
     pub fn stats(&self) -> GateStats {
         let shared = &self.shared;
         let refused = |gate: &GateState| gate.metrics.refused.iter().map(Count::get).sum();
-        let ([requests, work], waits) = (&shared.gates, &shared.work.metrics);
+        let [requests, work] = &shared.gates;
+        let permits = &shared.work.metrics;
         GateStats {
             requests_admitted: requests.metrics.admitted.get(),
             requests_refused: refused(requests),
             requests_in_flight: shared.requests.used(),
             work_admitted: work.metrics.admitted.get(),
             work_refused: refused(work),
-            work_waited: waits.external_waited.get(),
+            work_waited: permits.external_waited.get(),
             work_in_use: shared.work.in_use(),
-            internal_admitted: waits.internal_admitted.get(),
-            internal_waited: waits.internal_waited.get(),
+            internal_admitted: permits.internal_admitted.get(),
+            internal_waited: permits.internal_waited.get(),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Counters, for the process itself and through the `metrics` facade. Handles are made once.
+//! The metrics. Each handle is made once; the counts can also be read in the process.
 
 use metric_set::{Count, metric_set};
 use metrics::{Counter, Gauge, counter, gauge};
@@ -6,13 +6,13 @@ use metrics::{Counter, Gauge, counter, gauge};
 use crate::{refusal::RefusalReason, state::LoadState};
 
 metric_set! {
-    /// Name, unit and meaning of every metric. Those in `_total` are counters, the others gauges.
+    /// The name, the unit and the meaning of every metric. Names in `_total` are counters, the others gauges.
     pub const METRICS, late {
         gauge "load_control_state", Count, "state of the load: 0 normal, 1 elevated, 2 critical";
         counter "load_control_transitions_total", Count, "changes of the state, by `from` and `to`";
     };
 
-    /// Those of one gate, by the label `gate`.
+    /// The metrics of one gate, with the label `gate`.
     #[derive(Debug)]
     pub(crate) struct GateMetrics {
         count admitted = "load_control_gate_admitted_total", Count, "external callers admitted, by `gate`";
@@ -36,7 +36,7 @@ metric_set! {
 #[derive(Debug)]
 pub(crate) struct MonitorMetrics {
     pub(crate) state: Gauge,
-    /// By the state before, then by the one after.
+    /// Indexed by the state before, then by the state after.
     pub(crate) transitions: [[Count; 3]; 3],
 }
 

@@ -80,8 +80,10 @@ impl LoadMonitor {
         let take = |taken| Some(taken).filter(free).map(|taken| taken | 1 << taken.trailing_ones());
         // SeqCst, as for the word: a weaker ordering would gain nothing here.
         let taken = self.shared.taken.fetch_update(SeqCst, SeqCst, take);
-        let full = |_| ConfigError::TooManyQueues { queue, limit: MAX_QUEUES };
-        let slot = taken.map_err(full)?.trailing_ones();
+        let Ok(taken) = taken else {
+            return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
+        };
+        let slot = taken.trailing_ones();
         let depth = AtomicUsize::new(0);
         let watched = Watched { monitor: self.clone(), shift: slot * 2, capacity, depth };
         Ok(QueueLoad { watched: Arc::new(watched) })
@@ -121,7 +123,7 @@ impl LoadMonitor {
         true
     }
 
-    /// The worst state of its queues; always normal while switched off.
+    /// The worst state of the watched queues; always normal while switched off.
     pub fn state(&self) -> LoadState {
         state_of(self.shared.word.load(Relaxed))
     }
@@ -200,7 +202,7 @@ impl QueueLoad {
         self.watched.settle();
     }
 
-    /// Reports the present number of items. Of two threads that do so at once one counts.
+    /// Reports the present number of items. If two threads report at the same time, one of the numbers stays.
     pub fn observe(&self, depth: usize) {
         self.watched.depth.store(depth, Relaxed);
         self.watched.settle();

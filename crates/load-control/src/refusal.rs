@@ -6,7 +6,7 @@ use metric_set::labels;
 use thiserror::Error;
 
 labels! {
-    /// Which gate refused: both, in the order in which a request passes them.
+    /// The gates, in the order in which a request passes them.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum GateName {
         /// The outer gate: requests in flight.
@@ -36,14 +36,14 @@ labels! {
     }
 }
 
-/// An external caller was refused, because of overload or shutdown. Answered with HTTP 503.
+/// An external caller was refused, because of overload or shutdown. The RPC server responds with HTTP 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 #[error("refused by the gate {}: {}, retry after {retry_after:?}", gate.as_str(), reason.as_str())]
 pub struct Refusal {
-    /// Which gate refused.
+    /// The gate that refused.
     pub gate: GateName,
-    /// Why.
+    /// The reason.
     pub reason: RefusalReason,
     /// When the caller should retry: after [`RETRY_AFTER`] plus up to [`RETRY_JITTER`],
     /// drawn anew for each refusal.
@@ -57,10 +57,10 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, Error)]
 #[non_exhaustive]
 pub enum WorkError {
-    /// It was not started.
+    /// The work was not started.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// It panicked, or its runtime shuts down.
+    /// The work panicked, or its runtime shuts down.
     #[error("the work did not finish: it panicked, or its runtime shuts down")]
     Lost,
 }

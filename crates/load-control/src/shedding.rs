@@ -1,15 +1,15 @@
 //! Logs when a gate starts to refuse and when it stops: two lines instead of one per refusal.
 //!
-//! The lock is taken by a refusal, and by others only while an episode may have to end; the log
-//! line is written after it. `/readyz` asks whether it has lasted: one burst is no reason to fail.
+//! A refusal takes the lock; other calls take it only while an episode may have to end. The log line
+//! is written after it is released. `/readyz` fails only if an episode has lasted: one burst is no
+//! reason to fail.
 
 use std::{
-    sync::{
-        Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+
+use parking_lot::Mutex;
 
 use crate::{
     config::{SHED_QUIET, SHED_SUSTAINED},
@@ -43,10 +43,10 @@ impl Shedding {
         Self { gate, open: AtomicBool::new(false), episode: Mutex::new(None) }
     }
 
-    /// Counts a refusal. True if it begins an episode.
+    /// Counts a refusal. Returns whether it begins an episode.
     pub(crate) fn refused(&self, now: Instant) -> bool {
         self.end_if_quiet(now);
-        let mut episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut episode = self.episode.lock();
         let begins = episode.is_none();
         let current = episode.get_or_insert(Episode { first: now, last: now, refused: 0 });
         current.refused += 1;
@@ -65,18 +65,18 @@ impl Shedding {
         if !self.open.load(Relaxed) {
             return None;
         }
-        let mut episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
-        let over =
+        let mut episode = self.episode.lock();
+        let ended =
             episode.take_if(|episode| now.saturating_duration_since(episode.last) >= SHED_QUIET)?;
         self.open.store(false, Relaxed);
         drop(episode);
         tracing::info!(
             gate = self.gate.as_str(),
-            refused = over.refused,
-            lasted_ms = over.lasted().as_millis() as u64,
+            refused = ended.refused,
+            lasted_ms = ended.lasted().as_millis() as u64,
             "shedding has ended"
         );
-        Some(over)
+        Some(ended)
     }
 
     /// Whether an episode has lasted for [`SHED_SUSTAINED`], from its first refusal to its last.
@@ -85,7 +85,7 @@ impl Shedding {
         if !self.open.load(Relaxed) {
             return false;
         }
-        let episode = self.episode.lock().unwrap_or_else(PoisonError::into_inner);
+        let episode = self.episode.lock();
         episode.is_some_and(|episode| episode.lasted() >= SHED_SUSTAINED)
     }
 }

@@ -1,7 +1,7 @@
-//! How high the load is.
+//! The states of the load.
 
 metric_set::labels! {
-    /// The load of the process: the worst state of its queues. Their numbers are the values of the gauge.
+    /// The load of the process: the worst state of its queues. The gauge shows a state as its number.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[non_exhaustive]
     pub enum LoadState {

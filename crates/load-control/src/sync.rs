@@ -1,4 +1,4 @@
-//! The atomics; under `--cfg loom` they are loom's, so that it can check every interleaving.
+//! The atomics. Under `--cfg loom` they are those of loom, which then checks every interleaving.
 
 #[cfg(all(test, loom))]
 pub(crate) use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};

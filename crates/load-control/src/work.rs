@@ -3,13 +3,10 @@
 //! The lock of the external permits is taken for one push or pop: when an external caller acquires
 //! or releases a permit, or stops waiting.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use metrics::Gauge;
+use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore, oneshot},
@@ -49,11 +46,11 @@ pub(crate) struct WorkPermits {
     external: Mutex<Queue>,
 }
 
-/// No caller waits while a permit is free.
+/// The free external permits and the callers that wait for one. No caller waits while a permit is free.
 #[derive(Debug, Default)]
 struct Queue {
     free: usize,
-    /// By priority, then by arrival.
+    /// In the order of their priority, then of their arrival.
     waiting: BTreeMap<Key, Waiting>,
     joined: u64,
     /// When a caller last found nobody waiting.
@@ -76,7 +73,8 @@ struct Job {
     runtime: Handle,
     /// The latest time until which it may wait for one of all permits.
     deadline: Instant,
-    /// Does the work, if it may. What it returns tells the caller the result, or why there is none.
+    /// Does the work, unless it is refused. The returned function sends the caller the result, or the reason of the
+    /// refusal.
     run: Box<dyn FnOnce(Result<(), RefusalReason>) -> Report + Send>,
 }
 
@@ -105,8 +103,8 @@ impl WorkPermits {
         Some(WorkPermit { all: self.try_all()?, external: None })
     }
 
-    /// Waits for one of the external permits first: while external callers hold all that they may,
-    /// it does not stand before internal work in the queue for all permits.
+    /// Waits for an external permit first: while external callers hold all that they may, the caller
+    /// does not stand before internal work in the queue for all permits.
     pub(crate) async fn acquire_external(
         self: &Arc<Self>,
         priority: Priority,
@@ -114,19 +112,19 @@ impl WorkPermits {
     ) -> Result<WorkPermit, RefusalReason> {
         let (sender, granted) = oneshot::channel();
         let queued = self.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender));
-        // Who is counted stands in the queue, or is refused.
+        // A counted caller is in the queue already, or is refused.
         self.metrics.external_waited.add(1);
         let queued = queued?;
         let granted = timeout_at(queued.deadline, self.granted(queued, granted));
         granted.await.unwrap_or(Err(RefusalReason::NoPermit))
     }
 
-    /// As [`Self::acquire_external`], first in the queue, and for as long as it takes.
+    /// As [`Self::acquire_external`], with the highest priority, and without a limit of time.
     pub(crate) async fn acquire_external_deferred(self: &Arc<Self>, now: Instant) -> WorkPermit {
         let (sender, granted) = oneshot::channel();
         let waiting = |_| Waiting::Task(sender);
         let queued = self.join(Priority::Known, usize::MAX, now, waiting);
-        let queued = queued.expect("an endless queue");
+        let queued = queued.expect("the queue has no limit");
         self.granted(queued, granted).await.expect("nobody has a higher priority")
     }
 
@@ -135,7 +133,7 @@ impl WorkPermits {
         queued: Queued,
         granted: oneshot::Receiver<ExternalPermit>,
     ) -> Result<WorkPermit, RefusalReason> {
-        // A caller that displaces this one drops the sender.
+        // The sender is dropped by a caller that displaces this one.
         let external = granted.await.map_err(|_| RefusalReason::QueueFull)?;
         drop(queued);
         Ok(WorkPermit { all: self.acquire_all().await, external: Some(external) })
@@ -189,28 +187,29 @@ impl WorkPermits {
     }
 
     fn try_external(self: &Arc<Self>) -> Option<ExternalPermit> {
-        let mut queue = self.lock();
+        let mut queue = self.external.lock();
         queue.free = queue.free.checked_sub(1)?;
         Some(ExternalPermit(Arc::clone(self)))
     }
 
     fn try_all(self: &Arc<Self>) -> Option<AnyPermit> {
         let permit = Arc::clone(&self.all).try_acquire_owned().ok()?;
-        Some(self.any(permit))
+        Some(self.count(permit))
     }
 
     async fn acquire_all(self: &Arc<Self>) -> AnyPermit {
         let permit = Arc::clone(&self.all).acquire_owned().await;
         // `all` is private and `close` is never called on it.
-        self.any(permit.expect("the semaphore of all permits is never closed"))
+        self.count(permit.expect("the semaphore of all permits is never closed"))
     }
 
-    fn any(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> AnyPermit {
+    /// Counts a permit as held until it is dropped.
+    fn count(self: &Arc<Self>, permit: OwnedSemaphorePermit) -> AnyPermit {
         self.level.increment(1);
         AnyPermit { _permit: permit, shared: Arc::clone(self) }
     }
 
-    /// Joins the queue, or starts at once. `waiting` gets the latest time until which it may wait.
+    /// Joins the queue, or starts at once. `waiting` makes the entry from the latest time until which it may wait.
     fn join(
         self: &Arc<Self>,
         priority: Priority,
@@ -218,7 +217,7 @@ impl WorkPermits {
         now: Instant,
         waiting: impl FnOnce(Instant) -> Waiting,
     ) -> Result<Queued, RefusalReason> {
-        let mut queue = self.lock();
+        let mut queue = self.external.lock();
         let key = (priority, queue.joined);
         queue.joined += 1;
         let deadline = queue.deadline(now, &self.config);
@@ -235,7 +234,7 @@ impl WorkPermits {
             match queue.waiting.last_key_value() {
                 Some(((last, _), _)) if *last > priority => displaced = queue.waiting.pop_last(),
                 _ => {
-                    // Dropping it takes the lock to leave the queue.
+                    // `queued` takes the lock when it is dropped.
                     drop(queue);
                     return Err(RefusalReason::QueueFull);
                 }
@@ -249,17 +248,13 @@ impl WorkPermits {
         }
         Ok(queued)
     }
-
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.external.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Queue {
-    /// The rule of a controlled-delay queue (Facebook's, "Fail at Scale", ACM Queue 2015): a queue
-    /// that was empty a moment ago holds a burst, or what came together while the machine stood
-    /// still, and will be worked off. One that no longer gets empty means that more comes than can
-    /// be done.
+    /// The latest time until which a new caller may wait, by the rule of a controlled-delay queue (Facebook's,
+    /// "Fail at Scale", ACM Queue 2015): a queue that was empty a moment ago holds a burst, or the
+    /// callers that arrived while the machine stood still, and will be worked off. A queue that no
+    /// longer gets empty receives more work than can be done.
     fn deadline(&mut self, now: Instant, config: &GateConfig) -> Instant {
         if self.waiting.is_empty() {
             self.last_empty = Some(now);
@@ -275,10 +270,10 @@ impl Queue {
 }
 
 impl Waiting {
-    /// Called on any thread, so nothing is run here.
+    /// Called on any thread, so no work is run here.
     fn begin(self, external: ExternalPermit) {
         match self {
-            // If the waiter has just gone, the permit is dropped, and so passed to the next.
+            // If the waiter has just gone, the permit is dropped, which passes it to the next one.
             Self::Task(sender) => drop(sender.send(external)),
             Self::Job(job) => job.begin(external),
         }
@@ -330,10 +325,10 @@ struct Queued {
 }
 
 impl Queued {
-    /// Whether it was still waiting.
+    /// Leaves the queue. Returns whether the entry was still waiting.
     fn leave(&self) -> bool {
         // Dropped after the lock is released.
-        let left = self.shared.lock().waiting.remove(&self.key);
+        let left = self.shared.external.lock().waiting.remove(&self.key);
         left.is_some()
     }
 }
@@ -352,7 +347,7 @@ struct ExternalPermit(Arc<WorkPermits>);
 impl Drop for ExternalPermit {
     fn drop(&mut self) {
         let next = {
-            let mut queue = self.0.lock();
+            let mut queue = self.0.external.lock();
             let next = queue.waiting.pop_first();
             queue.free += usize::from(next.is_none());
             next
@@ -395,7 +390,7 @@ impl WorkPermit {
         drop(all);
         let external = external?;
         let job = {
-            let mut queue = external.0.lock();
+            let mut queue = external.0.external.lock();
             let first = queue.waiting.first_entry();
             first.filter(|first| matches!(first.get(), Waiting::Job(_))).map(|first| first.remove())
         };
@@ -418,32 +413,35 @@ mod tests {
 
     use super::*;
 
-    /// Looks at the queue whenever someone is counted.
+    /// Notes the length of the queue whenever a caller is counted.
     #[derive(Default)]
-    struct Looks(OnceLock<Arc<WorkPermits>>, Mutex<Vec<usize>>);
+    struct QueueLengths {
+        work: OnceLock<Arc<WorkPermits>>,
+        noted: Mutex<Vec<usize>>,
+    }
 
-    impl CounterFn for Looks {
+    impl CounterFn for QueueLengths {
         fn increment(&self, _: u64) {
-            let standing = self.0.get().unwrap().lock().waiting.len();
-            self.1.lock().unwrap().push(standing);
+            let length = self.work.get().unwrap().external.lock().waiting.len();
+            self.noted.lock().push(length);
         }
 
         fn absolute(&self, _: u64) {}
     }
 
-    /// It was counted before it joined the queue, so who went by the count could overtake it.
+    /// A caller was counted before it joined the queue, so another one that relied on the count could overtake it.
     #[tokio::test]
-    async fn who_is_counted_as_waiting_stands_in_the_queue() {
+    async fn a_caller_that_is_counted_as_waiting_is_in_the_queue() {
         let mut work = WorkPermits::new(GateConfig::for_cores(2), 0, Gauge::noop());
-        let looks = Arc::new(Looks::default());
-        let counter = Count::new(Counter::from_arc(Arc::clone(&looks)));
+        let lengths = Arc::new(QueueLengths::default());
+        let counter = Count::new(Counter::from_arc(Arc::clone(&lengths)));
         Arc::get_mut(&mut work).unwrap().metrics.external_waited = counter;
-        looks.0.set(Arc::clone(&work)).unwrap();
+        lengths.work.set(Arc::clone(&work)).unwrap();
         let (priority, now) = (Priority::Known, Instant::now());
         let mut permit = pin!(work.acquire_external(priority, now));
         assert!(permit.as_mut().now_or_never().is_none());
         let mut done = pin!(work.run_external(None, priority, now, || Ok(())));
         assert!(done.as_mut().now_or_never().is_none());
-        assert_eq!(*looks.1.lock().unwrap(), [1, 2]);
+        assert_eq!(*lengths.noted.lock(), [1, 2]);
     }
 }

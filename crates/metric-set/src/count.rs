@@ -2,7 +2,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use metrics::{Counter, Gauge};
 
-/// A count, kept for the process itself and for the exporter.
+/// A counter that the process itself can read too.
 #[derive(Debug)]
 pub struct Count {
     value: AtomicU64,
@@ -10,27 +10,27 @@ pub struct Count {
 }
 
 impl Count {
-    /// A count of 0 with this handle.
+    /// Makes a count of 0 with this handle.
     #[must_use]
     pub const fn new(exported: Counter) -> Self {
         Self { value: AtomicU64::new(0), exported }
     }
 
-    /// Adds to both.
+    /// Adds to the count and to the exported counter.
     pub fn add(&self, more: u64) {
         // Relaxed, here and below: no other memory is published through it.
         self.value.fetch_add(more, Relaxed);
         self.exported.increment(more);
     }
 
-    /// What was counted since this was made.
+    /// The sum of everything that was added.
     #[must_use]
     pub fn get(&self) -> u64 {
         self.value.load(Relaxed)
     }
 }
 
-/// A present value, kept for the process itself and for the exporter.
+/// A gauge that the process itself can read too.
 #[derive(Debug)]
 pub struct Level {
     value: AtomicU64,
@@ -38,13 +38,14 @@ pub struct Level {
 }
 
 impl Level {
-    /// A level of 0 with this handle. The gauge is not set until [`Self::set`] is called.
+    /// Makes a level of 0 with this handle. The gauge is not set until [`Self::set`] is called.
     #[must_use]
     pub const fn new(exported: Gauge) -> Self {
         Self { value: AtomicU64::new(0), exported }
     }
 
-    /// Sets both. Of concurrent calls the two may keep different values: one thread should set it.
+    /// Sets the level and the exported gauge. After concurrent calls the two may differ, so only one thread should set
+    /// them.
     pub fn set(&self, value: u64) {
         self.value.store(value, Relaxed);
         self.exported.set(value as f64);

@@ -4,7 +4,7 @@ mod count;
 
 pub use self::count::{Count, Level};
 
-/// What the macro's expansion names.
+/// The items that the macros' expansions name.
 #[doc(hidden)]
 pub mod private {
     pub use metrics::{
@@ -38,7 +38,7 @@ macro_rules! metric_set {
                 $($(($late_name, $crate::private::Unit::$late_unit, $late_text),)*)?
             ];
         $(
-            /// Describes the metrics whose handles are made where their labels are known.
+            /// Describes the metrics whose handles are made later, once their labels are known.
             fn describe_late() {
                 $($crate::metric_set!(@describe $late_kind $late_name, $late_unit, $late_text);)*
             }
@@ -58,7 +58,7 @@ macro_rules! metric_set {
                     Self::labelled(&[])
                 }
 
-                /// As `new`, with labels that every handle has.
+                /// Like `new`; every handle also has these labels.
                 #[must_use]
                 $vis fn labelled(labels: &[$crate::private::Label]) -> Self {
                     let _ = labels;
@@ -132,11 +132,11 @@ macro_rules! labels {
         }
 
         impl $name {
-            /// All of them, in their order as numbers.
+            /// All variants, in their order as numbers.
             #[allow(dead_code, reason = "not every set is listed")]
             $vis const ALL: [Self; [$($text),*].len()] = [$(Self::$variant),*];
 
-            /// Its text in metrics, one of a closed set.
+            /// The value of the label.
             #[must_use]
             $vis const fn as_str(self) -> &'static str {
                 match self {
@@ -147,9 +147,9 @@ macro_rules! labels {
     };
 }
 
-/// Gives an enum whose variants may have fields a list of labels, one for each variant: `Enum::LIST { Variant = "text", }`.
+/// Gives an enum whose variants may have fields one value of a label for each variant: `Enum::LIST { Variant = "text", }`.
 ///
-/// It has the list, `as_str()`, and `index()` in the list.
+/// The enum gets the list of the values, `as_str()`, and `index()` in the list.
 #[macro_export]
 macro_rules! labels_of {
     ($name:ident::$list:ident { $($variant:ident = $text:literal,)* }) => {
@@ -157,7 +157,7 @@ macro_rules! labels_of {
             /// Every value of [`Self::as_str`].
             pub const $list: [&'static str; [$($text),*].len()] = [$($text),*];
 
-            /// Its text in metrics, one of a closed set.
+            /// The value of the label.
             #[must_use]
             pub const fn as_str(&self) -> &'static str {
                 Self::$list[self.index()]

@@ -80,7 +80,7 @@ fn is_empty(gate: &Gate) -> bool {
 }
 
 #[test]
-fn one_request_more_than_the_limit_is_refused_with_when_to_come_back() {
+fn a_request_above_the_limit_is_refused_with_a_time_to_retry() {
     let (gate, now) = (gate(2, 2), Instant::now());
     let first = gate.enter(now).unwrap();
     let _second = gate.enter(now).unwrap();
@@ -115,7 +115,7 @@ fn a_batch_counts_as_its_elements_all_or_none() {
 }
 
 #[tokio::test]
-async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_caller_that_tries() {
+async fn a_released_permit_goes_to_waiting_internal_work_before_an_external_caller() {
     let gate = gate(100, 2);
     let (caller, held) = (external(&gate).unwrap(), internal(&gate).unwrap());
     let waiting = begin(gate.acquire_internal());
@@ -127,8 +127,7 @@ async fn a_free_permit_goes_to_internal_work_that_waits_and_not_to_an_external_c
 }
 
 #[tokio::test]
-async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still_serves_internal_work()
- {
+async fn a_closed_gate_refuses_external_callers_and_still_serves_internal_work() {
     let (gate, now) = (gate(4, 2), Instant::now());
     let (request, permit) = (gate.enter(now).unwrap(), external(&gate).unwrap());
     gate.close();
@@ -142,7 +141,7 @@ async fn a_closed_gate_refuses_external_callers_keeps_its_permits_good_and_still
 }
 
 #[tokio::test]
-async fn without_a_limit_external_callers_wait_in_line_and_none_is_refused_until_the_gate_closes() {
+async fn without_a_limit_external_callers_wait_and_none_is_refused() {
     let config = GateConfig { requests: Limit::Unlimited, ..config(1, 1) };
     let (gate, now) = (Gate::new(config).unwrap(), Instant::now());
     let requests: Vec<_> = (0..20_000).map(|_| gate.enter(now).unwrap()).collect();
@@ -177,7 +176,7 @@ async fn deferred_work_of_external_callers_waits_within_their_share() {
 
 /// A machine that stands still for longer than the time that callers wait in an overload.
 #[tokio::test(start_paused = true)]
-async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload() {
+async fn callers_of_a_burst_wait_longer_than_callers_in_an_overload() {
     let (permit_wait, burst_wait) = (Duration::from_millis(250), Duration::from_secs(1));
     let gate = Gate::new(GateConfig { permit_wait, burst_wait, ..config(100, 2) }).unwrap();
     let waits = async || {
@@ -208,7 +207,7 @@ async fn those_who_came_together_wait_longer_than_those_who_come_in_an_overload(
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_of_a_higher_priority_go_first_and_take_the_place_of_the_last_of_a_lower_one() {
+async fn a_higher_priority_goes_first_and_displaces_the_last_of_a_lower_one() {
     let gate = gate(100, 2);
     let held = external(&gate).unwrap();
     let acquire = |priority| acquire(&gate, priority);
@@ -293,7 +292,7 @@ async fn is_refused(gate: &Gate, priority: Priority, expected: RefusalReason) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_back() {
+async fn one_thread_runs_all_waiting_work_by_priority_and_releases_its_permit() {
     let (gate, busy) = Busy::start(LONG).await;
     let done = Arc::new(Mutex::new(Vec::new()));
     let priorities = [Priority::Unsigned, Priority::Signed, Priority::Unsigned, Priority::Known];
@@ -319,7 +318,7 @@ async fn one_thread_works_off_all_that_waits_by_priority_and_its_permit_comes_ba
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_that_is_not_begun_is_refused_with_its_reason_and_not_done() {
+async fn work_that_is_refused_is_never_run() {
     let (gate, busy) = Busy::start(LONG).await;
     let others: Vec<_> =
         (1..MAX_PERMIT_WAITERS).map(|_| begin(acquire(&gate, Priority::Known))).collect();
@@ -388,7 +387,7 @@ async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
 
 /// Threads that acquire, give up, release and hand work on in every order: no permit is lost and none is made.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_permit_that_is_handed_on_while_its_waiter_leaves_is_not_lost() {
+async fn a_permit_whose_waiter_leaves_meanwhile_is_not_lost() {
     const PERMITS: usize = 2;
     let config = impatient(config(100, PERMITS + 1), Duration::from_micros(50));
     let gate = Gate::new(config).unwrap();
