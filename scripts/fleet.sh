@@ -14,6 +14,6 @@ if [ "${1-}" != --chaos ]; then
 fi
 scripts/real-nodes.sh --install-only nats
 export MEMPOOL_INGEST_NODES=${MEMPOOL_INGEST_NODES:-$PWD/target/nodes/bin}
-cargo test --quiet --release -p order-stream -p devnet --features order-stream/real-nodes,devnet/real-nodes \
+cargo test --quiet --release -p order-stream -p testkit --features order-stream/real-nodes,testkit/real-nodes \
     --test real_nodes -- --nocapture --test-threads 1 gets_everything_again stores_and_purges_nothing \
     whatever_clocks_say hold_for_an_order_that_comes_late within_six_seconds

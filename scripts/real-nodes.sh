@@ -96,8 +96,8 @@ cd "$root"
 export MEMPOOL_INGEST_NODES=$bin
 # The command is selected too, for its own tests and its features: one build of the dependencies for all.
 tests() {
-    cargo test --release -p mempool-ingest-cli -p devnet -p order-stream \
-        --features devnet/real-nodes,order-stream/real-nodes "$@"
+    cargo test --release -p mempool-ingest-cli -p testkit -p order-stream \
+        --features testkit/real-nodes,order-stream/real-nodes "$@"
 }
 run() { tests --test real_nodes -- --nocapture "$@"; }
 load() { run --test-threads 1 under_load; }

@@ -7,7 +7,6 @@ use std::{
 };
 
 use mock_node::workload::{SWAP_SELECTOR, routers, test_accounts, tokens};
-use mock_state::{World, contracts, genesis, pool_of};
 use revm::{
     DatabaseRef,
     bytecode::Bytecode,
@@ -15,6 +14,7 @@ use revm::{
     primitives::{Address, B256, Bytes, TxKind, U256},
     state::AccountInfo,
 };
+use testkit::state::{World, contracts, genesis, pool_of};
 
 const COMPUTE: Address = Address::repeat_byte(0xa5);
 pub(crate) const TXS: u64 = 200;

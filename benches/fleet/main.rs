@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     if args.is_test()
-        && let Err(error) = devnet::find_nats()
+        && let Err(error) = testkit::devnet::find_nats()
     {
         println!("fleet: nothing is run: {error}");
         return ExitCode::SUCCESS;

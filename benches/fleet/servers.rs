@@ -2,10 +2,10 @@
 
 use std::{io, time::Duration};
 
-use devnet::{NatsConfig, NatsServer};
 use mock_node::DEV_CHAIN_ID;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use tempfile::TempDir;
+use testkit::devnet::{NatsConfig, NatsServer};
 
 /// What nothing of a bench outlives.
 const MAX_AGE: Duration = Duration::from_secs(3600);

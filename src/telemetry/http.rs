@@ -19,8 +19,7 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use load_control::{Backoff, cores};
-use metric_set::{labels, metric_set};
+use load_control::{Backoff, cores, labels, metric_set};
 use metrics::Label;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::{

@@ -38,9 +38,9 @@ use alloy_primitives::B256;
 use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::{
     Ingest,
+    load_control::metric_set,
     txpool_fetcher::{AuditMode, AuditReport, EndReason, Endpoint},
 };
-use metric_set::metric_set;
 
 pub use crate::args::Args;
 #[cfg(feature = "config")]

@@ -1,7 +1,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use alloy_primitives::Address;
-use metric_set::labels;
+use load_control::labels;
 use thiserror::Error;
 
 /// Why there is no usable list. Every variant means: do not build.

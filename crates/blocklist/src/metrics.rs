@@ -1,6 +1,6 @@
 use std::time::SystemTime;
 
-use metric_set::metric_set;
+use load_control::metric_set;
 
 use crate::{Blocklist, Error, How};
 

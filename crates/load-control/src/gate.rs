@@ -19,13 +19,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use metric_set::Count;
 use metrics::Label;
 
 use crate::{
     budget::{Budget, Share},
     config::{GateConfig, Limit, RETRY_AFTER, RETRY_JITTER, cores},
     error::ConfigError,
+    metric_set::Count,
     metrics::GateMetrics,
     refusal::{GateName, Refusal, RefusalReason, WorkError},
     shedding::Shedding,

@@ -10,6 +10,7 @@ mod error;
 #[cfg(feature = "tokio")]
 mod gate;
 #[cfg_attr(not(feature = "tokio"), allow(dead_code))]
+pub mod metric_set;
 mod metrics;
 mod monitor;
 mod refusal;

@@ -1,9 +1,8 @@
 //! The metrics. Each handle is made once; the counts can also be read in the process.
 
-use metric_set::{Count, metric_set};
 use metrics::{Counter, Gauge, counter, gauge};
 
-use crate::{refusal::RefusalReason, state::LoadState};
+use crate::{metric_set, metric_set::Count, refusal::RefusalReason, state::LoadState};
 
 metric_set! {
     /// The name, the unit and the meaning of every metric. Names in `_total` are counters, the others gauges.

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use metric_set::labels;
 use thiserror::Error;
+
+use crate::labels;
 
 labels! {
     /// The gates, in the order in which a request passes them.

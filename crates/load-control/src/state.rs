@@ -1,6 +1,6 @@
 //! The states of the load.
 
-metric_set::labels! {
+crate::labels! {
     /// The load of the process: the worst state of its queues. The gauge shows a state as its number.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[non_exhaustive]

@@ -408,10 +408,10 @@ mod tests {
     use std::{pin::pin, sync::OnceLock};
 
     use futures::FutureExt;
-    use metric_set::Count;
     use metrics::{Counter, CounterFn};
 
     use super::*;
+    use crate::metric_set::Count;
 
     /// Notes the length of the queue whenever a caller is counted.
     #[derive(Default)]

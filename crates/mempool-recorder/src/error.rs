@@ -143,7 +143,7 @@ pub enum BadRow {
     },
 }
 
-metric_set::labels_of! {
+load_control::labels_of! {
     BadRow::REASONS {
         Null = "null",
         Hash = "hash",

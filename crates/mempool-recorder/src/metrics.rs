@@ -1,6 +1,6 @@
 //! The counts, for the process itself and for the exporter.
 
-use metric_set::metric_set;
+use load_control::metric_set;
 use txpool_fetcher::Delivery;
 
 use crate::error::BadRow;

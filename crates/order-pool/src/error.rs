@@ -173,7 +173,7 @@ pub enum RejectReason {
 }
 
 // The values of the label `reason` of `order_pool_rejected_total`.
-metric_set::labels_of! {
+load_control::labels_of! {
     RejectReason::ALL {
         PaysTooLittle = "pays_too_little",
         TooLarge = "too_large",

@@ -1,6 +1,6 @@
 //! The pool's counters, for `stats()` and for the `metrics` facade.
 
-use metric_set::metric_set;
+use load_control::metric_set;
 
 use crate::{
     config::PoolConfig,

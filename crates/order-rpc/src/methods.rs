@@ -18,7 +18,7 @@ mod verify;
 use std::sync::Arc;
 
 use alloy_primitives::{B256, keccak256};
-use metric_set::labels;
+use load_control::labels;
 use order_pool::{MAX_BLOCKS_AHEAD, MAX_TXS_PER_BUNDLE, RawBundle, RejectReason};
 use tokio::sync::Semaphore;
 

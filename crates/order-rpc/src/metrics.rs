@@ -1,6 +1,6 @@
 //! The RPC server's counters.
 
-use metric_set::metric_set;
+use load_control::metric_set;
 use metrics::Gauge;
 
 use crate::{

@@ -3,8 +3,7 @@
 use std::{borrow::Cow, time::Duration};
 
 use http::StatusCode;
-use load_control::{Refusal, RefusalReason, WorkError};
-use metric_set::labels;
+use load_control::{Refusal, RefusalReason, WorkError, labels};
 use serde_json::{Value, json};
 
 pub(crate) const PARSE: i32 = -32700;

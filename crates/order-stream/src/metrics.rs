@@ -1,10 +1,11 @@
 //! Counters, for the process itself and through the `metrics` facade.
 
+use load_control::metric_set;
 use metrics::Label;
 
 use crate::config::Flow;
 
-metric_set::metric_set! {
+metric_set! {
     /// The name, the unit and the meaning of every metric of this crate. Each has the label `flow`: public or private.
     pub const METRICS;
 
@@ -71,7 +72,7 @@ impl RefuseReason {
     pub const ALL: [&'static str; 3] = ["too_large", "rejected", "withdrawn"];
 }
 
-metric_set::labels! {
+load_control::labels! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum Delivered {
         Pooled = "pooled",

@@ -8,7 +8,7 @@ use chain_view::Head;
 /// and then. A suspicious source is watched for as long again before it is judged.
 pub(crate) const MIN_SILENCE: Duration = Duration::from_secs(4);
 
-metric_set::labels! {
+load_control::labels! {
     /// Why announcements may be missing, in ascending order of severity.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
     #[non_exhaustive]

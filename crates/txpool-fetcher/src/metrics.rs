@@ -13,7 +13,7 @@ use crate::{
     sync::lock,
 };
 
-metric_set::labels! {
+load_control::labels! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum DeferrableWork {
         Backfill = "backfill",
@@ -22,7 +22,7 @@ metric_set::labels! {
     }
 }
 
-metric_set::labels! {
+load_control::labels! {
     #[derive(Clone, Copy, Debug)]
     pub(crate) enum Retry {
         Timeout = "timeout",
@@ -36,7 +36,7 @@ metric_set::labels! {
     }
 }
 
-metric_set::metric_set! {
+load_control::metric_set! {
     /// The name, the unit and the meaning of every metric of this crate.
     pub const METRICS, late {
         counter "mempool_fetcher_reconnects_total", Count,

@@ -1,6 +1,6 @@
 //! How hashes enter and leave, and the counts of both.
 
-metric_set::labels! {
+load_control::labels! {
     /// How a hash entered.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
@@ -15,7 +15,7 @@ metric_set::labels! {
     }
 }
 
-metric_set::labels! {
+load_control::labels! {
     /// How a hash left.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]

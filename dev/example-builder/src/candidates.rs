@@ -73,7 +73,7 @@ impl Candidates {
             Event::Added(order) => {
                 let hash = *order.id().hash();
                 let tx = |tx: &Transaction| {
-                    let env = mock_state::tx_env(tx.envelope(), tx.sender());
+                    let env = testkit::state::tx_env(tx.envelope(), tx.sender());
                     Tx { hash: *tx.hash(), blobs: tx.blob_count(), env }
                 };
                 let txs = txs(order).iter().map(tx).collect();

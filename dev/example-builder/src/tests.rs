@@ -16,11 +16,11 @@ use mock_node::{
     DEV_CHAIN_ID, NodeConfig,
     workload::{Account, listed, test_accounts, tokens},
 };
-use mock_state::contracts::transfer_input;
 use testkit::{
     command::{Running, Signal, command_line},
     ingest::{Node, PATIENCE, eventually, ingest},
     sign::signed,
+    state::contracts::transfer_input,
 };
 use tokio::runtime::Runtime;
 

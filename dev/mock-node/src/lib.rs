@@ -4,7 +4,7 @@
 //! It answers over a Unix socket as reth 2.5 does, byte for byte where a client can tell: framing,
 //! error codes, the two forms of blob transactions, the order of announcements. By default it
 //! executes nothing: gas used is the sum of the limits, and balances are ignored. With
-//! [`NodeConfig::state`] and the crate `mock-state` the mined blocks are executed and requests for the
+//! [`NodeConfig::state`] and `testkit::state` the mined blocks are executed and requests for the
 //! state are answered.
 //! Roots are always digests. Blob proofs from clients are not verified; those that it serves are
 //! valid.

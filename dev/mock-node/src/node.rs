@@ -48,7 +48,7 @@ pub struct MockNode {
 impl MockNode {
     /// Signs what is needed first, then listens; the socket is there when this returns.
     pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
-        assert!(!config.state, "mock_state::start executes blocks");
+        assert!(!config.state, "testkit::state::start executes blocks");
         Self::with_state(config, None)
     }
 

@@ -1,5 +1,5 @@
-//! The seam for what executes the chain's blocks: the crate `mock-state`. It is not part of this one, because its EVM
-//! would be half of what a first `cargo run --example ingest` compiles.
+//! The trait through which the chain's blocks are executed: `testkit::state` implements it. It is not part of this
+//! crate, because its EVM would be half of what a first `cargo run --example ingest` compiles.
 
 use std::fmt;
 

@@ -42,8 +42,9 @@ impl Node {
 
     pub fn with_mix(txs: usize, mix: Mix, adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
         let (folder, path) = socket();
-        let node = mock_state::start(adjust(NodeConfig { accounts: 20, ..NodeConfig::new(path) }))
-            .expect("the mock node starts");
+        let node =
+            crate::state::start(adjust(NodeConfig { accounts: 20, ..NodeConfig::new(path) }))
+                .expect("the mock node starts");
         let chain_id = node.config().chain_id;
         let workload = WorkloadConfig { accounts: 20, mix, ..WorkloadConfig::new(7, chain_id) };
         let txs = Workload::new(workload).prepare(txs);

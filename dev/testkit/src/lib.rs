@@ -6,6 +6,8 @@
 //! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
 //! - [`figures`]: medians, spreads, tables and goals of benches; [`mod@bench`], their arguments and their pace;
 //! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
+//! - with the feature `state`: the module `state`, the EVM that executes the blocks of a mock node;
+//! - with the feature `devnet`: the module `devnet`, real nodes and NATS servers;
 //! - with the feature `ingest`: [`node`], a mock node in a child process; [`ingest`], a fetcher
 //!   from a mock node into a pool; [`sign`], transactions of a test's own making; [`http`], a
 //!   client of the RPC server;
@@ -17,6 +19,8 @@ pub mod bench;
 pub mod command;
 #[cfg(feature = "corpus")]
 pub mod corpus;
+#[cfg(feature = "devnet")]
+pub mod devnet;
 pub mod figures;
 #[cfg(feature = "ingest")]
 pub mod http;
@@ -29,4 +33,6 @@ pub mod node;
 pub mod process;
 #[cfg(feature = "ingest")]
 pub mod sign;
+#[cfg(feature = "state")]
+pub mod state;
 pub mod usage;

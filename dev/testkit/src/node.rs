@@ -113,7 +113,7 @@ fn respond() -> io::Result<()> {
             Request::Start(config) => {
                 // The one before holds the path.
                 drop(node.take());
-                let started = mock_state::start(*config).map_err(io::Error::other)?;
+                let started = crate::state::start(*config).map_err(io::Error::other)?;
                 reply(node.insert(Arc::new(started)).pending())
             }
             Request::Announce(count, tps) => {

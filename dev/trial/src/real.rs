@@ -19,7 +19,6 @@ use std::{
 };
 
 use alloy_primitives::{B256, U64};
-use devnet::RealNode;
 use mock_node::{
     DEV_CHAIN_ID,
     workload::{Workload, WorkloadConfig, test_accounts},
@@ -27,6 +26,7 @@ use mock_node::{
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use testkit::{
+    devnet::RealNode,
     member::{Config, Member},
     usage::now_ns,
 };

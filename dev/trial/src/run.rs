@@ -15,12 +15,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use devnet::{NatsCluster, NatsConfig};
 use hdrhistogram::Histogram;
 use mock_node::DEV_CHAIN_ID;
 use nix::sys::signal::Signal;
 use order_stream::{Flow, ServerConfig, StreamConfig, ensure_stream, stream_name};
 use testkit::{
+    devnet::{NatsCluster, NatsConfig},
     figures::{Times, histogram},
     member::{Config, Member, Setup},
     process::Process,

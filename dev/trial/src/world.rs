@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use devnet::RealNodeKind;
 use mock_node::{BadAnswer, Fault, Target};
 use rand::{Rng, SeedableRng, seq::SliceRandom};
 use rand_chacha::ChaCha8Rng;
-use testkit::member::Setup;
+use testkit::{devnet::RealNodeKind, member::Setup};
 
 use crate::{
     attack::{Addresses, Attack},

@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use devnet::{NatsConfig, NatsServer};
 use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
 use order_stream::State;
 use serde_json::{Value, json};
 use testkit::{
     command::{Ended, Running, command_line},
+    devnet::{NatsConfig, NatsServer},
     http,
     ingest::Node,
     sign::signed,

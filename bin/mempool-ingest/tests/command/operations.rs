@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use clap::Parser as _;
-use devnet::{Process, RealNode, RealNodeKind, load};
 use mempool_ingest_cli::DEFAULT_CONFIG;
+use testkit::devnet::{Process, RealNode, RealNodeKind, load};
 
 use crate::{
     config::{run, written},

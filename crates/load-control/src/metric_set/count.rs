@@ -1,3 +1,6 @@
+//! Metrics that the process can read back: a counter and a gauge, each with an atomic next to its
+//! exported handle.
+
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use metrics::{Counter, Gauge};

@@ -1,4 +1,52 @@
-#![doc = include_str!("../README.md")]
+//! Declares the metrics of a crate in one place: name, unit, description, kind and labels of each.
+//!
+//! From one declaration the macro [`metric_set!`](crate::metric_set!) makes a table of all metrics,
+//! their descriptions for the exporter, and structs of handles that are made once. It chooses no
+//! exporter: everything goes through the `metrics` facade, so the recorder must be installed before
+//! the handles are made. Every crate of this workspace declares its metrics with it.
+//!
+//! ```
+//! load_control::metric_set! {
+//!     /// The name, the unit and the meaning of every metric of this crate.
+//!     pub const METRICS;
+//!
+//!     /// The metrics of one queue.
+//!     #[derive(Debug)]
+//!     pub struct QueueMetrics {
+//!         /// Entries that wait, which `len()` returns too.
+//!         level waiting = "queue_waiting", Count, "entries that wait";
+//!         /// Rejections, one counter for each reason.
+//!         counter rejected[2] = "queue_rejected_total", Count, "entries rejected, by `reason`",
+//!             "reason": ["full", "closed"];
+//!         histogram wait_seconds = "queue_wait_seconds", Seconds, "time in the queue";
+//!     }
+//! }
+//!
+//! let queue = QueueMetrics::new();
+//! queue.waiting.set(3);
+//! queue.rejected[0].increment(1);
+//! assert_eq!(queue.waiting.get(), 3);
+//! assert_eq!(METRICS.len(), 3);
+//! ```
+//!
+//! | kind | type of the field | read by |
+//! |---|---|---|
+//! | `counter` | [`metrics::Counter`] | the exporter |
+//! | `count` | [`Count`] | the exporter and the process itself, for instance its `stats()` |
+//! | `gauge` | [`metrics::Gauge`] | the exporter |
+//! | `level` | [`Level`] | the exporter and the process itself |
+//! | `histogram` | [`metrics::Histogram`] | the exporter |
+//!
+//! A field with `[N]` is an array, with one handle for each of the N values of the label that follows
+//! the description. `new()` makes and describes the handles; `labelled(labels)` also adds labels to
+//! every handle, for instance the endpoint of a source.
+//!
+//! Metrics whose handles are made elsewhere, where their labels are known, are listed after the name
+//! of the table, `const METRICS, late { counter "queue_keys_total", Count, "keys, by `owner`"; };`,
+//! and are described by the generated function `describe_late()`.
+//!
+//! [`labels!`](crate::labels!) declares the values of a label as an enum, and
+//! [`labels_of!`](crate::labels_of!) gives label values to an enum whose variants have fields.
 
 mod count;
 
@@ -13,7 +61,7 @@ pub mod private {
     };
 }
 
-/// Declares metrics: see the crate's documentation.
+/// Declares the metrics of a crate; see [`mod@crate::metric_set`].
 ///
 /// Each struct has `new()`, and `labelled(&[Label])` for labels that all its handles share.
 #[macro_export]
@@ -32,10 +80,10 @@ macro_rules! metric_set {
         )*
     ) => {
         $(#[$table_attr])*
-        $table_vis const $table: &[(&str, $crate::private::Unit, &str)] =
+        $table_vis const $table: &[(&str, $crate::metric_set::private::Unit, &str)] =
             &[
-                $($(($name, $crate::private::Unit::$unit, $text),)*)*
-                $($(($late_name, $crate::private::Unit::$late_unit, $late_text),)*)?
+                $($(($name, $crate::metric_set::private::Unit::$unit, $text),)*)*
+                $($(($late_name, $crate::metric_set::private::Unit::$late_unit, $late_text),)*)?
             ];
         $(
             /// Describes the metrics whose handles are made later, once their labels are known.
@@ -60,7 +108,7 @@ macro_rules! metric_set {
 
                 /// Like `new`; every handle also has these labels.
                 #[must_use]
-                $vis fn labelled(labels: &[$crate::private::Label]) -> Self {
+                $vis fn labelled(labels: &[$crate::metric_set::private::Label]) -> Self {
                     let _ = labels;
                     $($crate::metric_set!(@describe $kind $name, $unit, $text);)*
                     Self {
@@ -74,16 +122,16 @@ macro_rules! metric_set {
     };
 
     (@type $kind:ident [$len:expr]) => { [$crate::metric_set!(@type $kind); $len] };
-    (@type counter) => { $crate::private::Counter };
-    (@type gauge) => { $crate::private::Gauge };
-    (@type histogram) => { $crate::private::Histogram };
-    (@type count) => { $crate::Count };
-    (@type level) => { $crate::Level };
+    (@type counter) => { $crate::metric_set::private::Counter };
+    (@type gauge) => { $crate::metric_set::private::Gauge };
+    (@type histogram) => { $crate::metric_set::private::Histogram };
+    (@type count) => { $crate::metric_set::Count };
+    (@type level) => { $crate::metric_set::Level };
 
     (@make $kind:ident $labels:ident, $name:literal, $label:literal: $values:expr) => {
         $values.map(|value| {
             let mut labels = $labels.to_vec();
-            labels.push($crate::private::Label::new($label, value));
+            labels.push($crate::metric_set::private::Label::new($label, value));
             $crate::metric_set!(@handle $kind labels, $name)
         })
     };
@@ -91,28 +139,28 @@ macro_rules! metric_set {
         $crate::metric_set!(@handle $kind $labels.to_vec(), $name)
     };
 
-    (@handle counter $labels:expr, $name:literal) => { $crate::private::counter!($name, $labels) };
-    (@handle gauge $labels:expr, $name:literal) => { $crate::private::gauge!($name, $labels) };
-    (@handle histogram $labels:expr, $name:literal) => { $crate::private::histogram!($name, $labels) };
+    (@handle counter $labels:expr, $name:literal) => { $crate::metric_set::private::counter!($name, $labels) };
+    (@handle gauge $labels:expr, $name:literal) => { $crate::metric_set::private::gauge!($name, $labels) };
+    (@handle histogram $labels:expr, $name:literal) => { $crate::metric_set::private::histogram!($name, $labels) };
     (@handle count $labels:expr, $name:literal) => {
-        $crate::Count::new($crate::private::counter!($name, $labels))
+        $crate::metric_set::Count::new($crate::metric_set::private::counter!($name, $labels))
     };
     (@handle level $labels:expr, $name:literal) => {
-        $crate::Level::new($crate::private::gauge!($name, $labels))
+        $crate::metric_set::Level::new($crate::metric_set::private::gauge!($name, $labels))
     };
 
     (@describe gauge $name:literal, $unit:ident, $text:expr) => {
-        $crate::private::describe_gauge!($name, $crate::private::Unit::$unit, $text)
+        $crate::metric_set::private::describe_gauge!($name, $crate::metric_set::private::Unit::$unit, $text)
     };
     (@describe level $name:literal, $unit:ident, $text:expr) => {
         $crate::metric_set!(@describe gauge $name, $unit, $text)
     };
     (@describe histogram $name:literal, $unit:ident, $text:expr) => {
-        $crate::private::describe_histogram!($name, $crate::private::Unit::$unit, $text)
+        $crate::metric_set::private::describe_histogram!($name, $crate::metric_set::private::Unit::$unit, $text)
     };
     // `counter` and `count`.
     (@describe $kind:ident $name:literal, $unit:ident, $text:expr) => {
-        $crate::private::describe_counter!($name, $crate::private::Unit::$unit, $text)
+        $crate::metric_set::private::describe_counter!($name, $crate::metric_set::private::Unit::$unit, $text)
     };
 }
 

@@ -1,3 +1,4 @@
 //! The parts from outside.
 
 mod gate;
+mod metric_set;

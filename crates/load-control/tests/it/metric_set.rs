@@ -6,7 +6,7 @@ use metrics_util::{
     debugging::{DebugValue, DebuggingRecorder},
 };
 
-metric_set::metric_set! {
+load_control::metric_set! {
     /// The table.
     pub const METRICS, late {
         counter "parts_late_total", Count, "made elsewhere";

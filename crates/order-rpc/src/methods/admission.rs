@@ -5,7 +5,7 @@
 use std::panic::AssertUnwindSafe;
 
 use futures::FutureExt;
-use metric_set::labels;
+use load_control::labels;
 use order_pool::Holder;
 use tokio::{
     sync::{Semaphore, SemaphorePermit},

@@ -1,6 +1,6 @@
 //! Three servers, of which one is killed.
 
-use devnet::NatsCluster;
+use testkit::devnet::NatsCluster;
 
 use super::*;
 

@@ -16,7 +16,6 @@ use std::{
 };
 
 use alloy_primitives::B256;
-use devnet::{NatsConfig, NatsServer};
 use mock_node::workload::{Mix, Workload, WorkloadConfig};
 use order_pool::{Block, Event, Head, OrderPool, Origin, PoolConfig, Transaction};
 use order_stream::{
@@ -24,6 +23,7 @@ use order_stream::{
     SourceStats, State, StreamConfig, ensure_stream,
 };
 use tempfile::TempDir;
+use testkit::devnet::{NatsConfig, NatsServer};
 
 /// Far longer than anything takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(90);

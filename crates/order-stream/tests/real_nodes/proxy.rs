@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use devnet::NatsServer;
+use testkit::devnet::NatsServer;
 
 /// Starts one, which passes a message on if this says so of its subject. Returns its URL.
 pub(crate) fn before(

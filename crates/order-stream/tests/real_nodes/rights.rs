@@ -1,4 +1,4 @@
-//! Users with fewer rights than those of the sample, with which the tests of `devnet` publish and read.
+//! Users with fewer rights than those of the sample, with which the tests of `testkit` publish and read.
 
 use super::*;
 

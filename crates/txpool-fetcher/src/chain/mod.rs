@@ -96,7 +96,7 @@ impl From<MinedBlock> for ReadBlock {
     }
 }
 
-metric_set::labels! {
+load_control::labels! {
     /// Why a block could not be read. A closed set: it is a label.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Unread {

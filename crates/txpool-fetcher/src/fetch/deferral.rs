@@ -8,8 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use load_control::{LoadMonitor, QueueLoad};
-use metric_set::Count;
+use load_control::{LoadMonitor, QueueLoad, metric_set::Count};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::{

@@ -44,7 +44,7 @@ const MAX_REOPEN_PAUSE: Duration = Duration::from_secs(300);
 /// Pause between a burst and the comparison that it is a reason for.
 const BURST_PAUSE: Duration = Duration::from_secs(1);
 
-metric_set::labels! {
+load_control::labels! {
     /// What a source is doing.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]

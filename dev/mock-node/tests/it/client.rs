@@ -19,7 +19,7 @@ pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, 
     let dir = tempfile::tempdir().expect("a temporary directory");
     let config =
         adjust(NodeConfig { accounts: 20, ..NodeConfig::new(dir.path().join("node.ipc")) });
-    let node = mock_state::start(config).expect("the node starts");
+    let node = testkit::state::start(config).expect("the node starts");
     (dir, node)
 }
 

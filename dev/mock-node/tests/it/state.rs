@@ -5,8 +5,8 @@ use mock_node::{
     MockNode, NodeConfig,
     workload::{SWAP_SELECTOR, listed, routers, tokens},
 };
-use mock_state::contracts::slot_of;
 use serde_json::{Value, json};
+use testkit::state::contracts::slot_of;
 
 use crate::client::{Client, connected};
 

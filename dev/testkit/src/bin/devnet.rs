@@ -1,13 +1,13 @@
 //! A load of signed transactions for a development node.
 //!
 //! ```text
-//! cargo run --release -p devnet -- load --ipc /tmp/dir/geth.ipc
+//! cargo run --release -p testkit --features devnet --bin devnet -- load --ipc /tmp/dir/geth.ipc
 //! ```
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use devnet::load;
+use testkit::devnet::load;
 
 #[derive(Debug, Parser)]
 enum Command {

@@ -7,7 +7,6 @@
 //!
 //! A binary that is not installed, a process that does not start or ends, and an answer that does not come within a minute
 //! are errors, with the end of the log.
-#![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
 mod genesis;
 pub mod load;

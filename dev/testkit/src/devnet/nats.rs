@@ -11,7 +11,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{
+use super::{
     ports::Port,
     process::{Process, cannot, find_binary},
 };

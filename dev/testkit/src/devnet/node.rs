@@ -11,7 +11,7 @@ use std::{
 
 use mock_node::{DEFAULT_ACCOUNTS, DEV_CHAIN_ID};
 
-use crate::{
+use super::{
     genesis::genesis,
     process::{Process, cannot},
 };

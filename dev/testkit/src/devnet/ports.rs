@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicU16, Ordering},
 };
 
-use crate::process::cannot;
+use super::process::cannot;
 
 /// Below those from which systems choose the ports of outgoing connections. A client that tries again and again to
 /// reach a killed server on a port of that range may be given the same port as its own, and then talks to itself.

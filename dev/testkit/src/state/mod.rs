@@ -2,7 +2,6 @@
 //!
 //! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
 //! so that nonces stay those of the chain.
-#![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
 pub mod contracts;
 mod world;
@@ -29,7 +28,7 @@ use revm::{
 };
 use serde_json::{Value, json};
 
-pub use crate::world::{World, genesis, pool_of};
+pub use self::world::{World, genesis, pool_of};
 
 /// Starts a node, which executes its blocks if [`NodeConfig::state`] says so.
 pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {

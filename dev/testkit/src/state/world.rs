@@ -7,7 +7,7 @@ use revm::{
     state::AccountInfo,
 };
 
-use crate::contracts::{pool, router, slot_of, token};
+use super::contracts::{pool, router, slot_of, token};
 use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
 
 pub type World = CacheDB<EmptyDB>;

@@ -10,12 +10,14 @@ use async_nats::{
     Client, ConnectErrorKind, ConnectOptions, Event, HeaderMap, ServerError,
     jetstream::{self, stream},
 };
-use devnet::{NatsCluster, NatsConfig, NatsServer};
 use futures::StreamExt as _;
 use mempool_ingest::{OrderPool, PoolConfig};
 use order_stream::{DisconnectReason, ServerConfig, Source, SourceConfig, State};
 use tempfile::TempDir;
-use testkit::ingest::eventually;
+use testkit::{
+    devnet::{NatsCluster, NatsConfig, NatsServer},
+    ingest::eventually,
+};
 use tokio::sync::mpsc;
 
 const PATIENCE: Duration = Duration::from_secs(20);

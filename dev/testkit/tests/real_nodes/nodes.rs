@@ -11,7 +11,6 @@ use alloy::{
     primitives::{B256, Bytes, U64},
     providers::{DynProvider, IpcConnect, Provider as _, ProviderBuilder},
 };
-use devnet::{RealNode, RealNodeKind};
 use mempool_ingest::{
     Fetcher, FetcherConfig, OrderPool,
     order_pool::OrderStatus,
@@ -23,6 +22,7 @@ use mock_node::workload::{Account, Mix, Workload, WorkloadConfig, test_accounts}
 use serde_json::value::RawValue;
 use tempfile::TempDir;
 use testkit::{
+    devnet::{RealNode, RealNodeKind},
     ingest::{arrived_whole, eventually, roomy, settled},
     sign::signed,
     usage::cpu_of,
