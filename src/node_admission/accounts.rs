@@ -13,7 +13,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         mpsc::{self, Receiver},
     },
     thread,
@@ -22,6 +22,7 @@ use std::{
 
 use alloy_primitives::{Address, B256};
 use order_pool::{Funds, Holder, OrderPool};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     runtime::Builder,
     sync::{Notify, oneshot},
@@ -170,8 +171,7 @@ impl Shared {
     }
 
     fn requests(&self) -> MutexGuard<'_, Requests> {
-        // Requests are added and taken as a whole, so they are valid after each statement.
-        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+        self.turns.lock()
     }
 
     /// Waits for requests, and returns those of the next batch; `None` at the end.
@@ -197,8 +197,7 @@ impl Shared {
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
-        // Entries are inserted and removed as a whole, so the cache is valid after each statement.
-        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+        self.cache.lock()
     }
 
     /// Serves requests until nobody asks any more.

@@ -5,7 +5,7 @@
 use std::{
     io,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
         mpsc,
     },
@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use ratatui::{
     DefaultTerminal,
     crossterm::event::{self, Event, KeyCode, KeyModifiers},
@@ -65,7 +66,7 @@ impl Live {
     }
 
     pub(crate) fn show(&self, picture: Picture) {
-        *self.next.picture.lock().expect("nobody panics with it") = Some(picture);
+        *self.next.picture.lock() = Some(picture);
     }
 
     /// Resolves when a key press asks to end the program, or when the terminal fails.
@@ -79,7 +80,7 @@ impl Next {
     fn show(&self, terminal: &mut DefaultTerminal, log: &Log) -> io::Result<()> {
         let (mut shown, mut keys) = (None, false);
         while !self.stop.load(Relaxed) {
-            let next = self.picture.lock().expect("nobody panics with it").take();
+            let next = self.picture.lock().take();
             let mut changed = next.is_some();
             shown = next.map(|next| Picture { events: log.kept(), ..next }).or(shown);
             if event::poll(KEYS)? {

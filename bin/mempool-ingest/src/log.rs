@@ -5,9 +5,10 @@
 use std::{
     collections::VecDeque,
     io::{self, Write},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use tracing_subscriber::{
     Layer as _, filter::Targets, layer::SubscriberExt as _, util::SubscriberInitExt as _,
 };
@@ -50,29 +51,25 @@ impl Log {
         Ok(log)
     }
 
-    fn lines(&self) -> MutexGuard<'_, Option<VecDeque<String>>> {
-        self.0.lock().expect("nobody panics with it")
-    }
-
     /// From now on lines are kept, and not written to stderr.
     pub(crate) fn keep(&self) {
-        *self.lines() = Some(VecDeque::new());
+        *self.0.lock() = Some(VecDeque::new());
     }
 
     /// Lines are written to stderr again.
     pub(crate) fn release(&self) {
-        *self.lines() = None;
+        *self.0.lock() = None;
     }
 
     pub(crate) fn kept(&self) -> Vec<String> {
-        self.lines().iter().flatten().cloned().collect()
+        self.0.lock().iter().flatten().cloned().collect()
     }
 }
 
 /// Of one line, which the subscriber writes in one piece.
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut lines = self.lines();
+        let mut lines = self.0.lock();
         let Some(lines) = &mut *lines else {
             output::line(bytes);
             return Ok(bytes.len());

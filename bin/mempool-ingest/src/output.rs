@@ -8,12 +8,13 @@
 use std::{
     io::{self, Write},
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::{Condvar, Mutex};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
 /// Lines that wait for the reader of stderr; the newest are dropped first. A line of the log has some 200 bytes, so they take
@@ -70,12 +71,6 @@ struct Progress {
     is_closed: AtomicBool,
 }
 
-impl Progress {
-    fn written(&self) -> MutexGuard<'_, u64> {
-        self.written.lock().expect("nobody panics with it")
-    }
-}
-
 impl Output {
     fn start(writer: impl Write + Send + 'static, max_lines: usize) -> Self {
         let progress = Arc::<Progress>::default();
@@ -99,7 +94,8 @@ impl Output {
     fn flush(&self, limit: Duration) {
         let is_behind = |written: &mut u64| *written + self.dropped() < self.lines.load(Relaxed);
         // Whether it was in time is of no interest: the process ends.
-        let _ = self.progress.changed.wait_timeout_while(self.progress.written(), limit, is_behind);
+        let mut written = self.progress.written.lock();
+        let _ = self.progress.changed.wait_while_for(&mut written, is_behind, limit);
     }
 }
 
@@ -122,7 +118,7 @@ impl<W: Write> Write for Counting<W> {
         {
             self.progress.is_closed.store(true, Relaxed);
         }
-        *self.progress.written() += 1;
+        *self.progress.written.lock() += 1;
         self.progress.changed.notify_all();
         written
     }

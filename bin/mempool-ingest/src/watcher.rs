@@ -7,7 +7,7 @@ use std::{
     io::{self, BufWriter, Write as _},
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     time::{Duration, SystemTime},
@@ -18,6 +18,7 @@ use mempool_ingest::{
     OrderPool,
     order_pool::{Event, Order, Origin, Subscription, Transaction},
 };
+use parking_lot::Mutex;
 
 use crate::say::say_warning;
 
@@ -79,7 +80,7 @@ impl Watcher {
     }
 
     pub(crate) fn seen(&self) -> Seen {
-        lock(&self.seen).clone()
+        self.seen.lock().clone()
     }
 
     pub(crate) fn stop(self) {
@@ -88,15 +89,11 @@ impl Watcher {
         if let Err(error) = self.thread.join().unwrap_or_else(panicked) {
             say_warning!("the subscriber: {error}");
         }
-        let lagged = lock(&self.seen).lagged;
+        let lagged = self.seen.lock().lagged;
         if lagged > 0 {
             say_warning!("the subscriber lagged and started anew, {lagged} times");
         }
     }
-}
-
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().expect("nobody panics with it")
 }
 
 fn run(
@@ -120,7 +117,7 @@ fn run(
         });
         match event {
             Some(Ok(Event::Added(order))) => {
-                lock(seen).added(&order, since);
+                seen.lock().added(&order, since);
                 let line = |file: &mut BufWriter<_>| writeln!(file, "{}", order.id().hash());
                 if let Some(Err(error)) = hashes.as_mut().map(line) {
                     (hashes, written) = (None, Err(error));
@@ -128,14 +125,14 @@ fn run(
             }
             Some(Ok(Event::Removed { order, .. })) => {
                 if let Order::Tx(tx) = order.as_ref() {
-                    for count in lock(seen).content.counts_of(tx) {
+                    for count in seen.lock().content.counts_of(tx) {
                         *count -= 1;
                     }
                 }
             }
-            Some(Ok(Event::Cancelled(_))) => lock(seen).cancelled += 1,
+            Some(Ok(Event::Cancelled(_))) => seen.lock().cancelled += 1,
             Some(Err(_)) => {
-                let mut seen = lock(seen);
+                let mut seen = seen.lock();
                 seen.lagged += 1;
                 // A replay delivers all orders again.
                 seen.content = Content::default();

@@ -7,7 +7,7 @@ use std::{
     num::NonZeroU32,
     str::FromStr,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TryRecvError},
     },
     thread,
@@ -15,6 +15,7 @@ use std::{
 };
 
 use futures::executor::block_on;
+use parking_lot::Mutex;
 use txpool_fetcher::{Delivery, FetchedTransaction, TransactionSink};
 
 use crate::{
@@ -168,7 +169,7 @@ impl Replay {
     /// How long it takes until the next row is due; `None` while rows are due or when it has ended.
     #[must_use]
     pub fn next_row(&self) -> Option<Duration> {
-        let due = *lock(&self.due);
+        let due = *self.due.lock();
         due?.checked_duration_since(Instant::now())
     }
 
@@ -191,10 +192,6 @@ impl Replay {
             ended: reason.is_some(),
         }
     }
-}
-
-fn lock(due: &Mutex<Option<Instant>>) -> MutexGuard<'_, Option<Instant>> {
-    due.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn run(
@@ -236,9 +233,9 @@ fn run(
                 "the recorded time jumps: the clock was set, or nothing was recorded"
             );
         }
-        *lock(due) = now.checked_add(wait);
+        *due.lock() = now.checked_add(wait);
         let stopped = stop.recv_timeout(wait);
-        *lock(due) = None;
+        *due.lock() = None;
         if !matches!(stopped, Err(RecvTimeoutError::Timeout)) {
             return ReplayEndReason::Stopped;
         }

@@ -110,9 +110,3 @@ pub use quirks::{AnswerIds, IncompleteBlobs, IncompleteForm, MethodQuirk, Quirks
 pub use stats::Stats;
 pub use websocket::{WebSocketBridge, WebSocketQuirks};
 pub use workload::DEFAULT_ACCOUNTS;
-
-/// Locks. A panic in a test's thread must not take the node down with it; what is done under each lock is whole or not
-/// begun.
-fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
-}

@@ -8,12 +8,13 @@ use std::{
     fmt, fs,
     os::unix::net::UnixListener as StdListener,
     path::Path,
-    sync::{Arc, Mutex, mpsc::channel},
+    sync::{Arc, mpsc::channel},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use alloy_primitives::{B256, Bytes};
+use parking_lot::Mutex;
 use tokio::{net::UnixListener, sync::Notify};
 
 use crate::{
@@ -22,7 +23,6 @@ use crate::{
     delays::deliver,
     error::{NodeError, TxRefused},
     faults::Fault,
-    lock,
     quirks::{Quirks, Topic},
     rpc,
     shared::Shared,
@@ -111,7 +111,7 @@ impl MockNode {
         let shared = self.shared.clone();
         let thread = thread::Builder::new().name(format!("mock-node-{part}"));
         let thread = thread.spawn(move || run(&shared)).expect("a thread");
-        lock(&self.threads).push(thread);
+        self.threads.lock().push(thread);
     }
 
     pub fn ipc_path(&self) -> &Path {
@@ -264,7 +264,7 @@ impl MockNode {
     /// Stops: the connections are closed, the socket file is removed, the threads have ended when this returns.
     /// Calling it again does nothing.
     pub fn shutdown(&self) {
-        let threads = std::mem::take(&mut *lock(&self.threads));
+        let threads = std::mem::take(&mut *self.threads.lock());
         if threads.is_empty() {
             return;
         }

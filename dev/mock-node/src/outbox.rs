@@ -1,10 +1,9 @@
 //! What waits to be written to one connection.
 
-use std::{collections::VecDeque, sync::Mutex, time::Instant};
+use std::{collections::VecDeque, time::Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
-
-use crate::lock;
 
 /// Small messages are gathered up to this size before a new buffer is begun.
 const GATHER_BYTES: usize = 64 << 10;
@@ -51,7 +50,7 @@ enum Phase {
 
 impl Outbox {
     fn change(&self, change: impl FnOnce(&mut Queue)) {
-        change(&mut lock(&self.queue));
+        change(&mut self.queue.lock());
         self.wake.notify_one();
     }
 
@@ -84,7 +83,7 @@ impl Outbox {
     }
 
     pub(crate) fn frozen(&self) -> Freeze {
-        lock(&self.queue).freeze()
+        self.queue.lock().freeze()
     }
 
     /// What is to be written next; `None` when the connection is to be closed. A change between two looks is not
@@ -92,7 +91,7 @@ impl Outbox {
     pub(crate) async fn next(&self) -> Option<VecDeque<Vec<u8>>> {
         loop {
             let freeze = {
-                let mut queue = lock(&self.queue);
+                let mut queue = self.queue.lock();
                 match (queue.phase, queue.freeze()) {
                     (Phase::Closed, _) => return None,
                     (_, Freeze::No) if queue.cut && queue.bytes > 0 => {
@@ -119,7 +118,7 @@ impl Outbox {
     }
 
     pub(crate) fn written(&self, bytes: usize) {
-        lock(&self.queue).bytes -= bytes;
+        self.queue.lock().bytes -= bytes;
     }
 }
 

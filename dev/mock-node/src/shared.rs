@@ -2,13 +2,14 @@
 
 use std::{
     convert::Infallible,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc::Sender},
+    sync::{Arc, mpsc::Sender},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{B256, Bytes, keccak256, map::B256HashMap};
 use alloy_rlp::EMPTY_STRING_CODE;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 use tokio::sync::Notify;
@@ -21,7 +22,6 @@ use crate::{
     delays::Held,
     error::TxRefused,
     faults::{Armed, take_one},
-    lock,
     outbox::Outbox,
     quirks::{IncompleteForm, Quirks, Topic},
     state::{Execute, NewState},
@@ -136,11 +136,11 @@ impl Shared {
 
     /// The next transactions of the node's own load.
     pub(crate) fn take(&self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
-        lock(&self.load).take(count)
+        self.load.lock().take(count)
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        lock(&self.state)
+        self.state.lock()
     }
 
     /// Changes what threads wait for.
@@ -152,8 +152,9 @@ impl Shared {
     /// Waits until `ready` says so or the time has come; whether it says so then.
     pub(crate) fn wait(&self, until: Instant, ready: impl Fn(&State) -> bool) -> bool {
         let left = until.saturating_duration_since(Instant::now());
-        let waited = self.changed.wait_timeout_while(self.lock(), left, |state| !ready(state));
-        ready(&waited.unwrap_or_else(PoisonError::into_inner).0)
+        let mut state = self.lock();
+        self.changed.wait_while_for(&mut state, |state| !ready(state), left);
+        ready(&state)
     }
 
     /// How much later an answer comes that is ready now.
@@ -169,9 +170,10 @@ impl Shared {
     /// Waits for the occasion on which the load begins; true when the node is stopped before.
     pub(crate) fn wait_for_start(&self) -> bool {
         let waits = self.config.load_start == LoadStart::FirstSubscription;
-        let waiting = |state: &mut State| waits && !state.stopped && !state.was_subscribed;
-        let started = self.changed.wait_while(self.lock(), waiting);
-        started.unwrap_or_else(PoisonError::into_inner).stopped
+        let mut state = self.lock();
+        self.changed
+            .wait_while(&mut state, |state| waits && !state.stopped && !state.was_subscribed);
+        state.stopped
     }
 
     /// The pool is listed from now on; a list that is under way is waited for.

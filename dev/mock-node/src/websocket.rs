@@ -4,18 +4,17 @@ use std::{
     io,
     net::Ipv4Addr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::Arc,
 };
 
 use futures::{SinkExt as _, StreamExt as _};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
     net::{TcpListener, TcpStream, UnixStream},
     runtime::Runtime,
 };
 use tokio_tungstenite::tungstenite::Message;
-
-use crate::lock;
 
 /// The answer of a proxy whose node is away.
 const HTML: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 28\r\nConnection: close\r\n\r\n\
@@ -67,7 +66,7 @@ impl WebSocketBridge {
 
     /// Changes the quirks: open connections use the new ones from the next message on.
     pub fn set_quirks(&self, quirks: WebSocketQuirks) {
-        *lock(&self.quirks) = quirks;
+        *self.quirks.lock() = quirks;
     }
 }
 
@@ -84,7 +83,7 @@ async fn serve(
     ipc_path: PathBuf,
     quirks: Arc<Mutex<WebSocketQuirks>>,
 ) -> Option<()> {
-    let is_html = lock(&quirks).is_html;
+    let is_html = quirks.lock().is_html;
     if is_html {
         // What is not read before the close would reset the connection, and the page be lost.
         let is_closed = stream.read(&mut [0; 4096]).await.ok()? == 0;
@@ -99,7 +98,7 @@ async fn serve(
         tokio::select! {
             line = lines.next_line() => {
                 let line = line.ok()??;
-                let is_binary = lock(&quirks).is_binary;
+                let is_binary = quirks.lock().is_binary;
                 let message =
                     if is_binary { Message::binary(line.into_bytes()) } else { Message::text(line) };
                 to_client.send(message).await.ok()?;

@@ -8,7 +8,7 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant, SystemTime},
 };
@@ -34,6 +34,7 @@ use order_stream::{
     Flow, Publisher, PublisherConfig, ServerConfig, Source, SourceConfig, State,
     wire::{Encoded, encode_transaction},
 };
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -283,10 +284,6 @@ struct Parts {
     cpu: Duration,
 }
 
-fn lock(view: &Mutex<View>) -> MutexGuard<'_, View> {
-    view.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn respond() -> io::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let view = Arc::new(Mutex::new(View::default()));
@@ -336,7 +333,7 @@ fn respond() -> io::Result<()> {
         }
         Request::Finish => {
             runtime.block_on(finish(std::mem::take(&mut parts)));
-            let seen = std::mem::take(&mut lock(&view).seen).into_iter();
+            let seen = std::mem::take(&mut view.lock().seen).into_iter();
             let added = seen.filter(|(_, seen, _)| *seen == Seen::Added);
             reply(added.map(|(at, _, hash)| (hash, at)).collect::<Log>())
         }
@@ -372,7 +369,7 @@ async fn subscribe(servers: &[String], view: Arc<Mutex<View>>) -> Result<Client,
             let at = now_ns();
             let id = message.headers.as_ref().and_then(|headers| headers.get("Nats-Msg-Id"));
             let id = id.and_then(|id| id.as_str().parse().ok()).expect("the publisher sets it");
-            let mut view = lock(&view);
+            let mut view = view.lock();
             view.accepted += 1;
             view.seen.push((at, Seen::Added, id));
         }
@@ -472,7 +469,7 @@ fn follow(pool: &OrderPool, view: &Mutex<View>, is_slow: bool) {
     let begin = Instant::now();
     loop {
         let (next, at) = (events.next_timeout(Duration::from_millis(20)), now_ns());
-        let mut view = lock(view);
+        let mut view = view.lock();
         match next {
             Some(Ok(event)) => view.see(event, at),
             Some(Err(lagged)) => {
@@ -520,7 +517,7 @@ fn progress(parts: &Parts, view: &Mutex<View>) -> Progress {
     // It ends its first comparison with the first event of the pool.
     let is_ready = |state| is_live(state) || state == State::CatchingUp;
     Progress {
-        seen: lock(view).accepted,
+        seen: view.lock().accepted,
         is_live: parts.ingest.as_ref().is_none_or(|ingest| ingest.fetcher().is_live())
             && parts.sources.iter().all(|source| is_live(source.state()))
             && parts.publishers.iter().all(|publisher| is_ready(publisher.state())),
@@ -531,13 +528,13 @@ fn progress(parts: &Parts, view: &Mutex<View>) -> Progress {
 
 fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     let deadline = Instant::now() + PATIENCE;
-    lock(view).is_asked = true;
+    view.lock().is_asked = true;
     let mut report = Report::default();
     let fetcher = parts.ingest.as_ref().map(Ingest::fetcher);
     // Both are read while orders come: a difference counts that stays.
     for attempt in 0.. {
         thread::sleep(Duration::from_millis(if attempt == 0 { 1 } else { 20 }));
-        let mut view = lock(view);
+        let mut view = view.lock();
         report.is_current = view.is_current;
         if let (true, Some(pool)) = (view.is_current, &parts.pool) {
             report.sizes = Some((view.live.len(), pool.len()));

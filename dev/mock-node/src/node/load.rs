@@ -7,7 +7,7 @@ use std::{
 
 use alloy_primitives::B256;
 
-use crate::{error::TxRefused, lock, shared::Shared, tx::SignedTx};
+use crate::{error::TxRefused, shared::Shared, tx::SignedTx};
 
 /// Kept signed beside the largest burst, for a thread that woke late: half a millisecond of signing.
 const AHEAD: usize = 16;
@@ -16,7 +16,7 @@ const AHEAD: usize = 16;
 pub(super) fn pace(shared: &Shared) {
     let config = &shared.config;
     let ahead = config.largest_burst() + AHEAD;
-    lock(&shared.load).sign_up_to(ahead);
+    shared.load.lock().sign_up_to(ahead);
     if shared.wait_for_start() {
         return;
     }
@@ -24,7 +24,7 @@ pub(super) fn pace(shared: &Shared) {
     for number in 0..config.count.unwrap_or(u64::MAX) {
         let due = start + Duration::from_secs_f64(number as f64 / f64::from(config.tps));
         // One at a time: what is due waits for one signature at most.
-        while Instant::now() < due && lock(&shared.load).sign_one(ahead) {}
+        while Instant::now() < due && shared.load.lock().sign_one(ahead) {}
         if shared.sleep_until(due) {
             return;
         }
@@ -33,7 +33,7 @@ pub(super) fn pace(shared: &Shared) {
                 tracing::warn!(%error, "the node's own load was refused");
                 if matches!(error, TxRefused::Full { .. }) {
                     // Left out, it would keep all that its sender sends after it queued for ever.
-                    lock(&shared.load).put_back((kind, tx));
+                    shared.load.lock().put_back((kind, tx));
                 }
             }
         }
@@ -69,7 +69,7 @@ mod tests {
         let node = MockNode::start(config).expect("the node starts");
         let end = Instant::now() + Duration::from_secs(20);
         assert!(node.shared.wait(end, |state| state.plan_finished));
-        while lock(&node.shared.load).sign_up_to(0).len() < 100 {
+        while node.shared.load.lock().sign_up_to(0).len() < 100 {
             assert!(Instant::now() < end, "nothing is signed");
             std::thread::yield_now();
         }

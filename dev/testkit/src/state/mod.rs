@@ -6,10 +6,7 @@
 pub mod contracts;
 mod world;
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
 
 use alloy_consensus::{
     Header, Transaction, TxEnvelope, crypto::secp256k1::recover_signer, transaction::Recovered,
@@ -20,6 +17,7 @@ use mock_node::{
     HISTORY_BLOCKS, MockNode, NodeConfig, NodeError,
     state::{Execute, StateRequest},
 };
+use parking_lot::Mutex;
 use revm::{
     Context, DatabaseRef as _, ExecuteCommitEvm, MainBuilder, MainContext,
     context::{BlockEnv, CfgEnv, TxEnv, either::Either},
@@ -50,15 +48,11 @@ impl Keeper {
         let history = Mutex::new([(hash, genesis(config.accounts))].into());
         Box::new(Self { chain_id: config.chain_id, history })
     }
-
-    fn history(&self) -> MutexGuard<'_, VecDeque<(B256, World)>> {
-        self.history.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Execute for Keeper {
     fn push(&self, hash: B256, header: &Header, txs: Vec<&Recovered<TxEnvelope>>) {
-        let mut history = self.history();
+        let mut history = self.history.lock();
         while history.len() > 1 && history.back().is_some_and(|(top, _)| *top != header.parent_hash)
         {
             history.pop_back();
@@ -72,7 +66,7 @@ impl Execute for Keeper {
     }
 
     fn value(&self, block: &B256, request: StateRequest) -> Option<Value> {
-        let history = self.history();
+        let history = self.history.lock();
         let state = history.iter().rfind(|(hash, _)| hash == block);
         state.map(|(_, state)| look_up(state, request))
     }
