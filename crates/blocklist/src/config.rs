@@ -1,3 +1,5 @@
+//! The options of a blocklist, with their defaults and bounds.
+
 use std::time::Duration;
 
 use crate::Error;

@@ -1,3 +1,5 @@
+//! The reasons for which no list, no block or no transaction is accepted.
+
 use std::{path::PathBuf, time::Duration};
 
 use alloy_primitives::Address;
@@ -17,7 +19,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// The file could not be read.
-    #[error("blocklist {path} cannot be read", path = .path.display())]
+    #[error("the blocklist {path} cannot be read", path = .path.display())]
     Read {
         /// The file.
         path: PathBuf,
@@ -25,27 +27,27 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The file was modified while it was being read, so the text may be incomplete.
-    #[error("blocklist {path} changed while it was read", path = .path.display())]
+    #[error("the blocklist {path} changed while it was read", path = .path.display())]
     ChangedWhileRead {
         /// The file.
         path: PathBuf,
     },
     /// The text is longer than allowed.
-    #[error("blocklist of at least {bytes} bytes, at most {max_bytes} are allowed")]
+    #[error("the blocklist has at least {bytes} bytes, at most {max_bytes} are allowed")]
     TooLarge {
-        /// Length found; reading stops one byte after the limit.
+        /// The length found; reading stops one byte after the limit.
         bytes: usize,
         /// [`MAX_BYTES`](crate::MAX_BYTES).
         max_bytes: usize,
     },
     /// The text is not UTF-8.
-    #[error("blocklist is not UTF-8 after {valid_bytes} bytes")]
+    #[error("the blocklist is not UTF-8 after {valid_bytes} bytes")]
     NotUtf8 {
         /// Length of the valid part.
         valid_bytes: usize,
     },
     /// The text begins like a JSON array but is not an array of strings.
-    #[error("blocklist is not a JSON array of strings")]
+    #[error("the blocklist is not a JSON array of strings")]
     Json {
         /// Line, column and the expected token.
         source: serde_json::Error,
@@ -69,7 +71,7 @@ pub enum Error {
         expected: Box<str>,
     },
     /// The list is empty or shorter than allowed.
-    #[error("blocklist of {found} addresses, at least {min} are needed")]
+    #[error("the blocklist has {found} addresses, at least {min} are required")]
     TooFew {
         /// Different addresses in the text.
         found: usize,
@@ -77,7 +79,7 @@ pub enum Error {
         min: usize,
     },
     /// The list is older than allowed.
-    #[error("blocklist is {age:?} old, at most {max_age:?} is allowed")]
+    #[error("the blocklist is {age:?} old, at most {max_age:?} is allowed")]
     Stale {
         /// Its age.
         age: Duration,
@@ -85,44 +87,44 @@ pub enum Error {
         max_age: Duration,
     },
     /// The list is dated in the future, so its age is unknown: a clock is wrong.
-    #[error("blocklist is dated {ahead:?} in the future, at most {tolerance:?} is allowed")]
+    #[error("the blocklist is dated {ahead:?} in the future, at most {tolerance:?} is allowed")]
     FromTheFuture {
-        /// By how much.
+        /// How far it is ahead of the clock.
         ahead: Duration,
         /// [`CLOCK_TOLERANCE`](crate::CLOCK_TOLERANCE).
         tolerance: Duration,
     },
     /// A reload is dated before the list in force, and so may lack later additions.
-    #[error("blocklist is dated {behind:?} before the one in force")]
+    #[error("the blocklist is dated {behind:?} before the one in force")]
     Older {
         /// How much older it is.
         behind: Duration,
     },
     /// The block's fee recipient is listed: every transaction would pay it.
-    #[error("fee recipient {address} is on the blocklist")]
+    #[error("the fee recipient {address} is on the blocklist")]
     FeeRecipientListed {
         /// The fee recipient.
         address: Address,
     },
     /// The proposer's fee recipient is listed: the block's last transaction would pay it.
-    #[error("proposer's fee recipient {address} is on the blocklist")]
+    #[error("the proposer's fee recipient {address} is on the blocklist")]
     ProposerListed {
         /// The proposer's fee recipient.
         address: Address,
     },
     /// The server of the list's URL could not be reached, or its response did not arrive in time.
     #[cfg(feature = "url")]
-    #[error("blocklist of {host} cannot be requested")]
+    #[error("the blocklist of {host} cannot be requested")]
     Request {
         /// Host of the URL; the rest of it may hold a secret.
         host: Box<str>,
         /// The error of the HTTP client.
         source: Box<ureq::Error>,
     },
-    /// The server of the list's URL answered with a status other than 200, or 304 for a conditional
-    /// request.
+    /// The server of the list's URL responded with a status other than 200, or 304 for a
+    /// conditional request.
     #[cfg(feature = "url")]
-    #[error("blocklist of {host}: the server answered with status {status}")]
+    #[error("the server {host} of the blocklist responded with status {status}")]
     Status {
         /// Host of the URL.
         host: Box<str>,
@@ -146,11 +148,11 @@ pub enum Place {
 pub struct Duplicates {
     /// How many entries repeat an earlier one.
     pub count: usize,
-    /// The position of the first of them.
+    /// The position of the first entry that repeats an earlier one.
     pub place: Place,
-    /// The position of the first entry with its address.
+    /// The position of the entry that it repeats.
     pub first: Place,
-    /// Its address.
+    /// The repeated address.
     pub address: Address,
 }
 
@@ -175,10 +177,10 @@ impl std::fmt::Display for Place {
 
 /// A listed address, and the way a transaction reached it.
 ///
-/// Of several, one is named, the same one on every run. The pre-check names the first that it finds:
-/// it checks the sender, the recipient, the access list from its first entry to its last, and then
-/// for each authorization first its authority and then its delegation target. The check of the state
-/// names the numerically lowest address.
+/// If a transaction reaches several listed addresses, the same one is named on every run. The
+/// pre-check names the first that it finds: it checks the sender, the recipient, the access list
+/// from its first entry to its last, and then for each authorization first its authority and then
+/// its delegation target. The check of the state names the numerically lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 #[error("blocklisted address {address}: {how}")]
 pub struct Blocked {
@@ -189,8 +191,8 @@ pub struct Blocked {
 }
 
 labels! {
-    /// How a transaction reached a listed address: the label `how`. The pre-check does not follow this
-    /// order: for each authorization it checks the authority and then the target.
+    /// How a transaction reached a listed address: the label `how`. The pre-check does not follow
+    /// this order: for each authorization it checks the authority and then the target.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
     #[non_exhaustive]
     pub enum How {

@@ -1,4 +1,5 @@
-//! The checks on revm's types, the steps of one transaction in order, and what an EVM has to do for them.
+//! The checks on revm's types: the steps of one transaction, and the trait that an EVM implements
+//! for them.
 
 use alloy_primitives::Address;
 use revm::{
@@ -52,9 +53,9 @@ impl BlockGuard {
         self.list().precheck(tx).map_err(|blocked| self.count(blocked))
     }
 
-    /// Executes one transaction: pre-check, execution of it alone, check of every account it
-    /// loaded. Nothing is written until [`Checked::commit`]; dropping the returned value undoes the
-    /// execution.
+    /// Executes one transaction: the pre-check, its execution separate from all others, and the
+    /// check of every account that it loaded. Nothing is written until [`Checked::commit`];
+    /// dropping the returned value undoes the execution.
     ///
     /// The EVM may be reused for every transaction of the block. If the beneficiary of its block is
     /// not the fee recipient of this guard, it is checked like any other account: if it is listed,
@@ -69,7 +70,7 @@ impl BlockGuard {
         evm: &'e mut E,
         tx: E::Tx,
     ) -> Result<Checked<'e, E>, ExecuteError<E::Error>> {
-        // First, so that a blocked transaction also leaves the EVM clean.
+        // This comes first, so that a blocked transaction also leaves the EVM clean.
         let accounts = evm.discard_leftover();
         if accounts != 0 {
             self.metrics.refusals[LEFTOVER].increment(1);
@@ -141,17 +142,17 @@ impl<E: TransactionEvm<Output: std::fmt::Debug>> std::fmt::Debug for Checked<'_,
 pub trait TransactionEvm {
     /// The transaction.
     type Tx: Transaction;
-    /// The result of an execution beside the state.
+    /// The result of an execution, without the state.
     type Output;
-    /// Why a transaction was not executed.
+    /// The reason why a transaction was not executed.
     type Error;
 
     /// Empties the journal and returns how many accounts it held. After `transact_one` without
     /// `finalize` it holds those of that transaction, which would be mixed with the next one's.
     fn discard_leftover(&mut self) -> usize;
 
-    /// Executes the transaction and returns the state of this transaction alone: a key for every
-    /// account it loaded and for no other. Writes nothing to the database, and leaves nothing in the
+    /// Executes the transaction and returns its own state alone: a key for every account that it
+    /// loaded and for no other. Writes nothing to the database, and leaves nothing in the
     /// journal, also on an error.
     fn transact_alone(
         &mut self,

@@ -1,4 +1,4 @@
-//! A list from a file, read whole and within its limit.
+//! Reads a list from a file, completely and within the size limit.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -16,14 +16,15 @@ use crate::{
 };
 
 impl SharedBlocklist {
-    /// [`Self::new`] from a file, dated by its modification time: reading a file again does not
-    /// make its content newer, writing it does.
+    /// Reads the first list from a file, dated by its modification time: reading a file again does
+    /// not make its content newer, writing it does.
     ///
-    /// Blocks on file I/O. Replace the file by writing another one and renaming it over this one,
-    /// so that no incomplete file can be read.
+    /// Blocks on file I/O. To replace the file, write another one and rename it over this one, so
+    /// that no incomplete file can be read.
     ///
     /// # Errors
-    /// [`Error::Read`], [`Error::ChangedWhileRead`], [`Error::TooLarge`], and those of [`Self::new`].
+    /// [`Error::Read`], [`Error::ChangedWhileRead`], [`Error::TooLarge`], and those of
+    /// [`Self::new`].
     pub fn open(
         path: impl AsRef<Path>,
         config: BlocklistConfig,
@@ -33,7 +34,7 @@ impl SharedBlocklist {
         Self::new(&bytes, modified, config, now)
     }
 
-    /// [`Self::reload`] from a file, as in [`Self::open`].
+    /// Replaces the list in force by that of a file, dated as in [`Self::open`].
     ///
     /// # Errors
     /// As [`Self::open`]; the list in force stays.
@@ -43,20 +44,22 @@ impl SharedBlocklist {
     }
 }
 
+/// Returns the content of a file and its modification time.
 fn read(path: &Path) -> Result<(Vec<u8>, SystemTime), Error> {
     let unreadable = |source: io::Error| Error::Read { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
-    let stamp = |file: &File| -> io::Result<(u64, SystemTime)> {
-        let metadata = file.metadata()?;
-        Ok((metadata.len(), metadata.modified()?))
-    };
-    let before = stamp(&file).map_err(unreadable)?;
+    let before = length_and_time(&file).map_err(unreadable)?;
     let mut bytes = Vec::new();
     (&file).take(READ_LIMIT).read_to_end(&mut bytes).map_err(unreadable)?;
     check_length(&bytes)?;
-    let after = stamp(&file).map_err(unreadable)?;
+    let after = length_and_time(&file).map_err(unreadable)?;
     if before != after || before.0 != bytes.len() as u64 {
         return Err(Error::ChangedWhileRead { path: path.to_owned() });
     }
     Ok((bytes, before.1))
+}
+
+fn length_and_time(file: &File) -> io::Result<(u64, SystemTime)> {
+    let metadata = file.metadata()?;
+    Ok((metadata.len(), metadata.modified()?))
 }

@@ -1,14 +1,20 @@
-//! What is checked, and why so, as far as the crate's text and the items' do not say it.
+//! The checks of one block: of its recipients, of each transaction, and of the finished block.
 //!
-//! - **Everything is decided on addresses.** The checks on revm's types (feature `revm`) pass on the addresses that
-//!   a transaction names and the keys of its state, so a host that executes elsewhere gets the same decisions.
-//! - **`Submittable` is a value that only passing the policy returns.** Whether a finished block must still be
-//!   verified is a setting, so `finish` returns an enum.
-//! - **`Leftover` is refused.** Clearing it silently would hide that an execution went unchecked.
-//! - **`Strict` has a small inspector of its own.** The classic access-list inspector leaves out precompiles, the
-//!   sender and the recipient, and what an opcode named that halted before it loaded the account.
-//! - **No dependency on alloy-evm.** Its trait can be wrapped in a newtype in a few lines, and a builder on plain
-//!   revm need not link it. `revm-inspectors` is only the benchmark's baseline.
+//! Design decisions that the items below do not explain:
+//!
+//! - **All decisions are made on addresses.** The checks on revm's types (feature `revm`) only
+//!   extract the addresses that a transaction names and the keys of its state, so a host that
+//!   executes elsewhere gets the same decisions.
+//! - **Only a block that passed the policy becomes a `Submittable`.** Whether a finished block must
+//!   still be verified depends on the configuration, so `finish` returns an enum.
+//! - **A leftover in the journal is an error.** Clearing it silently would hide that an execution
+//!   was never checked.
+//! - **`Strict` has its own small inspector.** The usual access-list inspector leaves out
+//!   precompiles, the sender, the recipient, and the addresses of opcodes that halted before they
+//!   loaded the account.
+//! - **The crate does not depend on alloy-evm.** Its trait can be wrapped in a newtype in a few
+//!   lines, and a builder on plain revm need not link it. `revm-inspectors` is only the baseline of
+//!   the benchmark.
 
 use std::sync::Arc;
 
@@ -16,7 +22,8 @@ use alloy_primitives::Address;
 
 use crate::{Blocked, Blocklist, Error, How, Policy, metrics::Metrics};
 
-/// The list as of the beginning of a block, with that block's fee recipient, which is not on it.
+/// The checks for one block: the list as of the beginning of the block, and the block's fee
+/// recipient, which is not listed.
 ///
 /// One guard per block: a list that changes meanwhile applies from the next block on. Cheap to make
 /// and to clone; share it between the threads that build on the same parent.
@@ -40,9 +47,10 @@ use crate::{Blocked, Blocklist, Error, How, Policy, metrics::Metrics};
 ///
 /// // Before the execution: what the transaction names.
 /// guard.precheck_addresses(alice, Some(bob), [], [])?;
-/// // After it, and before the commit: the keys of its state, here of a call that reached the listed contract.
+/// // After it, and before the commit: the keys of its state. This call reached a listed contract.
 /// let keys = [alice, bob, listed, fee_recipient];
-/// assert_eq!(guard.check_addresses(&keys), Err(Blocked { address: listed, how: How::TouchedByExecution }));
+/// let blocked = Blocked { address: listed, how: How::TouchedByExecution };
+/// assert_eq!(guard.check_addresses(&keys), Err(blocked));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone)]
@@ -54,7 +62,7 @@ pub struct BlockGuard {
 }
 
 impl BlockGuard {
-    /// A guard with a list that never changes and never becomes stale. For any other list use
+    /// Makes a guard with a list that never changes and never becomes stale. For any other list use
     /// [`SharedBlocklist::begin_block`](crate::SharedBlocklist::begin_block).
     ///
     /// # Errors
@@ -138,7 +146,7 @@ impl BlockGuard {
     }
 
     /// Ends a block whose transactions have all passed their checks. Under [`Policy::PostState`]
-    /// this is all; under [`Policy::Strict`] the block is returned only after its verification.
+    /// nothing else is required; under [`Policy::Strict`] the block must be verified first.
     ///
     /// Let the function that submits blocks take a [`Submittable`], which only this and that
     /// verification return: then code that skips them does not compile.
@@ -149,18 +157,19 @@ impl BlockGuard {
         }
     }
 
+    /// Counts a blocked transaction, and returns its reason.
     pub(crate) fn count(&self, blocked: Blocked) -> Blocked {
         self.metrics.blocked[blocked.how as usize].increment(1);
         blocked
     }
 }
 
-/// A block that passed the [`Policy`] of its guard, or must still pass a part of it.
+/// A finished block that passed the [`Policy`] of its guard, or must still be verified.
 #[derive(Debug)]
 #[must_use = "a block that is not submitted earns nothing"]
 #[non_exhaustive]
 pub enum Finished<B> {
-    /// It passed.
+    /// The block passed.
     Submittable(Submittable<B>),
     /// The policy is [`Policy::Strict`], and the finished block must be verified.
     Unverified(Unverified<B>),

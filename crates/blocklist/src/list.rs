@@ -1,3 +1,5 @@
+//! The set of listed addresses, and the two pure checks over addresses.
+
 use alloy_primitives::{Address, B256, Keccak256, map::AddressSet};
 
 use crate::{Blocked, BlocklistConfig, Duplicates, Error, How};
@@ -24,7 +26,7 @@ impl PartialEq for Blocklist {
 impl Eq for Blocklist {}
 
 impl Blocklist {
-    /// A list from parsed addresses; a repeated one counts once.
+    /// Makes a list of parsed addresses; a repeated address counts once.
     ///
     /// # Errors
     /// [`Error::TooFew`] if there are fewer than `config.min_addresses`.
@@ -36,14 +38,14 @@ impl Blocklist {
         if addresses.len() < config.min_addresses {
             return Err(Error::TooFew { found: addresses.len(), min: config.min_addresses });
         }
-        // Nearly every look-up is of an address that is not listed, and ends at the first free
-        // slot: a table that is half empty halves the cost, for 20 bytes an address.
+        // Nearly every look-up is for an address that is not listed, and ends at the first free
+        // slot of the table. A table that is half empty halves its cost, for 20 bytes per address.
         addresses.reserve(addresses.len());
         let hash = content_hash(&addresses);
         Ok(Self { addresses, hash, duplicates: None })
     }
 
-    /// Number of addresses.
+    /// The number of addresses.
     pub fn len(&self) -> usize {
         self.addresses.len()
     }
@@ -53,8 +55,8 @@ impl Blocklist {
         self.addresses.is_empty()
     }
 
-    /// Keccak-256 of the addresses' 20 bytes each, in ascending order. It depends only on the set,
-    /// not on the format, order, case and comments of the text.
+    /// The Keccak-256 hash of the addresses, 20 bytes each, in ascending order. It depends only on
+    /// the set, not on the format, order, case and comments of the text.
     pub const fn hash(&self) -> B256 {
         self.hash
     }
@@ -83,8 +85,8 @@ impl Blocklist {
     /// every EIP-7702 authorization both its signer and its delegation target, valid or not. The
     /// authority is `None` if the signature yields no address; the EVM skips such an authorization.
     ///
-    /// Needs no state. Costs a look-up per address. No iterator is advanced after the first listed
-    /// address, or if the list is empty.
+    /// It needs no state and costs one look-up per address. No iterator is advanced after the first
+    /// listed address, or if the list is empty.
     ///
     /// # Errors
     /// The first listed address.
@@ -136,7 +138,7 @@ impl Blocklist {
         fee_recipient: Address,
     ) -> Result<(), Blocked> {
         let mut addresses = addresses.into_iter();
-        // An empty map answers without hashing, so an empty list costs almost nothing.
+        // An empty set answers without hashing, so an empty list costs almost nothing.
         while let Some(address) = addresses.next() {
             if self.contains(address) && *address != fee_recipient {
                 return Err(self.lowest(*address, addresses, fee_recipient));
@@ -145,8 +147,9 @@ impl Blocklist {
         Ok(())
     }
 
-    /// Outside the hot path. The lowest, so that the result does not depend on the order of a hash
-    /// map's keys. No address before `first` is listed.
+    /// Returns the lowest listed address, so that the result does not depend on the order of a hash
+    /// map's keys. `first` is the first listed address, and `others` follow it. It is a function of
+    /// its own because it is outside the hot path.
     #[cold]
     fn lowest<'a>(
         &self,
@@ -195,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hash_is_that_of_the_set_and_not_of_its_order() {
+    fn the_hash_depends_on_the_set_and_not_on_its_order() {
         assert_eq!(list(&[1, 2, 3]).hash(), list(&[3, 1, 2]).hash());
         assert_ne!(list(&[1, 2, 3]).hash(), list(&[1, 2]).hash());
         let joined = [[1_u8; 20], [2; 20]].concat();
@@ -204,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_listed_addresses_the_lowest_is_named_in_any_order() {
+    fn the_lowest_listed_address_is_named_in_any_order() {
         let expected = Blocked { address: Address::repeat_byte(4), how: How::TouchedByExecution };
         for loaded in [[1, 9, 7, 4, 200], [4, 7, 9, 200, 1], [9, 4, 1, 7, 200]] {
             assert_eq!(check(&[9, 4, 7], &loaded, 0), Err(expected), "{loaded:?}");
@@ -212,31 +215,32 @@ mod tests {
     }
 
     #[test]
-    fn the_fee_recipient_alone_is_skipped() {
+    fn only_the_fee_recipient_is_skipped() {
         assert_eq!(check(&[4, 7], &[1, 7], 7), Ok(()));
         assert!(check(&[4, 7], &[1, 4, 7], 7).is_err());
         assert!(check(&[4, 7], &[1, 7], 4).is_err());
     }
 
     #[test]
-    fn what_a_transaction_names_is_looked_at_in_order_and_no_further_than_needed() {
-        let at = Address::repeat_byte;
+    fn the_precheck_stops_at_the_first_listed_address() {
+        let address = Address::repeat_byte;
         let first = |listed: &[u8]| {
             let mut taken = 0;
-            let authorizations = [(Some(at(4)), at(5)), (None, at(6))];
+            let authorizations = [(Some(address(4)), address(5)), (None, address(6))];
             let counted = authorizations.into_iter().inspect(|_| taken += 1);
+            let access_list = [address(3), address(3)];
             let verdict =
-                list(listed).precheck_addresses(at(1), Some(at(2)), [at(3), at(3)], counted);
+                list(listed).precheck_addresses(address(1), Some(address(2)), access_list, counted);
             (verdict.err().map(|blocked| (blocked.address, blocked.how)), taken)
         };
-        assert_eq!(first(&[6, 5, 4, 3, 2, 1]), (Some((at(1), How::Sender)), 0));
-        assert_eq!(first(&[6, 5, 4, 3, 2]), (Some((at(2), How::Recipient)), 0));
-        assert_eq!(first(&[6, 5, 4, 3]), (Some((at(3), How::AccessList)), 0));
-        assert_eq!(first(&[6, 5, 4]), (Some((at(4), How::Authority)), 1));
-        assert_eq!(first(&[6, 5]), (Some((at(5), How::DelegationTarget)), 1));
-        assert_eq!(first(&[6]), (Some((at(6), How::DelegationTarget)), 2));
+        assert_eq!(first(&[6, 5, 4, 3, 2, 1]), (Some((address(1), How::Sender)), 0));
+        assert_eq!(first(&[6, 5, 4, 3, 2]), (Some((address(2), How::Recipient)), 0));
+        assert_eq!(first(&[6, 5, 4, 3]), (Some((address(3), How::AccessList)), 0));
+        assert_eq!(first(&[6, 5, 4]), (Some((address(4), How::Authority)), 1));
+        assert_eq!(first(&[6, 5]), (Some((address(5), How::DelegationTarget)), 1));
+        assert_eq!(first(&[6]), (Some((address(6), How::DelegationTarget)), 2));
         assert_eq!(first(&[7]), (None, 2));
         assert_eq!(first(&[]), (None, 0));
-        assert_eq!(list(&[2]).precheck_addresses(at(1), None, [], []), Ok(()));
+        assert_eq!(list(&[2]).precheck_addresses(address(1), None, [], []), Ok(()));
     }
 }

@@ -1,21 +1,23 @@
+//! The metrics of a list and of its guards. Each handle is made once.
+
 use std::time::SystemTime;
 
 use load_control::metric_set;
 
 use crate::{Blocklist, Error, How};
 
-// Indices of `Metrics::reloads`.
+// Indices of `Metrics::reloads`, in the order of its label `outcome`.
 pub(crate) const CHANGED: usize = 0;
 pub(crate) const UNCHANGED: usize = 1;
 pub(crate) const FAILED: usize = 2;
 
-/// Of `Metrics::refusals`.
+/// The index in `Metrics::refusals` of the reason `leftover`.
 #[cfg(feature = "revm")]
 pub(crate) const LEFTOVER: usize = 4;
 
 metric_set! {
-    /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total` are counters, the
-    /// others are gauges.
+    /// The name, the unit and the meaning of every metric of this crate. Names that end in `_total`
+    /// are counters, the others are gauges.
     pub const METRICS;
 
     /// The handles, made once and shared by a list and its guards.
@@ -35,13 +37,21 @@ metric_set! {
             "refused transactions, by `how` they reached a listed address (`How::as_str`)",
             "how": How::ALL.map(How::as_str);
         counter refusals[5] = "blocklist_refusals_total", Count,
-            "blocks or executions refused for no listed address in a transaction, by `reason`: stale, \
-             from_the_future, fee_recipient_listed, proposer_listed, leftover",
-            "reason": ["stale", "from_the_future", "fee_recipient_listed", "proposer_listed", "leftover"];
+            "blocks or executions refused for another reason than a listed address in a \
+             transaction, by `reason`: stale, from_the_future, fee_recipient_listed, \
+             proposer_listed, leftover",
+            "reason": [
+                "stale",
+                "from_the_future",
+                "fee_recipient_listed",
+                "proposer_listed",
+                "leftover",
+            ];
     }
 }
 
 impl Metrics {
+    /// Reports the list that has come into force, with its date.
     pub(crate) fn in_force(&self, list: &Blocklist, as_of: SystemTime) {
         self.addresses.set(list.len() as f64);
         let duplicates = list.duplicates().map_or(0, |duplicates| duplicates.count);
@@ -66,8 +76,8 @@ impl Metrics {
     }
 }
 
-/// The first 48 bits: a gauge is an `f64`, which holds them exactly, and a label per hash would
-/// grow without a bound.
+/// Returns the first 48 bits of the content hash, which an `f64` holds exactly. A label with the
+/// whole hash would add a time series for every list, without a bound.
 fn hash_prefix(list: &Blocklist) -> f64 {
     list.hash()[..6].iter().fold(0_u64, |n, byte| (n << 8) | u64::from(*byte)) as f64
 }

@@ -10,8 +10,8 @@ use alloy_primitives::{Address, map::AddressMap};
 use crate::{Blocklist, BlocklistConfig, Duplicates, Error, MAX_BYTES, Place};
 
 impl Blocklist {
-    /// Parses JSON if the first character that is not white space is `[`, else text. A text list
-    /// cannot begin with it.
+    /// Parses JSON if the first character that is not white space is `[`, which no text list can
+    /// begin with, and text otherwise.
     ///
     /// # Errors
     /// See [`Self::from_text`] and [`Self::from_json`]; [`Error::NotUtf8`].
@@ -26,10 +26,10 @@ impl Blocklist {
         }
     }
 
-    /// Parses one address a line. Everything after a `#` is a comment; blank lines are skipped.
+    /// Parses one address per line. Everything after a `#` is a comment; blank lines are skipped.
     ///
     /// An address is `0x` and 40 hexadecimal digits. Digits in mixed case must have the EIP-55
-    /// checksum; all lower or all upper case has none. A repeated address counts once and is in
+    /// checksum; digits in one case have none. A repeated address counts once and is reported by
     /// [`Self::duplicates`].
     ///
     /// # Errors
@@ -57,14 +57,16 @@ impl Blocklist {
     }
 }
 
-/// Nothing of a longer text is used.
+/// Refuses a text that is too long before any of it is parsed.
 pub(crate) const fn check_length(text: &[u8]) -> Result<(), Error> {
-    match text.len() > MAX_BYTES {
-        true => Err(Error::TooLarge { bytes: text.len(), max_bytes: MAX_BYTES }),
-        false => Ok(()),
+    if text.len() > MAX_BYTES {
+        Err(Error::TooLarge { bytes: text.len(), max_bytes: MAX_BYTES })
+    } else {
+        Ok(())
     }
 }
 
+/// Collects entries into a list, and notes which of them repeat an address.
 fn collect<'a>(
     entries: impl Iterator<Item = (Place, &'a str)>,
     config: &BlocklistConfig,
@@ -88,7 +90,7 @@ fn collect<'a>(
 fn parse_address(place: Place, entry: &str) -> Result<Address, Error> {
     let bad = || Error::BadAddress { place, found: entry.chars().take(64).collect() };
     let digits = entry.strip_prefix("0x").ok_or_else(bad)?;
-    // The length first, because the decoder accepts a second prefix before the digits.
+    // The length is checked first, because the decoder accepts a second prefix before the digits.
     if digits.len() != 40 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(bad());
     }
@@ -127,18 +129,18 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_checksum_names_its_line_and_what_would_pass() {
+    fn a_wrong_checksum_names_its_line_and_the_right_spelling() {
         for (index, good) in NORMAL.iter().enumerate() {
-            // Flip the case of each letter in turn: each must be noticed.
+            // Flips the case of each letter in turn: each change must be detected.
             let letters = good.char_indices().filter(|(i, c)| *i > 1 && c.is_ascii_alphabetic());
-            for (at, letter) in letters {
+            for (position, letter) in letters {
                 let mut wrong = good.to_string();
                 let flipped = if letter.is_ascii_lowercase() {
                     letter.to_ascii_uppercase()
                 } else {
                     letter.to_ascii_lowercase()
                 };
-                wrong.replace_range(at..=at, &flipped.to_string());
+                wrong.replace_range(position..=position, &flipped.to_string());
                 let text = format!("{}# comment\n{wrong}\n", "\n".repeat(index));
                 match parse(&text) {
                     Err(Error::BadChecksum { place, found, expected }) => {
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_an_address_is_refused_with_its_place() {
+    fn an_entry_that_is_no_address_is_refused_with_its_place() {
         let digits = "5aaeb6053f3e94c9b9a09f33669435e7ef1beaed";
         for bad in [
             digits.to_string(),
@@ -231,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_not_text_and_too_many_bytes_are_refused() {
+    fn invalid_utf8_and_too_long_texts_are_refused() {
         let config = BlocklistConfig::default();
         let error = Blocklist::parse(b"# \xff", &config).expect_err("not UTF-8");
         assert!(matches!(error, Error::NotUtf8 { valid_bytes: 2 }), "{error}");

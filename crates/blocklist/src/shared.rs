@@ -1,3 +1,5 @@
+//! The list in force: how it is replaced, and how its age is bounded.
+
 use std::{
     sync::Arc,
     time::{Duration, SystemTime},
@@ -11,17 +13,17 @@ use crate::{
     metrics::{CHANGED, FAILED, Metrics, UNCHANGED},
 };
 
-/// How far in the future a list may be dated: what the clocks of two synchronized machines may
-/// differ by, and far more than the resolution of file times. A list dated further ahead would
-/// exceed its maximum age by as much, and no list with a true date could replace it until then, so it is
-/// refused, also without a maximum age.
+/// How far in the future a list may be dated. It covers the difference between the clocks of two
+/// synchronized machines, and far more than the resolution of file times. A list that is dated
+/// further ahead would stay in force longer than its maximum age, and no list with a true date
+/// could replace it until then, so it is refused, also without a maximum age.
 pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 
 /// The list in force, replaced atomically while others read it.
 ///
 /// It fails closed: an unusable text never replaces a list, a failed reload never prolongs the life
 /// of the one in force, and after [`BlocklistConfig::max_age`] every access is an error. It reads
-/// no clock: the time is an argument, of the wall clock, because a list's date is. If that clock
+/// no clock: the time is an argument, taken from the wall clock like a list's date. If that clock
 /// jumps back to more than [`CLOCK_TOLERANCE`] before the list's date, building stops too.
 ///
 /// ```
@@ -36,11 +38,15 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 /// let shared = SharedBlocklist::new(text, now, config, now)?;
 ///
 /// // Another thread reloads it, for instance once a minute.
-/// let more = b"[\"0x00000000000000000000000000000000000000bb\", \"0x00000000000000000000000000000000000000cc\"]";
+/// let more = br#"[
+///     "0x00000000000000000000000000000000000000bb",
+///     "0x00000000000000000000000000000000000000cc"
+/// ]"#;
 /// shared.reload(more, now, now)?;
 /// assert!(shared.reload(b"<html>502 Bad Gateway</html>", now, now).is_err());
 ///
-/// // The builder takes a guard for each block. An hour later nobody has renewed the list: no block.
+/// // The builder takes a guard for each block. Two hours later nobody has renewed the list, and
+/// // no block may be built.
 /// let fee_recipient = address!("0x00000000000000000000000000000000000000fe");
 /// assert_eq!(shared.begin_block(fee_recipient, None, now)?.list().len(), 2);
 /// let refused = shared.begin_block(fee_recipient, None, now + 2 * hour);
@@ -49,7 +55,8 @@ pub const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
 /// ```
 #[derive(Debug)]
 pub struct SharedBlocklist {
-    // The list and its date behind one pointer, so that a reader never combines those of two lists.
+    /// The list and its date are behind one pointer, so that a reader never combines the list of
+    /// one reload with the date of another.
     in_force: ArcSwap<Loaded>,
     config: BlocklistConfig,
     metrics: Arc<Metrics>,
@@ -64,14 +71,14 @@ struct Loaded {
 /// The result of a successful reload. In both cases the list now has the date of the new text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reloaded {
-    /// Another set of addresses is in force from now on.
+    /// A different set of addresses is in force now.
     Changed {
-        /// Content hash of the list before.
-        from: B256,
-        /// Content hash of the list now.
-        to: B256,
+        /// The content hash of the list before the reload.
+        previous_hash: B256,
+        /// The content hash of the list after the reload.
+        hash: B256,
     },
-    /// The same set of addresses.
+    /// The set of addresses is the same as before.
     Unchanged {
         /// Its content hash.
         hash: B256,
@@ -79,11 +86,11 @@ pub enum Reloaded {
 }
 
 impl Reloaded {
-    /// Content hash of the list in force after the reload.
+    /// The content hash of the list in force after the reload.
     #[must_use]
     pub const fn hash(&self) -> B256 {
         match self {
-            Self::Changed { to: hash, .. } | Self::Unchanged { hash } => *hash,
+            Self::Changed { hash, .. } | Self::Unchanged { hash } => *hash,
         }
     }
 }
@@ -159,7 +166,8 @@ impl SharedBlocklist {
     /// [`Error::Stale`] or [`Error::FromTheFuture`]: do not build.
     pub fn current(&self, now: SystemTime) -> Result<Arc<Blocklist>, Error> {
         let loaded = self.in_force.load();
-        check_age(loaded.as_of, &self.config, now).inspect_err(|e| self.metrics.refused(e))?;
+        check_age(loaded.as_of, &self.config, now)
+            .inspect_err(|error| self.metrics.refused(error))?;
         Ok(Arc::clone(&loaded.list))
     }
 
@@ -171,8 +179,8 @@ impl SharedBlocklist {
     /// is built. `None` if no transaction pays the proposer.
     ///
     /// # Errors
-    /// [`Error::FeeRecipientListed`], [`Error::ProposerListed`], and those of [`Self::current`]: do not
-    /// build.
+    /// [`Error::FeeRecipientListed`], [`Error::ProposerListed`], and those of [`Self::current`]: do
+    /// not build.
     pub fn begin_block(
         &self,
         fee_recipient: Address,
@@ -187,7 +195,7 @@ impl SharedBlocklist {
         }
     }
 
-    /// The time for which the list in force was true.
+    /// The date of the list in force: the time for which it was true.
     pub fn as_of(&self) -> SystemTime {
         self.in_force.load().as_of
     }
@@ -197,8 +205,8 @@ impl SharedBlocklist {
         &self.config
     }
 
-    /// Puts another list in force, or the same one with another date. `next` gets the list in
-    /// force, and may be called again if another thread replaces that meanwhile.
+    /// Puts another list in force, or the same one with another date. `next` is called with the
+    /// list in force, and called again if another thread replaces that list in the meantime.
     fn replace(
         &self,
         as_of: SystemTime,
@@ -207,8 +215,8 @@ impl SharedBlocklist {
         let mut before = self.in_force.load();
         let list = loop {
             let Some(list) = next(&before.list) else { return Ok(None) };
-            // The file was replaced by an older one, or a mirror lags behind: it may lack later
-            // additions.
+            // An older list may lack later additions: a file was replaced by an older one, or a
+            // mirror lags behind.
             if let Ok(behind) = before.as_of.duration_since(as_of)
                 && !behind.is_zero()
             {
@@ -221,27 +229,30 @@ impl SharedBlocklist {
             }
             before = found;
         };
-        let (from, to) = (before.list.hash(), list.hash());
+        let previous_hash = before.list.hash();
+        let hash = list.hash();
         self.metrics.in_force(&list, as_of);
-        if from == to {
+        if previous_hash == hash {
             self.metrics.reloads[UNCHANGED].increment(1);
-            return Ok(Some(Reloaded::Unchanged { hash: to }));
+            return Ok(Some(Reloaded::Unchanged { hash }));
         }
         self.metrics.reloads[CHANGED].increment(1);
         warn_of_duplicates(&list);
-        Ok(Some(Reloaded::Changed { from, to }))
+        Ok(Some(Reloaded::Changed { previous_hash, hash }))
     }
 
+    /// Counts a failed reload, and returns its error.
     pub(crate) fn failed(&self, error: Error) -> Error {
         self.metrics.reloads[FAILED].increment(1);
         error
     }
 }
 
-/// Called once for each list that comes into force, not for every reload of the same list.
+/// Logs repeated addresses. Called once for each list that comes into force, not for every reload
+/// of the same list.
 fn warn_of_duplicates(list: &Blocklist) {
     if let Some(duplicates) = list.duplicates() {
-        tracing::warn!("blocklist {duplicates}");
+        tracing::warn!("the blocklist {duplicates}");
     }
 }
 

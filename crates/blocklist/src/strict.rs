@@ -1,3 +1,6 @@
+//! The strict check of a finished block, which also counts attempts that halted before they loaded
+//! an account.
+
 use alloy_primitives::{Address, map::AddressSet};
 use revm::{
     ExecuteCommitEvm, InspectEvm, Inspector,
@@ -16,16 +19,17 @@ use crate::{BlockGuard, Blocked, How, Inspected, Submittable, Unverified, Verify
 /// Collects every address that an opcode names, also if the opcode then halts before it loads the
 /// account: out of gas, a write in a static frame, a stack too short for its other arguments.
 ///
-/// The same opcodes as geth's access-list tracer (`eth/tracers/logger/access_list_tracer.go`, geth
-/// 1.16), without its exclusions. Geth checks a call only with five values on the stack; this one
-/// checks the address as soon as it is there, which can only block more.
+/// It watches the same opcodes as geth's access-list tracer
+/// (`eth/tracers/logger/access_list_tracer.go`, geth 1.16), without its exclusions. Geth looks at a
+/// call only if five values are on the stack; this inspector looks as soon as the address is there,
+/// which can only block more.
 #[derive(Debug, Clone, Default)]
 pub struct AttemptInspector {
     attempts: AddressSet,
 }
 
 impl AttemptInspector {
-    /// Addresses named since the last [`clear`](Self::clear).
+    /// The addresses that opcodes have named since the last [`clear`](Self::clear).
     pub const fn attempts(&self) -> &AddressSet {
         &self.attempts
     }
@@ -63,9 +67,9 @@ impl BlockGuard {
     /// opcode only attempted to reach. Transactions are committed one after another to the EVM's
     /// database, which must have the state of the block's parent.
     ///
-    /// For [`Policy::Strict`](crate::Policy::Strict), where [`Unverified::verify`] calls it: once per block
-    /// that is to be submitted, not in the search loop, since the inspector costs about a third on top
-    /// of the execution.
+    /// [`Unverified::verify`] calls it under [`Policy::Strict`](crate::Policy::Strict). Run it once
+    /// per block that is to be submitted, not in the search loop: the inspector adds about a third
+    /// to the cost of the execution.
     ///
     /// # Errors
     /// The first transaction that may not be in the block, or that the EVM did not execute. The
@@ -87,7 +91,7 @@ impl BlockGuard {
             evm.inspector().clear();
             let mut inspected = Inspected(&mut *evm);
             let mut checked = self.execute(&mut inspected, tx)?;
-            // The fee recipient is not listed, so it needs no exception here.
+            // The guard has checked that the fee recipient is not listed, so it needs no exception.
             let attempted = checked.evm_mut().0.inspector().attempts();
             let listed = attempted.iter().filter(|address| self.list().contains(address)).min();
             if let Some(address) = listed.copied() {
@@ -102,8 +106,8 @@ impl BlockGuard {
 }
 
 impl<B> Unverified<B> {
-    /// [`BlockGuard::verify_block`] over the block's transactions, in their order; returns their
-    /// results, to be compared with the first execution.
+    /// Runs [`BlockGuard::verify_block`] over the block's transactions, in their order. Returns
+    /// their results, to be compared with those of the first execution.
     ///
     /// # Errors
     /// As [`BlockGuard::verify_block`]; the block is dropped.

@@ -1,4 +1,4 @@
-//! A list from an HTTPS server.
+//! Requests a list from an HTTPS server.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -23,16 +23,16 @@ use crate::{
     BlocklistConfig, Error, Reloaded, SharedBlocklist, config::READ_LIMIT, parse::check_length,
 };
 
-/// Time for the whole request, redirects and body included: 16 MiB, the longest text by default, in
-/// ten seconds needs 13 Mbit/s. While a server does not respond, the list in force ages as usual.
+/// The time for a whole request, with redirects and body. The longest text, 16 MiB, arrives in ten
+/// seconds at 13 Mbit/s. While a server does not respond, the list in force ages as usual.
 pub const DEFAULT_REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The URL of a published list: `https://`, or `http://` on this machine, where nobody can alter
-/// the response. Redirects are followed from HTTPS to HTTPS only, and only HTTPS goes through the proxy that
-/// the environment may name (`HTTPS_PROXY`).
+/// the response. Redirects are followed from HTTPS to HTTPS only, and only HTTPS goes through the
+/// proxy that the environment may name (`HTTPS_PROXY`).
 ///
-/// It remembers the response's `ETag`, so that an unchanged list is not sent again. Use one for
-/// each [`SharedBlocklist`].
+/// It remembers the `ETag` of the response, so that an unchanged list is not sent again. Use a
+/// separate `ListUrl` for each [`SharedBlocklist`].
 pub struct ListUrl {
     url: Uri,
     host: Box<str>,
@@ -41,6 +41,7 @@ pub struct ListUrl {
     known: Option<(HeaderValue, B256)>,
 }
 
+/// The response to a conditional request.
 enum Response {
     /// A text, with its `ETag`.
     Text(Vec<u8>, Option<HeaderValue>),
@@ -49,10 +50,10 @@ enum Response {
 }
 
 impl ListUrl {
-    /// A URL with [`DEFAULT_REQUEST_TIMEOUT`].
+    /// Makes a URL with [`DEFAULT_REQUEST_TIMEOUT`].
     ///
     /// # Errors
-    /// [`Error::Config`] if it is not a URL, or one whose response could be altered on the way.
+    /// [`Error::Config`] if it is not a URL, or if its response could be altered on the way.
     pub fn new(url: &str) -> Result<Self, Error> {
         let wrong = |reason| Error::Config { field: "url", reason };
         let url: Uri = url.parse().map_err(|_| wrong("not a URL"))?;
@@ -69,17 +70,18 @@ impl ListUrl {
         Ok(Self { url, host, agent, known: None })
     }
 
-    /// Sets the time for a whole request. Default [`DEFAULT_REQUEST_TIMEOUT`].
+    /// Sets the time limit for a whole request. Default [`DEFAULT_REQUEST_TIMEOUT`].
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.agent = agent(&self.url, timeout);
         self
     }
 
-    /// The server's response, and the time for which it is true.
+    /// Requests the list. Returns the response, and the time for which it is true.
     fn request(&self, now: SystemTime) -> Result<(Response, SystemTime), Error> {
         let failed = |error| Error::Request { host: self.host.clone(), source: Box::new(error) };
-        // A cache should ask the server; if it does not, `Age` says so.
+        // A cache should ask the server; if it does not, its header `Age` says how old the response
+        // is.
         let mut request = self.agent.get(&self.url).header(CACHE_CONTROL, "no-cache");
         if let Some((etag, _)) = &self.known {
             request = request.header(IF_NONE_MATCH, etag);
@@ -108,23 +110,23 @@ fn agent(url: &Uri, timeout: Duration) -> Agent {
         .max_redirects_will_error(false)
         .http_status_as_error(false)
         .timeout_global(Some(timeout))
-        // It resolves `localhost` as itself, and could alter the response.
+        // A proxy resolves `localhost` to its own machine, and could alter a response over HTTP.
         .proxy(Proxy::try_from_env().filter(|_| https))
         .build()
         .into()
 }
 
-/// How long a cache has held the response.
+/// Returns how long a cache has held the response.
 fn age(headers: &HeaderMap) -> Duration {
     let seconds = headers.get(AGE).and_then(|age| age.to_str().ok()?.parse().ok());
     Duration::from_secs(seconds.unwrap_or(0))
 }
 
 impl SharedBlocklist {
-    /// [`Self::new`] from a server, dated by the time of its response: `now`, less the time for
-    /// which a cache has held it.
+    /// Requests the first list from a server. It is dated by the time of the response: `now`, less
+    /// the time for which a cache has held it.
     ///
-    /// Blocks until the response is here or the time-out of `url` has passed.
+    /// Blocks until the response has arrived or the time-out of `url` has passed.
     ///
     /// # Errors
     /// [`Error::Request`], [`Error::Status`], [`Error::TooLarge`], and those of [`Self::new`].
@@ -145,8 +147,8 @@ impl SharedBlocklist {
         Ok(shared)
     }
 
-    /// [`Self::reload`] from a server, as in [`Self::open_url`]. If the server says that the list
-    /// in force has not changed, its date is renewed.
+    /// Replaces the list in force by that of a server, dated as in [`Self::open_url`]. If the
+    /// server says that the list in force has not changed, its date is renewed.
     ///
     /// # Errors
     /// As [`Self::open_url`], and [`Error::Older`] from a cache that holds an older list than the
@@ -155,11 +157,12 @@ impl SharedBlocklist {
     /// `blocklist_reloads_total{outcome="failed"}`.
     pub fn reload_url(&self, url: &mut ListUrl, now: SystemTime) -> Result<Reloaded, Error> {
         loop {
-            let (response, as_of) = url.request(now).map_err(|e| self.failed(e))?;
+            let (response, as_of) = url.request(now).map_err(|error| self.failed(error))?;
             match response {
                 Response::Text(text, etag) => {
                     let reloaded = self.reload(&text, as_of, now)?;
-                    // Only now: a text that did not become a list must not be confirmed as one.
+                    // The `ETag` is kept only now, so that a text that was refused is never
+                    // confirmed.
                     url.known = etag.map(|etag| (etag, reloaded.hash()));
                     return Ok(reloaded);
                 }
@@ -167,7 +170,8 @@ impl SharedBlocklist {
                     if let Some(reloaded) = self.confirm(hash, as_of, now)? {
                         return Ok(reloaded);
                     }
-                    // Another list is in force, for instance from a file. Without an `ETag` the text follows.
+                    // Another list is in force, for instance one from a file. The next request has
+                    // no `ETag`, so that the server sends the text.
                     url.known = None;
                 }
             }

@@ -1,5 +1,5 @@
-//! The guard over EVMs that are not the plain one: under an inspector, over a failing database,
-//! behind another trait.
+//! Tests of the guard on special EVMs: with an inspector, on a failing database, behind another
+//! trait.
 
 use blocklist::{ExecuteError, Inspected, TransactionEvm};
 use revm::{
@@ -18,7 +18,7 @@ use crate::support::{
     world_of,
 };
 
-/// That it is guarded as the plain one is compared in the strict check, which runs on it.
+/// The strict check runs on such an EVM, and its tests compare the results with the plain one.
 #[test]
 fn an_execution_left_in_an_inspected_evm_is_refused() {
     for spec in forks() {
@@ -41,7 +41,7 @@ fn a_database_error_is_no_execution_and_leaves_nothing_behind() {
     assert_eq!(world_of(&evm).commits, 1);
 }
 
-/// As alloy-evm wraps it: the EVM is out of reach but for two calls.
+/// An EVM behind a trait such as that of alloy-evm, which offers only these two calls.
 struct Wrapped(TestEvm);
 
 impl TransactionEvm for Wrapped {

@@ -1,4 +1,4 @@
-//! The checks on revm's types, from outside.
+//! Tests of the checks on revm's types.
 
 mod guard;
 mod random;

@@ -1,9 +1,11 @@
-//! Random programs in random worlds, a block at a time on one EVM: what is read from the database
-//! is what is checked, the guard blocks exactly when a listed address is named or read, the list says
-//! the same of the state, and the execution is the same with and without an inspector.
+//! Tests of the guard on random programs in random worlds, one block at a time on one EVM.
 //!
-//! `BLOCKLIST_RANDOM_TXS` sets how many transactions (default 105,000, of which some 4 % are invalid
-//! on purpose), `BLOCKLIST_SEED` where they start. A failure prints the seed of its block.
+//! They assert that the checked keys are the accounts read from the database, that the guard blocks
+//! exactly when a listed address is named or read, that the list decides the same on the state, and
+//! that the execution is the same with and without an inspector.
+//!
+//! `BLOCKLIST_RANDOM_TXS` sets the number of transactions (default 105,000, of which some 4 % are
+//! invalid on purpose), `BLOCKLIST_SEED` the first seed. A failure prints the seed of its block.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,12 +29,13 @@ const DEFAULT_TXS: u64 = 105_000;
 const MIN_EXECUTED: u64 = 100_000;
 const TXS_PER_BLOCK: u64 = 10;
 
-/// Not the testkit's: the integration of rbuilder compiles this file too.
+/// The testkit has such a function too, but the integration of rbuilder compiles this file without
+/// it.
 fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).map_or(default, |text| text.parse().expect("a whole number"))
 }
 
-/// How often each thing was seen, so that a generator gone blind does not pass.
+/// How often each kind of event occurred. A generator that no longer produces one fails the test.
 type Seen = BTreeMap<&'static str, u64>;
 
 /// The addresses that the transaction itself names.
@@ -64,7 +67,7 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
     let mut guarded = evm_with(world.clone(), spec, coinbase, ());
     let mut inspected = evm_with(world, spec, coinbase, AttemptInspector::default());
     let mut seen = Seen::new();
-    let mut saw = |what, count| *seen.entry(what).or_default() += count;
+    let mut saw = |event, count| *seen.entry(event).or_default() += count;
     for index in 0..TXS_PER_BLOCK {
         let tx = random::transaction(
             &mut rng,
@@ -82,7 +85,8 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
         inspected.ctx.journaled_state.database.forget_reads();
         let expected = inspected.inspect_tx(tx.clone());
         if expected.is_err() {
-            // revm 34 leaves in the journal what an invalid transaction loaded. The guard discards it.
+            // revm 34 leaves the accounts of an invalid transaction in the journal. The guard
+            // discards them.
             let _ = revm::ExecuteEvm::finalize(&mut inspected);
         }
         let read = world_of(&inspected).accounts.clone();
@@ -90,7 +94,7 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
         guarded.ctx.journaled_state.database.forget_reads();
         let decided = guard.execute(&mut guarded, tx.clone());
 
-        // The claim: the keys are the accounts read, all of them and no others.
+        // The keys are the accounts that were read, all of them and no others.
         if let Ok(expected) = &expected {
             assert_eq!(keys(&expected.state), read, "{}", context());
             let owners = &world_of(&inspected).storage_owners;
@@ -133,18 +137,18 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
         let attempts = inspected.inspector.attempts();
         saw("attempted only", u64::from(attempts.iter().any(|a| !read.contains(a))));
 
-        let by_list = guard.list().check(&expected.state, coinbase);
+        let list_verdict = guard.list().check(&expected.state, coinbase);
         if read.iter().any(is_listed) {
             saw("blocked by the state", 1);
             let refused = decided.expect_err("a listed address was read");
             let blocked = refused.blocked().unwrap_or_else(|| panic!("{refused}: {}", context()));
-            assert_eq!(by_list, Err(blocked), "{}", context());
+            assert_eq!(list_verdict, Err(blocked), "{}", context());
             assert_eq!(blocked.how, How::TouchedByExecution, "{}", context());
             assert_eq!(Some(&blocked.address), read.iter().find(|a| is_listed(a)), "{}", context());
             assert_eq!(world_of(&guarded).accounts, read, "{}", context());
             assert_eq!(world_of(&guarded).commits, commits, "{}", context());
         } else {
-            assert_eq!(by_list, Ok(()), "{}", context());
+            assert_eq!(list_verdict, Ok(()), "{}", context());
             let checked = decided.unwrap_or_else(|refused| panic!("{refused}: {}", context()));
             assert_eq!(checked.state(), &expected.state, "{}", context());
             assert_eq!(checked.output(), &expected.result, "{}", context());
@@ -159,7 +163,7 @@ fn one_block(seed: u64, forks: &[SpecId]) -> Seen {
 }
 
 #[test]
-fn what_is_checked_is_what_was_read_in_random_blocks_on_every_fork() {
+fn the_checked_accounts_are_those_read_in_random_blocks() {
     let txs = number("BLOCKLIST_RANDOM_TXS", DEFAULT_TXS);
     let first_seed = number("BLOCKLIST_SEED", 0);
     let forks: Vec<SpecId> = forks().collect();
@@ -167,7 +171,7 @@ fn what_is_checked_is_what_was_read_in_random_blocks_on_every_fork() {
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u64).min(8);
     let mut seen = Seen::new();
     let mut add = |part: Seen| {
-        part.into_iter().for_each(|(what, count)| *seen.entry(what).or_default() += count)
+        part.into_iter().for_each(|(event, count)| *seen.entry(event).or_default() += count)
     };
     std::thread::scope(|scope| {
         let parts: Vec<_> = (0..threads)
@@ -187,11 +191,12 @@ fn what_is_checked_is_what_was_read_in_random_blocks_on_every_fork() {
 
     assert!(seen["txs"] >= txs);
     if txs >= DEFAULT_TXS {
-        // Far below what there is, far above what a blind generator makes.
+        // Far below the usual counts, and far above those of a broken generator.
         assert!(seen["executed"] >= MIN_EXECUTED, "{seen:?}");
         assert!(seen["accounts"] > 3 * seen["executed"] && seen["invalid"] > 0, "{seen:?}");
         assert_eq!(seen.len(), 14, "{seen:?}");
-        let often = |(what, count): (&&str, &u64)| *what == "invalid" || *count > seen["txs"] / 100;
+        let often =
+            |(event, count): (&&str, &u64)| *event == "invalid" || *count > seen["txs"] / 100;
         assert!(seen.iter().all(often), "{seen:?}");
     }
 }

@@ -1,6 +1,6 @@
-//! What is particular: creations, self-destruction, precompiles, delegations, access lists, and what is
-//! left in the journal. On each fork that has it. The coinbase, invalid transactions and the reuse of one
-//! EVM over a block are in the random blocks.
+//! Tests of special cases on each fork that has them: creations, self-destruction, precompiles,
+//! delegations, access lists, and leftovers in the journal. The random blocks cover the coinbase,
+//! invalid transactions and the reuse of one EVM.
 
 use blocklist::{Blocked, ExecuteError, How};
 use revm::{
@@ -17,7 +17,7 @@ use revm::{
 use crate::support::{
     self, OTHER, ROUTER, SENDER, VICTIM, World,
     asm::{self, Asm},
-    evm, forks, guard, keys, one_line, reader, tx, with_router, world_of,
+    evm, execute_as_host, forks, guard, keys, reader, tx, with_router, world_of,
 };
 
 const AUTHORITY: Address = address!("0xaa00000000000000000000000000000000000003");
@@ -28,7 +28,7 @@ fn since(first: SpecId) -> impl Iterator<Item = SpecId> {
     forks().filter(move |spec| spec.is_enabled_in(first))
 }
 
-/// Executes and holds the keys against what was read.
+/// Executes a transaction, asserts that its keys are the accounts read, and returns its state.
 fn state_of(name: &str, spec: SpecId, world: &World, tx: &TxEnv) -> EvmState {
     let mut evm = evm(world.clone(), spec);
     let state = evm.transact(tx.clone()).unwrap_or_else(|e| panic!("{spec} {name}: {e}")).state;
@@ -36,7 +36,8 @@ fn state_of(name: &str, spec: SpecId, world: &World, tx: &TxEnv) -> EvmState {
     state
 }
 
-/// What the guard says of the transaction with one address listed; nothing is written if it blocks.
+/// Returns the verdict of the guard on a transaction if one address is listed. Asserts that nothing
+/// is written if it blocks.
 fn verdict(spec: SpecId, world: &World, tx: &TxEnv, listed: Address) -> Result<(), How> {
     let mut evm = evm(world.clone(), spec);
     let verdict = match guard(&[listed]).execute(&mut evm, tx.clone()) {
@@ -53,7 +54,7 @@ fn verdict(spec: SpecId, world: &World, tx: &TxEnv, listed: Address) -> Result<(
     let expected_commits = usize::from(verdict.is_ok());
     assert_eq!(world_of(&evm).commits, expected_commits, "{spec}");
     let mut other = self::evm(world.clone(), spec);
-    let alike = one_line(&guard(&[listed]), &mut other, tx.clone());
+    let alike = execute_as_host(&guard(&[listed]), &mut other, tx.clone());
     assert_eq!(alike, verdict.map_err(|how| Blocked { address: listed, how }), "{spec}");
     assert_eq!(world_of(&other).commits, expected_commits, "{spec}");
     verdict
@@ -63,20 +64,20 @@ fn creation(init: Asm) -> TxEnv {
     TxEnv { kind: TxKind::Create, data: init.bytes(), ..tx(ROUTER) }
 }
 
-/// An authorization by `authority`, or by nobody if its signature is invalid.
+/// A transaction with one authorization, whose signature is invalid without an `authority`.
 fn authorization(chain: u64, authority: Option<Address>, target: Address, nonce: u64) -> TxEnv {
     let authorization_list = vec![support::authorization(chain, authority, target, nonce)];
     TxEnv { tx_type: 4, gas_priority_fee: Some(1), authorization_list, ..tx(OTHER) }
 }
 
-/// Since which fork, its name, the world, the transaction, and an address.
+/// The first fork of the case, its name, the world, the transaction, and the address in question.
 type Case = (SpecId, &'static str, World, TxEnv, Address);
 
 fn routed(name: &'static str, code: Asm, address: Address) -> Case {
     (SpecId::BERLIN, name, with_router(code), tx(ROUTER), address)
 }
 
-/// What is loaded, and counts.
+/// Cases in which the address is loaded, and so counts.
 fn reached() -> Vec<Case> {
     let stop = Bytes::from_static(&[opcode::STOP]);
     let created = ROUTER.create(1);
@@ -88,21 +89,21 @@ fn reached() -> Vec<Case> {
         ("created and halted", Asm::new().op(opcode::INVALID)),
     ] {
         let code = init.bytes();
-        let by_salt = ROUTER.create2(B256::ZERO, keccak256(&code));
+        let created_by_salt = ROUTER.create2(B256::ZERO, keccak256(&code));
         all.extend([
             routed(name, Asm::new().create(&code, 0), created),
-            routed(name, Asm::new().create2(&code, 0), by_salt),
+            routed(name, Asm::new().create2(&code, 0), created_by_salt),
             // The outer frame reverts as well.
             routed(name, Asm::new().create(&code, 0).revert(), created),
             (SpecId::BERLIN, name, World::new(), creation(init), SENDER.create(0)),
         ]);
     }
     let collides = (SpecId::BERLIN, "", World::new(), creation(Asm::new()), SENDER.create(0));
-    for (first, _, mut world, tx, at) in
+    for (first, _, mut world, tx, address) in
         [collides, routed("", Asm::new().create(&stop, 0), created)]
     {
-        world.contract(at, stop.clone());
-        all.push((first, "a collision", world, tx, at));
+        world.contract(address, stop.clone());
+        all.push((first, "a collision", world, tx, address));
     }
     let destroys = Asm::new().address(VICTIM).op(opcode::SELFDESTRUCT).bytes();
     all.push(routed("an heir", Asm::new().create(&destroys, 3), VICTIM));
@@ -114,32 +115,32 @@ fn reached() -> Vec<Case> {
     let mut delegation = World::new();
     delegation.delegated(AUTHORITY, VICTIM);
     delegation.contract(VICTIM, stop);
-    let to_it =
+    let delegated_call =
         |world: &World, to| (SpecId::PRAGUE, "run by delegation", world.clone(), tx(to), VICTIM);
-    all.push(to_it(&delegation, AUTHORITY));
+    all.push(delegated_call(&delegation, AUTHORITY));
     for code in calls(AUTHORITY) {
         delegation.contract(ROUTER, code.bytes());
-        all.push(to_it(&delegation, ROUTER));
+        all.push(delegated_call(&delegation, ROUTER));
     }
     all
 }
 
-/// What is named and not loaded.
+/// Cases in which the address is named and not loaded.
 fn not_reached() -> [Case; 3] {
     let mut delegation = with_router(Asm::new().address(AUTHORITY).op(opcode::EXTCODESIZE));
     delegation.delegated(AUTHORITY, VICTIM);
     [
-        // A thousand wei is all it has.
+        // The router owns a thousand wei.
         routed("without funds", Asm::new().create(&[opcode::STOP], 1001), ROUTER.create(1)),
-        // Warm without being used: in no transaction's state.
+        // A precompile is warm, and in the state only if it is used.
         routed("an unused precompile", Asm::new().call(opcode::CALL, IDENTITY, 0), ECRECOVER),
-        // Its code is only looked at: that is the delegation itself, the target is not loaded.
+        // Reading the code size reads the delegation itself and does not load its target.
         (SpecId::PRAGUE, "the size of a delegation", delegation, tx(ROUTER), VICTIM),
     ]
 }
 
 #[test]
-fn what_a_transaction_loads_counts_and_nothing_else() {
+fn exactly_the_loaded_accounts_count() {
     for (first, name, world, tx, address) in reached() {
         for spec in since(first) {
             assert!(state_of(name, spec, &world, &tx).contains_key(&address), "{spec} {name}");
@@ -156,14 +157,14 @@ fn what_a_transaction_loads_counts_and_nothing_else() {
 }
 
 #[test]
-fn what_a_transaction_names_is_blocked_whether_or_not_it_is_used_or_valid() {
+fn named_addresses_are_blocked_whether_or_not_they_are_used() {
     let item = AccessListItem { address: VICTIM, storage_keys: vec![B256::ZERO] };
     let access_list = AccessList(vec![item]);
     let listing = TxEnv { access_list, tx_type: 1, ..tx(ROUTER) };
     let used = Asm::new().address(VICTIM).op(opcode::BALANCE);
     let mut funded = World::new();
     funded.fund(AUTHORITY, U256::ONE);
-    let by =
+    let case =
         |name, tx: &TxEnv, address| (SpecId::PRAGUE, name, funded.clone(), tx.clone(), address);
     let [valid, other_nonce] = [0, 7].map(|nonce| authorization(1, Some(AUTHORITY), VICTIM, nonce));
     let invalid = authorization(1, None, VICTIM, 0);
@@ -171,17 +172,17 @@ fn what_a_transaction_names_is_blocked_whether_or_not_it_is_used_or_valid() {
     let runs_it = TxEnv { kind: TxKind::Call(AUTHORITY), ..valid.clone() };
     let unused = (SpecId::BERLIN, "unused", World::new(), listing, VICTIM);
     let cases = [
-        // Only the pre-check sees what is not loaded.
+        // Only the pre-check sees an address that is not loaded.
         (unused.clone(), How::AccessList, false),
         ((SpecId::BERLIN, "used", with_router(used), unused.3, VICTIM), How::AccessList, true),
-        (by("valid, not run", &valid, VICTIM), How::DelegationTarget, false),
-        (by("valid, not run", &valid, AUTHORITY), How::Authority, true),
-        (by("valid and run", &runs_it, VICTIM), How::DelegationTarget, true),
-        (by("wrong nonce", &other_nonce, VICTIM), How::DelegationTarget, false),
-        (by("wrong nonce", &other_nonce, AUTHORITY), How::Authority, true),
-        (by("invalid signature", &invalid, VICTIM), How::DelegationTarget, false),
+        (case("valid, not run", &valid, VICTIM), How::DelegationTarget, false),
+        (case("valid, not run", &valid, AUTHORITY), How::Authority, true),
+        (case("valid and run", &runs_it, VICTIM), How::DelegationTarget, true),
+        (case("wrong nonce", &other_nonce, VICTIM), How::DelegationTarget, false),
+        (case("wrong nonce", &other_nonce, AUTHORITY), How::Authority, true),
+        (case("invalid signature", &invalid, VICTIM), How::DelegationTarget, false),
         // The EVM skips it before it loads the authority.
-        (by("another chain", &other_chain, AUTHORITY), How::Authority, false),
+        (case("another chain", &other_chain, AUTHORITY), How::Authority, false),
     ];
     for ((first, name, world, tx, listed), how, is_loaded) in cases {
         for spec in since(first) {
@@ -193,7 +194,7 @@ fn what_a_transaction_names_is_blocked_whether_or_not_it_is_used_or_valid() {
 }
 
 #[test]
-fn a_list_with_the_zero_address_blocks_whoever_removes_a_delegation() {
+fn a_listed_zero_address_blocks_the_removal_of_a_delegation() {
     for spec in since(SpecId::PRAGUE) {
         let mut world = World::new();
         world.delegated(AUTHORITY, OTHER);
@@ -211,14 +212,14 @@ fn an_execution_left_in_the_journal_is_refused_and_cleared() {
         let mut evm = evm(reader(), spec);
         evm.transact_one(tx(ROUTER)).expect("valid");
         let next = || TxEnv { nonce: 1, ..tx(OTHER) };
-        // What the guard spares its caller: the state of both transactions in one.
+        // Without the guard, the state of the second transaction contains that of the first.
         let mixed = evm.transact(next()).expect("valid").state;
         assert!(mixed.contains_key(&VICTIM), "{spec}");
 
         evm.transact_one(tx(ROUTER)).expect("valid");
         let refused = guard(&[]).execute(&mut evm, next()).expect_err("leftover");
         assert_eq!(refused, ExecuteError::Leftover { accounts: 4 }, "{spec}");
-        // Cleared: the leftover was never committed, so the sender's nonce is 0 again.
+        // The leftover was never committed, so the sender's nonce is 0 again.
         guard(&[VICTIM]).execute(&mut evm, tx(OTHER)).expect("a clean EVM").commit();
         assert_eq!(world_of(&evm).commits, 1);
     }

@@ -1,5 +1,6 @@
-//! Opcodes that halt before they load the account they name: not reached, so they pass; attempted,
-//! so the strict check of the finished block refuses them.
+//! Tests of opcodes that halt before they load the account that they name. The account was not
+//! reached, so the transaction passes, and the strict check of the finished block refuses the
+//! attempt.
 
 use std::time::SystemTime;
 
@@ -25,7 +26,7 @@ use crate::support::{
 
 const INNER: Address = address!("0xc000000000000000000000000000000000000003");
 
-/// How the frame that attempts is called.
+/// How the frame with the attempt is called.
 #[derive(Debug, Clone, Copy)]
 enum Frame {
     Plain,
@@ -92,7 +93,7 @@ fn unverified<B>(listed: Address, block: B) -> Unverified<B> {
 }
 
 #[test]
-fn an_attempt_that_halts_first_passes_the_state_check_and_not_the_strict_one() {
+fn an_attempt_that_halts_passes_the_state_check_and_not_the_strict_one() {
     for spec in forks() {
         for (frame, inner) in attempts() {
             let name = format!("{spec} {frame:?} {inner:?}");
@@ -123,7 +124,7 @@ fn the_strict_check_names_the_transaction_and_commits_those_before_it() {
         assert_eq!(refused.expect_err("the last").index, 2);
         assert_eq!(world_of(&evm).commits, 2);
 
-        // What is reached and not only attempted, and what is named, keep their own reason.
+        // Addresses that are reached or named keep their own reason.
         let strict = |listed, last| {
             let refused =
                 guard(&[listed]).verify_block(&mut strict_evm(world.clone(), spec), block(last));
@@ -135,7 +136,7 @@ fn the_strict_check_names_the_transaction_and_commits_those_before_it() {
 }
 
 #[test]
-fn a_clean_block_comes_out_of_the_strict_check_with_the_results_of_a_plain_execution() {
+fn the_strict_check_returns_the_results_of_a_plain_execution() {
     for spec in forks() {
         let world = arrange(Frame::Static, &Asm::new().address(VICTIM).op(opcode::BALANCE));
         let block =
@@ -155,7 +156,7 @@ fn a_clean_block_comes_out_of_the_strict_check_with_the_results_of_a_plain_execu
 
 #[test]
 fn attempts_of_one_transaction_do_not_count_against_the_next() {
-    // The inspector is cleared between transactions: the first names an address under an open list.
+    // The first block names the address while nothing is listed; the inspector must forget it.
     let mut evm = strict_evm(attempting(), SpecId::OSAKA);
     guard(&[]).verify_block(&mut evm, [tx(ROUTER)]).expect("nothing is listed");
     assert!(evm.inspector.attempts().contains(&VICTIM));

@@ -1,4 +1,4 @@
-//! A world in memory that records what is read from it, and EVMs over it.
+//! A world in memory that records which accounts are read, and EVMs on it.
 #![allow(unreachable_pub, reason = "private to these tests")]
 
 pub mod asm;
@@ -41,14 +41,14 @@ pub fn forks() -> impl Iterator<Item = SpecId> {
     (SpecId::BERLIN as u8..).map_while(SpecId::try_from_u8)
 }
 
-/// A database that remembers which accounts were asked for, and how often it was written to.
+/// A database that records which accounts were read, and how often it was written to.
 #[derive(Debug, Clone, Default)]
 pub struct World {
     pub inner: CacheDB<EmptyDB>,
     pub accounts: BTreeSet<Address>,
     pub storage_owners: BTreeSet<Address>,
     pub commits: usize,
-    /// An account that it fails to read.
+    /// An account whose reads fail.
     pub lost: Option<Address>,
 }
 
@@ -92,14 +92,14 @@ impl World {
     }
 }
 
-/// [`ROUTER`] runs this.
+/// A world in which [`ROUTER`] has this code.
 pub fn with_router(code: asm::Asm) -> World {
     let mut world = World::new();
     world.contract(ROUTER, code.bytes());
     world
 }
 
-/// [`ROUTER`] reads [`VICTIM`].
+/// A world in which [`ROUTER`] reads the balance of [`VICTIM`].
 pub fn reader() -> World {
     with_router(asm::Asm::new().address(VICTIM).op(opcode::BALANCE))
 }
@@ -168,7 +168,7 @@ pub fn tx(to: Address) -> TxEnv {
     TxEnv::builder().caller(SENDER).to(to).gas_limit(10_000_000).gas_price(20).build_fill()
 }
 
-/// By `authority`, or by nobody if its signature is invalid.
+/// An authorization, whose signature is invalid without an `authority`.
 pub fn authorization(
     chain_id: u64,
     authority: Option<Address>,
@@ -194,9 +194,9 @@ pub fn guard_for(listed: &[Address], coinbase: Address) -> BlockGuard {
     BlockGuard::new(Arc::new(list), coinbase).expect("the coinbase is not listed")
 }
 
-/// As a builder does that executes by its own means: the pre-check over addresses, an execution, one line, and
-/// the commit.
-pub fn one_line(guard: &BlockGuard, evm: &mut TestEvm, tx: TxEnv) -> Result<(), Blocked> {
+/// The steps of a builder that executes by its own means: the pre-check over addresses, the
+/// execution, the check of the state, and the commit.
+pub fn execute_as_host(guard: &BlockGuard, evm: &mut TestEvm, tx: TxEnv) -> Result<(), Blocked> {
     guard.precheck_addresses(
         tx.caller,
         tx.kind.to().copied(),

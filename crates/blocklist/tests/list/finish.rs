@@ -1,4 +1,4 @@
-//! What a block must pass before it comes out.
+//! Tests of the policy that a finished block must pass.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -17,7 +17,7 @@ fn guard(policy: Policy) -> BlockGuard {
 }
 
 #[test]
-fn a_block_under_the_default_policy_is_submittable_when_it_is_finished() {
+fn a_finished_block_is_submittable_under_the_default_policy() {
     let list = Blocklist::from_addresses([LISTED], &BlocklistConfig::default()).expect("one");
     let fixed = BlockGuard::new(Arc::new(list), FEE_RECIPIENT).expect("not listed");
     for guard in [guard(Policy::PostState), fixed] {
@@ -30,7 +30,7 @@ fn a_block_under_the_default_policy_is_submittable_when_it_is_finished() {
 }
 
 #[test]
-fn a_block_under_the_strict_policy_comes_out_only_by_its_verification() {
+fn a_strict_block_is_submittable_only_after_its_verification() {
     let guard = guard(Policy::Strict);
     let unverified = || match guard.finish("a block") {
         Finished::Unverified(unverified) => unverified,

@@ -1,5 +1,5 @@
-//! The list, its file, its server, and the checks over plain addresses, from outside: all that is there without
-//! an EVM.
+//! Tests of everything that needs no EVM: the list, its file, its server, and the checks over plain
+//! addresses.
 
 mod finish;
 mod parse;

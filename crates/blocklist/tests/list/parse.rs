@@ -1,4 +1,4 @@
-//! The parser against outside bytes.
+//! Property tests of the parser on outside bytes.
 
 use std::collections::BTreeMap;
 
@@ -27,9 +27,9 @@ fn spelling() -> impl Strategy<Value = Spelling> {
     prop_oneof![Just(Spelling::Lower), Just(Spelling::Upper), Just(Spelling::Checksum)]
 }
 
-/// Distinct addresses, each with a spelling and what may stand around it on its line.
+/// Distinct addresses, each with a spelling and the text that follows it on its line.
 fn entries() -> impl Strategy<Value = BTreeMap<[u8; 20], (Spelling, &'static str)>> {
-    let around = prop_oneof![Just(""), Just("  "), Just("\t# who"), Just("\r\n\n# a comment")];
+    let around = prop_oneof![Just(""), Just("  "), Just("\t# owner"), Just("\r\n\n# a comment")];
     prop::collection::btree_map(any::<[u8; 20]>(), (spelling(), around), 1..40)
 }
 
@@ -38,14 +38,14 @@ proptest! {
     fn any_bytes_are_a_list_or_an_error_and_never_a_panic(
         bytes in prop_oneof![
             prop::collection::vec(any::<u8>(), 0..200),
-            // Nearer to what is valid.
+            // Texts that are nearly valid.
             "[\\[\\]\",#0x1-9a-fA-F \n]{0,200}".prop_map(String::into_bytes),
             "(0x[0-9a-fA-F]{40}[ ,\n]{0,2}){0,4}".prop_map(String::into_bytes),
         ],
     ) {
         if let Ok(list) = Blocklist::parse(&bytes, &BlocklistConfig::default()) {
             prop_assert!(!list.is_empty());
-            // Each address takes 42 characters, so nothing was made up.
+            // Each address takes 42 characters, so none was invented.
             prop_assert!(list.len() * 42 <= bytes.len());
         }
     }
@@ -71,7 +71,9 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_list_names_no_address_that_it_does_not_contain(bytes in damaged_seeds("blocklists")) {
+    fn a_damaged_list_names_no_address_that_it_does_not_contain(
+        bytes in damaged_seeds("blocklists"),
+    ) {
         if let Ok(list) = Blocklist::parse(&bytes, &BlocklistConfig::default()) {
             let text = String::from_utf8(bytes).expect("it was parsed").to_ascii_lowercase();
             for address in list.iter() {

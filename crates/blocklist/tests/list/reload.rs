@@ -1,4 +1,4 @@
-//! The list in force: what replaces it, what does not, and when it may no longer be used.
+//! Tests of the list in force: when it is replaced, and when it may no longer be used.
 
 use std::{
     collections::BTreeMap,
@@ -69,10 +69,10 @@ fn a_stale_list_is_back_in_use_after_a_good_reload() {
     let shared = list_a();
     let late = start() + 2 * HOUR;
     assert!(shared.current(late).is_err());
-    let from = shared.current(start()).expect("fresh").hash();
+    let previous_hash = shared.current(start()).expect("fresh").hash();
     let reloaded = shared.reload(B, late, late).expect("a good list");
     let current = shared.current(late).expect("fresh again");
-    assert_eq!(reloaded, Reloaded::Changed { from, to: current.hash() });
+    assert_eq!(reloaded, Reloaded::Changed { previous_hash, hash: current.hash() });
     assert!(!current.contains(&LISTED_IN_A));
     let again = shared.reload(&[b"# same\n", B].concat(), late + HOUR, late + HOUR).expect("good");
     assert_eq!(again, Reloaded::Unchanged { hash: current.hash() });
@@ -84,24 +84,24 @@ fn a_reload_that_is_older_than_the_list_in_force_is_refused() {
     let shared = list_a();
     let later = start() + HOUR / 2;
     shared.reload(B, later, later).expect("a newer list");
-    // The file of the day before, put back: what was added since would be missing.
+    // Somebody restored the file of the day before, which lacks later additions.
     let older = shared.reload(A, later - SECOND, later);
     assert!(matches!(older, Err(Error::Older { behind: SECOND })), "{older:?}");
     assert!(!shared.current(later).expect("fresh").contains(&LISTED_IN_A));
     assert_eq!(shared.as_of(), later);
-    // Of the same second, which is a file's resolution on some systems, the later one counts.
+    // Within the same second, the resolution of file times on some systems, the later reload wins.
     shared.reload(A, later, later).expect("as new as the one in force");
     assert!(shared.current(later).expect("fresh").contains(&LISTED_IN_A));
 }
 
 #[test]
-fn of_reloads_at_once_the_latest_date_is_in_force_in_the_end() {
+fn the_latest_date_wins_among_concurrent_reloads() {
     let shared = list_a();
     let now = start() + HOUR / 2;
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // Relaxed: only ends the loop, orders nothing.
+            // Relaxed: it only ends the loop and orders no other memory.
             while !done.load(Ordering::Relaxed) {
                 let list = shared.current(now).expect("fresh");
                 assert!([1, 500].contains(&list.len()), "one list or another");
@@ -144,19 +144,19 @@ fn a_list_that_is_stale_or_from_the_future_does_not_start() {
     // The clock jumped back under a running builder.
     let jumped = list_a().current(start() - CLOCK_TOLERANCE - SECOND);
     assert!(matches!(jumped, Err(Error::FromTheFuture { .. })));
-    // A day is the default, and a list that is part of a release may be as old as it likes.
+    // The default maximum age is a day; a list that is part of a release has none.
     let default = BlocklistConfig::default();
     let day_later = start() + DEFAULT_MAX_AGE + SECOND;
     let aged = |config| SharedBlocklist::new(A, start(), config, day_later);
     assert!(matches!(aged(default), Err(Error::Stale { .. })));
     let forever = BlocklistConfig { max_age: None, ..default };
     assert!(aged(forever).is_ok());
-    // Whatever its age may be: no list with a true date could replace it.
+    // A date in the future is refused all the same: no list with a true date could replace it.
     let shared = SharedBlocklist::new(A, start(), forever, start()).expect("a good list");
     let refused = shared.reload(A, start() + HOUR, start());
     assert!(matches!(refused, Err(Error::FromTheFuture { .. })), "{refused:?}");
     assert!(shared.reload(B, start() + SECOND, start() + SECOND).is_ok());
-    // No list is younger than that.
+    // No list is younger than a maximum age of zero.
     let never = BlocklistConfig { max_age: Some(Duration::ZERO), ..default };
     assert!(matches!(aged(never), Err(Error::Config { field: "max_age", .. })));
 }
@@ -175,7 +175,8 @@ fn a_listed_fee_recipient_stops_the_block_also_after_a_reload() {
     assert!(shared.begin_block(LISTED_IN_A, None, start()).is_err());
 }
 
-/// A file with this text, of the start, in a directory that is deleted when dropped.
+/// Writes a file with this text and the date of the start, in a directory that is deleted when
+/// dropped.
 fn file(text: &[u8]) -> (TempDir, PathBuf) {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("blocklist");
@@ -190,7 +191,7 @@ fn write(path: &Path, text: &[u8], modified: SystemTime) {
 }
 
 #[test]
-fn a_file_is_as_old_as_its_last_change_however_often_it_is_read() {
+fn a_file_is_as_old_as_its_last_change() {
     let (_directory, path) = file(A);
     let shared = SharedBlocklist::open(&path, hourly(), start()).expect("a good file");
     assert_eq!(shared.as_of(), start());
@@ -235,15 +236,15 @@ fn a_file_that_is_missing_or_too_long_does_not_start() {
     assert!(SharedBlocklist::open(&path, hourly(), start()).is_ok());
     write(&path, &padded(MAX_BYTES + 10), start());
     let long = SharedBlocklist::open(&path, hourly(), start()).map(drop);
-    // Not more is read than shows it.
+    // Reading stops one byte after the limit.
     let shown = MAX_BYTES + 1;
     assert!(matches!(long, Err(Error::TooLarge { bytes, max_bytes: MAX_BYTES }) if bytes == shown));
 }
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_file_whose_length_is_not_what_was_read_is_refused() {
-    // The files of /proc say that they are empty, as a file does that is written meanwhile.
+fn a_file_that_changes_while_it_is_read_is_refused() {
+    // Files of /proc report a length of zero, like a file that is being written.
     let path = "/proc/self/status";
     let refused = SharedBlocklist::open(path, hourly(), start()).map(drop);
     let Err(Error::ChangedWhileRead { path: named }) = refused else { panic!("{refused:?}") };
@@ -251,12 +252,12 @@ fn a_file_whose_length_is_not_what_was_read_is_refused() {
 }
 
 #[test]
-fn what_is_in_force_and_what_was_refused_is_in_the_metrics() {
+fn metrics_show_the_list_in_force_and_count_refusals() {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();
     let hash = metrics::with_local_recorder(&recorder, || {
         let shared = list_a();
-        // The results are tested above; here it is what they count.
+        // The results are tested above; here the counts are.
         let twice = [B, b"0x00000000000000000000000000000000000000cd\n", B].concat();
         let _ = shared.reload(&twice, start(), start());
         let _ = shared.reload(b"", start(), start());

@@ -1,4 +1,5 @@
-//! A list from a server: what replaces the list in force, what confirms it, and what leaves it alone.
+//! Tests of a list from a server: which responses replace the list in force, confirm it, or leave
+//! it as it is.
 
 use std::{
     io::{Read, Write},
@@ -15,7 +16,7 @@ use super::{HOUR, LISTED_IN_A, SECOND, hourly, start};
 const A: &str = "[\"0x00000000000000000000000000000000000000aa\"]";
 const B: &str = "0x00000000000000000000000000000000000000bb\n";
 
-/// Answers one request after the other, each on a connection of its own.
+/// A server that responds to one request after the other, each on its own connection.
 struct Server {
     url: String,
     requests: JoinHandle<Vec<String>>,
@@ -32,7 +33,7 @@ impl Server {
                 let (mut stream, _) = listener.accept().expect("a connection");
                 let request = head(&mut stream);
                 stream.write_all(response.as_bytes()).expect("the client reads");
-                // An empty response is that of a server that stands still.
+                // An empty response stands for a server that hangs.
                 if response.is_empty() {
                     open.push(stream);
                 }
@@ -43,14 +44,14 @@ impl Server {
         Self { url: format!("http://127.0.0.1:{port}/lists/secret.json?key=secret"), requests }
     }
 
-    /// Its URL, and the list of its first response.
+    /// Opens the list of the first response.
     fn open(&self) -> (ListUrl, SharedBlocklist) {
         let mut url = ListUrl::new(&self.url).expect("a server on this machine");
         let shared = SharedBlocklist::open_url(&mut url, hourly(), start()).expect("a good list");
         (url, shared)
     }
 
-    /// The requests, once all were answered.
+    /// Returns all requests after the last response.
     fn requests(self) -> Vec<String> {
         self.requests.join().expect("the server has not panicked")
     }
@@ -82,7 +83,7 @@ fn response(status: &str, headers: &str, body: &str) -> String {
 }
 
 #[test]
-fn a_list_that_has_not_changed_is_confirmed_by_its_etag_and_not_sent_again() {
+fn an_unchanged_list_is_confirmed_by_its_etag_and_not_resent() {
     let server = Server::new([
         ok("etag: \"v1\"\r\n", A),
         not_modified(),
@@ -98,7 +99,7 @@ fn a_list_that_has_not_changed_is_confirmed_by_its_etag_and_not_sent_again() {
     assert_eq!(shared.as_of(), later);
     assert!(shared.current(later + HOUR).is_ok(), "as new as its confirmation");
     let changed = shared.reload_url(&mut url, later).expect("a good list");
-    assert!(matches!(changed, Reloaded::Changed { from, .. } if from == hash));
+    assert!(matches!(changed, Reloaded::Changed { previous_hash, .. } if previous_hash == hash));
     let unchanged = shared.reload_url(&mut url, later).expect("confirmed");
     assert_eq!(unchanged, Reloaded::Unchanged { hash: changed.hash() });
 
@@ -131,7 +132,7 @@ fn a_list_that_is_not_in_force_cannot_be_confirmed() {
 }
 
 #[test]
-fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
+fn a_bad_response_leaves_the_list_in_force_until_its_maximum_age() {
     let long = format!("{A}{}", " ".repeat(MAX_BYTES + 1 - A.len()));
     let bad = [
         response("404 Not Found", "", A),
@@ -141,7 +142,7 @@ fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
         ok("etag: \"html\"\r\n", "<html>502 Bad Gateway</html>"),
         ok("", ""),
         ok("", &long),
-        // Cut: fewer bytes than announced.
+        // The body is shorter than announced.
         ok("", A).replace(&format!("length: {}", A.len()), "length: 999"),
         "HTTP/1.1 200".to_owned(),
         "SSH-2.0-OpenSSH\r\n".to_owned(),
@@ -169,14 +170,14 @@ fn whatever_is_not_a_list_leaves_the_one_in_force_until_its_maximum_age() {
         assert_eq!(shared.as_of(), start());
         assert!(matches!(shared.current(later + SECOND), Err(Error::Stale { .. })));
     }
-    // The ETag of what was no list is not asked for, and the good one still counts.
+    // The ETag of a refused text is not sent back, and the one of the last good list still is.
     assert!(shared.reload_url(&mut url, later + SECOND).is_ok());
     assert!(shared.current(later + SECOND).is_ok());
     assert!(server.requests().iter().all(|request| !request.contains("\"html\"")));
 }
 
 #[test]
-fn a_server_that_stands_still_is_given_up_after_the_time_out() {
+fn a_request_to_a_server_that_hangs_fails_after_the_time_out() {
     let server = Server::new([ok("", A), String::new()]);
     let (url, shared) = server.open();
     let mut url = url.with_timeout(Duration::from_millis(50));
@@ -191,7 +192,7 @@ fn a_response_from_a_cache_is_as_old_as_the_cache_says() {
         Server::new([ok("age: 600\r\n", A), ok("age: 700\r\n", B), ok("age: 3601\r\n", A)]);
     let (mut url, shared) = server.open();
     assert_eq!(shared.as_of(), start() - 600 * SECOND);
-    // Another cache of the same server, which lags behind.
+    // The second response comes from another cache, which lags behind.
     let refused = shared.reload_url(&mut url, start());
     assert!(matches!(refused, Err(Error::Older { behind }) if behind == 100 * SECOND));
     let refused = shared.reload_url(&mut url, start());
@@ -200,7 +201,7 @@ fn a_response_from_a_cache_is_as_old_as_the_cache_says() {
 }
 
 #[test]
-fn a_url_that_anybody_on_the_way_could_answer_is_refused() {
+fn a_url_whose_response_could_be_altered_is_refused() {
     for good in
         ["https://example.com/list", "http://localhost:80/", "http://[::1]/", "http://127.9.9.9/"]
     {
@@ -219,26 +220,25 @@ fn a_url_that_anybody_on_the_way_could_answer_is_refused() {
         let refused = ListUrl::new(bad).map(drop);
         assert!(matches!(refused, Err(Error::Config { field: "url", .. })), "{bad}: {refused:?}");
     }
-    // No TLS is spoken there, and the text is not taken without.
+    // The server speaks no TLS, and there is no fallback to HTTP.
     let server = Server::new([]);
     let mut url = ListUrl::new(&server.url.replace("http:", "https:")).expect("HTTPS");
     let refused = SharedBlocklist::open_url(&mut url, hourly(), start()).map(drop);
     assert!(matches!(refused, Err(Error::Request { .. })), "{refused:?}");
 }
 
-/// It could alter the list, and its `localhost` is another machine.
+/// A proxy could alter the list, and its `localhost` is another machine.
 #[test]
-fn a_list_of_this_machine_does_not_come_through_the_proxy_of_the_environment() {
+fn a_list_of_this_machine_bypasses_the_proxy_of_the_environment() {
     const URL: &str = "LIST_URL_OF_TEST";
-    const NAME: &str =
-        "url::a_list_of_this_machine_does_not_come_through_the_proxy_of_the_environment";
+    const NAME: &str = "url::a_list_of_this_machine_bypasses_the_proxy_of_the_environment";
     if let Ok(url) = std::env::var(URL) {
         let mut url = ListUrl::new(&url).expect("a server on this machine");
         SharedBlocklist::open_url(&mut url, hourly(), start()).expect("from the server itself");
         return;
     }
     let server = Server::new([ok("", A)]);
-    // In a process of its own, with an environment of its own. Nothing listens at the proxy's port.
+    // The child process has its own environment. Nothing listens on the proxy's port.
     let run = Command::new(std::env::current_exe().expect("this test"))
         .args(["--exact", NAME])
         .env(URL, &server.url)
@@ -247,6 +247,6 @@ fn a_list_of_this_machine_does_not_come_through_the_proxy_of_the_environment() {
         .env_remove("no_proxy")
         .output()
         .expect("it runs");
-    let said = String::from_utf8_lossy(&run.stdout);
-    assert!(run.status.success() && said.contains("1 passed"), "{said}");
+    let stdout = String::from_utf8_lossy(&run.stdout);
+    assert!(run.status.success() && stdout.contains("1 passed"), "{stdout}");
 }

@@ -1,4 +1,4 @@
-//! As much of an assembler as the tests' programs need.
+//! A small assembler for the programs of the tests.
 
 use revm::{
     bytecode::opcode,
@@ -58,8 +58,8 @@ impl Asm {
         for (index, chunk) in bytes.chunks(32).enumerate() {
             let mut word = [0; 32];
             word[..chunk.len()].copy_from_slice(chunk);
-            let at = index as u64 * 32;
-            self = self.push_word(U256::from_be_bytes(word)).push(at).op(opcode::MSTORE);
+            let offset = index as u64 * 32;
+            self = self.push_word(U256::from_be_bytes(word)).push(offset).op(opcode::MSTORE);
         }
         self
     }

@@ -22,12 +22,12 @@ use super::{
     asm::{Asm, CALLS, takes_value},
 };
 
-/// One of those that there are.
-pub fn pick<T: Copy>(rng: &mut ChaCha8Rng, from: &[T]) -> T {
-    *from.choose(rng).expect("not empty")
+/// Picks one of these values.
+pub fn pick<T: Copy>(rng: &mut ChaCha8Rng, values: &[T]) -> T {
+    *values.choose(rng).expect("not empty")
 }
 
-/// The addresses of a world, by what stands there.
+/// The addresses of a world, by the kind of account.
 #[derive(Debug, Clone)]
 pub struct Universe {
     pub senders: Vec<Address>,
@@ -44,7 +44,7 @@ impl Universe {
     pub fn new(spec: SpecId) -> Self {
         let named = |kind: u8, count: u8| -> Vec<Address> {
             let address =
-                |n| Address::from(std::array::from_fn(|at| if at < 19 { kind } else { n }));
+                |n| Address::from(std::array::from_fn(|index| if index < 19 { kind } else { n }));
             (1..=count).map(address).collect()
         };
         // Cheap ones and expensive ones; some of them only exist on later forks.
@@ -56,7 +56,7 @@ impl Universe {
         let (senders, contracts, missing) = (named(0x5e, 3), named(0xc0, 8), named(0x90, 4));
         let (funded, empty) = (named(0xa0, 2), named(0xe0, 1));
         let accounts = [&senders, &funded, &empty, &missing, &delegated, &precompiles];
-        // What has code is drawn more often.
+        // Contracts are drawn twice as often.
         let all = accounts.into_iter().chain([&contracts; 2]).flatten().copied().collect();
         let transient_storage = spec.is_enabled_in(SpecId::CANCUN);
         Self { senders, contracts, funded, empty, delegated, precompiles, all, transient_storage }
@@ -134,7 +134,7 @@ impl Universe {
                 let kind = pick(rng, &CALLS);
                 let mut asm = asm.push(0).push(0).push(rng.random_range(0..70)).push(0);
                 if takes_value(kind) {
-                    // More than it has, now and then.
+                    // Sometimes more than the account owns.
                     asm = asm.push(pick(rng, &[0, 0, 0, 1, 5, 1 << 40]));
                 }
                 let asm = self.push_address(rng, asm);
@@ -151,7 +151,7 @@ impl Universe {
                 let value = pick(rng, &[0, 0, 1, 1 << 40]);
                 let create = if rng.random_bool(0.5) { Asm::create } else { Asm::create2 };
                 let asm = create(asm, &init, value);
-                // What was created is used, or called.
+                // The created account is read, or called.
                 match rng.random_range(0..3) {
                     0 => asm.op(opcode::EXTCODESIZE).op(opcode::POP),
                     1 => {
@@ -162,11 +162,11 @@ impl Universe {
                 }
             }
             16 => asm.op(opcode::SELFBALANCE).op(opcode::POP),
-            // Before it exists, its opcode ends the frame.
+            // On forks without transient storage the opcode would end the frame.
             17 if self.transient_storage => asm.push(1).push(1).op(opcode::TSTORE),
             17 | 18 => asm.push(7).push(0).op(opcode::MSTORE),
-            // Anything at all, mostly invalid or short of stack: seldom, since it ends the frame. And
-            // no long PUSH, which would swallow what follows.
+            // Any byte, but seldom, since most are invalid or lack arguments and end the frame. No
+            // long PUSH, which would swallow the following code.
             _ => match rng.random() {
                 byte if rng.random_bool(0.2)
                     && !(opcode::PUSH2..=opcode::PUSH32).contains(&byte) =>
