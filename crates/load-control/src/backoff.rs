@@ -1,4 +1,4 @@
-//! The pauses between attempts.
+//! The delays between attempts.
 
 use std::time::Duration;
 
@@ -7,7 +7,9 @@ use std::time::Duration;
 /// ```
 /// use std::time::Duration;
 ///
-/// let backoff = load_control::Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) };
+/// use load_control::Backoff;
+///
+/// let backoff = Backoff { base: Duration::from_millis(50), cap: Duration::from_secs(1) };
 /// assert_eq!(backoff.delay(0, 1.0), backoff.base);
 /// assert_eq!(backoff.delay(9, 1.0), backoff.cap);
 /// assert!(backoff.random_delay(9) >= backoff.cap / 2);
@@ -23,8 +25,9 @@ pub struct Backoff {
 impl Backoff {
     /// The delay before attempt `attempt` (the first retry is 0), for a `jitter` in 0..1.
     ///
-    /// Half of it is fixed and half random. With full jitter a retry could follow at once; without
-    /// jitter all clients of a restarted server would reconnect in the same millisecond.
+    /// Half of the delay is fixed and half is random. With full jitter a retry could follow at
+    /// once; without jitter all clients of a restarted server would reconnect in the same
+    /// millisecond.
     #[must_use]
     pub fn delay(&self, attempt: u32, jitter: f64) -> Duration {
         let grown = self.base.saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
@@ -47,7 +50,7 @@ mod tests {
         Backoff { base: Duration::from_millis(100), cap: Duration::from_secs(1) };
 
     #[test]
-    fn delays_double_up_to_the_cap_and_keep_half_of_their_length() {
+    fn delays_double_up_to_the_cap_and_half_of_each_is_fixed() {
         let longest = |attempt| BACKOFF.delay(attempt, 1.0).as_millis();
         assert_eq!([0, 1, 3, 4, 32, u32::MAX].map(longest), [100, 200, 800, 1_000, 1_000, 1_000]);
         assert_eq!(BACKOFF.delay(0, 0.0), Duration::from_millis(50));

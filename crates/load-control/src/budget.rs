@@ -1,4 +1,4 @@
-//! Counts with an upper bound, and the shares that callers hold of them.
+//! A count with an upper bound, and the shares of it that callers hold.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -15,12 +15,12 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// An empty budget.
+    /// Makes a budget of which nothing is used.
     pub fn new(limit: usize) -> Arc<Self> {
         Self::with_level(limit, Gauge::noop())
     }
 
-    /// An empty budget whose used part is the value of a gauge.
+    /// Makes a budget whose used part is also shown by a gauge.
     pub(crate) fn with_level(limit: usize, level: Gauge) -> Arc<Self> {
         Arc::new(Self { used: AtomicUsize::new(0), limit, level })
     }
@@ -30,30 +30,30 @@ impl Budget {
         self.used.load(Relaxed)
     }
 
-    /// Whether a share of `more` would now leave at least `keep_free` to others.
+    /// Whether `more` could be taken now, with at least `keep_free` left for others.
     pub fn fits(&self, more: usize, keep_free: usize) -> bool {
         self.raised(self.used(), more, keep_free).is_some()
     }
 
-    /// The sum of all shares after `more` is added, if that leaves `keep_free` to others.
+    /// Returns the sum of all shares after `more` is added, if that leaves `keep_free` for others.
     fn raised(&self, used: usize, more: usize, keep_free: usize) -> Option<usize> {
         let limit = self.limit.saturating_sub(keep_free);
         used.checked_add(more).filter(|raised| *raised <= limit)
     }
 
-    /// A share of size zero, to be grown. It can be made also while the limit is exceeded.
+    /// Returns a share of size zero, to be grown later. It exists even while the limit is exceeded.
     pub fn empty(self: &Arc<Self>) -> Share {
         Share { budget: Arc::clone(self), count: 0 }
     }
 
-    /// Returns a share of `count`, or `None` if less is left.
+    /// Returns a share of size `count`, or `None` if less than that is left.
     pub fn take(self: &Arc<Self>, count: usize) -> Option<Share> {
         let mut share = self.empty();
         share.try_add(count, 0).then_some(share)
     }
 }
 
-/// A part of a budget, released when dropped: also when a future is cancelled, and when its code panics.
+/// A part of a budget, released when dropped, which includes a cancelled future and a panic.
 #[derive(Debug)]
 #[must_use = "dropping it releases the share at once"]
 pub struct Share {
@@ -67,10 +67,11 @@ impl Share {
         self.count
     }
 
-    /// Adds all of `more` or nothing, and leaves `keep_free` of the budget to others. Returns whether it was added.
+    /// Adds `more` to the share if that leaves at least `keep_free` of the budget for others.
+    /// Returns whether it was added.
     ///
-    /// It never exceeds the limit, and never refuses while there is room: the count is not raised
-    /// first and compared afterwards, because then two callers could refuse each other.
+    /// The limit is never exceeded, and nothing is refused while there is room. The count is not
+    /// raised first and compared afterwards, because then two callers could refuse each other.
     pub fn try_add(&mut self, more: usize, keep_free: usize) -> bool {
         let raise = |used| self.budget.raised(used, more, keep_free);
         // Relaxed: no other memory depends on this count.
@@ -82,7 +83,7 @@ impl Share {
         added
     }
 
-    /// Sets the size of the share, even beyond the limit: for memory that is already in use.
+    /// Sets the size of the share, even beyond the limit. Use it for memory that is already in use.
     pub fn resize(&mut self, count: usize) {
         if count > self.count {
             self.budget.used.fetch_add(count - self.count, Relaxed);
@@ -105,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_budget_is_never_exceeded_and_every_share_comes_back() {
+    fn a_budget_is_never_exceeded_and_every_share_is_returned() {
         let budget = Budget::new(10);
         let mut one = budget.take(4).unwrap();
         assert!(!one.try_add(5, 2), "two are kept free");
@@ -120,15 +121,15 @@ mod tests {
         assert_eq!(budget.used(), 0);
     }
 
-    /// A response may be longer than its request was. While such responses held more than the limit, each further
-    /// request panicked: its share of nothing did not fit.
+    /// A response may be longer than its request. While such responses exceeded the limit, each new
+    /// request panicked, because not even a share of size zero fitted.
     #[test]
-    fn a_share_of_nothing_exists_while_more_than_the_limit_is_held() {
+    fn an_empty_share_exists_while_the_limit_is_exceeded() {
         let budget = Budget::new(10);
         let mut response = budget.take(10).unwrap();
         response.resize(12);
         let mut next = budget.empty();
-        assert!(!next.try_add(1, 0), "it is refused");
+        assert!(!next.try_add(1, 0), "the limit is exceeded");
         drop(response);
         assert!(next.try_add(1, 0));
     }
@@ -140,7 +141,7 @@ mod loom_tests {
     use loom::thread;
 
     #[test]
-    fn the_limit_holds_and_the_last_place_is_always_given_in_every_interleaving() {
+    fn the_limit_holds_and_the_last_place_is_given_in_every_interleaving() {
         loom::model(|| {
             let budget = Budget::new(1);
             let entered = Arc::new(AtomicUsize::new(0));
@@ -155,9 +156,9 @@ mod loom_tests {
                 }
             };
             let other = thread::spawn(enter.clone());
-            let here = enter();
-            let there = other.join().unwrap();
-            assert!(here || there);
+            let first_entered = enter();
+            let second_entered = other.join().unwrap();
+            assert!(first_entered || second_entered);
             assert_eq!(budget.used(), 0);
         });
     }

@@ -1,4 +1,4 @@
-//! The configurations, with the arithmetic behind each default.
+//! The options of the monitor and of the gate, with the arithmetic behind each default.
 
 use std::{thread, time::Duration};
 
@@ -31,26 +31,26 @@ pub const DEFAULT_WORK_PERMITS_PER_CORE: usize = 2;
 pub const MIN_DEFAULT_WORK_PERMITS: usize = 4;
 /// Upper bound of [`GateConfig::work_permits`].
 pub const MAX_WORK_PERMITS: usize = 65_536;
-/// Cores that external callers leave to internal work by default: they may hold one work permit
-/// less than there are cores, and at least one. So a live announcement finds a core.
+/// Cores that external callers leave to internal work by default. They may hold one work permit
+/// less than there are cores, and at least one, so that a live announcement finds a free core.
 pub const DEFAULT_CORES_LEFT_FREE: usize = 1;
 
 /// Default of [`GateConfig::permit_wait`]. One permit verifies a signed bundle of three
 /// transactions in 200 us, and in 450 us on a slow virtual machine: even there 512 waiting callers
 /// are served in this time, which is short compared with the 12 s of a slot.
 pub const DEFAULT_PERMIT_WAIT: Duration = Duration::from_millis(250);
-/// Default of [`GateConfig::burst_wait`]: a refused caller would not retry earlier, and a machine
-/// that gives a process no core for some hundred milliseconds refuses nobody.
+/// Default of [`GateConfig::burst_wait`]: a refused caller would not retry earlier, and nobody is
+/// refused because the machine gave this process no core for some hundred milliseconds.
 pub const DEFAULT_BURST_WAIT: Duration = RETRY_AFTER;
 /// Upper bound of [`GateConfig::permit_wait`] and of [`GateConfig::burst_wait`].
 pub const MAX_PERMIT_WAIT: Duration = Duration::from_secs(60);
-/// Most external callers that wait for a work permit: as many as the smallest [`Limit::Auto`]
-/// admits. Each costs about 300 bytes, beside its request. When the queue is full, the last caller
-/// with a lower priority than the new one is refused, or else the new one, counted as
-/// `permit_queue_full`.
+/// The most external callers that may wait for a work permit: as many as the smallest
+/// [`Limit::Auto`] admits. Each costs about 300 bytes in addition to its request. When the queue is
+/// full, the last caller with a lower priority than the new one is refused; if there is none, the
+/// new one is. The refusal is counted as `permit_queue_full`.
 pub const MAX_PERMIT_WAITERS: usize = MIN_AUTO_REQUESTS;
 
-/// After how long a refused caller may retry.
+/// How long a refused caller should wait before it retries.
 pub const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The most that is added to [`RETRY_AFTER`] at random, so that callers do not all retry at once.
 pub const RETRY_JITTER: Duration = Duration::from_secs(1);
@@ -108,13 +108,13 @@ impl MonitorConfig {
             ("elevated_until_percent", self.elevated_until_percent),
         ];
         for (field, value) in thresholds {
-            bounded(field, u64::from(value), 1, 100)?;
+            check_bounds(field, u64::from(value), 1, 100)?;
         }
         let [elevated, critical, critical_until, elevated_until] = thresholds;
-        ordered(elevated, "at most", critical)?;
-        ordered(critical_until, "below", critical)?;
-        ordered(elevated_until, "below", elevated)?;
-        ordered(elevated_until, "at most", critical_until)
+        check_order(elevated, "at most", critical)?;
+        check_order(critical_until, "below", critical)?;
+        check_order(elevated_until, "below", elevated)?;
+        check_order(elevated_until, "at most", critical_until)
     }
 }
 
@@ -138,8 +138,8 @@ impl Limit {
     pub fn resolve(self, cores: usize) -> Option<usize> {
         match self {
             Self::Auto => {
-                let of_cores = cores.saturating_mul(AUTO_REQUESTS_PER_CORE);
-                Some(of_cores.clamp(MIN_AUTO_REQUESTS, MAX_AUTO_REQUESTS))
+                let requests = cores.saturating_mul(AUTO_REQUESTS_PER_CORE);
+                Some(requests.clamp(MIN_AUTO_REQUESTS, MAX_AUTO_REQUESTS))
             }
             Self::Number(number) => Some(number),
             Self::Unlimited => None,
@@ -147,29 +147,32 @@ impl Limit {
     }
 }
 
-/// The limits of a `Gate`, for its operator: a machine with more cores, or shared with the node, has
-/// other permits than the default; a builder that prefers early refusals waits shorter.
+/// The limits of a `Gate`.
+///
+/// The defaults suit a machine that runs nothing else under load. Set fewer permits if the node runs
+/// on the same machine, and shorter waits if callers prefer early refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct GateConfig {
-    /// External requests in flight. Default [`Limit::Auto`].
+    /// How many external requests may be in flight. Default [`Limit::Auto`].
     pub requests: Limit,
-    /// Permits for CPU-heavy work, of internal work and external callers together: 2 to
+    /// Permits for CPU-heavy work, for internal work and external callers together: 2 to
     /// [`MAX_WORK_PERMITS`]. Default [`DEFAULT_WORK_PERMITS_PER_CORE`] for each core, at least
     /// [`MIN_DEFAULT_WORK_PERMITS`].
     pub work_permits: usize,
-    /// The permits among these that only internal work may use: 1 to `work_permits - 1`. By default
-    /// all but those that external callers may hold, which are one less than there are cores
-    /// ([`DEFAULT_CORES_LEFT_FREE`]), and at least 1. Ignored under [`Limit::Unlimited`].
+    /// How many of the work permits only internal work may use: 1 to `work_permits - 1`. By default
+    /// external callers may use one permit less than there are cores ([`DEFAULT_CORES_LEFT_FREE`]),
+    /// and at least 1; all others are reserved. Ignored under [`Limit::Unlimited`].
     pub reserved_permits: usize,
-    /// How long an external caller waits for a work permit in an overload, which is when callers
-    /// have been waiting without a break for more than [`Self::burst_wait`]: up to
+    /// How long an external caller waits for a work permit in an overload: up to
     /// [`MAX_PERMIT_WAIT`], default [`DEFAULT_PERMIT_WAIT`]. After that it is refused, counted as
-    /// `no_permit`.
+    /// `no_permit`. An overload begins when the queue of callers has not been empty for
+    /// [`Self::burst_wait`].
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub permit_wait: Duration,
-    /// How long it waits otherwise: up to [`MAX_PERMIT_WAIT`], default [`DEFAULT_BURST_WAIT`];
-    /// never shorter than `permit_wait`. With 0 for both it does not wait at all.
+    /// How long an external caller waits for a work permit otherwise: up to [`MAX_PERMIT_WAIT`],
+    /// default [`DEFAULT_BURST_WAIT`]; a value below `permit_wait` counts as `permit_wait`. If both
+    /// are 0, callers do not wait at all.
     #[cfg_attr(feature = "serde", serde(with = "humantime_serde"))]
     pub burst_wait: Duration,
 }
@@ -200,18 +203,18 @@ impl GateConfig {
     /// Names the field that is out of bounds.
     pub fn validate(&self) -> Result<(), ConfigError> {
         if let Limit::Number(number) = self.requests {
-            bounded("requests", number as u64, 1, MAX_REQUESTS as u64)?;
+            check_bounds("requests", number as u64, 1, MAX_REQUESTS as u64)?;
         }
         let (work, reserved) = (self.work_permits as u64, self.reserved_permits as u64);
         let is_limited = self.requests != Limit::Unlimited;
-        bounded("work_permits", work, 1 + u64::from(is_limited), MAX_WORK_PERMITS as u64)?;
+        check_bounds("work_permits", work, 1 + u64::from(is_limited), MAX_WORK_PERMITS as u64)?;
         for (field, wait) in
             [("permit_wait (ms)", self.permit_wait), ("burst_wait (ms)", self.burst_wait)]
         {
-            bounded(field, millis(wait), 0, millis(MAX_PERMIT_WAIT))?;
+            check_bounds(field, as_millis(wait), 0, as_millis(MAX_PERMIT_WAIT))?;
         }
-        // One permit at least for internal work, and one for external callers.
-        if is_limited { bounded("reserved_permits", reserved, 1, work - 1) } else { Ok(()) }
+        // At least one permit is for internal work, and one for external callers.
+        if is_limited { check_bounds("reserved_permits", reserved, 1, work - 1) } else { Ok(()) }
     }
 }
 
@@ -220,11 +223,11 @@ pub fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn millis(duration: Duration) -> u64 {
+fn as_millis(duration: Duration) -> u64 {
     duration.as_millis().try_into().unwrap_or(u64::MAX)
 }
 
-fn bounded(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), ConfigError> {
+fn check_bounds(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), ConfigError> {
     if (min..=max).contains(&value) {
         Ok(())
     } else {
@@ -232,14 +235,17 @@ fn bounded(field: &'static str, value: u64, min: u64, max: u64) -> Result<(), Co
     }
 }
 
+/// The name of a threshold, and its value in percent.
 type Threshold = (&'static str, u8);
 
-/// `relation`: `below` or `at most`.
-fn ordered(
-    (field, value): Threshold,
+/// Checks that a threshold is `below` or `at most` another one, as `relation` says.
+fn check_order(
+    threshold: Threshold,
     relation: &'static str,
-    (other, limit): Threshold,
+    bound: Threshold,
 ) -> Result<(), ConfigError> {
+    let (field, value) = threshold;
+    let (other, limit) = bound;
     if value < limit || value == limit && relation == "at most" {
         Ok(())
     } else {
@@ -312,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn a_gate_whose_permits_cannot_be_shared_out_does_not_start() {
+    fn a_gate_needs_permits_for_internal_and_for_external_work() {
         let base = GateConfig::for_cores(2);
         for reserved_permits in [0, 4, 5] {
-            let said = GateConfig { reserved_permits, ..base }.validate().unwrap_err().to_string();
+            let error = GateConfig { reserved_permits, ..base }.validate().unwrap_err().to_string();
             let expected =
                 format!("reserved_permits is {reserved_permits}, must be between 1 and 3");
-            assert_eq!(said, expected);
+            assert_eq!(error, expected);
         }
         for config in [
             GateConfig { work_permits: 1, ..base },

@@ -1,4 +1,4 @@
-//! Errors of a configuration. They occur only at the start.
+//! The errors of a configuration, which occur only at start-up.
 
 use thiserror::Error;
 
@@ -13,9 +13,9 @@ pub enum ConfigError {
         field: &'static str,
         /// Its value.
         value: u64,
-        /// The least it may be.
+        /// The smallest valid value.
         min: u64,
-        /// The most it may be.
+        /// The largest valid value.
         max: u64,
     },
     /// Two thresholds in the wrong order.
@@ -38,8 +38,8 @@ pub enum ConfigError {
         /// The queue.
         queue: &'static str,
     },
-    /// A monitor watches at most [`MAX_QUEUES`](crate::MAX_QUEUES).
-    #[error("queue {queue:?} would be one more than the {limit} that a monitor watches")]
+    /// More queues than [`MAX_QUEUES`](crate::MAX_QUEUES) for one monitor.
+    #[error("queue {queue:?} cannot be watched: a monitor watches at most {limit} queues")]
     TooManyQueues {
         /// The queue that was refused.
         queue: &'static str,

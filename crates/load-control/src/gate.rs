@@ -2,14 +2,15 @@
 //!
 //! It has two levels because the two resources differ. Requests in flight cost memory, so the outer
 //! gate refuses before the body is read. Work permits cost CPU, so the inner gate is entered just
-//! before verification. Searchers send in bursts, most of all at the start of a slot, so an external
-//! caller waits for a permit, in a bounded queue by [`Priority`], in a burst for longer than in an
-//! overload. External callers may hold fewer permits than there are cores; the others are reserved for
-//! internal work. A request whose work is deferred stays in flight.
+//! before verification. Searchers send in bursts, most of all at the start of a slot, so an
+//! external caller waits for a permit in a bounded queue, ordered by [`Priority`], and longer in a
+//! burst than in an overload. External callers may hold fewer permits than there are cores; the
+//! others are reserved for internal work. A request whose work is deferred stays in flight.
 //!
 //! There are two locks: that of a shedding episode ([`crate::shedding`]) and that of the external
-//! permits ([`crate::work`]). Each protects a few fields; neither is held across an await, or together with
-//! the other. The count of requests is an atomic; loom checks every interleaving of it.
+//! permits ([`crate::work`]). Each protects a few fields; neither is held across an await, or
+//! together with the other. The count of requests is an atomic, and loom checks every interleaving
+//! of it.
 
 use std::{
     sync::{
@@ -54,7 +55,7 @@ struct GateShared {
     gates: [GateState; GateName::ALL.len()],
 }
 
-/// The counts and the shedding episode of one of the two gates.
+/// The metrics and the shedding episode of one of the two gates.
 #[derive(Debug)]
 struct GateState {
     metrics: GateMetrics,
@@ -113,7 +114,8 @@ impl Gate {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Admits an external request. Never waits. It is in flight until the share is dropped.
+    /// Admits an external request, without waiting. The request is in flight until the share is
+    /// dropped.
     ///
     /// # Errors
     /// [`RefusalReason::TooManyRequests`], [`RefusalReason::ShuttingDown`].
@@ -129,7 +131,8 @@ impl Gate {
         Ok(request)
     }
 
-    /// Whether [`Self::enter`] would admit a request now. It holds nothing; a refusal is counted.
+    /// Checks whether [`Self::enter`] would admit a request now. It reserves nothing; a refusal is
+    /// counted.
     ///
     /// # Errors
     /// As for [`Self::enter`].
@@ -144,8 +147,8 @@ impl Gate {
         Ok(())
     }
 
-    /// Makes a request count as `elements` requests, once the size of a batch is known. All or
-    /// nothing: if refused, it counts as before.
+    /// Makes a request count as `elements` requests, once the size of a batch is known. If that is
+    /// refused, it counts as before.
     ///
     /// # Errors
     /// As for [`Self::enter`].
@@ -165,10 +168,11 @@ impl Gate {
         }
     }
 
-    /// A work permit for an external caller, which waits for at most [`GateConfig::burst_wait`], or
-    /// [`GateConfig::permit_wait`] in an overload. At most [`MAX_PERMIT_WAITERS`](crate::MAX_PERMIT_WAITERS) wait,
-    /// those of a higher priority first. Under [`Limit::Unlimited`](crate::Limit::Unlimited) it
-    /// waits in the queue of all work, without a limit.
+    /// Acquires a work permit for an external caller. The caller waits for at most
+    /// [`GateConfig::burst_wait`], or [`GateConfig::permit_wait`] in an overload. At most
+    /// [`MAX_PERMIT_WAITERS`](crate::MAX_PERMIT_WAITERS) callers wait, and those of a higher
+    /// priority are served first. Under [`Limit::Unlimited`](crate::Limit::Unlimited) the caller
+    /// waits in the queue of all work, without a time limit.
     ///
     /// # Errors
     /// [`RefusalReason::NoPermit`] after that time, [`RefusalReason::QueueFull`],
@@ -189,7 +193,7 @@ impl Gate {
         let permit = match shared.work.try_acquire_external() {
             Some(permit) => permit,
             None if shared.config.requests == Limit::Unlimited => shared.work.acquire().await,
-            // The queue has no clock, so the caller's time is passed to it.
+            // The queue reads no clock, so the caller's time is passed to it.
             None => match shared.work.acquire_external(priority, now.into()).await {
                 Ok(permit) => permit,
                 Err(reason) => return refuse(reason),
@@ -202,14 +206,14 @@ impl Gate {
         Ok(permit)
     }
 
-    /// Runs CPU-heavy work of an external caller on a thread for blocking work of the current tokio
-    /// runtime: under the given permit, or under one for which it waits as
-    /// [`Self::acquire_external`] does. A thread that has finished such work continues with the
-    /// next waiting one, so that no permit is idle in between.
+    /// Runs CPU-heavy work of an external caller on a blocking thread of the current tokio runtime.
+    /// The work holds the given permit, or one for which it waits as [`Self::acquire_external`]
+    /// does. A thread that has finished such work continues with the next waiting work, so that no
+    /// permit is idle in between.
     ///
     /// # Errors
-    /// [`WorkError::Refused`] as [`Self::acquire_external`], [`WorkError::Lost`] if it panics, or if the runtime
-    /// shuts down.
+    /// [`WorkError::Refused`] as [`Self::acquire_external`], [`WorkError::Lost`] if the work panics
+    /// or the runtime shuts down.
     ///
     /// # Panics
     /// Outside of a tokio runtime with a timer.
@@ -250,9 +254,9 @@ impl Gate {
         ran.ok_or(WorkError::Lost)?.map_err(|reason| refuse(reason).into())
     }
 
-    /// A work permit for work of an external caller that was deferred because of the load. It waits
-    /// as long as it takes instead of being refused, also after [`Self::close`]; the permit counts
-    /// among those that external callers may hold.
+    /// Acquires a work permit for work of an external caller that was deferred because of the load.
+    /// It waits without a time limit and is never refused, not even after [`Self::close`]. The
+    /// permit counts among those that external callers may hold.
     ///
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue and holds nothing.
@@ -262,8 +266,8 @@ impl Gate {
         permit
     }
 
-    /// A work permit for internal work. Waits without a limit, first come first served; never
-    /// refused, not even after [`Self::close`].
+    /// Acquires a work permit for internal work. It waits without a time limit, first come first
+    /// served, and is never refused, not even after [`Self::close`].
     ///
     /// # Cancel safety
     /// If the future is dropped while it waits, it leaves the queue and holds nothing.
@@ -301,22 +305,24 @@ impl Gate {
         self.shared.closed.load(Relaxed)
     }
 
-    /// Whether this gate has been refusing callers for at least [`SHED_SUSTAINED`](crate::SHED_SUSTAINED), without a
-    /// pause of [`SHED_QUIET`](crate::SHED_QUIET). Call it regularly, for instance from a readiness probe:
+    /// Whether this gate has been refusing callers for at least
+    /// [`SHED_SUSTAINED`](crate::SHED_SUSTAINED), without a pause of
+    /// [`SHED_QUIET`](crate::SHED_QUIET). Call it regularly, for instance from a readiness probe:
     /// it also logs the end of a shedding episode, which otherwise is logged only when the next
     /// caller arrives.
     pub fn is_shedding(&self, now: Instant) -> bool {
-        // No short circuit: either of the two may have an episode to end.
+        // `|` does not short-circuit: both calls may end an episode.
         let [requests, work] = &self.shared.gates;
         requests.shedding.is_sustained(now) | work.shedding.is_sustained(now)
     }
 
-    /// A time after which to retry, drawn anew for each call, for refusals by other limits.
+    /// Returns a time after which to retry, for refusals by other limits. It is drawn at random for
+    /// each call.
     pub fn retry_after(&self) -> Duration {
         RETRY_AFTER + RETRY_JITTER.mul_f64(rand::random())
     }
 
-    /// Requests that may be in flight; `None` if there is no limit.
+    /// The number of requests that may be in flight; `None` if there is no limit.
     pub fn request_limit(&self) -> Option<usize> {
         self.shared.config.requests.resolve(cores())
     }
@@ -348,7 +354,7 @@ impl Gate {
     fn admit(&self, gate: GateName, count: u64, now: Instant) {
         let gate = &self.shared.gates[gate as usize];
         gate.metrics.admitted.add(count);
-        // Called for the log line that it writes if an episode has ended.
+        // The ended episode is not needed: the call is for its log line.
         let _ = gate.shedding.end_if_quiet(now);
     }
 

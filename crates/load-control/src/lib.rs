@@ -1,7 +1,12 @@
 #![cfg_attr(feature = "tokio", doc = include_str!("../README.md"))]
-#![cfg_attr(not(feature = "tokio"), doc = "Load control: load monitor, backoff.")]
+#![cfg_attr(
+    not(feature = "tokio"),
+    doc = "Load control: load monitor, backoff, and the declaration of metrics."
+)]
 #![cfg_attr(not(test), deny(clippy::future_not_send))]
 
+// In reading order: `state` and `config`, then `monitor`; `refusal`, then `gate` with `work` (permits),
+// `budget` (requests in flight) and `shedding` (log lines); `backoff`; `metric_set`.
 mod backoff;
 #[cfg(feature = "tokio")]
 mod budget;

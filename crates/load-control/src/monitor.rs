@@ -1,4 +1,4 @@
-//! The load of the queues, with hysteresis, in one atomic word.
+//! Decides whether the load is high: the states of all queues, with hysteresis, in one atomic word.
 
 use std::sync::{
     Arc,
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant};
 /// of a second word marks which are in use.
 pub const MAX_QUEUES: usize = 31;
 
-/// The kill switch, above the bits of the queues: the load is high if the word is in `1..OFF`.
+/// The bit of the kill switch, above the bits of the queues. The load is high if the word is in
+/// `1..OFF`.
 const OFF: u64 = 1 << 63;
 
 /// How often [`LoadMonitor::wait_until_normal`] polls.
@@ -28,8 +29,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Monitors how full queues are. Cloning gives another handle to the same monitor.
 ///
-/// The owner of a queue reports its depth when an item enters or leaves. The state of a queue rises and
-/// falls by the thresholds of [`MonitorConfig`]:
+/// The owner of a queue reports its depth when an item enters or leaves. The state of a queue rises
+/// and falls by the thresholds of [`MonitorConfig`]:
 ///
 /// | from | to | when the queue is |
 /// |---|---|---|
@@ -38,7 +39,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// | critical | elevated | below 70 % |
 /// | elevated, critical | normal | below 50 % |
 ///
-/// No lock is taken anywhere: an observation that changes nothing is two loads and a comparison.
+/// No lock is taken anywhere. An observation that changes nothing costs two loads and a comparison.
 #[derive(Clone, Debug)]
 pub struct LoadMonitor {
     shared: Arc<MonitorShared>,
@@ -46,8 +47,8 @@ pub struct LoadMonitor {
 
 #[derive(Debug)]
 struct MonitorShared {
-    /// Two bits for each queue, its [`LoadState`]; the highest bit is [`OFF`]. Every decision is in
-    /// this one word, so no thread can see a part of it.
+    /// Two bits for each queue, its [`LoadState`]; the highest bit is [`OFF`]. All states are in
+    /// this one word, so no thread can see some of them changed and others not.
     word: AtomicU64,
     /// The pairs of bits that are in use.
     taken: AtomicU64,
@@ -56,7 +57,7 @@ struct MonitorShared {
 }
 
 impl LoadMonitor {
-    /// Makes a monitor without queues, whose state is normal.
+    /// Makes a monitor without queues; its state is normal.
     ///
     /// # Errors
     /// If the thresholds are out of bounds or order: see [`MonitorConfig::validate`].
@@ -78,7 +79,8 @@ impl LoadMonitor {
         }
         let free = |taken: &u64| (taken.trailing_ones() as usize) < MAX_QUEUES;
         let take = |taken| Some(taken).filter(free).map(|taken| taken | 1 << taken.trailing_ones());
-        // SeqCst, as for the word: a weaker ordering would gain nothing here.
+        // SeqCst, as for the word: queues are added rarely, so a weaker ordering would gain
+        // nothing.
         let taken = self.shared.taken.fetch_update(SeqCst, SeqCst, take);
         let Ok(taken) = taken else {
             return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
@@ -89,7 +91,8 @@ impl LoadMonitor {
         Ok(QueueLoad { watched: Arc::new(watched) })
     }
 
-    /// Whether the load is high, so that deferrable work should wait: one relaxed load, for hot paths.
+    /// Whether the load is high, so that deferrable work should wait. It costs one relaxed load,
+    /// for hot paths.
     pub fn is_pressed(&self) -> bool {
         // Relaxed: nothing else depends on it, and a decision may be a few nanoseconds old.
         (1..OFF).contains(&self.shared.word.load(Relaxed))
@@ -140,24 +143,27 @@ impl LoadMonitor {
         self.shared.changed(before, after);
     }
 
-    /// How often the state changed from `from` to `to`, also by the kill switch.
-    pub fn transitions(&self, from: LoadState, to: LoadState) -> u64 {
-        self.shared.metrics.transitions[from as usize][to as usize].get()
+    /// How often the state changed from `previous` to `next`, including by the kill switch.
+    pub fn transitions(&self, previous: LoadState, next: LoadState) -> u64 {
+        self.shared.metrics.transitions[previous as usize][next as usize].get()
     }
 }
 
 impl MonitorShared {
+    /// Reports a change of the word, if it changes the state of the monitor.
     fn changed(&self, before: u64, after: u64) {
-        let (from, to) = (state_of(before), state_of(after));
-        if from != to {
-            self.metrics.transitions[from as usize][to as usize].add(1);
-            // Relative, so that the final value does not depend on the order of two threads.
-            self.metrics.state.increment(f64::from(to as u8) - f64::from(from as u8));
-            tracing::debug!(from = from.as_str(), to = to.as_str(), "load changed");
+        let (previous, next) = (state_of(before), state_of(after));
+        if previous != next {
+            self.metrics.transitions[previous as usize][next as usize].add(1);
+            // The gauge is changed by the difference, so that its final value does not depend on
+            // the order of two threads.
+            self.metrics.state.increment(f64::from(next as u8) - f64::from(previous as u8));
+            tracing::debug!(from = previous.as_str(), to = next.as_str(), "load changed");
         }
     }
 }
 
+/// The worst state of the queues in a word; normal while switched off.
 fn state_of(word: u64) -> LoadState {
     const CRITICAL: u64 = 0x2aaa_aaaa_aaaa_aaaa;
     match word {
@@ -167,12 +173,13 @@ fn state_of(word: u64) -> LoadState {
     }
 }
 
-/// One queue as the monitor sees it. Cloning gives another handle to the same queue.
+/// A queue that is watched by a monitor. Cloning gives another handle to the same queue.
 ///
-/// For a queue that several threads fill and drain use [`Self::added`] and [`Self::removed`], which
-/// count the depth; for one that knows its length use [`Self::observe`]. Do not mix them.
+/// If several threads fill and drain the queue, report with [`Self::added`] and [`Self::removed`],
+/// which count the depth. If the queue knows its length, report with [`Self::observe`]. Do not mix
+/// them.
 ///
-/// When the last clone is dropped, the queue no longer counts.
+/// When the last clone is dropped, the queue is no longer watched.
 #[derive(Clone, Debug)]
 pub struct QueueLoad {
     watched: Arc<Watched>,
@@ -181,7 +188,7 @@ pub struct QueueLoad {
 #[derive(Debug)]
 struct Watched {
     monitor: LoadMonitor,
-    /// The position of its two bits.
+    /// The position of the queue's two bits in the word.
     shift: u32,
     capacity: usize,
     depth: AtomicUsize,
@@ -197,30 +204,31 @@ impl QueueLoad {
     /// Reports that `items` items left. The depth does not go below zero.
     pub fn removed(&self, items: usize) {
         let lower = |depth: usize| Some(depth.saturating_sub(items));
-        // Never an error, because the closure always returns a value.
+        // This is never an error, because the closure always returns a value.
         let _ = self.watched.depth.fetch_update(Relaxed, Relaxed, lower);
         self.watched.settle();
     }
 
-    /// Reports the present number of items. If two threads report at the same time, one of the numbers stays.
+    /// Reports the current number of items. If two threads report at the same time, either number
+    /// may remain.
     pub fn observe(&self, depth: usize) {
         self.watched.depth.store(depth, Relaxed);
         self.watched.settle();
     }
 
-    /// The depth that was last reported.
+    /// The depth that was reported last.
     pub fn depth(&self) -> usize {
         self.watched.depth.load(Relaxed)
     }
 
-    /// The state of this queue alone, also while the monitor is switched off.
+    /// The state of this queue alone, even while the monitor is switched off.
     pub fn state(&self) -> LoadState {
         level_at(self.watched.monitor.shared.word.load(Relaxed), self.watched.shift)
     }
 }
 
 impl Watched {
-    /// Updates the two bits to the depth.
+    /// Updates the two bits of the queue to match its depth.
     ///
     /// Two threads may change the depth at once; each then reads depth and word. The fence between
     /// a thread's own write and its reads makes sure that at least one of them sees both writes (it
@@ -238,7 +246,7 @@ impl Watched {
                 return;
             }
             let changed = word & !(0b11 << self.shift) | (next as u64) << self.shift;
-            // On failure another thread changed the word: read it again.
+            // If this fails, another thread has changed the word, and the loop reads it again.
             if shared.word.compare_exchange(word, changed, Relaxed, Relaxed).is_ok() {
                 shared.changed(word, changed);
             }
@@ -250,14 +258,15 @@ impl Drop for Watched {
     fn drop(&mut self) {
         let shared = &self.monitor.shared;
         let bits = 0b11 << self.shift;
-        // The bits are cleared before their position is released: both SeqCst, so in this order for
-        // the queue that takes the position.
+        // The bits are cleared before their position is released. Both operations are SeqCst, so
+        // the queue that takes the position sees them in this order.
         let before = shared.word.fetch_and(!bits, SeqCst);
         shared.changed(before, before & !bits);
         shared.taken.fetch_and(!(1 << (self.shift / 2)), SeqCst);
     }
 }
 
+/// The state of the queue whose two bits are at `shift`.
 fn level_at(word: u64, shift: u32) -> LoadState {
     match word >> shift & 0b11 {
         0 => LoadState::Normal,
@@ -266,22 +275,25 @@ fn level_at(word: u64, shift: u32) -> LoadState {
     }
 }
 
-/// The state of a queue that was in `level` and has so many items now.
+/// The next state of a queue that was in state `level` and now has `depth` items.
 fn next(config: &MonitorConfig, level: LoadState, depth: usize, capacity: usize) -> LoadState {
     use LoadState::{Critical, Elevated, Normal};
-    let is_at = |percent: u8| depth as u128 * 100 >= capacity as u128 * u128::from(percent);
-    let rising = match () {
-        () if is_at(config.critical_percent) => Critical,
-        () if is_at(config.elevated_percent) => Elevated,
-        () => Normal,
+    let is_at_least = |percent: u8| depth as u128 * 100 >= capacity as u128 * u128::from(percent);
+    let rising = if is_at_least(config.critical_percent) {
+        Critical
+    } else if is_at_least(config.elevated_percent) {
+        Elevated
+    } else {
+        Normal
     };
     let falling = match level {
         Normal => Normal,
-        Elevated | Critical if !is_at(config.elevated_until_percent) => Normal,
-        Critical if is_at(config.critical_until_percent) => Critical,
+        Elevated | Critical if !is_at_least(config.elevated_until_percent) => Normal,
+        Critical if is_at_least(config.critical_until_percent) => Critical,
         Elevated | Critical => Elevated,
     };
-    // In a queue of a few items both thresholds can be the same item. Then the rising one applies.
+    // In a queue of few items both thresholds can be reached by the same item. Then the rising one
+    // applies.
     rising.max(falling)
 }
 
@@ -300,7 +312,7 @@ mod loom_tests {
     }
 
     #[test]
-    fn the_state_follows_the_depth_in_every_interleaving_of_two_threads() {
+    fn the_state_matches_the_depth_in_every_interleaving() {
         loom::model(|| {
             let (monitor, queue) = monitor();
             queue.added(2);

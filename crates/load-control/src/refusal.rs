@@ -18,13 +18,14 @@ labels! {
 }
 
 labels! {
-    /// Why an external caller was refused: the label in metrics, and the reason in its error response.
+    /// Why an external caller was refused: the label in metrics, and the reason in its error
+    /// response.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum RefusalReason {
         /// The limit of requests in flight is reached.
         TooManyRequests = "too_many_requests",
-        /// Every work permit that an external caller may hold was held for
+        /// The caller waited in vain for a work permit: for
         /// [`GateConfig::burst_wait`](crate::GateConfig::burst_wait), or in an overload for
         /// [`GateConfig::permit_wait`](crate::GateConfig::permit_wait).
         NoPermit = "no_permit",
@@ -37,24 +38,29 @@ labels! {
     }
 }
 
-/// An external caller was refused, because of overload or shutdown. The RPC server responds with HTTP 503.
+/// The refusal of an external caller because of overload or shutdown. The RPC server responds with
+/// HTTP 503.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[error("refused by the gate {}: {}, retry after {retry_after:?}", gate.as_str(), reason.as_str())]
+#[error(
+    "refused by the gate {}: {}, retry after {retry_after:?}",
+    gate.as_str(),
+    reason.as_str()
+)]
 pub struct Refusal {
     /// The gate that refused.
     pub gate: GateName,
     /// The reason.
     pub reason: RefusalReason,
     /// When the caller should retry: after [`RETRY_AFTER`] plus up to [`RETRY_JITTER`],
-    /// drawn anew for each refusal.
+    /// drawn at random for each refusal.
     ///
     /// [`RETRY_AFTER`]: crate::RETRY_AFTER
     /// [`RETRY_JITTER`]: crate::RETRY_JITTER
     pub retry_after: Duration,
 }
 
-/// Why work that was passed to a gate has no result.
+/// The reason why work that was passed to a gate has no result.
 #[derive(Clone, Copy, Debug, Error)]
 #[non_exhaustive]
 pub enum WorkError {

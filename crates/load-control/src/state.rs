@@ -1,7 +1,8 @@
-//! The states of the load.
+//! The states of the load, and their order.
 
 crate::labels! {
-    /// The load of the process: the worst state of its queues. The gauge shows a state as its number.
+    /// The load of the process: the worst state of its queues. The gauge shows a state as its
+    /// number.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[non_exhaustive]
     pub enum LoadState {
@@ -10,7 +11,7 @@ crate::labels! {
         Normal = "normal",
         /// Deferrable work is deferred.
         Elevated = "elevated",
-        /// As [`Self::Elevated`], and the queue is about to overflow.
+        /// Deferrable work is deferred, and a queue is about to overflow.
         Critical = "critical",
     }
 }

@@ -1,4 +1,4 @@
-//! The inner limit: permits for CPU-heavy work.
+//! The inner gate: permits for CPU-heavy work, and the queue of external callers that wait for one.
 //!
 //! The lock of the external permits is taken for one push or pop: when an external caller acquires
 //! or releases a permit, or stops waiting.
@@ -26,13 +26,13 @@ pub enum Priority {
     Known,
     /// A caller that signs its requests.
     Signed,
-    /// Anyone else.
+    /// Any other caller.
     #[default]
     Unsigned,
 }
 
-/// A semaphore of all permits, and the permits among them that external callers may hold. An
-/// external caller acquires one of each, internal work only one of the first.
+/// A semaphore of all permits, and a queue for the permits that external callers may hold. Internal
+/// work acquires a permit of the semaphore; an external caller needs an external permit first.
 ///
 /// tokio's semaphore is first come first served and assigns a released permit to the first waiter
 /// before anyone can `try_acquire` it, so an external caller never overtakes internal work.
@@ -42,43 +42,45 @@ pub(crate) struct WorkPermits {
     level: Gauge,
     pub(crate) metrics: WorkMetrics,
     config: GateConfig,
-    /// Not a semaphore, because its queue is ordered by priority.
+    /// This is not a semaphore, because the queue is ordered by priority.
     external: Mutex<Queue>,
 }
 
-/// The free external permits and the callers that wait for one. No caller waits while a permit is free.
+/// The free external permits, and the callers that wait for one. No caller waits while a permit is
+/// free.
 #[derive(Debug, Default)]
 struct Queue {
     free: usize,
-    /// In the order of their priority, then of their arrival.
+    /// Ordered by priority, then by arrival.
     waiting: BTreeMap<Key, Waiting>,
+    /// The number of callers so far, which orders them by arrival.
     joined: u64,
-    /// When a caller last found nobody waiting.
+    /// When a caller last found the queue empty.
     last_empty: Option<Instant>,
 }
 
 type Key = (Priority, u64);
 
-/// How a waiter gets its permit.
+/// A caller that waits: a task that receives the permit, or a job that is run under it.
 #[derive(Debug)]
 enum Waiting {
     Task(oneshot::Sender<ExternalPermit>),
     Job(Job),
 }
 
-/// Work that is started by the thread which releases a permit for it: a thread that has just
-/// finished such work runs the next itself, so that no permit is idle while a task and another
-/// thread are woken.
+/// Work that waits for a permit. A thread that has just finished such work runs the next one
+/// itself, so that no permit is idle while a task and another thread are woken.
 struct Job {
     runtime: Handle,
-    /// The latest time until which it may wait for one of all permits.
+    /// How long the job may wait for a permit of the semaphore.
     deadline: Instant,
-    /// Does the work, unless it is refused. The returned function sends the caller the result, or the reason of the
-    /// refusal.
+    /// Does the work, unless it is refused. The returned function sends the caller the result or
+    /// the reason of the refusal.
     run: Box<dyn FnOnce(Result<(), RefusalReason>) -> Report + Send>,
 }
 
-/// Called once the permit has been released: a caller that has its result finds the permit free.
+/// Sends the result to the caller. It is called after the permit has been released, so that a
+/// caller that has its result finds the permit free.
 type Report = Box<dyn FnOnce() + Send>;
 
 impl fmt::Debug for Job {
@@ -103,8 +105,8 @@ impl WorkPermits {
         Some(WorkPermit { all: self.try_all()?, external: None })
     }
 
-    /// Waits for an external permit first: while external callers hold all that they may, the caller
-    /// does not stand before internal work in the queue for all permits.
+    /// Waits for an external permit first. So while external callers hold all of these, no further
+    /// one stands before internal work in the queue of the semaphore.
     pub(crate) async fn acquire_external(
         self: &Arc<Self>,
         priority: Priority,
@@ -112,14 +114,14 @@ impl WorkPermits {
     ) -> Result<WorkPermit, RefusalReason> {
         let (sender, granted) = oneshot::channel();
         let queued = self.join(priority, MAX_PERMIT_WAITERS, now, |_| Waiting::Task(sender));
-        // A counted caller is in the queue already, or is refused.
+        // The caller is counted only now that it is in the queue, or refused.
         self.metrics.external_waited.add(1);
         let queued = queued?;
         let granted = timeout_at(queued.deadline, self.granted(queued, granted));
         granted.await.unwrap_or(Err(RefusalReason::NoPermit))
     }
 
-    /// As [`Self::acquire_external`], with the highest priority, and without a limit of time.
+    /// Like [`Self::acquire_external`], with the highest priority and without a time limit.
     pub(crate) async fn acquire_external_deferred(self: &Arc<Self>, now: Instant) -> WorkPermit {
         let (sender, granted) = oneshot::channel();
         let waiting = |_| Waiting::Task(sender);
@@ -133,15 +135,15 @@ impl WorkPermits {
         queued: Queued,
         granted: oneshot::Receiver<ExternalPermit>,
     ) -> Result<WorkPermit, RefusalReason> {
-        // The sender is dropped by a caller that displaces this one.
+        // A caller that displaces this one drops the sender.
         let external = granted.await.map_err(|_| RefusalReason::QueueFull)?;
         drop(queued);
         Ok(WorkPermit { all: self.acquire_all().await, external: Some(external) })
     }
 
-    /// Runs work on a thread for blocking work of the current runtime: under the given permit, or
-    /// under an external one, for which it waits as in [`Self::acquire_external`]. `None` if it
-    /// panics, or the runtime shuts down.
+    /// Runs work on a blocking thread of the current runtime. The work holds the given permit, or
+    /// an external one, for which it waits as in [`Self::acquire_external`]. Returns `None` if the
+    /// work panics or the runtime shuts down.
     pub(crate) async fn run_external<T: Send + 'static>(
         self: &Arc<Self>,
         permit: Option<WorkPermit>,
@@ -150,12 +152,12 @@ impl WorkPermits {
         work: impl FnOnce() -> Result<T, RefusalReason> + Send + 'static,
     ) -> Option<Result<T, RefusalReason>> {
         let (sender, mut done) = oneshot::channel();
-        let run = Box::new(move |begins: Result<(), RefusalReason>| -> Report {
+        let run = Box::new(move |admitted: Result<(), RefusalReason>| -> Report {
             // If the caller has disconnected, the work is not needed.
             if sender.is_closed() {
                 return Box::new(|| ());
             }
-            let result = begins.and_then(|()| work());
+            let result = admitted.and_then(|()| work());
             Box::new(move || drop(sender.send(result)))
         });
         let job = |deadline| Job { runtime: Handle::current(), deadline, run };
@@ -170,7 +172,7 @@ impl WorkPermits {
             return match timeout_at(queued.deadline, &mut done).await {
                 Ok(done) => done.ok(),
                 Err(_) if queued.leave() => Some(Err(RefusalReason::NoPermit)),
-                // The job has its permit already.
+                // The job is no longer in the queue, so it has its permit.
                 Err(_) => done.await.ok(),
             };
         };
@@ -199,7 +201,7 @@ impl WorkPermits {
 
     async fn acquire_all(self: &Arc<Self>) -> AnyPermit {
         let permit = Arc::clone(&self.all).acquire_owned().await;
-        // `all` is private and `close` is never called on it.
+        // The semaphore is private, and nothing closes it.
         self.count(permit.expect("the semaphore of all permits is never closed"))
     }
 
@@ -209,11 +211,12 @@ impl WorkPermits {
         AnyPermit { _permit: permit, shared: Arc::clone(self) }
     }
 
-    /// Joins the queue, or starts at once. `waiting` makes the entry from the latest time until which it may wait.
+    /// Joins the queue, or starts at once. `waiting` makes the entry of the queue from its
+    /// deadline.
     fn join(
         self: &Arc<Self>,
         priority: Priority,
-        max: usize,
+        max_waiting: usize,
         now: Instant,
         waiting: impl FnOnce(Instant) -> Waiting,
     ) -> Result<Queued, RefusalReason> {
@@ -230,11 +233,11 @@ impl WorkPermits {
             return Ok(queued);
         }
         let mut displaced = None;
-        if queue.waiting.len() >= max {
+        if queue.waiting.len() >= max_waiting {
             match queue.waiting.last_key_value() {
                 Some(((last, _), _)) if *last > priority => displaced = queue.waiting.pop_last(),
                 _ => {
-                    // `queued` takes the lock when it is dropped.
+                    // The lock is released first, because `queued` takes it when it is dropped.
                     drop(queue);
                     return Err(RefusalReason::QueueFull);
                 }
@@ -242,7 +245,7 @@ impl WorkPermits {
         }
         queue.waiting.insert(key, waiting);
         drop(queue);
-        // A displaced task notices that its sender was dropped.
+        // A displaced task needs no call: it notices that its sender was dropped.
         if let Some((_, Waiting::Job(job))) = displaced {
             (job.run)(Err(RefusalReason::QueueFull))();
         }
@@ -251,10 +254,11 @@ impl WorkPermits {
 }
 
 impl Queue {
-    /// The latest time until which a new caller may wait, by the rule of a controlled-delay queue (Facebook's,
-    /// "Fail at Scale", ACM Queue 2015): a queue that was empty a moment ago holds a burst, or the
-    /// callers that arrived while the machine stood still, and will be worked off. A queue that no
-    /// longer gets empty receives more work than can be done.
+    /// Returns the deadline of a new caller, by the rule of a controlled-delay queue (Facebook,
+    /// "Fail at Scale", ACM Queue 2015). A queue that was empty a moment ago holds a burst, or the
+    /// callers that arrived while the machine was stalled, and will soon be empty again. A queue
+    /// that no longer gets empty receives more work than can be done, so its callers wait for less
+    /// time.
     fn deadline(&mut self, now: Instant, config: &GateConfig) -> Instant {
         if self.waiting.is_empty() {
             self.last_empty = Some(now);
@@ -270,10 +274,11 @@ impl Queue {
 }
 
 impl Waiting {
-    /// Called on any thread, so no work is run here.
+    /// Gives the waiter its external permit. It may be called on any thread, so it runs no work
+    /// itself.
     fn begin(self, external: ExternalPermit) {
         match self {
-            // If the waiter has just gone, the permit is dropped, which passes it to the next one.
+            // If the waiter has just left, the permit is dropped, which passes it to the next one.
             Self::Task(sender) => drop(sender.send(external)),
             Self::Job(job) => job.begin(external),
         }
@@ -281,7 +286,7 @@ impl Waiting {
 }
 
 impl Job {
-    /// Starts the job once one of all permits is free too.
+    /// Starts the job once a permit of the semaphore is free too.
     fn begin(self, external: ExternalPermit) {
         if let Some(all) = external.0.try_all() {
             return self.spawn(WorkPermit { all, external: Some(external) });
@@ -298,11 +303,11 @@ impl Job {
     }
 
     fn spawn(self, permit: WorkPermit) {
-        self.runtime.clone().spawn_blocking(move || self.run_and_go_on(permit));
+        self.runtime.clone().spawn_blocking(move || self.run_with_next_jobs(permit));
     }
 
-    /// Runs the job, and then the next ones, until the next waiter is a task or there is none.
-    fn run_and_go_on(self, mut permit: WorkPermit) {
+    /// Runs the job and then the jobs that wait, until the next waiter is a task or there is none.
+    fn run_with_next_jobs(self, mut permit: WorkPermit) {
         let mut job = self;
         loop {
             let report = (job.run)(Ok(()));
@@ -327,20 +332,20 @@ struct Queued {
 impl Queued {
     /// Leaves the queue. Returns whether the entry was still waiting.
     fn leave(&self) -> bool {
-        // Dropped after the lock is released.
-        let left = self.shared.external.lock().waiting.remove(&self.key);
-        left.is_some()
+        // The entry is bound to a name, so that it is dropped after the lock is released.
+        let entry = self.shared.external.lock().waiting.remove(&self.key);
+        entry.is_some()
     }
 }
 
 impl Drop for Queued {
     fn drop(&mut self) {
-        // A permit that was granted and not received is dropped with its channel.
+        // A permit that was granted and not yet received is dropped with its channel.
         self.leave();
     }
 }
 
-/// One of the permits that external callers may hold. A drop passes it to the first waiter.
+/// One of the permits that external callers may hold. When dropped, it passes to the first waiter.
 #[derive(Debug)]
 struct ExternalPermit(Arc<WorkPermits>);
 
@@ -358,7 +363,7 @@ impl Drop for ExternalPermit {
     }
 }
 
-/// One of all permits.
+/// A permit of the semaphore, counted while it is held.
 #[derive(Debug)]
 struct AnyPermit {
     _permit: OwnedSemaphorePermit,
@@ -378,13 +383,15 @@ impl Drop for AnyPermit {
 #[derive(Debug)]
 #[must_use = "dropping it releases the permit at once"]
 pub struct WorkPermit {
-    // Dropped in this order: the caller that then gets the external permit finds this one free.
+    // The fields are dropped in this order, so that the caller that gets the external permit next
+    // finds this one free.
     all: AnyPermit,
     external: Option<ExternalPermit>,
 }
 
 impl WorkPermit {
-    /// Passes the permit to the first waiting job. Internal work that waits goes first.
+    /// Passes the permit to the first waiter, if that is a job. Internal work that waits comes
+    /// first.
     fn into_next(self) -> Option<(Job, Self)> {
         let Self { all, external } = self;
         drop(all);
@@ -413,23 +420,24 @@ mod tests {
     use super::*;
     use crate::metric_set::Count;
 
-    /// Notes the length of the queue whenever a caller is counted.
+    /// Records the length of the queue whenever a caller is counted.
     #[derive(Default)]
     struct QueueLengths {
         work: OnceLock<Arc<WorkPermits>>,
-        noted: Mutex<Vec<usize>>,
+        recorded: Mutex<Vec<usize>>,
     }
 
     impl CounterFn for QueueLengths {
         fn increment(&self, _: u64) {
             let length = self.work.get().unwrap().external.lock().waiting.len();
-            self.noted.lock().push(length);
+            self.recorded.lock().push(length);
         }
 
         fn absolute(&self, _: u64) {}
     }
 
-    /// A caller was counted before it joined the queue, so another one that relied on the count could overtake it.
+    /// A caller used to be counted before it joined the queue, so another one that relied on the
+    /// count could overtake it.
     #[tokio::test]
     async fn a_caller_that_is_counted_as_waiting_is_in_the_queue() {
         let mut work = WorkPermits::new(GateConfig::for_cores(2), 0, Gauge::noop());
@@ -442,6 +450,6 @@ mod tests {
         assert!(permit.as_mut().now_or_never().is_none());
         let mut done = pin!(work.run_external(None, priority, now, || Ok(())));
         assert!(done.as_mut().now_or_never().is_none());
-        assert_eq!(*lengths.noted.lock(), [1, 2]);
+        assert_eq!(*lengths.recorded.lock(), [1, 2]);
     }
 }

@@ -47,8 +47,8 @@ impl Level {
         Self { value: AtomicU64::new(0), exported }
     }
 
-    /// Sets the level and the exported gauge. After concurrent calls the two may differ, so only one thread should set
-    /// them.
+    /// Sets the level and the exported gauge. After concurrent calls the two may differ, so only
+    /// one thread should set them.
     pub fn set(&self, value: u64) {
         self.value.store(value, Relaxed);
         self.exported.set(value as f64);

@@ -37,13 +37,13 @@
 //! | `level` | [`Level`] | the exporter and the process itself |
 //! | `histogram` | [`metrics::Histogram`] | the exporter |
 //!
-//! A field with `[N]` is an array, with one handle for each of the N values of the label that follows
-//! the description. `new()` makes and describes the handles; `labelled(labels)` also adds labels to
-//! every handle, for instance the endpoint of a source.
+//! A field with `[N]` is an array, with one handle for each of the N values of the label that
+//! follows the description. `new()` makes and describes the handles; `labelled(labels)` also adds
+//! labels to every handle, for instance the endpoint of a source.
 //!
-//! Metrics whose handles are made elsewhere, where their labels are known, are listed after the name
-//! of the table, `const METRICS, late { counter "queue_keys_total", Count, "keys, by `owner`"; };`,
-//! and are described by the generated function `describe_late()`.
+//! Metrics whose handles are made elsewhere, where their labels are known, are listed after the
+//! name of the table, `const METRICS, late { counter "queue_keys_total", Count, "keys, by `owner`";
+//! };`, and are described by the generated function `describe_late()`.
 //!
 //! [`labels!`](crate::labels!) declares the values of a label as an enum, and
 //! [`labels_of!`](crate::labels_of!) gives label values to an enum whose variants have fields.
@@ -68,13 +68,15 @@ pub mod private {
 macro_rules! metric_set {
     (
         $(#[$table_attr:meta])* $table_vis:vis const $table:ident
-            $(, late { $($late_kind:ident $late_name:literal, $late_unit:ident, $late_text:expr;)* })?;
+            $(, late {
+                $($late_kind:ident $late_name:literal, $late_unit:ident, $late_text:expr;)*
+            })?;
         $(
             $(#[$attr:meta])* $vis:vis struct $set:ident {
                 $(
                     $(#[$field_attr:meta])*
-                    $kind:ident $field:ident $([$len:expr])? = $name:literal, $unit:ident, $text:expr
-                        $(, $label:literal: $values:expr)?;
+                    $kind:ident $field:ident $([$len:expr])? =
+                        $name:literal, $unit:ident, $text:expr $(, $label:literal: $values:expr)?;
                 )*
             }
         )*
@@ -139,9 +141,15 @@ macro_rules! metric_set {
         $crate::metric_set!(@handle $kind $labels.to_vec(), $name)
     };
 
-    (@handle counter $labels:expr, $name:literal) => { $crate::metric_set::private::counter!($name, $labels) };
-    (@handle gauge $labels:expr, $name:literal) => { $crate::metric_set::private::gauge!($name, $labels) };
-    (@handle histogram $labels:expr, $name:literal) => { $crate::metric_set::private::histogram!($name, $labels) };
+    (@handle counter $labels:expr, $name:literal) => {
+        $crate::metric_set::private::counter!($name, $labels)
+    };
+    (@handle gauge $labels:expr, $name:literal) => {
+        $crate::metric_set::private::gauge!($name, $labels)
+    };
+    (@handle histogram $labels:expr, $name:literal) => {
+        $crate::metric_set::private::histogram!($name, $labels)
+    };
     (@handle count $labels:expr, $name:literal) => {
         $crate::metric_set::Count::new($crate::metric_set::private::counter!($name, $labels))
     };
@@ -150,17 +158,29 @@ macro_rules! metric_set {
     };
 
     (@describe gauge $name:literal, $unit:ident, $text:expr) => {
-        $crate::metric_set::private::describe_gauge!($name, $crate::metric_set::private::Unit::$unit, $text)
+        $crate::metric_set::private::describe_gauge!(
+            $name,
+            $crate::metric_set::private::Unit::$unit,
+            $text
+        )
     };
     (@describe level $name:literal, $unit:ident, $text:expr) => {
         $crate::metric_set!(@describe gauge $name, $unit, $text)
     };
     (@describe histogram $name:literal, $unit:ident, $text:expr) => {
-        $crate::metric_set::private::describe_histogram!($name, $crate::metric_set::private::Unit::$unit, $text)
+        $crate::metric_set::private::describe_histogram!(
+            $name,
+            $crate::metric_set::private::Unit::$unit,
+            $text
+        )
     };
     // `counter` and `count`.
     (@describe $kind:ident $name:literal, $unit:ident, $text:expr) => {
-        $crate::metric_set::private::describe_counter!($name, $crate::metric_set::private::Unit::$unit, $text)
+        $crate::metric_set::private::describe_counter!(
+            $name,
+            $crate::metric_set::private::Unit::$unit,
+            $text
+        )
     };
 }
 
@@ -195,7 +215,8 @@ macro_rules! labels {
     };
 }
 
-/// Gives an enum whose variants may have fields one value of a label for each variant: `Enum::LIST { Variant = "text", }`.
+/// Gives an enum whose variants may have fields one value of a label for each variant: `Enum::LIST
+/// { Variant = "text", }`.
 ///
 /// The enum gets the list of the values, `as_str()`, and `index()` in the list.
 #[macro_export]

@@ -1,3 +1,5 @@
+//! Tests of the monitor, against the table of its documentation.
+
 use LoadState::{Critical, Elevated, Normal};
 use proptest::prelude::*;
 
@@ -10,7 +12,7 @@ fn monitor() -> (LoadMonitor, QueueLoad) {
 }
 
 #[test]
-fn the_worst_of_several_queues_counts_and_a_dropped_one_does_not() {
+fn the_worst_queue_counts_and_a_dropped_one_does_not() {
     let (monitor, one) = monitor();
     let other = monitor.watch("other", 10).unwrap();
     one.observe(80);
@@ -23,7 +25,7 @@ fn the_worst_of_several_queues_counts_and_a_dropped_one_does_not() {
 }
 
 #[test]
-fn a_place_is_used_again_and_starts_out_normal() {
+fn the_slot_of_a_dropped_queue_is_reused_and_starts_normal() {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let none = ConfigError::ZeroCapacity { queue: "empty" };
     assert_eq!(monitor.watch("empty", 0).unwrap_err(), none);
@@ -65,7 +67,7 @@ fn removing_more_than_was_added_leaves_an_empty_queue() {
     assert_eq!((queue.depth(), monitor.state()), (1, Normal));
 }
 
-/// The table of the documentation, in percent and in the plainest way.
+/// The table of the documentation, computed in the simplest way.
 fn naive(state: LoadState, depth: usize, capacity: usize) -> LoadState {
     let percent = depth as f64 * 100.0 / capacity as f64;
     match state {
@@ -80,10 +82,13 @@ fn naive(state: LoadState, depth: usize, capacity: usize) -> LoadState {
 
 proptest! {
     #[test]
-    fn the_state_and_its_changes_are_what_the_table_says_for_any_queue(
+    fn the_state_of_any_queue_follows_the_table(
         capacity in 1..300_usize,
-        // Also beyond its capacity, as a broadcast buffer can be.
-        depths in prop::collection::vec(prop_oneof![20 => 0..400_usize, 1 => Just(usize::MAX)], 0..100),
+        // Some depths exceed the capacity, as those of a broadcast buffer can.
+        depths in prop::collection::vec(
+            prop_oneof![20 => 0..400_usize, 1 => Just(usize::MAX)],
+            0..100,
+        ),
     ) {
         let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
         let queue = monitor.watch("any", capacity).unwrap();
@@ -96,7 +101,9 @@ proptest! {
             prop_assert_eq!(monitor.state(), expected, "{} of {}", depth, capacity);
             prop_assert_eq!(monitor.is_pressed(), expected != Normal);
         }
-        let counted = LoadState::ALL.map(|from| LoadState::ALL.map(|to| monitor.transitions(from, to)));
+        let counted = LoadState::ALL.map(|previous| {
+            LoadState::ALL.map(|next| monitor.transitions(previous, next))
+        });
         prop_assert_eq!(counted, changes);
     }
 }

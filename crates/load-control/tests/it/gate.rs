@@ -1,4 +1,5 @@
-//! Nobody waits who should be refused, nobody is refused who should wait, every permit comes back.
+//! Tests of the gate: who is refused, who waits and in which order, and that every permit is
+//! returned.
 
 use std::{
     collections::HashSet,
@@ -20,13 +21,13 @@ use load_control::{
 };
 use tokio::task::JoinHandle;
 
-/// With as many permits of all work, of which one is reserved.
+/// A configuration with one reserved permit among the work permits.
 fn config(requests: usize, work_permits: usize) -> GateConfig {
     let requests = Limit::Number(requests);
     GateConfig { requests, work_permits, reserved_permits: 1, ..GateConfig::for_cores(2) }
 }
 
-fn impatient(config: GateConfig, permit_wait: Duration) -> GateConfig {
+fn without_bursts(config: GateConfig, permit_wait: Duration) -> GateConfig {
     GateConfig { permit_wait, burst_wait: Duration::ZERO, ..config }
 }
 
@@ -34,18 +35,18 @@ fn gate(requests: usize, permits: usize) -> Gate {
     Gate::new(config(requests, permits)).unwrap()
 }
 
-/// A permit by the clock that a paused runtime goes by.
+/// Acquires a permit, by the clock of a paused runtime.
 async fn acquire(gate: &Gate, priority: Priority) -> Result<WorkPermit, RefusalReason> {
     let now = tokio::time::Instant::now().into_std();
     gate.acquire_external(priority, now).await.map_err(|refusal| refusal.reason)
 }
 
-/// The permit of an external caller, if it need not wait for one.
+/// Returns a permit for an external caller, if one is free.
 fn external(gate: &Gate) -> Option<WorkPermit> {
     acquire(gate, Priority::Unsigned).now_or_never()?.ok()
 }
 
-/// The permit of internal work, if it need not wait for one.
+/// Returns a permit for internal work, if one is free.
 fn internal(gate: &Gate) -> Option<WorkPermit> {
     gate.acquire_internal().now_or_never()
 }
@@ -58,22 +59,23 @@ async fn run<T: Send + 'static>(
     gate.run_external(None, priority, Instant::now(), work).await
 }
 
-/// Polls it once, whereupon it waits.
+/// Polls a future once, and asserts that it waits.
 fn begin<F: Future>(waiting: F) -> Pin<Box<F>> {
     let mut waiting = Box::pin(waiting);
     assert!(waiting.as_mut().now_or_never().is_none());
     waiting
 }
 
-async fn until(what: &str, mut done: impl FnMut() -> bool) {
+async fn until(condition: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < Duration::from_secs(60), "not in a minute: {what}");
+        assert!(start.elapsed() < Duration::from_secs(60), "not within a minute: {condition}");
         tokio::task::yield_now().await;
     }
 }
 
-/// Not at once after a panic, or after work for which nobody waits any more.
+/// Whether nothing is held. It becomes true with a delay after a panic, and after work whose caller
+/// has left.
 fn is_empty(gate: &Gate) -> bool {
     let stats = gate.stats();
     (stats.requests_in_flight, stats.work_in_use) == (0, 0)
@@ -87,7 +89,7 @@ fn a_request_above_the_limit_is_refused_with_a_time_to_retry() {
     let refusals: Vec<_> = (0..100).map(|_| gate.enter(now).unwrap_err()).collect();
     let expected = (GateName::Requests, RefusalReason::TooManyRequests);
     assert!(refusals.iter().all(|refusal| (refusal.gate, refusal.reason) == expected));
-    // Not all at the same moment.
+    // Callers are told different times, so that they do not all retry at once.
     let times: HashSet<_> = refusals.iter().map(|refusal| refusal.retry_after).collect();
     assert!(times.len() > 90, "{}", times.len());
     let allowed = Duration::from_secs(1)..Duration::from_secs(2);
@@ -115,7 +117,7 @@ fn a_batch_counts_as_its_elements_all_or_none() {
 }
 
 #[tokio::test]
-async fn a_released_permit_goes_to_waiting_internal_work_before_an_external_caller() {
+async fn a_released_permit_goes_to_internal_work_first() {
     let gate = gate(100, 2);
     let (caller, held) = (external(&gate).unwrap(), internal(&gate).unwrap());
     let waiting = begin(gate.acquire_internal());
@@ -127,7 +129,7 @@ async fn a_released_permit_goes_to_waiting_internal_work_before_an_external_call
 }
 
 #[tokio::test]
-async fn a_closed_gate_refuses_external_callers_and_still_serves_internal_work() {
+async fn a_closed_gate_serves_only_internal_work() {
     let (gate, now) = (gate(4, 2), Instant::now());
     let (request, permit) = (gate.enter(now).unwrap(), external(&gate).unwrap());
     gate.close();
@@ -149,7 +151,7 @@ async fn without_a_limit_external_callers_wait_and_none_is_refused() {
     let caller = begin(acquire(&gate, Priority::Unsigned));
     let mut internal = begin(gate.acquire_internal());
     drop(held);
-    assert!(poll!(&mut internal).is_pending(), "one line for all");
+    assert!(poll!(&mut internal).is_pending(), "one queue for all");
     let held = caller.await.unwrap();
     let waiting = begin(acquire(&gate, Priority::Unsigned));
     assert!(poll!(&mut internal).is_pending());
@@ -164,7 +166,7 @@ async fn without_a_limit_external_callers_wait_and_none_is_refused() {
 async fn deferred_work_of_external_callers_waits_within_their_share() {
     let gate = gate(4, 3);
     let held = (external(&gate).unwrap(), external(&gate).unwrap());
-    // The reserve is free, and not for it.
+    // The reserved permit is free, but not for external callers.
     let deferred = begin(gate.acquire_external_deferred());
     drop(internal(&gate).expect("and it does not delay internal work"));
     drop(held.0);
@@ -174,7 +176,7 @@ async fn deferred_work_of_external_callers_waits_within_their_share() {
     assert!(is_empty(&gate));
 }
 
-/// A machine that stands still for longer than the time that callers wait in an overload.
+/// A machine may be stalled for longer than callers wait in an overload.
 #[tokio::test(start_paused = true)]
 async fn callers_of_a_burst_wait_longer_than_callers_in_an_overload() {
     let (permit_wait, burst_wait) = (Duration::from_millis(250), Duration::from_secs(1));
@@ -191,7 +193,7 @@ async fn callers_of_a_burst_wait_longer_than_callers_in_an_overload() {
     for waiting in burst {
         assert_eq!(waiting.await, (Ok(()), Duration::from_millis(900)), "nobody is refused");
     }
-    // The overload: somebody waits all the time.
+    // The overload: the queue is never empty.
     let held = external(&gate).unwrap();
     let first = begin(waits());
     tokio::time::advance(burst_wait).await;
@@ -199,7 +201,7 @@ async fn callers_of_a_burst_wait_longer_than_callers_in_an_overload() {
     assert_eq!(first.await, (Err(RefusalReason::NoPermit), burst_wait));
     tokio::time::advance(Duration::from_millis(1)).await;
     assert_eq!(waits().await, (Err(RefusalReason::NoPermit), permit_wait));
-    // It is over once the queue has been empty.
+    // The overload is over once the queue has been empty.
     assert_eq!(second.await.0, Err(RefusalReason::NoPermit));
     assert_eq!(waits().await, (Err(RefusalReason::NoPermit), burst_wait));
     drop(held);
@@ -207,11 +209,11 @@ async fn callers_of_a_burst_wait_longer_than_callers_in_an_overload() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_higher_priority_goes_first_and_displaces_the_last_of_a_lower_one() {
+async fn a_higher_priority_goes_first_and_displaces_a_lower_one() {
     let gate = gate(100, 2);
     let held = external(&gate).unwrap();
     let acquire = |priority| acquire(&gate, priority);
-    // They wait before all others, until they are dropped.
+    // These wait before all others until they are dropped.
     let others: Vec<_> = (3..MAX_PERMIT_WAITERS).map(|_| begin(acquire(Priority::Known))).collect();
     let mut unsigned = begin(acquire(Priority::Unsigned));
     let later = begin(acquire(Priority::Unsigned));
@@ -219,14 +221,14 @@ async fn a_higher_priority_goes_first_and_displaces_the_last_of_a_lower_one() {
     let beyond = acquire(Priority::Unsigned).await;
     assert_eq!(beyond.unwrap_err(), RefusalReason::QueueFull);
     let known = begin(acquire(Priority::Known));
-    let evicted = later.now_or_never().expect("it is told at once");
+    let evicted = later.now_or_never().expect("it is refused at once");
     assert_eq!(evicted.unwrap_err(), RefusalReason::QueueFull);
     drop((others, held));
     let first = known.now_or_never().expect("first").unwrap();
     assert!(poll!(&mut signed).is_pending() && poll!(&mut unsigned).is_pending());
     drop(first);
     let second = signed.now_or_never().expect("second").unwrap();
-    // Whoever goes away leaves its turn to the next.
+    // A caller that leaves gives its turn to the next one.
     let next = begin(acquire(Priority::Unsigned));
     drop(unsigned);
     drop(second);
@@ -249,7 +251,7 @@ async fn internal_work_that_waits_does_not_spin() {
     let wakes = Arc::new(Wakes(AtomicUsize::new(0)));
     let waker = Arc::clone(&wakes).into();
     assert!(waiting.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
-    // External callers come and go while it waits; none of them wakes it.
+    // External callers that come and go do not wake it.
     for _ in 0..1_000 {
         assert!(external(&gate).is_none());
     }
@@ -259,13 +261,13 @@ async fn internal_work_that_waits_does_not_spin() {
     drop(waiting.await);
 }
 
-/// Work that holds the only external permit of a gate until it is let go.
+/// Work that holds the only external permit of a gate until it is finished.
 struct Busy(mpsc::Sender<()>, JoinHandle<()>);
 
 impl Busy {
-    /// Others wait so long for the permit.
+    /// Starts the work, on a gate whose callers wait this long for the permit.
     async fn start(wait: Duration) -> (Gate, Self) {
-        let gate = Gate::new(impatient(config(100, 2), wait)).unwrap();
+        let gate = Gate::new(without_bursts(config(100, 2), wait)).unwrap();
         let (release, released) = mpsc::channel();
         let working = gate.clone();
         let held = tokio::spawn(async move {
@@ -275,7 +277,7 @@ impl Busy {
         (gate, Self(release, held))
     }
 
-    fn let_go(self) -> JoinHandle<()> {
+    fn finish(self) -> JoinHandle<()> {
         self.0.send(()).unwrap();
         self.1
     }
@@ -283,8 +285,8 @@ impl Busy {
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// Work that is refused for this reason, and not done.
-async fn is_refused(gate: &Gate, priority: Priority, expected: RefusalReason) {
+/// Asserts that work is refused for this reason, and not run.
+async fn assert_refused(gate: &Gate, priority: Priority, expected: RefusalReason) {
     match run(gate, priority, || unreachable!("it was refused")).await {
         Err(WorkError::Refused(Refusal { reason, .. })) => assert_eq!(reason, expected),
         other => panic!("{other:?}"),
@@ -292,7 +294,7 @@ async fn is_refused(gate: &Gate, priority: Priority, expected: RefusalReason) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_thread_runs_all_waiting_work_by_priority_and_releases_its_permit() {
+async fn one_thread_runs_all_waiting_work_by_priority() {
     let (gate, busy) = Busy::start(LONG).await;
     let done = Arc::new(Mutex::new(Vec::new()));
     let priorities = [Priority::Unsigned, Priority::Signed, Priority::Unsigned, Priority::Known];
@@ -304,13 +306,17 @@ async fn one_thread_runs_all_waiting_work_by_priority_and_releases_its_permit() 
             thread::current().id()
         }))
     });
-    // What waits for the permit itself stands in the same queue.
+    // A caller that waits for a permit, without work, stands in the same queue.
     let permit = begin(acquire(&gate, Priority::Signed));
-    let held = busy.let_go();
+    let held = busy.finish();
     drop(permit.await.unwrap());
     let threads: Vec<_> = join_all(running).await.into_iter().map(Result::unwrap).collect();
     assert_eq!(*done.lock().unwrap(), [3, 1, 0, 2]);
-    assert_eq!((threads[3], threads[0]), (threads[1], threads[2]), "none was woken between them");
+    assert_eq!(
+        (threads[3], threads[0]),
+        (threads[1], threads[2]),
+        "no other thread was woken between them"
+    );
     held.await.unwrap();
     let stats = gate.stats();
     assert_eq!((stats.work_admitted, stats.work_waited, stats.work_refused), (6, 5, 0));
@@ -322,16 +328,16 @@ async fn work_that_is_refused_is_never_run() {
     let (gate, busy) = Busy::start(LONG).await;
     let others: Vec<_> =
         (1..MAX_PERMIT_WAITERS).map(|_| begin(acquire(&gate, Priority::Known))).collect();
-    // Displaced, no room, given up, and closed.
-    let displaced = begin(is_refused(&gate, Priority::Unsigned, RefusalReason::QueueFull));
-    is_refused(&gate, Priority::Unsigned, RefusalReason::QueueFull).await;
-    let given_up = begin(run(&gate, Priority::Signed, || unreachable!("nobody waits for it")));
+    // Work is displaced, finds no room, is cancelled by its caller, and meets a closed gate.
+    let displaced = begin(assert_refused(&gate, Priority::Unsigned, RefusalReason::QueueFull));
+    assert_refused(&gate, Priority::Unsigned, RefusalReason::QueueFull).await;
+    let cancelled = begin(run(&gate, Priority::Signed, || unreachable!("nobody waits for it")));
     displaced.await;
-    drop((given_up, others));
-    let late = begin(is_refused(&gate, Priority::Signed, RefusalReason::ShuttingDown));
+    drop((cancelled, others));
+    let late = begin(assert_refused(&gate, Priority::Signed, RefusalReason::ShuttingDown));
     gate.close();
-    is_refused(&gate, Priority::Known, RefusalReason::ShuttingDown).await;
-    let held = busy.let_go();
+    assert_refused(&gate, Priority::Known, RefusalReason::ShuttingDown).await;
+    let held = busy.finish();
     late.await;
     held.await.unwrap();
     assert!(is_empty(&gate));
@@ -342,12 +348,12 @@ async fn work_that_waits_too_long_is_refused_and_never_done() {
     let wait = Duration::from_millis(20);
     let (gate, busy) = Busy::start(wait).await;
     let start = Instant::now();
-    is_refused(&gate, Priority::Signed, RefusalReason::NoPermit).await;
+    assert_refused(&gate, Priority::Signed, RefusalReason::NoPermit).await;
     assert!(start.elapsed() >= wait);
-    busy.let_go().await.unwrap();
-    // The external permit is free, and both of all permits are internal work's.
+    busy.finish().await.unwrap();
+    // The external permit is free, but internal work holds both permits of the semaphore.
     let all = (gate.acquire_internal().await, gate.acquire_internal().await);
-    is_refused(&gate, Priority::Signed, RefusalReason::NoPermit).await;
+    assert_refused(&gate, Priority::Signed, RefusalReason::NoPermit).await;
     drop(all);
     assert_eq!(run(&gate, Priority::Signed, || 5).await.unwrap(), 5);
     assert!(is_empty(&gate));
@@ -356,9 +362,9 @@ async fn work_that_waits_too_long_is_refused_and_never_done() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_ends_its_own_work_alone() {
     let (gate, busy) = Busy::start(LONG).await;
-    let first = begin(run(&gate, Priority::Signed, || -> u32 { panic!("as code does") }));
+    let first = begin(run(&gate, Priority::Signed, || -> u32 { panic!("expected by this test") }));
     let second = begin(run(&gate, Priority::Signed, || 1));
-    let held = busy.let_go();
+    let held = busy.finish();
     assert!(matches!(first.await, Err(WorkError::Lost)));
     assert_eq!(second.await.unwrap(), 1);
     held.await.unwrap();
@@ -366,7 +372,7 @@ async fn a_panic_ends_its_own_work_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
+async fn waiting_internal_work_runs_between_external_work() {
     let (gate, busy) = Busy::start(LONG).await;
     let internal = gate.acquire_internal().await;
     let order = Arc::new(Mutex::new(Vec::new()));
@@ -376,7 +382,7 @@ async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
         tokio::spawn(begin(async move { run(&gate, Priority::Known, work).await.unwrap() }))
     };
     let waiting = begin(gate.acquire_internal());
-    busy.let_go().await.unwrap();
+    busy.finish().await.unwrap();
     let permit = waiting.await;
     order.lock().unwrap().push("internal");
     drop((permit, internal));
@@ -385,11 +391,12 @@ async fn internal_work_that_waits_goes_between_two_pieces_of_external_work() {
     until("all permits are back", || is_empty(&gate)).await;
 }
 
-/// Threads that acquire, give up, release and hand work on in every order: no permit is lost and none is made.
+/// Threads acquire, cancel, release and pass on work in every order. No permit may be lost or
+/// duplicated.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn a_permit_whose_waiter_leaves_meanwhile_is_not_lost() {
+async fn a_permit_is_not_lost_when_its_waiter_leaves() {
     const PERMITS: usize = 2;
-    let config = impatient(config(100, PERMITS + 1), Duration::from_micros(50));
+    let config = without_bursts(config(100, PERMITS + 1), Duration::from_micros(50));
     let gate = Gate::new(config).unwrap();
     let (held, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let tasks = [0; 8].map(|_| {
@@ -404,7 +411,7 @@ async fn a_permit_whose_waiter_leaves_meanwhile_is_not_lost() {
                     work_done.fetch_add(1, SeqCst);
                 }));
                 if number % 7 == 0 {
-                    // Hangs up, wherever it is.
+                    // Cancels the work, at whatever point it is.
                     let _ = poll!(run.as_mut());
                     continue;
                 }
@@ -427,7 +434,7 @@ async fn a_permit_whose_waiter_leaves_meanwhile_is_not_lost() {
         ended.unwrap();
     }
     until("all permits are back", || is_empty(&gate)).await;
-    // Work that nobody waits for any more may be running still.
+    // Cancelled work may still be running.
     let mut back = Vec::new();
     until("every external permit is back", || {
         back.extend(external(&gate));

@@ -1,4 +1,4 @@
-//! The parts from outside.
+//! Tests of the public interface.
 
 mod gate;
 mod metric_set;

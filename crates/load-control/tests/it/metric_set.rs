@@ -1,4 +1,4 @@
-//! What a declared set records, as an exporter sees it.
+//! Tests of what a declared set of metrics records, as an exporter sees it.
 
 use metrics::{Key, Label, Unit};
 use metrics_util::{
@@ -16,7 +16,8 @@ load_control::metric_set! {
     #[derive(Debug)]
     pub(crate) struct Parts {
         count seen = "parts_seen_total", Count, "parts seen";
-        counter left[2] = "parts_left_total", Count, "parts that left, by `way`", "way": ["door", "window"];
+        counter left[2] = "parts_left_total", Count, "parts that left, by `exit`",
+            "exit": ["door", "window"];
         level held_bytes = "parts_held_bytes", Bytes, "bytes held";
         histogram wait_seconds = "parts_wait_seconds", Seconds, "wait";
     }
@@ -28,7 +29,7 @@ load_control::metric_set! {
 }
 
 #[test]
-fn every_handle_is_recorded_under_its_name_with_its_labels_unit_and_description() {
+fn every_handle_is_recorded_with_its_labels_unit_and_description() {
     let recorder = DebuggingRecorder::new();
     metrics::with_local_recorder(&recorder, || {
         describe_late();
@@ -42,24 +43,24 @@ fn every_handle_is_recorded_under_its_name_with_its_labels_unit_and_description(
         assert_eq!((parts.seen.get(), parts.held_bytes.get()), (5, 7));
     });
     let recorded = recorder.snapshotter().snapshot().into_hashmap();
-    let of = |kind, name: &'static str, labels: Vec<Label>| {
+    let metric = |kind, name: &'static str, labels: Vec<Label>| {
         let (unit, text, value) =
             &recorded[&CompositeKey::new(kind, Key::from_parts(name, labels))];
         (unit.expect("a unit"), text.as_ref().expect("a description").to_string(), value)
     };
-    let (unit, text, value) = of(MetricKind::Counter, "parts_seen_total", vec![]);
+    let (unit, text, value) = metric(MetricKind::Counter, "parts_seen_total", vec![]);
     assert_eq!((unit, text.as_str(), value), (Unit::Count, "parts seen", &DebugValue::Counter(5)));
-    for (way, expected) in [("door", 0), ("window", 1)] {
+    for (exit, expected) in [("door", 0), ("window", 1)] {
         let (_, _, value) =
-            of(MetricKind::Counter, "parts_left_total", vec![Label::new("way", way)]);
-        assert_eq!(value, &DebugValue::Counter(expected), "{way}");
+            metric(MetricKind::Counter, "parts_left_total", vec![Label::new("exit", exit)]);
+        assert_eq!(value, &DebugValue::Counter(expected), "{exit}");
     }
-    let (unit, _, value) = of(MetricKind::Gauge, "parts_held_bytes", vec![]);
+    let (unit, _, value) = metric(MetricKind::Gauge, "parts_held_bytes", vec![]);
     assert_eq!((unit, value), (Unit::Bytes, &DebugValue::Gauge(7.0.into())));
-    let (unit, _, value) = of(MetricKind::Histogram, "parts_wait_seconds", vec![]);
+    let (unit, _, value) = metric(MetricKind::Histogram, "parts_wait_seconds", vec![]);
     assert_eq!((unit, value), (Unit::Seconds, &DebugValue::Histogram(vec![0.5.into()])));
     let source = vec![Label::new("source", "ipc")];
-    let (_, _, value) = of(MetricKind::Gauge, "parts_source_state", source);
+    let (_, _, value) = metric(MetricKind::Gauge, "parts_source_state", source);
     assert_eq!(value, &DebugValue::Gauge(2.0.into()));
     let names: Vec<_> = METRICS.iter().map(|(name, ..)| *name).collect();
     let listed =
