@@ -1,4 +1,4 @@
-//! The node's chain: headers that link, nonces, and where each recent transaction stands.
+//! The node's chain: linked headers, nonces, and the position of each recent transaction.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -23,12 +23,12 @@ const GENESIS_BASE_FEE_WEI: u64 = 1_000_000_000;
 
 #[derive(Debug)]
 pub(crate) struct FullBlock {
-    /// As `newHeads` tells it.
+    /// The header as `newHeads` notifies it.
     pub(crate) header: RpcHeader,
     pub(crate) txs: Vec<Arc<SignedTx>>,
 }
 
-/// A mined block, as the test that mined it sees it.
+/// A mined block, as it is returned to the test that mined it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Block {
@@ -80,7 +80,8 @@ pub(crate) struct Chain {
     mined: B256HashMap<(u64, usize)>,
     nonces: AddressHashMap<u64>,
     gas_limit: u64,
-    /// Blocks ever made, so that a block that takes another's place has another hash.
+    /// How many blocks were ever made. It is part of each block, so that a block that replaces
+    /// another has a different hash.
     made: u64,
 }
 
@@ -102,7 +103,7 @@ impl Chain {
         }
     }
 
-    /// Another chain on another genesis block. The accounts keep their nonces.
+    /// Makes another chain on another genesis block. The accounts keep their nonces.
     pub(crate) fn with_new_genesis(&self, now_s: u64) -> Self {
         let mut header = Self::new(now_s, self.gas_limit).head().header.inner.clone();
         header.state_root = keccak256(self.made.to_be_bytes());
@@ -120,7 +121,7 @@ impl Chain {
         self.blocks.back().expect("a chain has at least its oldest kept block")
     }
 
-    /// Those of its blocks that another chain does not have, as far as both are kept.
+    /// Returns the blocks of this chain that another chain does not have, as far as both are kept.
     pub(crate) fn without(&self, other: &Self) -> Vec<Arc<FullBlock>> {
         let oldest = other.blocks.front().map_or(0, |block| block.header.number);
         let has = |block: &FullBlock| {
@@ -149,14 +150,14 @@ impl Chain {
         Some(&self.by_number(number)?.txs[index])
     }
 
-    /// Of the block after the head, in wei per gas.
+    /// The base fee of the block after the head, in wei per gas.
     pub(crate) fn next_base_fee_wei(&self) -> u64 {
         let header = &self.head().header;
         header.next_block_base_fee(BaseFeeParams::ethereum()).unwrap_or(GENESIS_BASE_FEE_WEI)
     }
 
-    /// Puts a block on top. Gas used is the sum of the limits, since nothing is executed; roots are digests that
-    /// differ where the blocks do.
+    /// Appends a block. Its used gas is the sum of the limits, since nothing is executed; its roots
+    /// are digests that differ from those of every other block.
     pub(crate) fn append(&mut self, txs: Vec<Arc<SignedTx>>, now_s: u64) -> Arc<FullBlock> {
         let parent = self.head();
         let hashes: Vec<u8> = txs.iter().flat_map(|tx| tx.hash).collect();
@@ -190,11 +191,12 @@ impl Chain {
         block
     }
 
+    /// How many blocks can be removed from the head.
     pub(crate) fn undoable(&self) -> usize {
         self.blocks.len() - 1
     }
 
-    /// Takes the head off. Its senders' nonces go back.
+    /// Removes the head, and sets the nonces of its senders back.
     pub(crate) fn pop(&mut self) -> Arc<FullBlock> {
         assert!(self.undoable() > 0, "the oldest kept block stays");
         let block = self.blocks.pop_back().expect("just counted");

@@ -16,7 +16,12 @@ pub struct LoadArgs {
     #[arg(long, default_value_t = 500)]
     pub tps: u32,
     /// How many of a thousand transactions carry blobs
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(..=1000),
+    )]
     pub blobs_per_mille: u32,
     /// Response time, e.g. 2ms
     #[arg(long, value_parser = parse_duration, default_value = "0s")]
@@ -25,7 +30,12 @@ pub struct LoadArgs {
     #[arg(long, value_parser = parse_duration, default_value = "12s")]
     pub block_time: Duration,
     /// Gas of a block, in millions; transactions above it stay pending
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..),
+    )]
     pub block_mgas: u64,
     /// Transactions pending at its start
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -39,13 +49,14 @@ pub struct LoadArgs {
 }
 
 impl LoadArgs {
-    /// A node at this path, whose load ends after this time if there is one.
-    pub fn config(&self, ipc: impl Into<PathBuf>, lasts: Option<Duration>) -> NodeConfig {
+    /// Makes the configuration of a node at this path. Its load ends after `duration`, if one is
+    /// given.
+    pub fn config(&self, ipc: impl Into<PathBuf>, duration: Option<Duration>) -> NodeConfig {
         let count = |time: Duration| (time.as_secs_f64() * f64::from(self.tps)).round() as u64;
-        let faults = |seed| FaultPlan::from_seed(seed, lasts.unwrap_or(Duration::from_secs(60)));
+        let faults = |seed| FaultPlan::from_seed(seed, duration.unwrap_or(Duration::from_secs(60)));
         NodeConfig {
             tps: self.tps,
-            count: lasts.map(count),
+            count: duration.map(count),
             blobs_per_mille: self.blobs_per_mille,
             latency: self.latency,
             block_time: self.block_time,

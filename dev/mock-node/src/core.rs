@@ -1,4 +1,5 @@
-//! Pool and chain together: no socket, no clock. Every change returns what the subscribers are notified of.
+//! Pool and chain together, without a socket and without a clock. Every change returns the
+//! notifications that subscribers must get.
 
 use std::{cmp::Ordering, collections::BTreeSet, sync::Arc};
 
@@ -13,11 +14,11 @@ use crate::{
     tx::SignedTx,
 };
 
-/// What happened, in the order of its notifications.
+/// The notifications that follow from a change, in their order.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
     pub(crate) heads: Vec<Arc<FullBlock>>,
-    /// Became pending.
+    /// The transactions that became pending.
     pub(crate) announced: Vec<Arc<SignedTx>>,
 }
 
@@ -60,7 +61,8 @@ impl Core {
         self.mine_these(txs, now_s)
     }
 
-    /// Mines exactly these, whether the pool has them or not, if their nonces follow.
+    /// Mines exactly these transactions, whether or not the pool has them. Their nonces must follow
+    /// each other.
     pub(crate) fn mine_checked(
         &mut self,
         txs: Vec<Arc<SignedTx>>,
@@ -85,21 +87,22 @@ impl Core {
     fn mine_these(&mut self, txs: Vec<Arc<SignedTx>>, now_s: u64) -> (Arc<FullBlock>, Effects) {
         let block = self.chain.append(txs, now_s);
         let mut announced = Vec::new();
-        // Each once: all that a sender has pending is walked.
+        // Each sender is visited once, because a visit walks all of its pending transactions.
         for signer in block.txs.iter().map(|tx| tx.signer()).collect::<BTreeSet<_>>() {
             announced.extend(self.pool.set_chain_nonce(signer, self.chain.nonce(&signer)));
         }
         (block.clone(), Effects { heads: vec![block], announced })
     }
 
-    /// Puts empty blocks on top, each so many seconds after the one before.
-    pub(crate) fn mine_empty(&mut self, count: usize, after_s: u64) -> Effects {
+    /// Mines empty blocks whose timestamps are `interval_s` seconds apart.
+    pub(crate) fn mine_empty(&mut self, count: usize, interval_s: u64) -> Effects {
         let mut append =
-            || self.chain.append(Vec::new(), self.chain.head().header.timestamp + after_s);
+            || self.chain.append(Vec::new(), self.chain.head().header.timestamp + interval_s);
         Effects { heads: (0..count).map(|_| append()).collect(), ..Effects::default() }
     }
 
-    /// Replaces the newest `depth` blocks by as many empty ones; what they held is pending again.
+    /// Replaces the newest `depth` blocks by as many empty ones. Their transactions become pending
+    /// again.
     pub(crate) fn reorg(
         &mut self,
         depth: usize,
@@ -116,7 +119,7 @@ impl Core {
         Ok((removed, self.follow(chain)))
     }
 
-    /// Begins another chain, on which everything is pending that the pool and the kept blocks of the old one had.
+    /// Begins another chain. All transactions of the pool and of the kept blocks are pending on it.
     pub(crate) fn reset(&mut self, now_s: u64) {
         let mut undone = Vec::new();
         while self.chain.undoable() > 0 {
@@ -127,11 +130,12 @@ impl Core {
         let mined = undone.iter().rev().flat_map(|block| &block.txs);
         for tx in mined.chain(old.pending()).chain(old.queued()) {
             let inserted = self.pool.insert(tx.clone(), self.chain.nonce(&tx.signer()));
-            inserted.expect("its nonce is its own, and not used on the new chain");
+            inserted.expect("no transaction is mined on the new chain, and each has its own nonce");
         }
     }
 
-    /// Takes over another node's chain. What only its own had mined is pending again.
+    /// Adopts the chain of another node. Transactions that only this node's chain had mined become
+    /// pending again.
     pub(crate) fn follow(&mut self, chain: Chain) -> Effects {
         let (undone, heads) = (self.chain.without(&chain), chain.without(&self.chain));
         self.chain = chain;
@@ -174,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Of twelve steps eight submit, two mine, one mines privately, and one is a reorg.
+        /// Eight of twelve steps submit, two mine, one mines privately, and one is a reorg.
         #[test]
         fn pool_and_chain_agree_after_every_step(
             steps in proptest::collection::vec((0..12, 0u8..4, 0u64..8, 1u128..4), 1..60),
@@ -182,7 +186,7 @@ mod tests {
             let mut core = Core::new(&NodeConfig::new("unused"), 0);
             for (kind, sender, nonce, fee) in steps {
                 match kind {
-                    // Some are refused.
+                    // Some transactions are refused.
                     0..8 => _ = core.submit(tx(sender, nonce, fee)),
                     8..10 => {
                         let txs = 1 + nonce.min(4);
@@ -201,14 +205,14 @@ mod tests {
                 }
                 core.pool.assert_consistent(|address| core.chain.nonce(address));
             }
-            // Whatever is pending can be mined, each sender's nonces in order.
+            // All pending transactions can be mined, and the nonces of each sender are in order.
             core.block_gas_limit = u64::MAX;
             let pending = core.pool.pending_count();
             let (block, _) = core.mine(0);
             prop_assert_eq!(block.txs.len(), pending);
             for address in (0..4).map(Address::with_last_byte) {
-                let nonces: Vec<_> =
-                    block.txs.iter().filter(|tx| tx.signer() == address).map(|tx| tx.nonce()).collect();
+                let txs = block.txs.iter().filter(|tx| tx.signer() == address);
+                let nonces: Vec<_> = txs.map(|tx| tx.nonce()).collect();
                 prop_assert!(nonces.windows(2).all(|pair| pair[1] == pair[0] + 1));
             }
         }

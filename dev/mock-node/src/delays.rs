@@ -1,4 +1,4 @@
-//! Answers that are held back, each for its own time, on a thread with a finer clock than tokio's millisecond.
+//! Delays answers, each by its own time, on a thread whose clock is finer than tokio's millisecond.
 
 use std::{
     collections::BTreeMap,
@@ -6,12 +6,12 @@ use std::{
     time::Instant,
 };
 
-/// When something is due, and how it is delivered.
+/// A delayed answer: when it is due, and the function that delivers it.
 pub(crate) type Held = (Instant, Box<dyn FnOnce() + Send>);
 
-/// Delivers until the sender is gone; what is held then is not delivered.
+/// Delivers answers until the sender is dropped. Answers that are still delayed then are lost.
 pub(crate) fn deliver(receiver: &Receiver<Held>) {
-    // The number keeps equals in their order.
+    // The number keeps the order of answers that are due at the same time.
     let mut held = BTreeMap::new();
     for number in 0_u64.. {
         let received = match held.first_key_value() {
@@ -22,7 +22,7 @@ pub(crate) fn deliver(receiver: &Receiver<Held>) {
         };
         match received {
             Ok((due, deliver)) => _ = held.insert((due, number), deliver),
-            Err(RecvTimeoutError::Timeout) => held.pop_first().expect("just seen").1(),
+            Err(RecvTimeoutError::Timeout) => held.pop_first().expect("an answer was due").1(),
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with the mock node itself.
+//! The errors of the mock node itself, and the refusals of its pool.
 
 use std::io;
 
@@ -13,11 +13,11 @@ pub enum NodeError {
     Refused(#[from] TxRefused),
     #[error("the node holds no transaction {hash}")]
     UnknownTransaction { hash: B256 },
-    #[error("a reorg of {depth} blocks, of which {available} can be undone")]
+    #[error("a reorg of {depth} blocks is too deep: {available} blocks can be undone")]
     ReorgTooDeep { depth: usize, available: usize },
 }
 
-/// Why the pool does not take a transaction. The texts are those that reth and geth answer with.
+/// The reason why the pool refuses a transaction. The texts are those of reth and geth.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TxRefused {
@@ -31,13 +31,13 @@ pub enum TxRefused {
     AlreadyKnown,
     #[error("nonce too low: next nonce {expected}, tx nonce {has}")]
     NonceTooLow { has: u64, expected: u64 },
-    /// Only for a block's own transactions: a nonce before it is missing.
+    /// A lower nonce of the sender is missing. Only for transactions that a test mines.
     #[error("nonce too high: next nonce {expected}, tx nonce {has}")]
     NonceTooHigh { has: u64, expected: u64 },
-    /// Another transaction has this sender and nonce and pays about as much.
+    /// Another transaction with this sender and nonce pays about as much, and is kept.
     #[error("replacement transaction underpriced")]
-    Underpriced { stays: B256 },
-    /// A blob transaction in the form that stands in blocks.
+    Underpriced { existing: B256 },
+    /// A blob transaction in the form of blocks, without its sidecar.
     #[error("missing blob sidecar")]
     MissingSidecar,
     #[error("txpool is full: {limit} transactions")]

@@ -1,4 +1,4 @@
-//! The faults of a node, single ones or a plan drawn from a seed.
+//! The faults of a node: single faults, and plans that are drawn from a seed.
 
 use std::{
     collections::VecDeque,
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::quirks::Topic;
 
-/// Hashes that reth's pending listener holds (`--txpool.max-pending-txns`); further hashes of a batch are lost.
+/// The hashes that reth's pending listener holds (`--txpool.max-pending-txns`). Further hashes of a
+/// batch are lost.
 const RETH_LISTENER_HASHES: u32 = 2048;
 
 /// Size of [`BadAnswer::Large`], in bytes.
@@ -40,57 +41,62 @@ pub enum Fault {
     CloseMidFrame(Target),
     /// The next connections are closed as soon as they are accepted.
     CloseOnAccept { connections: u32 },
-    /// The next connections that subscribe get the response, and are then closed instead of notified.
+    /// The next connections that subscribe get the response and are then closed, without any
+    /// notification.
     CloseAfterSubscribe { connections: u32 },
-    /// Open connections are neither read nor written for a while; then everything that waited is sent.
-    Stall { at: Target, time: Duration },
-    /// Open connections stay open and are never read or written again: geth after ten seconds of a paused reader.
+    /// Open connections are neither read nor written for a while; then all queued messages are
+    /// sent.
+    Stall { target: Target, time: Duration },
+    /// Open connections stay open and are never read or written again, as by geth after its reader
+    /// paused for ten seconds.
     GoDead(Target),
-    /// The process ends for a while and comes back with a new socket and another pool: everything
-    /// that was pending has been mined meanwhile, the pending transactions have arrived meanwhile,
-    /// and no client was notified of either.
+    /// The process ends for a while and comes back with a new socket and another pool. While it was
+    /// down, all pending transactions were mined and others arrived, and no client was notified.
     Restart {
-        /// For how long no client can connect.
+        /// How long no client can connect.
         down: Duration,
-        /// Whether the old socket file stays and refuses connections meanwhile, as after `kill -9`.
+        /// Whether the old socket file remains during this time and refuses connections, as after
+        /// `kill -9`.
         leaves_file: bool,
     },
-    /// The next announcements are not sent, while the transactions are in the pool.
+    /// The next announcements are not sent, though the transactions are in the pool.
     DropNotifications { count: u32 },
-    /// The next announcements are made as hashes, and not as objects: reth's listener for these holds 1,024.
+    /// The next transactions are announced as hashes and not as objects. reth's listener for
+    /// objects holds 1,024.
     DropObjects { count: u32 },
-    /// This many transactions at once.
+    /// This many transactions are announced at once.
     Burst { count: usize },
     /// The next announcements are sent twice.
     Duplicate { count: u32 },
     /// The next answers to `eth_getRawTransactionByHash` are wrong.
     Answers { bad: BadAnswer, count: u32 },
-    /// The newest blocks are replaced; all of them if there are fewer.
+    /// The newest blocks are replaced; all blocks if there are fewer.
     Reorg { depth: usize },
-    /// Every new connection gets the text line for too many connections, and is closed.
+    /// Every new connection gets a line of text about too many connections, and is closed.
     TableFull { time: Duration },
-    /// The open subscriptions of a kind end while their connections stay: without a word, or with a notification that
-    /// has `params.error`, as jsonrpsee sends it.
-    EndSubscriptions { topic: Topic, has_note: bool },
-    /// A line that answers nothing is sent on open connections.
-    SendLine { at: Target, line: OddLine },
-    /// The process ends for a while and comes back with another genesis under the same chain id: what was pending, and
-    /// what the blocks that it kept contained, is pending on the new chain, and no client was notified.
+    /// The open subscriptions of a topic end, and their connections stay open. With `notifies` the
+    /// client gets a notification with `params.error`, as jsonrpsee sends it.
+    EndSubscriptions { topic: Topic, notifies: bool },
+    /// An unsolicited line is sent on open connections.
+    SendLine { target: Target, line: OddLine },
+    /// The process ends for a while and comes back with another genesis under the same chain id.
+    /// All transactions of its pool and of its kept blocks are pending on the new chain, and no
+    /// client was notified.
     Reset { down: Duration },
 }
 
-/// A line that is no answer to a request and no notification of a subscription.
+/// A line that is neither the answer to a request nor the notification of a subscription.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OddLine {
     PlainText,
     /// `[]`.
     EmptyArray,
     NotificationWithoutParams,
-    /// An answer whose `error` is a text, with an id that nobody has requested with.
+    /// An answer whose `error` is a text, with an id that no request had.
     TextError,
     /// An error with the id `null`.
     NullId,
-    /// An answer with an id that nobody has requested with.
+    /// An answer with an id that no request had.
     UnknownId,
 }
 
@@ -104,7 +110,7 @@ impl OddLine {
         Self::UnknownId,
     ];
 
-    /// Without its line end.
+    /// The line, without its line end.
     pub(crate) const fn text(self) -> &'static str {
         match self {
             Self::PlainText => "upstream connect error",
@@ -125,7 +131,7 @@ impl OddLine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum BadAnswer {
-    /// Right, and up to 20 ms late, so that later requests overtake it.
+    /// A correct answer that is up to 20 ms late, so that answers to later requests come first.
     OutOfOrder,
     /// `null`, though the transaction is pending.
     Null,
@@ -133,19 +139,19 @@ pub enum BadAnswer {
     Error,
     /// geth's -32000 while it builds its index.
     Busy,
-    /// A line that is no JSON, instead of the answer.
+    /// A line that is not JSON, instead of the answer.
     Garbage,
     /// The first half of the answer, then the next message.
     Truncated,
-    /// The text for a connection too many, on a connection that is open.
+    /// The text about too many connections, on an open connection.
     PlainText,
-    /// None.
+    /// No answer.
     Never,
     /// [`LARGE_ANSWER_BYTES`] of zeros.
     Large,
-    /// Right, its first 4096 bytes in as many writes.
+    /// A correct answer whose first 4096 bytes are written one by one.
     ByteByByte,
-    /// Another pending transaction, well-formed; `null` when there is no other.
+    /// Another well-formed pending transaction; `null` if there is none.
     WrongTransaction,
 }
 
@@ -166,8 +172,8 @@ impl BadAnswer {
 }
 
 impl Fault {
-    /// One of every kind that a plan draws, with values of the usual size: the rows of a fault matrix. The last three
-    /// kinds are injected by tests alone.
+    /// One fault of every kind that a plan draws, with values of the usual size. The last three
+    /// kinds of the enum are injected by tests alone.
     pub fn all() -> Vec<Self> {
         let short = Duration::from_millis(500);
         let mut all = vec![
@@ -182,12 +188,12 @@ impl Fault {
             Self::Duplicate { count: 500 },
             Self::TableFull { time: short },
         ];
-        for at in [Target::All, Target::Subscription, Target::Request] {
+        for target in [Target::All, Target::Subscription, Target::Request] {
             all.extend([
-                Self::Close(at),
-                Self::CloseMidFrame(at),
-                Self::Stall { at, time: short },
-                Self::GoDead(at),
+                Self::Close(target),
+                Self::CloseMidFrame(target),
+                Self::Stall { target, time: short },
+                Self::GoDead(target),
             ]);
         }
         // Eight megabytes are sent rarely.
@@ -197,8 +203,12 @@ impl Fault {
         all
     }
 
-    /// Changes how long it lasts and how often it strikes.
-    fn adjust(&mut self, change_time: impl FnOnce(&mut Duration), change: impl FnOnce(&mut u32)) {
+    /// Changes how long the fault lasts, or how many times it occurs.
+    fn adjust(
+        &mut self,
+        change_time: impl FnOnce(&mut Duration),
+        change_count: impl FnOnce(&mut u32),
+    ) {
         match self {
             Self::Stall { time, .. }
             | Self::Restart { down: time, .. }
@@ -209,59 +219,63 @@ impl Fault {
             | Self::DropNotifications { count }
             | Self::DropObjects { count }
             | Self::Duplicate { count }
-            | Self::Answers { count, .. } => change(count),
+            | Self::Answers { count, .. } => change_count(count),
             _ => {}
         }
     }
 }
 
-/// Faults and when they strike, counted from the beginning of the plan.
+/// Faults and their times, counted from the beginning of the plan.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FaultPlan {
     steps: Vec<(Duration, Fault)>,
 }
 
 impl FaultPlan {
-    /// These faults at these times, in the order of the times.
+    /// Makes a plan of faults with their times, and orders them by time.
     pub fn new(steps: impl IntoIterator<Item = (Duration, Fault)>) -> Self {
         let mut steps: Vec<_> = steps.into_iter().collect();
-        steps.sort_by_key(|(at, _)| *at);
+        steps.sort_by_key(|(time, _)| *time);
         Self { steps }
     }
 
-    /// A plan that the seed replays. The kinds come in rounds of random order, every kind once a round; a plan of a
-    /// minute holds each at least once. They strike from the first tenth of `duration` to eight tenths of it, so that
-    /// the end is quiet, and 0.5 to 1.3 s apart, in a plan of more than a minute as much further as it is longer: a
-    /// node that fails every second for half an hour never lists a pool that takes longer than that.
+    /// Makes a plan that the seed reproduces. The kinds occur in rounds of random order, each kind
+    /// once per round; a plan of a minute has each kind at least once.
+    ///
+    /// The faults occur between one tenth and eight tenths of `duration`, so that the end is quiet,
+    /// and 0.5 to 1.3 s apart. In a plan of more than a minute the intervals grow with its length:
+    /// a node that failed every second for half an hour could never list a pool that takes longer
+    /// than a second.
     pub fn from_seed(seed: u64, duration: Duration) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let stretch = duration.div_duration_f64(Duration::from_mins(1)).max(1.0);
         let end = duration.mul_f64(0.8);
-        let mut at = duration.mul_f64(0.1);
+        let mut time = duration.mul_f64(0.1);
         let mut round: Vec<Fault> = Vec::new();
         let mut steps = Vec::new();
-        while at < end {
+        while time < end {
             if round.is_empty() {
                 round = Fault::all();
                 round.shuffle(&mut rng);
             }
             let mut fault = round.pop().expect("there are kinds of faults");
-            let (longer, share) = (rng.random_range(0.4..3.0), rng.random::<f64>());
+            let (factor, share) = (rng.random_range(0.4..3.0), rng.random::<f64>());
             fault.adjust(
-                |time| *time = time.mul_f64(longer),
+                |time| *time = time.mul_f64(factor),
                 |count| *count = (f64::from(*count) * share).ceil().max(1.0) as u32,
             );
-            steps.push((at, fault));
-            at += Duration::from_millis(rng.random_range(500..=1300)).mul_f64(stretch);
+            steps.push((time, fault));
+            time += Duration::from_millis(rng.random_range(500..=1300)).mul_f64(stretch);
         }
         Self { steps }
     }
 
-    /// The same plan in a shorter time: when the faults strike and how long they last is divided by `factor`.
+    /// Returns the plan in a shorter time: the times of the faults and how long they last are
+    /// divided by `factor`.
     #[must_use]
     pub fn compressed(mut self, factor: u32) -> Self {
-        for (at, fault) in &mut self.steps {
-            *at /= factor;
+        for (time, fault) in &mut self.steps {
+            *time /= factor;
             fault.adjust(|time| *time /= factor, |_| {});
         }
         self
@@ -273,13 +287,14 @@ impl FaultPlan {
         self.steps.iter().map(|(_, fault)| count(fault)).max().unwrap_or(0)
     }
 
-    /// When and what, earliest first.
+    /// The faults with their times, earliest first.
     pub fn steps(&self) -> &[(Duration, Fault)] {
         &self.steps
     }
 }
 
-/// Armed faults: the server looks at every point where one may strike. A number is how often it still does.
+/// The armed faults, which the server checks wherever one may occur. A number says how many times
+/// it will still occur.
 #[derive(Debug, Default)]
 pub(crate) struct Armed {
     pub(crate) close_on_accept: u32,
@@ -289,11 +304,11 @@ pub(crate) struct Armed {
     pub(crate) duplicate: u32,
     pub(crate) answers: VecDeque<(BadAnswer, u32)>,
     pub(crate) table_full_until: Option<Instant>,
-    /// The last one asked for wins.
+    /// The restart that was injected last.
     pub(crate) restart: Option<Restart>,
 }
 
-/// How the process ends and comes back.
+/// How the process restarts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Restart {
     pub(crate) down: Duration,
@@ -302,7 +317,7 @@ pub(crate) struct Restart {
 }
 
 impl Armed {
-    /// How the next raw answer is to be wrong.
+    /// Returns how the next raw answer must be wrong.
     pub(crate) fn next_answer(&mut self) -> Option<BadAnswer> {
         while self.answers.pop_front_if(|(_, left)| *left == 0).is_some() {}
         let (bad, left) = self.answers.front_mut()?;
@@ -311,7 +326,7 @@ impl Armed {
     }
 }
 
-/// True as often as was armed.
+/// Returns true as many times as was armed.
 pub(crate) const fn take_one(left: &mut u32) -> bool {
     let strikes = *left > 0;
     *left = left.saturating_sub(1);
@@ -332,12 +347,12 @@ mod tests {
                 plan.steps().iter().map(|(_, fault)| discriminant(fault)).collect();
             let all: HashSet<_> = Fault::all().iter().map(discriminant).collect();
             assert_eq!(kinds, all, "seed {seed}");
-            assert!(plan.steps().iter().all(|(at, _)| *at < minute.mul_f64(0.8)));
+            assert!(plan.steps().iter().all(|(time, _)| *time < minute.mul_f64(0.8)));
         }
     }
 
     #[test]
-    fn a_longer_plan_has_its_faults_further_apart_and_not_more_of_them() {
+    fn a_longer_plan_has_as_many_faults_further_apart() {
         let count = |minutes| FaultPlan::from_seed(7, Duration::from_mins(minutes)).steps().len();
         let (one, thirty) = (count(1), count(30));
         assert!(thirty.abs_diff(one) <= one / 5, "{one} in a minute, {thirty} in thirty");

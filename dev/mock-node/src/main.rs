@@ -1,4 +1,4 @@
-//! A mock execution node as a process, for whoever tests a client in another language or repository.
+//! A mock execution node as a process, for tests of clients in other languages or repositories.
 
 use std::{path::PathBuf, process::ExitCode, thread};
 
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         }
     };
     println!("ready {}", args.ipc.display());
-    // Until a signal ends the process. The next node at this path removes the socket file.
+    // A signal ends the process. The next node at this path removes the socket file.
     loop {
         thread::park();
     }

@@ -1,4 +1,4 @@
-//! A running node, on threads of its own.
+//! A running node, on its own threads.
 
 mod inject;
 mod load;
@@ -32,12 +32,12 @@ use crate::{
 };
 use inject::{follow, inject};
 
-/// Threads that are busy with a large answer have this long to end at shutdown.
+/// How long shutdown waits for threads that are busy with a large answer.
 const BLOCKING_GRACE: Duration = Duration::from_secs(2);
 
 /// A node that runs until it is shut down or dropped.
 ///
-/// It has a runtime and threads of its own: a test that blocks its runtime does not block the node.
+/// It has its own runtime and threads, so a test that blocks its runtime does not block the node.
 /// Every method may be called from any thread; none waits for a client.
 pub struct MockNode {
     shared: Arc<Shared>,
@@ -46,13 +46,14 @@ pub struct MockNode {
 }
 
 impl MockNode {
-    /// Signs what is needed first, then listens; the socket is there when this returns.
+    /// Starts a node. It signs the transactions that are needed first, and then listens; the socket
+    /// exists when this returns.
     pub fn start(config: NodeConfig) -> Result<Self, NodeError> {
-        assert!(!config.state, "testkit::state::start executes blocks");
+        assert!(!config.state, "a node that executes blocks is started by testkit::state::start");
         Self::with_state(config, None)
     }
 
-    /// As [`Self::start`], with what executes the blocks.
+    /// Like [`Self::start`], with an executor of the blocks.
     pub fn with_state(config: NodeConfig, state: Option<NewState>) -> Result<Self, NodeError> {
         Self::prepared(config, state, |shared| {
             let mut preloaded = shared.take(shared.config.preload).into_iter();
@@ -60,8 +61,8 @@ impl MockNode {
         })
     }
 
-    /// Starts one that has another's chain, and these transactions in its pool if their nonces follow: as a node that
-    /// comes back.
+    /// Starts a node with the chain of another one, and with these transactions in its pool as far
+    /// as their nonces follow, like a node that restarts.
     pub fn start_beside(
         config: NodeConfig,
         other: &Self,
@@ -71,14 +72,14 @@ impl MockNode {
         Self::prepared(config, None, |shared| {
             shared.lock().core.chain = chain;
             for raw in pending {
-                // What was mined meanwhile is refused.
+                // A transaction that has been mined is refused.
                 _ = shared.submit_raw(&raw);
             }
             Ok(())
         })
     }
 
-    /// Starts it once something has been done that no client is told.
+    /// Starts a node after `prepare` has changed it without notifications.
     fn prepared(
         config: NodeConfig,
         state: Option<NewState>,
@@ -122,30 +123,31 @@ impl MockNode {
         &self.shared.config
     }
 
-    /// Sends a transaction, as `eth_sendRawTransaction` does: announced when it is pending, silent while it waits
-    /// for a nonce.
+    /// Submits a transaction, as `eth_sendRawTransaction` does. It is announced once it is pending,
+    /// and not while it is queued.
     pub fn submit(&self, raw: Bytes) -> Result<B256, TxRefused> {
         self.shared.submit_raw(&raw)
     }
 
-    /// Announces `count` transactions of the node's own load at once, the ones the pace would have taken next.
-    /// Signing is done before the first is announced.
+    /// Announces the next `count` transactions of the node's own load at once. All are signed
+    /// before the first is announced.
     pub fn burst(&self, count: usize) -> Vec<B256> {
         load::burst(&self.shared, count)
     }
 
-    /// Makes a fault strike now. It is in force when this returns, except for a restart: the server's thread does
-    /// that as soon as it can.
+    /// Injects a fault. It is in force when this returns, except for a restart, which the thread of
+    /// the server does as soon as it can.
     pub fn inject(&self, fault: Fault) {
         inject(&self.shared, fault);
     }
 
-    /// Waits until the configured plan of faults is through; false when `timeout` ran out first or there is none.
+    /// Waits until all faults of the configured plan were injected. Returns false after `timeout`,
+    /// or if there is no plan.
     pub fn wait_faults_finished(&self, timeout: Duration) -> bool {
         self.shared.wait(Instant::now() + timeout, |state| state.plan_finished)
     }
 
-    /// Tells a transaction of the pool once more, as reth does with 2 to 3 % under load.
+    /// Announces a transaction of the pool once more, as reth does with 2 to 3 % under load.
     pub fn announce_again(&self, hash: B256) -> Result<(), NodeError> {
         let mut state = self.shared.lock();
         let tx = state.core.pool.get(&hash).cloned();
@@ -154,36 +156,37 @@ impl MockNode {
         Ok(())
     }
 
-    /// The object of a pending transaction, as subscribers to full transactions are told it.
+    /// The JSON object of a pending transaction, as subscribers to full transactions get it.
     pub fn object(&self, hash: B256) -> Option<String> {
         let state = self.shared.lock();
         let object = state.core.pool.get(&hash)?.pending_object().to_vec();
         Some(String::from_utf8(object).expect("JSON is text"))
     }
 
-    /// Tells subscribers to full transactions this JSON, whatever it says.
+    /// Sends this JSON to subscribers to full transactions, without checking it.
     pub fn announce_object(&self, json: &str) {
         self.shared.lock().notify(Topic::Objects, json.as_bytes());
     }
 
-    /// Tells a hash that the node does not hold, as if the transaction had been replaced or evicted at once.
+    /// Announces an unknown hash, as if its transaction had been replaced or evicted immediately.
     pub fn announce_unknown(&self, hash: B256) {
         self.shared.lock().announce_hash(hash);
     }
 
-    /// Mines what is pending, up to the block's limits.
+    /// Mines pending transactions, up to the limits of a block.
     pub fn mine(&self) -> Block {
         self.shared.mine().summary()
     }
 
-    /// Mines empty blocks, each so many seconds after the one before by its timestamp. Two nodes with one genesis make the
-    /// same ones.
-    pub fn mine_empty(&self, count: usize, after_s: u64) {
-        let Ok(()) =
-            self.shared.change(|core| Ok::<_, Infallible>(((), core.mine_empty(count, after_s))));
+    /// Mines empty blocks whose timestamps are `interval_s` seconds apart. Two nodes with the same
+    /// genesis make the same blocks.
+    pub fn mine_empty(&self, count: usize, interval_s: u64) {
+        let Ok(()) = self
+            .shared
+            .change(|core| Ok::<_, Infallible>(((), core.mine_empty(count, interval_s))));
     }
 
-    /// Changes how the node behaves from the next request and notification on.
+    /// Changes the quirks of the node, from the next request and notification on.
     pub fn set_quirks(&self, change: impl FnOnce(&mut Quirks)) {
         change(Arc::make_mut(&mut self.shared.lock().quirks));
     }
@@ -202,8 +205,9 @@ impl MockNode {
         Ok(block.summary())
     }
 
-    /// Mines transactions that were never announced, as a builder's private ones are. What the pool holds with the
-    /// same or lower nonces of their senders is gone, without a word.
+    /// Mines transactions that were never announced, like the private ones of a builder.
+    /// Transactions of the pool with the same or lower nonces of their senders are removed
+    /// silently.
     pub fn mine_private(&self, raws: impl IntoIterator<Item = Bytes>) -> Result<Block, NodeError> {
         let signed = |raw| SignedTx::from_raw(&raw, self.shared.config.chain_id).map(Arc::new);
         let txs = raws.into_iter().map(signed).collect::<Result<_, _>>()?;
@@ -212,21 +216,21 @@ impl MockNode {
         Ok(block.summary())
     }
 
-    /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. What the old ones held is
-    /// pending again, and announced again.
+    /// Replaces the newest `depth` blocks by as many empty ones, whose heads are announced. The
+    /// transactions of the replaced blocks become pending and are announced again.
     pub fn reorg(&self, depth: usize) -> Result<Reorg, NodeError> {
         let now_s = self.shared.now_s();
         self.shared.change(|core| {
             let (removed, effects) = core.reorg(depth, now_s)?;
             let summaries =
-                |blocks: &[Arc<FullBlock>]| blocks.iter().map(|it| it.summary()).collect();
+                |blocks: &[Arc<FullBlock>]| blocks.iter().map(|block| block.summary()).collect();
             let reorg = Reorg { removed: summaries(&removed), added: summaries(&effects.heads) };
             Ok((reorg, effects))
         })
     }
 
-    /// Takes over the chain of another node, as one that imports blocks: its heads are announced, and what only its own
-    /// blocks held is pending again.
+    /// Adopts the chain of another node, like a node that imports blocks: the new heads are
+    /// announced, and transactions that only this node's blocks contained become pending again.
     pub fn follow(&self, other: &Self) {
         let chain = other.shared.lock().core.chain.clone();
         let Ok(()) = self.shared.change(|core| Ok::<_, Infallible>(((), core.follow(chain))));
@@ -241,13 +245,13 @@ impl MockNode {
         self.shared.lock().core.pool.pending().map(|tx| tx.hash).collect()
     }
 
-    /// Hashes of transactions that wait for a nonce.
+    /// Hashes of queued transactions.
     pub fn queued(&self) -> Vec<B256> {
         self.shared.lock().core.pool.queued().map(|tx| tx.hash).collect()
     }
 
-    /// What `eth_getRawTransactionByHash` answers for this hash: a pending blob transaction with its sidecar, a
-    /// mined one without.
+    /// The answer to `eth_getRawTransactionByHash` for this hash: a pending blob transaction with
+    /// its sidecar, a mined one without.
     pub fn raw(&self, hash: B256) -> Option<Bytes> {
         self.shared.raw(&hash)
     }
@@ -256,13 +260,14 @@ impl MockNode {
         self.shared.lock().stats.clone()
     }
 
-    /// Waits until the paced load has announced its count; false when `timeout` ran out first or there is no count.
+    /// Waits until the paced load has announced its count. Returns false after `timeout`, or if
+    /// there is no count.
     pub fn wait_load_finished(&self, timeout: Duration) -> bool {
         self.shared.wait(Instant::now() + timeout, |state| state.load_finished)
     }
 
-    /// Stops: the connections are closed, the socket file is removed, the threads have ended when this returns.
-    /// Calling it again does nothing.
+    /// Stops the node: closes the connections, removes the socket file, and waits until its threads
+    /// have ended. A second call does nothing.
     pub fn shutdown(&self) {
         let threads = std::mem::take(&mut *self.threads.lock());
         if threads.is_empty() {
@@ -275,7 +280,7 @@ impl MockNode {
                 tracing::error!("a thread of the node panicked");
             }
         }
-        // Another node may have taken the path over already.
+        // Another node may already listen at this path.
         let _ = fs::remove_file(&self.shared.config.ipc_path);
     }
 }
@@ -292,13 +297,13 @@ impl fmt::Debug for MockNode {
     }
 }
 
-/// What a reorg did to the chain, oldest blocks first.
+/// The changes that a reorg made to the chain, oldest blocks first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reorg {
-    /// Blocks that are no longer part of it.
+    /// Blocks that are no longer part of the chain.
     pub removed: Vec<Block>,
-    /// Blocks that took their place.
+    /// Blocks that replaced them.
     pub added: Vec<Block>,
 }
 
@@ -308,8 +313,8 @@ fn serve(shared: Arc<Shared>, stop: &Notify, listener: StdListener) {
     let runtime = runtime.expect("a runtime");
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener).expect("it does not block");
-        // The order does not matter: both end only once, and a lost accept is a lost connection of a node that is
-        // going down.
+        // The order is irrelevant: both branches end only once, and a node that is stopped needs no
+        // further connection.
         tokio::select! {
             () = rpc::serve(shared, listener) => {}
             () = stop.notified() => {}
@@ -324,7 +329,8 @@ fn mine_on_time(shared: &Shared) {
         due += shared.config.block_time;
         let turn = shared.lock().line.as_mut().map(|line| line.block(Instant::now()));
         if let Some(turn) = turn {
-            // Blocks that a late thread made up for would wait for each other.
+            // A late thread skips the blocks that it missed: they would wait for each other in the
+            // queue.
             due = due.max(Instant::now() + shared.config.block_time);
             {
                 let stats = &mut shared.lock().stats;

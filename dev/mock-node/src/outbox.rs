@@ -1,4 +1,4 @@
-//! What waits to be written to one connection.
+//! The messages that wait to be written to one connection.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -8,12 +8,12 @@ use tokio::sync::Notify;
 /// Small messages are gathered up to this size before a new buffer is begun.
 const GATHER_BYTES: usize = 64 << 10;
 
-/// The bytes that wait for one slow reader before its connection is closed. reth queues for it without
-/// a bound, which could exhaust a test machine.
+/// How many bytes may wait for a slow reader; beyond that its connection is closed. reth queues
+/// without a bound, which could exhaust a test machine.
 const MAX_QUEUED_BYTES: usize = 256 << 20;
 
-/// The queue of one connection, bounded in bytes. Pushing never waits: a reader that is so late that the bound is
-/// reached is cut off, so that it costs neither the node's memory nor anybody else's time.
+/// The queue of one connection, bounded in bytes. Pushing never waits: a reader that is too slow is
+/// disconnected, so that it costs neither the memory of the node nor the time of other clients.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     queue: Mutex<Queue>,
@@ -26,7 +26,7 @@ struct Queue {
     bytes: usize,
     phase: Phase,
     freeze: Freeze,
-    /// The next message is cut in its middle, and the connection closed there.
+    /// The next message is cut in the middle, and then the connection is closed.
     cut: bool,
 }
 
@@ -43,7 +43,7 @@ pub(crate) enum Freeze {
 enum Phase {
     #[default]
     Open,
-    /// Nothing more comes; what is queued is still written.
+    /// Nothing more is queued; queued messages are still written.
     Finishing,
     Closed,
 }
@@ -54,13 +54,13 @@ impl Outbox {
         self.wake.notify_one();
     }
 
-    /// Queues a message, of which the first `singles` bytes are one write each. Closes the connection when that is too
-    /// much.
+    /// Queues a message, whose first `singles` bytes are written one by one. Closes the connection
+    /// if too much is queued.
     pub(crate) fn push(&self, message: Vec<u8>, singles: usize) {
         self.change(|queue| queue.push(message, singles));
     }
 
-    /// Writes what is queued, then closes.
+    /// Closes the connection after all queued messages are written.
     pub(crate) fn finish(&self) {
         self.change(|queue| {
             if queue.phase == Phase::Open {
@@ -69,7 +69,7 @@ impl Outbox {
         });
     }
 
-    /// Closes without writing what is queued.
+    /// Closes the connection without writing the queued messages.
     pub(crate) fn close(&self) {
         self.change(|queue| queue.phase = Phase::Closed);
     }
@@ -86,8 +86,11 @@ impl Outbox {
         self.queue.lock().freeze()
     }
 
-    /// What is to be written next; `None` when the connection is to be closed. A change between two looks is not
-    /// missed, because the notification is kept. Cancel safe: it returns at once what it takes.
+    /// Waits for the next chunks to write; `None` if the connection must be closed.
+    ///
+    /// # Cancel safety
+    /// Nothing is lost: chunks are taken only when they are returned. A change between two checks
+    /// is not missed, because `Notify` keeps its notification.
     pub(crate) async fn next(&self) -> Option<VecDeque<Vec<u8>>> {
         loop {
             let freeze = {
@@ -109,7 +112,7 @@ impl Outbox {
                 self.wake.notified().await;
                 continue;
             };
-            // The order does not matter: both lead to another look.
+            // The order is irrelevant: both branches lead to another check.
             tokio::select! {
                 () = tokio::time::sleep_until(until.into()) => {}
                 () = self.wake.notified() => {}
@@ -124,13 +127,13 @@ impl Outbox {
 
 impl Queue {
     fn push(&mut self, mut message: Vec<u8>, singles: usize) {
-        // What would be written to a dead connection is not kept either: it is lost in any case.
+        // A message to a dead connection would never be written, so it is not kept.
         if self.phase != Phase::Open || self.freeze == Freeze::Forever {
             return;
         }
         let len = message.len();
         if self.bytes + len > MAX_QUEUED_BYTES {
-            tracing::debug!("a connection is closed, since too much waits for it");
+            tracing::debug!("a connection is closed because its reader is too slow");
             self.phase = Phase::Closed;
             return;
         }
@@ -138,7 +141,7 @@ impl Queue {
         let singles = message.drain(..singles.min(len)).map(|byte| vec![byte]);
         self.chunks.extend(singles);
         match self.chunks.back_mut() {
-            // Not to a byte that is a write of its own.
+            // A chunk of one byte is left alone, because it must be a separate write.
             Some(last) if last.len() > 1 && last.len() + message.len() < GATHER_BYTES => {
                 last.append(&mut message);
             }
@@ -155,7 +158,8 @@ impl Queue {
         self.freeze
     }
 
-    /// Of the first message that waits; never all of it, since no message is empty and each ends with a line end.
+    /// Returns the first half of the first queued message. That is never all of it, because each
+    /// message ends with a line end.
     fn half_of_first(&mut self) -> Vec<u8> {
         let mut first = self.chunks.pop_front().unwrap_or_default();
         let line = first.iter().position(|byte| *byte == b'\n').unwrap_or(first.len());

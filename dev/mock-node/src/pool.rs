@@ -1,4 +1,5 @@
-//! The node's pool: per sender the nonces in a row are pending, what lies beyond a gap is queued.
+//! The node's pool: a sender's transactions are pending up to the first missing nonce, and queued
+//! after it.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,16 +11,17 @@ use alloy_primitives::{
 
 use crate::{error::TxRefused, tx::SignedTx};
 
-/// What a replacement must add to the fees of what it replaces, in percent: the default of reth and geth, for blob
-/// transactions and others.
+/// By how much a replacement must raise the fees, in percent: the defaults of reth and geth, for
+/// blob transactions and for others.
 const PRICE_BUMP_PERCENT: u128 = 10;
 const BLOB_PRICE_BUMP_PERCENT: u128 = 100;
 
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// In the order in which they came. A replacement has the place of what it replaces.
+    /// All transactions in the order of their arrival. A replacement takes the place of the
+    /// transaction that it replaces.
     order: BTreeMap<u64, Arc<SignedTx>>,
-    /// Their keys in `order`.
+    /// The key of each transaction in `order`.
     places: B256HashMap<u64>,
     senders: AddressHashMap<Sender>,
     next_place: u64,
@@ -33,7 +35,7 @@ struct Sender {
 }
 
 impl Sender {
-    /// Counts those as pending that follow the pending ones without a gap, and returns them.
+    /// Makes transactions pending that follow the pending ones without a gap, and returns them.
     fn promote(&mut self) -> Vec<Arc<SignedTx>> {
         let mut promoted = Vec::new();
         while let Some(tx) = self.by_nonce.get(&self.next) {
@@ -57,7 +59,7 @@ impl Pool {
         tx.nonce() < self.senders[&tx.signer()].next
     }
 
-    /// Pending transactions in the order in which they came.
+    /// Pending transactions in the order of their arrival.
     pub(crate) fn pending(&self) -> impl Iterator<Item = &Arc<SignedTx>> {
         self.order.values().filter(|tx| self.is_pending(tx))
     }
@@ -67,8 +69,9 @@ impl Pool {
     }
 
     pub(crate) fn pending_count(&self) -> usize {
-        let of = |sender: &Sender| sender.by_nonce.range(..sender.next).count();
-        self.senders.values().map(of).sum()
+        let counts =
+            self.senders.values().map(|sender| sender.by_nonce.range(..sender.next).count());
+        counts.sum()
     }
 
     /// The nonce after the sender's last pending transaction, if it has any here.
@@ -76,7 +79,7 @@ impl Pool {
         self.senders.get(sender).map(|sender| sender.next)
     }
 
-    /// Takes a transaction in. Returns those that thereby became pending, in their order.
+    /// Inserts a transaction. Returns the transactions that became pending, in their order.
     pub(crate) fn insert(
         &mut self,
         tx: Arc<SignedTx>,
@@ -93,7 +96,7 @@ impl Pool {
         let place = match sender.by_nonce.get(&tx.nonce()) {
             Some(old) => {
                 check_bump(old, &tx)?;
-                self.places.remove(&old.hash).expect("all indexes hold the same")
+                self.places.remove(&old.hash).expect("all indexes hold the same transactions")
             }
             None => {
                 self.next_place += 1;
@@ -106,19 +109,25 @@ impl Pool {
         Ok(if tx.nonce() < sender.next { vec![tx] } else { sender.promote() })
     }
 
-    /// Follows the chain: this sender's next nonce there is now `chain_nonce`, higher or, after a reorg, lower than
-    /// before. What is behind it goes; returns what became pending.
-    pub(crate) fn set_chain_nonce(&mut self, of: Address, chain_nonce: u64) -> Vec<Arc<SignedTx>> {
-        let Some(sender) = self.senders.get_mut(&of) else {
+    /// Sets the next nonce of an account on the chain, which is higher than before or, after a
+    /// reorg, lower. Removes transactions with lower nonces, and returns the transactions that
+    /// became pending.
+    pub(crate) fn set_chain_nonce(
+        &mut self,
+        address: Address,
+        chain_nonce: u64,
+    ) -> Vec<Arc<SignedTx>> {
+        let Some(sender) = self.senders.get_mut(&address) else {
             return Vec::new();
         };
         let kept = sender.by_nonce.split_off(&chain_nonce);
         for stale in std::mem::replace(&mut sender.by_nonce, kept).into_values() {
-            let place = self.places.remove(&stale.hash).expect("all indexes hold the same");
+            let place =
+                self.places.remove(&stale.hash).expect("all indexes hold the same transactions");
             self.order.remove(&place);
         }
         if sender.by_nonce.is_empty() {
-            self.senders.remove(&of);
+            self.senders.remove(&address);
             return Vec::new();
         }
         let before = std::mem::replace(&mut sender.next, chain_nonce);
@@ -127,8 +136,8 @@ impl Pool {
         promoted
     }
 
-    /// The transactions of the next block: pending ones by age, each sender's by nonce, as far as they fit and can
-    /// pay the base fee.
+    /// Selects the transactions of the next block: pending ones by age, those of each sender by
+    /// nonce, as far as they fit and can pay the base fee.
     pub(crate) fn best(&self, gas_limit: u64, max_txs: usize, fee_wei: u128) -> Vec<Arc<SignedTx>> {
         let mut gas_left = gas_limit;
         let mut taken: AddressHashMap<u64> = AddressHashMap::default();
@@ -142,7 +151,8 @@ impl Pool {
                 continue;
             }
             let by_nonce = &self.senders[&tx.signer()].by_nonce;
-            // A reorg puts low nonces back behind higher ones: the place is the sender's, the nonce decides.
+            // After a reorg, low nonces can stand behind higher ones. So the place in the order
+            // selects the sender, and the nonce selects its transaction.
             let nonce = taken
                 .entry(tx.signer())
                 .or_insert_with(|| *by_nonce.first_key_value().expect("it has this one").0);
@@ -158,19 +168,21 @@ impl Pool {
         best
     }
 
+    /// Asserts that the indexes agree, and that exactly the gapless nonces of each sender are
+    /// pending.
     #[cfg(test)]
     pub(crate) fn assert_consistent(&self, chain_nonce: impl Fn(&Address) -> u64) {
         for (place, tx) in &self.order {
             assert_eq!(self.places[&tx.hash], *place);
             assert_eq!(self.senders[&tx.signer()].by_nonce[&tx.nonce()].hash, tx.hash);
         }
-        let of_senders = self.senders.values().map(|sender| sender.by_nonce.len()).sum::<usize>();
-        assert_eq!((self.places.len(), of_senders), (self.order.len(), self.order.len()));
+        let count = self.senders.values().map(|sender| sender.by_nonce.len()).sum::<usize>();
+        assert_eq!((self.places.len(), count), (self.order.len(), self.order.len()));
         for (address, Sender { by_nonce, next }) in &self.senders {
             let first = chain_nonce(address);
-            assert!(by_nonce.keys().all(|nonce| *nonce >= first), "nothing stale stays");
-            let in_row = (first..).take_while(|nonce| by_nonce.contains_key(nonce)).count();
-            assert_eq!(next - first, in_row as u64, "pending is the row without a gap");
+            assert!(by_nonce.keys().all(|nonce| *nonce >= first), "mined nonces are removed");
+            let gapless = (first..).take_while(|nonce| by_nonce.contains_key(nonce)).count();
+            assert_eq!(next - first, gapless as u64, "pending up to the first missing nonce");
         }
     }
 }
@@ -181,7 +193,7 @@ fn check_bump(old: &SignedTx, new: &SignedTx) -> Result<(), TxRefused> {
     let blob_fee_enough = match (old.max_fee_per_blob_gas(), new.max_fee_per_blob_gas()) {
         (Some(old), Some(new)) => new >= bumped(old),
         (None, None) => true,
-        // reth and geth let no blob transaction replace another kind, nor the other way round.
+        // In reth and geth a blob transaction cannot replace another kind, nor the other way round.
         _ => false,
     };
     if new.max_fee_per_gas() >= bumped(old.max_fee_per_gas())
@@ -190,6 +202,6 @@ fn check_bump(old: &SignedTx, new: &SignedTx) -> Result<(), TxRefused> {
     {
         Ok(())
     } else {
-        Err(TxRefused::Underpriced { stays: old.hash })
+        Err(TxRefused::Underpriced { existing: old.hash })
     }
 }

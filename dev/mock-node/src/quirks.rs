@@ -1,4 +1,5 @@
-//! Where a node can differ from reth 2.5, or be half broken, for as long as a test wants it.
+//! The ways in which a node can differ from reth 2.5, or be partly broken, for as long as a test
+//! wants.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,74 +19,77 @@ pub enum Topic {
     Heads,
 }
 
-/// How a node behaves until [`MockNode::set_quirks`](crate::MockNode::set_quirks) changes it. The default is a
-/// healthy reth 2.5.
+/// How a node behaves until [`MockNode::set_quirks`](crate::MockNode::set_quirks) changes it. The
+/// default is a healthy reth 2.5.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quirks {
-    /// A raw transaction is answered with `null` for so long after it became pending, as Erigon and nodes behind a load
-    /// balancer do. Counted from announcements that were made while this is set.
+    /// How long a raw transaction is answered with `null` after it became pending, as by Erigon and
+    /// by nodes behind a load balancer. It applies to transactions that become pending while this
+    /// is set.
     pub null_after_announcement: Duration,
-    /// A pending blob transaction is answered incomplete for a while.
+    /// For a while, a pending blob transaction is answered without its blobs.
     pub incomplete_blobs: Option<IncompleteBlobs>,
-    /// A raw transaction with a type is answered as an RLP string that contains it, as Nethermind did.
+    /// A typed raw transaction is wrapped in an RLP string, as Nethermind did.
     pub wraps_raw: bool,
-    /// The code of the error that answers a request for a transaction that the node does not hold: 4444 of Nethermind, 1
-    /// of some proxies.
+    /// The error code of the answer for an unknown transaction: 4444 in Nethermind, 1 in some
+    /// proxies.
     pub unknown_error: Option<i32>,
-    /// Every answer comes so much later.
+    /// The delay of every answer.
     pub delay: Duration,
-    /// The answers that become due within a window of this length are sent in reverse order, within the next one.
+    /// Answers that become due within a window of this length are sent in reverse order, within the
+    /// next window.
     pub reverse_window: Duration,
-    /// No request is answered, on any connection, while announcements go on.
+    /// No request is answered on any connection, while announcements continue.
     pub is_mute: bool,
-    /// Methods that are missing, or are never answered.
+    /// Methods that are missing or never answered, by name.
     pub methods: BTreeMap<String, MethodQuirk>,
-    /// Subscriptions of these kinds are accepted, and nothing is notified to them.
+    /// Subscriptions to these topics are accepted, but get no notification.
     pub silent: BTreeSet<Topic>,
-    /// When somebody subscribes, the latest hash, object or head is notified before the reply that names the subscription.
+    /// A new subscription is notified of the latest hash, object or head before the reply that
+    /// names its id.
     pub notifies_before_reply: bool,
-    /// The id with which answers come back.
+    /// The id of an answer.
     pub ids: AnswerIds,
     /// The `error` of an answer is a text, not an object.
     pub text_errors: bool,
-    /// Every answer comes twice.
+    /// Every answer is sent twice.
     pub answers_twice: bool,
-    /// In place of its first answer, a connection gets a line of HTML.
+    /// The first answer of a connection is replaced by a line of HTML.
     pub html_first: bool,
-    /// A connection is closed once a request of it was answered.
+    /// A connection is closed after the answer to its first request.
     pub closes_after_answer: bool,
-    /// `eth_syncing` does not answer `false`.
+    /// `eth_syncing` answers that the node is syncing.
     pub is_syncing: bool,
-    /// How many seconds the timestamps of new blocks are ahead of this machine's clock. A block is always later than its
-    /// parent.
+    /// How many seconds the timestamps of new blocks are ahead of this machine's clock. The
+    /// timestamp of a block is always higher than that of its parent.
     pub clock_offset_s: i64,
 }
 
 impl Quirks {
-    /// How much later an answer comes that is due `elapsed` after the node's start.
+    /// The delay of an answer that is due `elapsed` after the start of the node.
     pub(crate) fn delay_at(&self, elapsed: Duration) -> Duration {
         let window = self.reverse_window.as_nanos();
         if window == 0 {
             return self.delay;
         }
-        // Mirrored at the end of its window: what came last is sent first.
+        // The time is mirrored at the end of its window, so that the last answer is sent first.
         let until_end = window - elapsed.as_nanos() % window;
         self.delay + Duration::from_nanos(2 * until_end as u64)
     }
 
-    /// Whether it matters when a transaction became pending.
+    /// Whether a quirk depends on when a transaction became pending.
     pub(crate) fn needs_ages(&self) -> bool {
         !self.null_after_announcement.is_zero() || self.incomplete_blobs.is_some()
     }
 }
 
-/// What a node does with a method.
+/// How a node treats a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MethodQuirk {
-    /// It never answers, and does nothing.
+    /// It never answers, and the method has no effect.
     NoAnswer,
-    /// It answers with an error of this code: -32601, or -32602 as anvil, for a method that it does not have; -32008 for a
-    /// list that is too large.
+    /// It answers with an error of this code: -32601 for a missing method, or -32602 in anvil;
+    /// -32008 for a list that is too large.
     Error(i32),
 }
 
@@ -93,34 +97,34 @@ pub enum MethodQuirk {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IncompleteBlobs {
     pub form: IncompleteForm,
-    /// For how long after the transaction became pending, counted from announcements that were made while this is set;
-    /// [`Duration::MAX`] is for ever.
+    /// How long after the transaction became pending; [`Duration::MAX`] is for ever. It applies to
+    /// transactions that become pending while this is set.
     pub time: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IncompleteForm {
-    /// As it stands in a block, without a sidecar.
+    /// The form of blocks, without a sidecar.
     NoSidecar,
-    /// With commitments and proofs, and an empty list of blobs, as a node with a sparse pool has it.
+    /// Commitments and proofs, and an empty list of blobs, as in a node with a sparse pool.
     ElidedBlobs,
 }
 
 /// The id of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AnswerIds {
-    /// That of the request.
+    /// The id of the request.
     #[default]
     Same,
-    /// The same, as a text.
+    /// The id of the request as a text.
     Text,
     Null,
-    /// One that nobody has requested with.
+    /// An id that no request had.
     Unknown,
 }
 
 impl AnswerIds {
-    /// The id of the answer to a request with this id; both are JSON.
+    /// Returns the id of the answer to a request with this id; both are JSON.
     pub(crate) fn answer_to(self, id: &str) -> String {
         match self {
             Self::Text if !id.starts_with('"') => format!("\"{id}\""),
@@ -136,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_of_one_window_come_in_reverse_within_the_next() {
+    fn answers_of_one_window_are_sent_in_reverse_within_the_next() {
         let ms = Duration::from_millis;
         let quirks = Quirks { delay: ms(1_000), reverse_window: ms(10), ..Quirks::default() };
         let sent = |due: u64| ms(due) + quirks.delay_at(ms(due));

@@ -25,36 +25,37 @@ use request::{Params, Request, RpcError};
 use server::TOO_MANY;
 pub(crate) use server::{listen, run as serve};
 
-/// Answers of [`BadAnswer::OutOfOrder`] come up to so much later.
-const OVERTAKEN_BY: Duration = Duration::from_millis(20);
+/// The longest delay of an answer with [`BadAnswer::OutOfOrder`].
+const MAX_LATENESS: Duration = Duration::from_millis(20);
 
-/// Of an answer of [`BadAnswer::ByteByByte`], how many bytes are one write each.
+/// How many bytes of an answer with [`BadAnswer::ByteByByte`] are written one by one.
 const SINGLE_BYTES: usize = 4096;
 
-/// An answer without its line end, and what follows from having given it.
+/// An answer without its line end, and how it must be sent.
 #[derive(Debug, Default)]
 struct Reply {
     message: Vec<u8>,
-    /// So many bytes of the message are one write each.
+    /// How many bytes of the message are written one by one.
     singles: usize,
-    /// Subscriptions that begin once the answer is queued, so that no notification can overtake it.
-    begin: Vec<(String, Topic)>,
-    /// Held back for so long.
+    /// Subscriptions that begin after the answer is queued, so that no notification precedes it.
+    subscriptions: Vec<(String, Topic)>,
+    /// How long the answer is delayed.
     delay: Duration,
-    /// The quirks that the connection applies.
+    /// These quirks are applied by the connection.
     is_html_if_first: bool,
     is_sent_twice: bool,
     closes: bool,
 }
 
-/// Whether a request takes long, and is answered beside the connection's other ones: a batch, a list of the pool, a block.
+/// Whether a request takes long, so that it must not delay other requests of its connection: a
+/// batch, a list of the pool, or a block.
 fn is_heavy(frame: &[u8]) -> bool {
     let begin = &frame[..frame.len().min(128)];
     let names = |method: &[u8]| begin.windows(method.len()).any(|text| text == method);
     begin.trim_ascii().starts_with(b"[") || names(b"txpool_content") || names(b"eth_getBlockBy")
 }
 
-/// Answers one object or batch; `None` when no answer is due.
+/// Answers one request or batch; `None` if there is no answer.
 fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     let frame = frame.trim_ascii();
     if frame.first() != Some(&b'[') {
@@ -70,7 +71,7 @@ fn handle(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     for mut one in calls.iter().filter_map(|call| answer(shared, call.get().as_bytes())) {
         all.message.push(if all.message.is_empty() { b'[' } else { b',' });
         all.message.append(&mut one.message);
-        all.begin.append(&mut one.begin);
+        all.subscriptions.append(&mut one.subscriptions);
         all.delay = all.delay.max(one.delay);
         all.is_html_if_first |= one.is_html_if_first;
         all.is_sent_twice |= one.is_sent_twice;
@@ -126,7 +127,7 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
             }
         }
         if bad == Some(BadAnswer::OutOfOrder) {
-            reply.delay += OVERTAKEN_BY.mul_f64(state.rng.random());
+            reply.delay += MAX_LATENESS.mul_f64(state.rng.random());
         }
         quirks
     };
@@ -139,7 +140,7 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         (_, Some(refused)) => Err(refused),
         _ => call(shared, method, &params),
     });
-    // A request without an id wants no answer, only its effect.
+    // A request without an id has an effect, but gets no answer.
     let id = &quirks.ids.answer_to(request.id?.get());
     let (member, json) = match found {
         Err(error) if quirks.text_errors => ("error", to_json(&error.message())),
@@ -147,7 +148,7 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
         Ok(Found::Json(json)) => ("result", json),
         Ok(Found::Subscribed(subscription, topic)) => {
             let json = to_json(&subscription);
-            reply.begin.push((subscription, topic));
+            reply.subscriptions.push((subscription, topic));
             ("result", json)
         }
     };
@@ -160,15 +161,15 @@ fn answer(shared: &Shared, frame: &[u8]) -> Option<Reply> {
     Some(reply)
 }
 
-/// Turns a right answer into a wrong one.
+/// Makes a correct answer wrong.
 fn spoil(reply: &mut Reply, bad: BadAnswer, id: &str) {
-    let right = std::mem::take(&mut reply.message);
+    let correct = std::mem::take(&mut reply.message);
     let out = &mut reply.message;
     match bad {
-        // These are wrong in their time or in what was looked up.
-        BadAnswer::OutOfOrder | BadAnswer::WrongTransaction | BadAnswer::Never => *out = right,
-        BadAnswer::ByteByByte => (reply.message, reply.singles) = (right, SINGLE_BYTES),
-        BadAnswer::Truncated => out.extend_from_slice(&right[..right.len() / 2]),
+        // These are late, missing, or already contain the wrong transaction.
+        BadAnswer::OutOfOrder | BadAnswer::WrongTransaction | BadAnswer::Never => *out = correct,
+        BadAnswer::ByteByByte => (reply.message, reply.singles) = (correct, SINGLE_BYTES),
+        BadAnswer::Truncated => out.extend_from_slice(&correct[..correct.len() / 2]),
         BadAnswer::Null => write(out, id, "result", b"null"),
         BadAnswer::Error => {
             write(out, id, "error", &to_json(&RpcError::new(-32603, "Internal error")));
@@ -185,7 +186,7 @@ fn spoil(reply: &mut Reply, bad: BadAnswer, id: &str) {
     }
 }
 
-/// A pending transaction that is not the one that was requested.
+/// Returns a pending transaction other than the requested one.
 fn another(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
     let requested: B256 = params.get(0)?;
     let state = shared.lock();

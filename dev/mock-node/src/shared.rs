@@ -1,4 +1,5 @@
-//! What the node's threads share: under one lock the core, the subscriptions, the armed faults and the counts.
+//! The state that the threads of the node share: one lock protects the core, the subscriptions, the
+//! armed faults and the counts.
 
 use std::{
     convert::Infallible,
@@ -34,18 +35,20 @@ use crate::{
 pub(crate) struct Connected {
     pub(crate) number: u64,
     pub(crate) outbox: Arc<Outbox>,
-    /// Each with its id as the client knows it, without quotes.
+    /// Each subscription with its id, as the client knows it, without quotes.
     pub(crate) subscriptions: Vec<(String, Topic)>,
 }
 
 impl Connected {
-    pub(crate) fn hears(&self, topic: Topic) -> bool {
+    pub(crate) fn is_subscribed(&self, topic: Topic) -> bool {
         self.subscriptions.iter().any(|(_, other)| *other == topic)
     }
 
-    pub(crate) fn end_subscriptions(&mut self, topic: Topic, has_note: bool) {
+    /// Ends the subscriptions to a topic; the client gets a notification of that if `notifies` is
+    /// set.
+    pub(crate) fn end_subscriptions(&mut self, topic: Topic, notifies: bool) {
         for (id, _) in self.subscriptions.extract_if(.., |(_, other)| *other == topic) {
-            if has_note {
+            if notifies {
                 self.outbox.push(notification(&id, "error", br#""subscription closed""#), 0);
             }
         }
@@ -65,22 +68,22 @@ pub(crate) struct State {
     pub(crate) connections: Vec<Connected>,
     pub(crate) stats: Stats,
     pub(crate) armed: Armed,
-    /// Requests and blocks wait in it, if the node can do only so much.
+    /// The queue of requests and blocks, if the capacity of the node is limited.
     pub(crate) line: Option<Line>,
     pub(crate) quirks: Arc<Quirks>,
-    /// When transactions became pending, of those for which a quirk needs it.
+    /// When transactions became pending, while a quirk depends on it.
     ages: B256HashMap<Instant>,
-    /// Until when the node lists its pool.
+    /// The end of the time during which the node lists its pool.
     lists_until: Instant,
-    /// How many objects there were, dropped or not.
+    /// How many objects were announced or dropped.
     objects: u64,
     pub(crate) stopped: bool,
-    /// A subscription to transactions was made, though it may have ended.
+    /// Whether a subscription to transactions was ever made; it may have ended.
     pub(crate) was_subscribed: bool,
     pub(crate) load_finished: bool,
     pub(crate) plan_finished: bool,
     pub(crate) rng: ChaCha8Rng,
-    /// Answers that are held back, bounded by what clients have requested; taken when the node stops.
+    /// The queue of delayed answers, bounded by the number of requests; taken when the node stops.
     pub(crate) delays: Option<Sender<Held>>,
 }
 
@@ -89,15 +92,15 @@ pub(crate) struct Shared {
     pub(crate) config: NodeConfig,
     /// The node's own load.
     pub(crate) load: Mutex<Workload>,
-    /// What threads wait for has changed in the state.
+    /// Notified when a condition may have changed for which a thread waits.
     pub(crate) changed: Condvar,
-    /// A restart is armed.
+    /// Notified when a restart is armed.
     pub(crate) restart: Notify,
     started: Instant,
-    /// What executes the blocks, if something does.
+    /// Executes the blocks, if state is kept.
     pub(crate) executor: Option<Box<dyn Execute>>,
-    /// Held for the length of a look-up or of one transaction's notifications; never across an await or I/O. Taken
-    /// before any outbox's lock.
+    /// The lock is held for a look-up, or for the notifications of one transaction; never across an
+    /// await or I/O. It is taken before the lock of any outbox.
     state: Mutex<State>,
 }
 
@@ -134,7 +137,7 @@ impl Shared {
         }
     }
 
-    /// The next transactions of the node's own load.
+    /// Takes the next transactions of the node's own load.
     pub(crate) fn take(&self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
         self.load.lock().take(count)
     }
@@ -143,31 +146,31 @@ impl Shared {
         self.state.lock()
     }
 
-    /// Changes what threads wait for.
+    /// Changes the state, and wakes the threads that wait for a condition.
     pub(crate) fn signal(&self, change: impl FnOnce(&mut State)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
 
-    /// Waits until `ready` says so or the time has come; whether it says so then.
-    pub(crate) fn wait(&self, until: Instant, ready: impl Fn(&State) -> bool) -> bool {
-        let left = until.saturating_duration_since(Instant::now());
+    /// Waits until `is_ready` returns true, at most until `deadline`. Returns whether it is ready.
+    pub(crate) fn wait(&self, deadline: Instant, is_ready: impl Fn(&State) -> bool) -> bool {
+        let left = deadline.saturating_duration_since(Instant::now());
         let mut state = self.lock();
-        self.changed.wait_while_for(&mut state, |state| !ready(state), left);
-        ready(&state)
+        self.changed.wait_while_for(&mut state, |state| !is_ready(state), left);
+        is_ready(&state)
     }
 
-    /// How much later an answer comes that is ready now.
+    /// The delay of an answer that is ready now.
     pub(crate) fn delay(&self, quirks: &Quirks) -> Duration {
         quirks.delay_at(self.started.elapsed())
     }
 
-    /// Sleeps; true when the node is stopped meanwhile or was before.
-    pub(crate) fn sleep_until(&self, until: Instant) -> bool {
-        self.wait(until, |state| state.stopped)
+    /// Sleeps until `deadline`. Returns true, possibly earlier, if the node is stopped.
+    pub(crate) fn sleep_until(&self, deadline: Instant) -> bool {
+        self.wait(deadline, |state| state.stopped)
     }
 
-    /// Waits for the occasion on which the load begins; true when the node is stopped before.
+    /// Waits until the load may begin. Returns true if the node is stopped before that.
     pub(crate) fn wait_for_start(&self) -> bool {
         let waits = self.config.load_start == LoadStart::FirstSubscription;
         let mut state = self.lock();
@@ -176,13 +179,13 @@ impl Shared {
         state.stopped
     }
 
-    /// The pool is listed from now on; a list that is under way is waited for.
+    /// Begins to list the pool, after any list that is being made.
     pub(crate) fn list(&self) {
-        let until = &mut self.lock().lists_until;
-        *until = Instant::now().max(*until) + self.config.list_time;
+        let lists_until = &mut self.lock().lists_until;
+        *lists_until = Instant::now().max(*lists_until) + self.config.list_time;
     }
 
-    /// How long until the node is done with listing its pool, and answers again.
+    /// How long the node still lists its pool and answers nothing else.
     pub(crate) fn list_ends_in(&self) -> Duration {
         if self.config.list_time.is_zero() {
             return Duration::ZERO;
@@ -194,7 +197,7 @@ impl Shared {
         self.change(|core| Ok(((), core.submit(tx)?)))
     }
 
-    /// As a client sends it.
+    /// Submits a raw transaction, as a client sends it.
     pub(crate) fn submit_raw(&self, raw: &Bytes) -> Result<B256, TxRefused> {
         let tx = SignedTx::from_raw(raw, self.config.chain_id)?;
         let hash = tx.hash;
@@ -202,14 +205,14 @@ impl Shared {
         Ok(hash)
     }
 
-    /// A pending blob transaction with its sidecar, a mined one without.
+    /// Returns a raw transaction: a pending blob transaction with its sidecar, a mined one without.
     pub(crate) fn raw(&self, hash: &B256) -> Option<Bytes> {
         let (pending, mined) = self.lock().find(hash);
         let mined = || mined.map(|tx| tx.encoded_2718().into());
         pending.map(|tx| tx.network()).or_else(mined)
     }
 
-    /// The same as a client gets it, with the node's quirks.
+    /// Returns a raw transaction as a client gets it, with the quirks of the node.
     pub(crate) fn requested_raw(&self, hash: &B256) -> Option<Bytes> {
         let (quirks, age, (pending, mined)) = {
             let state = &mut *self.lock();
@@ -222,8 +225,9 @@ impl Shared {
             state.stats.raw_found += u64::from(found.0.is_some() || found.1.is_some());
             (quirks, age, found)
         };
-        let form = quirks.incomplete_blobs.filter(|it| age.is_some_and(|age| age < it.time));
-        let raw = match (pending, form.map(|it| it.form)) {
+        let incomplete =
+            quirks.incomplete_blobs.filter(|blobs| age.is_some_and(|age| age < blobs.time));
+        let raw = match (pending, incomplete.map(|blobs| blobs.form)) {
             (Some(tx), Some(IncompleteForm::ElidedBlobs)) => tx.network_without_blobs(),
             (Some(tx), Some(IncompleteForm::NoSidecar)) => tx.encoded_2718().into(),
             (Some(tx), None) => tx.network(),
@@ -239,19 +243,19 @@ impl Shared {
         block
     }
 
-    /// The clock by which it mines, in seconds since the Unix epoch.
+    /// The clock of the node, in seconds since the Unix epoch.
     pub(crate) fn now_s(&self) -> u64 {
         unix_s(self.lock().quirks.clock_offset_s)
     }
 
-    /// Another chain begins, and nobody is notified.
+    /// Begins another chain, without a notification.
     pub(crate) fn reset(&self) {
         let now_s = self.now_s();
         self.lock().core.reset(now_s);
     }
 
-    /// Changes the core and notifies the subscribers, under the lock, so that all are notified in the order in which it
-    /// happened.
+    /// Changes the core and notifies the subscribers. The lock is held meanwhile, so that all
+    /// subscribers are notified in the order of the changes.
     pub(crate) fn change<T, E>(
         &self,
         change: impl FnOnce(&mut Core) -> Result<(T, Effects), E>,
@@ -287,10 +291,10 @@ impl Shared {
         }
     }
 
-    /// Tells the hash and the object.
+    /// Announces the hash and the object of a transaction.
     pub(crate) fn announce_once(&self, state: &mut State, tx: &SignedTx) {
         state.announce_hash(tx.hash);
-        if !state.connections.iter().any(|connected| connected.hears(Topic::Objects)) {
+        if !state.connections.iter().any(|connected| connected.is_subscribed(Topic::Objects)) {
             return;
         }
         if self.drops_object(state) {
@@ -300,7 +304,7 @@ impl Shared {
         }
     }
 
-    /// Whether the next object is one that the node drops.
+    /// Whether the node drops the next object.
     fn drops_object(&self, state: &mut State) -> bool {
         let is_drawn = match self.config.full_objects {
             FullObjects::Dropped { per_mille, run } => {
@@ -326,7 +330,7 @@ impl State {
         }
     }
 
-    /// What was notified last on a topic, or what would have been.
+    /// The latest notification of a topic, whether or not it was sent.
     pub(crate) fn latest(&self, topic: Topic) -> Option<Vec<u8>> {
         let newest = || self.core.pool.pending().last();
         match topic {
@@ -336,13 +340,13 @@ impl State {
         }
     }
 
-    /// A transaction of the pool, and of a block.
+    /// Finds a transaction in the pool and in the blocks.
     fn find(&self, hash: &B256) -> (Option<Arc<SignedTx>>, Option<Arc<SignedTx>>) {
         (self.core.pool.get(hash).cloned(), self.core.chain.tx(hash).cloned())
     }
 }
 
-/// A line for the subscription with this id.
+/// Makes a notification for the subscription with this id.
 pub(crate) fn notification(id: &str, member: &str, json: &[u8]) -> Vec<u8> {
     let begin = br#"{"jsonrpc":"2.0","method":"eth_subscription","params":{"subscription":""#;
     [begin, id.as_bytes(), br#"",""#, member.as_bytes(), br#"":"#, json, b"}}\n"].concat()

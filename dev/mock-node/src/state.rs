@@ -1,5 +1,6 @@
-//! The trait through which the chain's blocks are executed: `testkit::state` implements it. It is not part of this
-//! crate, because its EVM would be half of what a first `cargo run --example ingest` compiles.
+//! The trait through which the chain's blocks are executed: `testkit::state` implements it. It is
+//! not part of this crate, because its EVM would be half of what a first `cargo run --example
+//! ingest` compiles.
 
 use std::fmt;
 
@@ -9,6 +10,7 @@ use serde_json::Value;
 
 use crate::config::NodeConfig;
 
+/// A request for a part of the state.
 #[derive(Clone, Copy, Debug)]
 pub enum StateRequest {
     /// In wei.
@@ -21,11 +23,11 @@ pub enum StateRequest {
 
 /// Executes blocks, and knows the state after each recent one.
 pub trait Execute: fmt::Debug + Send + Sync {
-    /// Executes a block of the chain, whose header has this hash. One that does not stand on the newest one undoes those
-    /// it replaces.
+    /// Executes a block of the chain, whose header has this hash. If its parent is not the newest
+    /// block, the blocks above the parent are undone.
     fn push(&self, hash: B256, header: &Header, txs: Vec<&Recovered<TxEnvelope>>);
 
-    /// The value at a block, as it is answered; `None` when that block's state is not kept.
+    /// The JSON value at a block; `None` if the state of that block is not kept.
     fn value(&self, block: &B256, request: StateRequest) -> Option<Value>;
 }
 

@@ -1,4 +1,4 @@
-//! A transaction as the node holds it, and its encodings.
+//! A signed transaction and its encodings.
 
 use std::{
     ops::Deref,
@@ -24,19 +24,19 @@ use crate::error::TxRefused;
 #[derive(Debug)]
 pub(crate) struct SignedTx {
     pub(crate) hash: B256,
-    /// As it stands in a block: a blob transaction without its sidecar.
+    /// The form of blocks: a blob transaction without its sidecar.
     pub(crate) mined: Recovered<TxEnvelope>,
     sidecar: Option<Arc<Sidecar>>,
-    /// What subscribers to full transactions are told; rendered once.
+    /// The JSON object for subscribers to full transactions; rendered once.
     object: OnceLock<Vec<u8>>,
 }
 
-/// What a blob transaction carries beside itself in the network form; shared by all that carry the same blobs, since
-/// six blobs are 0.8 MB.
+/// The sidecar of a blob transaction in the network form. It is shared by all transactions with the
+/// same blobs, because six blobs are 0.8 MB.
 #[derive(Debug)]
 pub(crate) struct Sidecar {
     pub(crate) hashes: Vec<B256>,
-    /// RLP of the fields after the transaction, without a list header.
+    /// The RLP of the fields that follow the transaction, without a list header.
     tail: Bytes,
 }
 
@@ -46,7 +46,8 @@ impl Sidecar {
         Self { hashes, tail: sidecar.rlp_encoded_fields().into() }
     }
 
-    /// The tail with an empty list in place of the blobs, which follow the version of the wrapper if it has one.
+    /// Returns the tail with an empty list in place of the blobs. The blobs follow the version of
+    /// the wrapper, if there is one.
     fn tail_without_blobs(&self) -> Vec<u8> {
         let version = usize::from(self.tail[0] == EIP_7594_WRAPPER_VERSION);
         let mut rest = &self.tail[version..];
@@ -68,10 +69,10 @@ impl SignedTx {
         Self { hash: *mined.tx_hash(), mined, sidecar, object: OnceLock::new() }
     }
 
-    /// Reads what a client sent, checks its form and its signature, and finds its sender.
+    /// Decodes a transaction that a client sent, checks its signature, and recovers its sender.
     ///
-    /// Sidecars are taken on trust: checking them costs milliseconds each and finds nothing a client of this node could
-    /// not have been given.
+    /// Sidecars are not verified: that takes milliseconds each, and the only clients of this node
+    /// are tests.
     pub(crate) fn from_raw(raw: &Bytes, chain_id: u64) -> Result<Self, TxRefused> {
         let tx = TxEnvelope::decode_2718_exact(raw)
             .map_err(|error| TxRefused::Undecodable { reason: error.to_string() })?;
@@ -95,7 +96,7 @@ impl SignedTx {
         Ok(Self::new(Recovered::new_unchecked(tx, sender), sidecar))
     }
 
-    /// As nodes hand each other a pending transaction.
+    /// The network form, in which nodes exchange pending transactions.
     pub(crate) fn network(&self) -> Bytes {
         match &self.sidecar {
             Some(sidecar) => self.with_tail(&sidecar.tail),
@@ -124,18 +125,19 @@ impl SignedTx {
         out.into()
     }
 
-    /// The object of the pending transaction, as JSON.
+    /// The JSON object of the pending transaction.
     pub(crate) fn pending_object(&self) -> &[u8] {
         self.object.get_or_init(|| to_json(&self.to_object(TransactionInfo::default())))
     }
 
-    /// The object that `eth_getTransactionByHash` and its kin show: without the sidecar, like reth and geth.
+    /// The object of `eth_getTransactionByHash` and similar methods: without the sidecar, like reth
+    /// and geth.
     pub(crate) fn to_object(&self, place: TransactionInfo) -> Transaction {
         Transaction::from_transaction(self.mined.clone(), place)
     }
 }
 
-/// JSON of a value that cannot fail to be written.
+/// Encodes a value whose encoding cannot fail.
 pub(crate) fn to_json(value: &impl Serialize) -> Vec<u8> {
     serde_json::to_vec(value).expect("Ethereum's objects have string keys and no failing parts")
 }

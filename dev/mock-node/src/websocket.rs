@@ -1,4 +1,4 @@
-//! A node over WebSocket: its socket behind a bridge that passes messages on, each line as one.
+//! A bridge that serves a node over WebSocket: each line of the node's socket is one message.
 
 use std::{
     io,
@@ -16,20 +16,20 @@ use tokio::{
 };
 use tokio_tungstenite::tungstenite::Message;
 
-/// The answer of a proxy whose node is away.
-const HTML: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 28\r\nConnection: close\r\n\r\n\
-<html>502 Bad Gateway</html>";
+/// The response of a proxy whose node cannot be reached.
+const HTML: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 28\r\n\
+Connection: close\r\n\r\n<html>502 Bad Gateway</html>";
 
-/// Where a gateway differs from a node's own WebSocket server.
+/// How a gateway can differ from the WebSocket server of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WebSocketQuirks {
     /// Messages to the client are binary frames.
     pub is_binary: bool,
-    /// A new connection is answered with a page of HTML instead of the handshake.
+    /// A new connection gets a page of HTML instead of the handshake.
     pub is_html: bool,
 }
 
-/// Serves WebSockets on a port of this machine until it is dropped, on a thread of its own.
+/// Serves WebSockets on a port of this machine, on its own thread, until it is dropped.
 #[derive(Debug)]
 pub struct WebSocketBridge {
     url: String,
@@ -39,7 +39,7 @@ pub struct WebSocketBridge {
 }
 
 impl WebSocketBridge {
-    /// In front of the node whose socket is at this path.
+    /// Starts a bridge to the node whose socket is at this path.
     pub fn start(ipc_path: &Path) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -72,12 +72,12 @@ impl WebSocketBridge {
 
 impl Drop for WebSocketBridge {
     fn drop(&mut self) {
-        // Not waited for: it may be dropped within another runtime.
+        // It does not wait for the runtime, because it may be dropped within another runtime.
         self.runtime.take().expect("taken only here").shutdown_background();
     }
 }
 
-/// Until either side ends; `None` then.
+/// Serves a connection until either side ends it, and returns `None`.
 async fn serve(
     mut stream: TcpStream,
     ipc_path: PathBuf,
@@ -85,27 +85,31 @@ async fn serve(
 ) -> Option<()> {
     let is_html = quirks.lock().is_html;
     if is_html {
-        // What is not read before the close would reset the connection, and the page be lost.
+        // The request is read first: unread bytes would reset the connection when it is closed, and
+        // the page would be lost.
         let is_closed = stream.read(&mut [0; 4096]).await.ok()? == 0;
         return if is_closed { None } else { stream.write_all(HTML).await.ok() };
     }
     let socket = tokio_tungstenite::accept_async(stream).await.ok()?;
-    let (mut to_client, mut from_client) = socket.split();
-    let (from_node, mut to_node) = UnixStream::connect(ipc_path).await.ok()?.into_split();
-    let mut lines = BufReader::new(from_node).lines();
+    let (mut client_sink, mut client_stream) = socket.split();
+    let (node_reader, mut node_writer) = UnixStream::connect(ipc_path).await.ok()?.into_split();
+    let mut lines = BufReader::new(node_reader).lines();
     loop {
-        // The order does not matter, and no line is lost: `next_line` is cancel safe.
+        // The order is irrelevant, and no line is lost: `next_line` is cancel safe.
         tokio::select! {
             line = lines.next_line() => {
                 let line = line.ok()??;
                 let is_binary = quirks.lock().is_binary;
-                let message =
-                    if is_binary { Message::binary(line.into_bytes()) } else { Message::text(line) };
-                to_client.send(message).await.ok()?;
+                let message = if is_binary {
+                    Message::binary(line.into_bytes())
+                } else {
+                    Message::text(line)
+                };
+                client_sink.send(message).await.ok()?;
             }
-            message = from_client.next() => {
+            message = client_stream.next() => {
                 if let Message::Text(text) = message?.ok()? {
-                    to_node.write_all(text.as_bytes()).await.ok()?;
+                    node_writer.write_all(text.as_bytes()).await.ok()?;
                 }
             }
         }

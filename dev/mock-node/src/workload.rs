@@ -1,4 +1,5 @@
-//! Load that is signed before the clock starts: the same seed gives the same transactions.
+//! The load: signed transactions that are reproduced by their seed, and that can be signed before
+//! the clock starts.
 
 mod accounts;
 mod blobs;
@@ -10,32 +11,35 @@ use alloy_consensus::{Transaction as _, transaction::Recovered};
 use alloy_eips::Decodable2718;
 use alloy_primitives::{B256, Bytes};
 
-/// What names a sender; here so that an example needs no other crate.
+/// The address of a sender, re-exported so that an example needs no other crate.
 pub use alloy_primitives::Address;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 pub use accounts::{Account, test_accounts};
-pub use plan::{SWAP_AMOUNT_AT, SWAP_SELECTOR, TxKind, listed, routers, tokens};
+pub use plan::{SWAP_AMOUNT_OFFSET, SWAP_SELECTOR, TxKind, listed, routers, tokens};
 
 use crate::tx::SignedTx;
 use plan::Plan;
 
-/// Default number of sending accounts: as many as anvil has with `--accounts 1000`.
+/// The default number of sending accounts: as many as anvil has with `--accounts 1000`.
 pub const DEFAULT_ACCOUNTS: usize = 1000;
 
-/// What one thread signs at least, in two milliseconds: for fewer no other is started.
+/// The fewest transactions for which another thread is started; signing them takes two
+/// milliseconds.
 const SHARE: usize = 64;
 
-/// What of a load is not always the same.
+/// The composition of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
-    /// Of a thousand transactions, those with blobs. Default 0.
+    /// How many of a thousand transactions carry blobs. Default 0.
     pub blobs_per_mille: u32,
-    /// Of a thousand *blob* transactions, those with six blobs; the others have one. Default 200.
+    /// How many of a thousand *blob* transactions carry six blobs; the others carry one. Default
+    /// 200.
     pub six_blobs_per_mille: u32,
-    /// Of a thousand others: those that reach one of [`listed`], as recipient of ether, as receiver of a token that
-    /// looks at its receivers, or by their access list. Default 0.
+    /// How many of a thousand other transactions reach one of [`listed`]: as recipient of ether, as
+    /// receiver of a token that loads the account of its receivers, or in the access list. Default
+    /// 0.
     pub listed_per_mille: u32,
 }
 
@@ -45,30 +49,31 @@ impl Default for Mix {
     }
 }
 
-/// What a [`Workload`] is made from.
+/// The configuration of a [`Workload`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkloadConfig {
-    /// From it come all choices.
+    /// The seed of all random choices.
     pub seed: u64,
     pub chain_id: u64,
-    /// Accounts of the test mnemonic that send. When the mix has blobs, the last tenth of them sends blob
-    /// transactions and nothing else: geth refuses an account that has both kinds pending. Default
-    /// [`DEFAULT_ACCOUNTS`].
+    /// How many accounts of the test mnemonic send transactions. If the mix has blobs, the last
+    /// tenth of the accounts sends only blob transactions: geth refuses an account that has both
+    /// kinds pending. Default [`DEFAULT_ACCOUNTS`].
     pub accounts: usize,
     /// Default [`Mix::default`].
     pub mix: Mix,
     /// Fee cap in wei per gas. Default 200 gwei.
     pub max_fee_wei: u128,
-    /// The tips lie evenly between this and a fiftieth of it, in wei per gas. Default 5 gwei.
+    /// The highest tip, in wei per gas. Tips are evenly distributed between a fiftieth of it and
+    /// this. Default 5 gwei.
     pub max_tip_wei: u128,
     /// Fee cap in wei per blob gas. Default 100 gwei.
     pub max_blob_fee_wei: u128,
-    /// The next nonce of each account, in their order; accounts beyond its end begin at 0.
+    /// The next nonce of each account, in the order of the accounts; for accounts beyond its end 0.
     pub nonces: Vec<u64>,
 }
 
 impl WorkloadConfig {
-    /// The default mix from 1000 accounts.
+    /// The default mix, from 1000 accounts.
     pub fn new(seed: u64, chain_id: u64) -> Self {
         Self {
             seed,
@@ -87,35 +92,37 @@ impl WorkloadConfig {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PreparedTx {
-    /// Its hash; for a blob transaction that of the form without the sidecar.
+    /// The hash of the transaction.
     pub hash: B256,
-    /// The network form: blob transactions with their sidecar (137 kB for one blob, 825 kB for six).
+    /// The network form: blob transactions with their sidecar (137 kB for one blob, 825 kB for
+    /// six).
     pub raw: Bytes,
-    /// Who signed it.
+    /// The account that signed it.
     pub sender: Address,
     pub nonce: u64,
     pub kind: TxKind,
 }
 
 impl PreparedTx {
-    /// As a pool takes it.
+    /// The decoded transaction with its sender.
     pub fn recovered<T: Decodable2718>(&self) -> Recovered<T> {
         let tx = T::decode_2718_exact(&self.raw).expect("it was signed here");
         Recovered::new_unchecked(tx, self.sender)
     }
 }
 
-/// A source of signed transactions, each account's nonces without a gap.
+/// A source of signed transactions. The nonces of each account have no gap.
 #[derive(Clone, Debug)]
 pub struct Workload {
     pub(crate) config: WorkloadConfig,
     accounts: Vec<Account>,
     nonces: Vec<u64>,
-    /// The next account of either kind.
+    /// Which account sends next, of those without and of those with blobs.
     turn: [usize; 2],
     rng: ChaCha8Rng,
     planned: u64,
-    /// Signed, in the order of the workload: the seed decides it, not when they were signed.
+    /// Signed transactions, in the order of the workload. The seed decides their order, not the
+    /// time of their signing.
     ready: VecDeque<(TxKind, Arc<SignedTx>)>,
 }
 
@@ -125,7 +132,7 @@ impl Workload {
         let needed = 1 + usize::from(config.mix.blobs_per_mille > 0);
         assert!(
             config.accounts >= needed,
-            "the mix needs {needed} accounts, has {}",
+            "the mix needs at least {needed} accounts, there are {}",
             config.accounts
         );
         let mut nonces = config.nonces.clone();
@@ -145,32 +152,33 @@ impl Workload {
         &self.accounts
     }
 
-    /// Signs the next `count` transactions on all cores, if there are enough. About 35 us of CPU time each.
+    /// Signs the next `count` transactions, on all cores if there are enough. Each takes about 35
+    /// us of CPU time.
     ///
-    /// Blob transactions are written out in full here; a thousand with one blob are 137 MB.
+    /// Blob transactions include their sidecars; a thousand with one blob are 137 MB.
     pub fn prepare(&mut self, count: usize) -> Vec<PreparedTx> {
-        let written = |(kind, tx): (_, Arc<SignedTx>)| PreparedTx {
+        let prepared = |(kind, tx): (_, Arc<SignedTx>)| PreparedTx {
             hash: tx.hash,
             raw: tx.network(),
             sender: tx.signer(),
             nonce: tx.nonce(),
             kind,
         };
-        self.take(count).into_iter().map(written).collect()
+        self.take(count).into_iter().map(prepared).collect()
     }
 
-    /// The next ones, as a node holds them.
+    /// Takes the next transactions, in the form in which a node holds them.
     pub(crate) fn take(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
         self.sign_up_to(count);
         self.ready.drain(..count).collect()
     }
 
-    /// Makes the next one again what was taken and not used.
+    /// Puts back a transaction that was taken and not used. It is the next one again.
     pub(crate) fn put_back(&mut self, tx: (TxKind, Arc<SignedTx>)) {
         self.ready.push_front(tx);
     }
 
-    /// Has so many ready to be taken.
+    /// Signs transactions until `count` are ready to be taken.
     pub(crate) fn sign_up_to(&mut self, count: usize) -> &VecDeque<(TxKind, Arc<SignedTx>)> {
         if self.ready.len() < count {
             let signed = self.sign(count - self.ready.len());
@@ -179,15 +187,16 @@ impl Workload {
         &self.ready
     }
 
-    /// Signs one if fewer than so many are ready; whether it did.
-    pub(crate) fn sign_one(&mut self, below: usize) -> bool {
+    /// Signs one transaction if fewer than `count` are ready. Returns whether it did.
+    pub(crate) fn sign_one(&mut self, count: usize) -> bool {
         let ready = self.ready.len();
-        ready < below && self.sign_up_to(ready + 1).len() > ready
+        ready < count && self.sign_up_to(ready + 1).len() > ready
     }
 
     fn sign(&mut self, count: usize) -> Vec<(TxKind, Arc<SignedTx>)> {
         let plans: Vec<Plan> = (0..count).map(|_| self.plan()).collect();
-        // The number of cores is read from files, in as much time as a signature takes.
+        // Reading the number of cores takes as long as one signature, so it is read only if it is
+        // needed.
         let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
         let threads = if count > SHARE { cores() } else { 1 };
         let share = plans.len().div_ceil(threads).max(SHARE);
@@ -211,9 +220,10 @@ impl Workload {
 
     fn plan(&mut self) -> Plan {
         let (kind, form, listed) = plan::draw(&mut self.rng, &self.config.mix);
-        let for_blobs = match self.config.mix.blobs_per_mille {
-            0 => 0,
-            _ => (self.config.accounts / 10).max(1),
+        let for_blobs = if self.config.mix.blobs_per_mille == 0 {
+            0
+        } else {
+            (self.config.accounts / 10).max(1)
         };
         let plain = self.config.accounts - for_blobs;
         let (first, len, turn) = match kind {
@@ -229,8 +239,9 @@ impl Workload {
     }
 }
 
-/// A workload of which the first transactions are signed, for nodes that announce the same ones: signing 20,000 costs
-/// more processor time than announcing them. A clone shares them.
+/// A workload whose first transactions are signed, for several nodes that announce the same ones:
+/// signing 20,000 transactions costs more CPU time than announcing them. Clones share the
+/// transactions.
 #[derive(Clone, Debug)]
 pub struct SignedLoad(pub(crate) Workload);
 

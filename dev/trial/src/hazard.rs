@@ -145,11 +145,11 @@ impl World {
                         kinds.push(What::Quirk { node, quirk, time });
                     }
                     for topic in [Topic::Hashes, Topic::Objects, Topic::Heads] {
-                        let ended = Fault::EndSubscriptions { topic, has_note: rng.random() };
+                        let ended = Fault::EndSubscriptions { topic, notifies: rng.random() };
                         kinds.push(What::Node(rng.random_range(0..self.nodes), ended));
                     }
                     for line in OddLine::ALL {
-                        let odd = Fault::SendLine { at: Target::All, line };
+                        let odd = Fault::SendLine { target: Target::All, line };
                         kinds.push(What::Node(rng.random_range(0..self.nodes), odd));
                     }
                 }

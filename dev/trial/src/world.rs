@@ -372,7 +372,7 @@ impl World {
             Fault::CloseMidFrame(at),
             Fault::CloseOnAccept { connections: 3 },
             Fault::CloseAfterSubscribe { connections: 2 },
-            Fault::Stall { at, time: ms(rng, 500, 5_000) },
+            Fault::Stall { target: at, time: ms(rng, 500, 5_000) },
             Fault::GoDead(at),
             Fault::DropNotifications { count: rng.random_range(10..=300) },
             Fault::DropObjects { count: rng.random_range(10..=300) },

@@ -114,7 +114,7 @@ async fn odd_lines_and_answers_cost_a_reconnect_at_most() {
         let (fetcher, pool) = from(&node, Quirks::default()).await;
         let (first, rest) = node.txs.split_at(50);
         submit(&node, first);
-        node.node.inject(Fault::SendLine { line, at: Target::All });
+        node.node.inject(Fault::SendLine { line, target: Target::All });
         submit(&node, rest);
         settled(&fetcher, "all are pooled", |counts| counts.pooled == 100).await;
         eventually("it is live", || fetcher.is_live()).await;

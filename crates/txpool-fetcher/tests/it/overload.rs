@@ -11,8 +11,8 @@ use super::{
 /// 2000 requests a second.
 const SERVICE: Duration = Duration::from_millis(2);
 
-fn capacity(at_once: usize, may_wait: usize) -> Option<Capacity> {
-    Some(Capacity { at_once, service: SERVICE, may_wait })
+fn capacity(concurrency: usize, max_waiting: usize) -> Option<Capacity> {
+    Some(Capacity { concurrency, service_time: SERVICE, max_waiting })
 }
 
 /// Longer than a test waits: nothing is freed by a time-out.
@@ -165,7 +165,7 @@ async fn a_backfill_from_several_nodes_with_equal_pools_requests_each_transactio
 /// Its transactions took both deferrable slots, and the other node had the rest of a second between two of them.
 #[tokio::test]
 async fn a_slow_node_does_not_hold_back_the_backfill_from_another_one() {
-    let slow = Capacity { at_once: 8, service: Duration::from_secs(1), may_wait: 0 };
+    let slow = Capacity { concurrency: 8, service_time: Duration::from_secs(1), max_waiting: 0 };
     let [slow, other] = [Some(slow), None]
         .map(|capacity| Node::start(600, |config: NodeConfig| NodeConfig { capacity, ..config }));
     submit_of(&slow, 0..10);

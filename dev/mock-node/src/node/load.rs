@@ -9,10 +9,12 @@ use alloy_primitives::B256;
 
 use crate::{error::TxRefused, shared::Shared, tx::SignedTx};
 
-/// Kept signed beside the largest burst, for a thread that woke late: half a millisecond of signing.
+/// How many transactions are kept signed in addition to the largest burst, for a thread that wakes
+/// late. Signing them takes half a millisecond.
 const AHEAD: usize = 16;
 
-/// Announces on schedule: transaction i is due at start + i / tps, whatever happened to those before it.
+/// Announces the load on schedule: transaction i is due at start + i / tps, however late the ones
+/// before it were.
 pub(super) fn pace(shared: &Shared) {
     let config = &shared.config;
     let ahead = config.largest_burst() + AHEAD;
@@ -23,7 +25,7 @@ pub(super) fn pace(shared: &Shared) {
     let start = Instant::now();
     for number in 0..config.count.unwrap_or(u64::MAX) {
         let due = start + Duration::from_secs_f64(number as f64 / f64::from(config.tps));
-        // One at a time: what is due waits for one signature at most.
+        // One is signed at a time, so that a due transaction waits for one signature at most.
         while Instant::now() < due && shared.load.lock().sign_one(ahead) {}
         if shared.sleep_until(due) {
             return;
@@ -32,7 +34,8 @@ pub(super) fn pace(shared: &Shared) {
             if let Err(error) = shared.submit(Arc::clone(&tx)) {
                 tracing::warn!(%error, "the node's own load was refused");
                 if matches!(error, TxRefused::Full { .. }) {
-                    // Left out, it would keep all that its sender sends after it queued for ever.
+                    // It is sent again: without it, all later transactions of its sender would stay
+                    // queued.
                     shared.load.lock().put_back((kind, tx));
                 }
             }
@@ -41,7 +44,7 @@ pub(super) fn pace(shared: &Shared) {
     shared.signal(|state| state.load_finished = true);
 }
 
-/// Announces the next transactions of the load at once; returns those that were taken.
+/// Announces the next transactions of the load at once. Returns those that the pool accepted.
 pub(super) fn burst(shared: &Shared, count: usize) -> Vec<B256> {
     let submit = |(_, tx): (_, Arc<SignedTx>)| shared.submit(Arc::clone(&tx)).map(|()| tx.hash);
     let submitted = shared.take(count).into_iter().map(submit);
@@ -54,9 +57,9 @@ mod tests {
     use super::*;
     use crate::{Fault, FaultPlan, MockNode, NodeConfig};
 
-    /// It was signed when it struck, while the pace waited.
+    /// A burst used to be signed when it was due, which delayed the paced load.
     #[test]
-    fn the_largest_burst_of_a_plan_is_signed_before_the_load_begins_and_again_once_it_struck() {
+    fn the_largest_burst_is_signed_ahead_and_again_after_it() {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let bursts = [20, 100].map(|count| (Duration::ZERO, Fault::Burst { count }));
         let config = NodeConfig {

@@ -1,4 +1,4 @@
-//! What each method does.
+//! The methods, and the JSON of their results.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,6 +18,7 @@ use crate::{
     tx::{SignedTx, to_json},
 };
 
+/// The result of a method.
 pub(super) enum Found {
     Json(Vec<u8>),
     Subscribed(String, Topic),
@@ -27,7 +28,8 @@ fn json(value: &impl Serialize) -> Result<Found, RpcError> {
     Ok(Found::Json(to_json(value)))
 }
 
-/// Six blobs are 1.6 MB of digits: each is written once.
+/// Encodes a raw transaction as JSON. Each digit is written once, because six blobs are 1.6 MB of
+/// digits.
 pub(super) fn raw_json(raw: &[u8]) -> Vec<u8> {
     let mut quoted = vec![b'"'; 2 * raw.len() + 4];
     quoted[1..3].copy_from_slice(b"0x");
@@ -115,20 +117,20 @@ fn subscribe(shared: &Shared, params: &Params<'_>) -> Result<Found, RpcError> {
         ("newPendingTransactions", _) if params.optional(1)? != Some(true) => Topic::Hashes,
         ("newPendingTransactions", FullObjects::Ignored) => Topic::Hashes,
         ("newPendingTransactions", FullObjects::Refused) => {
-            return Err(RpcError::invalid_params("hashes alone are announced"));
+            return Err(RpcError::invalid_params("only hashes are announced"));
         }
         ("newPendingTransactions", _) => Topic::Objects,
         (other, _) => return Err(RpcError::invalid_params(format!("unknown variant `{other}`"))),
     };
     let mut state = shared.lock();
     state.next_subscription += 1;
-    // Opaque, as long as reth's.
+    // An opaque id, as long as those of reth.
     let digest =
         keccak256([shared.config.seed, state.next_subscription].map(u64::to_be_bytes).concat());
     Ok(Found::Subscribed(const_hex::encode_prefixed(&digest[..16]), topic))
 }
 
-/// Every block that this node knows is canonical.
+/// Finds a block. Every block that this node knows is canonical.
 fn block(shared: &Shared, id: BlockId) -> Option<Arc<FullBlock>> {
     let chain = &shared.lock().core.chain;
     let found = match id {
@@ -140,16 +142,16 @@ fn block(shared: &Shared, id: BlockId) -> Option<Arc<FullBlock>> {
     found.cloned()
 }
 
-/// The state at the block that a parameter names.
+/// Looks up state at the block that the parameter with index `block_index` names.
 fn state(
     shared: &Shared,
     params: &Params<'_>,
-    block_at: usize,
+    block_index: usize,
     request: StateRequest,
 ) -> Result<Found, RpcError> {
-    let refused = |why| RpcError::new(RpcError::SERVER, why);
+    let refused = |reason| RpcError::new(RpcError::SERVER, reason);
     let executor = shared.executor.as_ref().ok_or(refused("the state is not kept"))?;
-    let hash = match params.optional(block_at)?.unwrap_or_else(BlockId::latest) {
+    let hash = match params.optional(block_index)?.unwrap_or_else(BlockId::latest) {
         BlockId::Hash(hash) => hash.block_hash,
         id => block(shared, id).ok_or(refused("header not found"))?.header.hash,
     };
@@ -157,7 +159,7 @@ fn state(
     json(&value.ok_or(refused("state at this block is pruned"))?)
 }
 
-/// By sender and nonce.
+/// Groups transactions by sender and nonce, as `txpool_content` lists them.
 fn content(txs: Vec<Arc<SignedTx>>) -> BTreeMap<String, BTreeMap<u64, Transaction>> {
     let mut content = BTreeMap::<_, BTreeMap<_, _>>::new();
     for tx in txs {

@@ -1,4 +1,4 @@
-//! What a request says, and the error responses.
+//! The parameters of a request, and the error responses.
 
 use std::borrow::Cow;
 
@@ -32,7 +32,7 @@ impl<'a> Params<'a> {
         serde_json::from_str(param.get()).map_err(RpcError::invalid_params)
     }
 
-    /// `None` if it is absent or null.
+    /// Reads a parameter; `None` if it is absent or null.
     pub(super) fn optional<T: DeserializeOwned>(
         &self,
         index: usize,
@@ -64,7 +64,7 @@ impl RpcError {
         &self.message
     }
 
-    /// The shape of reth's answer to a parameter that does not parse.
+    /// The form of reth's answer to a parameter that cannot be parsed.
     pub(super) fn invalid_params(data: impl ToString) -> Self {
         Self { data: Some(data.to_string()), ..Self::new(-32602, "Invalid params") }
     }

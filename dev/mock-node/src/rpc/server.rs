@@ -1,4 +1,4 @@
-//! The socket: accepts, reads requests, writes what is queued.
+//! The socket: accepts connections, reads requests, and writes queued messages.
 
 use std::{
     fs, io,
@@ -31,16 +31,18 @@ use crate::{
     shared::{Connected, Shared, notification},
 };
 
-/// What reth writes to a connection that is one too many.
+/// The line that reth writes to a connection beyond its limit.
 pub(super) const TOO_MANY: &[u8] = b"Too many connections. Please try again later.";
 
-/// In place of the first answer of a connection, with [`Quirks::html_first`](crate::Quirks::html_first).
+/// The line that replaces the first answer of a connection with
+/// [`Quirks::html_first`](crate::Quirks::html_first).
 const HTML: &[u8] = b"<html>502 Bad Gateway</html>";
 
-/// Accepts until the runtime ends, on one socket after the other when a fault restarts the node.
+/// Accepts connections until the runtime ends. After a restart it accepts on a new socket.
 pub(crate) async fn run(shared: Arc<Shared>, mut listener: UnixListener) {
     loop {
-        // The order does not matter: a connection that is not accepted before a restart is refused by it.
+        // The order is irrelevant: a connection that is not accepted before a restart is refused by
+        // it.
         tokio::select! {
             () = accept(&shared, &listener) => {}
             () = shared.restart.notified() => {}
@@ -60,7 +62,7 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
         Ok((stream, _)) => stream,
         Err(error) => {
             tracing::warn!(%error, "a connection could not be accepted");
-            // Out of file descriptors, most likely: give others time to go.
+            // Most likely there are no file descriptors left, so other connections get time to end.
             return tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
@@ -75,7 +77,7 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
     let shared = shared.clone();
     task::spawn(async move {
         if is_full {
-            // The peer may have gone already; then nobody reads it.
+            // It fails if the peer has already disconnected.
             let _ = stream.write_all(TOO_MANY).await;
         } else if closes {
             drop(stream);
@@ -86,7 +88,8 @@ async fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
     });
 }
 
-/// Goes down and comes back: connections end, what was pending is mined unheard, and the path gets another socket.
+/// Restarts the node: connections end, pending transactions are mined without a notification, and
+/// the path gets a new socket.
 async fn restarted(
     shared: &Shared,
     listener: UnixListener,
@@ -134,13 +137,14 @@ async fn serve(shared: &Arc<Shared>, stream: UnixStream, number: u64) {
     {
         let write = write(&outbox, writer);
         tokio::pin!(write);
-        // Either may end first: the reader when the peer has closed its side, the writer when the peer is gone or
-        // was too slow. What is queued for a peer that only stopped sending requests is still written.
+        // Either may end first: the reader when the peer has closed its side, the writer when the
+        // peer has disconnected or was too slow. A peer that only stopped sending requests still
+        // gets its queued messages.
         let result = tokio::select! {
             result = &mut write => result,
             result = connection.read(reader) => {
                 outbox.finish();
-                // It fails when the peer is gone, which is the usual end of a connection and ends it as well.
+                // It fails if the peer has disconnected, which is the usual end of a connection.
                 let _ = write.await;
                 result
             }
@@ -163,9 +167,9 @@ async fn write(outbox: &Outbox, mut writer: OwnedWriteHalf) -> io::Result<()> {
     Ok(())
 }
 
-/// The length of the first JSON value, for requests come one after the other, with or without anything between them;
-/// `None` when more bytes are needed. What is no JSON is a value of its own up to the end of its line: the node answers it
-/// with one error and goes on.
+/// Returns the length of the first JSON value in the buffer; `None` if more bytes are needed.
+/// Requests may follow each other with or without a separator. Text that is not JSON counts as a
+/// value up to the end of its line: the node answers it with one error.
 fn next_value(buffer: &[u8]) -> Option<usize> {
     let mut values = serde_json::Deserializer::from_slice(buffer).into_iter::<IgnoredAny>();
     match values.next()? {
@@ -194,7 +198,7 @@ impl Connection {
             match self.outbox.frozen() {
                 Freeze::No => {}
                 Freeze::Until(until) => tokio::time::sleep_until(until.into()).await,
-                // Until the connection is closed from our side: what the peer does is not noticed any more.
+                // The peer is ignored until this side closes the connection.
                 Freeze::Forever => std::future::pending().await,
             }
             while let Some(len) = next_value(&buffer) {
@@ -216,14 +220,14 @@ impl Connection {
             return self.answer(handle(&self.shared, frame));
         }
         let (connection, frame) = (self.clone(), frame.to_vec());
-        // Not waited for: its answer goes to the outbox. A panic is on stderr, and its request has no
-        // answer, as with a node whose handler died.
+        // Nobody waits for it: the answer goes to the outbox. After a panic, which is printed to
+        // stderr, the request has no answer, as in a node whose handler died.
         task::spawn_blocking(move || connection.answer(handle(&connection.shared, &frame)));
     }
 
     fn answer(&self, reply: Option<Reply>) {
         let Some(mut reply) = reply else { return };
-        // Relaxed: it carries nothing but itself.
+        // Relaxed: no other memory depends on it.
         let is_first = !self.has_answered.swap(true, Relaxed);
         if is_first && reply.is_html_if_first {
             let message = HTML.to_vec();
@@ -239,22 +243,24 @@ impl Connection {
         }
         let (connection, due) = (self.clone(), Instant::now() + delay);
         if let Some(delays) = &self.shared.lock().delays {
-            // It fails only when the node has stopped.
+            // It fails only if the node has stopped.
             _ = delays.send((due, Box::new(move || connection.send(reply))));
         }
     }
 
     fn send(&self, reply: Reply) {
-        if reply.begin.is_empty() {
+        if reply.subscriptions.is_empty() {
             self.outbox.push(reply.message, reply.singles);
             if reply.closes {
                 self.outbox.finish();
             }
             return;
         }
-        // Under the lock, so that nothing is announced between the answer and the subscription.
+        // The lock is held, so that nothing is announced between the answer and the beginning of
+        // the subscription.
         let state = &mut *self.shared.lock();
-        for (id, topic) in reply.begin.iter().filter(|_| state.quirks.notifies_before_reply) {
+        for (id, topic) in reply.subscriptions.iter().filter(|_| state.quirks.notifies_before_reply)
+        {
             if let Some(latest) = state.latest(*topic) {
                 self.outbox.push(notification(id, "result", &latest), 0);
             }
@@ -263,10 +269,10 @@ impl Connection {
         if reply.closes || take_one(&mut state.armed.close_after_subscribe) {
             return self.outbox.finish();
         }
-        state.was_subscribed |= reply.begin.iter().any(|(_, topic)| *topic != Topic::Heads);
-        let connected = state.connections.iter_mut().find(|it| it.number == self.number);
-        if let Some(connected) = connected {
-            connected.subscriptions.extend(reply.begin);
+        state.was_subscribed |= reply.subscriptions.iter().any(|(_, topic)| *topic != Topic::Heads);
+        let number = self.number;
+        if let Some(connected) = state.connections.iter_mut().find(|other| other.number == number) {
+            connected.subscriptions.extend(reply.subscriptions);
         }
         self.shared.changed.notify_all();
     }

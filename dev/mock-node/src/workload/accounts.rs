@@ -1,12 +1,13 @@
-//! The accounts of the well-known test mnemonic, which anvil and reth fund in their development chains.
+//! The accounts of the well-known test mnemonic, which anvil and reth fund in their development
+//! chains.
 
 use alloy_primitives::{Address, B256, Signature, b256, keccak256};
 use hmac::{Hmac, Mac};
 use secp256k1::{Message, PublicKey, SECP256K1, Scalar, SecretKey};
 use sha2::Sha512;
 
-/// The key and the chain code at m/44'/60'/0'/0 (BIP-44, without the last level) of the mnemonic of every Ethereum
-/// development chain: "test test test test test test test test test test test junk".
+/// The key and the chain code at m/44'/60'/0'/0 (BIP-44, without the last level) of the mnemonic of
+/// every Ethereum development chain: "test test test test test test test test test test test junk".
 const KEY: B256 = b256!("dd23ca549a97cb330b011aebb674730df8b14acaee42d211ab45692699ab8ba5");
 const CHAIN_CODE: B256 = b256!("236a4a5d77e29cc09182a8a6c9d288cb04e638fcd0743bbc068c16665d1e4d2c");
 
@@ -18,13 +19,13 @@ pub struct Account {
 }
 
 impl Account {
-    /// The account of a key of our own making, for a seed and a number.
+    /// Makes an account whose key is derived from a seed and a number.
     pub fn from_entropy(seed: u64, number: u64) -> Self {
         let mut digest = keccak256([seed.to_be_bytes(), number.to_be_bytes()].concat());
         loop {
             match SecretKey::from_byte_array(&digest.0) {
                 Ok(secret) => return Self::from_secret(secret),
-                // One in 2^128 digests is no key.
+                // One in 2^128 digests is not a valid key.
                 Err(_) => digest = keccak256(digest),
             }
         }
@@ -44,8 +45,8 @@ impl Account {
     }
 }
 
-/// The first `count` accounts of the mnemonic of every Ethereum development chain: by BIP-32 the children of `KEY` that are
-/// not hardened.
+/// The first `count` accounts of the mnemonic of every Ethereum development chain: the non-hardened
+/// children of `KEY` (BIP-32).
 pub fn test_accounts(count: usize) -> Vec<Account> {
     let key = SecretKey::from_byte_array(&KEY.0).expect("it is a known key");
     let public = PublicKey::from_secret_key(SECP256K1, &key).serialize();
@@ -70,7 +71,7 @@ mod tests {
     use alloy_primitives::address;
 
     #[test]
-    fn the_accounts_are_those_that_anvil_prints() {
+    fn the_accounts_are_those_of_anvil() {
         let accounts = test_accounts(10);
         assert_eq!(accounts[0].address, address!("f39Fd6e51aad88F6F4ce6aB8827279cffFb92266"));
         assert_eq!(accounts[1].address, address!("70997970C51812dc3A010C7d01b50e0d17dc79C8"));

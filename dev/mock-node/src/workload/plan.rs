@@ -1,4 +1,4 @@
-//! From a draw to a signed transaction.
+//! Draws the transactions of a load at random, and signs them.
 
 use std::sync::LazyLock;
 
@@ -15,17 +15,17 @@ use rand_chacha::ChaCha8Rng;
 use super::{Account, Mix, WorkloadConfig, blobs::shared_sidecar};
 use crate::tx::SignedTx;
 
-/// What a prepared transaction does.
+/// The kind of a prepared transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum TxKind {
-    /// Ether to a fresh or known address.
+    /// A transfer of ether to a random address.
     Transfer,
-    /// `transfer(address,uint256)` of one of [`tokens`]: 68 bytes of input.
+    /// A call of `transfer(address,uint256)` on one of [`tokens`]: 68 bytes of input.
     Token,
     /// A router's swap along a path: 388 bytes of input.
     Swap,
-    /// A call with an authorization (EIP-7702) of a key that has never been used.
+    /// A call with an authorization (EIP-7702) by an unused key.
     SetCode,
     Blob,
     SixBlobs,
@@ -51,27 +51,31 @@ pub fn routers() -> &'static [Address] {
     &*ROUTERS
 }
 
-/// Addresses that the demo's blocklist names, and that a share of the load reaches (see [`Mix::listed_per_mille`]).
+/// The addresses of the demo's blocklist, which a share of the load reaches (see
+/// [`Mix::listed_per_mille`]).
 pub fn listed() -> &'static [Address] {
     static LISTED: LazyLock<[Address; 16]> = LazyLock::new(|| addresses("listed"));
     &*LISTED
 }
 
-fn addresses<const N: usize>(what: &str) -> [Address; N] {
-    std::array::from_fn(|number| Address::from_word(keccak256(format!("{what} {number}"))))
+fn addresses<const N: usize>(role: &str) -> [Address; N] {
+    std::array::from_fn(|number| Address::from_word(keccak256(format!("{role} {number}"))))
 }
 
-/// Of a thousand transactions without blobs, calls of a token; what no share names is a transfer.
+/// How many of a thousand transactions without blobs call a token. The rest of the shares are
+/// transfers.
 const TOKENS: u32 = 400;
+/// How many of a thousand transactions without blobs are swaps.
 const SWAPS: u32 = 250;
-/// Set-code transactions (EIP-7702) with one authorization.
+/// How many of a thousand transactions without blobs are set-code transactions (EIP-7702), with one
+/// authorization.
 const SET_CODES: u32 = 10;
-/// Of a thousand transfers and calls, legacy ones.
+/// How many of a thousand transfers and calls are legacy transactions.
 const LEGACY: u32 = 80;
-/// Those of EIP-2930 with an access list.
+/// How many of a thousand transfers and calls have an access list (EIP-2930).
 const ACCESS_LISTS: u32 = 20;
 
-/// Kind, envelope, and whether it reaches a listed address.
+/// Draws the kind, the envelope, and whether the transaction reaches a listed address.
 pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form, bool) {
     let mut share = |per_mille: u32| rng.random_ratio(per_mille.min(1000), 1000);
     if share(mix.blobs_per_mille) {
@@ -89,16 +93,16 @@ pub(super) fn draw(rng: &mut impl Rng, mix: &Mix) -> (TxKind, Form, bool) {
         draw if draw < TOKENS + SWAPS + SET_CODES => TxKind::SetCode,
         _ => TxKind::Transfer,
     };
-    // Without such a share nothing is drawn, and the load of a seed stays what it was.
+    // Without such a share nothing is drawn, so that existing seeds keep their load.
     let listed = mix.listed_per_mille > 0 && rng.random_ratio(mix.listed_per_mille.min(1000), 1000);
     match kind {
-        // These name it in their access list.
+        // These kinds name the address in their access list.
         TxKind::Swap | TxKind::SetCode if listed => (TxKind::Swap, Form::AccessList, true),
         _ => (kind, form, listed),
     }
 }
 
-/// A transaction that has a sender and a nonce, and no signature yet.
+/// A transaction with a sender and a nonce, before it is signed.
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) account: usize,
@@ -107,7 +111,8 @@ pub(super) struct Plan {
     pub(super) form: Form,
     /// Whether it reaches a listed address.
     pub(super) listed: bool,
-    /// Its place in the workload: details are drawn from it, so that threads need not take turns.
+    /// The position in the workload. Details are drawn from it, so that threads can sign
+    /// independently.
     pub(super) number: u64,
 }
 
@@ -150,7 +155,7 @@ impl Plan {
             }
             (_, Form::Legacy) => false,
             (_, Form::AccessList) => {
-                // What the call does not reach by itself stands here.
+                // The access list names the listed address, because the call does not reach it.
                 let address = listed.unwrap_or(to);
                 let random = B256::from(rng.random::<[u8; 32]>());
                 let storage_keys = vec![B256::with_last_byte(1), random];
@@ -164,7 +169,8 @@ impl Plan {
             tx.max_fee_per_gas = Some(config.max_fee_wei);
             tx.max_priority_fee_per_gas = Some(tip);
         } else {
-            // A transaction with one price pays what it bids: near the others, not at the cap.
+            // A transaction with a single gas price pays all of it, so it bids near the others and
+            // not the fee cap.
             tx.gas_price = Some((config.max_fee_wei / 4).max(tip));
         }
         let tx = tx.build_consensus_tx().expect("each kind has its fields");
@@ -174,7 +180,7 @@ impl Plan {
     }
 }
 
-/// Whom a transaction calls, and how.
+/// The call of a transaction.
 struct Call {
     to: Address,
     value: U256,
@@ -204,12 +210,13 @@ impl Call {
         Self { to, value, gas_limit, input }
     }
 
-    /// Changes whom it pays. A swap stays as it is: its access list names the address.
+    /// Changes the receiver to a listed address. A swap is not changed: its access list names the
+    /// address.
     fn reach(&mut self, kind: TxKind, listed: Address) {
         match kind {
             TxKind::Transfer => self.to = listed,
             TxKind::Token => {
-                // The last token looks at its receivers.
+                // The last token loads the account of its receivers.
                 self.to = *tokens().last().expect("there are eight");
                 let mut input = self.input.to_vec();
                 input[4..36].copy_from_slice(listed.into_word().as_slice());
@@ -228,13 +235,14 @@ fn token_input(rng: &mut ChaCha8Rng) -> Bytes {
     input.into()
 }
 
-/// What a swap's input begins with.
+/// The selector of a swap.
 pub const SWAP_SELECTOR: [u8; 4] = [0x35, 0x93, 0x56, 0x4c];
 
-/// Where in its input the amount stands that is swapped: in the second word after the selector.
-pub const SWAP_AMOUNT_AT: u64 = 36;
+/// The offset of the swapped amount in the input: the second word after the selector.
+pub const SWAP_AMOUNT_OFFSET: u64 = 36;
 
-/// A selector and twelve words: offsets, amounts and addresses, as routers take them.
+/// The input of a swap: a selector and twelve words of offsets, amounts and addresses, like those
+/// of a router.
 fn swap_input(rng: &mut ChaCha8Rng) -> Bytes {
     let mut input = SWAP_SELECTOR.to_vec();
     for word in 0..12u64 {

@@ -1,4 +1,4 @@
-//! A client that shows every line and hides nothing: blocking, so that a test reads like a transcript.
+//! A blocking client that shows every line, so that a test reads like a transcript.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -12,7 +12,7 @@ use mock_node::{MockNode, NodeConfig};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// A test fails after waiting so long for a line; nothing waits that long when all is well.
+/// How long a test waits for a line before it fails.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn start(adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> (TempDir, MockNode) {
@@ -64,16 +64,16 @@ impl Client {
         client
     }
 
-    /// The rest of the stream; nothing is read after it.
+    /// Reads the rest of the stream.
     pub(crate) fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
-        // A connection that is reset has ended as well.
+        // A reset ends the connection as well.
         let _ = self.reader.read_to_end(&mut rest);
         rest
     }
 
-    /// Whether nothing comes for `time`.
-    pub(crate) fn silent_for(&mut self, time: Duration) -> bool {
+    /// Whether nothing arrives for `time`.
+    pub(crate) fn is_silent_for(&mut self, time: Duration) -> bool {
         self.stream.set_read_timeout(Some(time)).expect("a timeout");
         let silent = self.reader.fill_buf().is_err_and(|error| {
             matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)
@@ -86,16 +86,17 @@ impl Client {
         self.stream.write_all(bytes).expect("the node reads");
     }
 
-    /// The next line, whatever it is; `None` at the end of the stream.
+    /// Reads the next line; `None` at the end of the stream.
     pub(crate) fn line(&mut self) -> Option<String> {
         let mut line = String::new();
-        let len = self.reader.read_line(&mut line).expect("an answer within the patience");
+        let len = self.reader.read_line(&mut line).expect("a line in time");
         (len > 0).then_some(line)
     }
 
-    /// What a new connection reads: a line of text for one too many, or the response to a request.
+    /// The first line of a new connection: the text about too many connections, or the answer to a
+    /// request.
     pub(crate) fn line_or_answer(&mut self) -> String {
-        // One that is turned away may be closed already.
+        // A refused connection may already be closed.
         let _ = self.stream.write_all(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#);
         let mut line = String::new();
         let _ = self.reader.read_line(&mut line);
@@ -107,7 +108,7 @@ impl Client {
         serde_json::from_str(&line).expect("a line is JSON")
     }
 
-    /// The whole answer to one call.
+    /// Calls a method, and returns the whole answer.
     pub(crate) fn call(&mut self, method: &str, params: Value) -> Value {
         let id = self.next_id;
         self.next_id += 1;
@@ -118,7 +119,7 @@ impl Client {
         value
     }
 
-    /// Requests a raw transaction, and waits for nothing.
+    /// Requests a raw transaction, without waiting for the answer.
     pub(crate) fn request_raw(&mut self, id: usize, hash: B256) {
         let method = "eth_getRawTransactionByHash";
         let call = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": [hash]});
@@ -135,7 +136,7 @@ impl Client {
         self.result("eth_subscribe", params);
     }
 
-    /// The hash that the next notification tells.
+    /// Reads the next notification, and returns its hash.
     pub(crate) fn announced(&mut self) -> B256 {
         let mut value = self.value();
         assert_eq!(value["method"], "eth_subscription", "{value}");

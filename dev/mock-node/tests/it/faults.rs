@@ -1,3 +1,5 @@
+//! Tests of the injected faults.
+
 use std::{
     os::unix::net::UnixStream,
     time::{Duration, Instant},
@@ -16,14 +18,14 @@ fn request_connection(node: &MockNode) -> Client {
     client
 }
 
-/// Requests a raw transaction and returns the line that comes.
+/// Requests a raw transaction, and returns the next line.
 fn raw_line(client: &mut Client, node: &MockNode) -> String {
     client.request_raw(5, node.pending()[0]);
     client.line().expect("a line")
 }
 
 #[test]
-fn a_close_strikes_the_connections_it_is_meant_for() {
+fn a_close_affects_only_its_targets() {
     let (_dir, node) = start(|config| config);
     let (mut subscription, mut request) = (Client::subscribed(&node), request_connection(&node));
     node.inject(Fault::Close(Target::Request));
@@ -53,7 +55,7 @@ fn connections_can_be_closed_at_once_or_after_the_subscription() {
     node.inject(Fault::CloseAfterSubscribe { connections: 1 });
     let mut client = Client::subscribed(&node);
     node.burst(1);
-    assert!(client.rest().is_empty(), "the answer came, no notification did");
+    assert!(client.rest().is_empty(), "the answer arrives, and no notification");
     node.burst(1);
     Client::subscribed(&node);
 }
@@ -65,15 +67,18 @@ fn a_stalled_connection_catches_up_and_a_dead_one_never_does() {
     node.inject(Fault::GoDead(Target::Request));
     let time = Duration::from_millis(300);
     let begin = Instant::now();
-    node.inject(Fault::Stall { at: Target::Subscription, time });
+    node.inject(Fault::Stall { target: Target::Subscription, time });
     let hashes = node.burst(10);
     for hash in hashes {
         assert_eq!(stalls.announced(), hash);
     }
     assert!(begin.elapsed() >= time);
     dies.write(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#);
-    assert!(dies.silent_for(Duration::from_millis(300)), "open, and no answer");
-    // Others are not concerned.
+    assert!(
+        dies.is_silent_for(Duration::from_millis(300)),
+        "the connection is open and gets no answer"
+    );
+    // New connections are not affected.
     request_connection(&node);
 }
 
@@ -102,7 +107,7 @@ fn a_restart_brings_another_socket_and_another_pool() {
 }
 
 #[test]
-fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
+fn announcements_can_be_lost_or_repeated() {
     let (_dir, node, mut client) = subscribed(|config| config);
     node.inject(Fault::DropNotifications { count: 2 });
     node.inject(Fault::Duplicate { count: 1 });
@@ -114,7 +119,7 @@ fn announcements_can_be_lost_or_doubled_while_the_pool_has_them() {
 }
 
 #[test]
-fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
+fn each_bad_answer_is_wrong_and_the_next_one_is_correct() {
     let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 2, ..config });
     let right = raw_line(&mut client, &node);
     for bad in BadAnswer::ALL {
@@ -140,7 +145,7 @@ fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
                 let wrong = json!(node.raw(node.pending()[1]).unwrap());
                 assert_eq!(value.unwrap()["result"], wrong);
             }
-            other => panic!("{other:?} has no row here"),
+            other => panic!("{other:?} is not tested here"),
         }
         assert_eq!(raw_line(&mut client, &node), right, "after {bad:?}");
     }
@@ -148,7 +153,7 @@ fn each_bad_answer_is_bad_in_its_own_way_and_the_next_is_right() {
 }
 
 #[test]
-fn a_full_table_turns_away_for_its_time() {
+fn a_full_table_refuses_connections_for_its_time() {
     let (_dir, node) = start(|config| config);
     let mut connected = request_connection(&node);
     let time = Duration::from_millis(300);

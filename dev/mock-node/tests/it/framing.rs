@@ -1,11 +1,16 @@
+//! Tests of the framing of requests and of malformed requests.
+
 use serde_json::{Value, json};
 
 use crate::client::connected;
 
 #[test]
-fn several_requests_in_one_write_and_one_in_several_are_all_answered() {
+fn requests_are_answered_however_writes_split_them() {
     let (_dir, _node, mut client) = connected(|config| config);
-    client.write(br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}{"jsonrpc":"2.0","id":"two","method":"eth_blockNumber","params":[]} {"jsonrpc":"2.0","#);
+    let two =
+        br#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}{"jsonrpc":"2.0","id":"two","method":"#;
+    client
+        .write(&[two, br#""eth_blockNumber","params":[]} {"jsonrpc":"2.0","#.as_slice()].concat());
     assert_eq!(client.line().unwrap(), "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":\"0x539\"}\n");
     assert_eq!(client.value(), json!({"jsonrpc": "2.0", "id": "two", "result": "0x0"}));
     client.write(br#""id":18446744073709551615,"method":"eth_syncing"}"#);
@@ -13,7 +18,7 @@ fn several_requests_in_one_write_and_one_in_several_are_all_answered() {
 }
 
 #[test]
-fn garbage_is_answered_with_an_error_without_id_and_the_next_with_the_codes_of_reth() {
+fn malformed_requests_are_answered_with_the_error_codes_of_reth() {
     let (_dir, _node, mut client) = connected(|config| config);
     client.write(b"what is this\n{\"no\":\"request\"}{\"id\":1,}\n");
     for code in [-32700, -32600, -32700] {
@@ -28,7 +33,7 @@ fn garbage_is_answered_with_an_error_without_id_and_the_next_with_the_codes_of_r
 }
 
 #[test]
-fn after_shutdown_the_connections_are_closed_and_the_socket_is_gone() {
+fn shutdown_closes_the_connections_and_removes_the_socket() {
     let (_dir, node, mut client) = connected(|config| mock_node::NodeConfig { tps: 100, ..config });
     client.result("eth_chainId", json!([]));
     node.shutdown();

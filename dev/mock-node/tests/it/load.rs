@@ -1,3 +1,5 @@
+//! Tests of the node's own load.
+
 use std::{
     collections::HashSet,
     io::{BufRead as _, BufReader},
@@ -11,7 +13,7 @@ use serde_json::json;
 use crate::client::{Client, connected, start};
 
 #[test]
-fn the_paced_load_waits_for_its_listener_keeps_its_pace_and_stops_at_its_count() {
+fn the_paced_load_waits_for_a_subscription_and_keeps_its_pace() {
     let (_dir, node, mut client) = connected(|config| NodeConfig {
         tps: 1000,
         count: Some(500),
@@ -24,16 +26,16 @@ fn the_paced_load_waits_for_its_listener_keeps_its_pace_and_stops_at_its_count()
     let hashes: HashSet<_> = (0..500).map(|_| client.announced()).collect();
     let took = begin.elapsed();
     assert_eq!(hashes.len(), 500);
-    // 499 steps of a millisecond: never faster, however late the machine is.
+    // The 499 intervals of a millisecond can only be longer on a slow machine.
     assert!(took >= Duration::from_millis(498), "too fast: {took:?}");
     assert!(node.wait_load_finished(Duration::from_secs(10)));
     assert_eq!(node.stats().announced, 500);
     assert_eq!(hashes, node.pending().into_iter().collect());
 }
 
-/// Who waited for it looked whether there is one, and saw none.
+/// The load used to check for an open subscription, and missed one that had already ended.
 #[test]
-fn the_load_begins_though_the_subscription_that_it_waited_for_has_ended() {
+fn the_load_begins_even_if_its_first_subscription_has_ended() {
     let (_dir, node, mut client) = connected(|config| NodeConfig {
         tps: 1000,
         count: Some(1),
@@ -47,9 +49,10 @@ fn the_load_begins_though_the_subscription_that_it_waited_for_has_ended() {
     assert!(node.wait_load_finished(Duration::from_secs(20)));
 }
 
-/// One that was refused for want of room comes again before the next of its sender, which would be queued for ever.
+/// A transaction that the full pool refused is sent again; without it, later ones of its sender
+/// would stay queued.
 #[test]
-fn a_pool_that_was_full_leaves_no_gap_in_the_nonces_of_the_load() {
+fn a_full_pool_leaves_no_nonce_gap_in_the_load() {
     let (_dir, node) = start(|config| NodeConfig {
         accounts: 2,
         tps: 500,
@@ -62,13 +65,13 @@ fn a_pool_that_was_full_leaves_no_gap_in_the_nonces_of_the_load() {
         was_full += usize::from(node.pending().len() == 5);
         node.mine();
     }
-    assert!(was_full > 0, "it was full, and refused some");
+    assert!(was_full > 0, "the pool was full, and refused some");
     assert!(node.queued().is_empty());
 }
 
-/// All were signed before the start once, blobs and their proofs too, which kept whoever started a node waiting.
+/// All transactions used to be signed before the start, which made the start of a node slow.
 #[test]
-fn a_load_is_the_same_whether_it_was_signed_before_or_while_the_clock_runs() {
+fn a_load_is_the_same_whenever_it_is_signed() {
     let run = |signed_ahead| {
         let (_dir, node) = start(|config| NodeConfig {
             tps: 1000,
@@ -87,7 +90,7 @@ fn a_load_is_the_same_whether_it_was_signed_before_or_while_the_clock_runs() {
 }
 
 #[test]
-fn held_answers_are_held_at_the_same_time() {
+fn answers_are_delayed_concurrently() {
     let latency = Duration::from_millis(200);
     let (_dir, node, mut client) =
         connected(|config| NodeConfig { preload: 50, latency, ..config });
@@ -95,18 +98,18 @@ fn held_answers_are_held_at_the_same_time() {
     for (id, hash) in node.pending().into_iter().enumerate() {
         client.request_raw(id, hash);
     }
-    // Not held, and so ahead of all requested before it.
+    // This answer has no delay, so it precedes those to earlier requests.
     client.write(br#"{"jsonrpc":"2.0","id":"first","method":"eth_chainId"}"#);
     assert_eq!(client.value()["id"], "first");
     let ids: HashSet<u64> = (0..50).map(|_| client.value()["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), 50);
-    // One after the other they would take fifty times as long.
+    // Sequential delays would take fifty times as long.
     let took = begin.elapsed();
     assert!(took >= latency && took < latency * 5, "{took:?}");
 }
 
 #[test]
-fn the_binary_says_when_it_is_ready() {
+fn the_binary_prints_when_it_is_ready() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("node.ipc");
     let mut child = Command::new(env!("CARGO_BIN_EXE_mock-node"))

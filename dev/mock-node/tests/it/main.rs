@@ -1,4 +1,4 @@
-//! The node over its socket, byte by byte as a client sees it.
+//! Tests of the node over its socket, with the bytes that a client sees.
 
 mod client;
 mod faults;

@@ -1,4 +1,4 @@
-//! One test for each way in which a node can be half broken, switched on and off while it runs.
+//! Tests of the quirks, which are switched on and off while the node runs.
 
 use std::{
     net::TcpStream,
@@ -19,18 +19,18 @@ use tokio_tungstenite::tungstenite::{self, Message};
 use crate::client::{Client, connected, start, subscribed};
 
 const RAW: &str = "eth_getRawTransactionByHash";
-/// Long enough that a slow machine still sees what holds only for so long.
+/// How long a temporary quirk lasts: long enough that a slow machine observes it.
 const WHILE: Duration = Duration::from_millis(700);
 
 fn raw(client: &mut Client, hash: B256) -> Value {
     client.result(RAW, json!([hash]))
 }
 
-/// Requests until the answer is that of a healthy node; returns how long that took.
-fn raw_until_right(client: &mut Client, node: &MockNode, hash: B256) -> Duration {
-    let (begin, right) = (Instant::now(), json!(node.raw(hash).expect("it is pending")));
-    while raw(client, hash) != right {
-        assert!(begin.elapsed() < Duration::from_secs(20), "it never becomes right");
+/// Requests a transaction until the answer is correct; returns how long that took.
+fn raw_until_correct(client: &mut Client, node: &MockNode, hash: B256) -> Duration {
+    let (begin, correct) = (Instant::now(), json!(node.raw(hash).expect("it is pending")));
+    while raw(client, hash) != correct {
+        assert!(begin.elapsed() < Duration::from_secs(20), "it never becomes correct");
     }
     begin.elapsed()
 }
@@ -49,7 +49,7 @@ fn a_fresh_transaction_is_null_for_a_while() {
     assert_eq!(client.announced(), hash);
     assert_eq!(raw(&mut client, hash), Value::Null);
     assert!(!raw(&mut client, old).is_null(), "it was announced before");
-    raw_until_right(&mut client, &node, hash);
+    raw_until_correct(&mut client, &node, hash);
     assert!(begin.elapsed() >= WHILE);
 }
 
@@ -78,19 +78,19 @@ fn a_blob_transaction_is_incomplete_for_a_while_in_either_form() {
                 assert!(fields.len() > 2 && complete.len() - short.len() >= 128 << 10);
             }
         }
-        raw_until_right(&mut client, &node, hash);
+        raw_until_correct(&mut client, &node, hash);
         assert!(begin.elapsed() >= WHILE);
     }
 }
 
 #[test]
-fn every_answer_comes_late_and_a_window_is_answered_in_reverse() {
+fn answers_can_be_late_or_reversed_within_a_window() {
     let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 3, ..config });
     node.set_quirks(|quirks| quirks.delay = WHILE);
     let begin = Instant::now();
     client.result("eth_chainId", json!([]));
     assert!(begin.elapsed() >= WHILE);
-    // A window so long that all three requests are in one, unless its end is among them.
+    // The window is long enough for all three requests, unless it ends between them.
     let window = Duration::from_millis(300);
     node.set_quirks(|quirks| {
         *quirks = Quirks { reverse_window: window, ..Quirks::default() };
@@ -104,7 +104,7 @@ fn every_answer_comes_late_and_a_window_is_answered_in_reverse() {
 }
 
 #[test]
-fn a_kind_of_subscription_is_silent_while_the_others_and_requests_go_on() {
+fn one_topic_is_silent_while_the_others_and_requests_continue() {
     for silent in [Topic::Hashes, Topic::Objects, Topic::Heads] {
         let (_dir, node) = start(|config| config);
         let subscriptions = [
@@ -124,7 +124,7 @@ fn a_kind_of_subscription_is_silent_while_the_others_and_requests_go_on() {
             if *topic != silent {
                 assert_eq!(client.value()["method"], "eth_subscription", "{topic:?}");
             }
-            // Requests are answered on the connection that hears nothing: no notification comes before.
+            // The silent connection answers requests, and no notification precedes the answer.
             assert!(!raw(client, missed).is_null());
         }
         node.set_quirks(|quirks| quirks.silent.clear());
@@ -137,12 +137,12 @@ fn a_kind_of_subscription_is_silent_while_the_others_and_requests_go_on() {
 }
 
 #[test]
-fn a_subscription_ends_on_a_live_connection_with_a_note_or_without() {
-    for has_note in [false, true] {
+fn a_subscription_ends_with_or_without_a_notification() {
+    for notifies in [false, true] {
         let (_dir, node, mut client) = subscribed(|config| config);
         client.subscribe(json!(["newHeads"]));
-        node.inject(Fault::EndSubscriptions { topic: Topic::Hashes, has_note });
-        if has_note {
+        node.inject(Fault::EndSubscriptions { topic: Topic::Hashes, notifies });
+        if notifies {
             let note = client.value();
             assert_eq!(note["method"], "eth_subscription");
             assert!(
@@ -151,13 +151,13 @@ fn a_subscription_ends_on_a_live_connection_with_a_note_or_without() {
         }
         let hash = node.burst(1)[0];
         let head = node.mine().hash;
-        assert_eq!(client.value()["params"]["result"]["hash"], json!(head), "and no hash before");
+        assert_eq!(client.value()["params"]["result"]["hash"], json!(head), "no hash precedes it");
         assert!(!raw(&mut client, hash).is_null());
     }
 }
 
 #[test]
-fn requests_are_never_answered_all_or_those_for_one_method() {
+fn all_requests_or_those_of_one_method_get_no_answer() {
     let (_dir, node, mut client) = subscribed(|config| NodeConfig { preload: 1, ..config });
     let hash = node.pending()[0];
     node.set_quirks(|quirks| _ = quirks.methods.insert(RAW.into(), MethodQuirk::NoAnswer));
@@ -167,13 +167,13 @@ fn requests_are_never_answered_all_or_those_for_one_method() {
     client.request_raw(8, hash);
     Client::to(&node).request_raw(9, hash);
     let announced = node.burst(1)[0];
-    assert_eq!(client.announced(), announced, "and no answer before it");
+    assert_eq!(client.announced(), announced, "no answer precedes it");
     node.set_quirks(|quirks| *quirks = Quirks::default());
     raw(&mut client, hash);
 }
 
 #[test]
-fn a_method_is_missing_or_refused_and_an_unknown_transaction_is_an_error() {
+fn methods_and_unknown_transactions_are_answered_with_errors() {
     let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 1, ..config });
     for (method, code) in
         [(RAW, -32601), (RAW, -32602), ("web3_clientVersion", -32601), ("txpool_content", -32008)]
@@ -204,14 +204,14 @@ fn a_raw_transaction_is_wrapped_in_an_rlp_string() {
             assert_eq!(Bytes::decode(&mut &answered[..]), Ok(right));
             wrapped += 1;
         } else {
-            assert_eq!(answered, right, "one without a type is a list already");
+            assert_eq!(answered, right, "an untyped transaction is not wrapped");
         }
     }
     assert!(wrapped > 0);
 }
 
 #[test]
-fn a_reset_brings_the_same_transactions_on_another_genesis() {
+fn a_reset_keeps_the_transactions_on_another_genesis() {
     let (_dir, node, mut client) = subscribed(|config| NodeConfig { preload: 6, ..config });
     let old = node.pending();
     let genesis = client.result("eth_getBlockByNumber", json!(["0x0", false]))["hash"].clone();
@@ -223,7 +223,7 @@ fn a_reset_brings_the_same_transactions_on_another_genesis() {
         assert!(begin.elapsed() < Duration::from_secs(20), "it does not come back");
         std::thread::yield_now();
     }
-    // It listens a moment after.
+    // The socket listens shortly after.
     while std::os::unix::net::UnixStream::connect(node.ipc_path()).is_err() {
         assert!(begin.elapsed() < Duration::from_secs(20), "it does not listen");
         std::thread::yield_now();
@@ -241,7 +241,7 @@ fn a_reset_brings_the_same_transactions_on_another_genesis() {
 }
 
 #[test]
-fn ids_come_back_as_text_as_null_or_as_those_of_nobody() {
+fn answers_have_ids_as_text_null_or_unknown() {
     let (_dir, node, mut client) = connected(|config| config);
     let mut id = |ids| {
         node.set_quirks(|quirks| quirks.ids = ids);
@@ -255,7 +255,7 @@ fn ids_come_back_as_text_as_null_or_as_those_of_nobody() {
 }
 
 #[test]
-fn answers_are_doubled_replaced_by_html_or_the_last_of_their_connection() {
+fn answers_are_repeated_replaced_by_html_or_followed_by_a_close() {
     let (_dir, node, mut client) = connected(|config| config);
     node.set_quirks(|quirks| quirks.answers_twice = true);
     client.result("eth_chainId", json!([]));
@@ -263,7 +263,10 @@ fn answers_are_doubled_replaced_by_html_or_the_last_of_their_connection() {
     node.set_quirks(|quirks| {
         *quirks = Quirks { html_first: true, text_errors: true, ..Quirks::default() };
     });
-    assert!(client.call("eth_nothing", json!([]))["error"].is_string(), "not its first");
+    assert!(
+        client.call("eth_nothing", json!([]))["error"].is_string(),
+        "only the first answer is replaced"
+    );
     let mut fresh = Client::to(&node);
     assert!(fresh.line_or_answer().starts_with("<html>"));
     fresh.result("eth_chainId", json!([]));
@@ -275,7 +278,7 @@ fn answers_are_doubled_replaced_by_html_or_the_last_of_their_connection() {
 }
 
 #[test]
-fn a_notification_comes_before_the_reply_that_names_its_subscription() {
+fn a_notification_can_precede_the_reply_that_names_its_id() {
     let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 2, ..config });
     node.set_quirks(|quirks| quirks.notifies_before_reply = true);
     client.write(
@@ -287,11 +290,11 @@ fn a_notification_comes_before_the_reply_that_names_its_subscription() {
 }
 
 #[test]
-fn a_line_that_answers_nothing_comes_on_the_connections_it_is_meant_for() {
+fn an_unsolicited_line_is_sent_to_its_targets() {
     let (_dir, node, mut client) = subscribed(|config| config);
     for line in OddLine::ALL {
-        node.inject(Fault::SendLine { at: Target::Request, line });
-        node.inject(Fault::SendLine { at: Target::Subscription, line });
+        node.inject(Fault::SendLine { target: Target::Request, line });
+        node.inject(Fault::SendLine { target: Target::Subscription, line });
         let text = client.line().expect("a line");
         let value = serde_json::from_str::<Value>(&text);
         match line {
@@ -303,12 +306,12 @@ fn a_line_that_answers_nothing_comes_on_the_connections_it_is_meant_for() {
             OddLine::UnknownId => assert_eq!(value.unwrap()["id"], json!(u64::MAX)),
         }
     }
-    // Once each: it has a subscription, and is no request connection.
+    // Each line came once, because a connection with a subscription is no request connection.
     client.result("eth_chainId", json!([]));
 }
 
 #[test]
-fn it_says_that_it_is_syncing_and_its_clock_is_ahead_or_behind() {
+fn the_node_can_be_syncing_and_its_clock_can_be_wrong() {
     let genesis_s = Some(1);
     let (_dir, node, mut client) = connected(|config| NodeConfig { genesis_s, ..config });
     node.set_quirks(|quirks| quirks.is_syncing = true);
@@ -323,7 +326,7 @@ fn it_says_that_it_is_syncing_and_its_clock_is_ahead_or_behind() {
 }
 
 #[test]
-fn a_websocket_has_text_or_binary_frames_or_answers_with_html() {
+fn a_websocket_sends_text_or_binary_frames_or_a_page() {
     let (_dir, node) = start(|config| config);
     let bridge = WebSocketBridge::start(node.ipc_path()).expect("a port");
     let address = bridge.url().trim_start_matches("ws://").to_owned();
@@ -332,15 +335,15 @@ fn a_websocket_has_text_or_binary_frames_or_answers_with_html() {
         tungstenite::client(bridge.url(), stream).ok()
     };
     let (mut client, _) = connect().expect("a WebSocket");
-    let mut ask = || {
-        let request = r#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#;
-        client.send(Message::text(request)).expect("it is open");
+    let mut request = || {
+        let text = r#"{"jsonrpc":"2.0","id":1,"method":"eth_chainId"}"#;
+        client.send(Message::text(text)).expect("it is open");
         client.read().expect("an answer")
     };
-    let right = r#"{"jsonrpc":"2.0","id":1,"result":"0x539"}"#;
-    assert_eq!(ask(), Message::text(right));
+    let answer = r#"{"jsonrpc":"2.0","id":1,"result":"0x539"}"#;
+    assert_eq!(request(), Message::text(answer));
     bridge.set_quirks(WebSocketQuirks { is_binary: true, is_html: true });
-    assert_eq!(ask(), Message::binary(right));
+    assert_eq!(request(), Message::binary(answer));
     assert!(connect().is_none(), "a page is no handshake");
     bridge.set_quirks(WebSocketQuirks::default());
     connect().expect("a WebSocket again");

@@ -1,3 +1,5 @@
+//! Tests of the state that blocks leave behind.
+
 use alloy_consensus::{Transaction as _, TxEnvelope, transaction::SignerRecoverable};
 use alloy_eips::Decodable2718;
 use alloy_primitives::{Address, B256, U256};
@@ -26,7 +28,7 @@ fn quantity(client: &mut Client, method: &str, address: Address, block: &Value) 
     serde_json::from_value(value).expect("a quantity")
 }
 
-/// What the receiver of a token's transfer owns, and what it was sent.
+/// The balance of the receiver of a token transfer, and the amount of the transfer.
 fn received(client: &mut Client, tx: &TxEnvelope, block: &Value) -> (U256, U256) {
     let (token, input) = (tx.to().expect("a token"), tx.input());
     let balance = slot_of(Address::from_slice(&input[16..36]), U256::ZERO);
@@ -34,18 +36,18 @@ fn received(client: &mut Client, tx: &TxEnvelope, block: &Value) -> (U256, U256)
 }
 
 #[test]
-fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one_and_a_reorg_takes_it_back()
-{
+fn the_load_changes_the_state_and_a_reorg_undoes_it() {
     let (_dir, node, mut client) =
         connected(|config| NodeConfig { state: true, preload: 400, ..config });
     let txs = transactions(&node);
-    // Whether all is there, or nothing; how many transfers, token calls and swaps there are.
-    let mut check = |block: B256, is_there: bool| {
+    // Checks that all effects are in the state of a block, or none. Returns the numbers of
+    // transfers, token calls and swaps.
+    let mut check = |block: B256, is_mined: bool| {
         let block = json!({ "blockHash": block, "requireCanonical": true });
-        let or_zero = |value| if is_there { value } else { U256::ZERO };
+        let or_zero = |value| if is_mined { value } else { U256::ZERO };
         let mut counts = [0; 3];
         for tx in &txs {
-            let to = tx.to().expect("nothing of the load creates");
+            let to = tx.to().expect("the load creates no contract");
             if tokens().contains(&to) {
                 let (balance, amount) = received(&mut client, tx, &block);
                 assert_eq!(balance, or_zero(amount), "{}", tx.tx_hash());
@@ -60,7 +62,7 @@ fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one_and_a_r
             }
             let sender = tx.recover_signer().expect("a signature");
             let nonce = quantity(&mut client, "eth_getTransactionCount", sender, &block);
-            assert_eq!(nonce > U256::from(tx.nonce()), is_there);
+            assert_eq!(nonce > U256::from(tx.nonce()), is_mined);
         }
         counts
     };
@@ -73,13 +75,13 @@ fn what_the_load_does_is_in_the_state_of_its_block_and_of_no_earlier_one_and_a_r
     let reorg = node.reorg(1).expect("one block is kept");
     check(reorg.added[0].hash, false);
     check(node.mine().hash, true);
-    // The block that was taken back is known no more.
+    // The undone block is no longer known.
     let undone = json!({ "blockHash": block.hash });
     assert!(client.call("eth_getBalance", json!([listed()[0], undone]))["error"].is_object());
 }
 
 #[test]
-fn without_state_its_requests_are_refused_and_nonces_are_still_answered() {
+fn without_state_only_requests_for_nonces_are_answered() {
     let (_dir, node, mut client) = connected(|config| NodeConfig { preload: 1, ..config });
     let sender = transactions(&node)[0].recover_signer().expect("a signature");
     let answer = client.call("eth_getBalance", json!([sender, "latest"]));

@@ -8,7 +8,7 @@ use revm::{
 };
 
 use super::contracts::{pool, router, slot_of, token};
-use mock_node::workload::{SWAP_AMOUNT_AT, SWAP_SELECTOR, routers, test_accounts, tokens};
+use mock_node::workload::{SWAP_AMOUNT_OFFSET, SWAP_SELECTOR, routers, test_accounts, tokens};
 
 pub type World = CacheDB<EmptyDB>;
 
@@ -43,7 +43,7 @@ pub fn genesis(accounts: usize) -> World {
     let pairs = || routers().iter().zip(tokens().chunks(2)).enumerate();
     for (number, (address, pair)) in pairs() {
         contract(pool_of(number), pool(pair[0], pair[1]));
-        let router = router(pair[0], pool_of(number), SWAP_SELECTOR, SWAP_AMOUNT_AT);
+        let router = router(pair[0], pool_of(number), SWAP_SELECTOR, SWAP_AMOUNT_OFFSET);
         contract(*address, router);
     }
     let mut store = |address, slot, value| {
