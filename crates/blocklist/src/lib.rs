@@ -6,9 +6,9 @@
 #![cfg_attr(not(feature = "revm"), doc = "The README describes the crate with its feature `revm`.")]
 #![cfg_attr(not(test), deny(clippy::panic, clippy::unwrap_used))]
 
-// In reading order: `list` (the set and its two checks), `guard` (the checks of one block), `shared`
-// (the list in force), `execute` and `strict` (the checks on revm's types), then `parse`, `file` and
-// `url` (where the text comes from).
+// In reading order: `list` (the set and its two checks), `guard` (the checks of one block),
+// `shared` (the list in force), `execute` and `strict` (the checks on revm's types), then `parse`,
+// `file` and `url` (where the text comes from).
 mod config;
 mod error;
 #[cfg(feature = "revm")]

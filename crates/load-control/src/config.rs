@@ -149,8 +149,8 @@ impl Limit {
 
 /// The limits of a `Gate`.
 ///
-/// The defaults suit a machine that runs nothing else under load. Set fewer permits if the node runs
-/// on the same machine, and shorter waits if callers prefer early refusals.
+/// The defaults suit a machine that runs nothing else under load. Set fewer permits if the node
+/// runs on the same machine, and shorter waits if callers prefer early refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Deserialize), serde(default, deny_unknown_fields))]
 pub struct GateConfig {

@@ -5,8 +5,8 @@
 )]
 #![cfg_attr(not(test), deny(clippy::future_not_send))]
 
-// In reading order: `state` and `config`, then `monitor`; `refusal`, then `gate` with `work` (permits),
-// `budget` (requests in flight) and `shedding` (log lines); `backoff`; `metric_set`.
+// In reading order: `state` and `config`, then `monitor`; `refusal`, then `gate` with `work`
+// (permits), `budget` (requests in flight) and `shedding` (log lines); `backoff`; `metric_set`.
 mod backoff;
 #[cfg(feature = "tokio")]
 mod budget;

@@ -1,4 +1,4 @@
-//! The orders that may go into the next block, from the pool's events.
+//! The orders that may be included in the next block, read from the events of the pool.
 
 use std::{cmp::Reverse, slice, sync::Arc, time::SystemTime};
 
@@ -26,9 +26,10 @@ impl Candidate {
         self.order.as_bundle()
     }
 
-    /// The best-paying first, of a bundle by what its transactions bid, weighted by their gas limits; among equals the
-    /// one known longer, then by hash. `None` when it cannot pay the base fee.
-    pub(crate) fn turn(&self, base_fee_wei: u64) -> Option<(u128, Reverse<SystemTime>, B256)> {
+    /// The rank of the order, by which the best-paying comes first. A bundle pays the tips of its
+    /// transactions, weighted by their gas limits. Equal orders are ranked by their first-seen
+    /// time, then by hash. `None` if it cannot pay the base fee.
+    pub(crate) fn rank(&self, base_fee_wei: u64) -> Option<(u128, Reverse<SystemTime>, B256)> {
         let (mut bid, mut gas) = (0_u128, 0_u128);
         for tx in txs(&self.order) {
             bid = bid.saturating_add(tx.tip(base_fee_wei)?.saturating_mul(tx.gas_limit().into()));
@@ -46,7 +47,7 @@ fn txs(order: &Order) -> &[Transaction] {
     }
 }
 
-/// The pooled orders for one block, and the new ones among them.
+/// The pooled orders for one block, and those of them that are new.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
     pub(crate) all: B256Map<Candidate>,
@@ -54,7 +55,7 @@ pub(crate) struct Candidates {
 }
 
 impl Candidates {
-    /// Reads the pool's events since the last call.
+    /// Reads the events of the pool since the last call.
     pub(crate) fn follow(&mut self, pool: &mut Subscription) {
         loop {
             match pool.visit(usize::MAX, |event| self.take(event)) {

@@ -1,4 +1,4 @@
-//! The command: its flags, and what it starts, runs until the end, and stops.
+//! The command: its flags, and the parts that it starts and stops.
 
 use std::{
     ffi::OsString,
@@ -46,23 +46,26 @@ const MOCK_SLOT: Duration = Duration::from_secs(2);
 /// Time between blocks of mainnet.
 const SLOT: Duration = Duration::from_secs(12);
 
-/// Fills blocks from a node's mempool and prints their contents; submits none. By default from a mock node.
+/// Fills blocks from a node's mempool and prints their contents; submits none. By default it starts
+/// a mock node.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "block_builder")]
 struct Args {
-    /// IPC socket of a node (reth, geth or anvil), with the list of what may not be built on it
+    /// IPC socket of a node (reth, geth or anvil); a real node needs a blocklist
     #[arg(long, value_name = "PATH", requires = "blocklist")]
     ipc: Option<PathBuf>,
-    /// Take transactions and heads from a fleet instead: NATS servers of one cluster. State is the node's
+    /// Take transactions and heads from a fleet instead: NATS servers of one cluster; the state is
+    /// read from the node
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires_all = ["ipc", "machine"])]
     from: Vec<String>,
-    /// With --from: take bundles, private transactions and cancellations too: the same servers, another user
+    /// With --from: also take bundles, private transactions and cancellations: the same servers,
+    /// with another user
     #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "from")]
     from_private: Vec<String>,
     /// With --from: the name of this builder in the fleet
     #[arg(long, value_name = "NAME", requires = "from")]
     machine: Option<String>,
-    /// With --from: the certificates that may sign the servers', beside those of the system
+    /// With --from: extra CA certificates (PEM), added to the system roots
     #[arg(long, value_name = "FILE", requires = "from")]
     nats_ca: Option<PathBuf>,
     /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
@@ -74,14 +77,14 @@ struct Args {
     /// Serve metrics to Prometheus at this address, port 0 for a free one
     #[arg(long, value_name = "ADDR")]
     metrics: Option<SocketAddr>,
-    /// Addresses that may not be touched: text or JSON; read again before each block [default: on the mock node, those
-    /// that its load reaches on purpose]
+    /// Addresses that may not be touched: text or JSON; reloaded before each block [default: on the
+    /// mock node, addresses that its load reaches on purpose]
     #[arg(long, value_name = "FILE")]
     blocklist: Option<PathBuf>,
-    /// Time between two heads [default: 12s, of the mock node 2s]
+    /// Time between two heads [default: 12s, for the mock node 2s]
     #[arg(long, value_parser = parse_duration)]
     slot: Option<Duration>,
-    /// Fill each block with the opcode inspector too, and print what either way costs
+    /// Also fill each block with the opcode inspector, and print the cost of both
     #[arg(long)]
     compare: bool,
     /// Mock node: transactions per second
@@ -93,11 +96,12 @@ type Failure = Box<dyn std::error::Error>;
 
 /// Runs the command with the flags of the process.
 pub fn main() -> ExitCode {
-    // Set if this process was started as the mock node.
+    // There is an exit code if this process was started as the mock node.
     NodeProcess::run_if_child().unwrap_or_else(|| run_with(std::env::args_os()))
 }
 
-/// Runs the command with these flags. The first stands for the program; on bad ones the process ends.
+/// Runs the command with these flags, of which the first stands for the program. Invalid flags end
+/// the process.
 pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> ExitCode {
     let args = Args::parse_from(args);
     let filter = tracing_subscriber::EnvFilter::try_from_default_env();
@@ -125,11 +129,12 @@ pub fn run_with(args: impl IntoIterator<Item = impl Into<OsString> + Clone>) -> 
 }
 
 async fn run(args: &Args) -> Result<Summary, Failure> {
-    // From now on a signal ends it in order.
+    // From now on a signal ends the command gracefully.
     let kinds = [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()];
     let [terminate, interrupt, hangup] = kinds.map(signal);
     let (mut terminate, mut interrupt, mut hangup) = (terminate?, interrupt?, hangup?);
-    // Before all parts, because handles of metrics are made once.
+    // The recorder is installed before all parts are started, because handles of metrics are made
+    // once.
     let telemetry = args.metrics.map(Telemetry::start).transpose()?;
     if let Some(telemetry) = &telemetry {
         eprintln!("metrics at http://{}/metrics", telemetry.local_addr());
@@ -153,7 +158,7 @@ async fn run(args: &Args) -> Result<Summary, Failure> {
         stop: Arc::clone(&stop),
     };
     let thread = thread::Builder::new().name("builder".into()).spawn(move || builder.run())?;
-    // The order is irrelevant: each ends it.
+    // The order is irrelevant: each branch ends the command.
     tokio::select! {
         () = tokio::time::sleep(args.duration.unwrap_or(Duration::MAX)) => {}
         _ = terminate.recv() => {}
@@ -187,19 +192,19 @@ fn mock_node(args: &Args) -> io::Result<NodeProcess> {
     Ok(node)
 }
 
-/// The list from the file, or the listed addresses of the mock node's load.
+/// Opens the list in the file, or makes a list of the listed addresses of the mock node's load.
 fn blocklist(args: &Args) -> Result<SharedBlocklist, Failure> {
     let now = SystemTime::now();
     if let Some(path) = &args.blocklist {
         return Ok(SharedBlocklist::open(path, BlocklistConfig::default(), now)?);
     }
-    // Part of this program, so it does not age.
+    // This list is part of the program, so it does not become stale.
     let config = BlocklistConfig { max_age: None, ..BlocklistConfig::default() };
     let text: String = listed().iter().map(|address| format!("{address}\n")).collect();
     Ok(SharedBlocklist::new(text.as_bytes(), now, config, now)?)
 }
 
-/// What feeds the pool: the node, or a fleet.
+/// The source of the pool: the node, or a fleet.
 enum Feed {
     Node(Box<Ingest>),
     Fleet { pool: OrderPool, upkeep: Upkeep, sources: Vec<(&'static str, Source)> },
@@ -221,7 +226,7 @@ impl Feed {
             let root_certificates = args.nats_ca.clone();
             let server = ServerConfig { root_certificates, ..ServerConfig::cluster(urls) };
             let config = SourceConfig::new(server, chain_id, machine);
-            // Without a mempool of its own, the pool learns from the fleet too what was mined.
+            // The pool has no node of its own, so it learns from the fleet which orders were mined.
             let config = SourceConfig { flow, heads: true, ..config };
             sources.push((name, Source::start(&pool, config)?));
         }
@@ -235,7 +240,8 @@ impl Feed {
         }
     }
 
-    /// Ends it, and returns the counts of each flow of a fleet: `received` is the sum of the five outcomes behind it.
+    /// Stops the source. Returns the counts of each flow of a fleet; `received` is the sum of the
+    /// five outcomes after it.
     async fn shutdown(self, limit: Duration) -> Vec<Value> {
         let mut summaries = Vec::new();
         match self {
@@ -244,13 +250,20 @@ impl Feed {
             }
             Self::Fleet { upkeep, sources, .. } => {
                 for (flow, source) in sources {
-                    // Before the end.
+                    // The state is read before the shutdown changes it.
                     let state = source.state().to_string();
                     let stats = source.shutdown(limit).await.stats;
                     let summary = json!({
-                        "flow": flow, "state": state, "received": stats.received, "pooled": stats.pooled,
-                        "known": stats.known, "superseded": stats.superseded, "refused": stats.refused, "malformed": stats.malformed,
-                        "missed": stats.missed, "connects": stats.connects,
+                        "flow": flow,
+                        "state": state,
+                        "received": stats.received,
+                        "pooled": stats.pooled,
+                        "known": stats.known,
+                        "superseded": stats.superseded,
+                        "refused": stats.refused,
+                        "malformed": stats.malformed,
+                        "missed": stats.missed,
+                        "connects": stats.connects,
                     });
                     eprintln!("from the fleet: {summary}");
                     summaries.push(summary);

@@ -1,4 +1,5 @@
-//! Fills a block with the candidates: by effective tip, each sender's nonces in order, bundles whole.
+//! Fills a block with the candidates by effective tip, with the nonces of each sender in order, and
+//! with whole bundles.
 
 use std::{
     collections::BinaryHeap,
@@ -24,9 +25,9 @@ use crate::{
 /// A way to fill a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The classic one: listed addresses are found by an inspector under every opcode.
+    /// The usual way: an inspector looks for listed addresses at every opcode.
     Inspector,
-    /// Ours: they are found in the state after each execution.
+    /// Our way: listed addresses are looked up in the state after each execution.
     PostState,
 }
 
@@ -35,16 +36,17 @@ pub(crate) const BOTH_WAYS: [Way; 2] = [Way::Inspector, Way::PostState];
 /// A built block, and the results of the orders that are not in it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Built {
-    /// With the gas that each uses, and whether it succeeds.
+    /// The transactions, each with the gas that it uses and whether it succeeds.
     pub(crate) txs: Vec<(Tx, u64, bool)>,
-    /// Orders in it: transactions and bundles.
+    /// The number of included orders: transactions and bundles.
     pub(crate) orders: usize,
     pub(crate) bundles: usize,
     pub(crate) gas_used: u64,
     pub(crate) blocked: Vec<(B256, Blocked)>,
-    /// Invalid at their turn, bundles that fail, and what the node does not answer for.
+    /// Orders that are invalid at their turn, bundles that fail, and orders whose state the node
+    /// does not return.
     pub(crate) left_out: usize,
-    /// Reads that an execution had to wait for.
+    /// How many reads an execution had to wait for.
     pub(crate) reads: u64,
     pub(crate) time: Duration,
     blobs: u64,
@@ -58,14 +60,15 @@ impl Built {
     }
 }
 
-/// Why a transaction is not in the block. Nothing was written.
+/// The reason why a transaction is not in the block. Nothing was written.
 #[derive(Debug)]
 enum Refusal {
     /// It reaches a listed address.
     Blocked(Blocked),
     /// An earlier nonce of its sender is not in the block.
     NonceTooHigh,
-    /// It does not fit, is invalid or reverts in a bundle that does not allow it; or the node does not answer.
+    /// It does not fit, it is invalid, it reverts in a bundle that does not allow it, or the node
+    /// does not answer.
     Unwanted,
 }
 
@@ -89,19 +92,20 @@ pub(crate) fn fill(
     candidates: &Candidates,
     state: &NodeState,
 ) -> Built {
-    let (start, before) = (Instant::now(), state.db.count.get());
+    let start = Instant::now();
+    let reads_before = state.db.count.get();
     let evm = block.evm(CacheDB::new(state), AccessListInspector::default());
     let mut filling = Filling { way, block, guard, evm, built: Built::default() };
-    let turn = |candidate: &Candidate| candidate.turn(block.env.basefee);
-    let mut turns: BinaryHeap<_> = candidates.all.values().filter_map(turn).collect();
-    // Those that wait for an earlier nonce of their sender.
+    let rank = |candidate: &Candidate| candidate.rank(block.env.basefee);
+    let mut ranked: BinaryHeap<_> = candidates.all.values().filter_map(rank).collect();
+    // Transactions that wait for an earlier nonce of their sender.
     let mut waiting: AddressMap<Vec<B256>> = AddressMap::default();
-    while let Some((.., hash)) = turns.pop() {
+    while let Some((.., hash)) = ranked.pop() {
         let candidate = &candidates.all[&hash];
         match filling.add(candidate) {
             Ok(()) => {
                 let senders = candidate.txs.iter().filter_map(|tx| waiting.remove(&tx.env.caller));
-                turns.extend(senders.flatten().filter_map(|hash| turn(&candidates.all[&hash])));
+                ranked.extend(senders.flatten().filter_map(|hash| rank(&candidates.all[&hash])));
             }
             Err(Refusal::NonceTooHigh) if candidate.bundle().is_none() => {
                 waiting.entry(candidate.txs[0].env.caller).or_default().push(hash);
@@ -110,7 +114,7 @@ pub(crate) fn fill(
             Err(_) => filling.built.left_out += 1,
         }
     }
-    let (time, reads) = (start.elapsed(), state.db.count.get() - before);
+    let (time, reads) = (start.elapsed(), state.db.count.get() - reads_before);
     Built { time, reads, ..filling.built }
 }
 
@@ -123,7 +127,8 @@ struct Filling<'b> {
 }
 
 impl Filling<'_> {
-    /// Adds all of an order or nothing. A bundle that wants a refund is left out, because this builder pays none.
+    /// Adds an order completely or not at all. A bundle that wants a refund is left out, because
+    /// this builder pays none.
     fn add(&mut self, candidate: &Candidate) -> Result<(), Refusal> {
         let Some(bundle) = candidate.bundle() else {
             self.add_tx(&candidate.txs[0], None)?;
@@ -138,7 +143,7 @@ impl Filling<'_> {
         {
             return Err(Refusal::Unwanted);
         }
-        // Copies, because bundles are few.
+        // The state is copied, because bundles are few.
         let before = (self.evm.ctx.journaled_state.database.cache.clone(), self.built.clone());
         let added = candidate.txs.iter().try_for_each(|tx| self.add_tx(tx, Some(bundle)));
         let is_empty = self.built.txs.len() == before.1.txs.len();
@@ -151,11 +156,14 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// A transaction of a bundle that reverts stays in the block if `revertingTxHashes` names it, is left out if only
-    /// `droppingTxHashes` does, and otherwise ends the bundle. An invalid or blocked one can only be left out.
+    /// Adds a transaction. If a transaction of a bundle reverts, it stays in the block if
+    /// `revertingTxHashes` names it, it is left out if only `droppingTxHashes` names it, and
+    /// otherwise the bundle fails. An invalid or blocked transaction can only be left out.
     fn add_tx(&mut self, tx: &Tx, bundle: Option<&Bundle>) -> Result<(), Refusal> {
-        let may_drop = bundle.is_some_and(|it| it.parts().dropping_tx_hashes.contains(&tx.hash));
-        let may_revert = bundle.is_none_or(|it| it.parts().reverting_tx_hashes.contains(&tx.hash));
+        let may_drop =
+            bundle.is_some_and(|bundle| bundle.parts().dropping_tx_hashes.contains(&tx.hash));
+        let may_revert =
+            bundle.is_none_or(|bundle| bundle.parts().reverting_tx_hashes.contains(&tx.hash));
         match self.execute(tx, |result| result.is_success() || may_revert) {
             Ok(result) => {
                 self.built.gas_used += result.tx_gas_used();
@@ -168,7 +176,8 @@ impl Filling<'_> {
         }
     }
 
-    /// Executes, checks for listed addresses, and commits if `keep` agrees.
+    /// Executes a transaction, checks it for listed addresses, and commits it if `keep` returns
+    /// true.
     fn execute(
         &mut self,
         tx: &Tx,

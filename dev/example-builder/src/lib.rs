@@ -1,12 +1,15 @@
-//! A small host: fills a block from the order pool at every head of a node, checks the blocklist on the state after
-//! each transaction, and prints what each step costs. It submits nothing. The command is `examples/block_builder.rs`.
+//! A small host: it fills a block from the order pool at every head of a node, checks the blocklist
+//! on the state after each transaction, and prints what each step costs. It submits nothing. The
+//! command is `examples/block_builder.rs`.
 //!
 //! ```text
-//!  mempool --Ingest, or a fleet's streams--> order pool --subscription for head + 1--> candidates --new ones--> prefetch:
-//!                                                                    |                                     execute alone
-//!                                                       when due     v                                           |
-//!  node <-- reads at the head's hash -- cached state <-- fill: by tip, nonces in order, blocklist, bundles       |
-//!                                            ^------------------------------------------------------------------+
+//!  mempool --Ingest, or a fleet's streams--> order pool
+//!                                                | subscription for the block after the head
+//!                                                v
+//!                                           candidates --new ones--> prefetch: execute each alone
+//!                                                | when due                   |
+//!                                                v                            v
+//!      fill: by tip, nonces in order, blocklist, bundles --reads--> cached state --reads--> node
 //! ```
 
 mod builder;

@@ -1,4 +1,4 @@
-//! The output: a line per block, and a summary.
+//! The output: one line per block, and a summary.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,18 +12,21 @@ use crate::{fill::Built, state::NextBlock};
 #[derive(Debug, Default, Serialize)]
 pub(crate) struct Summary {
     blocks: u64,
-    /// Slots whose next head came before their block was due, or in which the blocklist allowed no block.
+    /// Slots whose next head arrived before their block was due, or in which the blocklist allowed
+    /// no block.
     pub(crate) missed_slots: u64,
     included: usize,
     /// Blocked orders by how they reach a listed address.
     blocked: BTreeMap<&'static str, usize>,
-    /// With `--compare`: blocks that the two ways filled differently, must be 0.
+    /// With `--compare`: the number of blocks that the two ways filled differently, which must be
+    /// 0.
     pub(crate) defective_blocks: u64,
-    /// Median time to fill a block, ours last; with `--compare` that with the opcode inspector first.
+    /// The median time to fill a block. With `--compare` there are two: with the opcode inspector,
+    /// then ours.
     fill_ms_p50: Vec<f64>,
     #[serde(skip)]
     times_ms: Vec<Vec<f64>>,
-    /// One for each flow that is taken from a fleet.
+    /// The counts of each flow that is taken from a fleet.
     pub(crate) received: Vec<Value>,
 }
 
@@ -32,12 +35,12 @@ fn ms(time: Duration) -> f64 {
 }
 
 impl Summary {
-    /// Whether no block was built that must not have been, and any if there was a slot for one.
+    /// Whether no block is defective, and whether a block was built if there was a slot for one.
     pub(crate) const fn is_good(&self) -> bool {
         self.defective_blocks == 0 && (self.blocks > 0 || self.missed_slots == 0)
     }
 
-    /// Adds a slot: the blocks built in each way, ours last, and what the step before the filling took.
+    /// Adds a slot: the block as built in each way, ours last, and the time of the prefetch.
     pub(crate) fn add(
         &mut self,
         block: &NextBlock,
@@ -51,8 +54,8 @@ impl Summary {
             self.defective_blocks += 1;
             eprintln!("error: block {number}: the ways differ");
         }
-        for (_, by) in &ours.blocked {
-            *self.blocked.entry(by.how.as_str()).or_default() += 1;
+        for (_, blocked) in &ours.blocked {
+            *self.blocked.entry(blocked.how.as_str()).or_default() += 1;
         }
         self.blocks += 1;
         self.included += ours.orders;
@@ -62,8 +65,8 @@ impl Summary {
         }
         self.fill_ms_p50 = self.times_ms.iter().map(|times| median(times.clone())).collect();
         eprintln!(
-            "block {number}: considered {considered}, included {} ({} bundles), blocked {}, left out {}; gas {:.1} M of \
-             {:.1} M; prefetch {:.2} ms, fill {:.2} ms; waited for {} reads",
+            "block {number}: considered {considered}, included {} ({} bundles), blocked {}, \
+             left out {}; gas {:.1} M of {:.1} M; prefetch {:.2} ms, fill {:.2} ms; waited for {} reads",
             ours.orders,
             ours.bundles,
             ours.blocked.len(),

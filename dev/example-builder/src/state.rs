@@ -1,4 +1,5 @@
-//! The block that is being built, and the node's state below it, read over IPC and cached.
+//! The block that is being built, and the state of its parent, read from the node over IPC and
+//! cached.
 
 use std::{cell::Cell, time::Duration};
 
@@ -30,7 +31,8 @@ pub(crate) struct NextBlock {
     pub(crate) max_blobs: u64,
 }
 
-/// When the forks BPO1 and BPO2 (EIP-7892), which change nothing but the blobs, took effect on a public chain.
+/// When the forks BPO1 and BPO2 (EIP-7892), which only change the blob schedule, took effect on a
+/// public chain.
 struct BlobForks {
     chain_id: u64,
     bpo1: u64,
@@ -44,7 +46,8 @@ const BLOB_FORKS: [BlobForks; 3] = [
     BlobForks { chain_id: 560_048, bpo1: 1_762_365_720, bpo2: 1_762_955_544 },
 ];
 
-/// The blob schedule of a block with this timestamp. Development chains have that of Osaka, with which they begin.
+/// The blob schedule of a block with this timestamp. Development chains have that of Osaka, with
+/// which they begin.
 fn blob_params(chain_id: u64, timestamp: u64) -> BlobParams {
     let forks = BLOB_FORKS.iter().find(|forks| forks.chain_id == chain_id);
     match forks {
@@ -55,10 +58,13 @@ fn blob_params(chain_id: u64, timestamp: u64) -> BlobParams {
 }
 
 impl NextBlock {
-    /// The block after `parent` as far as it is known: fees by EIP-1559, 4844 and 7918, the rules of Osaka with the blob
-    /// schedule of the chain at the block's time ([`blob_params`]). A relay or consensus client would supply the timestamp and `prevrandao`; here the first is `slot_s` later and the second is
-    /// derived from the parent's hash. A block that is submitted begins with the system calls of EIP-4788 and EIP-2935,
-    /// which are left out here.
+    /// Makes the block after `parent`, as far as it is known: with fees by EIP-1559, 4844 and 7918,
+    /// and with the rules of Osaka and the blob schedule of the chain at the time of the block
+    /// ([`blob_params`]).
+    ///
+    /// A relay or consensus client would supply the timestamp and `prevrandao`. Here the timestamp
+    /// is `slot_s` later than the parent's, and `prevrandao` is derived from the parent's hash. The
+    /// system calls of EIP-4788 and EIP-2935, with which a submitted block begins, are left out.
     pub(crate) fn after(parent: Head, chain_id: u64, fee_recipient: Address, slot_s: u64) -> Self {
         let header = Header {
             base_fee_per_gas: Some(parent.base_fee_wei.unwrap_or_default()),
@@ -89,7 +95,7 @@ impl NextBlock {
         self.parent.number + 1
     }
 
-    /// An EVM for this block over a state.
+    /// Makes an EVM for this block on a state.
     pub(crate) fn evm<DB: Database, I>(
         &self,
         db: DB,
@@ -100,10 +106,10 @@ impl NextBlock {
     }
 }
 
-/// Longest wait for a response.
+/// The time-out of a request.
 const READ_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why the node's state could not be read.
+/// The reason why the state of the node could not be read.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     #[error("the node does not answer within {READ_TIMEOUT:?}")]
@@ -114,10 +120,11 @@ pub(crate) enum ReadError {
 
 impl revm::database_interface::DBErrorMarker for ReadError {}
 
-/// The state at one block, with what was read of it before.
+/// The state at one block, with a cache of everything that was read.
 pub(crate) type NodeState = CacheDB<Reads>;
 
-/// Reads of the state at one block. Each names that block by its hash, so no item can be of another block.
+/// Reads the state at one block. Each request names the block by its hash, so all values belong to
+/// the same block.
 #[derive(Debug)]
 pub(crate) struct Reads {
     node: DynProvider,
@@ -145,15 +152,15 @@ impl DatabaseRef for Reads {
     type Error = ReadError;
 
     fn basic_ref(&self, address: Address) -> Result<Option<AccountInfo>, ReadError> {
-        let (node, at) = (&self.node, self.block);
+        let (node, block) = (&self.node, self.block);
         let (balance, nonce, code) = self.wait(async {
             tokio::try_join!(
-                node.get_balance(address).block_id(at).into_future(),
-                node.get_transaction_count(address).block_id(at).into_future(),
-                node.get_code_at(address).block_id(at).into_future(),
+                node.get_balance(address).block_id(block).into_future(),
+                node.get_transaction_count(address).block_id(block).into_future(),
+                node.get_code_at(address).block_id(block).into_future(),
             )
         })?;
-        // Code that begins like a delegation but is none is still code.
+        // Code that begins like a delegation but is not one is treated as legacy code.
         let code =
             Bytecode::new_raw_checked(code.clone()).unwrap_or_else(|_| Bytecode::new_legacy(code));
         let info = AccountInfo::new(balance, nonce, code.hash_slow(), code);
@@ -194,14 +201,16 @@ mod tests {
         NextBlock::after(parent, chain_id, Address::ZERO, 12)
     }
 
-    /// It was Osaka's: nine blobs, and a price that is wrong by eight orders of magnitude.
+    /// The schedule of Osaka used to apply: nine blobs, and a price that was wrong by eight orders
+    /// of magnitude.
     #[test]
-    fn blobs_are_priced_with_the_schedule_of_the_chains_present_fork() {
+    fn blobs_are_priced_with_the_schedule_of_the_current_fork() {
         let price =
             |block: &NextBlock| block.env.blob_excess_gas_and_price.expect("set").blob_gasprice;
         let bpo2 = next(1, 1_767_747_671);
         assert_eq!(bpo2.max_blobs, 21);
-        // The target is 14 blobs, so the excess stays; e^(170,000,000 / 11,684,671) is 2.08 million.
+        // The target is 14 blobs, so the excess stays; e^(170,000,000 / 11,684,671) is 2.08
+        // million.
         let expected = (170_000_000.0_f64 / 11_684_671.0).exp();
         assert!(
             (price(&bpo2) as f64 / expected - 1.0).abs() < 0.001,

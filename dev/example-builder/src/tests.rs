@@ -1,4 +1,4 @@
-//! On a mock node with a state.
+//! Tests of the builder on a mock node with state.
 
 use std::{
     process::ExitCode,
@@ -35,7 +35,7 @@ use crate::{
 const FEE_RECIPIENT: Address = Address::repeat_byte(0xfe);
 const CHILD: &str = "tests::a_command_that_does_not_end";
 
-/// A node with a state, and a pool that it feeds.
+/// A node with state, and a pool that is fed from it.
 struct World {
     node: Node,
     runtime: Runtime,
@@ -56,12 +56,12 @@ impl World {
         Self { node, runtime, _fetcher: fetcher, pool }
     }
 
-    /// Waits until so many are pooled.
+    /// Waits until `count` transactions are pooled.
     fn wait(&self, count: usize) {
         self.runtime.block_on(eventually("all are pooled", || self.pool.len() == count));
     }
 
-    /// The next block, on a state of which nothing has been read.
+    /// Makes the next block, on a state whose cache is empty.
     fn block(&self) -> (NextBlock, NodeState) {
         let has_head = eventually("the head is known", || self.pool.head().is_some());
         self.runtime.block_on(has_head);
@@ -86,7 +86,7 @@ fn guard() -> BlockGuard {
     BlockGuard::new(Arc::new(list.expect("a good list")), FEE_RECIPIENT).expect("not listed")
 }
 
-/// A transfer of a token, which fails with more than 10^24 of them.
+/// Signs a transfer of a token, which fails if it is of more than 10^24.
 fn transfer(account: &Account, nonce: u64, tip_gwei: u128, fails: bool) -> (B256, Bytes) {
     let mut input = transfer_input(Address::repeat_byte(0x77), 5).to_vec();
     input[36..60].fill(if fails { 0x11 } else { 0 });
@@ -102,12 +102,12 @@ fn hashes(built: &Built) -> Vec<B256> {
 }
 
 #[test]
-fn both_ways_fill_the_same_block_and_no_listed_address_is_in_it() {
+fn both_ways_fill_the_same_block_without_listed_addresses() {
     let world = World::new(300);
     world.wait(300);
     let ((block, mut state), (_, cold), guard) = (world.block(), world.block(), guard());
     let mut candidates = candidates(&world.pool, &block);
-    // What was prefetched is not waited for; without, nearly every transaction waits.
+    // Without a prefetch nearly every transaction waits for reads; after it none does.
     let waited = fill(Way::PostState, &block, &guard, &candidates, &cold);
     assert!(waited.reads > 100, "{}", waited.reads);
     prefetch(&block, &mut state, &mut candidates, Instant::now() + PATIENCE);
@@ -115,7 +115,7 @@ fn both_ways_fill_the_same_block_and_no_listed_address_is_in_it() {
     let [classic, ours] = &built;
     assert!(classic.is_like(ours) && waited.is_like(ours), "{built:?}");
     assert!(ours.txs.len() > 100 && ours.txs.iter().all(|(_, _, success)| *success));
-    let mut ways: Vec<_> = ours.blocked.iter().map(|(_, by)| by.how.as_str()).collect();
+    let mut ways: Vec<_> = ours.blocked.iter().map(|(_, blocked)| blocked.how.as_str()).collect();
     ways.sort_unstable();
     ways.dedup();
     assert_eq!(ways, ["access_list", "recipient", "touched_by_execution"]);
@@ -123,7 +123,7 @@ fn both_ways_fill_the_same_block_and_no_listed_address_is_in_it() {
 }
 
 #[test]
-fn the_best_paying_come_first_and_each_senders_nonces_in_order() {
+fn orders_are_included_by_tip_and_by_nonce() {
     let world = World::new(0);
     let accounts = test_accounts(23).split_off(20);
     let wanted = [(1, 0, 5), (2, 0, 4), (2, 1, 3), (0, 0, 1), (0, 1, 9)];
@@ -136,21 +136,22 @@ fn the_best_paying_come_first_and_each_senders_nonces_in_order() {
     let candidates = candidates(&world.pool, &block);
     let fill = |block: &NextBlock| fill(Way::PostState, block, &guard(), &candidates, &state);
     assert_eq!(hashes(&fill(&block)), txs.clone().map(|(hash, _)| hash));
-    // A transaction comes in only if all of its limit of 100,000 is left: that is so twice.
+    // A transaction is included only if its gas limit of 100,000 is left, which is the case twice.
     block.env.gas_limit = 160_000;
     assert_eq!(hashes(&fill(&block)), [txs[0].0, txs[1].0]);
 }
 
 #[test]
-fn a_bundle_is_in_whole_or_not_at_all_but_for_what_it_allows() {
+fn a_bundle_is_included_completely_or_not_at_all_unless_it_allows_more() {
     let world = World::new(0);
     let accounts = test_accounts(22).split_off(20);
-    let [valid, fails] = [0, 1].map(|at| transfer(&accounts[at], 0, 7, at == 1));
+    let [valid, fails] = [0, 1].map(|index| transfer(&accounts[index], 0, 7, index == 1));
     let to_listed = signed(&accounts[1], |tx| {
         (tx.to, tx.max_priority_fee_per_gas) = (listed()[3].into(), 7_000_000_000);
     });
     let (block, state) = world.block();
-    // Who may revert, who may be left out, and what is in the block.
+    // The second transaction, whether it may revert or be left out, and the transactions in the
+    // block.
     let both = vec![valid.0, fails.0];
     for (second, may_revert, may_be_left_out, in_block) in [
         (&fails, false, false, vec![]),
@@ -186,7 +187,7 @@ fn a_command_that_does_not_end() {
 }
 
 #[test]
-fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
+fn a_signal_ends_the_command_with_its_summary() {
     let block_time = Duration::from_millis(500);
     let node = Node::start(0, |node| NodeConfig { state: true, preload: 20, block_time, ..node });
     let folder = tempfile::tempdir().expect("a folder");
@@ -208,9 +209,9 @@ fn a_signal_ends_the_command_with_its_summary_and_exit_code_0() {
     }
 }
 
-/// It built blocks of everything.
+/// Without a blocklist it used to build blocks of all orders.
 #[test]
-fn without_a_blocklist_nothing_is_built_on_a_real_node() {
+fn nothing_is_built_on_a_real_node_without_a_blocklist() {
     let running = Running::start(CHILD, ["--ipc", "/none.ipc"].map(str::to_owned));
     let ended = running.and_then(|running| running.end(None)).expect("this binary runs");
     assert_ne!(ended.status.code(), Some(0), "{ended:?}");

@@ -1,4 +1,4 @@
-//! What the command line and the environment tell a bench, and its pace.
+//! The arguments of a bench, from the command line and the environment, and its pace.
 
 use std::{
     env,
@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The command line: flags of the harness, and words that choose parts of the bench.
+/// The command line: flags of the harness, and words that select parts of the bench.
 #[derive(Clone, Debug)]
 pub struct Args {
     pub flags: Vec<String>,
@@ -63,18 +63,19 @@ impl Args {
         self.flags.iter().any(|given| given == flag)
     }
 
-    /// Whether each path is taken only once: with `cargo bench -- --test`, and under anything but `cargo bench`.
+    /// Whether each part runs only once: with `cargo bench -- --test`, and without `cargo bench`.
     pub fn is_test(&self) -> bool {
         self.has("--test") || !self.has("--bench")
     }
 
-    /// Whether a part runs: its name contains one of the words, or there are none.
+    /// Whether a part runs: its name contains one of the words, or there are no words.
     pub fn choose(&self, part: &str) -> bool {
         self.words.is_empty() || self.words.iter().any(|word| part.contains(word.as_str()))
     }
 }
 
-/// Numbers from the environment, with commas between them. Ends the process if they are none, or out of range.
+/// Reads numbers from an environment variable, separated by commas. Ends the process if the text is
+/// invalid or a number is out of range.
 pub fn numbers<T: FromStr + PartialOrd + Display>(
     name: &str,
     default: &str,
@@ -89,7 +90,7 @@ pub fn numbers<T: FromStr + PartialOrd + Display>(
     })
 }
 
-/// As [`numbers`], the first of them.
+/// Like [`numbers`], for a single number.
 pub fn number<T: FromStr + PartialOrd + Display>(
     name: &str,
     default: &str,
@@ -98,8 +99,8 @@ pub fn number<T: FromStr + PartialOrd + Display>(
     numbers(name, default, range).swap_remove(0)
 }
 
-/// When each is due, so many a second or all at once. Sleeps until then: by the schedule, whatever happened to those
-/// before, so that the pace does not drift.
+/// Yields the times at which items are due: `tps` per second, or all at once. It sleeps until each
+/// is due. The schedule does not depend on how late earlier items were, so the pace does not drift.
 pub fn pace(tps: Option<u32>) -> impl Iterator<Item = Instant> {
     let start = Instant::now();
     (0_u64..).map(move |number| {
@@ -115,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_value_of_an_option_chooses_no_part() {
+    fn the_value_of_an_option_selects_no_part() {
         let args = "--save-baseline before rates --noplot --bench".split(' ').map(str::to_owned);
         let args = Args::parse(args);
         assert_eq!(args.words, ["rates"]);

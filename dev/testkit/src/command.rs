@@ -1,5 +1,5 @@
-//! A command under test in a process of its own, which a signal may end: the running test binary again, with one of its
-//! ignored tests, which calls the command.
+//! Runs a command under test in its own process, which a signal may end. The process is the current
+//! test binary, with one of its ignored tests, which calls the command.
 
 use std::{
     io::{self, BufRead as _, BufReader, Read as _},
@@ -12,39 +12,39 @@ use std::{
 pub use nix::sys::signal::Signal;
 use nix::{sys::signal::kill, unistd::Pid};
 
-/// The environment variable that holds the arguments, one a line.
+/// The environment variable with the arguments, one per line.
 const ARGS: &str = "TESTKIT_COMMAND_ARGS";
 
-/// Longest wait for a line or for the end: only a failure takes that long.
+/// How long a test waits for a line or for the end before it fails.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What a command wrote, and how it ended.
+/// The output of a command, and how it ended.
 #[derive(Debug)]
 pub struct Ended {
-    /// Of a child test, the exit code of the test harness: 0 if it passed.
+    /// The exit status. For a child test it is that of the test harness: 0 if it passed.
     pub status: ExitStatus,
-    /// With the lines of the test harness.
+    /// The standard output, including the lines of the test harness.
     pub stdout: String,
-    /// Of the command alone.
+    /// The standard error of the command.
     pub stderr: String,
 }
 
 impl Ended {
     /// The first JSON object on stdout; `None` if there is none.
     pub fn json(&self) -> Option<serde_json::Value> {
-        // The harness may name the test on the same line.
+        // The harness may have printed the name of the test on the same line.
         let objects = self.stdout.lines().filter_map(|line| line.get(line.find('{')?..));
         objects.filter_map(|text| serde_json::from_str(text).ok()).next()
     }
 }
 
-/// In the child: the command line, whose first part stands for the program.
+/// Returns the command line, in the child. Its first part stands for the program.
 pub fn command_line() -> Vec<String> {
     let args = std::env::var(ARGS).expect("run by another test, which sets the arguments");
     std::iter::once("command").chain(args.lines()).map(Into::into).collect()
 }
 
-/// A command that runs. Killed when dropped.
+/// A running command. It is killed when dropped.
 #[derive(Debug)]
 pub struct Running {
     process: Child,
@@ -53,7 +53,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Runs the ignored test `child` in a process of its own with these arguments.
+    /// Runs the ignored test `child` in its own process with these arguments.
     pub fn start(child: &str, args: impl IntoIterator<Item = String>) -> io::Result<Self> {
         let args: Vec<String> = args.into_iter().collect();
         let mut process = Command::new(std::env::current_exe()?);
@@ -64,13 +64,14 @@ impl Running {
     pub fn spawn(mut command: Command) -> io::Result<Self> {
         let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let stderr = BufReader::new(process.stderr.take().expect("it is piped"));
-        // Bounded by what a command of a test writes. It ends with the process, or when nobody reads any more.
+        // The queue is bounded by the output of a command under test. The thread ends with the
+        // process, or when the receiver is dropped.
         let (sender, lines) = channel();
         thread::spawn(move || stderr.lines().try_for_each(|line| sender.send(line)));
         Ok(Self { process, lines, stderr: String::new() })
     }
 
-    /// Waits for the first further line on stderr for which `find` returns a value.
+    /// Waits for the next line on stderr for which `find` returns a value.
     pub fn line<T>(&mut self, mut find: impl FnMut(&str) -> Option<T>) -> io::Result<T> {
         let deadline = Instant::now() + PATIENCE;
         while let Some(line) = self.next(deadline)? {
@@ -78,10 +79,10 @@ impl Running {
                 return Ok(found);
             }
         }
-        Err(io::Error::other(format!("not among the lines that it wrote:\n{}", self.stderr)))
+        Err(io::Error::other(format!("the line is not in the output:\n{}", self.stderr)))
     }
 
-    /// The next line; `None` at the end of stderr and at the deadline.
+    /// Reads the next line; `None` at the end of stderr and at the deadline.
     fn next(&mut self, deadline: Instant) -> io::Result<Option<String>> {
         match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(line) => {
@@ -95,7 +96,7 @@ impl Running {
     }
 
     pub fn signal(&self, signal: Signal) -> io::Result<()> {
-        // Nobody has waited for it yet, so the id is still its own.
+        // Nobody has waited for the process yet, so its id cannot belong to another one.
         Ok(kill(Pid::from_raw(self.process.id().try_into().map_err(io::Error::other)?), signal)?)
     }
 
@@ -103,13 +104,13 @@ impl Running {
         Ok(self.process.try_wait()?.is_some())
     }
 
-    /// Closes the end of the pipe from which its stderr is read; further lines are lost.
+    /// Closes the reading end of the pipe of stderr; further lines are lost.
     pub fn close_stderr(&mut self) {
-        // The thread that reads ends when it cannot pass on the next line, and then the pipe is closed.
+        // The reading thread ends when it cannot send the next line, and closes the pipe.
         self.lines = channel().1;
     }
 
-    /// Sends a signal, if there is one, and waits for the end. Kills the process after 180 s.
+    /// Sends a signal, if one is given, and waits for the end. Kills the process after 180 s.
     pub fn end(mut self, signal: Option<Signal>) -> io::Result<Ended> {
         if let Some(signal) = signal {
             self.signal(signal)?;
@@ -120,7 +121,7 @@ impl Running {
             self.process.kill()?;
         }
         let mut stdout = String::new();
-        // A pipe holds 64 KiB: a summary did not wait for this.
+        // A pipe holds 64 KiB, so the process did not wait for its summary to be read.
         self.process.stdout.take().expect("it is piped").read_to_string(&mut stdout)?;
         let status = self.process.wait()?;
         Ok(Ended { status, stdout, stderr: std::mem::take(&mut self.stderr) })
@@ -129,7 +130,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
+        // Both fail only if the process has ended.
         let _ = (self.process.kill(), self.process.wait());
     }
 }

@@ -1,8 +1,8 @@
-//! Inputs that are kept as files, for the readers of outside bytes, and inputs that differ from them a little.
+//! Stored inputs for the decoders of outside bytes, and random variations of them.
 //!
-//! Each folder of `corpus/` belongs to one reader. A file whose name begins with `good-` is accepted by it, one whose
-//! name begins with `bad-` is refused: nodes' answers, orders and lists in the forms that occur, and damaged ones. An
-//! input that was once read wrongly is kept here too.
+//! Each folder of `corpus/` belongs to one decoder, which accepts files whose names begin with
+//! `good-` and refuses those that begin with `bad-`: answers of nodes, orders and lists in all
+//! forms that occur, and damaged ones. Inputs that were once decoded wrongly are stored here too.
 
 use std::{fs, path::Path};
 
@@ -12,6 +12,7 @@ use proptest::{
     sample::{Index, select},
 };
 
+/// A stored input.
 #[derive(Clone, Debug)]
 pub struct Seed {
     pub name: String,
@@ -19,15 +20,15 @@ pub struct Seed {
 }
 
 impl Seed {
-    /// Whether its reader accepts it.
+    /// Whether the decoder must accept it.
     pub fn is_good(&self) -> bool {
         self.name.starts_with("good-")
     }
 }
 
-/// The kept inputs of a reader, in the order of their names.
-pub fn seeds(reader: &str) -> Vec<Seed> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(reader);
+/// Returns the stored inputs of a decoder, ordered by name.
+pub fn seeds(decoder: &str) -> Vec<Seed> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(decoder);
     let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{folder:?}: {error}"));
     let mut seeds: Vec<Seed> = entries
         .map(|entry| {
@@ -44,20 +45,29 @@ pub fn seeds(reader: &str) -> Vec<Seed> {
     seeds
 }
 
-/// One change of a text: at this place so many bytes are removed, and others inserted.
+/// One change of a text.
 #[derive(Clone, Debug)]
-struct Edit(Index, usize, Inserted);
+struct Edit {
+    position: Index,
+    /// How many bytes are removed at the position.
+    removed: usize,
+    inserted: Inserted,
+}
 
+/// The bytes that an edit inserts.
 #[derive(Clone, Debug)]
 enum Inserted {
     New(Vec<u8>),
-    /// So many of the text's own bytes, from there.
-    Copied(Index, usize),
+    /// A copy of bytes of the text itself.
+    Copied {
+        start: Index,
+        length: usize,
+    },
 }
 
 impl Edit {
     fn any() -> impl Strategy<Value = Self> {
-        // Half of the bytes are those that have a meaning in JSON, hex or text.
+        // Half of the bytes have a meaning in JSON, hex or text.
         let byte = prop_oneof![any::<u8>(), select(&b"{}[]\"\\:,0123456789abcdefx \n-.#"[..])];
         let length = prop_oneof![4 => 1..8_usize, 1 => 1..200_usize];
         let new = |bytes| vec(byte.clone(), bytes).prop_map(Inserted::New);
@@ -66,29 +76,37 @@ impl Edit {
             4 => (Just(1), new(1..2)),
             2 => (length, new(0..1)),
             2 => (Just(0), new(1..9)),
-            1 => (Just(0), copied.prop_map(|(from, length)| Inserted::Copied(from, length))),
+            1 => (
+                Just(0),
+                copied.prop_map(|(start, length)| Inserted::Copied { start, length }),
+            ),
             1 => (Just(usize::MAX), new(0..1)),
         ];
-        (any::<Index>(), change).prop_map(|(at, (removed, inserted))| Self(at, removed, inserted))
+        (any::<Index>(), change).prop_map(|(position, (removed, inserted))| Self {
+            position,
+            removed,
+            inserted,
+        })
     }
 
     fn apply(self, bytes: &mut Vec<u8>) {
-        // An index of a byte, or of the end.
         let size = bytes.len();
-        let range = |at: Index, length| {
-            let at = at.index(size + 1);
-            at..size.min(at.saturating_add(length))
+        let range = |position: Index, length| {
+            // The position is that of a byte, or the end.
+            let start = position.index(size + 1);
+            start..size.min(start.saturating_add(length))
         };
-        let Self(at, removed, inserted) = self;
+        let Self { position, removed, inserted } = self;
         let inserted = match inserted {
             Inserted::New(new) => new,
-            Inserted::Copied(from, length) => bytes[range(from, length)].to_vec(),
+            Inserted::Copied { start, length } => bytes[range(start, length)].to_vec(),
         };
-        bytes.splice(range(at, removed), inserted);
+        bytes.splice(range(position, removed), inserted);
     }
 }
 
-/// One of these inputs with up to six changes: bytes that are replaced, removed, inserted, repeated or cut off.
+/// Generates one of these inputs with up to six changes: bytes are replaced, removed, inserted,
+/// repeated or cut off.
 pub fn damaged(inputs: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     (select(inputs), vec(Edit::any(), 0..7)).prop_map(|(mut bytes, edits)| {
         edits.into_iter().for_each(|edit| edit.apply(&mut bytes));
@@ -96,7 +114,7 @@ pub fn damaged(inputs: Vec<Vec<u8>>) -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// [`damaged`], of the kept inputs of a reader.
-pub fn damaged_seeds(reader: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
-    damaged(seeds(reader).into_iter().map(|seed| seed.bytes).collect())
+/// Like [`damaged`], for the stored inputs of a decoder.
+pub fn damaged_seeds(decoder: &str) -> impl Strategy<Value = Vec<u8>> + use<> {
+    damaged(seeds(decoder).into_iter().map(|seed| seed.bytes).collect())
 }

@@ -1,11 +1,11 @@
-//! Medians over the rounds of a bench, how far the rounds lie apart, and the tables and goals made of them.
+//! The figures of benches: medians and spreads over rounds, tables, and goals.
 
 use std::fmt;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// A histogram of times in nanoseconds, up to ten minutes.
+/// Makes a histogram of times in nanoseconds, up to ten minutes.
 pub fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 600_000_000_000, 3).expect("bounds in order")
 }
@@ -27,12 +27,14 @@ pub struct Times {
 
 impl From<&Histogram<u64>> for Times {
     fn from(times: &Histogram<u64>) -> Self {
-        let [p50, p95, p99, max] = [0.5, 0.95, 0.99, 1.0].map(|of| quantile_us(times, of));
+        let [p50, p95, p99, max] =
+            [0.5, 0.95, 0.99, 1.0].map(|quantile| quantile_us(times, quantile));
         Self { count: times.len(), p50, p95, p99, max }
     }
 }
 
-/// Of an even number of values, the middle of the two in the middle; of none, not a number.
+/// Returns the median. For an even number of values it is the mean of the two in the middle;
+/// without values it is NaN.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<_> = values.into_iter().collect();
     values.sort_unstable_by(f64::total_cmp);
@@ -43,7 +45,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// What the rounds came to.
+/// The median of the rounds, and their lowest and highest value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
     pub median: f64,
@@ -52,7 +54,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of one value for each round.
+    /// Makes the spread of values, one for each round.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let values: Vec<_> = values.into_iter().collect();
         Self {
@@ -63,7 +65,7 @@ impl Spread {
     }
 }
 
-/// The median, and how far the rounds lie apart if there are several.
+/// Writes the median, and the lowest and highest value if they differ.
 impl fmt::Display for Spread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { median, min, max } = self;
@@ -88,32 +90,38 @@ impl<Contender, Run> Rounds<Contender, Run> {
         median(self.runs.iter().map(value))
     }
 
-    /// The same, without decimals.
+    /// Returns the median without decimals.
     pub fn whole(&self, value: impl Fn(&Run) -> f64) -> String {
         format!("{:.0}", self.median(value))
     }
 
-    /// The rounds' values against those of another contender: both of a round met the same machine.
-    pub fn ratio<Other>(&self, to: &Rounds<Other, Run>, value: impl Fn(&Run) -> f64) -> Spread {
-        Spread::of(self.runs.iter().zip(&to.runs).map(|(of, to)| value(of) / value(to)))
+    /// Divides the value of each round by that of another contender. The two runs of a round are
+    /// compared because they met the same load of the machine.
+    pub fn ratio<Other>(
+        &self,
+        baseline: &Rounds<Other, Run>,
+        value: impl Fn(&Run) -> f64,
+    ) -> Spread {
+        let pairs = self.runs.iter().zip(&baseline.runs);
+        Spread::of(pairs.map(|(run, baseline)| value(run) / value(baseline)))
     }
 }
 
-/// A table, printed with columns as wide as they need. Text is aligned on the left, what begins with a digit or a
-/// sign on the right.
+/// A table whose columns are as wide as their cells. Text is aligned on the left; columns of
+/// figures are aligned on the right.
 #[derive(Clone, Debug, Default)]
 pub struct Table(Vec<Vec<String>>);
 
 impl Table {
-    /// With a row of titles, which stand between bars.
+    /// Makes a table with a row of titles, which are separated by bars.
     pub fn new(titles: &str) -> Self {
         Self(vec![titles.split('|').map(|title| title.trim().to_owned()).collect()])
     }
 
-    /// One more row, with as many cells as there are titles.
+    /// Adds a row with one cell for each title.
     pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
         let row: Vec<_> = cells.into_iter().collect();
-        assert_eq!(row.len(), self.0[0].len(), "cells and titles");
+        assert_eq!(row.len(), self.0[0].len(), "a row has one cell for each title");
         self.0.push(row);
     }
 }
@@ -142,39 +150,43 @@ impl fmt::Display for Table {
     }
 }
 
-/// A figure, and what it should be. One that is missed fails no bench: what else the machine does moves it.
+/// A figure, and the goal for it. A missed goal fails no bench, because the load of the machine
+/// influences the figure.
 #[derive(Clone, Debug)]
 pub struct Goal {
-    what: String,
+    name: String,
     value: Spread,
-    /// Behind the figure, with a blank before it if it needs one.
+    /// The text after the figure, beginning with a blank if there must be one.
     unit: &'static str,
     limit: f64,
-    is_least: bool,
+    is_minimum: bool,
 }
 
 impl Goal {
-    pub fn at_most(what: impl Into<String>, value: Spread, limit: f64, unit: &'static str) -> Self {
-        Self { what: what.into(), value, unit, limit, is_least: false }
+    pub fn at_most(name: impl Into<String>, value: Spread, limit: f64, unit: &'static str) -> Self {
+        Self { name: name.into(), value, unit, limit, is_minimum: false }
     }
 
-    pub fn at_least(what: impl Into<String>, is: Spread, limit: f64, unit: &'static str) -> Self {
-        Self { is_least: true, ..Self::at_most(what, is, limit, unit) }
+    pub fn at_least(
+        name: impl Into<String>,
+        value: Spread,
+        limit: f64,
+        unit: &'static str,
+    ) -> Self {
+        Self { is_minimum: true, ..Self::at_most(name, value, limit, unit) }
     }
 }
 
-/// Whether the median reached it, and "within noise" if not all rounds say the same.
+/// Writes whether the median reached the goal, and "within noise" if the rounds differ in that.
 impl fmt::Display for Goal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, value, unit, limit, is_least } = self;
-        let bound = if *is_least { "at least" } else { "at most" };
-        let is_reached = |value: f64| if *is_least { value >= *limit } else { value <= *limit };
+        let Self { name, value, unit, limit, is_minimum } = self;
+        let bound = if *is_minimum { "at least" } else { "at most" };
+        let is_reached = |value: f64| if *is_minimum { value >= *limit } else { value <= *limit };
         let verdict = if is_reached(value.median) { "reached" } else { "MISSED" };
-        let noise = match is_reached(value.min) == is_reached(value.max) {
-            true => "",
-            false => ", within noise",
-        };
-        write!(f, "{what}: {value}{unit}, goal {bound} {limit:.2}{unit}: {verdict}{noise}")
+        let noise =
+            if is_reached(value.min) == is_reached(value.max) { "" } else { ", within noise" };
+        write!(f, "{name}: {value}{unit}, goal {bound} {limit:.2}{unit}: {verdict}{noise}")
     }
 }
 
@@ -183,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_goal_says_whether_it_is_reached_and_by_all_rounds() {
+    fn a_goal_shows_whether_all_rounds_reached_it() {
         let spread = Spread::of([0.5, 1.0, 2.0]);
         let text = |limit| Goal::at_most("p99", spread, limit, " ms").to_string();
         assert_eq!(text(3.0), "p99: 1.00 (0.50 to 2.00) ms, goal at most 3.00 ms: reached");

@@ -1,4 +1,4 @@
-//! A mock node, a fetcher into a pool, and waiting for a condition.
+//! A mock node, a fetcher into a pool, and functions that wait for a condition.
 
 use std::{
     collections::BTreeSet,
@@ -16,17 +16,18 @@ use mock_node::{
 };
 use tempfile::TempDir;
 
-/// Longest wait for anything: only a failure takes that long.
+/// How long a test waits for a condition before it fails.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// A folder for a socket; deleted when dropped.
+/// Makes a folder for a socket, which is deleted when dropped. Returns it with the path of the
+/// socket.
 pub fn socket() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let path = folder.path().join("node.ipc");
     (folder, path)
 }
 
-/// A node, and transactions of its accounts that it does not know yet.
+/// A node, and transactions of its accounts that were not submitted yet.
 #[derive(Debug)]
 pub struct Node {
     pub node: MockNode,
@@ -35,7 +36,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// With so many transactions of the plain mix.
+    /// Starts a node, and signs `txs` transactions of the default mix.
     pub fn start(txs: usize, adjust: impl FnOnce(NodeConfig) -> NodeConfig) -> Self {
         Self::with_mix(txs, Mix::default(), adjust)
     }
@@ -62,7 +63,7 @@ impl Node {
     }
 }
 
-/// Room for all transactions of a run until its end, whoever sent them.
+/// The configuration of a pool with room for all transactions of a run.
 pub fn roomy() -> PoolConfig {
     PoolConfig {
         max_txs: 600_000,
@@ -74,7 +75,7 @@ pub fn roomy() -> PoolConfig {
     }
 }
 
-/// A fetcher into a pool.
+/// Starts a fetcher into a new pool, and waits until it is live.
 pub async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
     let pool = OrderPool::new(PoolConfig::default()).expect("the defaults are valid");
     let fetcher = Fetcher::start(config, pool.clone()).await.expect("the fetcher starts");
@@ -82,33 +83,39 @@ pub async fn ingest(config: FetcherConfig) -> (Fetcher, OrderPool) {
     (fetcher, pool)
 }
 
-/// Compares what the pool holds with what was sent, byte by byte, sidecars too; returns the types that occur.
+/// Asserts that the pool holds the sent transactions, byte by byte and with their sidecars. Returns
+/// the transaction types that occur.
 pub fn arrived_whole(pool: &OrderPool, sent: &[PreparedTx]) -> BTreeSet<u8> {
     let compare = |sent: &PreparedTx| {
-        let order = pool.get(&sent.hash).expect("it was pooled");
+        let order = pool.get(&sent.hash).expect("the transaction was pooled");
         let Order::Tx(tx) = order.as_ref() else { panic!("a transaction") };
         assert_eq!(tx.sender(), sent.sender);
         let inner = tx.recovered().inner();
-        assert_eq!(inner.encoded_2718(), sent.raw, "byte by byte, the sidecar too");
+        assert_eq!(inner.encoded_2718(), sent.raw, "the bytes, with the sidecar");
         inner.tx_type() as u8
     };
     sent.iter().map(compare).collect()
 }
 
-/// Waits for a condition; panics when it does not come.
-pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+/// Waits until a condition is true; panics after [`PATIENCE`].
+pub async fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !condition() {
-        assert!(Instant::now() < deadline, "not in {PATIENCE:?}: {what}");
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}: {description}");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
 }
 
-/// Waits until nothing is under way and the counts satisfy `done`, then checks that they balance.
-pub async fn settled(fetcher: &Fetcher, what: &str, done: impl Fn(&Counts) -> bool) -> Counts {
-    eventually(what, || {
+/// Waits until no fetch is in flight, the counts balance, and `condition` is true. Returns the
+/// counts.
+pub async fn settled(
+    fetcher: &Fetcher,
+    description: &str,
+    condition: impl Fn(&Counts) -> bool,
+) -> Counts {
+    eventually(description, || {
         let counts = fetcher.counts();
-        counts.unfinished == 0 && counts.balance() == 0 && done(&counts)
+        counts.unfinished == 0 && counts.balance() == 0 && condition(&counts)
     })
     .await;
     fetcher.counts()

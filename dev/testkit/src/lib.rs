@@ -1,18 +1,21 @@
-//! What the tests, benches and examples of this workspace share, and nothing that is shipped. An error says what the
-//! operating system refused, or that the other process has ended.
+//! Code that the tests, benches and examples of this workspace share. None of it is published. Its
+//! errors say what the operating system refused, or that the other process has ended.
 //!
-//! - [`process`]: the running program again as a child process in another role;
-//! - [`command`]: a command under test in a process of its own, which a signal may end;
-//! - [`usage`]: CPU time, memory, and a clock that is the same in all processes;
-//! - [`figures`]: medians, spreads, tables and goals of benches; [`mod@bench`], their arguments and their pace;
-//! - with the feature `corpus`: the module `corpus`, kept inputs of the readers of outside bytes;
-//! - with the feature `state`: the module `state`, the EVM that executes the blocks of a mock node;
-//! - with the feature `devnet`: the module `devnet`, real nodes and NATS servers;
-//! - with the feature `ingest`: [`node`], a mock node in a child process; [`ingest`], a fetcher
-//!   from a mock node into a pool; [`sign`], transactions of a test's own making; [`http`], a
-//!   client of the RPC server;
-//! - with the feature `fleet`: the module `member`, a machine or a builder of a fleet in a child
-//!   process.
+//! | module | feature | content |
+//! |---|---|---|
+//! | [`process`] | | runs the current program as a child process in another role |
+//! | [`command`] | | runs a command under test in its own process, which a signal may end |
+//! | [`usage`] | | CPU time, memory, and a clock that is the same in all processes |
+//! | [`figures`] | | medians, spreads, tables and goals of benches |
+//! | [`mod@bench`] | | the arguments of benches, and their pace |
+//! | `corpus` | `corpus` | stored inputs for the decoders of outside bytes |
+//! | `state` | `state` | the EVM that executes the blocks of a mock node |
+//! | `devnet` | `devnet` | real nodes, a load for them, and NATS servers |
+//! | `node` | `ingest` | a mock node in a child process |
+//! | `ingest` | `ingest` | a mock node, and a fetcher into a pool |
+//! | `sign` | `ingest` | transactions that a test makes |
+//! | `http` | `ingest` | a client of the RPC server |
+//! | `member` | `fleet` | a machine or a builder of a fleet in a child process |
 #![allow(missing_docs, reason = "not published: what a name and its type say stands nowhere else")]
 
 pub mod bench;

@@ -1,6 +1,6 @@
-//! A process with a pool, and a builder that reads it: an ingest with an RPC server, a builder
-//! beside a node, a builder of a fleet, a publisher of what it has signed itself, or a subscriber
-//! of bare messages. It tells what its builder has seen since the look before.
+//! A process of a fleet, with a pool and a builder that reads it. It can be an ingest with an RPC
+//! server, a builder with a node, a builder of a fleet, a publisher of its own transactions, or a
+//! subscriber of bare messages. It reports what its builder has seen since the previous report.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -46,46 +46,48 @@ use crate::{
 
 const ROLE: &str = "__member";
 
-/// Between two comparisons of a member with a node; the default is a minute.
+/// The interval at which a member compares its pool with a node; the default is a minute.
 pub const AUDIT: Duration = Duration::from_secs(20);
 
-/// Longest wait for what a bench waits for.
+/// How long a bench waits for a member before it fails.
 const LONGEST: Duration = Duration::from_secs(120);
 
-/// The subject of bare messages, which no stream stores.
+/// The subject of bare NATS messages, which no stream stores.
 const BARE: &str = "bare.tx";
 
-/// For its builder to read what there is. Longer only if an attack fills its pool faster than it reads.
+/// How long a report waits until the builder has read all events. It takes longer only if an attack
+/// fills the pool faster than the builder reads.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Of what callers send, in orders. A holder has a thirty-second of it: more than honest searchers behind one address have at
-/// a time, and together it is less than an attacker sends.
+/// The cap on orders of callers. A holder may use a thirty-second of it, which is more than honest
+/// searchers behind one address have at a time. All together it is less than an attacker sends.
 const CAP: usize = 4_000;
-/// Of orders that are gone: so few that what memory becomes is not what attackers have sent last.
+/// The cap on removed orders in the log. It is so low that the latest orders of attackers do not
+/// dominate the memory.
 const LOG_BYTES: usize = 8 << 20;
 
-/// Hashes that the fetcher remembers at most, and what each takes at most: an entry of 48 bytes in a table that is half full.
-/// These runs take three quarters of an hour to fill it.
+/// The most hashes that the fetcher remembers, and the most bytes of each: an entry of 48 bytes in
+/// a table that is half full. The runs take three quarters of an hour to fill it.
 const MOST_REMEMBERED: u64 = 1 << 19;
 const REMEMBERED_BYTES: usize = 96;
 
-/// The same of orders that the pool has accepted.
+/// The most accepted orders that the pool remembers, and the most bytes of each.
 const MOST_ACCEPTED: usize = 1 << 20;
 const ACCEPTED_BYTES: usize = 24;
 
-/// For each part to stop.
+/// How long each part may take to stop.
 const STOPPED: Duration = Duration::from_secs(5);
 
-/// How the machines are set up.
+/// The sizes and limits of the machines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Setup {
-    /// Pools so small that attackers fill them within a run.
+    /// Small pools, which attackers fill within a run.
     #[default]
     Small,
     /// The defaults.
     Default,
-    /// Their gate lets everyone in, and callers wait for permits in one queue with internal work:
-    /// what an operator gets who sets `unlimited`.
+    /// The gate is `unlimited`: it admits everyone, and callers wait for permits in one queue with
+    /// internal work.
     NoGate,
     /// Room for all transactions of a run.
     Roomy,
@@ -94,26 +96,27 @@ pub enum Setup {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Config {
     pub nodes: Vec<PathBuf>,
-    /// The signers that it knows, if it has an RPC server.
+    /// The known signers of its RPC server, if it has one.
     pub rpc: Option<Vec<Address>>,
     pub name: String,
-    /// NATS servers to which it publishes, and from which it reads.
+    /// The NATS servers to which it publishes. The next field has those from which it reads.
     pub publishes_to: Vec<String>,
     pub reads_from: Vec<String>,
-    /// Whether it takes whole transactions where a node has them.
+    /// Whether it subscribes to whole transactions where a node supports that.
     pub takes_objects: bool,
     pub is_slow: bool,
     pub has_heads: bool,
-    /// Of the streams only the public one.
+    /// Whether it uses only the public stream.
     pub is_public: bool,
-    /// It signs so many transactions before it starts, for [`Member::insert`] and [`Member::send`].
+    /// How many transactions it signs before it starts, for [`Member::insert`] and
+    /// [`Member::send`].
     pub signs: usize,
-    /// NATS servers whose bare messages count as orders that its builder has seen.
+    /// The NATS servers whose bare messages count as orders that its builder has seen.
     pub bare_from: Vec<String>,
-    /// Of its RPC server, see [`OrderRpcConfig`].
+    /// The trusted proxies of its RPC server, see [`OrderRpcConfig`].
     pub trusted_proxies: Vec<IpAddr>,
     pub trusted_fronts: Vec<IpAddr>,
-    /// What its process finds in its environment besides ours.
+    /// Additional environment variables of its process.
     pub variables: Vec<(String, PathBuf)>,
     pub setup: Setup,
 }
@@ -123,72 +126,73 @@ enum Request {
     Start(Box<Config>),
     Look,
     Progress,
-    /// Pool what was signed, so many a second or at once.
+    /// Pool the signed transactions, this many per second or all at once.
     Insert(Option<u32>),
-    /// Publish what was signed as bare messages on these servers.
+    /// Publish the signed transactions as bare messages on these servers, this many per second.
     Send(Vec<String>, u32),
-    /// Open no further file and start no further thread, or as many as before.
+    /// Refuse further files and threads to the process, or permit them again.
     RefuseResources(bool),
     Finish,
 }
 
-/// What a builder sees, with the hash of a transaction or the bundle hash.
+/// An event that a builder has seen. It is reported with the hash of the transaction or the bundle
+/// hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Seen {
     Added,
-    /// And why.
+    /// An order was removed, with the reason.
     Removed(String),
-    /// The head's number; the hash is its own.
+    /// A head, with its number; it is reported with its hash.
     Head(u64),
-    /// So many events were missed: what follows is all that there is.
+    /// This many events were missed. All orders of the pool follow.
     Resync(u64),
 }
 
-/// Of one look.
+/// The state of a member, and what its builder has seen since the previous report.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// In their order, each with its time.
+    /// The events in their order, each with its time.
     pub seen: Vec<(u64, Seen, B256)>,
-    /// Whether the builder has read all that there was.
+    /// Whether the builder has read all events.
     pub is_current: bool,
-    /// Orders that the builder has and that the pool has, if the builder was current.
+    /// The number of orders of the builder, and that of the pool, if the builder was current.
     pub sizes: Option<(usize, usize)>,
-    /// Hashes that entered the fetcher less those that left it and those under way.
+    /// The hashes that entered the fetcher, less those that left it and those in flight.
     pub balance: i64,
     pub resident_bytes: usize,
-    /// Of the orders that the builder has, and of the hashes that are remembered.
+    /// The bytes of the orders of the builder, and of the remembered hashes.
     pub held_bytes: usize,
-    /// The most since the look before.
+    /// The highest resident memory since the previous report.
     pub peak_bytes: usize,
     pub open_files: usize,
     pub threads: usize,
-    /// Of each node that it reads, whether its source says that it is live.
+    /// Whether the source of each node is live.
     pub live_sources: Vec<bool>,
-    /// Whether all its sources and publishers say that they are live.
+    /// Whether all sources and publishers are live.
     pub is_ready: bool,
 }
 
 impl Report {
-    /// Whether the counts of hashes do not add up, or the builder's reader and its pool differ.
+    /// Whether the counts of hashes do not balance, or the builder and its pool differ.
     pub fn is_miscounted(&self) -> bool {
         self.balance != 0 || self.sizes.is_some_and(|(view, pool)| view != pool)
     }
 }
 
-/// How far it is; cheaper than a [`Report`].
+/// The progress of a member, which costs less than a [`Report`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Progress {
-    /// Orders that came.
+    /// The number of orders that the builder has seen.
     pub seen: usize,
-    /// Whether its sources, of whatever kind, have everything that they can have.
+    /// Whether all its sources have caught up.
     pub is_live: bool,
-    /// What its publishers have stored.
+    /// The number of messages that its publishers have stored.
     pub stored: u64,
     /// CPU time since its start.
     pub cpu: Duration,
 }
 
-/// When each order was handed over, or seen, by the clock of [`now_ns`].
+/// When each order was submitted or seen, by the clock of [`now_ns`].
 pub type Log = Vec<(B256, u64)>;
 
 #[derive(Debug)]
@@ -208,7 +212,7 @@ impl Member {
         Ok((Self(process), address))
     }
 
-    /// Asks for a report; [`Self::report`] waits for it.
+    /// Requests a report; [`Self::report`] waits for it.
     pub fn ask(&mut self) -> io::Result<()> {
         self.0.send(&Request::Look)
     }
@@ -217,37 +221,42 @@ impl Member {
         Ok(kill(Pid::from_raw(self.0.id() as i32), signal)?)
     }
 
-    /// From now on the kernel refuses it further files and threads, or no longer.
+    /// Makes the kernel refuse further files and threads to the process, or permit them again.
     pub fn refuse_resources(&mut self, is_refused: bool) -> io::Result<()> {
         self.0.request(&Request::RefuseResources(is_refused))
     }
 
-    /// Shuts everything down: what it has accepted is published first. Returns the orders that its
-    /// builder has seen since the last look. Its process fails if its counts do not add up.
+    /// Shuts the member down, after it has published all accepted orders. Returns the orders that
+    /// its builder has seen since the last report. The process fails if its counts do not balance.
     pub fn finish(mut self) -> io::Result<Log> {
         self.0.request(&Request::Finish)
     }
 
-    /// Pools what was signed, and returns when each was handed to the pool.
+    /// Pools the signed transactions. Returns when each was submitted.
     pub fn insert(&mut self, tps: Option<u32>) -> io::Result<Log> {
         self.0.request(&Request::Insert(tps))
     }
 
-    /// Sends what was signed as bare messages, and returns when each was handed to the client.
+    /// Sends the signed transactions as bare messages. Returns when each was submitted to the
+    /// client.
     pub fn send(&mut self, servers: &[String], tps: u32) -> io::Result<Log> {
         self.0.request(&Request::Send(servers.to_vec(), tps))
     }
 
-    /// Waits until it is `done`; fails when it is not in time.
-    pub fn wait(&mut self, what: &str, done: impl Fn(&Progress) -> bool) -> io::Result<Progress> {
+    /// Waits until `condition` is true; fails after two minutes.
+    pub fn wait(
+        &mut self,
+        description: &str,
+        condition: impl Fn(&Progress) -> bool,
+    ) -> io::Result<Progress> {
         let begin = Instant::now();
         loop {
             let progress: Progress = self.0.request(&Request::Progress)?;
-            if done(&progress) {
+            if condition(&progress) {
                 return Ok(progress);
             }
             if begin.elapsed() > LONGEST {
-                let late = format!("not after {LONGEST:?}: {what}: {progress:?}");
+                let late = format!("not within {LONGEST:?}: {description}: {progress:?}");
                 return Err(io::Error::other(late));
             }
             thread::sleep(Duration::from_millis(5));
@@ -262,16 +271,16 @@ impl Member {
 #[derive(Default)]
 struct View {
     seen: Vec<(u64, Seen, B256)>,
-    /// Orders that came.
+    /// The number of orders so far.
     accepted: usize,
-    /// By order, its size in bytes.
+    /// The size of each order, in bytes.
     live: HashMap<B256, usize>,
     is_current: bool,
-    /// A look waits: no pause now.
+    /// A report waits, so a slow builder must not pause.
     is_asked: bool,
 }
 
-/// Keeps running what it starts.
+/// The running parts of a member.
 #[derive(Default)]
 struct Parts {
     ingest: Option<Ingest>,
@@ -280,7 +289,7 @@ struct Parts {
     upkeep: Option<Upkeep>,
     pool: Option<OrderPool>,
     bare: Option<Client>,
-    /// Of this process until all of it had started.
+    /// The CPU time of the process when all parts had started.
     cpu: Duration,
 }
 
@@ -327,7 +336,7 @@ fn respond() -> io::Result<()> {
                 runtime.block_on(sent).expect("the client runs");
                 tx.id
             });
-            // Or its last messages would go with it.
+            // Without this, the last messages would be lost with the client.
             runtime.block_on(client.flush()).map_err(io::Error::other)?;
             reply(sent)
         }
@@ -335,7 +344,7 @@ fn respond() -> io::Result<()> {
             runtime.block_on(finish(std::mem::take(&mut parts)));
             let seen = std::mem::take(&mut view.lock().seen).into_iter();
             let added = seen.filter(|(_, seen, _)| *seen == Seen::Added);
-            reply(added.map(|(at, _, hash)| (hash, at)).collect::<Log>())
+            reply(added.map(|(seen_at, _, hash)| (hash, seen_at)).collect::<Log>())
         }
     })
 }
@@ -344,14 +353,14 @@ fn pooled(tx: &PreparedTx) -> Transaction {
     Transaction::new(tx.recovered(), Origin::Mempool, SystemTime::now())
 }
 
-/// Hands each over when it is due, whatever happened to those before.
-fn paced<T>(items: Vec<T>, tps: Option<u32>, mut hand_over: impl FnMut(T) -> B256) -> Log {
+/// Submits each item when it is due, however late earlier ones were.
+fn paced<T>(items: Vec<T>, tps: Option<u32>, mut submit: impl FnMut(T) -> B256) -> Log {
     let due = items.into_iter().zip(pace(tps));
-    let handed = due.map(|(item, _)| {
-        let at = now_ns();
-        (hand_over(item), at)
+    let submitted = due.map(|(item, _)| {
+        let submitted_at = now_ns();
+        (submit(item), submitted_at)
     });
-    handed.collect()
+    submitted.collect()
 }
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -366,12 +375,12 @@ async fn subscribe(servers: &[String], view: Arc<Mutex<View>>) -> Result<Client,
     client.flush().await?;
     tokio::spawn(async move {
         while let Some(message) = messages.next().await {
-            let at = now_ns();
+            let received_at = now_ns();
             let id = message.headers.as_ref().and_then(|headers| headers.get("Nats-Msg-Id"));
             let id = id.and_then(|id| id.as_str().parse().ok()).expect("the publisher sets it");
             let mut view = view.lock();
             view.accepted += 1;
-            view.seen.push((at, Seen::Added, id));
+            view.seen.push((received_at, Seen::Added, id));
         }
     });
     Ok(client)
@@ -446,7 +455,7 @@ async fn start(config: &Config, view: &Arc<Mutex<View>>) -> Result<Parts, Failur
     Ok(parts)
 }
 
-/// First what takes orders in, then what passes them on.
+/// Stops the parts that accept orders first, then those that publish them.
 async fn finish(parts: Parts) {
     if let Some(ingest) = parts.ingest {
         ingest.shutdown(STOPPED).await;
@@ -463,19 +472,20 @@ async fn finish(parts: Parts) {
     }
 }
 
-/// Reads as a builder does. A slow one pauses for two seconds of five.
+/// Reads the pool like a builder. A slow builder pauses for two of five seconds.
 fn follow(pool: &OrderPool, view: &Mutex<View>, is_slow: bool) {
     let mut events = pool.subscribe_all();
     let begin = Instant::now();
     loop {
-        let (next, at) = (events.next_timeout(Duration::from_millis(20)), now_ns());
+        let next = events.next_timeout(Duration::from_millis(20));
+        let seen_at = now_ns();
         let mut view = view.lock();
         match next {
-            Some(Ok(event)) => view.see(event, at),
+            Some(Ok(event)) => view.see(event, seen_at),
             Some(Err(lagged)) => {
                 events.resync();
                 view.live.clear();
-                view.seen.push((at, Seen::Resync(lagged.missed), B256::ZERO));
+                view.seen.push((seen_at, Seen::Resync(lagged.missed), B256::ZERO));
             }
             None => {}
         }
@@ -489,7 +499,7 @@ fn follow(pool: &OrderPool, view: &Mutex<View>, is_slow: bool) {
 }
 
 impl View {
-    fn see(&mut self, event: Event, at: u64) {
+    fn see(&mut self, event: Event, seen_at: u64) {
         let content = |order: &Order| match order {
             Order::Tx(tx) => *tx.hash(),
             Order::Bundle(bundle) => *bundle.hash(),
@@ -508,13 +518,13 @@ impl View {
             Event::Head(head) => (Seen::Head(head.number), head.hash),
             _ => return,
         };
-        self.seen.push((at, seen, hash));
+        self.seen.push((seen_at, seen, hash));
     }
 }
 
 fn progress(parts: &Parts, view: &Mutex<View>) -> Progress {
     let is_live = |state| state == State::Live;
-    // It ends its first comparison with the first event of the pool.
+    // A publisher ends its first comparison with the first event of the pool.
     let is_ready = |state| is_live(state) || state == State::CatchingUp;
     Progress {
         seen: view.lock().accepted,
@@ -531,7 +541,7 @@ fn look(parts: &Parts, view: &Mutex<View>) -> Report {
     view.lock().is_asked = true;
     let mut report = Report::default();
     let fetcher = parts.ingest.as_ref().map(Ingest::fetcher);
-    // Both are read while orders come: a difference counts that stays.
+    // Both are read while orders arrive, so only a lasting difference counts.
     for attempt in 0.. {
         thread::sleep(Duration::from_millis(if attempt == 0 { 1 } else { 20 }));
         let mut view = view.lock();

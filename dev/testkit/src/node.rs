@@ -1,6 +1,7 @@
-//! A mock node in a child process, for whatever must share neither a runtime nor an allocator with its node.
+//! A mock node in a child process, for benches and tests that must not share a runtime or an
+//! allocator with their node.
 //!
-//! It announces by a schedule when told to and notes when it did, so that whoever is measured against another is timed by
+//! It announces on a schedule and records the times, so that contenders of a bench are measured by
 //! the same clock.
 
 use std::{
@@ -28,36 +29,38 @@ use crate::{
 
 const ROLE: &str = "__mock-node";
 
-/// Later than this against its schedule, an announcement counts as late: the machine was too busy.
+/// By how much an announcement may miss its schedule before it counts as late, because the machine
+/// was too busy.
 pub const LATE: Duration = Duration::from_millis(5);
 
-/// Between two looks whether everything is announced.
-const LOOK: Duration = Duration::from_millis(5);
+/// The interval at which the child checks whether everything is announced.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
-    /// A fresh node, in place of any before; answered with the hashes that are pending.
+    /// Start a new node in place of any earlier one. The response has the pending hashes.
     Start(Box<NodeConfig>),
-    /// Announce so many of its load, so many a second or all at once.
-    Announce(usize, Option<u32>),
+    /// Announce `count` transactions of the load, `tps` per second or all at once.
+    Announce { count: usize, tps: Option<u32> },
     /// Wait until everything is announced.
     Finish,
-    /// Stop announcing; answered with what was announced.
+    /// Stop announcing. The response has what was announced.
     Stop,
 }
 
-/// What the node did between [`NodeProcess::announce`] and [`NodeProcess::stop`].
+/// The announcements between [`NodeProcess::announce`] and [`NodeProcess::stop`].
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Announced {
-    /// In their order, each with the time just before it was handed to the node, by [`now_ns`].
+    /// The hashes in their order, each with the time by [`now_ns`] just before it was announced.
     pub txs: Vec<(B256, u64)>,
     /// How many were announced more than 5 ms after they were due.
     pub late: usize,
-    /// CPU time of the node's process.
+    /// The CPU time of the child process.
     pub cpu: Duration,
 }
 
-/// The child process, as its parent holds it. It ends when this is dropped, or when the parent dies in any way.
+/// The handle to the child process. The process ends when this is dropped, and when the parent ends
+/// for any reason.
 #[derive(Debug)]
 pub struct NodeProcess {
     process: Process,
@@ -65,14 +68,14 @@ pub struct NodeProcess {
 }
 
 impl NodeProcess {
-    /// Runs as the node's process if that is what this process was started for, until its end. The first thing that a
-    /// program does which calls [`Self::spawn`].
+    /// Runs the node if this process was started as such a child. A program that calls
+    /// [`Self::spawn`] must call this first.
     #[must_use = "the node's exit code is the process's"]
     pub fn run_if_child() -> Option<ExitCode> {
         run_as(ROLE, respond)
     }
 
-    /// Starts the process, without a node yet.
+    /// Starts the process, without a node.
     pub fn spawn() -> io::Result<Self> {
         Ok(Self { process: Process::spawn(ROLE)?, folder: tempfile::tempdir()? })
     }
@@ -81,20 +84,23 @@ impl NodeProcess {
         self.folder.path().join("node.ipc")
     }
 
-    /// Starts a fresh node, in place of any before, and returns the hashes that are pending once it listens. What is
-    /// preloaded is signed before, at 30 us for each transaction.
-    pub fn start(&mut self, with: impl FnOnce(NodeConfig) -> NodeConfig) -> io::Result<Vec<B256>> {
-        let config = with(NodeConfig::new(self.path()));
+    /// Starts a new node in place of any earlier one, and returns the pending hashes once it
+    /// listens. Preloaded transactions are signed first, which takes 30 us for each.
+    pub fn start(
+        &mut self,
+        adjust: impl FnOnce(NodeConfig) -> NodeConfig,
+    ) -> io::Result<Vec<B256>> {
+        let config = adjust(NodeConfig::new(self.path()));
         self.process.request(&Request::Start(Box::new(config)))
     }
 
-    /// Announces the next `count` transactions of its load, `tps` a second or all at once. What the configuration did not
-    /// have signed ahead is signed now.
+    /// Announces the next `count` transactions of the load, `tps` per second or all at once.
+    /// Transactions that were not signed ahead are signed now.
     pub fn announce(&mut self, count: usize, tps: Option<u32>) -> io::Result<()> {
-        self.process.request(&Request::Announce(count, tps))
+        self.process.request(&Request::Announce { count, tps })
     }
 
-    /// Returns when the last announcement has been handed to the node.
+    /// Waits until the last transaction was announced.
     pub fn finish(&mut self) -> io::Result<()> {
         self.process.request(&Request::Finish)
     }
@@ -108,15 +114,15 @@ fn respond() -> io::Result<()> {
     let mut node: Option<Arc<MockNode>> = None;
     let mut announcing: Option<Announcing> = None;
     serve(|request| {
-        let none = || io::Error::other("not started, or not announcing");
+        let none = || io::Error::other("the node is not started, or announces nothing");
         match request {
             Request::Start(config) => {
-                // The one before holds the path.
+                // The earlier node must release the path first.
                 drop(node.take());
                 let started = crate::state::start(*config).map_err(io::Error::other)?;
                 reply(node.insert(Arc::new(started)).pending())
             }
-            Request::Announce(count, tps) => {
+            Request::Announce { count, tps } => {
                 let node = Arc::clone(node.as_ref().ok_or_else(none)?);
                 announcing = Some(Announcing::start(node, count, tps));
                 reply(())
@@ -124,7 +130,7 @@ fn respond() -> io::Result<()> {
             Request::Finish => {
                 let announcing = announcing.as_ref().ok_or_else(none)?;
                 while !announcing.thread.is_finished() {
-                    thread::sleep(LOOK);
+                    thread::sleep(POLL_INTERVAL);
                 }
                 reply(())
             }
@@ -148,13 +154,14 @@ impl Announcing {
             let mut announced = Announced::default();
             let steps = if tps.is_some() { total } else { 1 };
             for due in pace(tps).take(steps) {
-                // Relaxed: it carries nothing but itself.
+                // Relaxed: no other memory depends on it.
                 if stopped.load(Relaxed) {
                     break;
                 }
                 announced.late += usize::from(tps.is_some() && due.elapsed() > LATE);
-                let at = now_ns();
-                announced.txs.extend(node.burst(total / steps).into_iter().map(|hash| (hash, at)));
+                let announced_at = now_ns();
+                let hashes = node.burst(total / steps).into_iter();
+                announced.txs.extend(hashes.map(|hash| (hash, announced_at)));
             }
             announced
         });

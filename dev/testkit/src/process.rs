@@ -1,5 +1,5 @@
-//! Child processes: the running program again, in another role. They are spoken with in lines of JSON over stdin and
-//! stdout, so that the CPU time and the memory that they use are theirs and can be told apart.
+//! Child processes that run the current program in another role, so that their CPU time and memory
+//! can be measured separately. Requests and responses are lines of JSON over stdin and stdout.
 
 use std::{
     io::{self, BufRead, BufReader, Write},
@@ -9,7 +9,8 @@ use std::{
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// A running child. Its stdin closes when this is dropped, or when the parent dies in any way: then it ends.
+/// A running child. It ends when its stdin is closed: when this is dropped, and when the parent
+/// ends for any reason.
 #[derive(Debug)]
 pub struct Process {
     child: Child,
@@ -23,7 +24,7 @@ impl Process {
         Self::spawn_with(role, [])
     }
 
-    /// The same with these variables in its environment.
+    /// Like [`Self::spawn`], with these environment variables.
     pub fn spawn_with<'a>(
         role: &str,
         variables: impl IntoIterator<Item = (&'a str, &'a Path)>,
@@ -67,7 +68,8 @@ impl Drop for Process {
     }
 }
 
-/// Runs `role` until its end if this process was started for it: the first thing that a program does which spawns it.
+/// Runs `role` if this process was started for it. A program that spawns such processes must call
+/// this first.
 #[must_use = "the role's exit code is the process's"]
 pub fn run_as(role: &str, run: impl FnOnce() -> io::Result<()>) -> Option<ExitCode> {
     (std::env::args_os().nth(1)? == role).then(|| match run() {
@@ -79,7 +81,7 @@ pub fn run_as(role: &str, run: impl FnOnce() -> io::Result<()>) -> Option<ExitCo
     })
 }
 
-/// In the child: answers requests until stdin ends.
+/// Answers requests until stdin ends, in the child.
 pub fn serve<Request: DeserializeOwned, Response: Serialize>(
     mut respond: impl FnMut(Request) -> io::Result<Response>,
 ) -> io::Result<()> {
@@ -90,22 +92,22 @@ pub fn serve<Request: DeserializeOwned, Response: Serialize>(
     Ok(())
 }
 
-/// A response of [`serve`] whose type depends on the request.
+/// Makes a response for [`serve`] whose type depends on the request.
 pub fn reply(response: impl Serialize) -> io::Result<serde_json::Value> {
     Ok(serde_json::to_value(response)?)
 }
 
-fn read<T: DeserializeOwned>(from: &mut impl BufRead) -> io::Result<Option<T>> {
+fn read<T: DeserializeOwned>(reader: &mut impl BufRead) -> io::Result<Option<T>> {
     let mut line = String::new();
-    match from.read_line(&mut line)? {
-        0 => Ok(None),
-        _ => Ok(Some(serde_json::from_str(&line)?)),
+    if reader.read_line(&mut line)? == 0 {
+        return Ok(None);
     }
+    Ok(Some(serde_json::from_str(&line)?))
 }
 
-fn write(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+fn write(writer: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
-    to.write_all(&line)?;
-    to.flush()
+    writer.write_all(&line)?;
+    writer.flush()
 }

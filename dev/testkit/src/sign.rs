@@ -1,12 +1,12 @@
-//! Transactions of a test's own making.
+//! Transactions that a test makes.
 
 use alloy_consensus::{SignableTransaction as _, TxEip1559};
 use alloy_eips::Encodable2718 as _;
 use alloy_primitives::{Address, B256, Bytes, TxKind};
 use mock_node::{DEV_CHAIN_ID, workload::Account};
 
-/// The hash and the bytes of an account's transaction: a call of nobody on the development chain, with what `edit`
-/// changes.
+/// Signs a transaction of an account on the development chain, and returns its hash and bytes. It
+/// calls an account without code; `edit` may change anything.
 pub fn signed(account: &Account, edit: impl FnOnce(&mut TxEip1559)) -> (B256, Bytes) {
     let mut tx = TxEip1559 {
         chain_id: DEV_CHAIN_ID,

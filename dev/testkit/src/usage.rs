@@ -1,4 +1,4 @@
-//! What a process uses: CPU time and memory, and the clock that all processes share.
+//! The CPU time and the memory of a process, and the clock that all processes share.
 
 use std::{collections::BTreeMap, fs, io, time::Duration};
 
@@ -11,7 +11,7 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-/// User and system time of this process so far.
+/// Returns the user and system time of this process.
 pub fn process_cpu() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("the kernel knows it");
     let time = |time: TimeVal| {
@@ -20,16 +20,16 @@ pub fn process_cpu() -> Duration {
     time(usage.user_time()) + time(usage.system_time())
 }
 
-/// User and system time of the calling thread so far.
+/// Returns the user and system time of the calling thread.
 pub fn thread_cpu() -> Duration {
-    // Not `getrusage`, which is as of the last tick of the scheduler.
+    // `getrusage` would only be as of the last tick of the scheduler.
     clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).expect("every Linux has this clock").into()
 }
 
-/// User and system time of another process so far, to 10 ms.
+/// Returns the user and system time of another process, with a resolution of 10 ms.
 pub fn cpu_of(pid: u32) -> Duration {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    // The name, in brackets, may hold spaces.
+    // The name, which is in brackets, may contain spaces.
     let (_, fields) = stat.rsplit_once(") ").expect("a name in brackets");
     let ticks = fields.split(' ').skip(11).take(2).map(|ticks| ticks.parse::<u64>());
     // Linux reports hundredths of a second, whatever its own clock.
@@ -40,17 +40,17 @@ pub fn cpu_of(pid: u32) -> Duration {
 pub struct ThreadUse {
     /// User and system time.
     pub cpu: Duration,
-    /// How often they waited for something, and were woken up.
+    /// How many times they waited, and were woken.
     pub waits: u64,
 }
 
-/// What each thread of this process has used so far, threads of one name together. Those that have
-/// ended are not in it.
+/// Returns the usage of the running threads of this process. Threads with the same name are added
+/// up.
 pub fn threads() -> BTreeMap<String, ThreadUse> {
     let mut threads = BTreeMap::<_, ThreadUse>::new();
     for task in fs::read_dir("/proc/self/task").expect("this is Linux") {
         let read = |name| fs::read_to_string(task.as_ref().expect("an entry").path().join(name));
-        // A thread may end meanwhile.
+        // The thread may just have ended.
         let (Ok(name), Ok(times), Ok(status)) = (read("comm"), read("schedstat"), read("status"))
         else {
             continue;
@@ -64,16 +64,16 @@ pub fn threads() -> BTreeMap<String, ThreadUse> {
     threads
 }
 
-/// Resident memory of this process, in bytes. What was freed before hides what is taken afterwards, so a measurement
-/// of memory needs a process of its own.
+/// Returns the resident memory of this process, in bytes. Memory that was freed earlier hides later
+/// allocations, so a measurement needs its own process.
 pub fn resident_bytes() -> usize {
     status_bytes("VmRSS:")
 }
 
-/// The most resident memory of this process since the last call, in bytes.
+/// Returns the highest resident memory of this process since the last call, in bytes.
 pub fn peak_resident_bytes() -> usize {
     let peak = status_bytes("VmHWM:");
-    // From now on it is counted anew (proc(5)).
+    // This resets the peak, see proc(5).
     fs::write("/proc/self/clear_refs", "5").expect("a process may do it to itself");
     peak
 }
@@ -85,14 +85,14 @@ fn status_bytes(name: &str) -> usize {
     kib.expect("a number") << 10
 }
 
-/// Raises the limit of open files of this process to so many, as far as its hard limit lets it.
+/// Raises the limit of open files of this process to `count`, as far as the hard limit permits.
 pub fn allow_open_files(count: u64) -> io::Result<()> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, soft.max(count.min(hard)), hard)?)
 }
 
-/// Bounds the open files of this process to `count`, and its threads to those that run, or lifts both bounds as far as
-/// the hard limits let it. As root Linux bounds only the files.
+/// Limits the open files of this process to `open_files`, and its threads to those that run; `None`
+/// removes both limits, as far as the hard limits permit. For root, Linux limits only the files.
 pub fn bound_resources(open_files: Option<u64>) -> io::Result<()> {
     let (_, most_files) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let (_, most_threads) = getrlimit(Resource::RLIMIT_NPROC)?;
@@ -101,7 +101,7 @@ pub fn bound_resources(open_files: Option<u64>) -> io::Result<()> {
     Ok(setrlimit(Resource::RLIMIT_NOFILE, open_files.unwrap_or(most_files), most_files)?)
 }
 
-/// `CLOCK_MONOTONIC`, the same in all processes of the machine, in nanoseconds.
+/// Returns `CLOCK_MONOTONIC` in nanoseconds, which is the same in all processes of the machine.
 pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).expect("every Linux has this clock");
     time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64

@@ -1,4 +1,4 @@
-//! A load of signed transactions for a development node.
+//! The command that sends a load of signed transactions to a development node.
 //!
 //! ```text
 //! cargo run --release -p testkit --features devnet --bin devnet -- load --ipc /tmp/dir/geth.ipc
@@ -11,7 +11,7 @@ use testkit::devnet::load;
 
 #[derive(Debug, Parser)]
 enum Command {
-    /// Drives a node with signed transactions
+    /// Sends signed transactions to a node
     Load(load::Args),
 }
 

@@ -1,4 +1,4 @@
-//! The genesis of a development chain that has every fork up to Osaka.
+//! The genesis of a development chain with every fork up to Osaka.
 
 use alloy::{
     eips::{eip2935, eip4788, eip7002, eip7251, eip7840::BlobParams},
@@ -7,10 +7,10 @@ use alloy::{
 use mock_node::{DEV_CHAIN_ID, workload::test_accounts};
 use serde_json::{Map, Value, json};
 
-/// What each account owns: a million ether, in wei.
+/// The balance of each account: a million ether, in wei.
 const BALANCE: &str = "0xd3c21bcecceda1000000";
 
-/// geth's genesis format.
+/// Makes a genesis in the format of geth.
 pub(super) fn genesis(accounts: usize, gas_limit: u64) -> Value {
     let mut alloc: Map<String, Value> = test_accounts(accounts)
         .iter()
@@ -29,7 +29,7 @@ pub(super) fn genesis(accounts: usize, gas_limit: u64) -> Value {
         ),
     ];
     for (address, code) in contracts {
-        // A nonce of one, as on mainnet: an account that is not empty is not swept away.
+        // A nonce of one, as on mainnet, so that the account is not empty and is not removed.
         let contract = json!({ "balance": "0x0", "nonce": "0x1", "code": code });
         alloc.insert(address.to_string(), contract);
     }

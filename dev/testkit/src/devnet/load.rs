@@ -1,11 +1,12 @@
-//! Drives a development node with signed transactions at an exact pace, and reports what the node accepted.
+//! Sends signed transactions to a development node at an exact pace, and reports how many the node
+//! accepted.
 //!
-//! The transactions are signed before the clock starts, with the accounts of the well-known test mnemonic, which
-//! anvil (`--accounts 1000`), a geth genesis and this repository's mock node fund. Requests are pipelined on one
-//! connection.
+//! The transactions are signed before the clock starts, by the accounts of the well-known test
+//! mnemonic, which are funded in anvil (`--accounts 1000`), in our geth genesis and in the mock
+//! node. Requests are pipelined on one connection.
 //!
-//! A send that a node accepts is not yet a transaction that it announces: geth drops silently what does not fit its
-//! limits. Count announcements for that.
+//! An accepted transaction is not always announced: geth silently drops transactions beyond its
+//! limits. Count announcements to find those.
 
 use std::{
     collections::BTreeMap,
@@ -25,13 +26,13 @@ use tokio::{
     time::{sleep_until, timeout},
 };
 
-/// The last answers have so long to arrive.
+/// How long the last answers may take.
 const SETTLE: Duration = Duration::from_secs(20);
 
-/// Requests that may wait for their answer.
+/// How many requests may wait for their answer.
 const MAX_IN_FLIGHT: usize = 256;
 
-/// Drives a development node with signed transactions, and prints what came of it as one line of JSON
+/// Sends signed transactions to a development node, and prints the result as one line of JSON
 #[derive(Debug, Parser)]
 pub struct Args {
     #[arg(long, value_name = "PATH")]
@@ -47,7 +48,8 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
-    // Of one thread: its tasks begin, and so their requests are written, in the order in which they are spawned.
+    // A runtime of one thread begins its tasks, and so writes their requests, in the order in which
+    // they are spawned.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(async {
         let node = ProviderBuilder::new().connect_ipc(IpcConnect::new(args.ipc.clone())).await;
@@ -70,7 +72,7 @@ pub fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Requests what the signatures need from the node, and signs.
+/// Requests the chain id and the nonces from the node, and signs the transactions.
 async fn prepare(args: &Args, node: &DynProvider) -> Result<Vec<PreparedTx>, Box<dyn Error>> {
     let version = node.get_client_version().await?;
     let (chain_id, gas_price) = (node.get_chain_id().await?, node.get_gas_price().await?);
@@ -79,8 +81,8 @@ async fn prepare(args: &Args, node: &DynProvider) -> Result<Vec<PreparedTx>, Box
     for account in test_accounts(args.accounts) {
         nonces.push(node.get_transaction_count(account.address).pending().await?);
     }
-    // Room for 39 full blocks, each of which raises the base fee by an eighth; no more than 1 ether for any
-    // transaction of the mix, which is what geth lets pass over RPC.
+    // The fee cap leaves room for 39 full blocks, each of which raises the base fee by an eighth.
+    // No transaction of the mix may cost more than 1 ether, which is the limit of geth for RPC.
     let max_fee_wei = (gas_price * 100).clamp(100_000_000_000, 1_000_000_000_000);
     let config = WorkloadConfig::new(1, chain_id);
     let config = WorkloadConfig { accounts: args.accounts, nonces, max_fee_wei, ..config };
@@ -88,8 +90,8 @@ async fn prepare(args: &Args, node: &DynProvider) -> Result<Vec<PreparedTx>, Box
     Ok(Workload::new(config).prepare(count))
 }
 
-/// Outcomes of a send beside the reasons of refusals. Unanswered is one whose connection broke, or for which nothing came
-/// for [`SETTLE`].
+/// The outcomes of a send, in addition to the reasons of refusals. A send is unanswered if its
+/// connection broke, or if there was no answer within [`SETTLE`].
 const ACCEPTED: &str = "accepted";
 const UNANSWERED: &str = "unanswered";
 
@@ -140,7 +142,7 @@ async fn send(tps: u32, node: &DynProvider, txs: Vec<PreparedTx>) -> Value {
     })
 }
 
-/// A message without what differs from one transaction to the next, so that equal reasons are counted together.
+/// Removes the words with digits from a message, so that equal reasons are counted together.
 fn reason(message: &str) -> String {
     let words = message.split(' ').filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
     words.collect::<Vec<_>>().join(" ")

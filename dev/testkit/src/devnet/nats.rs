@@ -1,4 +1,4 @@
-//! A real NATS server with JetStream, and a cluster of them.
+//! A real NATS server with JetStream, and clusters of such servers.
 
 use std::{
     fs,
@@ -18,11 +18,11 @@ use super::{
 
 const BINARY: &str = "nats-server";
 
-/// What the servers of a cluster call it.
+/// The name of a cluster.
 const CLUSTER_NAME: &str = "devnet";
 
-/// The part of the monitoring page `/healthz` that answers when JetStream runs; how far the streams are, and whether a
-/// cluster has a leader, is another matter.
+/// The monitoring page that is healthy when JetStream runs, whether or not the streams are current
+/// or a cluster has a leader.
 const JETSTREAM_RUNS: &str = "/healthz?js-server-only=true";
 
 pub fn find_nats() -> io::Result<PathBuf> {
@@ -31,14 +31,14 @@ pub fn find_nats() -> io::Result<PathBuf> {
 
 #[derive(Clone, Debug)]
 pub struct NatsConfig {
-    /// The largest message, in bytes. Default 2 MiB. Ignored with a [`file`](Self::file).
+    /// The largest message, in bytes. Default 2 MiB. Ignored if [`file`](Self::file) is set.
     pub max_payload_bytes: u32,
-    /// Further lines of the configuration, in the server's own format. Ignored with a file.
+    /// Further lines of the configuration, in the format of the server. Ignored if `file` is set.
     pub extra: String,
-    /// A configuration to use instead of the fields above. Its name is to be `$NATS_NAME` and its store `$NATS_STORE`;
-    /// addresses are still those of the devnet.
+    /// A configuration file that replaces the fields above. It must use `$NATS_NAME` as name and
+    /// `$NATS_STORE` as store; the addresses are still those of the devnet.
     pub file: Option<PathBuf>,
-    /// Environment variables, to which a configuration may refer.
+    /// Environment variables to which the configuration may refer.
     pub envs: Vec<(String, String)>,
 }
 
@@ -51,7 +51,8 @@ impl Default for NatsConfig {
 impl NatsConfig {
     fn text(&self) -> String {
         format!(
-            "server_name: $NATS_NAME\nmax_payload: {}\njetstream {{ store_dir: $NATS_STORE, max_file_store: 4GB }}\n{}\n",
+            "server_name: $NATS_NAME\nmax_payload: {}\n\
+             jetstream {{ store_dir: $NATS_STORE, max_file_store: 4GB }}\n{}\n",
             self.max_payload_bytes, self.extra
         )
     }
@@ -63,7 +64,7 @@ pub struct NatsServer {
     name: String,
     client: Port,
     monitoring: Port,
-    /// In a cluster, where the other servers know it.
+    /// The port of its route, in a cluster.
     route: Option<Port>,
     process: Process,
 }
@@ -83,7 +84,8 @@ impl DerefMut for NatsServer {
 }
 
 impl NatsServer {
-    /// Starts one with its store, configuration and log in `dir`; it answers when this returns.
+    /// Starts a server with its store, configuration and log in `dir`. It answers when this
+    /// returns.
     pub fn start(dir: &Path, config: &NatsConfig) -> io::Result<Self> {
         let mut server = Self::new(dir, "nats-1".to_owned(), config, None, &[])?;
         server.restart()?;
@@ -117,12 +119,12 @@ impl NatsServer {
         Ok(Self { name, client, monitoring, route, process })
     }
 
-    /// For clients, `nats://127.0.0.1:PORT`. The same after every restart.
+    /// The URL for clients, `nats://127.0.0.1:PORT`, which does not change with a restart.
     pub fn url(&self) -> String {
         format!("nats://127.0.0.1:{}", self.client.number())
     }
 
-    /// As [`Process::spawn`]; it answers when this returns.
+    /// Like [`Process::spawn`]; the server answers when this returns.
     pub fn restart(&mut self) -> io::Result<()> {
         self.spawn()?;
         self.wait_ready()
@@ -148,12 +150,13 @@ pub struct NatsCluster {
 }
 
 impl NatsCluster {
-    /// Starts `count` servers in `dir`; JetStream has a leader when this returns. One that may lose a server has three.
+    /// Starts `count` servers in `dir`. JetStream has a leader when this returns. A cluster that
+    /// must survive the loss of a server has three.
     pub fn start(dir: &Path, count: usize, config: &NatsConfig) -> io::Result<Self> {
         let routes = (0..count).map(|_| Port::reserve()).collect::<Result<Vec<_>, _>>()?;
         let urls: Vec<_> = routes.iter().map(route_url).collect();
-        let server = |(at, route)| {
-            NatsServer::new(dir, format!("nats-{}", at + 1), config, Some(route), &urls)
+        let server = |(index, route)| {
+            NatsServer::new(dir, format!("nats-{}", index + 1), config, Some(route), &urls)
         };
         let servers = routes.into_iter().enumerate().map(server).collect::<Result<Vec<_>, _>>()?;
         let mut cluster = Self { servers };
@@ -163,8 +166,10 @@ impl NatsCluster {
         for server in &mut cluster.servers {
             server.wait_ready()?;
         }
-        // Before that, streams cannot be placed on all of them. The leader's page has the others.
-        let ports: Vec<_> = cluster.servers.iter().map(|it| it.monitoring.number()).collect();
+        // Streams can be placed on all servers only when all are current. The page of the leader
+        // lists the others.
+        let monitoring = cluster.servers.iter().map(|server| server.monitoring.number());
+        let ports: Vec<_> = monitoring.collect();
         let current = |port: &u16| {
             let jsz = page(*port, "/jsz").unwrap_or_default();
             let replicas = jsz["meta_cluster"]["replicas"].as_array().into_iter().flatten();
@@ -179,17 +184,17 @@ impl NatsCluster {
         &self.servers
     }
 
-    /// One of them, to kill and restart it.
-    pub fn server(&mut self, at: usize) -> &mut NatsServer {
-        &mut self.servers[at]
+    /// A server, to kill and restart it.
+    pub fn server(&mut self, index: usize) -> &mut NatsServer {
+        &mut self.servers[index]
     }
 
-    /// Those of all servers, for clients that try one after the other.
+    /// The URLs of all servers, for clients that try one after the other.
     pub fn urls(&self) -> Vec<String> {
         self.servers.iter().map(NatsServer::url).collect()
     }
 
-    /// Which server leads a stream, as far as the running servers know.
+    /// The index of the server that leads a stream, as far as the running servers know.
     pub fn stream_leader(&self, stream: &str) -> Option<usize> {
         let leader = |server: &NatsServer| {
             let page = page(server.monitoring.number(), "/jsz?accounts=true&streams=true").ok()?;
@@ -201,7 +206,9 @@ impl NatsCluster {
         };
         let running = |server: &&NatsServer| server.pid().is_some();
         let names: Vec<_> = self.servers.iter().filter(running).filter_map(leader).collect();
-        self.servers.iter().position(|it| it.pid().is_some() && names.contains(&it.name))
+        self.servers
+            .iter()
+            .position(|server| server.pid().is_some() && names.contains(&server.name))
     }
 }
 
@@ -209,7 +216,7 @@ fn route_url(port: &Port) -> String {
     format!("nats://127.0.0.1:{}", port.number())
 }
 
-/// A page of the server's monitoring.
+/// Requests a page of the monitoring of a server.
 fn page(port: u16, path: &str) -> io::Result<Value> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     stream.set_read_timeout(Some(Duration::from_secs(2)))?;

@@ -1,4 +1,4 @@
-//! A real node as a child process.
+//! A real node (anvil or geth) as a child process.
 
 use std::{
     fs,
@@ -16,7 +16,7 @@ use super::{
     process::{Process, cannot},
 };
 
-/// Gas of a block: with it, both nodes take 2,000 transactions/s.
+/// The gas limit of a block, with which both nodes accept 2,000 transactions/s.
 const GAS_LIMIT: u64 = 60_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,9 +58,10 @@ impl DerefMut for RealNode {
 }
 
 impl RealNode {
-    /// Starts a node with its socket, its log and its chain in `dir`, and with so much time between blocks; it answers when
-    /// this returns. With no time anvil mines at each transaction, geth whenever something is pending. A geth that finds
-    /// its chain goes on with it; else it has every fork up to Osaka from the beginning.
+    /// Starts a node with its socket, log and chain in `dir`, and with this time between blocks. It
+    /// answers when this returns. With a block time of zero anvil mines after each transaction, and
+    /// geth whenever a transaction is pending. geth continues an existing chain; a new chain has
+    /// every fork up to Osaka from its genesis.
     pub fn start(kind: RealNodeKind, dir: &Path, block_time: Duration) -> io::Result<Self> {
         let (name, gas_limit) = (kind.name(), GAS_LIMIT.to_string());
         let ipc_path = dir.join(format!("{name}.ipc"));
@@ -86,7 +87,7 @@ impl RealNode {
                 command.arg("--ipcpath").arg(&ipc_path).args(["--verbosity", "2"]);
                 command.args(["--nodiscover", "--maxpeers", "0", "--port", "0"]);
                 command.args(["--authrpc.port", "0", "--miner.gaslimit", &gas_limit]);
-                // With its default limits geth loses transactions of a fast load without a word.
+                // With its default limits geth silently drops transactions of a fast load.
                 command.args(["--txpool.globalslots", "300000", "--txpool.accountslots", "1000"]);
                 command.args(["--txpool.globalqueue", "100000", "--txpool.accountqueue", "1000"]);
             }
@@ -100,7 +101,7 @@ impl RealNode {
         &self.ipc_path
     }
 
-    /// As [`Process::spawn`]; it answers when this returns.
+    /// Like [`Process::spawn`]; the node answers when this returns.
     pub fn restart(&mut self) -> io::Result<()> {
         self.spawn()?;
         let path = &self.ipc_path;

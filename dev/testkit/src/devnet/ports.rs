@@ -9,23 +9,24 @@ use std::{
 
 use super::process::cannot;
 
-/// Below those from which systems choose the ports of outgoing connections. A client that tries again and again to
-/// reach a killed server on a port of that range may be given the same port as its own, and then talks to itself.
+/// Below the range from which systems choose the ports of outgoing connections. A client that
+/// repeatedly connects to a killed server on a port of that range may be given the same port for
+/// itself, and then connects to itself.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A TCP port of the loopback address that nobody else takes while this exists.
+/// A TCP port of the loopback address that is reserved while this exists.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,
-    /// UDP ports are apart from those of TCP: to hold one reserves the number among the processes that use this type,
-    /// while a server can still listen on it.
+    /// A UDP port with the same number. It reserves the number among processes that use this type,
+    /// and a server can still listen on the TCP port.
     _reservation: UdpSocket,
 }
 
 impl Port {
     pub(crate) fn reserve() -> io::Result<Self> {
-        // Only spreads the first attempts of concurrent processes.
+        // It spreads the first attempts of concurrent processes.
         static NEXT: AtomicU16 = AtomicU16::new(0);
         let start = u16::try_from(process::id() % u32::from(COUNT)).unwrap_or(0);
         for _ in 0..COUNT {

@@ -1,4 +1,4 @@
-//! A child process that is killed with its owner, and started again.
+//! A child process that is killed when dropped, and that can be restarted.
 
 use std::{
     env,
@@ -16,16 +16,19 @@ use nix::{
     unistd::Pid,
 };
 
-/// Names a directory with `anvil`, `geth` and `nats-server` in it, instead of `target/nodes/bin`.
+/// The environment variable with the directory of `anvil`, `geth` and `nats-server`, instead of
+/// `target/nodes/bin`.
 const NODES_VARIABLE: &str = "MEMPOOL_INGEST_NODES";
 
-/// What was started must answer within this time. geth takes about two seconds, on a busy machine more.
+/// How long a process may take until it answers. geth takes about two seconds, and more on a busy
+/// machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Between two looks at a socket that does not answer yet: another process gives no sign to wait for.
-const LOOK: Duration = Duration::from_millis(20);
+/// The interval between two attempts to reach a process that does not answer yet; there is no event
+/// to wait for.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A command, and its process while it runs; killed when dropped.
+/// A command, and its process while it runs. The process is killed when this is dropped.
 #[derive(Debug)]
 pub struct Process {
     name: &'static str,
@@ -35,7 +38,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Of an installed binary, without arguments yet. Nothing to read, and all that it writes at the end of the log.
+    /// Makes a command of an installed binary, without arguments. Its stdin is empty, and its
+    /// output is appended to the log.
     pub fn new(name: &'static str, log: PathBuf) -> io::Result<Self> {
         let end = File::options().create(true).append(true).open(&log);
         let end = end.map_err(cannot("open the log"))?;
@@ -53,7 +57,8 @@ impl Process {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Kills it with SIGKILL: no clean-up, its files stay as they are. Does nothing when it does not run.
+    /// Kills the process with SIGKILL, so that it cannot clean up and its files stay as they are.
+    /// Does nothing if it does not run.
     pub fn kill9(&mut self) -> io::Result<()> {
         let Some(mut child) = self.child.take() else { return Ok(()) };
         // A stopped process is killed too.
@@ -61,7 +66,7 @@ impl Process {
         killed.map(drop).map_err(cannot(format!("kill {}", self.name)))
     }
 
-    /// Stops the process in its tracks (SIGSTOP); its sockets stay open.
+    /// Suspends the process with SIGSTOP; its sockets stay open.
     pub fn sigstop(&self) -> io::Result<()> {
         self.signal(Signal::SIGSTOP)
     }
@@ -70,7 +75,7 @@ impl Process {
         self.signal(Signal::SIGCONT)
     }
 
-    /// A NATS server reads its configuration again.
+    /// Sends SIGHUP, on which a NATS server reloads its configuration.
     pub fn sighup(&self) -> io::Result<()> {
         self.signal(Signal::SIGHUP)
     }
@@ -81,15 +86,16 @@ impl Process {
         sent.map_err(io::Error::from).map_err(cannot(format!("send {signal} to {}", self.name)))
     }
 
-    /// Kills it if it runs, and starts it again with the same arguments, on the same ports and files; it may not answer
-    /// yet. geth and NATS find their chain or store again (geth's pool is empty), anvil begins from nothing.
+    /// Starts the process, after killing it if it runs, with the same arguments, ports and files.
+    /// It may not answer yet. geth and NATS keep their chain or store (the pool of geth is empty),
+    /// and anvil begins a new chain.
     pub fn spawn(&mut self) -> io::Result<()> {
         self.kill9()?;
         self.child = Some(self.command.spawn().map_err(cannot(format!("run {}", self.name)))?);
         Ok(())
     }
 
-    /// Runs it to its end, which is to be a good one.
+    /// Runs the process until it ends; fails if its exit status is not 0.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let status = self.command.status().map_err(cannot(format!("run {}", self.name)))?;
         if status.success() { Ok(()) } else { Err(self.exited(status)) }
@@ -99,7 +105,8 @@ impl Process {
         io::Error::other(format!("{} ended with {status}; {}", self.name, self.tail()))
     }
 
-    /// The end of its log, which may lie in a folder that is deleted with the test that failed.
+    /// Returns the end of the log, because the folder of the log may be deleted when the test
+    /// fails.
     fn tail(&self) -> String {
         const MAX_BYTES: usize = 2048;
         let bytes = fs::read(&self.log).unwrap_or_default();
@@ -107,8 +114,8 @@ impl Process {
         format!("the end of its log {}:\n{tail}", self.log.display())
     }
 
-    /// Waits until `is_ready`. `at` names in the error what did not answer.
-    pub(crate) fn wait(&mut self, at: &str, is_ready: impl Fn() -> bool) -> io::Result<()> {
+    /// Waits until `is_ready` returns true. The error names the `endpoint` that did not answer.
+    pub(crate) fn wait(&mut self, endpoint: &str, is_ready: impl Fn() -> bool) -> io::Result<()> {
         let begin = Instant::now();
         while !is_ready() {
             if let Some(Ok(Some(status))) = self.child.as_mut().map(Child::try_wait) {
@@ -116,10 +123,11 @@ impl Process {
                 return Err(self.exited(status));
             }
             if begin.elapsed() > START_TIMEOUT {
-                let late = format!("no answer on {at} after {START_TIMEOUT:?}; {}", self.tail());
+                let late =
+                    format!("no answer on {endpoint} after {START_TIMEOUT:?}; {}", self.tail());
                 return Err(io::Error::other(late));
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
         Ok(())
     }
@@ -127,7 +135,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Nobody is left to be told; the process is a child and is gone with us at the latest.
+        // Nobody can handle the error.
         let _ = self.kill9();
     }
 }
@@ -148,6 +156,7 @@ pub(crate) fn find_binary(name: &str) -> io::Result<PathBuf> {
     )))
 }
 
-pub(crate) fn cannot(what: impl Display) -> impl FnOnce(io::Error) -> io::Error {
-    move |error| io::Error::new(error.kind(), format!("cannot {what}: {error}"))
+/// Adds to an error which action failed.
+pub(crate) fn cannot(action: impl Display) -> impl FnOnce(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("cannot {action}: {error}"))
 }

@@ -1,5 +1,5 @@
-//! The contracts that load calls, hand-assembled: a token, a constant-product pool, a router over both, and a loop
-//! that computes.
+//! The contracts that the load calls, assembled by hand: a token, a constant-product pool, a router
+//! over both, and a loop of computations.
 
 use std::collections::HashMap;
 
@@ -63,7 +63,8 @@ impl Code {
         self.push(64).push(0).ops(&[KECCAK256])
     }
 
-    /// Calls with `(offset, length)` of input and of output, and reverts if that fails.
+    /// Calls an account, with the `(offset, length)` of input and output, and reverts if the call
+    /// fails.
     fn call(self, kind: u8, to: Address, input: (u64, u64), output: (u64, u64)) -> Self {
         let code = self.push(output.1).push(output.0).push(input.1).push(input.0);
         let code = if kind == CALL { code.push(0) } else { code };
@@ -79,8 +80,8 @@ impl Code {
 
     fn finish(mut self) -> Bytes {
         self = self.label("fail").ops(&[PUSH0, PUSH0, REVERT]);
-        for (at, name) in self.jumps {
-            self.bytes[at..at + 2].copy_from_slice(&self.labels[name].to_be_bytes());
+        for (position, name) in self.jumps {
+            self.bytes[position..position + 2].copy_from_slice(&self.labels[name].to_be_bytes());
         }
         self.bytes.into()
     }
@@ -90,16 +91,17 @@ const TRANSFER: &str = "transfer(address,uint256)";
 const TRANSFER_FROM: &str = "transferFrom(address,address,uint256)";
 const BALANCE_OF: &str = "balanceOf(address)";
 
-/// ERC-20: balances are mapping 0, allowances mapping 1. If it `looks`, it loads the receiver's account, as tokens do
-/// that call the contracts they are sent to (ERC-777, ERC-1363).
-pub fn token(looks: bool) -> Bytes {
+/// An ERC-20 token: balances are mapping 0, allowances mapping 1. If `loads_receiver` is set, it
+/// loads the account of the receiver, like tokens that call their receivers (ERC-777, ERC-1363).
+pub fn token(loads_receiver: bool) -> Bytes {
     let selector = |signature: &str| {
         u64::from(u32::from_be_bytes(keccak256(signature)[..4].try_into().expect("four bytes")))
     };
     let case = |code: Code, signature, label| {
         code.ops(&[DUP1]).push(selector(signature)).ops(&[EQ]).jump(JUMPI, label)
     };
-    // With `value slot ...` and the amount fifth on the stack: value - amount to the slot.
+    // With `value slot` on top of the stack and the amount in fifth place, stores `value - amount`
+    // in the slot.
     let subtract = |code: Code| {
         code.ops(&[DUP5, DUP2, LT]).jump(JUMPI, "fail").ops(&[DUP5, SWAP1, SUB, SWAP1, SSTORE])
     };
@@ -118,9 +120,9 @@ pub fn token(looks: bool) -> Bytes {
 
     let code = code.label("transfer").argument(36).argument(4).ops(&[CALLER]);
 
-    // From, to, amount.
+    // The stack holds: sender, receiver, amount.
     let code = code.label("move");
-    let code = if looks { code.ops(&[DUP2, EXTCODESIZE, POP]) } else { code };
+    let code = if loads_receiver { code.ops(&[DUP2, EXTCODESIZE, POP]) } else { code };
     let code = code.ops(&[DUP1]).store(0).push(0).store(32).slot();
     let code = subtract(code.ops(&[DUP1, SLOAD]));
     let code = code.ops(&[DUP2]).store(0).slot().ops(&[DUP1, SLOAD, DUP5, ADD, SWAP1, SSTORE]);
@@ -129,10 +131,10 @@ pub fn token(looks: bool) -> Bytes {
     code.push(1).store(0).push(32).push(0).ops(&[RETURN]).finish()
 }
 
-/// Without calldata: its reserves. With `(amount out, to)`: pays out, and takes its balances as the new reserves if
-/// their product did not shrink.
+/// A constant-product pool. Without calldata it returns its reserves. With `(amount out, receiver)`
+/// it pays the amount, and makes its balances the new reserves if their product did not shrink.
 pub fn pool(token_in: Address, token_out: Address) -> Bytes {
-    let balance = |code: Code, token, at| code.call(STATICCALL, token, (0, 36), (at, 32));
+    let balance = |code: Code, token, offset| code.call(STATICCALL, token, (0, 36), (offset, 32));
     let code = Code::default().ops(&[CALLDATASIZE]).jump(JUMPI, "swap");
     let code = code.push(0).ops(&[SLOAD]).store(0).push(1).ops(&[SLOAD]).store(32);
     let code = code.push(64).push(0).ops(&[RETURN]);
@@ -150,28 +152,29 @@ pub fn pool(token_in: Address, token_out: Address) -> Bytes {
     code.push(1).push(64).push(128).ops(&[LOG1, STOP]).finish()
 }
 
-/// With this selector and an amount in the calldata at `amount_at`: takes it from the caller, and has the pool pay the
-/// caller what it is worth less 0.3 %. Any other selector does nothing and succeeds.
-pub fn router(token_in: Address, pool: Address, selector: [u8; 4], amount_at: u64) -> Bytes {
+/// A router. With this selector and an amount in the calldata at `amount_offset`, it takes the
+/// amount from the caller, and makes the pool pay its value to the caller, less 0.3 %. Calls with
+/// another selector do nothing and succeed.
+pub fn router(token_in: Address, pool: Address, selector: [u8; 4], amount_offset: u64) -> Bytes {
     let code = Code::default().argument(0).push(224).ops(&[SHR]);
     let code = code.push(u32::from_be_bytes(selector).into()).ops(&[EQ]).jump(JUMPI, "swap");
     let code = code.ops(&[STOP]).label("swap");
     let code = code.call(STATICCALL, pool, (0, 0), (256, 64));
     let code = code.selector(TRANSFER_FROM, 0).ops(&[CALLER]).store(4);
-    let code = code.address(pool).store(36).argument(amount_at).store(68);
+    let code = code.address(pool).store(36).argument(amount_offset).store(68);
     let code = code.call(CALL, token_in, (0, 100), (128, 32));
     // in * 997 * r1 / (r0 * 1000 + in * 997)
     let code =
-        code.argument(amount_at).push(997).ops(&[MUL, DUP1]).push(256).ops(&[MLOAD]).push(1000);
+        code.argument(amount_offset).push(997).ops(&[MUL, DUP1]).push(256).ops(&[MLOAD]).push(1000);
     let code = code.ops(&[MUL, ADD, SWAP1]).push(288).ops(&[MLOAD, MUL, DIV]);
     let code = code.store(0).ops(&[CALLER]).store(32);
     code.call(CALL, pool, (0, 64), (0, 0)).ops(&[STOP]).finish()
 }
 
-/// With `(rounds)`: as many rounds of cheap arithmetic, memory and one hash, as libraries that compute prices or check
-/// proofs do it.
+/// A loop of `(rounds)` rounds of cheap arithmetic and memory accesses, with one hash each, like
+/// libraries that compute prices or check proofs.
 pub fn compute() -> Bytes {
-    // Rounds, number.
+    // The stack holds: rounds left, number.
     let mut code = Code::default().argument(0).push(7).label("round");
     for shift in [7, 13, 31] {
         code = code.ops(&[DUP2, ADD, DUP1]).push(shift).ops(&[SHR, XOR]);

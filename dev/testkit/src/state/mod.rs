@@ -1,7 +1,7 @@
-//! The state of a mock node, read at the block that a request names.
+//! Executes the blocks of a mock node, and serves the state at each recent block.
 //!
-//! A transaction that the EVM refuses (the pool looks at no balance) raises its sender's nonce and does nothing else,
-//! so that nonces stay those of the chain.
+//! The pool of the mock node checks no balances, so the EVM may refuse a mined transaction. Such a
+//! transaction only raises the nonce of its sender, so that nonces stay those of the chain.
 
 pub mod contracts;
 mod world;
@@ -28,14 +28,16 @@ use serde_json::{Value, json};
 
 pub use self::world::{World, genesis, pool_of};
 
-/// Starts a node, which executes its blocks if [`NodeConfig::state`] says so.
+/// Starts a node, which executes its blocks if [`NodeConfig::state`] is set.
 pub fn start(config: NodeConfig) -> Result<MockNode, NodeError> {
     let state = config.state.then_some(Keeper::at_genesis as _);
     MockNode::with_state(config, state)
 }
 
-/// The state at the newest block, and at those before it as far as they are kept: each whole, because this world is
-/// small. Never empty. A block is executed when it comes.
+/// The states at the recent blocks. Each is a whole copy, because this world is small. There is
+/// always at least one. A block is executed when it is pushed.
+///
+/// The lock is held for a look-up, or for the execution of a block.
 #[derive(Debug)]
 struct Keeper {
     chain_id: u64,
@@ -43,7 +45,7 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// The state at genesis.
+    /// Makes the state at genesis.
     fn at_genesis(config: &NodeConfig, hash: B256) -> Box<dyn Execute> {
         let history = Mutex::new([(hash, genesis(config.accounts))].into());
         Box::new(Self { chain_id: config.chain_id, history })
@@ -57,7 +59,7 @@ impl Execute for Keeper {
         {
             history.pop_back();
         }
-        let (_, parent) = history.back().expect("the oldest stays");
+        let (_, parent) = history.back().expect("the oldest state is kept");
         let state = execute(parent.clone(), self.chain_id, header, txs);
         history.push_back((hash, state));
         if history.len() > HISTORY_BLOCKS + 1 {
@@ -91,7 +93,7 @@ fn look_up(state: &World, request: StateRequest) -> Value {
     }
 }
 
-/// The state after a block on this one.
+/// Returns the state after a block, whose parent has this state.
 fn execute(state: World, chain_id: u64, head: &Header, txs: Vec<&Recovered<TxEnvelope>>) -> World {
     let mut cfg = CfgEnv::new_with_spec(SpecId::OSAKA);
     cfg.chain_id = chain_id;
@@ -120,10 +122,10 @@ fn execute(state: World, chain_id: u64, head: &Header, txs: Vec<&Recovered<TxEnv
     evm.ctx.journaled_state.database
 }
 
-/// A transaction as the EVM takes it.
+/// Converts a transaction for the EVM.
 ///
-/// Authorities are recovered here, once, by libsecp256k1: the EVM would recover them at every execution, and more
-/// slowly.
+/// Authorities are recovered here, once, by libsecp256k1. The EVM would recover them in every
+/// execution, and more slowly.
 pub fn tx_env(tx: &impl Transaction, sender: Address) -> TxEnv {
     TxEnv {
         tx_type: tx.ty(),

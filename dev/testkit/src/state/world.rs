@@ -1,4 +1,4 @@
-//! What is in the state before the first block: funded senders, and the contracts that the workload calls.
+//! The state of the genesis block: funded senders, and the contracts that the workload calls.
 
 use alloy_primitives::{Address, U256, keccak256};
 use revm::{
@@ -12,23 +12,23 @@ use mock_node::workload::{SWAP_AMOUNT_OFFSET, SWAP_SELECTOR, routers, test_accou
 
 pub type World = CacheDB<EmptyDB>;
 
-/// What each account owns: a million ether, in wei, as anvil and geth are configured to give.
+/// The balance of each account in ether, as anvil and geth are configured.
 const BALANCE_ETHER: u64 = 1_000_000;
 
-/// What each account and each pool owns of each token, in the token's smallest unit: 10^24. A swap takes at most
-/// 2^64, so that the price of a pool moves by a millionth.
+/// The balance of each account and pool of each token is 10 to this power, in the smallest unit of
+/// the token. A swap takes at most 2^64, so it moves the price of a pool by a millionth.
 const DEPOSIT_POWER: u32 = 24;
 
-/// Accounts beside the workload's that are funded too, for transactions of a test or demo that must not come into the
-/// nonces of the workload.
+/// How many accounts are funded in addition to those of the workload, for transactions of tests
+/// that must not use nonces of the workload.
 pub(crate) const SPARE_ACCOUNTS: usize = 32;
 
-/// The pool behind the router of that number, between the two tokens that stand at twice that number.
+/// The pool of the router with this number. Its two tokens are those at twice that number.
 pub fn pool_of(number: usize) -> Address {
     Address::from_word(keccak256(format!("pool {number}")))
 }
 
-/// The state of the genesis block, for so many senders.
+/// Makes the state of the genesis block, for this many senders.
 pub fn genesis(accounts: usize) -> World {
     let mut world = World::default();
     let deposit = U256::from(10).pow(U256::from(DEPOSIT_POWER));
@@ -39,7 +39,9 @@ pub fn genesis(accounts: usize) -> World {
         world.insert_account_info(address, info);
     };
     let last = tokens().len() - 1;
-    tokens().iter().enumerate().for_each(|(at, address)| contract(*address, token(at == last)));
+    for (index, address) in tokens().iter().enumerate() {
+        contract(*address, token(index == last));
+    }
     let pairs = || routers().iter().zip(tokens().chunks(2)).enumerate();
     for (number, (address, pair)) in pairs() {
         contract(pool_of(number), pool(pair[0], pair[1]));

@@ -1,4 +1,4 @@
-//! The load as a process of its own.
+//! The load, in its own process.
 
 use std::{
     path::Path,
@@ -9,7 +9,7 @@ use std::{
 use mempool_ingest::Fetcher;
 use testkit::command::Running;
 
-/// Killed when dropped.
+/// A running load, which is killed when dropped.
 pub(crate) struct Load {
     running: Running,
     tps: u32,
@@ -23,7 +23,8 @@ impl Load {
         Self { running: Running::spawn(command).expect("the load starts"), tps }
     }
 
-    /// Waits, without the host's runtime, until announcements come; returns their count.
+    /// Waits until announcements arrive, without using the runtime of the host. Returns their
+    /// count.
     pub(crate) fn wait_started(&self, fetcher: &Fetcher) -> u64 {
         let before = fetcher.counts().announced;
         let deadline = Instant::now() + Duration::from_secs(120);
@@ -37,7 +38,7 @@ impl Load {
         }
     }
 
-    /// Waits for its end; returns how many transactions the node accepted.
+    /// Waits for the end of the load. Returns how many transactions the node accepted.
     pub(crate) fn finish(self) -> u64 {
         let ended = self.running.end(None).expect("the load ends");
         println!("load at {} TPS: {ended:?}", self.tps);

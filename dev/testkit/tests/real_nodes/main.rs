@@ -1,5 +1,6 @@
-//! The fetcher and the pool against real nodes, anvil and geth, and NATS servers, all installed by
-//! `scripts/real-nodes.sh`. They fail, never skip, when one is missing.
+//! Tests of the fetcher and the pool on real nodes (anvil and geth), and of the sample
+//! configuration of NATS servers. `scripts/real-nodes.sh` installs them; if one is missing, a test
+//! fails.
 
 mod load;
 mod nats_rights;

@@ -1,4 +1,5 @@
-//! The sample configuration of `etc/nats/`: each user may do what its part of a fleet needs, and nothing else.
+//! Tests of the sample configuration in `etc/nats/`: each user may do what its part of a fleet
+//! needs, and nothing else.
 
 use std::{
     fs,
@@ -32,7 +33,7 @@ const PASSWORDS: [&str; 7] = [
     "SYS",
 ];
 
-/// A certificate for this host, and what the sample reads from the environment.
+/// A certificate for this host, and the environment variables of the sample.
 struct Sample {
     folder: TempDir,
     config: NatsConfig,
@@ -61,7 +62,7 @@ impl Sample {
         self.folder.path().join("cert.pem")
     }
 
-    /// The server for a client of `order-stream`.
+    /// The configuration of a client of `order-stream`.
     fn server(&self, server: &NatsServer, user: &str) -> ServerConfig {
         let credentials = format!("://{user}:{}@", password(user));
         ServerConfig {
@@ -102,23 +103,24 @@ struct User {
 impl User {
     async fn connect(sample: &Sample, server: &NatsServer, name: &str) -> Self {
         let (sender, denied) = mpsc::unbounded_channel();
-        let note = move |event| {
+        let record = move |event| {
             if let Event::ServerError(ServerError::Other(text)) = event {
-                // A request of a builder is mapped before its rights are looked at.
+                // The server maps a request of a builder before it checks its rights.
                 let subject = text.split('"').nth(1).unwrap_or(&text);
                 let subject = subject.replace("fleet.", "$JS.API.");
-                // Nobody reads it any more when the test is over.
+                // It fails when the test is over.
                 let _ = sender.send(subject);
             }
             std::future::ready(())
         };
-        let options = sample.options(name, &password(name)).event_callback(note);
+        let options = sample.options(name, &password(name)).event_callback(record);
         let client = options.connect(server.url()).await.unwrap();
         Self { client, denied, barriers: 0 }
     }
 
-    /// What was denied since the last call. Errors come in the order of what caused them, so those before that of a
-    /// subject that nobody may use are all.
+    /// Returns the subjects that were denied since the last call. Errors arrive in the order of
+    /// their causes, so this publishes to a forbidden subject, and returns all errors before that
+    /// of this subject.
     async fn denied(&mut self) -> Vec<String> {
         self.barriers += 1;
         let barrier = format!("barrier.{}", self.barriers);
@@ -152,7 +154,7 @@ impl User {
         assert_eq!(denied, all);
     }
 
-    /// Publishes as the user's machine and waits until it is stored.
+    /// Publishes as the machine of the user, and waits until the message is stored.
     async fn store(&self, subject: &str, id: &str) {
         let mut headers = HeaderMap::new();
         headers.insert("Nats-Msg-Id", id);
@@ -175,10 +177,10 @@ const DELETE: &str = "$JS.API.CONSUMER.DELETE.MEMPOOL_1_PUBLIC.builder-1";
 const NEXT: &str = "$JS.API.CONSUMER.MSG.NEXT.MEMPOOL_1_PUBLIC.builder-1";
 
 /// The body of a request for a consumer, with further fields.
-fn consumer(more: &str) -> String {
-    format!(
-        r#"{{"stream_name":"{STREAM}","config":{{"name":"builder-1","ack_policy":"none","deliver_policy":"all"{more}}}}}"#
-    )
+fn consumer(fields: &str) -> String {
+    let config =
+        format!(r#"{{"name":"builder-1","ack_policy":"none","deliver_policy":"all"{fields}}}"#);
+    format!(r#"{{"stream_name":"{STREAM}","config":{config}}}"#)
 }
 
 fn stream_config(subjects: &[&str], replicas: usize) -> stream::Config {
@@ -193,7 +195,7 @@ fn stream_config(subjects: &[&str], replicas: usize) -> stream::Config {
 }
 
 #[tokio::test]
-async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
+async fn nats_each_user_of_the_sample_has_only_the_rights_it_needs() {
     let (sample, server) = one_server();
     let connect = |name| User::connect(&sample, &server, name);
 
@@ -231,7 +233,8 @@ async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
     let mut builder = connect("builder-1").await;
     let created = builder.request(CREATE, &consumer("")).await;
     assert!(created.contains("\"created\":"), "{created}");
-    // A delivered message has the subject on which it was published, so this is no `request`.
+    // A delivered message has the subject on which it was published, so `request` would not receive
+    // it.
     let inbox = builder.client.new_inbox();
     let mut delivered = builder.client.subscribe(inbox.clone()).await.unwrap();
     builder.client.publish_with_reply(NEXT, inbox, r#"{"batch":1}"#.into()).await.unwrap();
@@ -266,9 +269,9 @@ async fn nats_each_user_of_the_sample_may_do_what_it_needs_and_nothing_else() {
     private.may_not(&["mempool.1.bundle.ingest-1", INFO, CREATE], &["mempool.1.bundle.*"]).await;
 }
 
-/// The server does not compare the subject to which it responds with the user's rights.
+/// The server does not check whether a user may publish to the reply subject of its request.
 #[tokio::test]
-async fn nats_a_builder_whose_responses_go_to_a_machines_subject_stores_and_purges_nothing() {
+async fn nats_responses_to_a_machines_subject_stores_and_purges_nothing() {
     let (sample, server) = one_server();
     let admin = User::connect(&sample, &server, "admin").await;
     let streams = jetstream::new(admin.client.clone());
@@ -283,7 +286,7 @@ async fn nats_a_builder_whose_responses_go_to_a_machines_subject_stores_and_purg
             let sent = builder.client.publish_with_reply(request, target, body.to_owned().into());
             sent.await.unwrap();
         }
-        // The last message of the pull request, and with it all of them, comes after 300 ms.
+        // The last message of the pull request arrives after 300 ms.
         tokio::time::sleep(Duration::from_millis(600)).await;
         builder.request(DELETE, "").await;
         let pushed = format!(r#","deliver_subject":"{target}","idle_heartbeat":100000000"#);
@@ -291,7 +294,7 @@ async fn nats_a_builder_whose_responses_go_to_a_machines_subject_stores_and_purg
         tokio::time::sleep(Duration::from_millis(300)).await;
         builder.request(DELETE, "").await;
     }
-    // Behind all that was stored or purged.
+    // This message is stored after everything that the responses may have stored or purged.
     ingest.store("mempool.1.tx.ingest-1", "second").await;
     let mut stream = streams.get_stream(STREAM).await.unwrap();
     let state = stream.info().await.unwrap().state.clone();
@@ -312,7 +315,7 @@ async fn nats_the_sample_refuses_other_passwords_and_connections_without_tls() {
     let nobody =
         ConnectOptions::new().add_root_certificates(sample.certificate()).connect(server.url());
     assert_eq!(nobody.await.unwrap_err().kind(), ConnectErrorKind::AuthorizationViolation);
-    // Without the certificate of the sample, the server's is of nobody known.
+    // Without the certificate of the sample, the certificate of the server is not trusted.
     let unknown = ConnectOptions::with_user_and_password("ingest-1".into(), password("ingest-1"));
     let error = unknown.connect(server.url()).await.unwrap_err();
     assert_ne!(error.kind(), ConnectErrorKind::AuthorizationViolation, "{error}");
@@ -323,20 +326,21 @@ async fn nats_the_sample_refuses_other_passwords_and_connections_without_tls() {
     assert!(error.contains("NATS_KEY"), "{error}");
 }
 
-/// With its name on the command line it refused to read its configuration again.
+/// A server with its name on the command line refuses to reload its configuration.
 #[tokio::test]
-async fn nats_the_sample_is_read_again_after_sighup() {
+async fn nats_the_sample_is_reloaded_after_sighup() {
     let (sample, server) = one_server();
     server.sighup().unwrap();
     let log = || fs::read_to_string(sample.folder.path().join("nats-1.log")).unwrap();
     let is_read = || log().contains("Reloaded server configuration");
-    eventually("it is read", || is_read() || log().contains("Failed to reload")).await;
+    eventually("the configuration is reloaded", || is_read() || log().contains("Failed to reload"))
+        .await;
     assert!(is_read(), "{}", log());
 }
 
-/// It was told as a server that cannot be reached.
+/// It used to be reported as a server that cannot be reached.
 #[tokio::test]
-async fn nats_a_certificate_that_nobody_trusts_is_told_as_such() {
+async fn nats_an_untrusted_certificate_is_reported_as_a_tls_error() {
     let (sample, server) = one_server();
     let config = ServerConfig { root_certificates: None, ..sample.server(&server, "builder-1") };
     let pool = OrderPool::new(PoolConfig::default()).unwrap();

@@ -1,4 +1,4 @@
-//! What the nodes do to the fetcher, and under load.
+//! Tests of the fetcher on anvil and geth, also under load.
 
 use std::{
     collections::BTreeMap,
@@ -45,9 +45,13 @@ impl Setup {
         Self::in_mode(kind, block_time, Announcements::Hashes).await
     }
 
-    async fn in_mode(kind: RealNodeKind, every: Duration, announcements: Announcements) -> Self {
+    async fn in_mode(
+        kind: RealNodeKind,
+        block_time: Duration,
+        announcements: Announcements,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let node = RealNode::start(kind, folder.path(), every).unwrap();
+        let node = RealNode::start(kind, folder.path(), block_time).unwrap();
         let (fetcher, pool) = start(&node, announcements).await;
         eventually("the source is live", || fetcher.is_live()).await;
         println!("{kind:?}: {}", fetcher.status()[0].node.as_ref().unwrap().client);
@@ -69,15 +73,16 @@ impl Setup {
             .await;
     }
 
-    /// Nothing is missing, nothing was lost, everything adds up.
-    async fn complete(&self, what: &str) -> Counts {
-        settled(&self.fetcher, what, |_| true).await;
+    /// Asserts that no transaction is missing and that the counts balance.
+    async fn assert_complete(&self, description: &str) -> Counts {
+        settled(&self.fetcher, description, |_| true).await;
         let report = self.fetcher.audit(0, AuditMode::CompareOnly).await.unwrap();
-        // After the comparison, which waits for what the node had still to announce when its load ended.
-        let counts = settled(&self.fetcher, what, |_| true).await;
-        println!("{:?}: {what}: {counts:?}, {report:?}", self.kind);
-        assert_eq!(report.missing, 0, "{what}: {:?}", report.missing_sample);
-        assert_eq!(self.fetcher.counts().balance(), 0, "{what}");
+        // The counts are read again, because the comparison waited for announcements that were
+        // outstanding when the load ended.
+        let counts = settled(&self.fetcher, description, |_| true).await;
+        println!("{:?}: {description}: {counts:?}, {report:?}", self.kind);
+        assert_eq!(report.missing, 0, "{description}: {:?}", report.missing_sample);
+        assert_eq!(self.fetcher.counts().balance(), 0, "{description}");
         counts
     }
 }
@@ -86,17 +91,18 @@ async fn start(node: &RealNode, announcements: Announcements) -> (Fetcher, Order
     let pool = OrderPool::new(roomy()).unwrap();
     let endpoint = Endpoint::Ipc(node.ipc_path().to_owned());
     let config = FetcherConfig { announcements, ..FetcherConfig::new([endpoint]) };
-    // However slow the machine: anvil takes half a minute for 120,000 transactions.
+    // The limit is generous for slow machines: anvil takes half a minute to list 120,000
+    // transactions.
     let limits = Limits { snapshot_timeout: Duration::from_secs(300), ..Limits::default() };
     let fetcher = Fetcher::start_with(config, limits, pool.clone()).await.unwrap();
     (fetcher, pool)
 }
 
-/// One that pays `gwei` of tip.
+/// Signs a transfer with a tip of `gwei`.
 fn transfer(account: &Account, nonce: u64, gwei: u128) -> (B256, Bytes) {
     signed(account, |tx| {
         tx.nonce = nonce;
-        // Grows with the tip: a replacement has to raise both by a tenth.
+        // The fee cap grows with the tip, because a replacement must raise both by a tenth.
         tx.max_fee_per_gas = gwei * 50_000_000_000;
         tx.max_priority_fee_per_gas = gwei * 1_000_000_000;
     })
@@ -105,7 +111,8 @@ fn transfer(account: &Account, nonce: u64, gwei: u128) -> (B256, Bytes) {
 #[tokio::test]
 async fn normal_and_blob_transactions_arrive_whole() {
     for kind in BOTH {
-        // No block comes meanwhile: what it mines leaves the pool, and anvil takes seconds for the blobs.
+        // No block may be mined during the test, because mined transactions leave the pool, and
+        // anvil takes seconds for the blobs.
         let setup = Setup::new(kind, Duration::from_secs(600)).await;
         let mix = Mix { blobs_per_mille: 100, six_blobs_per_mille: 300, ..Mix::default() };
         let chain_id = setup.client().await.get_chain_id().await.unwrap();
@@ -119,12 +126,12 @@ async fn normal_and_blob_transactions_arrive_whole() {
         }
         let types = arrived_whole(&setup.pool, &txs);
         assert!(types.contains(&3), "{kind:?}: {types:?}");
-        setup.complete("all kinds").await;
+        setup.assert_complete("all kinds").await;
     }
 }
 
 #[tokio::test]
-async fn a_replacement_is_pooled_and_what_it_replaced_is_gone_like_any_unknown_hash() {
+async fn a_replacement_is_pooled_and_the_replaced_transaction_is_gone() {
     for kind in BOTH {
         let setup = Setup::new(kind, Duration::from_secs(60)).await;
         let account = &test_accounts(1)[0];
@@ -147,13 +154,14 @@ async fn a_replacement_is_pooled_and_what_it_replaced_is_gone_like_any_unknown_h
 }
 
 #[tokio::test]
-async fn a_queued_transaction_comes_when_its_gap_is_filled() {
+async fn a_queued_transaction_is_pooled_when_its_nonce_gap_is_filled() {
     for kind in BOTH {
         let setup = Setup::new(kind, Duration::from_secs(60)).await;
         let accounts = test_accounts(2);
         let (second, raw) = transfer(&accounts[0], 1, 2);
         setup.send(&raw).await;
-        // Another one's comes; had the queued one been announced, it would have come before.
+        // A transaction of another sender arrives. If the queued one had been announced, it would
+        // have arrived before.
         let (other, raw) = transfer(&accounts[1], 0, 2);
         setup.send(&raw).await;
         setup.pooled(other).await;
@@ -162,7 +170,7 @@ async fn a_queued_transaction_comes_when_its_gap_is_filled() {
         setup.send(&raw).await;
         setup.pooled(first).await;
         setup.pooled(second).await;
-        assert_eq!(setup.complete("gap filled").await.announced, 3);
+        assert_eq!(setup.assert_complete("gap filled").await.announced, 3);
     }
 }
 
@@ -178,13 +186,13 @@ async fn a_block_empties_the_pool() {
             settled(&setup.fetcher, "all announced", |counts| counts.announced == 50).await;
         assert_eq!(counts.pooled + counts.mined, 50, "{kind:?}: {counts:?}");
         eventually("mined", || setup.pool.is_empty()).await;
-        // The nonces come with the full block: a rival of a mined transaction is stale.
+        // The full block sets the nonces, so a rival of a mined transaction is stale.
         let (late, _) = transfer(&accounts[0], 0, 2);
         assert_ne!(setup.pool.status(&late), OrderStatus::Unknown);
     }
 }
 
-/// Each by itself, so that one can be chosen where each takes minutes.
+/// Makes a separate test of each case, so that one can be selected, because each takes minutes.
 macro_rules! under_load {
     ($($name:ident: $kind:ident, $tps:literal, $announcements:ident;)*) => {$(
         #[tokio::test]
@@ -206,22 +214,23 @@ under_load! {
 async fn nothing_is_lost(kind: RealNodeKind, tps: u32, announcements: Announcements) {
     let setup = Setup::in_mode(kind, Duration::from_secs(12), announcements).await;
     let accepted = Load::start(setup.node.ipc_path(), tps, Duration::from_secs(30)).finish();
-    let what = format!("{announcements:?}, {tps} TPS");
-    let counts = setup.complete(&what).await;
+    let case = format!("{announcements:?}, {tps} TPS");
+    let counts = setup.assert_complete(&case).await;
     assert_eq!((counts.lagged, counts.failed, counts.malformed), (0, 0, 0));
-    // A node that stands still for longer than a ping may take is left and come back to: on a slow
-    // machine anvil does. What counts is that nothing is missing.
-    println!("{kind:?}: {what}: reconnects {}", setup.fetcher.status()[0].reconnects);
-    let brought_in = counts.announced + counts.backfilled + counts.audit_recovered;
-    // anvil queues some that overtook another one of their sender, and never announces them.
+    // Reconnects are permitted: on a slow machine anvil hangs for longer than the time-out of a
+    // ping. Only missing transactions fail the test.
+    println!("{kind:?}: {case}: reconnects {}", setup.fetcher.status()[0].reconnects);
+    let entered = counts.announced + counts.backfilled + counts.audit_recovered;
+    // anvil queues transactions that arrive before an earlier nonce of their sender, and never
+    // announces them.
     let client = setup.client().await;
     let status = client.raw_request::<_, BTreeMap<String, U64>>("txpool_status".into(), ()).await;
     let queued = status.unwrap()["queued"].to::<u64>();
     let missed = counts.objects_missed;
-    println!("{kind:?}: {what}: queued by the node {queued}, objects missed {missed}");
+    println!("{kind:?}: {case}: queued by the node {queued}, objects missed {missed}");
     assert!(
-        (brought_in + queued) * 100 >= accepted * 99,
-        "{kind:?}: {what}: {brought_in} brought in and {queued} queued of {accepted} accepted",
+        (entered + queued) * 100 >= accepted * 99,
+        "{kind:?}: {case}: {entered} entered and {queued} queued of {accepted} accepted",
     );
 }
 
@@ -235,30 +244,32 @@ async fn under_load_each_mode_costs_the_node_geth() {
     costs(RealNodeKind::Geth).await;
 }
 
-/// Subscribes to whole transactions, and reads them until the node is gone, without looking at them.
+/// Subscribes to whole transactions, and discards them until the node closes the connection.
 fn drain_objects(node: &RealNode) {
     let mut stream = UnixStream::connect(node.ipc_path()).unwrap();
-    let subscribe = br#"{"jsonrpc":"2.0","id":1,"method":"eth_subscribe","params":["newPendingTransactions",true]}"#;
-    stream.write_all(subscribe).unwrap();
+    let params = r#"["newPendingTransactions",true]"#;
+    let request =
+        format!(r#"{{"jsonrpc":"2.0","id":1,"method":"eth_subscribe","params":{params}}}"#);
+    stream.write_all(request.as_bytes()).unwrap();
     std::thread::spawn(move || io::copy(&mut stream, &mut io::sink()));
 }
 
-/// Prints the node's own CPU time for each transaction, which includes taking it in and mining it.
+/// Prints the CPU time of the node for each transaction, which includes accepting and mining it.
 async fn costs(kind: RealNodeKind) {
     let modes = [
         ("without a subscriber", None, false),
-        ("full objects, of a subscriber that reads no more", None, true),
+        ("full objects, read by a subscriber and discarded", None, true),
         ("hashes, each requested", Some(Announcements::Hashes), false),
         ("full objects and hashes", Some(Announcements::Full), false),
     ];
-    for (what, announcements, plain) in modes {
+    for (mode, announcements, drains) in modes {
         let folder = tempfile::tempdir().unwrap();
         let node = RealNode::start(kind, folder.path(), Duration::from_secs(12)).unwrap();
         let fetcher = match announcements {
             None => None,
-            Some(mode) => Some(start(&node, mode).await.0),
+            Some(announcements) => Some(start(&node, announcements).await.0),
         };
-        if plain {
+        if drains {
             drain_objects(&node);
         }
         let pid = node.pid().unwrap();
@@ -267,14 +278,14 @@ async fn costs(kind: RealNodeKind) {
         let mut missed = 0;
         if let Some(fetcher) = fetcher {
             let all = accepted * 99 / 100;
-            let counts = settled(&fetcher, what, |counts| counts.pooled >= all).await;
+            let counts = settled(&fetcher, mode, |counts| counts.pooled >= all).await;
             missed = counts.objects_missed;
         }
         let us = (cpu_of(pid) - before).as_micros() as f64 / accepted.max(1) as f64;
         println!(
-            "{kind:?}: 2000 TPS, {what}: {us:.0} us of the node for each, {missed} objects missed"
+            "{kind:?}: 2000 TPS, {mode}: {us:.0} us of the node for each, {missed} objects missed"
         );
-        assert!(us > 0.0, "the node has worked");
+        assert!(us > 0.0, "the node used CPU time");
     }
 }
 
@@ -283,24 +294,25 @@ async fn a_host_that_blocks_its_runtime_for_15_seconds_loses_nothing() {
     let setup = Setup::new(RealNodeKind::Geth, Duration::from_secs(12)).await;
     let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(25));
     let before = load.wait_started(&setup.fetcher);
-    // The only thread of this runtime. geth gives a reader up after 10 s.
+    // This blocks the only thread of the runtime. geth disconnects a reader after 10 s.
     std::thread::sleep(Duration::from_secs(15));
     let during = setup.fetcher.counts().announced - before;
     assert!(during > 5000, "only {during} while the host was blocked");
     load.finish();
-    let counts = setup.complete("blocked host").await;
+    let counts = setup.assert_complete("blocked host").await;
     assert_eq!((counts.lagged, counts.failed), (0, 0));
     assert_eq!(setup.fetcher.status()[0].reconnects, 0);
 }
 
-/// Stops the node under load, or kills and restarts it; when it is back, all is caught up with.
-async fn is_away(kind: RealNodeKind, is_killed: bool, time: Duration) {
+/// Suspends the node under load, or kills and restarts it. Asserts that the fetcher catches up
+/// afterwards.
+async fn assert_catches_up(kind: RealNodeKind, is_killed: bool, time: Duration) {
     let mut setup = Setup::new(kind, Duration::from_secs(2)).await;
     let load = Load::start(setup.node.ipc_path(), 500, Duration::from_secs(600));
     load.wait_started(&setup.fetcher);
     if is_killed {
         setup.node.kill9().unwrap();
-        eventually("the loss is seen", || !setup.fetcher.is_live()).await;
+        eventually("the fetcher notices the loss", || !setup.fetcher.is_live()).await;
     } else {
         setup.node.sigstop().unwrap();
     }
@@ -318,22 +330,22 @@ async fn is_away(kind: RealNodeKind, is_killed: bool, time: Duration) {
     let took = answered.elapsed();
     println!("{kind:?}: away for {time:?}: live {took:?} after it answers (goal: 5 s)");
     Load::start(setup.node.ipc_path(), 500, Duration::from_secs(5)).finish();
-    setup.complete("back").await;
+    setup.assert_complete("back").await;
 }
 
 #[tokio::test]
-async fn a_node_that_is_stopped_for_20_seconds_or_gone_for_200_is_caught_up_with() {
+async fn the_fetcher_catches_up_after_a_node_was_stopped_or_killed() {
     for kind in BOTH {
-        is_away(kind, false, Duration::from_secs(20)).await;
+        assert_catches_up(kind, false, Duration::from_secs(20)).await;
     }
-    // Longer than the 195 s after which alloy's own reconnect has given up. Both at once: the
-    // time is spent waiting.
-    let gone = |kind| is_away(kind, true, Duration::from_secs(200));
-    tokio::join!(gone(RealNodeKind::Anvil), gone(RealNodeKind::Geth));
+    // This is longer than the 195 s after which alloy's own reconnect gives up. Both nodes are
+    // tested at once, because the test only waits.
+    let killed = |kind| assert_catches_up(kind, true, Duration::from_secs(200));
+    tokio::join!(killed(RealNodeKind::Anvil), killed(RealNodeKind::Geth));
 }
 
 #[tokio::test]
-async fn ten_thousand_pending_transactions_are_there_at_the_start() {
+async fn ten_thousand_pending_transactions_are_backfilled_at_the_start() {
     for kind in BOTH {
         let folder = tempfile::tempdir().unwrap();
         let node = RealNode::start(kind, folder.path(), Duration::from_secs(60)).unwrap();
@@ -345,6 +357,6 @@ async fn ten_thousand_pending_transactions_are_there_at_the_start() {
         println!("{kind:?}: {} pending backfilled in {:?}", counts.backfilled, begin.elapsed());
         assert!(counts.backfilled > 9_000, "{counts:?}");
         let setup = Setup { kind, node, fetcher, pool, _folder: folder };
-        setup.complete("after the backfill").await;
+        setup.assert_complete("after the backfill").await;
     }
 }
