@@ -1,4 +1,4 @@
-//! The documents against the code: a sentence that has become false fails here.
+//! Compares the documents with the code, and checks rules that all code must follow.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +34,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every file of the tree but what is built or is git's, relative to its root.
+/// Every file of the repository except for build output and git data, relative to the root.
 fn files() -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![PathBuf::new()]);
     while let Some(folder) = folders.pop() {
@@ -56,7 +56,9 @@ fn files() -> Vec<PathBuf> {
 
 /// The files of a kind, with their texts.
 fn texts(kind: &str) -> Vec<(PathBuf, String)> {
-    let files = files().into_iter().filter(|path| path.extension().is_some_and(|it| it == kind));
+    let files = files()
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == kind));
     files.map(|path| (path.clone(), read(path))).collect()
 }
 
@@ -74,18 +76,18 @@ fn sources() -> Vec<(PathBuf, String)> {
     sources
 }
 
-/// What follows a text, each time up to the next `end`.
+/// The texts between each `begin` and the next `end`.
 fn all_between<'a>(text: &'a str, begin: &str, end: &str) -> Vec<&'a str> {
     let rests = text.split(begin).skip(1);
     rests.map(|rest| rest.split(end).next().unwrap_or(rest)).collect()
 }
 
-/// The same, the first time.
+/// The text between the first `begin` and the next `end`.
 fn between<'a>(text: &'a str, begin: &str, end: &str) -> &'a str {
     all_between(text, begin, end).first().unwrap_or_else(|| panic!("no {begin:?}"))
 }
 
-/// What stands behind a text in the lines that begin with it, indented or not.
+/// The rest of the lines that begin with a text, indented or not.
 fn lines_after<'a>(text: &'a str, begin: &str) -> Vec<&'a str> {
     text.lines().filter_map(|line| line.trim().strip_prefix(begin)).collect()
 }
@@ -106,7 +108,7 @@ fn rows(text: &str) -> Vec<Vec<&str>> {
     table.skip(2).map(|line| line.trim_matches('|').split('|').map(str::trim).collect()).collect()
 }
 
-/// What stands between backticks, code blocks aside.
+/// The texts between backticks, except for code blocks.
 fn quoted(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
     let mut in_block = false;
@@ -120,8 +122,8 @@ fn quoted(text: &str) -> Vec<&str> {
     found
 }
 
-/// A text that the manifest of the workspace sets.
-fn of_workspace(key: &str) -> String {
+/// A value that is set in the manifest of the workspace.
+fn workspace_value(key: &str) -> String {
     between(&read("Cargo.toml"), &format!("\n{key} = \""), "\"").to_owned()
 }
 
@@ -132,12 +134,12 @@ fn the_readme_names_the_rust_version_of_the_workspace() {
     let rests = readme.split("Rust ").skip(1);
     let mut named: Vec<_> = rests.filter_map(|rest| rest.split(is_other).next()).collect();
     named.retain(|version| !version.is_empty());
-    assert_eq!(named, [of_workspace("rust-version")]);
+    assert_eq!(named, [workspace_value("rust-version")]);
 }
 
 #[test]
 fn the_changelog_begins_with_the_version_of_the_workspace() {
-    assert_eq!(between(&read("CHANGELOG.md"), "\n## [", "]"), of_workspace("version"));
+    assert_eq!(between(&read("CHANGELOG.md"), "\n## [", "]"), workspace_value("version"));
 }
 
 #[test]
@@ -183,7 +185,8 @@ fn metrics() -> [(&'static str, BTreeSet<&'static str>); 10] {
     let set = |table: &[(&'static str, _, _)]| table.iter().map(|(name, ..)| *name).collect();
     [
         ("mempool_fetcher_", set(txpool_fetcher::METRICS)),
-        // Of a feature that would make the first command long; bin/mempool-ingest/tests/telemetry.rs compares it.
+        // Its feature would make the first build long; bin/mempool-ingest/tests/telemetry.rs
+        // compares it.
         ("mempool_telemetry_", ["mempool_telemetry_connections_total"].into()),
         ("mempool_build_", ["mempool_build_info"].into()),
         ("mempool_log_", ["mempool_log_dropped_total"].into()),
@@ -232,7 +235,8 @@ fn every_metric_that_a_document_names_exists() {
     assert!(named > 50);
 }
 
-/// The words of a text that begin as metrics do, without what Prometheus adds to the name of a histogram.
+/// The words of a text that begin like metrics, without the suffixes that Prometheus adds to the
+/// name of a histogram.
 fn metric_words(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let known = metrics();
@@ -247,7 +251,7 @@ fn metric_words(text: &str) -> BTreeSet<&str> {
 }
 
 #[test]
-fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested_and_explained() {
+fn alerts_and_dashboard_name_existing_metrics_and_each_alert_is_tested() {
     let rules = read("etc/prometheus/mempool-ingest.rules.yml");
     let tests = read("etc/prometheus/mempool-ingest.test.yml");
     let known = all_metrics();
@@ -278,7 +282,7 @@ fn alerts_and_dashboard_name_metrics_that_exist_and_each_alert_is_tested_and_exp
     }
 }
 
-/// An operator who sees a word of a source's state finds what to do.
+/// An operator can look up every word of the state of a source.
 #[test]
 fn the_operations_explain_every_state_and_reason_of_a_source() {
     use txpool_fetcher::{GapReason, Outcome, SourceState};
@@ -288,13 +292,13 @@ fn the_operations_explain_every_state_and_reason_of_a_source() {
     let mut words: Vec<_> = SourceState::ALL.map(SourceState::as_str).into();
     words.extend(GapReason::ALL.map(GapReason::as_str));
     words.extend(Outcome::ALL.map(Outcome::as_str));
-    let of_code = BTreeSet::from_iter(words);
-    assert_eq!(explained.len(), of_code.len(), "a word twice: {explained:?}");
-    assert_eq!(BTreeSet::from_iter(explained), of_code);
+    let in_code = BTreeSet::from_iter(words);
+    assert_eq!(explained.len(), in_code.len(), "a word twice: {explained:?}");
+    assert_eq!(BTreeSet::from_iter(explained), in_code);
 }
 
 #[test]
-fn the_alerts_of_a_host_with_a_prefix_are_those_that_the_script_writes() {
+fn the_prefixed_alerts_are_those_that_the_script_writes() {
     let mut script = std::process::Command::new(root().join("etc/prometheus/prefixed.sh"));
     let output = script.args(["reth_", "rules"]).output().expect("the script runs");
     let written = String::from_utf8(output.stdout).expect("text");
@@ -302,9 +306,9 @@ fn the_alerts_of_a_host_with_a_prefix_are_those_that_the_script_writes() {
     assert_eq!(metric_words(&written), BTreeSet::new(), "without the prefix");
 }
 
-/// What a renderer shows as code: an info string is a language, and nothing else stands beside a fence.
+/// A renderer shows a block as code only if its info string is a language.
 #[test]
-fn every_fence_of_a_document_and_of_a_comment_is_rendered_as_one() {
+fn every_fence_in_documents_and_comments_is_rendered() {
     const LANGUAGES: [&str; 8] =
         ["", "console", "no_run", "rust", "rust,ignore", "rust,no_run", "text", "toml"];
     let mut fences = 0;
@@ -314,8 +318,9 @@ fn every_fence_of_a_document_and_of_a_comment_is_rendered_as_one() {
             let comment = line.strip_prefix("//!").or_else(|| line.strip_prefix("///"));
             comment.or(is_document.then_some(line))
         });
-        let fence =
-            |(at, line): (usize, &'_ str)| Some((at, line.trim().strip_prefix("```")?.to_owned()));
+        let fence = |(number, line): (usize, &'_ str)| {
+            Some((number, line.trim().strip_prefix("```")?.to_owned()))
+        };
         let mut found = shown.enumerate().filter_map(fence);
         while let Some((opened, info)) = found.next() {
             assert!(LANGUAGES.contains(&&*info), "{}: ```{info}", path.display());
@@ -360,7 +365,7 @@ fn every_relative_link_and_every_path_leads_to_something() {
         }
         let tops = "bin crates dev src tests benches docs etc examples integrations scripts .ci";
         let is_path = |text: &&str| {
-            text.split_once('/').is_some_and(|(top, _)| tops.split(' ').any(|it| it == top))
+            text.split_once('/').is_some_and(|(top, _)| tops.split(' ').any(|other| other == top))
         };
         // From the root, or from the folder of a crate outside the workspace.
         let own = root().join(document.strip_suffix("README.md").unwrap_or(""));
@@ -395,7 +400,7 @@ fn targets(folder: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn the_readme_names_every_example_and_the_documents_every_bench_and_no_other() {
+fn the_documents_name_exactly_the_existing_examples_and_benches() {
     let named = |documents: &[&str], kind| -> BTreeSet<_> {
         let names = |document: &&str| commands(&read(*document), kind).into_iter();
         documents.iter().flat_map(names).map(|(name, _)| name).collect()
@@ -409,7 +414,7 @@ fn the_readme_names_every_example_and_the_documents_every_bench_and_no_other() {
 }
 
 #[test]
-fn the_readme_begins_with_the_command_that_shows_it_and_the_one_that_tests_it() {
+fn the_readme_begins_with_the_commands_that_install_run_and_test() {
     let readme = read("README.md");
     let blocks = all_between(&readme, "```console\n", "\n```");
     let expected = [
@@ -419,9 +424,10 @@ fn the_readme_begins_with_the_command_that_shows_it_and_the_one_that_tests_it() 
     assert_eq!(blocks, expected);
 }
 
-/// Documents answer more if they are read. `cargo test -p integration-tests --test tidy -- --nocapture words` prints the counts.
+/// Short documents are read. `cargo test -p integration-tests --test tidy -- --nocapture words`
+/// prints the counts.
 #[test]
-fn the_words_of_all_documents_are_counted_and_the_readme_has_at_most_900() {
+fn the_readme_and_all_documents_have_at_most_their_words() {
     let is_document = |(path, _): &(PathBuf, String)| !path.iter().any(|part| part == "target");
     let mut counts: Vec<_> = texts("md")
         .into_iter()
@@ -440,12 +446,13 @@ fn the_words_of_all_documents_are_counted_and_the_readme_has_at_most_900() {
     assert!(all <= MAX_WORDS, "{all} words in all documents, at most {MAX_WORDS}");
 }
 
-/// What all documents may have together; lower it with them, down to the goal of 20,000.
+/// The most words of all documents together. Lower it with them, down to the goal of 20,000.
 const MAX_WORDS: usize = 30_000;
 
-/// What the README and that of the benches say was measured, and the commands that they name for it.
+/// The script runs the commands that the README and the README of the benches name for their
+/// figures, and prints their rows.
 #[test]
-fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_the_documents() {
+fn the_script_of_the_figures_matches_the_documents() {
     let documents = ["README.md", "benches/README.md"].map(read);
     let measured = documents.each_ref().map(|text| section(text, "## Measured")).concat();
     let script = read("scripts/figures.sh");
@@ -464,10 +471,10 @@ fn the_script_that_takes_the_figures_runs_the_commands_and_prints_the_rows_of_th
     }
 }
 
-/// A limit that SECURITY.md or docs/operations.md names with a value in brackets is a field of a configuration,
-/// and the value is its default.
+/// A limit that SECURITY.md or docs/operations.md names with a value in brackets is a field of a
+/// configuration, and the value is its default.
 #[test]
-fn every_limit_that_is_named_with_its_value_is_the_default_of_the_configuration() {
+fn every_limit_with_a_value_in_a_document_is_the_default() {
     let configuration = read("bin/mempool-ingest/src/options.toml");
     let mut defaults: BTreeMap<&str, BTreeSet<u64>> = BTreeMap::new();
     let options = lines_after(&configuration, "#").into_iter();
@@ -533,7 +540,8 @@ fn every_flag_that_a_document_gives_to_a_command_exists() {
     assert!(checked >= 8, "{checked}");
 }
 
-/// The crates by name, each with its manifest: the published ones, and those for tests, benches and examples.
+/// The crates by name, each with its manifest: the published ones, and those for tests, benches and
+/// examples.
 fn crates() -> BTreeMap<String, String> {
     let is_crate = |path: &PathBuf| ["crates", "dev"].iter().any(|top| path.starts_with(top));
     let manifests =
@@ -560,21 +568,22 @@ fn the_arrows_between_the_crates_are_those_of_the_manifests() {
     let ours = |manifest: &String| -> BTreeSet<_> {
         dependencies(manifest).into_iter().filter(|name| manifests.contains_key(name)).collect()
     };
-    let of_manifests: BTreeMap<_, _> =
+    let in_manifests: BTreeMap<_, _> =
         manifests.iter().map(|(name, manifest)| (name.clone(), ours(manifest))).collect();
     let text = read("ARCHITECTURE.md");
     let drawn = section(&text, "## The crates").lines().filter_map(|line| line.split_once("-->"));
     let drawn: BTreeMap<_, BTreeSet<_>> = drawn
-        .map(|(from, to)| {
-            let to = to.split(':').next().unwrap_or("").split(',').map(str::trim);
-            (from.trim().to_owned(), to.filter(|to| *to != "none").map(str::to_owned).collect())
+        .map(|(dependent, dependencies)| {
+            let names = dependencies.split(':').next().unwrap_or("").split(',').map(str::trim);
+            let names = names.filter(|name| *name != "none").map(str::to_owned).collect();
+            (dependent.trim().to_owned(), names)
         })
         .collect();
     assert!(drawn.len() >= 8, "{drawn:?}");
-    assert_eq!(drawn, of_manifests);
+    assert_eq!(drawn, in_manifests);
 }
 
-/// A script that had been emptied by mistake succeeded.
+/// A script was once emptied by mistake, and succeeded.
 #[test]
 fn every_script_has_lines_to_run() {
     for (path, text) in texts("sh") {
@@ -593,14 +602,14 @@ fn every_property_that_the_fuzzing_runs_exists() {
     }
 }
 
-/// Without the modules that stand in for the real ones under loom: their locks are the test's.
+/// Removes the modules that replace others under loom, whose locks belong to the tests.
 fn without_loom(text: &str) -> String {
     let mut parts = text.split("#[cfg(all(test, loom))]\nmod ");
     let first = parts.next().unwrap_or_default().to_owned();
     parts.fold(first, |all, part| all + part.split_once("\n}\n").map_or("", |(_, rest)| rest))
 }
 
-/// In its own module documentation, or in that of its folder.
+/// The module documentation, or that of the folder, says who takes the lock.
 #[test]
 fn every_file_that_has_a_lock_says_who_takes_it() {
     let has_lock = |text: &str| {
@@ -609,15 +618,16 @@ fn every_file_that_has_a_lock_says_who_takes_it() {
                 || (line.contains(": Mutex<") && !line.contains('&'))
         })
     };
-    let mentions_it = |line: &str| line.starts_with("//!") && line.to_lowercase().contains("lock");
-    let of_room = |path: &Path| {
+    let mentions_lock =
+        |line: &str| line.starts_with("//!") && line.to_lowercase().contains("lock");
+    let folder_mentions_lock = |path: &Path| {
         let room = path.with_file_name("mod.rs");
         root().join(&room).exists() && read(&room).contains("\n//! # Locks\n")
     };
     let mut locked = sources();
     locked.retain(|(_, text)| has_lock(&without_loom(text)));
     assert!(locked.len() > 10, "{}", locked.len());
-    locked.retain(|(path, text)| !text.lines().any(mentions_it) && !of_room(path));
+    locked.retain(|(path, text)| !text.lines().any(mentions_lock) && !folder_mentions_lock(path));
     let undocumented: Vec<_> = locked.iter().map(|(path, _)| path).collect();
     assert!(undocumented.is_empty(), "{undocumented:?}");
 }
@@ -626,8 +636,10 @@ fn every_file_that_has_a_lock_says_who_takes_it() {
 fn the_architecture_names_every_thread() {
     let texts = sources();
     let calls = [".name(\"", "spawn_thread(\""];
-    let of = |call| texts.iter().flat_map(move |(_, text)| all_between(text, call, "\""));
-    let named: BTreeSet<_> = calls.into_iter().flat_map(of).collect();
+    let named: BTreeSet<_> = texts
+        .iter()
+        .flat_map(|(_, text)| calls.into_iter().flat_map(|call| all_between(text, call, "\"")))
+        .collect();
     assert!(named.contains("mempool-io") && named.contains("order-pool-upkeep"), "{named:?}");
     let text = read("ARCHITECTURE.md");
     for name in named {
@@ -644,12 +656,208 @@ fn the_source_states_in_the_architecture_are_those_of_the_code() {
     let states: BTreeSet<_> = states.map(|(state, _)| state.to_owned()).collect();
     let text = read("ARCHITECTURE.md");
     let table = rows(section(&text, "## The source's state machine"));
-    let of_cell = |cell: &str| {
+    let states_of_cell = |cell: &str| {
         let cell = cell.split(" (").next().unwrap_or("").replace("any but Ended", "any");
         cell.split(", ").map(str::to_owned).collect::<Vec<_>>()
     };
-    let named = table.iter().flat_map(|row| [of_cell(row[0]), of_cell(row[2])]).flatten();
+    let named =
+        table.iter().flat_map(|row| [states_of_cell(row[0]), states_of_cell(row[2])]).flatten();
     let mut named: BTreeSet<_> = named.collect();
     named.retain(|name| !["any", "same"].contains(&name.as_str()));
     assert_eq!(named, states);
+}
+
+/// Names that say nothing about the value behind them. A point in time is `now`, `deadline`,
+/// `received_at`; everything else has a noun of the field.
+const VAGUE_NAMES: [&str; 11] =
+    ["at", "by", "from", "is_it", "it", "of", "owe", "told", "what", "who", "whom"];
+
+/// The folders whose parameters and fields have no vague name. Add a crate when it complies.
+const WITHOUT_VAGUE_NAMES: [&str; 4] =
+    ["crates/blocklist", "crates/load-control", "dev/mock-node", "dev/testkit"];
+
+#[test]
+fn no_parameter_or_field_has_a_vague_name() {
+    let example = r#"
+        struct Span<'at> { by: u8, text: &'at str }
+        fn late(of: u64) { let x = Self::from(1).at; let c = '"'; } // it: a comment
+        counter from[2] = "name", "a text with what: 1";
+        let first = |it| it.0; let second = move |(who, n): (u8, u8)| n;
+    "#;
+    assert_eq!(vague_names(example), ["by", "of", "from", "it", "who"]);
+    let mut found = Vec::new();
+    for folder in WITHOUT_VAGUE_NAMES {
+        let files: Vec<_> =
+            texts("rs").into_iter().filter(|(path, _)| path.starts_with(folder)).collect();
+        assert!(!files.is_empty(), "{folder} has no code");
+        for (path, text) in files {
+            let names = vague_names(&text).into_iter();
+            found.extend(names.map(|name| format!("{}: {name}", path.display())));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// The vague names of parameters, of closures too, of fields, and of metrics in a Rust text.
+fn vague_names(text: &str) -> Vec<String> {
+    const METRIC_KINDS: [&str; 5] = ["count", "counter", "gauge", "histogram", "level"];
+    let tokens = tokens(text);
+    let token = |index: usize| tokens.get(index).map_or("", String::as_str);
+    let mut found = Vec::new();
+    // The index of the `|` that ends the parameters of the current closure.
+    let mut closure_end = 0;
+    for index in 0..tokens.len() {
+        let before = if index == 0 { "" } else { token(index - 1) };
+        let begins_closure = ["(", ",", "=", "=>", "{", "&", "move", "return"].contains(&before);
+        if token(index) == "|" && index >= closure_end && begins_closure {
+            let length = tokens[index + 1..].iter().position(|token| token == "|");
+            closure_end = index + 1 + length.unwrap_or(0);
+        }
+        let is_declared = token(index + 1) == ":" && before != "."
+            || METRIC_KINDS.contains(&before)
+            || index < closure_end && before != ":";
+        if is_declared && VAGUE_NAMES.contains(&token(index)) {
+            found.push(token(index).to_owned());
+        }
+    }
+    found
+}
+
+/// The identifiers, numbers and punctuation of a Rust text, without comments, texts, characters and
+/// lifetimes. `::` and `=>` are one token each.
+fn tokens(text: &str) -> Vec<String> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut tokens = Vec::new();
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let length = if rest.starts_with("//") {
+            rest.find('\n').unwrap_or(rest.len())
+        } else if rest.starts_with("/*") {
+            rest.find("*/").map_or(rest.len(), |end| end + 2)
+        } else if let Some(end) = raw_text_end(rest) {
+            end
+        } else if first == '"' {
+            text_end(rest)
+        } else if first == '\'' {
+            character_or_lifetime_end(rest)
+        } else {
+            let length = match first {
+                _ if is_word(first) => rest.find(|c| !is_word(c)).unwrap_or(rest.len()),
+                _ if rest.starts_with("::") || rest.starts_with("=>") => 2,
+                _ => first.len_utf8(),
+            };
+            if !first.is_whitespace() {
+                tokens.push(rest[..length].to_owned());
+            }
+            length
+        };
+        rest = &rest[length..];
+    }
+    tokens
+}
+
+/// The length of the raw text, such as `r#"..."#`, with which a text begins, if it does.
+fn raw_text_end(text: &str) -> Option<usize> {
+    let start = text.strip_prefix("br").or_else(|| text.strip_prefix('r'))?;
+    let hashes = start.len() - start.trim_start_matches('#').len();
+    start[hashes..].strip_prefix('"')?;
+    let end = format!("\"{}", "#".repeat(hashes));
+    let content = text.len() - start.len() + hashes + 1;
+    Some(content + text[content..].find(&end)? + end.len())
+}
+
+/// The length of the text in quotes with which a text begins.
+fn text_end(text: &str) -> usize {
+    let mut is_escaped = true;
+    for (index, character) in text.char_indices() {
+        match character {
+            '"' if !is_escaped => return index + 1,
+            '\\' => is_escaped = !is_escaped,
+            _ => is_escaped = false,
+        }
+    }
+    text.len()
+}
+
+/// The length of the character or of the lifetime with which a text begins.
+fn character_or_lifetime_end(text: &str) -> usize {
+    let content = &text[1..];
+    let character = content.chars().next().map_or(0, char::len_utf8);
+    if content.starts_with('\\') {
+        return 2 + content[2..].find('\'').map_or(0, |end| end + 2);
+    }
+    if content[character..].starts_with('\'') { character + 2 } else { 1 + character }
+}
+
+/// Metaphors, riddles and abbreviations that were once used here for terms of the field, in lower
+/// case.
+const DIALECT: [&str; 23] = [
+    "outsider",
+    "asking side",
+    "let go",
+    "bell",
+    "fate",
+    "shelf",
+    "standing",
+    "owe",
+    "told_as",
+    "unsend",
+    "kept_from",
+    "ofsigner",
+    "untaken",
+    "one of which nothing is used",
+    "of each shard",
+    "longer than else it may take",
+    "beside those of the system",
+    "is not given as many",
+    "must not take the room of this one",
+    "so are other terms of the same one",
+    "the chain is what it told",
+    "or there although mined, replaced or cancelled",
+    "each row is of a run of its own",
+];
+
+/// The files and folders without dialect. Add one when it complies.
+const WITHOUT_DIALECT: [&str; 5] = [
+    "crates/blocklist",
+    "crates/load-control",
+    "dev/example-builder",
+    "dev/mock-node",
+    "dev/testkit",
+];
+
+#[test]
+fn no_text_is_in_dialect() {
+    assert_eq!(dialect("Outstanding bells\n/// One of which\n/// nothing is used."), [DIALECT[13]]);
+    let mut found = Vec::new();
+    for folder in WITHOUT_DIALECT {
+        let is_text = |path: &Path| {
+            let kind = path.extension().and_then(|kind| kind.to_str()).unwrap_or_default();
+            path.starts_with(folder) && ["md", "rs", "sh", "toml", "yml"].contains(&kind)
+        };
+        let paths: Vec<_> = files().into_iter().filter(|path| is_text(path)).collect();
+        assert!(!paths.is_empty(), "{folder} has no text");
+        for path in paths {
+            let phrases = dialect(&read(&path)).into_iter();
+            found.extend(phrases.map(|phrase| format!("{}: {phrase}", path.display())));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+}
+
+/// The phrases of the dialect in a text, also where a phrase is broken over two lines of a comment.
+fn dialect(text: &str) -> Vec<&'static str> {
+    let markers = ["///", "//!", "//", "#"];
+    let lines = text.lines().map(|line| {
+        let line = line.trim_start();
+        markers.iter().find_map(|marker| line.strip_prefix(marker)).unwrap_or(line).trim()
+    });
+    let text = lines.collect::<Vec<_>>().join(" ").to_lowercase();
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let is_phrase = |phrase: &&str| {
+        text.match_indices(phrase).any(|(start, found)| {
+            !text[..start].ends_with(is_word) && !text[start + found.len()..].starts_with(is_word)
+        })
+    };
+    DIALECT.into_iter().filter(is_phrase).collect()
 }

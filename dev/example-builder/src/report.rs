@@ -66,7 +66,8 @@ impl Summary {
         self.fill_ms_p50 = self.times_ms.iter().map(|times| median(times.clone())).collect();
         eprintln!(
             "block {number}: considered {considered}, included {} ({} bundles), blocked {}, \
-             left out {}; gas {:.1} M of {:.1} M; prefetch {:.2} ms, fill {:.2} ms; waited for {} reads",
+             left out {}; gas {:.1} M of {:.1} M; prefetch {:.2} ms, fill {:.2} ms; \
+             waited for {} reads",
             ours.orders,
             ours.bundles,
             ours.blocked.len(),

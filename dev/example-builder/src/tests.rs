@@ -142,7 +142,7 @@ fn orders_are_included_by_tip_and_by_nonce() {
 }
 
 #[test]
-fn a_bundle_is_included_completely_or_not_at_all_unless_it_allows_more() {
+fn a_bundle_is_included_completely_unless_it_permits_less() {
     let world = World::new(0);
     let accounts = test_accounts(22).split_off(20);
     let [valid, fails] = [0, 1].map(|index| transfer(&accounts[index], 0, 7, index == 1));

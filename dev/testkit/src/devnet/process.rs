@@ -151,7 +151,7 @@ pub(crate) fn find_binary(name: &str) -> io::Result<PathBuf> {
         return Ok(path);
     }
     Err(io::Error::other(format!(
-        "{} is missing: run scripts/real-nodes.sh, or set {NODES_VARIABLE} to a directory that has it",
+        "{} is missing: run scripts/real-nodes.sh, or set {NODES_VARIABLE} to its directory",
         path.display()
     )))
 }

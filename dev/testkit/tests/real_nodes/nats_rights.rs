@@ -271,7 +271,7 @@ async fn nats_each_user_of_the_sample_has_only_the_rights_it_needs() {
 
 /// The server does not check whether a user may publish to the reply subject of its request.
 #[tokio::test]
-async fn nats_responses_to_a_machines_subject_stores_and_purges_nothing() {
+async fn nats_a_response_to_a_machines_subject_stores_and_purges_nothing() {
     let (sample, server) = one_server();
     let admin = User::connect(&sample, &server, "admin").await;
     let streams = jetstream::new(admin.client.clone());
