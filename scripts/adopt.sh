@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Follows "A first program" of docs/linking.md to the letter, from a clone to the first transaction: in a folder of its
-# own, with a target folder of its own, so that everything is compiled. Prints the minutes, the lines and the compile errors.
+# Follows "A first program" of docs/linking.md literally, from a clone to the first transaction. It uses a temporary
+# folder with its own target folder, so that everything is compiled. Prints the minutes, the lines and the compile errors.
 #
-#   scripts/adopt.sh             with the newest alloy, then with the lock file of a host that has rbuilder's versions
+#   scripts/adopt.sh             with the newest alloy, then with the lock file of rbuilder
 #   scripts/adopt.sh latest|pinned
 #
-# Nothing but crates is fetched. What is cloned is the commit that is checked out.
+# Only crates are downloaded. The clone is of the commit that is checked out.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repository=$PWD
@@ -14,7 +14,7 @@ pids=()
 trap 'kill "${pids[@]}" 2>/dev/null || true; rm -rf "$work"' EXIT
 unset CARGO_TARGET_DIR
 
-# The blocks of that section: `block LANGUAGE` prints the first one that begins so.
+# `block LANGUAGE` prints the first code block of that section in a language.
 guide=$(sed -n '/^## A first program$/,/^## One version of alloy$/p' docs/linking.md)
 block() {
     sed -n "/^\`\`\`$1/,/^\`\`\`\$/p" <<<"$guide" | sed '/^```/d'
@@ -35,7 +35,7 @@ adopt() {
     line=$(block console | sed -n 's/ *# in my-builder$//p')
     (cd ../mempool-ingest && exec ${node//\/tmp/$home} >"$home/node.log" 2>&1) &
     pids+=($!)
-    # It compiles while the node does; that has its socket when it listens.
+    # Both compile at the same time. The socket exists when the node listens.
     cargo build >"$home/build.log" 2>&1 || true
     errors=$(grep -c '^error' "$home/build.log" || true)
     if [ "$errors" -gt 0 ]; then
@@ -54,7 +54,7 @@ adopt() {
     for crate in alloy-consensus alloy-primitives; do
         echo "$crate: $(cargo tree -q -e normal --prefix none | sed -nE "s/^$crate v([^ ]*).*/\1/p" | sort -u | tr '\n' ' ')"
     done
-    # The line of the guide that prints nothing when each is there once.
+    # This line of the guide prints nothing if there is one version of each crate.
     ! cargo tree --duplicates --depth 0 | grep -E 'alloy-(consensus|eips|serde)|revm v'
     printf '%s: %d.%d minutes from the clone to the first transaction, %s lines, %s compile errors, %s crates\n' "$kind" \
         $(((SECONDS - start) / 60)) $(((SECONDS - start) % 60 / 6)) "$(cat Cargo.toml src/main.rs | wc -l)" "$errors" \

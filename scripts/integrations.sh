@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds and tests the crates under integrations/, each with its own lock file at the versions of its builder. Arguments are
-# passed to `cargo test`.
+# Builds and tests the crates under integrations/, each with its own lock file at the versions of its builder.
+# Arguments are passed to `cargo test`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../integrations"
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes docs/live-view.svg: the example `ingest` in a terminal of 100 columns and 30 lines (tmux), after a while.
 #
-#   scripts/live-view.sh [SECONDS] [FLAG...]     70 s of a mock node without faults, unless told otherwise
+#   scripts/live-view.sh [SECONDS] [FLAG...]     by default 70 s of a mock node without faults
 #   OUT=FILE EXAMPLES=target/debug/examples scripts/live-view.sh 20 --tps 100
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Tries every interleaving of the atomics behind the load monitor, the gate and the pool's wake-ups.
+# Checks every interleaving of the atomics of the load monitor, of the gate and of the pool's wake-ups.
 #
-# `--cfg loom` changes every crate that knows it, so these builds have a target directory of their own.
+# `--cfg loom` changes other crates too, so these builds have their own target directory.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/loom RUSTFLAGS="--cfg loom"

@@ -4,9 +4,9 @@
 #
 #   scripts/minimal-versions.sh
 #
-# The ranges of alloy and revm are at the low point of scripts/versions.sh; what the dependencies bring themselves is the
-# newest that they allow. A bound is wrong if no such version exists, if another dependency needs a newer one, or if the
-# crates do not compile with it: then the script says so and fails.
+# The ranges of alloy and revm are at the low point of scripts/versions.sh; indirect dependencies have the newest version
+# that is allowed. The script fails if a lower bound is wrong: if no such version exists, if another dependency needs a
+# newer one, or if the crates do not compile with it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,7 +14,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
 scripts/versions.sh --copy low
 cd target/versions/low
 
-# Only the published crates remain, without what only their tests need, as a host has them.
+# Only the published crates remain, without their development dependencies, as in a host.
 cargo metadata --no-deps --format-version 1 | python3 -c '
 import json, os, re, sys
 
@@ -57,7 +57,7 @@ for name, bound in sorted(bounds.items()):
 sys.exit(wrong > 0)
 '
 
-# Neither changes the lock file: these versions are what is compiled.
+# With --locked exactly these versions are compiled.
 cargo check --locked --workspace
 cargo check --locked --workspace --all-features
 echo "minimal-versions: ok"

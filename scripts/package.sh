@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Packages every published crate as it would be uploaded, and says how large each is.
+# Packages every published crate as it would be uploaded, and prints the size of each package.
 #
-#   scripts/package.sh             looks through what each package contains, and packs it
-#   scripts/package.sh --verify    also builds each from its package, against the others' packages: minutes
+#   scripts/package.sh             checks the contents of each package, and makes it
+#   scripts/package.sh --verify    also builds each crate from its package, which takes minutes
 #
-# The packages are in target/package/. A path dependency without a version is a development dependency on a crate that is
-# not published; cargo leaves it out of the package, and with it what is only for this workspace: tests, benches, examples.
+# The packages are in target/package/. A path dependency without a version is a development dependency on an unpublished
+# crate. cargo leaves it out of the package, together with tests, benches and examples.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -19,7 +19,7 @@ if [ $# -ne 0 ]; then
     exit 2
 fi
 
-# For each published crate its name, its folder, and what a registry shows that is missing.
+# Prints for each published crate its name, its folder, and the missing fields that a registry shows.
 published=$(cargo metadata --no-deps --format-version 1 --locked | python3 -c '
 import json, os, sys
 for package in json.load(sys.stdin)["packages"]:
@@ -37,7 +37,7 @@ while read -r package folder missing; do
         exit 1
     fi
     files=$(cargo package --list --locked --allow-dirty -p "$package")
-    # What the text of the sources includes must be in the package too.
+    # Files that the sources include must be in the package too.
     included=$(cd "$folder" && { grep -rhoE 'include_(str|bytes)!\("[^"]+"\)' src || true; } | sed -E 's/.*"(\.\.\/)*([^"]+)".*/\2/' | sort -u)
     for file in src/lib.rs README.md LICENSE-APACHE LICENSE-MIT $included; do
         if ! grep -qxF "$file" <<<"$files"; then
@@ -53,7 +53,7 @@ while read -r package folder missing; do
     selected+=(-p "$package")
 done <<<"$published"
 
-# In the order of their dependencies, and each against the packages of the others.
+# cargo packages them in the order of their dependencies, each against the packages of the others.
 cargo package --locked --allow-dirty $verify "${selected[@]}"
 while read -r package _; do
     crate=$(ls -t "${CARGO_TARGET_DIR:-target}/package/$package"-[0-9]*.crate | head -1)

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Runs the tests behind the feature `real-nodes`, and those of the command `mempool-ingest` that need a server, on pinned versions
-# of anvil, geth and nats-server.
+# Runs the tests behind the feature `real-nodes`, and those of the command `mempool-ingest` that need a server, on pinned
+# versions of anvil, geth and nats-server.
 #
 # They are installed under target/nodes/ the first time: anvil from npm, geth (two minutes) and nats-server (one) by
 # `go install`. Node.js with npm and a Go toolchain are needed for that; nothing of the system is changed.
 #
-#   scripts/real-nodes.sh                            install what is missing, run all
-#   scripts/real-nodes.sh --install-only [NAME ...]  install what is missing, of anvil, geth and nats
-#   scripts/real-nodes.sh --load                     only what loads a node at rates that need the machine
-#   scripts/real-nodes.sh --others                   only the others, which mostly wait for a node to be gone
+#   scripts/real-nodes.sh                            install missing servers, run all tests
+#   scripts/real-nodes.sh --install-only [NAME ...]  install missing servers: anvil, geth, nats
+#   scripts/real-nodes.sh --load                     only the tests under load, which need an idle machine
+#   scripts/real-nodes.sh --others                   only the other tests, which mostly wait
 #   scripts/real-nodes.sh NAME ...                   run the tests whose names contain one of these
 set -euo pipefail
 
@@ -26,9 +26,9 @@ fail() {
     exit 1
 }
 
-# Each node prints its version in its first lines; one of another version is installed anew.
-# The whole output is read first: `grep -q` at the end of a pipe closes it at the first match, and a
-# node that still prints then dies of SIGPIPE, which `pipefail` takes for another version.
+# Whether a binary prints the wanted version; a binary of another version is replaced. The whole output is read first:
+# `grep -q` would close the pipe at the first match, and a binary that still prints would die of SIGPIPE, which `pipefail`
+# reports like a wrong version.
 prints() {
     local wanted=$1 output
     shift
@@ -53,7 +53,7 @@ install_anvil() {
     npm install --prefix "$nodes/npm" --no-save --no-audit --no-fund --ignore-scripts \
         "@foundry-rs/$package@$ANVIL_VERSION" >"$nodes/anvil-install.log" 2>&1 ||
         fail "npm failed, see $nodes/anvil-install.log"
-    # A new name first: a node that still runs keeps the old file.
+    # The file is renamed into place, so that a running node keeps its old file.
     cp "$nodes/npm/node_modules/@foundry-rs/$package/bin/anvil" "$bin/anvil.new"
     mv "$bin/anvil.new" "$bin/anvil"
     has_anvil || fail "the installed anvil is not version $ANVIL_VERSION"
@@ -87,14 +87,14 @@ fi
 for name in "${wanted[@]}"; do
     case $name in
         anvil | geth | nats) "has_$name" || "install_$name" ;;
-        *) fail "nothing is called $name; there are anvil, geth and nats" ;;
+        *) fail "$name is unknown; the servers are anvil, geth and nats" ;;
     esac
 done
 [ "${1-}" = --install-only ] && exit 0
 
 cd "$root"
 export MEMPOOL_INGEST_NODES=$bin
-# The command is selected too, for its own tests and its features: one build of the dependencies for all.
+# The command is part of the selection, so that all tests share one build of the dependencies.
 tests() {
     cargo test --release -p mempool-ingest-cli -p testkit -p order-stream \
         --features testkit/real-nodes,order-stream/real-nodes "$@"

@@ -1,18 +1,19 @@
 #!/usr/bin/env bash
-# Records 2,000 transactions/s with blobs, kills the process with SIGKILL, and says what its files hold: whether they are
-# what was pooled up to the last segment, for DuckDB and for a replay into another pool. Then it ingests in turns with
-# and without a recorder, and prints what recording costs the live path. On a shared machine p99 is a measure of what
-# other guests take (steal): a run during which they took more than 0.5 % is repeated, at most nine times.
+# Records 2,000 transactions/s with blobs, kills the process with SIGKILL, and compares its files with the pooled
+# transactions up to the last segment, both by DuckDB and by a replay into another pool. Then it ingests alternately with
+# and without a recorder, and prints what recording costs the live path. On a shared machine p99 depends on the CPU time
+# that other guests take (steal): a run with more than 0.5 % of steal is repeated, at most nine times.
 #
-#   scripts/record.sh [SECONDS]      600 unless told otherwise
+#   scripts/record.sh [SECONDS]      600 by default
 #
-# Rows that are not what was pooled, or a loss, fail the script. Latency is printed: no time fails anything.
+# Wrong or lost rows fail the script. Latencies are printed and fail nothing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 seconds=${1:-600}
 rounds=${ROUNDS:-7}
-# Less than a block's time: the mock node is in the same process, and its blocks of 24,000 transactions would be what p99 shows.
+# A round is shorter than the block time. The mock node is in the same process, and its blocks of 24,000 transactions
+# would dominate p99.
 round_s=${ROUND_SECONDS:-8}
 target=${CARGO_TARGET_DIR:-target}
 out=$target/record
@@ -31,18 +32,18 @@ ingest=$target/release/examples/ingest
 load=(--tps 2000 --blobs-per-mille 5)
 
 echo "recording for $seconds s"
-# A block mines what two seconds announce, so that no more leave the pool at once than its log holds.
+# A block mines the announcements of two seconds, so that no more leave the pool at once than its log holds.
 "$ingest" "${load[@]}" --block-time 2s --block-mgas 800 --record "$out/killed" --hashes "$out/pooled" 2>"$out/killed.log" &
 recorder=$!
 sleep "$seconds"
 kill -KILL "$recorder"
 wait "$recorder" 2>/dev/null || true
 
-# A retention of seconds: a replay at full speed would fill the pool, and what has no room is not pooled.
+# The retention is short, because a replay at full speed would fill the pool, and a full pool refuses transactions.
 "$ingest" --replay "$out/killed" --speed max --tx-retention 2s --hashes "$out/replayed" --json 2>"$out/replay.log" |
     tail -n 1 >"$out/replay.json"
 
-# Of all cores since the start, in hundredths of a second.
+# The steal of all cores since the start, in hundredths of a second.
 stolen() { awk '/^cpu / { print $9 }' /proc/stat; }
 most=$((steal_permille * round_s * $(nproc) / 10))
 for round in $(seq "$rounds"); do

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Plays the first ten minutes of a newcomer, from a clone in a temporary home: install, `config`, `check`, run on anvil, scrape a
-# metric, fire an alert by stopping the node, make a mistake in the file, and the first program of docs/linking.md. Prints the time of
-# each step.
+# Does what a newcomer does in the first ten minutes, with a clone in a temporary home: install, `config`, `check`, run on
+# anvil, scrape a metric, fire an alert by stopping the node, make a mistake in the file, and compile the first program of
+# docs/linking.md. Prints the time of each step.
 #
-#   scripts/ten-minutes.sh             everything, with what `scripts/real-nodes.sh --install-only anvil` installs
+#   scripts/ten-minutes.sh             everything, on the anvil that scripts/real-nodes.sh installs
 #   PROFILE=dev scripts/ten-minutes.sh compiles faster, and runs slower
-#   NODE=mock scripts/ten-minutes.sh   on the mock node, where anvil cannot be had
+#   NODE=mock scripts/ten-minutes.sh   on the mock node, where anvil cannot be installed
 #
-# The alert is evaluated by an installed prometheus, or by Debian's package unpacked under target/tools, as in scripts/dashboards.sh.
+# The alert is evaluated by an installed Prometheus, or by Debian's package unpacked under target/tools, as in
+# scripts/dashboards.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 repository=$PWD
@@ -26,7 +27,7 @@ step() {
     "$@" || fail "$name"
     printf '%4d s  %s\n' $((SECONDS - start)) "$name"
 }
-# Until a command succeeds, for at most a minute.
+# Repeats a command until it succeeds, for at most a minute.
 within_a_minute() {
     for _ in $(seq 300); do
         "$@" >/dev/null 2>&1 && return

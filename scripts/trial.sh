@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs the trial with fresh seeds, and a fleet in each second run, until the time is over or something is wrong. Then the
-# seed is printed, with the shortest list of faults and attacks that still shows it.
+# Runs the trial with new seeds, every second run with a fleet, until the time is over or a violation is found. For a
+# violation it prints the seed, and the shortest list of faults and attacks that reproduces it.
 #
 # Installs a pinned nats-server under target/nodes/ the first time, which needs a Go toolchain.
 #
 #   scripts/trial.sh                 thirty minutes: one run
-#   scripts/trial.sh MINUTES [EACH]  so many, of EACH minutes each
+#   scripts/trial.sh MINUTES [EACH]  this many minutes in runs of EACH minutes
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -6,17 +6,18 @@
 #   scripts/versions.sh low|mid|high        at one of them
 #   scripts/versions.sh --check [POINT]     only compiles the libraries
 #   scripts/versions.sh --copy POINT        only makes the copy
-#   scripts/versions.sh --lock FILE         compiles the libraries with the versions of a host's Cargo.lock, and fails if one of
-#                                           these would have to move
+#   scripts/versions.sh --lock FILE         compiles the libraries with the versions of a host's Cargo.lock, and fails if a
+#                                           version would have to change
 #
-# In a copy, every range of Cargo.toml becomes its point: alloy's crates whose types stand in public signatures, and
-# those that the tests share them with (the mock node and the testkit go along). revm is moved for the blocklist alone:
-# the mock node and the example builder are not published, and stay with the newest. All else is as in Cargo.lock, and what
-# is alike is built once, with the workspace.
+# In a copy, every range of Cargo.toml is replaced by its point: those of alloy's crates whose types stand in public
+# signatures, also for the mock node and the testkit. revm is replaced for the blocklist alone: the testkit and the example
+# builder are not published, and keep the newest version. Everything else is as in Cargo.lock, and equal crates are built
+# once, with the workspace.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# alloy, revm: rbuilder's; those of reth after 2.5.1, which has 2.3.0 itself (integrations/reth); the newest of the ranges.
+# The versions of alloy and revm: of rbuilder; of reth after 2.5.1, which has 2.3.0 itself (integrations/reth); and the
+# newest of the ranges.
 low=(1.6.3 34)
 mid=(2.4.1 42)
 high=(2.5.0 43)
