@@ -1,14 +1,14 @@
 //! The metrics of all parts, served to Prometheus: feature `telemetry`.
 //!
-//! [`Telemetry::start`] installs the recorder of `metrics-exporter-prometheus` for the whole process, and
-//! answers `GET /metrics` at an address. Call it before [`Ingest::start`](crate::Ingest::start),
-//! because handles are made once.
+//! [`Telemetry::start`] installs the recorder of `metrics-exporter-prometheus` for the whole
+//! process, and answers `GET /metrics` at an address. Call it before
+//! [`Ingest::start`](crate::Ingest::start), because handles are made once.
 //!
 //! The feature is off by default: a process has one recorder, and most hosts have already installed
 //! one. Such a host does not need this module, but it should give its histograms
 //! [`LATENCY_BUCKETS_SECONDS`] and [`MISSING_BUCKETS_SECONDS`].
 //!
-//! A thread of its own, `mempool-telemetry`, renders and sends. It takes no lock of the pool or of
+//! A separate thread, `mempool-telemetry`, renders and sends. It takes no lock of the pool or of
 //! the fetcher, and waits for neither, so metrics are served while a node hangs and while a sink
 //! blocks. The cost of updating a metric is that of the recorder: an atomic addition, or for a
 //! histogram an entry in a buffer, which this thread drains every [`DRAIN_INTERVAL`].
@@ -29,12 +29,14 @@ mod http;
 
 pub use http::{CONNECTION_TIMEOUT, MAX_CONNECTIONS, METRICS};
 
-/// Upper bounds of the buckets of all latencies but `mempool_fetcher_missing_seconds`, in seconds.
+/// Upper bounds of the buckets of all latencies except `mempool_fetcher_missing_seconds`, in
+/// seconds.
 ///
-/// From 10 us, below what a request over a local socket takes, to 10 s, the longest time-out of a call: six decades of
-/// five bounds each, rounded as the Renard series R5 (ISO 3) is, which makes 31 bounds. Two neighbours differ by a
-/// factor of 1.6, so a quantile that is read from them is off by at most 60 %, and by a fraction of that where samples
-/// are spread evenly over a bucket, as Prometheus assumes.
+/// From 10 us, below what a request over a local socket takes, to 10 s, the longest time-out of a
+/// call: six decades of five bounds each, rounded as the Renard series R5 (ISO 3) is, which makes
+/// 31 bounds. Two neighbours differ by a factor of 1.6, so a quantile that is read from them is off
+/// by at most 60 %, and by a fraction of that where samples are spread evenly over a bucket, as
+/// Prometheus assumes.
 pub const LATENCY_BUCKETS_SECONDS: [f64; 31] = [
     10e-6, 16e-6, 25e-6, 40e-6, 63e-6, 100e-6, 160e-6, 250e-6, 400e-6, 630e-6, 1e-3, 1.6e-3,
     2.5e-3, 4e-3, 6.3e-3, 10e-3, 16e-3, 25e-3, 40e-3, 63e-3, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6,
@@ -107,7 +109,8 @@ pub struct TelemetryEnd {
 
 impl Telemetry {
     /// Installs the recorder and serves it at `address`; port 0 selects a free one. Anyone who can
-    /// connect can read the metrics: choose a loopback address, or one that only the scraper reaches.
+    /// connect can read the metrics: choose a loopback address, or one that only the scraper
+    /// reaches.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -122,8 +125,8 @@ impl Telemetry {
         let (stop, stopping) = oneshot::channel();
         let (ends, ended) = mpsc::sync_channel(0);
         let served = handle.clone();
-        // The runtime is created and dropped on this thread: one that is dropped on the caller's thread
-        // panics if that belongs to another runtime.
+        // The runtime is created and dropped on this thread: one that is dropped on the caller's
+        // thread panics if that belongs to another runtime.
         let listen = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let inside = runtime.enter();
@@ -135,7 +138,7 @@ impl Telemetry {
         };
         let run = move || {
             let _ends = ends;
-            // The caller waits for the result.
+            // The caller waits for this result.
             match listen().map_err(|error| made.send(Err(error))) {
                 Ok((listener, runtime)) if made.send(Ok(())).is_ok() => {
                     runtime.block_on(http::run(listener, served, stopping));
@@ -177,7 +180,7 @@ fn builder() -> PrometheusBuilder {
     PrometheusBuilder::new()
         .set_buckets(&LATENCY_BUCKETS_SECONDS)
         .and_then(|builder| builder.set_buckets_for_metric(missing, &MISSING_BUCKETS_SECONDS))
-        .expect("refused are only empty lists")
+        .expect("only empty lists are refused")
 }
 
 #[cfg(test)]

@@ -42,14 +42,14 @@ pub const MAX_CONNECTIONS: usize = 8;
 /// for a connection slot is still served.
 pub const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After an error of accepting: most often the process has no file descriptors left.
+/// The delay after an error of accepting, which most often means that no file descriptors are left.
 const ACCEPT_BACKOFF: Backoff =
     Backoff { base: Duration::from_millis(10), cap: Duration::from_secs(1) };
 
 /// Buffer for the head of a request; a longer head is refused by hyper. 8 KiB is its smallest.
 const READ_BUFFER_BYTES: usize = 8 * 1_024;
 
-/// The format's name and version, as Prometheus' own clients send it.
+/// The name and version of the text format, as the clients of Prometheus send it.
 const TEXT_FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 labels! {
@@ -70,14 +70,16 @@ metric_set! {
 
     #[derive(Clone)]
     pub(super) struct Outcomes {
-        counter by[Outcome::ALL.len()] = "mempool_telemetry_connections_total", Count,
-            "connections to the metrics port, by `outcome`: served, wrong_request, timed_out, broken, accept_failed",
+        counter connections[Outcome::ALL.len()] = "mempool_telemetry_connections_total", Count,
+            "connections to the metrics port, by `outcome`: served, wrong_request, timed_out, \
+             broken, accept_failed",
             "outcome": Outcome::ALL.map(Outcome::as_str);
     }
 
     struct Build {
         gauge info = "mempool_build_info", Count,
-            "1, for the build with this `version`, `profile` and `arch`, and the `cores` that it may use";
+            "1, for the build with this `version`, `profile` and `arch`, and the `cores` that it \
+             may use";
     }
 }
 
@@ -131,7 +133,7 @@ pub(super) async fn accept(
                 connections.spawn(serve(stream, recorder.clone(), outcomes.clone(), limit));
             }
             Err(_) => {
-                outcomes.by[Outcome::AcceptFailed as usize].increment(1);
+                outcomes.connections[Outcome::AcceptFailed as usize].increment(1);
                 sleep(ACCEPT_BACKOFF.random_delay(failed)).await;
                 failed = failed.saturating_add(1);
             }
@@ -161,7 +163,7 @@ async fn serve(stream: TcpStream, recorder: PrometheusHandle, outcomes: Outcomes
         Ok(Err(_)) => Outcome::Broken,
         Err(_) => Outcome::TimedOut,
     };
-    outcomes.by[outcome as usize].increment(1);
+    outcomes.connections[outcome as usize].increment(1);
 }
 
 fn respond(request: &Request<Incoming>, recorder: &PrometheusHandle) -> Response<Full<Bytes>> {

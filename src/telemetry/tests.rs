@@ -1,3 +1,5 @@
+//! Tests of the listener for scrapes.
+
 use std::{
     io::{Read as _, Write as _},
     net::{SocketAddr, TcpStream},
@@ -11,11 +13,11 @@ use tokio::{net::TcpListener, runtime::Runtime, task::JoinHandle};
 
 use super::{LATENCY_BUCKETS_SECONDS, MISSING_BUCKETS_SECONDS, builder, http};
 
-/// A server of a recorder that is not the process's.
+/// A server with its own recorder, which is not that of the process.
 struct Server {
     address: SocketAddr,
     recorder: PrometheusHandle,
-    /// It serves until the runtime is dropped.
+    /// The serving task, which runs until the runtime is dropped.
     serves: JoinHandle<()>,
     _runtime: Runtime,
 }
@@ -44,12 +46,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The runtime keeps a panic to itself.
-        assert!(thread::panicking() || !self.serves.is_finished(), "it has ended by itself");
+        // The runtime would hide a panic of the task.
+        assert!(thread::panicking() || !self.serves.is_finished(), "the server has ended");
     }
 }
 
-/// Sends this and reads until the server closes the connection.
+/// Sends a request, and reads until the server closes the connection.
 fn exchange(mut stream: TcpStream, request: &str) -> String {
     stream.write_all(request.as_bytes()).expect("the server reads");
     let mut response = String::new();
@@ -59,11 +61,11 @@ fn exchange(mut stream: TcpStream, request: &str) -> String {
 
 const SCRAPE: &str = "GET /metrics HTTP/1.1\r\nhost: metrics\r\n\r\n";
 
-/// Longer than any test takes.
+/// A limit that no test reaches.
 const NEVER: Duration = Duration::from_secs(3_600);
 
 #[test]
-fn a_scrape_is_answered_and_anything_else_refused_and_each_is_counted_and_closed() {
+fn scrapes_are_answered_and_other_requests_are_refused() {
     for (request, status, outcome) in [
         (SCRAPE, "HTTP/1.1 200 OK\r\n", "served"),
         ("GET / HTTP/1.1\r\nhost: metrics\r\n\r\n", "HTTP/1.1 404 ", "wrong_request"),
@@ -78,7 +80,7 @@ fn a_scrape_is_answered_and_anything_else_refused_and_each_is_counted_and_closed
             let metric = "# TYPE mempool_telemetry_connections_total counter";
             assert!(response.contains(metric), "{response}");
         }
-        // The count comes after the last byte.
+        // The outcome is counted after the last byte was sent.
         while !server.counted(outcome) {
             thread::yield_now();
         }
@@ -86,7 +88,7 @@ fn a_scrape_is_answered_and_anything_else_refused_and_each_is_counted_and_closed
 }
 
 #[test]
-fn a_connection_that_says_nothing_is_closed_in_time_and_counted() {
+fn a_silent_connection_is_closed_after_the_time_limit() {
     let server = Server::start(Duration::from_millis(20));
     let mut silent = server.connect();
     assert_eq!(silent.read(&mut [0]).expect("an end, no error"), 0);
@@ -102,7 +104,7 @@ fn beyond_the_limit_a_connection_waits_until_another_ends() {
     let (answered, answer) = mpsc::channel();
     let waiting = server.connect();
     let scraper = thread::spawn(move || answered.send(exchange(waiting, SCRAPE)));
-    // They were accepted in order, so the scraper's connection is behind all others.
+    // Connections are accepted in order, so the one of the scraper is the last.
     assert!(answer.recv_timeout(Duration::from_millis(50)).is_err(), "more than the limit");
     silent.pop();
     let response = answer.recv().expect("the scraper lives");
@@ -111,7 +113,7 @@ fn beyond_the_limit_a_connection_waits_until_another_ends() {
 }
 
 #[test]
-fn histograms_have_the_buckets_of_this_module_and_no_quantiles() {
+fn histograms_have_our_buckets_and_no_quantiles() {
     let recorder = builder().build_recorder();
     metrics::with_local_recorder(&recorder, || {
         metrics::histogram!("mempool_fetcher_deliver_seconds").record(0.000_12);
@@ -119,7 +121,7 @@ fn histograms_have_the_buckets_of_this_module_and_no_quantiles() {
     });
     let text = recorder.handle().render();
     let buckets = |name: &str| text.matches(&format!("{name}_bucket{{")).count();
-    // And the one without an upper bound.
+    // One more bucket has no upper bound.
     assert_eq!(buckets("mempool_fetcher_deliver_seconds"), LATENCY_BUCKETS_SECONDS.len() + 1);
     assert_eq!(buckets("mempool_fetcher_missing_seconds"), MISSING_BUCKETS_SECONDS.len() + 1);
     assert!(text.contains("mempool_fetcher_deliver_seconds_bucket{le=\"0.00016\"} 1"), "{text}");
@@ -128,7 +130,7 @@ fn histograms_have_the_buckets_of_this_module_and_no_quantiles() {
 }
 
 #[test]
-fn bounds_rise_by_at_most_six_tenths() {
+fn each_bound_is_at_most_six_tenths_above_the_one_before() {
     for pair in LATENCY_BUCKETS_SECONDS.windows(2) {
         assert!(pair[1] > pair[0] && pair[1] <= pair[0] * 1.6001, "{pair:?}");
     }
