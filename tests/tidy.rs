@@ -723,8 +723,8 @@ fn vague_names(text: &str) -> Vec<String> {
     found
 }
 
-/// The identifiers, numbers and punctuation of a Rust text, without comments, texts, characters and
-/// lifetimes. `::` and `=>` are one token each.
+/// The identifiers, numbers and punctuation of a Rust text, without comments. Texts, characters and
+/// lifetimes are `"`; `::` and `=>` are one token each.
 fn tokens(text: &str) -> Vec<String> {
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     let mut tokens = Vec::new();
@@ -734,12 +734,9 @@ fn tokens(text: &str) -> Vec<String> {
             rest.find('\n').unwrap_or(rest.len())
         } else if rest.starts_with("/*") {
             rest.find("*/").map_or(rest.len(), |end| end + 2)
-        } else if let Some(end) = raw_text_end(rest) {
-            end
-        } else if first == '"' {
-            text_end(rest)
-        } else if first == '\'' {
-            character_or_lifetime_end(rest)
+        } else if let Some(length) = raw_text_length(rest).or_else(|| quoted_length(rest)) {
+            tokens.push("\"".to_owned());
+            length
         } else {
             let length = match first {
                 _ if is_word(first) => rest.find(|c| !is_word(c)).unwrap_or(rest.len()),
@@ -757,7 +754,7 @@ fn tokens(text: &str) -> Vec<String> {
 }
 
 /// The length of the raw text, such as `r#"..."#`, with which a text begins, if it does.
-fn raw_text_end(text: &str) -> Option<usize> {
+fn raw_text_length(text: &str) -> Option<usize> {
     let start = text.strip_prefix("br").or_else(|| text.strip_prefix('r'))?;
     let hashes = start.len() - start.trim_start_matches('#').len();
     start[hashes..].strip_prefix('"')?;
@@ -766,27 +763,22 @@ fn raw_text_end(text: &str) -> Option<usize> {
     Some(content + text[content..].find(&end)? + end.len())
 }
 
-/// The length of the text in quotes with which a text begins.
-fn text_end(text: &str) -> usize {
+/// The length of the text in quotes, of the character, or of the lifetime with which a text begins,
+/// if it does.
+fn quoted_length(text: &str) -> Option<usize> {
+    let quote = text.chars().next().filter(|quote| ['"', '\''].contains(quote))?;
     let mut is_escaped = true;
     for (index, character) in text.char_indices() {
-        match character {
-            '"' if !is_escaped => return index + 1,
-            '\\' => is_escaped = !is_escaped,
-            _ => is_escaped = false,
+        if character == quote && !is_escaped {
+            return Some(index + 1);
         }
+        let is_lifetime = quote == '\'' && index > 1 && !text[1..].starts_with('\\');
+        if is_lifetime {
+            return Some(index);
+        }
+        is_escaped = index > 0 && character == '\\' && !is_escaped;
     }
-    text.len()
-}
-
-/// The length of the character or of the lifetime with which a text begins.
-fn character_or_lifetime_end(text: &str) -> usize {
-    let content = &text[1..];
-    let character = content.chars().next().map_or(0, char::len_utf8);
-    if content.starts_with('\\') {
-        return 2 + content[2..].find('\'').map_or(0, |end| end + 2);
-    }
-    if content[character..].starts_with('\'') { character + 2 } else { 1 + character }
+    Some(text.len())
 }
 
 /// Metaphors, riddles and abbreviations that were once used here for terms of the field, in lower
