@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Drives the RPC server of the running example with the clients that searchers use: the package `flashbots` of
 # PyPI, `@flashbots/ethers-provider-bundle` of npm, and alloy's `MevApi`. Each sends a bundle, replaces it,
-# cancels it, sends a private transaction and cancels it. Prints a table; fails at the first that is refused.
+# cancels it, sends a private transaction and cancels it. ethers and viem send raw transactions, and ask for what
+# they need beside them. Prints a table; fails at the first that is refused.
 #
 # Usage: scripts/clients.sh [path of the `ingest` example]
 #        without it, the example is built in release.
@@ -11,6 +12,8 @@ cd "$(dirname "$0")/.."
 
 FLASHBOTS=2.0.0
 PROVIDER_BUNDLE=1.0.0
+ETHERS=6.17.0
+VIEM=2.57.20
 clients=${CARGO_TARGET_DIR:-target}/clients
 mkdir -p "$clients"
 log=$(mktemp)
@@ -25,12 +28,12 @@ if [ ! -x "$clients/venv/bin/python" ]; then
     python3 -m venv "$clients/venv"
     "$clients/venv/bin/pip" install --quiet --disable-pip-version-check "flashbots==$FLASHBOTS" setuptools
 fi
-if [ ! -d "$clients/npm/node_modules/@flashbots" ]; then
+if [ ! -d "$clients/npm/node_modules/viem" ]; then
     mkdir -p "$clients/npm"
     npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$clients/npm" \
-        "@flashbots/ethers-provider-bundle@$PROVIDER_BUNDLE" ethers@6
+        "@flashbots/ethers-provider-bundle@$PROVIDER_BUNDLE" "ethers@$ETHERS" "viem@$VIEM"
 fi
-cp scripts/clients/npm.mjs "$clients/npm/"
+cp scripts/clients/*.mjs "$clients/npm/"
 cargo build --quiet --manifest-path scripts/clients/alloy/Cargo.toml --target-dir "$clients/alloy"
 
 # One block in the whole time, so that the head is known.
@@ -62,4 +65,6 @@ printf '| %-42s | %-16s | %-66s |\n' client call answer
 printf '|%s|%s|%s|\n' "$(printf -- '-%.0s' {1..44})" "$(printf -- '-%.0s' {1..18})" "$(printf -- '-%.0s' {1..68})"
 run "flashbots $FLASHBOTS (PyPI)" "$clients/venv/bin/python" scripts/clients/python.py
 run "@flashbots/ethers-provider-bundle $PROVIDER_BUNDLE" node "$clients/npm/npm.mjs"
+run "ethers $ETHERS" node "$clients/npm/ethers.mjs"
+run "viem $VIEM" node "$clients/npm/viem.mjs"
 run "alloy MevApi 2.5.0" "$clients/alloy/debug/alloy-client"

@@ -233,6 +233,35 @@ pub enum BundleError {
         /// `replacementUuid`.
         replacement_uuid: Uuid,
     },
+    /// Two names of the nonce with different values.
+    #[error(
+        "replacementNonce is {replacement_nonce}, replacementSeqNumber is {replacement_seq_number}: \
+         they must be equal"
+    )]
+    TwoNonces {
+        /// `replacementNonce`.
+        replacement_nonce: u64,
+        /// `replacementSeqNumber`.
+        replacement_seq_number: u64,
+    },
+    /// The index of the refunded transaction is not one of the bundle's.
+    #[error("refundIndex is {value}, the bundle has {txs} transactions")]
+    RefundIndex {
+        /// `refundIndex`.
+        value: u64,
+        /// The number of transactions.
+        txs: usize,
+    },
+    /// Two different transactions are named for the refund.
+    #[error("refundIndex is {index}, whose transaction is {index_hash}, refundTxHashes is {hash}")]
+    TwoRefunds {
+        /// `refundIndex`.
+        index: u64,
+        /// The hash of its transaction.
+        index_hash: B256,
+        /// The hash in `refundTxHashes`.
+        hash: B256,
+    },
     /// An unknown version.
     #[error("version is {value}, must be v1 or v2")]
     UnknownVersion {

@@ -82,6 +82,14 @@ pub struct OrderRpcConfig {
     pub listen: SocketAddr,
     /// The chain id that transactions must have.
     pub chain_id: u64,
+    /// The time of the first block of Osaka, in seconds since the Unix epoch; 0 (default): each block
+    /// follows it. A private chain that is older sets it: without it transactions are refused above
+    /// 16,777,216 gas (EIP-7825) or six blobs (EIP-7594).
+    pub osaka_time: u64,
+    /// The time of the first block of Amsterdam, in seconds since the Unix epoch; 0 (default): no block
+    /// follows it. Then transactions need less gas (EIP-2780), may have more (EIP-8037), and longer
+    /// init code (EIP-7954). The rules are those of the block after the head.
+    pub amsterdam_time: u64,
     /// Threads of the RPC server's own runtime, which read requests and send responses: default
     /// half of the cores, at least 1. Whoever pins the builder's threads to cores sets it. CPU-heavy
     /// work runs on further threads, one for each work permit of external callers.
@@ -136,6 +144,10 @@ pub struct OrderRpcConfig {
     /// None of them is a trusted proxy too. Default: none. Anyone who can connect from such an address can replace and cancel all
     /// signers' bundles.
     pub trusted_fronts: Vec<IpAddr>,
+    /// Whether fields that are not known here are passed over in what a front forwards, counted by
+    /// `order_rpc_ignored_fields_total{field="other"}`, instead of being an error. Default true: FlowProxy
+    /// takes any answer with HTTP 200 for a success, so nobody would see that the order was refused.
+    pub lenient_fronts: bool,
     /// Signers that are known from the start, beside those of
     /// [`Host::with_known_signers`](crate::Host::with_known_signers). They are served first, and half of the pool's caps
     /// is theirs, whatever strangers send; so is a sixteenth of the requests in flight and of the buffered bytes at each
@@ -149,6 +161,8 @@ impl OrderRpcConfig {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             chain_id,
+            osaka_time: 0,
+            amsterdam_time: 0,
             threads: (load_control::cores() / 2).max(1),
             signatures: SignatureMode::default(),
             quota: Some(DEFAULT_QUOTA),
@@ -161,6 +175,7 @@ impl OrderRpcConfig {
             host_names: Vec::new(),
             trusted_proxies: Vec::new(),
             trusted_fronts: Vec::new(),
+            lenient_fronts: true,
             known_signers: Vec::new(),
         }
     }

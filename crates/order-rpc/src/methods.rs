@@ -9,9 +9,11 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::string_slice, clippy::unreachable))]
 
 mod admission;
+mod ignored;
 mod order;
 pub(crate) mod params;
 mod proofs;
+mod rules;
 mod signature;
 mod verify;
 
@@ -24,12 +26,14 @@ use tokio::sync::Semaphore;
 
 pub(crate) use self::{
     admission::Ended,
+    ignored::{IGNORED_FIELDS, Ignored},
     order::{Prepared, Verified},
-    signature::{Claim, HEADER as SIGNATURE_HEADER, refused as signature_refused},
+    signature::{Claim, HEADERS as SIGNATURE_HEADERS, refused as signature_refused},
 };
 use self::{
-    params::{PrivateRaw, Raw, RawCancelPrivate, RawPrivate},
+    params::{RawCancelPrivate, RawPrivate},
     proofs::Proofs,
+    rules::Rules,
 };
 use crate::{
     host::Host,
@@ -50,6 +54,9 @@ labels! {
         SendPrivateTransaction = "eth_sendPrivateTransaction",
         SendPrivateRawTransaction = "eth_sendPrivateRawTransaction",
         CancelPrivateTransaction = "eth_cancelPrivateTransaction",
+        BlockNumber = "eth_blockNumber",
+        ChainId = "eth_chainId",
+        NetVersion = "net_version",
     }
 }
 
@@ -88,33 +95,51 @@ impl Methods {
         &self,
         method: Method,
         params: &[u8],
+        ignored: &mut Ignored,
         may_be_pooled: bool,
     ) -> Result<Prepared, ErrorResponse> {
         let transaction = |raw: &[u8], field, last_block| {
             self.prepare_transaction(raw, field, last_block, may_be_pooled)
         };
         match method {
-            Method::SendRawTransaction => {
-                let [raw]: Raw = params::list(params)?;
-                transaction(&raw, params::FIRST, None)
-            }
-            Method::SendBundle => self.prepare_bundle(params),
+            Method::SendRawTransaction => transaction(&params::raw(params)?, params::FIRST, None),
+            Method::SendBundle => self.prepare_bundle(params, ignored),
             Method::CancelBundle => {
-                params::one(params, "replacementUuid").map(Prepared::Cancellation)
+                params::one(params, "replacementUuid", ignored).map(Prepared::Cancellation)
             }
             Method::SendPrivateTransaction => {
-                let RawPrivate { tx, max_block_number, .. } = params::one(params, "tx")?;
+                let RawPrivate { tx, max_block_number, .. } = params::one(params, "tx", ignored)?;
                 transaction(&tx, "tx", Some(self.last_block(max_block_number)?))
             }
             Method::SendPrivateRawTransaction => {
-                let PrivateRaw(raw, _) = params::list(params)?;
+                let raw = params::private_raw(params)?;
                 transaction(&raw, params::FIRST, Some(self.last_block(None)?))
             }
             Method::CancelPrivateTransaction => {
-                let RawCancelPrivate { tx_hash } = params::one(params, "txHash")?;
+                let RawCancelPrivate { tx_hash } = params::one(params, "txHash", ignored)?;
                 Ok(Prepared::PrivateCancellation(tx_hash))
             }
+            // Clients ask for these beside an order: ethers for each broadcast.
+            Method::BlockNumber => {
+                params::none(params)?;
+                let head = self.host.pool.head();
+                let head = head.ok_or_else(|| self.limiter.retry_later(Reason::HeadUnknown))?;
+                Ok(Prepared::Answer(format!("{:#x}", head.number).into()))
+            }
+            Method::ChainId => {
+                params::none(params)?;
+                let chain_id = self.limiter.limits.config.chain_id;
+                Ok(Prepared::Answer(format!("{chain_id:#x}").into()))
+            }
+            Method::NetVersion => {
+                params::none(params)?;
+                Ok(Prepared::Answer(self.limiter.limits.config.chain_id.to_string().into()))
+            }
         }
+    }
+
+    fn rules(&self) -> Rules {
+        Rules::after(self.host.pool.head().as_ref(), &self.limiter.limits.config)
     }
 
     /// The last block of a private transaction.
@@ -146,7 +171,7 @@ impl Methods {
                 return Ok(Prepared::Pooled(hash, last_block));
             }
         }
-        let tx = verify::decode(raw, field, self.limiter.limits.config.chain_id)?;
+        let tx = verify::decode(raw, field, &self.rules())?;
         let hash = *tx.tx_hash();
         Ok(match is_pooled(&hash) {
             true => Prepared::Pooled(hash, last_block),
@@ -154,8 +179,12 @@ impl Methods {
         })
     }
 
-    fn prepare_bundle(&self, params: &[u8]) -> Result<Prepared, ErrorResponse> {
-        let raw: RawBundle = params::one(params, "")?;
+    fn prepare_bundle(
+        &self,
+        params: &[u8],
+        ignored: &mut Ignored,
+    ) -> Result<Prepared, ErrorResponse> {
+        let raw: RawBundle = params::one(params, "", ignored)?;
         raw.check(MAX_TXS_PER_BUNDLE).map_err(|error| order::bundle_error(&error))?;
         if let Some(head) = self.host.pool.head() {
             let limit = head.number.saturating_add(MAX_BLOCKS_AHEAD);
@@ -176,9 +205,9 @@ impl Methods {
                 return Err(ErrorResponse::field(Reason::Params, "maxTimestamp", message));
             }
         }
-        let chain_id = self.limiter.limits.config.chain_id;
+        let rules = self.rules();
         let txs = raw.txs.iter().enumerate();
-        let txs = txs.map(|(index, tx)| verify::decode(tx, &format!("txs[{index}]"), chain_id));
+        let txs = txs.map(|(index, tx)| verify::decode(tx, &format!("txs[{index}]"), &rules));
         let txs = txs.collect::<Result<_, _>>()?;
         Ok(Prepared::Bundle(raw, txs))
     }

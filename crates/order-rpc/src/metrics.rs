@@ -4,7 +4,7 @@ use load_control::metric_set;
 use metrics::Gauge;
 
 use crate::{
-    methods::{Ended, Method},
+    methods::{Ended, IGNORED_FIELDS, Method},
     reply::Reason,
 };
 
@@ -26,6 +26,9 @@ metric_set! {
         counter admissions[Ended::ALL.len()] = "order_rpc_admissions_total", Count,
             "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, retry_later, \
              unknown, timed_out, panicked", "verdict": Ended::ALL.map(Ended::as_str);
+        counter ignored_fields[IGNORED_FIELDS.len()] = "order_rpc_ignored_fields_total", Count,
+            "fields of parameters that were accepted and have no effect, by `field`; `other`: one of a front \
+             that is not known here", "field": IGNORED_FIELDS;
         gauge connections = "order_rpc_connections", Count, "connections that are open";
     }
 

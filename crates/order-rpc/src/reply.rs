@@ -97,6 +97,14 @@ labels! {
         TipAboveFee = "tip_above_fee",
         /// A transaction has more blobs than allowed (EIP-7594).
         TooManyBlobs = "too_many_blobs",
+        /// A transaction that sets code has no authorization (EIP-7702).
+        NoAuthorization = "no_authorization",
+        /// The init code of a transaction is longer than allowed (EIP-3860).
+        InitCodeTooLarge = "init_code_too_large",
+        /// A transaction has the highest nonce, which no account can use (EIP-2681).
+        NonceTooHigh = "nonce_too_high",
+        /// What a transaction may spend is above what any account can have.
+        CostTooHigh = "cost_too_high",
         /// The sidecar does not match the transaction.
         Sidecar = "sidecar",
         /// The host's [`Admission`](crate::Admission) refused it.

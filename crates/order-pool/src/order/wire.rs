@@ -56,6 +56,9 @@ pub struct RawBundle {
     /// See [`BundleParts::replacement_nonce`].
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub replacement_nonce: Option<u64>,
+    /// Titan's name for a replacement nonce; 0 is unset. If both are present they must be equal.
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub replacement_seq_number: Option<u64>,
     /// Below 100; 0 is unset.
     #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
     pub refund_percent: Option<u64>,
@@ -65,6 +68,10 @@ pub struct RawBundle {
     /// At most one.
     #[serde(default, deserialize_with = "list_or_null", skip_serializing_if = "Vec::is_empty")]
     pub refund_tx_hashes: Vec<B256>,
+    /// Titan's way to name the transaction whose payment is refunded: its index in [`Self::txs`]. With
+    /// [`Self::refund_tx_hashes`] it must name the same transaction.
+    #[serde(default, with = "quantity::opt", skip_serializing_if = "Option::is_none")]
+    pub refund_index: Option<u64>,
     /// See [`BundleParts::delayed_refund`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delayed_refund: Option<bool>,
@@ -170,8 +177,22 @@ impl RawBundle {
         if let Some(value) = self.refund_percent.filter(|value| *value > MAX_REFUND_PERCENT) {
             return Err(BundleError::RefundPercent { value, limit: MAX_REFUND_PERCENT });
         }
+        if let (Some(replacement_nonce), Some(replacement_seq_number)) =
+            (self.replacement_nonce, self.seq_number())
+            && replacement_nonce != replacement_seq_number
+        {
+            return Err(BundleError::TwoNonces { replacement_nonce, replacement_seq_number });
+        }
+        let (index, txs) = (self.refund_index, self.txs.len());
+        if let Some(value) = index.filter(|index| *index >= txs as u64 && txs > 0) {
+            return Err(BundleError::RefundIndex { value, txs });
+        }
         // Whatever version it has, a bundle without transactions is a cancellation.
         if self.txs.is_empty() { Ok(()) } else { self.check_version() }
+    }
+
+    fn seq_number(&self) -> Option<u64> {
+        self.replacement_seq_number.filter(|number| *number != 0)
     }
 
     fn check_version(&self) -> Result<(), BundleError> {
@@ -188,6 +209,7 @@ impl RawBundle {
             ("refundPercent", self.refund_percent.is_some()),
             ("refundRecipient", self.refund_recipient.is_some()),
             ("refundTxHashes", !self.refund_tx_hashes.is_empty()),
+            ("refundIndex", self.refund_index.is_some()),
             ("delayedRefund", self.delayed_refund.is_some()),
         ];
         match of_v2.into_iter().find(|(_, is_there)| *is_there) {
@@ -213,6 +235,20 @@ impl RawBundle {
             u8::try_from(value).map_err(|_| BundleError::RefundPercent { value, limit })
         };
         let refund_percent = self.refund_percent.map(percent).transpose()?;
+        let replacement_nonce = self.replacement_nonce.or(self.seq_number());
+        let mut refund_tx_hashes = self.refund_tx_hashes;
+        if let Some(index) = self.refund_index
+            && let Some(tx) = usize::try_from(index).ok().and_then(|index| txs.get(index))
+        {
+            match refund_tx_hashes.first() {
+                None => refund_tx_hashes.push(*tx.hash()),
+                Some(hash) if hash == tx.hash() => {}
+                Some(hash) => {
+                    let (hash, index_hash) = (*hash, *tx.hash());
+                    return Err(BundleError::TwoRefunds { index, index_hash, hash });
+                }
+            }
+        }
         let unless_zero = |number: Option<u64>| number.filter(|number| *number != 0);
         Bundle::new(BundleParts {
             txs,
@@ -222,10 +258,10 @@ impl RawBundle {
             reverting_tx_hashes: self.reverting_tx_hashes,
             dropping_tx_hashes: self.dropping_tx_hashes,
             uuid: self.uuid.or(self.replacement_uuid),
-            replacement_nonce: self.replacement_nonce,
+            replacement_nonce,
             refund_percent: refund_percent.filter(|percent| *percent != 0),
             refund_recipient: self.refund_recipient,
-            refund_tx_hashes: self.refund_tx_hashes,
+            refund_tx_hashes,
             delayed_refund: self.delayed_refund.unwrap_or(false),
             refund_identity: self.refund_identity,
             signer,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode, header, uri::Authority};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header, uri::Authority};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body as _, Incoming};
 use serde_json::json;
@@ -17,8 +17,8 @@ use super::{HttpServer, body, open::Place, response};
 use crate::{
     config::{SignatureMode, body_work},
     limits::{Arrival, Caller, Limiter, forwarded_for},
-    methods::{Claim, SIGNATURE_HEADER, signature_refused},
-    reply::{ErrorResponse, Reason},
+    methods::{Claim, SIGNATURE_HEADERS, signature_refused},
+    reply::{ErrorResponse, Reason, cut},
 };
 
 /// Lingering close: how many bytes of a refused body are read and discarded.
@@ -182,9 +182,10 @@ impl Connection {
     ) -> Result<(Arc<Caller>, Arrival, Option<Claim>), ErrorResponse> {
         self.check_host(headers)?;
         let caller = self.caller(headers)?;
-        let is_signed = headers.contains_key(SIGNATURE_HEADER);
+        let is_signed = SIGNATURE_HEADERS.iter().any(|name| headers.contains_key(*name));
         let arrival = self.limiter().arrive(&caller, is_signed)?;
         is_json(headers)?;
+        is_plain(headers)?;
         let mode = match self.limiter().limits.config.signatures {
             // Requests that a front forwards were signed.
             SignatureMode::Required if caller.id.is_front => SignatureMode::Optional,
@@ -219,7 +220,10 @@ impl Connection {
 }
 
 fn claim(headers: &HeaderMap, mode: SignatureMode) -> Result<Option<Claim>, ErrorResponse> {
-    let mut values = headers.get_all(SIGNATURE_HEADER).iter();
+    // Some clients send the same signature under both names.
+    let [flashbots, buildernet] = SIGNATURE_HEADERS.map(|name| headers.get_all(name));
+    let repeated = |value: &&HeaderValue| !flashbots.iter().any(|other| other == *value);
+    let mut values = flashbots.iter().chain(buildernet.iter().filter(repeated));
     let claim = match (values.next(), values.next()) {
         _ if mode == SignatureMode::Off => return Ok(None),
         (None, _) if mode == SignatureMode::Required => {
@@ -241,6 +245,18 @@ fn is_json(headers: &HeaderMap) -> Result<(), ErrorResponse> {
         return Ok(());
     }
     let message = "Content-Type must be application/json";
+    Err(http_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
+}
+
+/// Refuses a body that is compressed: its length would say nothing about its cost.
+fn is_plain(headers: &HeaderMap) -> Result<(), ErrorResponse> {
+    let Some(encoding) = headers.get(header::CONTENT_ENCODING) else { return Ok(()) };
+    if encoding.as_bytes().eq_ignore_ascii_case(b"identity") {
+        return Ok(());
+    }
+    let encoding = String::from_utf8_lossy(encoding.as_bytes());
+    let message =
+        format!("Content-Encoding is {}, must be absent: send the body as it is", cut(&encoding));
     Err(http_error(StatusCode::UNSUPPORTED_MEDIA_TYPE, message))
 }
 

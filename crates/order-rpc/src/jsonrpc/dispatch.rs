@@ -27,7 +27,7 @@ use crate::{
     deferral::Deferral,
     host::{Candidate, Host, Verdict},
     limits::{CallerId, Entered, Limiter, Limits, Requester, SMALL_BODY_BYTES, on_thread},
-    methods::{Claim, Method, Methods, Verified},
+    methods::{Claim, Ignored, Method, Methods, Verified},
     metrics::Metrics,
     reply::{ErrorResponse, Reason, Reply},
 };
@@ -294,7 +294,12 @@ impl Dispatcher {
                 break;
             }
             // What the pool holds decides only if nothing is to change it before.
-            let prepared = self.methods.prepare(method, params, !any_waits);
+            let is_front = requester.caller.is_front;
+            let mut ignored = Ignored::new(is_front && self.limiter.limits.config.lenient_fronts);
+            let prepared = self.methods.prepare(method, params, &mut ignored, !any_waits);
+            for (counter, count) in self.metrics.ignored_fields.iter().zip(ignored.counts) {
+                counter.increment(count);
+            }
             work += body_work(params.len());
             if let Ok(prepared) = &prepared {
                 work += prepared.recoveries();

@@ -190,7 +190,7 @@ impl<'a> Envelope<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::methods::params;
+    use crate::methods::{Ignored, params};
     use order_pool::{RawBundle, RawCancelBundle};
     use serde::de::IgnoredAny;
     use testkit::corpus::{damaged_seeds, seeds};
@@ -270,14 +270,16 @@ mod tests {
             for call in calls {
                 let State::Sent(_, params) = call.state else { continue };
                 proptest::prop_assert!(serde_json::from_slice::<IgnoredAny>(&params).is_ok());
+                let mut ignored = Ignored::new(false);
                 // Whatever the method is, all of them are read.
                 let errors = [
-                    params::one::<RawBundle>(&params, "").err(),
-                    params::one::<RawCancelBundle>(&params, "replacementUuid").err(),
-                    params::one::<params::RawPrivate>(&params, "tx").err(),
-                    params::one::<params::RawCancelPrivate>(&params, "txHash").err(),
-                    params::list::<params::Raw>(&params).err(),
-                    params::list::<params::PrivateRaw>(&params).err(),
+                    params::one::<RawBundle>(&params, "", &mut ignored).err(),
+                    params::one::<RawCancelBundle>(&params, "replacementUuid", &mut ignored).err(),
+                    params::one::<params::RawPrivate>(&params, "tx", &mut ignored).err(),
+                    params::one::<params::RawCancelPrivate>(&params, "txHash", &mut ignored).err(),
+                    params::raw(&params).err(),
+                    params::private_raw(&params).err(),
+                    params::none(&params).err(),
                 ];
                 for error in errors.into_iter().flatten() {
                     proptest::prop_assert!(!error.field_name().is_empty());

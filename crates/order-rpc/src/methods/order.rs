@@ -39,13 +39,15 @@ pub(crate) enum Prepared {
     Cancellation(RawCancelBundle),
     /// Of the private transaction with this hash.
     PrivateCancellation(B256),
+    /// The result of a call that changes nothing.
+    Answer(Value),
 }
 
 impl Prepared {
     /// The signatures that are recovered next; one for a cancellation.
     pub(crate) fn recoveries(&self) -> usize {
         match self {
-            Self::Pooled(..) => 0,
+            Self::Pooled(..) | Self::Answer(_) => 0,
             Self::Transaction { .. } | Self::Cancellation(_) | Self::PrivateCancellation(_) => 1,
             Self::Bundle(_, txs) => txs.len(),
         }
@@ -94,6 +96,7 @@ impl Prepared {
                 let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
                 Verified::PrivateCancellation(hash, signer, holder_of(Some(signer)), arrived)
             }
+            Self::Answer(answer) => Verified::Answer(answer),
         })
     }
 }
@@ -109,6 +112,8 @@ pub(crate) enum Verified {
     /// Of the private transaction with this hash, by this signer, and when it came: what stands
     /// behind it in a batch is later, though it is verified before this is done.
     PrivateCancellation(B256, Address, Holder, SystemTime),
+    /// The result of a call that changes nothing.
+    Answer(Value),
 }
 
 impl Verified {
@@ -120,7 +125,10 @@ impl Verified {
                 Order::Bundle(bundle) if bundle.txs().is_empty() => None,
                 order => Some(order),
             },
-            Self::Pooled(..) | Self::Cancellation(..) | Self::PrivateCancellation(..) => None,
+            Self::Pooled(..)
+            | Self::Cancellation(..)
+            | Self::PrivateCancellation(..)
+            | Self::Answer(_) => None,
         }
     }
 
@@ -135,6 +143,7 @@ impl Verified {
         verdict: &Verdict,
     ) -> Result<Value, ErrorResponse> {
         match self {
+            Self::Answer(answer) => Ok(answer),
             Self::Pooled(hash, holder, terms) => {
                 check_outcome(pool.hold(&hash, holder, terms.as_ref()), "the transaction")?;
                 Ok(json!(hash))
@@ -258,6 +267,8 @@ pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
         BundleError::TimestampsReversed { .. } => "minTimestamp",
         BundleError::TwoUuids { .. } => "uuid",
         BundleError::UnknownVersion { .. } => "version",
+        BundleError::TwoNonces { .. } => "replacementSeqNumber",
+        BundleError::RefundIndex { .. } | BundleError::TwoRefunds { .. } => "refundIndex",
         BundleError::RefundPercent { .. } => "refundPercent",
         BundleError::NotInVersion { field } | BundleError::TooMany { field, .. } => field,
         // Those of transactions: they are decoded and verified here.

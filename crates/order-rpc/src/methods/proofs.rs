@@ -200,7 +200,10 @@ mod tests {
     use order_pool::{Holder, OrderPool, PoolConfig};
     use serde_json::json;
 
-    use super::{super::Verified, *};
+    use super::{
+        super::{Ignored, Verified},
+        *,
+    };
     use crate::{
         Host, OrderRpcConfig,
         limits::{CallerId, Limiter, Limits},
@@ -220,7 +223,8 @@ mod tests {
         let caller = CallerId::from(IpAddr::from([127, 0, 0, from]));
         let requester = Requester { caller, signer: Some(signer), arrived: SystemTime::now() };
         let (method, params) = (Method::SendBundle, json!([{ "txs": [tx] }]).to_string());
-        let prepared = methods.prepare(method, params.as_bytes(), true).unwrap();
+        let prepared =
+            methods.prepare(method, params.as_bytes(), &mut Ignored::new(false), true).unwrap();
         let holder = |_| Holder::Signer(signer);
         (requester, prepared.verify(requester, holder, &methods.proofs).unwrap())
     }

@@ -1,4 +1,5 @@
-//! `X-Flashbots-Signature: <address>:<signature>`: EIP-191 over the hex of keccak256(body).
+//! `X-Flashbots-Signature: <address>:<signature>`: EIP-191 over the hex of keccak256(body). BuilderNet has
+//! the same under a name of its own.
 
 use std::fmt::Display;
 
@@ -8,8 +9,8 @@ use http::StatusCode;
 
 use crate::reply::{ErrorResponse, Reason};
 
-/// The header's name, in lower case as HTTP libraries compare it.
-pub(crate) const HEADER: &str = "x-flashbots-signature";
+/// The header's names, in lower case as HTTP libraries compare them.
+pub(crate) const HEADERS: [&str; 2] = ["x-flashbots-signature", "x-buildernet-signature"];
 
 /// What a header claims, not yet verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,24 +3,15 @@
 use std::time::SystemTime;
 
 use alloy_consensus::{Transaction as _, transaction::SignerRecoverable};
-use alloy_eips::{
-    eip2718::{Decodable2718, EIP4844_TX_TYPE_ID},
-    eip7825::MAX_TX_GAS_LIMIT_OSAKA as MAX_TX_GAS,
-};
-use alloy_primitives::B256;
+use alloy_eips::eip2718::{Decodable2718, EIP4844_TX_TYPE_ID};
+use alloy_primitives::{B256, U256};
 use order_pool::{Origin, PooledTransaction, PrivateTerms, SidecarError, Transaction};
 
+use super::rules::{ListGas, Rules};
 use crate::reply::{ErrorResponse, Reason};
 
 /// Bytes of a transaction without its blobs: the most of geth's pool (txMaxSize, 1.16).
 const MAX_TX_BYTES: usize = 128 << 10;
-/// Blobs of a transaction (EIP-7594).
-const MAX_BLOBS_PER_TX: usize = 6;
-
-/// Gas of every transaction (Yellow Paper, G_transaction).
-const TX_GAS: u64 = 21_000;
-/// Gas of a contract creation on top (EIP-2).
-const CREATE_GAS: u64 = 32_000;
 /// Gas of a zero byte of input (Yellow Paper).
 const ZERO_BYTE_GAS: u64 = 4;
 /// Tokens of EIP-7623 for any other byte of input, which costs so many zero bytes (EIP-2028).
@@ -29,12 +20,6 @@ const TOKENS_PER_NONZERO_BYTE: u64 = 4;
 const FLOOR_GAS_PER_TOKEN: u64 = 10;
 /// Gas of a word of init code (EIP-3860).
 const INITCODE_WORD_GAS: u64 = 2;
-/// Gas of an address in an access list (EIP-2930).
-const ACCESS_LIST_ADDRESS_GAS: u64 = 2_400;
-/// Gas of a storage key in an access list (EIP-2930).
-const ACCESS_LIST_KEY_GAS: u64 = 1_900;
-/// Gas of an authorization (EIP-7702, PER_EMPTY_ACCOUNT_COST).
-const AUTHORIZATION_GAS: u64 = 25_000;
 
 /// Bytes of a blob with its commitment and its 128 cell proofs (EIP-7594), in RLP.
 const BLOB_BYTES: usize = 131_072 + 48 + 128 * 48 + 256;
@@ -48,9 +33,9 @@ pub(crate) fn has_blobs(raw: &[u8]) -> bool {
 pub(crate) fn decode(
     raw: &[u8],
     field: &str,
-    chain_id: u64,
+    rules: &Rules,
 ) -> Result<PooledTransaction, ErrorResponse> {
-    let blobs = if has_blobs(raw) { MAX_BLOBS_PER_TX } else { 0 };
+    let blobs = if has_blobs(raw) { rules.max_blobs } else { 0 };
     let limit = MAX_TX_BYTES.saturating_add(blobs.saturating_mul(BLOB_BYTES));
     if raw.len() > limit {
         let length = raw.len();
@@ -61,7 +46,7 @@ pub(crate) fn decode(
         let message = format!("{field} does not decode as a signed transaction: {error}");
         ErrorResponse::field(Reason::Undecodable, field, message)
     })?;
-    fits(&tx, raw.len(), field, chain_id)?;
+    fits(&tx, raw.len(), field, rules)?;
     Ok(tx)
 }
 
@@ -93,8 +78,9 @@ fn fits(
     tx: &PooledTransaction,
     encoded_bytes: usize,
     field: &str,
-    chain_id: u64,
+    rules: &Rules,
 ) -> Result<(), ErrorResponse> {
+    let chain_id = rules.chain_id;
     let hash = tx.tx_hash();
     let refused = |reason, what: String| {
         Err(ErrorResponse::field(reason, field, format!("{field} ({hash}): {what}")))
@@ -104,7 +90,7 @@ fn fits(
         let id = tx.chain_id().map_or("absent".to_owned(), |id| id.to_string());
         return refused(Reason::ChainId, format!("chainId is {id}, must be {chain_id}"));
     }
-    let (blobs, limit) = (tx.blob_versioned_hashes().map(<[_]>::len), MAX_BLOBS_PER_TX);
+    let (blobs, limit) = (tx.blob_versioned_hashes().map(<[_]>::len), rules.max_blobs);
     // An empty sidecar would match it, but no block may contain it (EIP-4844: at least one blob).
     if blobs == Some(0) {
         return refused(Reason::Sidecar, "blobVersionedHashes is empty, must have one".to_owned());
@@ -122,9 +108,26 @@ fn fits(
             return refused(Reason::TransactionTooLarge, what);
         }
     }
-    let (gas, least) = (tx.gas_limit(), intrinsic_gas(tx));
-    if gas > MAX_TX_GAS {
-        return refused(Reason::GasLimit, format!("gas is {gas}, the most is {MAX_TX_GAS}"));
+    if tx.authorization_list().is_some_and(<[_]>::is_empty) {
+        let what = "authorizationList is empty, must have one".to_owned();
+        return refused(Reason::NoAuthorization, what);
+    }
+    let (bytes, most) = (tx.input().len(), rules.max_init_code_bytes);
+    if tx.is_create() && bytes > most {
+        let what = format!("init code has {bytes} bytes, the most is {most}");
+        return refused(Reason::InitCodeTooLarge, what);
+    }
+    if tx.nonce() == u64::MAX {
+        let most = u64::MAX.saturating_sub(1);
+        return refused(Reason::NonceTooHigh, format!("nonce is {}, the most is {most}", u64::MAX));
+    }
+    if highest_cost(tx).is_none() {
+        let what = "value plus the most that its gas and blobs may cost is above 2^256 - 1";
+        return refused(Reason::CostTooHigh, what.to_owned());
+    }
+    let (gas, least) = (tx.gas_limit(), intrinsic_gas(tx, rules));
+    if let Some(most) = rules.max_gas.filter(|most| gas > *most) {
+        return refused(Reason::GasLimit, format!("gas is {gas}, the most is {most}"));
     }
     if let (Some(tip), fee) = (tx.max_priority_fee_per_gas(), tx.max_fee_per_gas())
         && tip > fee
@@ -138,25 +141,35 @@ fn fits(
     Ok(())
 }
 
-/// The intrinsic gas of a transaction, by the rules since Prague.
+/// The most wei that a transaction may spend, which its sender must have; `None` above 2^256 - 1.
+fn highest_cost(tx: &PooledTransaction) -> Option<U256> {
+    let gas = U256::from(tx.gas_limit()).checked_mul(U256::from(tx.max_fee_per_gas()))?;
+    let blob_gas = U256::from(tx.blob_gas_used().unwrap_or_default());
+    let blob_fee = U256::from(tx.max_fee_per_blob_gas().unwrap_or_default());
+    tx.value().checked_add(gas)?.checked_add(blob_gas.checked_mul(blob_fee)?)
+}
+
+/// The intrinsic gas of a transaction.
 #[expect(
     clippy::arithmetic_side_effects,
     reason = "sums of lengths of a body of at most a gigabyte do not overflow at these prices"
 )]
-fn intrinsic_gas(tx: &PooledTransaction) -> u64 {
+fn intrinsic_gas(tx: &PooledTransaction, rules: &Rules) -> u64 {
     let input = tx.input();
     let zeros = input.iter().filter(|byte| **byte == 0).count() as u64;
     let tokens = zeros + (input.len() as u64 - zeros) * TOKENS_PER_NONZERO_BYTE;
-    let mut gas = TX_GAS + tokens * ZERO_BYTE_GAS;
+    let mut gas = rules.base_gas + tokens * ZERO_BYTE_GAS;
     if tx.is_create() {
-        gas += CREATE_GAS + (input.len() as u64).div_ceil(32) * INITCODE_WORD_GAS;
+        gas += rules.create_gas + (input.len() as u64).div_ceil(32) * INITCODE_WORD_GAS;
     }
     if let Some(list) = tx.access_list() {
         let keys: usize = list.iter().map(|item| item.storage_keys.len()).sum();
-        gas += list.len() as u64 * ACCESS_LIST_ADDRESS_GAS + keys as u64 * ACCESS_LIST_KEY_GAS;
+        let ListGas { address, storage_key, .. } = rules.list_gas;
+        gas += list.len() as u64 * address + keys as u64 * storage_key;
     }
-    gas += tx.authorization_list().map_or(0, |list| list.len() as u64) * AUTHORIZATION_GAS;
-    gas.max(TX_GAS + tokens * FLOOR_GAS_PER_TOKEN)
+    gas +=
+        tx.authorization_list().map_or(0, |list| list.len() as u64) * rules.list_gas.authorization;
+    gas.max(rules.base_gas + tokens * FLOOR_GAS_PER_TOKEN)
 }
 
 #[cfg(test)]
@@ -164,12 +177,13 @@ mod tests {
     use super::*;
     use alloy_consensus::{SignableTransaction, TxEip1559};
     use alloy_eips::eip2930::{AccessList, AccessListItem};
-    use alloy_primitives::{Address, Signature, TxKind, U256};
+    use alloy_primitives::{Address, Signature, TxKind};
 
     fn gas(to: TxKind, input: Vec<u8>, access_list: AccessList) -> u64 {
         let tx = TxEip1559 { to, input: input.into(), access_list, ..TxEip1559::default() };
         let signature = Signature::new(U256::from(1), U256::from(1), false);
-        intrinsic_gas(&tx.into_signed(signature).into())
+        let osaka = Rules::after(None, &crate::OrderRpcConfig::new(1));
+        intrinsic_gas(&tx.into_signed(signature).into(), &osaka)
     }
 
     #[test]

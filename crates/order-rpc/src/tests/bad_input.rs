@@ -1,8 +1,10 @@
 //! What is wrong is answered with the documented error, and nothing of it gets into the pool.
 
-use alloy_consensus::{SignableTransaction, TxLegacy};
+use alloy_consensus::{SignableTransaction, TxEip7702, TxLegacy};
 use alloy_eips::eip4844::{Blob, BlobTransactionSidecar, Bytes48};
 use alloy_primitives::{TxKind, U256};
+
+use order_pool::{Block, Head};
 
 use super::{blobs::*, *};
 
@@ -43,13 +45,23 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
     let floor = TxEip1559 { input: vec![1; 100].into(), ..gas(21_000 + 16 * 100) };
     let tip = TxEip1559 { max_priority_fee_per_gas: plain(0).max_fee_per_gas + 1, ..plain(0) };
     let long = TxEip1559 { input: vec![0; 128 << 10].into(), ..gas(1 << 23) };
+    let create =
+        |length| TxEip1559 { to: TxKind::Create, input: vec![0; length].into(), ..gas(1 << 23) };
+    let last_nonce = TxEip1559 { nonce: u64::MAX, ..plain(0) };
+    let priceless_but_for_gas = TxEip1559 { value: U256::MAX - U256::from(u128::MAX), ..plain(0) };
+    let priceless = TxEip1559 { value: U256::MAX, ..plain(0) };
+    let no_authorization = TxEip7702 {
+        chain_id: CHAIN,
+        gas_limit: 21_000,
+        max_fee_per_gas: 1,
+        ..TxEip7702::default()
+    };
     let mut cut = raw(1);
     cut.truncate(cut.len() - 2);
     // No block with one without its blobs could be sent on: whoever gets the order from the pool gets them with it.
     let with = with_blobs(1).0;
     let without = without_blobs(&with);
-    let of_alone =
-        [json!([]), json!([1]), json!(["0xzz"]), json!(["0x02", "0x02"]), json!({ "tx": "0x02" })];
+    let of_alone = [json!([]), json!([1]), json!(["0xzz"]), json!({ "tx": "0x02" })];
     let of_alone = of_alone.map(|params| (params, "params"));
     let cases = [
         ("0x".to_owned(), "undecodable"),
@@ -66,6 +78,14 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
         (unsigned(gas(u64::MAX)), "gas_limit"),
         (unsigned(tip), "tip_above_fee"),
         (unsigned(long), "transaction_too_large"),
+        (hex(&sign(no_authorization, &signer)), "no_authorization"),
+        (unsigned(create(49_153)), "init_code_too_large"),
+        (unsigned(last_nonce), "nonce_too_high"),
+        (unsigned(priceless), "cost_too_high"),
+        (
+            unsigned(TxEip1559 { max_fee_per_gas: u128::MAX, ..priceless_but_for_gas }),
+            "cost_too_high",
+        ),
         (with_blobs(7).1, "too_many_blobs"),
         (blobs(vec![one], vec![infinity], vec![infinity]), "sidecar"),
         (blobs(vec![zeros], vec![no_point], vec![infinity]), "sidecar"),
@@ -84,6 +104,7 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
         assert_eq!(server.counted.take(reason), 1, "{reason}");
     }
     is_as_before(&server).await;
+    server.call("eth_sendRawTransaction", json!([signed(create(49_152))])).await.result();
     let valid = json!([blobs(vec![zeros], vec![infinity], vec![infinity])]);
     server.call("eth_sendRawTransaction", valid).await.result();
     server.call("eth_sendBundle", json!([{ "txs": [raw(0), with] }])).await.result();
@@ -259,5 +280,50 @@ async fn signatures_are_required_optional_or_off() {
             assert_eq!(answer.error(), refused, "{signatures:?} {headers:?}");
             assert_eq!(server.counted.take("signature"), 1);
         }
+    }
+}
+
+#[tokio::test]
+async fn a_signature_has_either_name_and_a_body_is_not_compressed() {
+    let server = start(config());
+    let (one, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
+    let body = cancellation();
+    let header = |signer| signature(signer, body.as_bytes());
+    let send = async |headers: &[(&str, String)]| {
+        let client = server.from(ONE);
+        let client = headers.iter().fold(client, |client, (name, value)| client.with(name, value));
+        client.send(&body).await
+    };
+    send(&[("X-BuilderNet-Signature", header(&one))]).await.result();
+    let [flashbots, buildernet] = ["X-Flashbots-Signature", "X-BuilderNet-Signature"];
+    send(&[(flashbots, header(&one)), (buildernet, header(&one))]).await.result();
+    let two = send(&[(flashbots, header(&one)), (buildernet, header(&other))]).await;
+    assert_eq!(two.error(), (401, -32600, "signature"));
+    let gzip = send(&[("Content-Encoding", "gzip".to_owned())]).await;
+    assert_eq!(gzip.error(), (415, -32600, "http"));
+    assert!(gzip.text.contains("Content-Encoding is gzip"), "{}", gzip.text);
+}
+
+/// The gas cap and the least gas were constants of one fork.
+#[tokio::test]
+async fn the_rules_are_those_of_the_fork_of_the_next_block() {
+    let config = OrderRpcConfig { osaka_time: 1_000, amsterdam_time: 2_000, ..config() };
+    let server = start(config);
+    let gas =
+        |gas_limit| hex(&sign(TxEip1559 { gas_limit, ..plain(0) }, &PrivateKeySigner::random()));
+    let send = async |gas_limit| {
+        let answer = server.call("eth_sendRawTransaction", json!([gas(gas_limit)])).await;
+        if answer.json().get("result").is_some() { "pooled" } else { answer.of_field().0 }
+    };
+    for (number, timestamp, expected) in [
+        (1, 500, ["intrinsic_gas", "pooled"]),
+        (2, 1_500, ["intrinsic_gas", "gas_limit"]),
+        (3, 2_500, ["pooled", "pooled"]),
+    ] {
+        let hash = B256::with_last_byte(number);
+        let parent = B256::with_last_byte(number - 1);
+        let head = Head { timestamp, ..Head::new(number.into(), hash, parent) };
+        server.pool.on_head(Block::new(head, vec![]));
+        assert_eq!([send(20_999).await, send((1 << 24) + 1).await], expected, "{timestamp}");
     }
 }

@@ -247,3 +247,66 @@ async fn what_cannot_be_published_is_refused_if_that_is_configured() {
         assert_eq!(server.pool.len(), usize::from(!refuse_unpublished));
     }
 }
+
+/// ethers asks for the block beside each broadcast, and threw for an order that was in the pool.
+#[tokio::test]
+async fn what_clients_ask_beside_an_order_is_answered_from_what_is_known_here() {
+    let server = start(config());
+    let ask = async |method: &str| server.call(method, json!([])).await;
+    assert_eq!(ask("eth_blockNumber").await.error(), refused(503, "head_unknown"));
+    server.pool.on_head(block(100, &[]));
+    assert_eq!(ask("eth_blockNumber").await.result(), "0x64");
+    assert_eq!(ask("eth_chainId").await.result(), format!("{CHAIN:#x}"));
+    assert_eq!(ask("net_version").await.result(), CHAIN.to_string());
+    // viem sends no parameters.
+    let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber" }).to_string();
+    assert_eq!(server.send(body).await.result(), "0x64");
+    assert_eq!(server.call("eth_chainId", json!([1])).await.of_field().0, "params");
+    let batch = json!([
+        { "jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": [] },
+        { "jsonrpc": "2.0", "id": 2, "method": "eth_sendRawTransaction", "params": [raw(0)] },
+    ]);
+    assert_eq!(server.send(batch.to_string()).await.reasons(), [None, None]);
+    assert_eq!(server.pool.len(), 1);
+}
+
+/// The reference of BuilderNet says so, and rbuilder reads it so.
+#[tokio::test]
+async fn a_block_number_without_digits_is_the_next_block() {
+    let server = start_at_head();
+    let bundle = json!([{ "txs": [raw(0)], "blockNumber": "0x" }]);
+    server.call("eth_sendBundle", bundle).await.result();
+    assert_eq!(bundles(server.pool.subscribe_all())[0].block(), Some(101));
+}
+
+#[tokio::test]
+async fn the_fields_of_other_builders_mean_what_they_mean_there() {
+    let server = start_at_head();
+    let client = server.signed(&PrivateKeySigner::random());
+    let send = async |more: Value| {
+        let first = sign(plain(0), &PrivateKeySigner::random());
+        let txs = [hex(&first), raw(1)];
+        let mut bundle = json!({ "txs": txs, "replacementUuid": UUID, "refundPercent": 50 });
+        bundle.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        (*first.tx_hash(), client.clone().call("eth_sendBundle", json!([bundle])).await)
+    };
+    let (hash, sent) = send(json!({ "replacementSeqNumber": 7, "refundIndex": 0 })).await;
+    sent.result();
+    let pooled = bundles(server.pool.subscribe_all());
+    let parts = pooled[0].parts();
+    assert_eq!((parts.replacement_nonce, &parts.refund_tx_hashes), (Some(7), &vec![hash]));
+    let (_, older) = send(json!({ "replacementSeqNumber": 6 })).await;
+    assert_eq!(older.error().2, "superseded");
+    for (more, field) in [
+        (json!({ "replacementSeqNumber": 8, "replacementNonce": 9 }), "replacementSeqNumber"),
+        (json!({ "refundIndex": 2 }), "refundIndex"),
+        (json!({ "refundIndex": 0, "refundTxHashes": [B256::ZERO] }), "refundIndex"),
+        (json!({ "version": "v1", "refundPercent": null, "refundIndex": 0 }), "refundIndex"),
+        (json!({ "targetSlot": 1 }), "targetSlot"),
+    ] {
+        assert_eq!(send(more).await.1.of_field(), ("params", field.to_owned()));
+    }
+    let ignored = json!({ "targetSlots": [1], "targetAddresses": [], "desiredState": {} });
+    send(ignored).await.1.result();
+    assert_eq!(server.counted.of("order_rpc_ignored_fields_total", "targetSlots"), 1);
+}

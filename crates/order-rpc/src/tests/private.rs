@@ -64,7 +64,7 @@ async fn preferences_are_accepted_and_other_fields_are_refused_by_name() {
         (SEND, json!([{ "tx": raw(0), "maxBlock": 5 }]), "maxBlock"),
         (SEND, json!([]), "params[0]"),
         (SEND_RAW, json!([]), "params[0]"),
-        (SEND_RAW, json!([raw(0), {}, 5]), "params[0]"),
+        (SEND_RAW, json!([raw(0), {}, 5]), "params[2]"),
         (SEND_RAW, json!([5]), "params[0]"),
         (CANCEL, json!([{}]), "txHash"),
     ] {
