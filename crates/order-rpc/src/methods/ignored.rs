@@ -24,9 +24,10 @@ impl Ignored {
 
     /// Whether a field that the parameters of the method do not have is passed over. Counts it.
     pub(crate) fn passes(&mut self, field: &str) -> bool {
-        let known = IGNORED_FIELDS.iter().position(|name| *name == field && *name != OTHER);
-        let other = self.is_lenient.then_some(IGNORED_FIELDS.len() - 1);
-        let count = known.or(other).and_then(|index| self.counts.get_mut(index));
+        let index_of = |field: &str| IGNORED_FIELDS.iter().position(|name| *name == field);
+        let known = index_of(field).filter(|_| field != OTHER);
+        let index = known.or_else(|| index_of(OTHER).filter(|_| self.is_lenient));
+        let count = index.and_then(|index| self.counts.get_mut(index));
         let passes = count.is_some();
         if let Some(count) = count {
             *count = count.saturating_add(1);
