@@ -263,7 +263,10 @@ impl Dispatcher {
 
     fn insert(&self, method: Method, verified: Verified, verdict: Verdict) -> State {
         let host = &self.methods.host;
-        if self.limiter.limits.config.refuse_unpublished && !(host.is_published)() {
+        // An answer only reads, so there is nothing to publish.
+        let is_answer = matches!(verified, Verified::Answer(_));
+        let refuses_unpublished = self.limiter.limits.config.refuse_unpublished && !is_answer;
+        if refuses_unpublished && !(host.is_published)() {
             return State::refused(self.limiter.retry_later(Reason::NotPublished));
         }
         let done = verified.insert(&host.pool, &verdict);
