@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Drives the RPC server of the running example with the clients that searchers use: the package `flashbots` of
-# PyPI, `@flashbots/ethers-provider-bundle` of npm, and alloy's `MevApi`. Each sends a bundle, replaces it,
-# cancels it, sends a private transaction and cancels it. ethers and viem send raw transactions, and ask for what
-# they need beside them. Prints a table; fails at the first that is refused.
+# Calls the RPC server of the running example with the clients that searchers use: the package `flashbots` of PyPI,
+# `@flashbots/ethers-provider-bundle`, `ethers` and `viem` of npm, and alloy's `MevApi`. Each client makes every call
+# that it has for sending orders, and some that only a node or a relay can answer. Prints a table of the answers; fails
+# if a client does not accept an answer, or reports an unsupported call with anything but its own error.
 #
 # Usage: scripts/clients.sh [path of the `ingest` example]
 #        without it, the example is built in release.
@@ -28,12 +28,19 @@ if [ ! -x "$clients/venv/bin/python" ]; then
     python3 -m venv "$clients/venv"
     "$clients/venv/bin/pip" install --quiet --disable-pip-version-check "flashbots==$FLASHBOTS" setuptools
 fi
-if [ ! -d "$clients/npm/node_modules/viem" ]; then
-    mkdir -p "$clients/npm"
-    npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$clients/npm" \
-        "@flashbots/ethers-provider-bundle@$PROVIDER_BUNDLE" "ethers@$ETHERS" "viem@$VIEM"
-fi
-cp scripts/clients/*.mjs "$clients/npm/"
+# Two folders, because the package of Flashbots needs an ethers of its own.
+install() { # folder, packages...
+    local folder=$clients/$1
+    shift
+    if [ ! -d "$folder/node_modules" ]; then
+        mkdir -p "$folder"
+        npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$folder" "$@"
+    fi
+}
+install provider-bundle "@flashbots/ethers-provider-bundle@$PROVIDER_BUNDLE"
+install npm "ethers@$ETHERS" "viem@$VIEM"
+cp scripts/clients/{report,provider-bundle}.mjs "$clients/provider-bundle/"
+cp scripts/clients/{report,ethers,viem}.mjs "$clients/npm/"
 cargo build --quiet --manifest-path scripts/clients/alloy/Cargo.toml --target-dir "$clients/alloy"
 
 # One block in the whole time, so that the head is known.
@@ -57,14 +64,14 @@ block=5
 run() { # name, command...
     local name=$1
     shift
-    "$@" "$url" "$block" | while IFS=$'\t' read -r what answer; do
-        printf '| %-42s | %-16s | %-66s |\n' "$name" "$what" "$answer"
+    "$@" "$url" "$block" | while IFS=$'\t' read -r call answer; do
+        printf '| %-41s | %-28s | %-66s |\n' "$name" "$call" "$answer"
     done
 }
-printf '| %-42s | %-16s | %-66s |\n' client call answer
-printf '|%s|%s|%s|\n' "$(printf -- '-%.0s' {1..44})" "$(printf -- '-%.0s' {1..18})" "$(printf -- '-%.0s' {1..68})"
+printf '| %-41s | %-28s | %-66s |\n' client call answer
+printf '|%s|%s|%s|\n' "$(printf -- '-%.0s' {1..43})" "$(printf -- '-%.0s' {1..30})" "$(printf -- '-%.0s' {1..68})"
 run "flashbots $FLASHBOTS (PyPI)" "$clients/venv/bin/python" scripts/clients/python.py
-run "@flashbots/ethers-provider-bundle $PROVIDER_BUNDLE" node "$clients/npm/npm.mjs"
+run "@flashbots/ethers-provider-bundle $PROVIDER_BUNDLE" node "$clients/provider-bundle/provider-bundle.mjs"
 run "ethers $ETHERS" node "$clients/npm/ethers.mjs"
 run "viem $VIEM" node "$clients/npm/viem.mjs"
 run "alloy MevApi 2.5.0" "$clients/alloy/debug/alloy-client"
