@@ -1,9 +1,10 @@
-//! Deferral of raw transactions while the load is high: they stand in a line, and the first of it runs
-//! when the load has fallen, or when it has waited for long enough.
+//! Defers raw transactions while the load is high: they queue, and the first one runs when the load
+//! has fallen or when it has waited for the maximum time.
 //!
 //! # Locks
-//! First: taken by a deferred request, and held while it waits for the load to fall and for its permit,
-//! because it is the line; nothing else takes it.
+//! `front`: taken by a deferred request that is first in the queue, and held while it waits for the
+//! load to fall and for its work permit. The waiters of this lock are the queue. No other lock is
+//! taken under it.
 
 use std::{
     sync::Arc,
@@ -16,20 +17,20 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     limits::Limits,
-    metrics::{DeferralMetrics, Present},
+    metrics::{DeferralMetrics, GaugeGuard},
 };
 
-/// Each request that has waited gets a work permit before other callers, so that it is not refused for
-/// lack of one.
+/// The queue of deferred requests.
 ///
-/// A deferred request stays in flight, for seconds. Bundles and cancellations, which are never
-/// deferred, have the same limit of requests in flight, so deferred ones may use half of it.
+/// A request that has waited gets a work permit before other callers, so that it is not refused for
+/// lack of one. It stays in flight for seconds. Bundles and cancellations, which are never
+/// deferred, share the limit of requests in flight, so deferred requests may use only half of it.
 #[derive(Debug)]
 pub(crate) struct Deferral {
-    /// In the line; each element of a batch takes one.
+    /// The places in the queue. Each element of a batch takes one.
     places: Arc<Budget>,
-    /// Held by the first of the line: tokio's mutex is first come first served.
-    first: Mutex<()>,
+    /// Held by the first request of the queue: tokio's mutex is first come, first served.
+    front: Mutex<()>,
     max_age: Duration,
     gate: Gate,
     monitor: Option<LoadMonitor>,
@@ -37,25 +38,25 @@ pub(crate) struct Deferral {
     closed: CancellationToken,
 }
 
-/// What became of raw transactions that came while the load was high.
+/// What became of raw transactions that arrived while the load was high.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeferralStats {
     /// Requests that were deferred.
     pub deferred: u64,
-    /// Those of them that ran because of their age, while the load was still high.
+    /// Deferred requests that ran because of their age, while the load was still high.
     pub aged: u64,
-    /// Those that wait now; each element of a batch counts.
+    /// Requests that wait now. Each element of a batch counts.
     pub waiting: usize,
 }
 
 impl Deferral {
     pub(crate) fn new(limits: &Limits, monitor: Option<LoadMonitor>, gate: Gate) -> Self {
         // Rounded down: with a limit of one request in flight none may be deferred.
-        let half = gate.request_limit().map_or(usize::MAX, |limit| limit / 2);
+        let half_of_requests = gate.request_limit().map_or(usize::MAX, |limit| limit / 2);
         Self {
-            places: Budget::new(limits.max_deferred.min(half)),
-            first: Mutex::default(),
+            places: Budget::new(limits.max_deferred.min(half_of_requests)),
+            front: Mutex::default(),
             max_age: limits.max_deferral,
             gate,
             monitor,
@@ -64,42 +65,47 @@ impl Deferral {
         }
     }
 
-    /// Whether a request that arrives now has to wait: also while earlier ones do, which it would
-    /// overtake. After [`Self::close`] there are none, and only the load counts.
+    /// Whether a request that arrives now has to wait. It also waits while earlier requests do,
+    /// because it would overtake them. After [`Self::close`] there are none, and only the load
+    /// counts.
     pub(crate) fn must_wait(&self) -> bool {
-        self.monitor.as_ref().is_some_and(|monitor| {
-            monitor.is_pressed() || self.places.used() > 0 && !self.closed.is_cancelled()
-        })
+        let Some(monitor) = &self.monitor else { return false };
+        let has_queue = self.places.used() > 0 && !self.closed.is_cancelled();
+        monitor.is_pressed() || has_queue
     }
 
-    /// A work permit for one that [must wait](Self::must_wait), when its work may run. Meanwhile its
-    /// request takes as many places as its weight.
+    /// Waits in the queue, and returns a work permit when the request may run. The request takes
+    /// `weight` places meanwhile.
+    ///
+    /// # Errors
+    /// The queue is full or closed.
     ///
     /// # Cancel safety
-    /// If the future is dropped, the work leaves the line.
+    /// If the future is dropped, the request leaves the queue.
     pub(crate) async fn acquire(&self, weight: usize) -> Result<WorkPermit, Refusal> {
-        let arrived = Instant::now();
+        let arrived_at = Instant::now();
         let Some(_places) = self.places.take(weight) else {
-            return Err(self.gate.refuse_deferred(arrived));
+            return Err(self.gate.refuse_deferred(arrived_at));
         };
         self.metrics.deferred.add(1);
-        let _waiting = Present::new(&self.metrics.waiting);
-        let permit = async {
-            let _first = self.first.lock().await;
-            if let Some(monitor) = &self.monitor {
-                // If the clock cannot represent the time, it never comes.
-                let at_most = arrived.checked_add(self.max_age);
-                let is_calm = monitor.wait_until_normal(at_most, || {}).await;
-                self.metrics.aged.add(u64::from(!is_calm));
-            }
-            self.gate.acquire_external_deferred().await
-        };
+        let _waiting = GaugeGuard::new(&self.metrics.waiting);
         tokio::select! {
-            // First, because a permit is of no use any more.
+            // The close comes first, because a permit is of no use after it.
             biased;
             () = self.closed.cancelled() => Err(self.gate.refuse_closed(Instant::now())),
-            permit = permit => Ok(permit),
+            permit = self.wait_for_permit(arrived_at) => Ok(permit),
         }
+    }
+
+    async fn wait_for_permit(&self, arrived_at: Instant) -> WorkPermit {
+        let _front = self.front.lock().await;
+        if let Some(monitor) = &self.monitor {
+            // `None` if the clock cannot represent the deadline, which then never comes.
+            let deadline = arrived_at.checked_add(self.max_age);
+            let is_normal = monitor.wait_until_normal(deadline, || {}).await;
+            self.metrics.aged.add(u64::from(!is_normal));
+        }
+        self.gate.acquire_external_deferred().await
     }
 
     /// Refuses every deferred request, and every later one that would have to wait.
@@ -108,8 +114,10 @@ impl Deferral {
     }
 
     pub(crate) fn stats(&self) -> DeferralStats {
-        let DeferralMetrics { deferred, aged, .. } = &self.metrics;
-        let (deferred, aged) = (deferred.get(), aged.get());
-        DeferralStats { deferred, aged, waiting: self.places.used() }
+        DeferralStats {
+            deferred: self.metrics.deferred.get(),
+            aged: self.metrics.aged.get(),
+            waiting: self.places.used(),
+        }
     }
 }

@@ -11,42 +11,43 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A number outside its bounds.
+    /// A number is outside its bounds.
     #[error("{field} is {value}, must be between {min} and {max}")]
     OutOfBounds {
-        /// The setting.
+        /// The name of the option.
         field: &'static str,
-        /// Its value.
+        /// The configured value.
         value: usize,
-        /// The least it may be.
+        /// The lowest permitted value.
         min: usize,
-        /// The most it may be.
+        /// The highest permitted value.
         max: usize,
     },
-    /// A limit is too small for what another one admits.
+    /// A limit is too small for what another limit admits.
     #[error("{field} is {value}, must be at least {least} while {for_field} is {for_value}")]
     TooSmall {
-        /// The setting.
+        /// The name of the option that is too small.
         field: &'static str,
-        /// Its value.
+        /// The configured value.
         value: usize,
-        /// The least it may be.
+        /// The lowest value that fits the other option.
         least: usize,
-        /// The setting that needs it.
+        /// The name of the other option.
         for_field: &'static str,
-        /// Its value.
+        /// The value of the other option.
         for_value: usize,
     },
-    /// A proxy whose requests are those of the callers that it names, and a front's at once.
+    /// An address is listed both as a proxy, whose requests belong to the callers that it names,
+    /// and as a front, whose requests are its own.
     #[error("{address} is in trusted_proxies and in trusted_fronts, must be in one")]
     ProxyAndFront {
-        /// The address.
+        /// The address that is in both lists.
         address: IpAddr,
     },
-    /// A timeout of zero.
+    /// A timeout is zero.
     #[error("{field} is 0, must be above 0")]
     ZeroTime {
-        /// The setting.
+        /// The name of the option.
         field: &'static str,
     },
 }
@@ -58,10 +59,10 @@ pub enum StartError {
     /// The configuration is invalid.
     #[error("configuration: {0}")]
     Config(#[from] ConfigError),
-    /// The address cannot be listened on.
+    /// The server cannot listen on the configured address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// The address.
+        /// The configured address.
         address: SocketAddr,
         /// The error of the operating system.
         source: io::Error,

@@ -1,9 +1,14 @@
-//! Connections: HTTP/1.1 with keep-alive and pipelining, requests in, responses out.
+//! HTTP/1.1 connections with keep-alive and pipelining: reads requests and sends responses.
+//!
+//! In reading order: `accept` accepts and closes connections, `open_connections` chooses which one
+//! gives way to a new one, `request_socket` closes those that send nothing, `connection` admits and
+//! serves the requests of one connection, `body` reads their bodies, `response` builds responses.
 
 mod accept;
 mod body;
 mod connection;
-mod open;
+mod open_connections;
+mod request_socket;
 mod response;
 
 use std::sync::Arc;
@@ -12,19 +17,20 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 pub(crate) use self::accept::{REJECT_TIMEOUT, listen};
-use self::open::OpenConnections;
+use self::open_connections::OpenConnections;
 use crate::jsonrpc::Dispatcher;
 
-/// How many refused bodies are read and discarded at the same time.
+/// Refused bodies that are read and discarded at the same time.
 const MAX_LINGERING: usize = 64;
-/// Connections beyond the limit that are sent a response at the same time; more are just closed.
+/// Connections beyond the limit that are sent a response at the same time. Further ones are closed
+/// without one.
 const MAX_REJECT_RESPONSES: usize = 64;
 
 /// What all connections share.
 #[derive(Debug)]
 pub(crate) struct HttpServer {
     pub(crate) dispatcher: Arc<Dispatcher>,
-    /// Of all connections.
+    /// The tasks of all connections.
     pub(crate) tasks: TaskTracker,
     /// Ends all connections.
     pub(crate) end: CancellationToken,

@@ -1,4 +1,4 @@
-//! JSON-RPC: from a body to its calls, and their results.
+//! JSON-RPC: parses a body into calls, runs them, and writes their responses.
 
 mod dispatch;
 mod envelope;

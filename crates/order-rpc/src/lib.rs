@@ -1,7 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![cfg_attr(not(test), deny(clippy::future_not_send, clippy::panic, clippy::unwrap_used))]
 
-// So that the tests of `src/tests` say what others would.
+// Lets `src/tests/common.rs` name this crate as the tests in `tests/` do, which share it.
 #[cfg(test)]
 extern crate self as order_rpc;
 

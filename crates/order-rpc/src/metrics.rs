@@ -1,10 +1,10 @@
-//! The RPC server's counters.
+//! Declares the metrics of the RPC server.
 
 use load_control::metric_set;
 use metrics::Gauge;
 
 use crate::{
-    methods::{Ended, IGNORED_FIELDS, Method},
+    methods::{AdmissionOutcome, IGNORED_FIELDS, Method},
     reply::Reason,
 };
 
@@ -15,20 +15,24 @@ metric_set! {
     #[derive(Debug)]
     pub(crate) struct Metrics {
         counter accepted[Method::ALL.len()] = "order_rpc_accepted_total", Count,
-            "requests that were accepted, by `method`", "method": Method::ALL.map(Method::as_str);
-        counter failed[Reason::ALL.len() - Reason::REFUSED] = "order_rpc_failed_total", Count,
-            "requests answered with an error that a repetition does not change, by `reason` (`Reason::as_str`)",
-            "reason": reasons(Reason::REFUSED);
-        counter refused[Reason::REFUSED] = "order_rpc_refused_total", Count,
-            "requests that were refused, and connections that were closed for newer ones (`connections`), \
-             by `reason` (`Reason::as_str`)",
-            "reason": reasons(0);
-        counter admissions[Ended::ALL.len()] = "order_rpc_admissions_total", Count,
-            "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, retry_later, \
-             unknown, timed_out, panicked", "verdict": Ended::ALL.map(Ended::as_str);
+            "requests that were accepted, by `method`",
+            "method": Method::ALL.map(Method::as_str);
+        counter failed[Reason::ALL.len() - Reason::RETRYABLE] = "order_rpc_failed_total", Count,
+            "requests answered with an error that a retry does not change, by `reason` \
+             (`Reason::as_str`)",
+            "reason": reasons_from(Reason::RETRYABLE);
+        counter refused[Reason::RETRYABLE] = "order_rpc_refused_total", Count,
+            "requests that were refused, and connections that were closed for newer ones \
+             (`connections`), by `reason` (`Reason::as_str`)",
+            "reason": reasons_from(0);
+        counter admissions[AdmissionOutcome::ALL.len()] = "order_rpc_admissions_total", Count,
+            "orders that the host was asked about, by `verdict`: accepted, prioritized, refused, \
+             retry_later, unknown, timed_out, panicked",
+            "verdict": AdmissionOutcome::ALL.map(AdmissionOutcome::as_str);
         counter ignored_fields[IGNORED_FIELDS.len()] = "order_rpc_ignored_fields_total", Count,
-            "fields of parameters that were accepted and have no effect, by `field`; `other`: one of a front \
-             that is not known here", "field": IGNORED_FIELDS;
+            "fields of parameters that were accepted without effect, by `field`; `other`: an \
+             unknown field of what a front forwarded",
+            "field": IGNORED_FIELDS;
         gauge connections = "order_rpc_connections", Count, "connections that are open";
     }
 
@@ -42,32 +46,33 @@ metric_set! {
     }
 }
 
-/// The texts of so many reasons from this one on.
-fn reasons<const N: usize>(first: usize) -> [&'static str; N] {
-    std::array::from_fn(|number| Reason::ALL[first + number].as_str())
+/// Returns the labels of `N` reasons, beginning with the reason at index `first`.
+fn reasons_from<const N: usize>(first: usize) -> [&'static str; N] {
+    std::array::from_fn(|index| Reason::ALL[first + index].as_str())
 }
 
 impl Metrics {
+    /// Counts an error response, as refused or as failed.
     pub(crate) fn count(&self, reason: Reason) {
-        let number = reason as usize;
-        match number.checked_sub(Reason::REFUSED) {
-            None => self.refused[number].increment(1),
-            Some(number) => self.failed[number].increment(1),
+        let index = reason as usize;
+        match index.checked_sub(Reason::RETRYABLE) {
+            None => self.refused[index].increment(1),
+            Some(index) => self.failed[index].increment(1),
         }
     }
 }
 
-/// Counts what is there until it is dropped, also by a panic.
-pub(crate) struct Present(Gauge);
+/// Adds one to a gauge until it is dropped, also if a panic drops it.
+pub(crate) struct GaugeGuard(Gauge);
 
-impl Present {
-    pub(crate) fn new(of: &Gauge) -> Self {
-        of.increment(1);
-        Self(of.clone())
+impl GaugeGuard {
+    pub(crate) fn new(gauge: &Gauge) -> Self {
+        gauge.increment(1);
+        Self(gauge.clone())
     }
 }
 
-impl Drop for Present {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.decrement(1);
     }

@@ -1,4 +1,4 @@
-//! Error responses: one shape for all of them.
+//! Responses to requests. All error responses have one shape.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -11,14 +11,15 @@ pub(crate) const INVALID_REQUEST: i32 = -32600;
 pub(crate) const METHOD_NOT_FOUND: i32 = -32601;
 pub(crate) const INVALID_PARAMS: i32 = -32602;
 pub(crate) const INTERNAL: i32 = -32603;
-/// Well formed, but not accepted.
+/// The request is well formed, but not accepted.
 pub(crate) const REJECTED: i32 = -32000;
-/// Retry later: the gate, a quota, a limit.
+/// Retry later: refused by the gate, a quota or a limit.
 pub(crate) const LIMIT: i32 = -32005;
 
 labels! {
     /// Why a request was not accepted: the `reason` in an error's `data`, and in the metrics. Up to
-    /// [`Self::PoolFull`] it should be sent again later; from [`Self::BodyTimeout`] on it is invalid.
+    /// [`Self::PoolFull`] the request should be sent again later; from [`Self::BodyTimeout`] on it
+    /// is invalid.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     #[non_exhaustive]
     pub enum Reason {
@@ -32,7 +33,7 @@ labels! {
         UnsignedRequests = "unsigned_requests",
         /// The limit of requests in flight of the caller's address is reached.
         CallerRequests = "caller_requests",
-        /// No more requests may be deferred.
+        /// The queue of deferred requests is full.
         DeferredFull = "deferred_full",
         /// The RPC server shuts down.
         ShuttingDown = "shutting_down",
@@ -40,7 +41,8 @@ labels! {
         Quota = "quota",
         /// The quota of the caller's address is spent.
         CallerQuota = "caller_quota",
-        /// The limit of open connections is reached. In the metrics also one that made room.
+        /// The limit of open connections is reached. In the metrics also a connection that was
+        /// closed for a newer one.
         Connections = "connections",
         /// The limit of connections of the caller's address is reached.
         CallerConnections = "caller_connections",
@@ -54,13 +56,14 @@ labels! {
         CallerBufferedBytes = "caller_buffered_bytes",
         /// The host's [`Admission`](crate::Admission) made no decision, in time or at all.
         AdmissionUnavailable = "admission_unavailable",
-        /// The pool has no head yet, from which the last block of a private transaction is computed.
+        /// The pool has no head yet, from which the last block of a private transaction is
+        /// computed.
         HeadUnknown = "head_unknown",
-        /// Nothing is published now, so that no builder would get the order or the cancellation.
+        /// The host cannot publish now, so no builder would get the order or the cancellation.
         NotPublished = "not_published",
         /// The pool is full.
         PoolFull = "pool_full",
-        /// The body did not come in time.
+        /// The body did not arrive in time.
         BodyTimeout = "body_timeout",
         /// The body ended early.
         BodyBroken = "body_broken",
@@ -74,8 +77,8 @@ labels! {
         Method = "method",
         /// The batch is too long or empty.
         BatchLength = "batch_length",
-        /// The method is not POST, the content is not JSON, the path does not exist, the host is not
-        /// one of ours, or a trusted proxy names no caller.
+        /// The HTTP method is not POST, the content is not plain JSON, the path does not exist, the
+        /// host is not one of ours, or a trusted proxy names no caller.
         Http = "http",
         /// The signature is missing, malformed or wrong.
         Signature = "signature",
@@ -85,7 +88,7 @@ labels! {
         Undecodable = "undecodable",
         /// A transaction's own signature is invalid.
         TransactionSignature = "transaction_signature",
-        /// A transaction is for another chain, or for any chain.
+        /// A transaction is for another chain, or has no chain id.
         ChainId = "chain_id",
         /// A transaction has less gas than its intrinsic cost.
         IntrinsicGas = "intrinsic_gas",
@@ -103,21 +106,21 @@ labels! {
         InitCodeTooLarge = "init_code_too_large",
         /// A transaction has the highest nonce, which no account can use (EIP-2681).
         NonceTooHigh = "nonce_too_high",
-        /// What a transaction may spend is above what any account can have.
+        /// A transaction may cost more than 2^256 - 1 wei.
         CostTooHigh = "cost_too_high",
         /// The sidecar does not match the transaction.
         Sidecar = "sidecar",
-        /// The host's [`Admission`](crate::Admission) refused it.
+        /// The host's [`Admission`](crate::Admission) refused the order.
         Admission = "admission",
-        /// The order was accepted before and is no longer pooled.
+        /// The order was accepted before and is no longer in the pool.
         Known = "known",
-        /// A block contains it.
+        /// A recent block contains the transaction.
         Mined = "mined",
         /// A block raised the sender's nonce above the transaction's.
         StaleNonce = "stale_nonce",
-        /// A later message of its replacement key came before.
+        /// A message of its replacement key with a higher nonce arrived before.
         Superseded = "superseded",
-        /// The signer has no private transaction of this hash.
+        /// The signer has sent no private transaction with this hash here.
         UnknownPrivate = "unknown_private",
         /// The transaction has become public and cannot be cancelled.
         BecamePublic = "became_public",
@@ -129,10 +132,10 @@ labels! {
 }
 
 impl Reason {
-    /// How many of them say that the request should be sent again later: the first ones.
-    pub(crate) const REFUSED: usize = Self::BodyTimeout as usize;
+    /// The number of reasons for which the request should be sent again later: the first ones.
+    pub(crate) const RETRYABLE: usize = Self::BodyTimeout as usize;
 
-    /// What a caller is told that should come back.
+    /// Returns the message for a caller that should send the request again later.
     pub(crate) const fn refusal(self) -> &'static str {
         match self {
             Self::UnsignedRequests => "too many requests without a signature are in flight",
@@ -166,33 +169,33 @@ pub(crate) struct ErrorResponse {
 }
 
 impl ErrorResponse {
-    /// The request itself is wrong.
+    /// Creates the response to an invalid request.
     pub(crate) fn request(status: StatusCode, code: i32, reason: Reason, message: String) -> Self {
         let data = json!({ "reason": reason.as_str() });
         Self { reason, status, code, message, data, retry_after: None }
     }
 
-    /// The request itself is wrong, and no error of its parameters: -32600.
+    /// Creates the response to a request that is invalid apart from its parameters: -32600.
     pub(crate) fn http(status: StatusCode, reason: Reason, message: impl Into<String>) -> Self {
         Self::request(status, INVALID_REQUEST, reason, message.into())
     }
 
-    /// A parameter is wrong: -32602 with its name.
+    /// Creates the response to an invalid parameter: -32602, with the name of the field.
     pub(crate) fn field(reason: Reason, field: &str, message: String) -> Self {
         let mut error = Self::request(StatusCode::OK, INVALID_PARAMS, reason, message);
         error.data["field"] = field.into();
         error
     }
 
-    /// Well formed, but not accepted: -32000.
+    /// Creates the response to a request that is well formed, but not accepted: -32000.
     pub(crate) fn rejected(reason: Reason, message: String) -> Self {
         Self::request(StatusCode::OK, REJECTED, reason, message)
     }
 
-    /// Refused, with a time after which to retry: -32005.
+    /// Creates a refusal with a time after which to retry: -32005.
     pub(crate) fn retry_later(reason: Reason, retry_after: Duration, message: &str) -> Self {
         let status = match reason {
-            // Limits of the caller's own.
+            // The limits of the caller itself.
             Reason::Quota
             | Reason::CallerQuota
             | Reason::CallerConnections
@@ -212,19 +215,22 @@ impl ErrorResponse {
         self.data["field"].as_str().expect("an error of a field").to_owned()
     }
 
+    /// Creates the response to a request that failed by a defect of the server: -32603.
     pub(crate) fn internal() -> Self {
-        let (status, message) = (StatusCode::INTERNAL_SERVER_ERROR, "internal error".to_owned());
-        Self::request(status, INTERNAL, Reason::Internal, message)
+        let message = "internal error".to_owned();
+        Self::request(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, Reason::Internal, message)
     }
 
-    /// As a JSON-RPC response to the call with this id, which is null if the request was not read.
+    /// Returns the JSON-RPC response to the call with this id, which is null if the request was not
+    /// parsed.
     pub(crate) fn json(&self, id: &str) -> String {
         let Self { code, message, data, .. } = self;
         let error = json!({ "code": code, "message": message, "data": data });
         format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#)
     }
 
-    /// The seconds of `Retry-After`, rounded up: never earlier than the milliseconds in the body.
+    /// Returns the seconds of `Retry-After`, rounded up so that it never ends before the
+    /// milliseconds in the body.
     pub(crate) fn retry_after_secs(&self) -> Option<u64> {
         self.retry_after.map(|time| millis(time).div_ceil(1_000).max(1))
     }
@@ -249,33 +255,33 @@ impl From<WorkError> for ErrorResponse {
         match error {
             WorkError::Refused(refusal) => refusal.into(),
             error => {
-                tracing::error!(%error, "a request gets an internal error as response");
+                tracing::error!(%error, "answering a request with an internal error");
                 Self::internal()
             }
         }
     }
 }
 
-/// The response to a request: its text, and the error that sets the HTTP status.
+/// The response to a request that was run: its text, and the error that sets the HTTP status.
 #[derive(Debug)]
 pub(crate) struct Reply {
     pub(crate) text: String,
     pub(crate) error: Option<ErrorResponse>,
 }
 
-/// Most bytes of a caller's text that a response repeats, so that an error response is short.
+/// Maximum bytes of a caller's text that a response repeats, so that error responses stay short.
 const MAX_REPEATED_BYTES: usize = 200;
 
-/// A text that the caller chose, truncated to [`MAX_REPEATED_BYTES`].
-pub(crate) fn cut(text: &str) -> Cow<'_, str> {
+/// Truncates a text that the caller chose to [`MAX_REPEATED_BYTES`].
+pub(crate) fn truncate(text: &str) -> Cow<'_, str> {
     if text.len() <= MAX_REPEATED_BYTES {
         return Cow::Borrowed(text);
     }
-    let end = (0..=MAX_REPEATED_BYTES).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+    let end = text.floor_char_boundary(MAX_REPEATED_BYTES);
     Cow::Owned(format!("{}...", &text[..end]))
 }
 
-/// Rounded up to milliseconds.
+/// Returns a time in milliseconds, rounded up.
 fn millis(time: Duration) -> u64 {
     time.as_micros().div_ceil(1_000) as u64
 }

@@ -1,4 +1,4 @@
-//! Start and shutdown.
+//! Starts the RPC server and shuts it down.
 
 use std::{
     net::SocketAddr,
@@ -21,14 +21,14 @@ use crate::{
     host::Host,
     http::{HttpServer, REJECT_TIMEOUT, listen},
     jsonrpc::Dispatcher,
-    limits::{Limiter, Limits},
+    limits::Limits,
 };
 
 /// Time for the threads to end once they have no more work.
-const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
+const THREAD_END_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The running RPC server. If it is dropped without [`Self::shutdown`], it ends at once in the
-/// background.
+/// The running RPC server. If it is dropped without [`Self::shutdown`], the server ends at once, in
+/// the background.
 ///
 /// ```
 /// use load_control::{Gate, GateConfig};
@@ -52,27 +52,30 @@ const THREADS_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct OrderRpc {
     local_addr: SocketAddr,
     dispatcher: Arc<Dispatcher>,
+    /// Sends the deadline of the shutdown.
     stop: oneshot::Sender<Duration>,
-    stopped: oneshot::Receiver<OrderRpcEnd>,
+    end: oneshot::Receiver<OrderRpcEnd>,
 }
 
 /// How an [`OrderRpc`] ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OrderRpcEnd {
-    /// Whether every request got its response in time, and no thread of the server panicked.
+    /// Whether every request got its response before the deadline, and no thread of the server
+    /// panicked.
     pub ended: bool,
-    /// Requests that had no response at the deadline. Orders that the pool has accepted stay in it.
+    /// Requests that had no response at the deadline. Orders that are already in the pool stay
+    /// there.
     pub unanswered: usize,
 }
 
 impl OrderRpc {
-    /// Listens, and starts the threads that serve. Returns when callers can connect.
+    /// Listens, and starts the threads of the server. Returns when callers can connect.
     ///
     /// The server has a runtime of its own, so a flood of requests occupies no other threads.
     ///
     /// # Errors
-    /// See [`StartError`]. Nothing runs afterwards.
+    /// See [`StartError`]. Nothing is left running.
     pub fn start(config: OrderRpcConfig, host: Host) -> Result<Self, StartError> {
         config.validate()?;
         Self::start_limited(Limits::new(config), host)
@@ -81,49 +84,51 @@ impl OrderRpc {
     pub(crate) fn start_limited(limits: Limits, host: Host) -> Result<Self, StartError> {
         let dispatcher = Arc::new(Dispatcher::new(limits, host));
         let server = HttpServer::new(Arc::clone(&dispatcher));
-        let (started, starting) = mpsc::sync_channel(1);
-        let (stop, stopping) = oneshot::channel();
-        let (done, stopped) = oneshot::channel();
-        // The runtime is made and dropped on this thread: another runtime's may not drop it.
+        let (send_started, started) = mpsc::sync_channel(1);
+        let (stop, stop_requested) = oneshot::channel();
+        let (send_end, end) = oneshot::channel();
+        // The runtime is created and dropped on this thread, because a runtime must not be dropped
+        // on a thread of another one.
         let main = move || {
-            let (runtime, listener, local_addr) = match set_up(&server) {
-                Ok(all) => all,
-                // The caller waits for the result, here and below.
+            let listening = match listen_on_new_runtime(&server) {
+                Ok(listening) => listening,
                 Err(error) => {
-                    let _ = started.send(Err(error));
+                    // It cannot fail: `start` waits for the result, here and below.
+                    let _ = send_started.send(Err(error));
                     return;
                 }
             };
-            let _ = started.send(Ok(local_addr));
-            let end = runtime.block_on(run(&server, listener, stopping));
+            let Listening { runtime, listener, local_addr } = listening;
+            let _ = send_started.send(Ok(local_addr));
+            let end = runtime.block_on(run(&server, listener, stop_requested));
             // Drops the aborted tasks and waits for their threads, so that nothing of the server is
             // left; work whose caller has disconnected ends by itself within milliseconds.
-            runtime.shutdown_timeout(THREADS_TIMEOUT);
-            // The server may have been dropped.
-            let _ = done.send(end);
+            runtime.shutdown_timeout(THREAD_END_TIMEOUT);
+            // It fails if the server was dropped, and then nobody waits for the end.
+            let _ = send_end.send(end);
         };
         let main = thread::Builder::new().name("order-rpc-main".to_owned()).spawn(main);
         main.map_err(StartError::Thread)?;
-        let local_addr = starting.recv().expect("the thread sends one result before it ends")?;
-        Ok(Self { local_addr, dispatcher, stop, stopped })
+        let local_addr = started.recv().expect("the thread sends one result before it ends")?;
+        Ok(Self { local_addr, dispatcher, stop, end })
     }
 
-    /// The address on which it listens.
+    /// Returns the address on which the server listens.
     pub const fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// What became of raw transactions that came while the load was high.
+    /// Returns what became of raw transactions that arrived while the load was high.
     pub fn deferral_stats(&self) -> DeferralStats {
         self.dispatcher.deferral.stats()
     }
 
-    /// Requests in progress.
+    /// Returns the number of requests in progress.
     pub fn active_requests(&self) -> usize {
         self.dispatcher.limiter.active.len()
     }
 
-    /// Bytes of request bodies, and of responses that are not sent yet.
+    /// Returns the bytes of request bodies, and of responses that are not sent yet.
     pub fn buffered_bytes(&self) -> usize {
         self.dispatcher.limiter.buffered.used()
     }
@@ -135,67 +140,85 @@ impl OrderRpc {
     /// # Cancel safety
     /// If the future is dropped, the shutdown continues in the background.
     pub async fn shutdown(self, deadline: Duration) -> OrderRpcEnd {
-        // If it has ended already, `stopped` has the result.
+        // If the server has ended already, `end` has the result.
         let _ = self.stop.send(deadline);
-        // A panic was reported when it happened.
-        let panicked =
-            |_| OrderRpcEnd { ended: false, unanswered: self.dispatcher.limiter.active.len() };
-        self.stopped.await.unwrap_or_else(panicked)
+        match self.end.await {
+            Ok(end) => end,
+            // The thread has panicked, which was reported when it happened.
+            Err(_) => {
+                let unanswered = self.dispatcher.limiter.active.len();
+                OrderRpcEnd { ended: false, unanswered }
+            }
+        }
     }
 }
 
-fn set_up(server: &HttpServer) -> Result<(Runtime, TcpListener, SocketAddr), StartError> {
-    let Limiter { gate, limits: Limits { config, .. }, .. } = &*server.dispatcher.limiter;
-    let reserved = gate.request_limit().map_or(0, |_| gate.config().reserved_permits);
+/// The runtime of the server, and the socket on which it listens.
+struct Listening {
+    runtime: Runtime,
+    listener: TcpListener,
+    local_addr: SocketAddr,
+}
+
+fn listen_on_new_runtime(server: &HttpServer) -> Result<Listening, StartError> {
+    let limiter = &server.dispatcher.limiter;
+    let gate = limiter.gate.config();
+    // Without a limit of requests in flight the gate reserves no permits either.
+    let has_limit = limiter.gate.request_limit().is_some();
+    let reserved = if has_limit { gate.reserved_permits } else { 0 };
+    let config = &limiter.limits.config;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
         // One for each work permit of external callers: more never run at once.
-        .max_blocking_threads(gate.config().work_permits - reserved)
+        .max_blocking_threads(gate.work_permits - reserved)
         .thread_name("order-rpc")
         .enable_all()
         .build()
         .map_err(StartError::Thread)?;
     let address = config.listen;
-    let failed = |source| StartError::Listen { address, source };
-    let listener = runtime.block_on(async { listen(address) }).map_err(failed)?;
-    let local_addr = listener.local_addr().map_err(failed)?;
-    Ok((runtime, listener, local_addr))
+    let listen_error = |source| StartError::Listen { address, source };
+    let listener = runtime.block_on(async { listen(address) }).map_err(listen_error)?;
+    let local_addr = listener.local_addr().map_err(listen_error)?;
+    Ok(Listening { runtime, listener, local_addr })
 }
 
+/// Accepts connections until the shutdown, and then waits for the requests in flight.
 async fn run(
     server: &Arc<HttpServer>,
     listener: TcpListener,
-    mut stopping: oneshot::Receiver<Duration>,
+    mut stop_requested: oneshot::Receiver<Duration>,
 ) -> OrderRpcEnd {
     let dispatcher = &server.dispatcher;
     let limiter = &dispatcher.limiter;
-    // A failure was logged, and the first blobs retry.
-    let ahead = Arc::clone(dispatcher);
-    tokio::spawn(async move { _ = ahead.methods.proofs.set_up().await });
-    let deadline = tokio::select! {
-        // Without a shutdown the server was dropped, so nothing waits for the requests.
-        deadline = &mut stopping => deadline.unwrap_or(Duration::ZERO),
+    // Loads the trusted setup ahead of the first blob. A failure was logged, and the first blob
+    // tries again.
+    let preloading = Arc::clone(dispatcher);
+    tokio::spawn(async move { preloading.methods.prover.load_setup().await });
+    let time_left = tokio::select! {
+        // If the sender was dropped, the server was, and nothing waits for the requests.
+        time_left = &mut stop_requested => time_left.unwrap_or(Duration::ZERO),
         () = server.accept(&listener) => Duration::ZERO,
     };
-    let until = Instant::now() + deadline;
+    let deadline = Instant::now() + time_left;
     limiter.active.close();
     dispatcher.deferral.close();
-    // Connections are still accepted, so that their requests get a response.
+    // Connections are still accepted, so that their requests are refused with a response.
     let ended = tokio::select! {
+        // The end of the last request counts even at the deadline.
         biased;
         () = limiter.active.wait() => true,
-        () = sleep_until(until) => false,
+        () = sleep_until(deadline) => false,
         () = server.accept(&listener) => false,
     };
     let unanswered = if ended { 0 } else { limiter.active.len() };
     drop(listener);
     server.end.cancel();
     server.tasks.close();
-    // A short time even at the deadline: idle connections close at once.
-    let grace = until.max(Instant::now() + REJECT_TIMEOUT);
-    if timeout_at(grace, server.tasks.wait()).await.is_err() {
-        // Not a failure: every request that is not in `unanswered` has its response; the remaining
-        // clients do not read it. The end of the runtime closes their connections.
+    // At least a short time, even at the deadline: idle connections close at once.
+    let close_deadline = deadline.max(Instant::now() + REJECT_TIMEOUT);
+    if timeout_at(close_deadline, server.tasks.wait()).await.is_err() {
+        // This is no failure: every request that is not in `unanswered` has its response, and the
+        // clients that are left do not read it. The end of the runtime closes their connections.
         let open = server.tasks.len();
         tracing::debug!(open, "closing connections whose clients did not read their last bytes");
     }

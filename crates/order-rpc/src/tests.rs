@@ -1,4 +1,4 @@
-//! The server from outside. Tests that need a process of their own are in `tests/`.
+//! Tests of the server through its sockets. Those that need a process of their own are in `tests/`.
 
 use load_control::{MonitorConfig, QueueLoad};
 use order_pool::{Bundle, Event, Order, Subscription};
@@ -17,7 +17,7 @@ mod orders;
 mod private;
 mod shares;
 
-/// What a server is started with.
+/// The configuration of a test server.
 struct Setup {
     config: OrderRpcConfig,
     pool: PoolConfig,
@@ -33,13 +33,17 @@ impl Default for Setup {
 }
 
 impl Setup {
-    /// With the limits of the configuration, but that nothing which a stall may hold up ends by its
-    /// time; `limit` changes them.
-    fn start(self, limit: impl FnOnce(&mut Limits), host: impl FnOnce(Host) -> Host) -> Server {
+    /// Starts a server with the limits of the configuration, and with timeouts that a busy machine
+    /// does not reach. `change_limits` may lower them.
+    fn start(
+        self,
+        change_limits: impl FnOnce(&mut Limits),
+        host: impl FnOnce(Host) -> Host,
+    ) -> Server {
         let mut limits = Limits::new(self.config);
         (limits.body_timeout, limits.max_deferral) = (PATIENCE, PATIENCE);
-        limits.header_timeout = 2 * PATIENCE;
-        limit(&mut limits);
+        (limits.header_timeout, limits.idle_timeout) = (2 * PATIENCE, 2 * PATIENCE);
+        change_limits(&mut limits);
         let pool = OrderPool::new(self.pool).unwrap();
         Server::start(pool, self.gate, self.monitor, |given| {
             OrderRpc::start_limited(limits, host(given)).unwrap()
@@ -59,18 +63,18 @@ fn limited(limit: impl FnOnce(&mut Limits)) -> Server {
     Setup::default().limited(limit)
 }
 
-/// With a quota of so much at once for each signer, of which next to nothing comes back within a test.
+/// Starts a server with this burst for each signer, which hardly refills within a test.
 fn with_quota(burst: u32) -> Server {
     start(OrderRpcConfig { quota: Some(Quota { per_second: 1, burst }), ..config() })
 }
 
-/// The same for each address.
+/// Starts a server with this burst for each address, which hardly refills within a test.
 fn with_caller_quota(burst: u32) -> Server {
     start(OrderRpcConfig { caller_quota: Some(Quota { per_second: 1, burst }), ..config() })
 }
 
-/// Pressed while the queue is full, as it is at first.
-fn pressed() -> (Option<LoadMonitor>, QueueLoad) {
+/// Returns a monitor that reports a high load while its queue is full, as it is at first.
+fn pressed_monitor() -> (Option<LoadMonitor>, QueueLoad) {
     let monitor = LoadMonitor::new(MonitorConfig::default()).unwrap();
     let queue = monitor.watch("announcements", 1).unwrap();
     queue.added(1);
@@ -78,18 +82,18 @@ fn pressed() -> (Option<LoadMonitor>, QueueLoad) {
 }
 
 fn start_pressed(requests: usize, limit: impl FnOnce(&mut Limits)) -> (Server, QueueLoad) {
-    let ((monitor, queue), gate) = (pressed(), gate_config(requests));
+    let ((monitor, queue), gate) = (pressed_monitor(), gate_config(requests));
     (Setup { monitor, gate, ..Setup::default() }.limited(limit), queue)
 }
 
-/// With the head 100.
+/// Starts a server whose head is block 100.
 fn start_at_head() -> Server {
     let server = start(config());
     server.pool.on_head(block(100, &[]));
     server
 }
 
-/// The bundles that a subscription has now.
+/// Returns the bundles that a subscription delivers now.
 fn bundles(mut orders: Subscription) -> Vec<Bundle> {
     let bundle = |event| match event {
         Ok(Event::Added(order)) => order.as_bundle().cloned(),

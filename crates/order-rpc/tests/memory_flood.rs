@@ -1,4 +1,5 @@
-//! A flood of many clients. Alone in its program, as it measures memory.
+//! The memory of a flood of many clients. Alone in its program, because it measures resident
+//! memory.
 #![cfg(target_os = "linux")]
 
 #[path = "../src/tests/common.rs"]
@@ -9,19 +10,19 @@ use std::collections::BTreeSet;
 use common::*;
 
 const CLIENTS: usize = 32;
-/// Of as many signers, again and again: the pool's own bounds have tests of their own.
+/// Transactions that are sent repeatedly: the pool's own bounds have tests of their own.
 const TRANSACTIONS: usize = 256;
-/// Of each client, before memory is compared.
+/// Requests of each client before memory is compared.
 const WARM_UP: usize = 48;
-/// Of each client.
+/// Requests of each client in the flood.
 const FLOOD: usize = 240;
-/// What the flood may add: what the allocator keeps of what was freed.
+/// Bytes that the flood may add: freed memory that the allocator keeps.
 const FLAT_BYTES: usize = 4 << 20;
 
-/// The hash that a client was told, or the reason why it was refused.
-type Told = Result<B256, &'static str>;
+/// The hash that was answered, or the reason of the refusal.
+type Outcome = Result<B256, &'static str>;
 
-async fn ask(client: &Client, body: &str) -> Told {
+async fn send(client: &Client, body: &str) -> Outcome {
     let answer = client.clone().send(body).await;
     if answer.status == 200 {
         return Ok(answer.hash());
@@ -31,16 +32,22 @@ async fn ask(client: &Client, body: &str) -> Told {
     Err(reason)
 }
 
-async fn flood(to: &Server, bodies: &Arc<[String]>, each: usize, most: &Arc<Most>) -> Vec<Told> {
+async fn flood(
+    server: &Server,
+    bodies: &Arc<[String]>,
+    each: usize,
+    peak: &Arc<PeakMemory>,
+) -> Vec<Outcome> {
     let clients = (0..CLIENTS).map(|place| {
-        let (client, bodies, most) = (to.from(ONE), Arc::clone(bodies), Arc::clone(most));
+        let (client, bodies, peak) = (server.client(ONE), Arc::clone(bodies), Arc::clone(peak));
         tokio::spawn(async move {
             let mut all = Vec::new();
-            // A stride of its own for each, so that all transactions are sent by someone.
+            // Each client has a stride of its own, so that every transaction is sent by some
+            // client.
             for number in 0..each {
-                all.push(ask(&client, &bodies[(place * each + number) % bodies.len()]).await);
+                all.push(send(&client, &bodies[(place * each + number) % bodies.len()]).await);
                 if number.is_multiple_of(16) {
-                    most.look();
+                    peak.sample();
                 }
             }
             all
@@ -51,28 +58,28 @@ async fn flood(to: &Server, bodies: &Arc<[String]>, each: usize, most: &Arc<Most
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_leaves_memory_flat() {
-    // All of the clients are at one address.
+    // All clients have the same address.
     let config = OrderRpcConfig { caller_quota: None, ..config() };
     let server = start_server(config, gate_config(7));
     let bodies: Arc<[_]> = (0..TRANSACTIONS).map(|_| transaction()).collect();
-    let mut told = flood(&server, &bodies, WARM_UP, &Arc::default()).await;
+    let mut outcomes = flood(&server, &bodies, WARM_UP, &Arc::default()).await;
 
     let warm = resident_bytes();
-    let most = Arc::new(Most::default());
-    told.extend(flood(&server, &bodies, FLOOD, &most).await);
-    assert_eq!(told.len(), CLIENTS * (WARM_UP + FLOOD), "everyone heard");
-    let added = most.above(warm);
-    let pooled: BTreeSet<_> = told.iter().flatten().collect();
-    let refused: Vec<_> = told.iter().filter_map(|told| told.err()).collect();
+    let peak = Arc::new(PeakMemory::default());
+    outcomes.extend(flood(&server, &bodies, FLOOD, &peak).await);
+    assert_eq!(outcomes.len(), CLIENTS * (WARM_UP + FLOOD), "every request was answered");
+    let added = peak.above(warm);
+    let pooled: BTreeSet<_> = outcomes.iter().flatten().collect();
+    let refused: Vec<_> = outcomes.iter().filter_map(|outcome| outcome.err()).collect();
     println!("{} refused; {} KiB more resident", refused.len(), added >> 10);
     assert!(added <= FLAT_BYTES, "{added} bytes more");
     assert!(!refused.is_empty(), "it was a flood");
     assert_eq!(server.pool.len(), pooled.len(), "success means pooled, and nothing else does");
     for reason in ["too_many_requests", "no_permit"] {
-        let told = refused.iter().filter(|told| **told == reason).count() as u64;
-        assert_eq!(server.counted.reason(reason), told, "{reason}");
+        let count = refused.iter().filter(|refusal| **refusal == reason).count() as u64;
+        assert_eq!(server.counted.reason(reason), count, "{reason}");
     }
     let stats = server.gate.stats();
     assert_eq!(stats.requests_refused + stats.work_refused, refused.len() as u64);
-    server.until_nothing_is_held().await;
+    server.wait_until_nothing_is_held().await;
 }

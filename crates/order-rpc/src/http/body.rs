@@ -1,4 +1,4 @@
-//! Reads a request's body, within bounds of size, time and memory.
+//! Reads the body of a request within bounds of size, time and memory.
 
 // Bytes from outside are read here: none of them may cause a panic.
 #![cfg_attr(not(test), deny(clippy::arithmetic_side_effects, clippy::expect_used))]
@@ -20,8 +20,7 @@ use crate::{
 /// Reads a whole body.
 ///
 /// A body that is not complete after `slow_body_after` needs one of the places for slow bodies, and
-/// gives it up to another one that makes more progress: see
-/// [`SlowBodies`](crate::limits::SlowBodies).
+/// loses it to another body that arrives faster: see `SlowBodies`.
 ///
 /// # Cancel safety
 /// The bytes that were read are lost, and their share is released.
@@ -39,11 +38,11 @@ pub(crate) async fn read(
     let is_trusted = limiter.callers.is_trusted(caller);
     let entered = limiter.slow_bodies.enter(caller.id, is_trusted, &progress, Instant::now());
     let mut place = entered.map_err(|reason| limiter.retry_later(reason))?;
-    let rest = limits.body_timeout.saturating_sub(limits.slow_body_after);
+    let time_left = limits.body_timeout.saturating_sub(limits.slow_body_after);
     tokio::select! {
         // A body that is complete is not evicted.
         biased;
-        read = timeout(rest, reading) => read.unwrap_or_else(|_| {
+        read = timeout(time_left, reading) => read.unwrap_or_else(|_| {
             let message = format!("the body did not arrive within {:?}", limits.body_timeout);
             Err(ErrorResponse::http(StatusCode::REQUEST_TIMEOUT, Reason::BodyTimeout, message))
         }),
@@ -58,7 +57,7 @@ async fn collect(
     progress: &Progress,
 ) -> Result<(Bytes, HeldBytes), ErrorResponse> {
     let mut body = pin!(body);
-    let mut held = limiter.hold(caller);
+    let mut held = limiter.hold_body(caller);
     let mut read = BytesMut::new();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| {
@@ -74,9 +73,9 @@ async fn collect(
     Ok((read.freeze(), held))
 }
 
-/// Refuses a body whose announced length is too large, or cannot be paid for or held now, before any
-/// of it is read.
-pub(crate) fn check(
+/// Refuses a body whose announced length is too large, or cannot be paid for or held now, before
+/// any of it is read.
+pub(crate) fn check_announced(
     body: &Incoming,
     limiter: &Limiter,
     caller: &Caller,

@@ -1,4 +1,4 @@
-//! Responses: their status, headers and body.
+//! Builds responses: their status, headers and body.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, header};
@@ -9,28 +9,29 @@ use crate::{
     reply::{ErrorResponse, Reply},
 };
 
-/// The share `held` for the response is released when its last byte was written to the socket.
-pub(super) fn of_reply(reply: Reply, mut held: HeldBytes) -> Response<Full<Bytes>> {
+/// Builds the response to a request that was run. `held` is resized to the response, and released
+/// when its last byte was written to the socket.
+pub(super) fn from_reply(reply: Reply, mut held: HeldBytes) -> Response<Full<Bytes>> {
     let Reply { text, error } = reply;
     held.resize(text.len());
     json(Bytes::from_owner(HeldText { text, _held: held }), error.as_ref())
 }
 
-/// The response to a request that was not read, so its id is null. With `closes` the connection ends
-/// after it.
-pub(super) fn of_error(error: &ErrorResponse, closes: bool) -> Response<Full<Bytes>> {
+/// Builds the response to a request that was not parsed, so its id is null. With
+/// `closes_connection` the connection ends after it.
+pub(super) fn from_error(error: &ErrorResponse, closes_connection: bool) -> Response<Full<Bytes>> {
     let mut response = json(error.json("null"), Some(error));
-    if closes {
+    if closes_connection {
         response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
-/// A response with this body, and the status and headers of the error in it.
+/// Builds a response with this body, and with the status and headers of the error in it.
 pub(super) fn json(text: impl Into<Bytes>, error: Option<&ErrorResponse>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text.into()));
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(header::CONTENT_TYPE, json);
+    let content_type = HeaderValue::from_static("application/json");
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     let Some(error) = error else { return response };
     *response.status_mut() = error.status;
     if let Some(secs) = error.retry_after_secs() {
@@ -39,10 +40,13 @@ pub(super) fn json(text: impl Into<Bytes>, error: Option<&ErrorResponse>) -> Res
     response
 }
 
-/// The bytes of a response that closes its connection, for one that hyper does not serve.
+/// Returns the bytes of an error response that closes its connection, for a connection that hyper
+/// does not serve.
 pub(super) fn raw_http(error: &ErrorResponse) -> String {
-    let (body, head) = (error.json("null"), of_error(error, true));
-    let (status, length) = (head.status(), body.len());
+    let body = error.json("null");
+    let head = from_error(error, true);
+    let status = head.status();
+    let length = body.len();
     let mut text = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n");
     for (name, value) in head.headers() {
         let value = String::from_utf8_lossy(value.as_bytes());

@@ -1,16 +1,17 @@
-//! From the body of a request to its response: parse, admit, run, respond.
+//! Turns the body of a request into its response: parses, admits, runs and answers its calls.
 //!
-//! A dispatcher of our own on serde_json: a JSON-RPC framework would serve only a handful of methods
-//! here and parse each body again, and admission, limits, batches and error shapes would still have
-//! to be our own. A body is parsed once: the envelope borrows the parameters as text, and the method
-//! parses them. A long one is parsed on a worker thread under the permit that then covers
-//! verification and insert, so that it delays no other caller.
+//! This is a dispatcher of our own on serde_json: a JSON-RPC framework would serve only a handful
+//! of methods here and parse each body again, and admission, limits, batches and the shape of
+//! errors would still have to be our own. A body is parsed once: the envelope borrows the
+//! parameters as text, and the method parses them. A long body is parsed on a worker thread under
+//! the permit that then covers verification and insert, so that it delays no other caller.
 //!
 //! Between two elements of a batch others get the work permit. A success response is sent only for
 //! an order that is in the pool.
 
 use std::{
     collections::HashSet,
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -21,13 +22,15 @@ use futures::future::join_all;
 use load_control::{Priority, Refusal, WorkPermit};
 use order_pool::Holder;
 
-use super::envelope::{Call, Calls, State};
+use super::envelope::{Call, CallState, Calls};
 use crate::{
     config::body_work,
     deferral::Deferral,
     host::{Candidate, Host, Verdict},
-    limits::{CallerId, Entered, Limiter, Limits, Requester, SMALL_BODY_BYTES, on_thread},
-    methods::{Claim, Ignored, Method, Methods, Verified},
+    limits::{
+        CallerId, Limiter, Limits, RequestInFlight, Requester, SMALL_BODY_BYTES, run_blocking,
+    },
+    methods::{IgnoredFields, Method, Methods, SignatureClaim, Verified},
     metrics::Metrics,
     reply::{ErrorResponse, Reason, Reply},
 };
@@ -36,23 +39,12 @@ use crate::{
 /// parsed on a worker thread, under a work permit: a megabyte takes milliseconds.
 const MAX_INLINE_BYTES: usize = 8 * 1_024;
 
-/// The work, in recoveries, after which a batch gives its work permit back between two elements and waits for the next:
-/// 3 ms, and those of one element more. A whole batch may be half a second.
+/// The work, in signature recoveries, after which a batch returns its work permit before its next
+/// element and waits for another one: 3 ms, and what one more element takes. A whole batch may take
+/// half a second.
 const WORK_PER_PERMIT: usize = 64;
 
-#[derive(Debug)]
-struct Request {
-    /// The signed bytes.
-    body: Bytes,
-    claim: Option<Claim>,
-    requester: Requester,
-    sent: Calls,
-    /// For the work that comes next.
-    permit: Option<WorkPermit>,
-    /// It was deferred, so that it is not refused for lack of a permit.
-    was_deferred: bool,
-}
-
+/// Serves the requests of all connections.
 #[derive(Debug)]
 pub(crate) struct Dispatcher {
     pub(crate) limiter: Arc<Limiter>,
@@ -61,11 +53,26 @@ pub(crate) struct Dispatcher {
     pub(crate) metrics: Metrics,
 }
 
+/// A parsed request on its way through the dispatcher.
+#[derive(Debug)]
+struct Request {
+    /// The bytes that the signature covers.
+    body: Bytes,
+    claim: Option<SignatureClaim>,
+    requester: Requester,
+    calls: Calls,
+    /// The work permit for the work that comes next, if the request has one already.
+    permit: Option<WorkPermit>,
+    /// Whether the request was deferred, so that it is not refused for lack of a permit.
+    was_deferred: bool,
+}
+
 impl Dispatcher {
     pub(crate) fn new(limits: Limits, mut host: Host) -> Self {
         let configured: HashSet<_> = limits.config.known_signers.iter().copied().collect();
-        let knows_signer = host.knows_signer;
-        host.knows_signer = Arc::new(move |it| configured.contains(&it) || knows_signer(it));
+        let is_known_to_host = host.is_known_signer;
+        host.is_known_signer =
+            Arc::new(move |signer| configured.contains(&signer) || is_known_to_host(signer));
         let deferral = Deferral::new(&limits, host.monitor.clone(), host.gate.clone());
         let limiter = Arc::new(Limiter::new(limits, host.gate.clone()));
         let methods = Methods::new(host, Arc::clone(&limiter));
@@ -78,28 +85,29 @@ impl Dispatcher {
     /// The body could not be parsed, so the id of the request is not known.
     ///
     /// # Cancel safety
-    /// If the future is dropped, work that has begun continues until it would give its permit back.
+    /// If the future is dropped, work that has begun continues until it would return its permit.
     pub(crate) async fn serve(
         self: &Arc<Self>,
         body: Bytes,
-        claim: Option<Claim>,
-        entered: &mut Entered,
+        claim: Option<SignatureClaim>,
+        in_flight: &mut RequestInFlight,
     ) -> Result<Reply, ErrorResponse> {
-        // Nothing is parsed for a claimed signer without quota. The body is paid for.
-        claim.map_or(Ok(()), |claim| {
-            self.limiter.charges.check_signer(claim.address, entered.requester.caller)
-        })?;
-        let mut request = self.parse(body, claim, entered.requester).await?;
-        let ran = self.run(&mut request, entered).await;
-        // Not used if nothing could run.
+        if let Some(claim) = claim {
+            // Nothing is parsed for a claimed signer without quota. The body is paid for already.
+            self.limiter.quotas.check_signer(claim.signer, in_flight.requester.caller)?;
+        }
+        let mut request = self.parse(body, claim, in_flight.requester).await?;
+        let ran = self.run(&mut request, in_flight).await;
+        // If nothing could run, the permit was not used, and must not be held while the response
+        // is written.
         request.permit = None;
-        entered.is_known =
-            request.requester.signer.is_some_and(|it| (self.methods.host.knows_signer)(it));
+        in_flight.is_known =
+            request.requester.signer.is_some_and(|signer| self.methods.is_known_signer(signer));
         Ok(match ran {
             Ok(()) => self.reply(request),
             Err(error) => {
                 self.metrics.count(error.reason);
-                Reply { text: error.json(request.sent.id.as_json()), error: Some(error) }
+                Reply { text: error.json(request.calls.id.as_json()), error: Some(error) }
             }
         })
     }
@@ -107,198 +115,173 @@ impl Dispatcher {
     async fn parse(
         self: &Arc<Self>,
         body: Bytes,
-        claim: Option<Claim>,
-        mut requester: Requester,
+        claim: Option<SignatureClaim>,
+        requester: Requester,
     ) -> Result<Request, ErrorResponse> {
-        let mut permit = None;
-        let sent = if body.len() <= MAX_INLINE_BYTES {
-            Calls::parse(&body)
-        } else {
-            let priority = self.priority(claim, requester.caller, &body);
-            let gate = &self.limiter.gate;
-            let acquired = gate.acquire_external(priority, Instant::now()).await?;
-            let (context, text) = (Arc::clone(self), body.clone());
-            let known = claim.filter(|_| priority == Priority::Known);
-            let work = move || {
-                let signed = context.sign_in(known, &text, &mut requester);
-                (signed.and_then(|()| Calls::parse(&text)), requester, Some(acquired))
-            };
-            let sent;
-            (sent, requester, permit) = on_thread(work).await?;
-            sent
+        if body.len() <= MAX_INLINE_BYTES {
+            let calls = Calls::parse(&body)?;
+            return Ok(Request {
+                body,
+                claim,
+                requester,
+                calls,
+                permit: None,
+                was_deferred: false,
+            });
+        }
+        let priority = self.priority(claim, requester.caller, body.len());
+        let permit = self.limiter.gate.acquire_external(priority, Instant::now()).await?;
+        let dispatcher = Arc::clone(self);
+        let work = move || {
+            let mut requester = requester;
+            let known_claim = claim.filter(|_| priority == Priority::Known);
+            dispatcher.verify_signature(known_claim, &body, &mut requester)?;
+            let calls = Calls::parse(&body)?;
+            let permit = Some(permit);
+            let was_deferred = false;
+            Ok::<_, ErrorResponse>(Request { body, claim, requester, calls, permit, was_deferred })
         };
-        Ok(Request { body, claim, requester, sent: sent?, permit, was_deferred: false })
+        run_blocking(work).await?
     }
 
+    /// Runs all calls of a request.
+    ///
+    /// # Errors
+    /// The request is refused as a whole. An error of a single call is stored in its state.
     async fn run(
         self: &Arc<Self>,
         request: &mut Request,
-        entered: &mut Entered,
+        in_flight: &mut RequestInFlight,
     ) -> Result<(), ErrorResponse> {
-        let count = request.sent.calls.len();
-        self.limiter.grow(entered, count)?;
-        // The first is paid for.
-        self.limiter.charges.charge(request.requester, count - 1)?;
-        // A front forwards those of strangers too. A claim that is forged is paid for.
-        let priority = self.priority(request.claim, request.requester.caller, &request.body);
+        let count = request.calls.calls.len();
+        self.limiter.admit_batch(in_flight, count)?;
+        // The first element was charged with the head of the request.
+        self.limiter.quotas.charge(request.requester, count - 1)?;
+        let priority = self.priority_of(request);
+        // A front is served as early as a known signer, but forwards those of strangers too. A
+        // forged claim is charged for.
         let is_known = request.claim.is_some() && priority == Priority::Known;
-        if !is_known && request.has(Method::is_deferrable) && self.deferral.must_wait() {
-            // Urgent calls go ahead of the others in the batch.
-            let urgent = |method: Method| !method.is_deferrable();
-            if request.has(urgent) {
-                self.work(request, urgent).await?;
+        if !is_known && request.has_pending(Method::is_deferrable) && self.deferral.must_wait() {
+            // The calls of a batch that are not deferrable run before it waits.
+            if request.has_pending(Method::is_urgent) {
+                self.run_on_worker(request, Method::is_urgent).await?;
             }
             request.permit = None;
-            // A refusal now is not one of the calls that have run.
-            match self.deferral.acquire(entered.weight()).await {
-                Ok(permit) => (request.permit, request.was_deferred) = (Some(permit), true),
-                Err(refusal) => request.refuse(|_| true, refusal),
+            match self.deferral.acquire(in_flight.weight()).await {
+                Ok(permit) => {
+                    request.permit = Some(permit);
+                    request.was_deferred = true;
+                }
+                // The calls that have run keep their results.
+                Err(refusal) => request.refuse_pending(Method::is_any, refusal),
             }
         }
-        if request.has(|_| true) {
-            self.work(request, |_| true).await?;
+        if request.has_pending(Method::is_any) {
+            self.run_on_worker(request, Method::is_any).await?;
         }
         Ok(())
     }
 
-    /// Runs calls on a worker thread, with the request's work permit, if any, and with further ones.
-    async fn work(
+    /// Runs the calls of the selected methods on a worker thread: with the request's work permit,
+    /// if it has one, and with further ones for a long batch. Then it has their blob proofs
+    /// verified, and inserts their orders.
+    async fn run_on_worker(
         self: &Arc<Self>,
         request: &mut Request,
-        which: fn(Method) -> bool,
+        is_selected: fn(Method) -> bool,
     ) -> Result<(), ErrorResponse> {
-        let priority = self.priority(request.claim, request.requester.caller, &request.body);
+        let priority = self.priority_of(request);
         let gate = &self.limiter.gate;
         loop {
-            let context = Arc::clone(self);
-            let (body, claim, mut requester) =
-                (request.body.clone(), request.claim, request.requester);
-            let mut calls = std::mem::take(&mut request.sent.calls);
-            let known = claim.filter(|_| priority == Priority::Known);
+            let dispatcher = Arc::clone(self);
+            let body = request.body.clone();
+            let claim = request.claim;
+            let mut requester = request.requester;
+            let mut calls = mem::take(&mut request.calls.calls);
             let work = move || {
-                context.sign_in(known, &body, &mut requester)?;
-                let sign_in = |requester: &mut Requester| context.sign_in(claim, &body, requester);
-                context.run_calls(&mut calls, which, &mut requester, sign_in)?;
+                // A claim that has served the request before others is verified before all other
+                // work: if every call failed before it needed the signature, nobody would check it.
+                let known_claim = claim.filter(|_| priority == Priority::Known);
+                dispatcher.verify_signature(known_claim, &body, &mut requester)?;
+                dispatcher.run_calls(&mut calls, is_selected, claim, &body, &mut requester)?;
                 Ok::<_, ErrorResponse>((calls, requester))
             };
             let permit = request.permit.take();
             let ran = gate.run_external(permit, priority, Instant::now(), work).await;
-            (request.sent.calls, request.requester) = ran??;
-            if !request.has(which) {
+            (request.calls.calls, request.requester) = ran??;
+            if !request.has_pending(is_selected) {
                 break;
             }
-            let next = match request.was_deferred {
-                true => Ok(gate.acquire_external_deferred().await),
-                false => gate.acquire_external(priority, Instant::now()).await,
+            let next_permit = if request.was_deferred {
+                Ok(gate.acquire_external_deferred().await)
+            } else {
+                gate.acquire_external(priority, Instant::now()).await
             };
-            match next {
-                Ok(next) => request.permit = Some(next),
+            match next_permit {
+                Ok(permit) => request.permit = Some(permit),
                 Err(refusal) => {
-                    // Not one of the calls that have run.
-                    request.refuse(which, refusal);
+                    // The calls that have run keep their results.
+                    request.refuse_pending(is_selected, refusal);
                     break;
                 }
             }
         }
-        // The work permit is released while proofs wait for theirs, and while the host decides.
-        for call in &mut request.sent.calls {
-            let State::Verified(method, Verified::Order(order, unproven)) = &mut call.state else {
-                continue;
-            };
-            let unproven = std::mem::take(unproven);
-            let proven = self.methods.prove(*method, order, unproven, request.requester).await;
-            if let Err(error) = proven {
-                call.state = State::refused(error);
-            }
-        }
+        // No work permit is held while proofs wait for theirs, and while the host decides.
+        self.verify_proofs(request).await;
         self.insert_calls(request).await;
         Ok(())
     }
 
-    /// Verifies a request's own signature, once: before all other work if its claim has served it before others, since
-    /// nobody would look at it if each call failed before.
-    fn sign_in(
+    /// Verifies a request's own signature, unless that was done before.
+    fn verify_signature(
         &self,
-        claim: Option<Claim>,
+        claim: Option<SignatureClaim>,
         body: &[u8],
         requester: &mut Requester,
     ) -> Result<(), ErrorResponse> {
         let (Some(claim), None) = (claim, requester.signer) else { return Ok(()) };
-        // Before it is paid for: a forged one spends no signer's quota, and is found all the same.
-        let verified = claim.verify(body);
-        requester.signer =
-            Some(verified.inspect_err(|_| self.limiter.charges.charge_forgery(requester.caller))?);
-        self.limiter.charges.charge(*requester, 1)
-    }
-
-    /// Lets the host decide on all orders of a request at once, and inserts them in their order.
-    async fn insert_calls(&self, request: &mut Request) {
-        let Requester { caller, signer, .. } = request.requester;
-        let asked = request.sent.calls.iter().map(|call| async move {
-            let order = match &call.state {
-                State::Verified(_, verified) => verified.order(),
-                _ => None,
-            };
-            let (Some(order), Some(admission)) = (order, &self.methods.host.admission) else {
-                return Ok(Verdict::Accept);
-            };
-            // A front names the signer of each bundle.
-            let of_bundle = order.as_bundle().and_then(|bundle| bundle.parts().signer);
-            let candidate = Candidate::new(order, of_bundle.or(signer));
-            let (ended, admitted) = self.methods.admit(&**admission, candidate, caller).await;
-            self.metrics.admissions[ended as usize].increment(1);
-            admitted
-        });
-        let admitted = join_all(asked).await;
-        let calls = std::mem::take(&mut request.sent.calls).into_iter().zip(admitted);
-        let inserted = calls.map(|(mut call, admitted)| {
-            if let State::Verified(method, verified) = call.state {
-                let insert = |verdict| self.insert(method, verified, verdict);
-                call.state = admitted.map_or_else(State::refused, insert);
+        // Verified before it is charged, so that a forged claim spends nobody's quota but the
+        // caller's, and is detected even if that quota is spent.
+        match claim.verify(body) {
+            Ok(signer) => requester.signer = Some(signer),
+            Err(error) => {
+                self.limiter.quotas.charge_forgery(requester.caller);
+                return Err(error);
             }
-            call
-        });
-        request.sent.calls = inserted.collect();
+        }
+        self.limiter.quotas.charge(*requester, 1)
     }
 
-    fn insert(&self, method: Method, verified: Verified, verdict: Verdict) -> State {
-        let host = &self.methods.host;
-        // An answer only reads, so there is nothing to publish.
-        let is_answer = matches!(verified, Verified::Answer(_));
-        let refuses_unpublished = self.limiter.limits.config.refuse_unpublished && !is_answer;
-        if refuses_unpublished && !(host.is_published)() {
-            return State::refused(self.limiter.retry_later(Reason::NotPublished));
-        }
-        let done = verified.insert(&host.pool, &verdict);
-        if done.is_ok() {
-            self.metrics.accepted[method as usize].increment(1);
-        }
-        State::Done(done)
-    }
-
-    /// Runs calls one after the other, as many as one permit is for. `sign_in` verifies the request's
-    /// own signature, once a call has passed the checks that need none.
+    /// Runs the checks of calls one after the other, as many as one work permit is for, and inserts
+    /// orders for which nothing else is needed.
+    ///
+    /// # Errors
+    /// The request's own signature is wrong. It is verified once a call has passed the checks that
+    /// need no signature.
     fn run_calls(
         &self,
         calls: &mut [Call],
-        which: fn(Method) -> bool,
+        is_selected: fn(Method) -> bool,
+        claim: Option<SignatureClaim>,
+        body: &[u8],
         requester: &mut Requester,
-        sign_in: impl Fn(&mut Requester) -> Result<(), ErrorResponse>,
     ) -> Result<(), ErrorResponse> {
-        let mut any_waits = calls.iter().any(|call| matches!(call.state, State::Verified(..)));
+        // Whether an earlier call waits for its proofs or for the host.
+        let mut any_waits = calls.iter().any(Call::is_verified);
         let mut work = 0;
-        for (place, call) in calls.iter_mut().enumerate() {
-            let State::Sent(method, params) = &call.state else { continue };
+        for (index, call) in calls.iter_mut().enumerate() {
+            let CallState::Pending(method, params) = &call.state else { continue };
             let method = *method;
-            if !which(method) {
+            if !is_selected(method) {
                 continue;
             }
             if work >= WORK_PER_PERMIT {
                 break;
             }
-            // What the pool holds decides only if nothing is to change it before.
             let is_front = requester.caller.is_front;
-            let mut ignored = Ignored::new(is_front && self.limiter.limits.config.lenient_fronts);
+            let is_lenient = is_front && self.limiter.limits.config.lenient_fronts;
+            let mut ignored = IgnoredFields::new(is_lenient);
+            // Whether an order is pooled already decides only if no earlier call may change that.
             let prepared = self.methods.prepare(method, params, &mut ignored, !any_waits);
             for (counter, count) in self.metrics.ignored_fields.iter().zip(ignored.counts) {
                 counter.increment(count);
@@ -306,74 +289,150 @@ impl Dispatcher {
             work += body_work(params.len());
             if let Ok(prepared) = &prepared {
                 work += prepared.recoveries();
-                sign_in(requester)?;
+                self.verify_signature(claim, body, requester)?;
             }
             let verified = prepared.and_then(|prepared| {
-                // The proofs of blobs are paid for when they are verified.
-                self.limiter.charges.charge(*requester, prepared.recoveries())?;
-                // Each is later than those before it in its batch.
-                let requester = Requester {
-                    arrived: requester.arrived + Duration::from_micros(place as u64),
-                    ..*requester
-                };
+                // The proofs of blobs are charged when they are verified.
+                self.limiter.quotas.charge(*requester, prepared.recoveries())?;
+                // Each call of a batch is later than those before it.
+                let offset = Duration::from_micros(index as u64);
+                let arrived_at = requester.arrived_at + offset;
+                let requester = Requester { arrived_at, ..*requester };
                 prepared.verify(
                     requester,
                     |signer| self.holder(requester.caller, signer),
-                    &self.methods.proofs,
+                    &self.methods.prover,
                 )
             });
             call.state = match verified {
                 Ok(verified) => {
-                    let is_asked = self.methods.host.admission.is_some();
-                    // Nothing overtakes an order that waits for its proofs or for the host.
-                    any_waits |= verified.is_unproven() || is_asked && verified.order().is_some();
+                    let needs_decision =
+                        self.methods.host.admission.is_some() && verified.order().is_some();
+                    // No call overtakes an order that waits for its proofs or for the host.
+                    any_waits |= verified.is_unproven() || needs_decision;
                     if any_waits {
-                        State::Verified(method, verified)
+                        CallState::Verified(method, verified)
                     } else {
                         // To switch to another thread would cost more than the insert.
                         self.insert(method, verified, Verdict::Accept)
                     }
                 }
-                Err(error) => State::refused(error),
+                Err(error) => CallState::refused(error),
             };
         }
         Ok(())
     }
 
-    /// Who holds what this caller sends for this signer.
+    /// Verifies the blob proofs of all verified calls, one call after the other.
+    async fn verify_proofs(&self, request: &mut Request) {
+        for call in &mut request.calls.calls {
+            let CallState::Verified(method, Verified::Order(order, unproven)) = &mut call.state
+            else {
+                continue;
+            };
+            let unproven = mem::take(unproven);
+            let field = method.transaction_field();
+            let proven = self.methods.prover.prove(field, order, unproven, request.requester).await;
+            if let Err(error) = proven {
+                call.state = CallState::refused(error);
+            }
+        }
+    }
+
+    /// Asks the host to decide on all orders of a request at once, and inserts them in their order.
+    async fn insert_calls(&self, request: &mut Request) {
+        let requester = request.requester;
+        let calls = mem::take(&mut request.calls.calls);
+        let decisions = calls.iter().map(|call| self.decide(call, requester));
+        let decisions = join_all(decisions).await;
+        for (mut call, decision) in calls.into_iter().zip(decisions) {
+            if let CallState::Verified(method, verified) = call.state {
+                call.state = match decision {
+                    Ok(verdict) => self.insert(method, verified, verdict),
+                    Err(error) => CallState::refused(error),
+                };
+            }
+            request.calls.calls.push(call);
+        }
+    }
+
+    /// Asks the host to decide on the order of a call; everything else is accepted.
+    async fn decide(&self, call: &Call, requester: Requester) -> Result<Verdict, ErrorResponse> {
+        let order = match &call.state {
+            CallState::Verified(_, verified) => verified.order(),
+            CallState::Pending(..) | CallState::Done(_) => None,
+        };
+        let (Some(order), Some(admission)) = (order, &self.methods.host.admission) else {
+            return Ok(Verdict::Accept);
+        };
+        // A front names the signer of each bundle.
+        let bundle_signer = order.as_bundle().and_then(|bundle| bundle.parts().signer);
+        let candidate = Candidate::new(order, bundle_signer.or(requester.signer));
+        let (outcome, decision) =
+            self.methods.admit(&**admission, candidate, requester.caller).await;
+        self.metrics.admissions[outcome as usize].increment(1);
+        decision
+    }
+
+    fn insert(&self, method: Method, verified: Verified, verdict: Verdict) -> CallState {
+        let host = &self.methods.host;
+        // An answer only reads, so there is nothing to publish.
+        let is_answer = matches!(verified, Verified::Answer(_));
+        let refuses_unpublished = self.limiter.limits.config.refuse_unpublished && !is_answer;
+        if refuses_unpublished && !(host.is_published)() {
+            return CallState::refused(self.limiter.retry_later(Reason::NotPublished));
+        }
+        let result = verified.insert(&host.pool, &verdict);
+        if result.is_ok() {
+            self.metrics.accepted[method as usize].increment(1);
+        }
+        CallState::Done(result)
+    }
+
+    /// Returns who holds what this caller sends for this signer.
     fn holder(&self, caller: CallerId, signer: Option<Address>) -> Holder {
         match signer {
-            Some(signer) if (self.methods.host.knows_signer)(signer) => Holder::Signer(signer),
+            Some(signer) if self.methods.is_known_signer(signer) => Holder::Signer(signer),
             _ if caller.is_front => Holder::Forwarded { front: caller.address, signer },
             _ => Holder::caller(caller.address),
         }
     }
 
-    /// How soon a caller gets a work permit.
-    fn priority(&self, claim: Option<Claim>, caller: CallerId, body: &Bytes) -> Priority {
-        match claim.map(|claim| (self.methods.host.knows_signer)(claim.address)) {
+    fn priority_of(&self, request: &Request) -> Priority {
+        self.priority(request.claim, request.requester.caller, request.body.len())
+    }
+
+    /// Returns how soon a request gets a work permit.
+    fn priority(
+        &self,
+        claim: Option<SignatureClaim>,
+        caller: CallerId,
+        body_bytes: usize,
+    ) -> Priority {
+        match claim {
             None if caller.is_front => Priority::Known,
             None => Priority::Unsigned,
-            Some(true) => Priority::Known,
+            Some(claim) if self.methods.is_known_signer(claim.signer) => Priority::Known,
             // Anyone can sign, and 8 MB take tens of milliseconds to parse.
-            Some(false) if body.len() > SMALL_BODY_BYTES => Priority::Unsigned,
-            Some(false) => Priority::Signed,
+            Some(_) if body_bytes > SMALL_BODY_BYTES => Priority::Unsigned,
+            Some(_) => Priority::Signed,
         }
     }
 
     fn reply(&self, request: Request) -> Reply {
-        let mut text = String::from(if request.sent.is_batch { "[" } else { "" });
-        let mut single = None;
-        for (index, call) in request.sent.calls.into_iter().enumerate() {
+        let is_batch = request.calls.is_batch;
+        let mut text = String::from(if is_batch { "[" } else { "" });
+        let mut last_error = None;
+        for (index, call) in request.calls.calls.into_iter().enumerate() {
             if index > 0 {
                 text.push(',');
             }
-            let done = match call.state {
-                State::Done(done) => done,
-                // Every sent call was run, or the request was refused as a whole.
-                State::Sent(..) | State::Verified(..) => Err(ErrorResponse::internal()),
+            let result = match call.state {
+                CallState::Done(result) => result,
+                // Every call was run, or the request was refused as a whole.
+                CallState::Pending(..) | CallState::Verified(..) => Err(ErrorResponse::internal()),
             };
-            match done {
+            match result {
                 Ok(result) => {
                     let id = call.id.as_json();
                     text.push_str(&format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#));
@@ -381,33 +440,41 @@ impl Dispatcher {
                 Err(error) => {
                     self.metrics.count(error.reason);
                     text.push_str(&error.json(call.id.as_json()));
-                    single = Some(error);
+                    last_error = Some(error);
                 }
             }
         }
-        if request.sent.is_batch {
+        if is_batch {
             text.push(']');
         }
         // In a batch each element has its own response, so none of them sets the status.
-        Reply { text, error: single.filter(|_| !request.sent.is_batch) }
+        Reply { text, error: last_error.filter(|_| !is_batch) }
     }
 }
 
 impl Request {
-    /// Whether a call of such a method has not run yet.
-    fn has(&self, which: fn(Method) -> bool) -> bool {
-        self.sent
-            .calls
-            .iter()
-            .any(|call| matches!(call.state, State::Sent(method, _) if which(method)))
+    /// Whether a call of a selected method has not run yet.
+    fn has_pending(&self, is_selected: fn(Method) -> bool) -> bool {
+        self.calls.calls.iter().any(|call| call.is_pending(is_selected))
     }
 
-    /// Refuses the calls of such methods that have not run yet.
-    fn refuse(&mut self, which: fn(Method) -> bool, refusal: Refusal) {
-        for call in &mut self.sent.calls {
-            if matches!(call.state, State::Sent(method, _) if which(method)) {
-                call.state = State::refused(refusal.into());
+    /// Refuses the calls of selected methods that have not run yet.
+    fn refuse_pending(&mut self, is_selected: fn(Method) -> bool, refusal: Refusal) {
+        for call in &mut self.calls.calls {
+            if call.is_pending(is_selected) {
+                call.state = CallState::refused(refusal.into());
             }
         }
+    }
+}
+
+impl Call {
+    /// Whether it waits for its proofs, for the host or for its insert.
+    fn is_verified(&self) -> bool {
+        matches!(self.state, CallState::Verified(..))
+    }
+
+    fn is_pending(&self, is_selected: fn(Method) -> bool) -> bool {
+        matches!(self.state, CallState::Pending(method, _) if is_selected(method))
     }
 }

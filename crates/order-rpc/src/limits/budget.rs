@@ -1,10 +1,11 @@
-//! A caller's share of a limit, within the share of its network.
+//! One caller's share of a limit, within the share of its IPv6 site.
 
 use std::sync::Arc;
 
 use load_control::{Budget, Share};
 
-/// What one caller may hold of something. A caller of an IPv6 /48 holds it of the /48's budget too.
+/// The budget of one caller. What a caller of an IPv6 /48 holds also counts for the budget of the
+/// /48.
 #[derive(Debug)]
 pub(crate) struct CallerBudget {
     own: Arc<Budget>,
@@ -21,13 +22,13 @@ impl CallerBudget {
         self.own.fits(more, 0) && self.site.as_ref().is_none_or(|site| site.fits(more, 0))
     }
 
-    /// A share of nothing, to be added to.
+    /// Returns a share of size 0, which can grow.
     pub(crate) fn empty(&self) -> CallerShare {
         let site = self.site.as_ref().map(Budget::empty);
         CallerShare { own: self.own.empty(), site }
     }
 
-    /// A share of `count`, if that much is left.
+    /// Returns a share of this size, or `None` if less is left.
     pub(crate) fn take(&self, count: usize) -> Option<CallerShare> {
         let mut share = self.empty();
         share.try_add(count).then_some(share)
@@ -42,7 +43,7 @@ pub(crate) struct CallerShare {
 }
 
 impl CallerShare {
-    /// Adds all of `more` or nothing.
+    /// Adds all of `more` or nothing, and returns whether it was added.
     pub(crate) fn try_add(&mut self, more: usize) -> bool {
         let before = self.own.count();
         if !self.own.try_add(more, 0) {
@@ -55,7 +56,7 @@ impl CallerShare {
         fits_site
     }
 
-    /// Sets its size, even beyond the limits: for memory that is already in use.
+    /// Sets the size, even beyond the limits: for memory that is already in use.
     pub(crate) fn resize(&mut self, count: usize) {
         self.own.resize(count);
         if let Some(site) = &mut self.site {
@@ -69,9 +70,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_site_refuses_is_given_back_to_the_caller() {
+    fn a_share_that_the_site_refuses_is_returned_to_the_caller() {
         let site = Budget::new(3);
-        let [one, other] = [(); 2].map(|()| CallerBudget::new(2, Some(&site)));
+        let one = CallerBudget::new(2, Some(&site));
+        let other = CallerBudget::new(2, Some(&site));
         let _held = one.take(2).unwrap();
         assert!(!other.fits(2) && other.take(2).is_none());
         let mut last = other.take(1).unwrap();

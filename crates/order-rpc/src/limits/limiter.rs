@@ -1,58 +1,52 @@
-//! Admits requests: when their head was read, and again when their body is complete.
+//! Admits requests: when their head has been read, and again when their body is complete.
 
 use std::{
     sync::Arc,
     time::{Instant, SystemTime},
 };
 
-use alloy_primitives::Address;
 use load_control::{Budget, Gate, Share, WorkError};
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-use super::{Caller, CallerId, Callers, Charges, Limits, SlowBodies, budget::CallerShare};
+use super::{
+    budget::CallerShare,
+    buffered_bytes::{BufferedBytes, HeldBytes, TRUSTED_PART},
+    callers::{Caller, Callers},
+    quotas::{Quotas, Requester},
+    settings::Limits,
+    slow_bodies::SlowBodies,
+};
 use crate::{
-    config::SignatureMode,
+    config::{SignatureMode, body_work},
     reply::{ErrorResponse, Reason},
 };
 
-/// The reciprocal of the part of the requests in flight for those that claim a signature.
-const SIGNED_REQUEST_PART: usize = 8;
-/// The reciprocal of the part of the requests in flight, and of the buffered bytes, for callers
-/// where a known signer has signed: any header claims a signature.
-pub(super) const KNOWN_PART: usize = 16;
+/// The part of the requests in flight that is reserved for those with a signature header is one
+/// divided by this.
+const SIGNED_PART: usize = 8;
 
+/// All limits of the server, by which it admits requests.
 #[derive(Debug)]
 pub(crate) struct Limiter {
     pub(crate) limits: Limits,
     pub(crate) gate: Gate,
     pub(crate) callers: Callers,
-    pub(crate) charges: Charges,
+    pub(crate) quotas: Quotas,
     pub(crate) connections: Arc<Budget>,
     pub(crate) slow_bodies: SlowBodies,
+    pub(crate) buffered: BufferedBytes,
     /// The requests in progress; closed at the shutdown.
     pub(crate) active: TaskTracker,
-    /// Requests in flight that claim no signature; `None`: no limit.
+    /// Requests in flight without a signature header; `None`: no limit.
     unsigned: Option<Arc<Budget>>,
     /// Requests in flight of [strangers](Callers::is_stranger); `None`: no limit.
     strangers: Option<Arc<Budget>>,
-    /// Bytes of bodies, and of responses that are not sent yet.
-    pub(crate) buffered: Arc<Budget>,
 }
 
-/// Who pays for a call, whose its order is, and when it came.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Requester {
-    pub(crate) caller: CallerId,
-    /// `None` without a signature, and before it is verified.
-    pub(crate) signer: Option<Address>,
-    /// When the head of the request was read: a message that waits for longer is not later.
-    pub(crate) arrived: SystemTime,
-}
-
-/// A request whose head was read. It has no place among the requests in flight until its body is
-/// complete, so a caller that sends slowly takes none from a request that can be served.
+/// A request whose head was admitted. It takes no place among the requests in flight until its body
+/// is complete, so a caller that sends slowly takes none from a request that can be served.
 #[derive(Debug)]
-pub(crate) struct Arrival {
+pub(crate) struct AdmittedHead {
     active: TaskTrackerToken,
     requester: Requester,
     is_signed: bool,
@@ -60,68 +54,62 @@ pub(crate) struct Arrival {
 
 /// A request in flight, until dropped.
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct RequestInFlight {
     _active: TaskTrackerToken,
     places: Places,
     pub(crate) requester: Requester,
-    /// Whether a signer that the host knows has signed it.
+    /// Whether a signer that the host knows has signed the request.
     pub(crate) is_known: bool,
 }
 
-/// What a request takes of each limit of requests in flight.
+/// The places that a request takes in each limit of requests in flight.
 #[derive(Debug)]
 struct Places {
-    request: Share,
-    of_caller: CallerShare,
-    /// Of limits that not each request has, each with the reason if there is no more.
-    others: Vec<(Share, Reason)>,
+    gate: Share,
+    caller: CallerShare,
+    /// The limits that apply only to some requests, each with the reason if it is exceeded.
+    conditional: Vec<(Share, Reason)>,
 }
 
-impl Entered {
+impl RequestInFlight {
     /// The number of requests that it counts as.
     pub(crate) const fn weight(&self) -> usize {
-        self.places.request.count()
+        self.places.gate.count()
     }
 }
 
 impl Limiter {
     pub(crate) fn new(limits: Limits, gate: Gate) -> Self {
-        let config = &limits.config;
-        // None with a limit of a few requests, nor when signatures are ignored.
-        let all_but = |part| {
-            let limit = gate.request_limit()?;
-            let is_kept = limit >= part && config.signatures != SignatureMode::Off;
-            is_kept.then(|| Budget::new(limit - limit / part))
-        };
         Self {
             active: TaskTracker::new(),
             callers: Callers::new(limits.clone()),
-            charges: Charges::new(&limits),
-            connections: Budget::new(config.max_connections),
+            quotas: Quotas::new(&limits),
+            connections: Budget::new(limits.config.max_connections),
             slow_bodies: SlowBodies::new(&limits),
-            unsigned: all_but(SIGNED_REQUEST_PART),
-            strangers: all_but(KNOWN_PART),
-            buffered: Budget::new(config.max_buffered_bytes),
+            buffered: BufferedBytes::new(&limits),
+            unsigned: budget_without_part(&limits, &gate, SIGNED_PART),
+            strangers: budget_without_part(&limits, &gate, TRUSTED_PART),
             limits,
             gate,
         }
     }
 
-    /// An error response with a retry-after time, for a reason that is not the gate's.
+    /// Creates an error response with a retry-after time, for a reason that is not the gate's.
     pub(crate) fn retry_later(&self, reason: Reason) -> ErrorResponse {
         ErrorResponse::retry_later(reason, self.gate.retry_after(), reason.refusal())
     }
 
-    /// Admits the head of a request, if a request could be served now.
+    /// Admits the head of a request if a request could be served now.
     ///
     /// # Errors
-    /// A limit of requests in flight, or the shutdown.
-    pub(crate) fn arrive(
+    /// A limit of requests in flight is reached, or the server shuts down.
+    pub(crate) fn admit_head(
         &self,
         caller: &Caller,
         is_signed: bool,
-    ) -> Result<Arrival, ErrorResponse> {
-        // Counted before the look at the end, so that a shutdown waits for whatever comes before it.
+    ) -> Result<AdmittedHead, ErrorResponse> {
+        // Counted before the check for the shutdown, so that a shutdown waits for every request
+        // that passed the check.
         let active = self.active.token();
         if self.active.is_closed() {
             return Err(self.gate.refuse_closed(Instant::now()).into());
@@ -129,45 +117,48 @@ impl Limiter {
         if !caller.requests.fits(1) {
             return Err(self.retry_later(Reason::CallerRequests));
         }
-        for (limit, reason) in self.other_limits(caller, is_signed) {
+        for (limit, reason) in self.conditional_limits(caller, is_signed) {
             if !limit.fits(1, 0) {
                 return Err(self.retry_later(reason));
             }
         }
         self.gate.check(Instant::now())?;
-        let requester =
-            Requester { caller: caller.id, signer: None, arrived: order_pool::arrival() };
-        Ok(Arrival { active, requester, is_signed })
+        let arrived_at: SystemTime = order_pool::arrival();
+        let requester = Requester { caller: caller.id, signer: None, arrived_at };
+        Ok(AdmittedHead { active, requester, is_signed })
     }
 
     /// Admits a request whose body is complete. It is in flight until the result is dropped.
     ///
     /// # Errors
-    /// A limit of requests in flight.
-    pub(crate) fn enter(
+    /// A limit of requests in flight is reached.
+    pub(crate) fn admit_request(
         &self,
         caller: &Caller,
-        arrival: Arrival,
-    ) -> Result<Entered, ErrorResponse> {
-        let Arrival { active, requester, is_signed } = arrival;
-        let of_caller =
-            caller.requests.take(1).ok_or_else(|| self.retry_later(Reason::CallerRequests))?;
-        let mut others = Vec::new();
-        for (limit, reason) in self.other_limits(caller, is_signed) {
-            others.push((limit.take(1).ok_or_else(|| self.retry_later(reason))?, reason));
+        head: AdmittedHead,
+    ) -> Result<RequestInFlight, ErrorResponse> {
+        let AdmittedHead { active, requester, is_signed } = head;
+        let Some(caller_place) = caller.requests.take(1) else {
+            return Err(self.retry_later(Reason::CallerRequests));
+        };
+        let mut conditional = Vec::new();
+        for (limit, reason) in self.conditional_limits(caller, is_signed) {
+            let place = limit.take(1).ok_or_else(|| self.retry_later(reason))?;
+            conditional.push((place, reason));
         }
-        let request = self.gate.enter(Instant::now())?;
-        let places = Places { request, of_caller, others };
-        Ok(Entered { _active: active, places, requester, is_known: false })
+        let gate = self.gate.enter(Instant::now())?;
+        let places = Places { gate, caller: caller_place, conditional };
+        Ok(RequestInFlight { _active: active, places, requester, is_known: false })
     }
 
-    /// The limits of requests in flight that not each request has, each with its reason.
-    fn other_limits(
+    /// Returns the limits that apply to this request besides those of the gate and of the caller,
+    /// each with its reason.
+    fn conditional_limits(
         &self,
         caller: &Caller,
         is_signed: bool,
     ) -> impl Iterator<Item = (&Arc<Budget>, Reason)> {
-        // Requests that a front forwards were signed.
+        // A front forwards only requests that were signed.
         let is_unsigned = !is_signed && !caller.id.is_front;
         let unsigned = self.unsigned.as_ref().filter(|_| is_unsigned);
         let strangers = self.strangers.as_ref().filter(|_| self.callers.is_stranger(caller));
@@ -175,27 +166,78 @@ impl Limiter {
         unsigned.into_iter().chain(strangers.map(|limit| (limit, Reason::TooManyRequests)))
     }
 
-    /// Makes a request count as `to` requests: all or nothing.
+    /// Makes a request count as `count` requests, all or nothing, because it is a batch.
     ///
     /// # Errors
-    /// As for [`Self::enter`].
-    pub(crate) fn grow(&self, entered: &mut Entered, to: usize) -> Result<(), ErrorResponse> {
-        let more = to.saturating_sub(entered.weight());
-        let Places { request, of_caller, others } = &mut entered.places;
-        if !of_caller.try_add(more) {
+    /// As for [`Self::admit_request`].
+    pub(crate) fn admit_batch(
+        &self,
+        request: &mut RequestInFlight,
+        count: usize,
+    ) -> Result<(), ErrorResponse> {
+        let more = count.saturating_sub(request.weight());
+        let Places { gate, caller, conditional } = &mut request.places;
+        if !caller.try_add(more) {
             return Err(self.retry_later(Reason::CallerRequests));
         }
-        for (share, reason) in others {
-            if !share.try_add(more, 0) {
+        for (place, reason) in conditional {
+            if !place.try_add(more, 0) {
                 return Err(self.retry_later(*reason));
             }
         }
-        Ok(self.gate.enter_batch(request, to, Instant::now())?)
+        Ok(self.gate.enter_batch(gate, count, Instant::now())?)
+    }
+
+    /// Checks that a body of this announced length could be paid for and held now. It charges and
+    /// holds nothing, because none of the body has arrived.
+    ///
+    /// # Errors
+    /// The caller's quota, or a limit of buffered bytes.
+    pub(crate) fn check_body(&self, caller: &Caller, length: usize) -> Result<(), ErrorResponse> {
+        // The head was charged with the work of an empty body.
+        self.quotas.check_caller(caller.id, body_work(length) - body_work(0))?;
+        let is_stranger = self.callers.is_stranger(caller);
+        let checked = self.buffered.check(caller, is_stranger, length);
+        checked.map_err(|reason| self.retry_later(reason))
+    }
+
+    /// Returns a share of no bytes for the body of a request, which can grow.
+    pub(crate) fn hold_body(&self, caller: &Caller) -> HeldBytes {
+        self.buffered.hold(caller, self.callers.is_stranger(caller))
+    }
+
+    /// Adds bytes of a body to a request's share, and charges their cost as they arrive, so that a
+    /// body that never ends is paid for too.
+    ///
+    /// # Errors
+    /// The caller's quota, or a limit of buffered bytes. The share must then be dropped.
+    pub(crate) fn hold_more(
+        &self,
+        held: &mut HeldBytes,
+        bytes: usize,
+    ) -> Result<(), ErrorResponse> {
+        let before = held.count();
+        let work = body_work(before.saturating_add(bytes)) - body_work(before);
+        if work > 0 {
+            self.quotas.charge_caller(held.caller, work)?;
+        }
+        self.buffered.hold_more(held, bytes).map_err(|reason| self.retry_later(reason))
     }
 }
 
+/// Returns a budget of all requests in flight except one `part`-th; `None` if the gate has no limit
+/// or only a few requests, and if signatures are ignored, so that nobody could use the reserve.
+fn budget_without_part(limits: &Limits, gate: &Gate, part: usize) -> Option<Arc<Budget>> {
+    let limit = gate.request_limit()?;
+    let is_reserved = limit >= part && limits.config.signatures != SignatureMode::Off;
+    is_reserved.then(|| Budget::new(limit - limit / part))
+}
+
 /// Runs a function on a thread for CPU-heavy work.
-pub(crate) async fn on_thread<T: Send + 'static>(
+///
+/// # Errors
+/// An internal error, if the function panics.
+pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ErrorResponse> {
     tokio::task::spawn_blocking(work).await.map_err(|_| WorkError::Lost.into())

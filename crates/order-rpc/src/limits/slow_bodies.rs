@@ -1,8 +1,8 @@
-//! Bodies that arrive slowly: how many may, and which of them gives way.
+//! Decides how many bodies may arrive slowly, and which of them is evicted.
 //!
 //! # Locks
-//! Bodies: taken when a body becomes slow and when it ends, for one pass over at most 65 entries;
-//! never across an await or with another lock.
+//! `Half::bodies`: taken when a body becomes slow and when it ends, for one pass over at most 65
+//! entries; never across an await or with another lock.
 
 use std::{
     cmp::Reverse,
@@ -15,39 +15,42 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{CallerId, Limits, Network};
+use super::{
+    callers::{CallerId, Network},
+    settings::Limits,
+};
 use crate::reply::Reason;
 
-/// How much of a body has arrived since its head was read.
+/// Counts the bytes of a body that have arrived since its head was read.
 #[derive(Debug)]
 pub(crate) struct Progress {
-    started: Instant,
+    started_at: Instant,
     bytes: AtomicUsize,
 }
 
 impl Progress {
-    pub(crate) fn new(started: Instant) -> Self {
-        Self { started, bytes: AtomicUsize::new(0) }
+    pub(crate) fn new(started_at: Instant) -> Self {
+        Self { started_at, bytes: AtomicUsize::new(0) }
     }
 
     pub(crate) fn add(&self, bytes: usize) {
-        // A count that orders nothing else.
+        // Relaxed: the count orders nothing else.
         self.bytes.fetch_add(bytes, Relaxed);
     }
 
-    /// Bytes per second. A body that came in a burst and then stalled falls behind by the second.
+    /// Returns the bytes per second. The rate of a body that stalls after a burst falls with time.
     fn rate(&self, now: Instant) -> u128 {
-        let micros = now.saturating_duration_since(self.started).as_micros().max(1);
+        let micros = now.saturating_duration_since(self.started_at).as_micros().max(1);
         self.bytes.load(Relaxed) as u128 * 1_000_000 / micros
     }
 }
 
-/// The slow bodies of strangers, and those of callers where a known signer has signed.
+/// The slow bodies, of strangers and of trusted callers.
 ///
-/// Each of the two has half of the places, so that strangers take none of the others'. When a half is
-/// full, the body with the least progress of the caller that has the most slow bodies gives way,
-/// which may be the one that has just become slow. An honest upload over a long line makes progress;
-/// a body that is held open makes none.
+/// Each of the two groups has half of the places, so that strangers take none of the others'. When
+/// a half is full, the body with the lowest rate is evicted, among those of the network with the
+/// most slow bodies; that may be the one that has just become slow. An honest upload over a slow
+/// line makes progress; a body that is held open makes none.
 #[derive(Debug)]
 pub(crate) struct SlowBodies {
     strangers: Arc<Half>,
@@ -68,7 +71,7 @@ struct SlowBody {
     evict: oneshot::Sender<Reason>,
 }
 
-/// The place of a slow body, until dropped.
+/// The place of one slow body, released when dropped.
 #[derive(Debug)]
 pub(crate) struct SlowBodyPlace {
     half: Arc<Half>,
@@ -77,12 +80,12 @@ pub(crate) struct SlowBodyPlace {
 }
 
 impl SlowBodyPlace {
-    /// Returns the reason when the body must give way to another one.
+    /// Returns the reason when the body is evicted.
     ///
     /// # Cancel safety
     /// No eviction is lost.
     pub(crate) async fn evicted(&mut self) -> Reason {
-        // The sender is dropped only with this place.
+        // The sender is dropped only with this place, so it has always sent before.
         (&mut self.evicted).await.unwrap_or(Reason::SlowBodies)
     }
 }
@@ -95,19 +98,14 @@ impl Drop for SlowBodyPlace {
 
 impl SlowBodies {
     pub(crate) fn new(limits: &Limits) -> Self {
-        let half = || {
-            let max_bodies = limits.max_slow_bodies / 2;
-            let max_per_caller = limits.max_slow_bodies_per_caller;
-            Arc::new(Half { bodies: Mutex::default(), max_bodies, max_per_caller })
-        };
-        Self { strangers: half(), trusted: half() }
+        Self { strangers: Half::new(limits), trusted: Half::new(limits) }
     }
 
-    /// Takes a place for a body that has just become slow. `is_trusted`: a known signer has signed at
-    /// its caller, or the caller is a front.
+    /// Takes a place for a body that has just become slow. `is_trusted`: its caller is a front, or
+    /// a known signer has signed a request there.
     ///
     /// # Errors
-    /// This body is the one that must give way.
+    /// This body is the one that is evicted.
     pub(crate) fn enter(
         &self,
         caller: CallerId,
@@ -117,64 +115,75 @@ impl SlowBodies {
     ) -> Result<SlowBodyPlace, Reason> {
         let half = if is_trusted { &self.trusted } else { &self.strangers };
         let (evict, mut evicted) = oneshot::channel();
-        let entrant = SlowBody { caller, progress: Arc::clone(progress), evict };
-        half.enter(entrant, now);
-        match evicted.try_recv() {
-            Ok(reason) => Err(reason),
-            Err(_) => {
-                let (half, progress) = (Arc::clone(half), Arc::clone(progress));
-                Ok(SlowBodyPlace { half, progress, evicted })
-            }
+        half.enter(SlowBody { caller, progress: Arc::clone(progress), evict }, now);
+        if let Ok(reason) = evicted.try_recv() {
+            return Err(reason);
         }
+        Ok(SlowBodyPlace { half: Arc::clone(half), progress: Arc::clone(progress), evicted })
     }
 }
 
 impl Half {
+    fn new(limits: &Limits) -> Arc<Self> {
+        Arc::new(Self {
+            bodies: Mutex::default(),
+            max_bodies: limits.max_slow_bodies / 2,
+            max_per_caller: limits.max_slow_bodies_per_caller,
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<SlowBody>> {
         self.bodies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Adds a body, and evicts one if that makes too many.
     fn enter(&self, entrant: SlowBody, now: Instant) {
-        let (caller, network) = (entrant.caller, entrant.caller.network());
+        let caller = entrant.caller;
+        let network = caller.network();
         let mut bodies = self.lock();
         bodies.push(entrant);
-        let shares_of = |network: Network| {
-            let count = bodies.iter().filter(|body| body.caller.network() == network).count();
-            network.shares(count)
-        };
-        let own = bodies.iter().filter(|body| body.caller == caller).count();
-        let (reason, victim) = if !caller.is_front && own > self.max_per_caller {
+        let caller_bodies = bodies.iter().filter(|body| body.caller == caller).count();
+        let is_above_share =
+            !caller.is_front && bodies_per_share(&bodies, network) > self.max_per_caller;
+        let (reason, victim) = if !caller.is_front && caller_bodies > self.max_per_caller {
             let victim = slowest(&bodies, now, |body| body.caller == caller);
             (Reason::CallerSlowBodies, victim)
-        } else if !caller.is_front && shares_of(network) > self.max_per_caller {
+        } else if is_above_share {
             let victim = slowest(&bodies, now, |body| body.caller.network() == network);
             (Reason::CallerSlowBodies, victim)
         } else if bodies.len() > self.max_bodies {
-            let most = bodies.iter().map(|body| shares_of(body.caller.network())).max();
-            let has_most = |body: &SlowBody| Some(shares_of(body.caller.network())) == most;
-            (Reason::SlowBodies, slowest(&bodies, now, has_most))
+            let per_share = |body: &SlowBody| bodies_per_share(&bodies, body.caller.network());
+            let most = bodies.iter().map(per_share).max();
+            let victim = slowest(&bodies, now, |body| Some(per_share(body)) == most);
+            (Reason::SlowBodies, victim)
         } else {
             return;
         };
         if let Some(victim) = victim {
             let victim = bodies.swap_remove(victim);
-            // Its request may have ended meanwhile.
+            // The send fails if the request has ended meanwhile, and then nothing is to be evicted.
             let _ = victim.evict.send(reason);
         }
     }
 }
 
-/// The index of the body with the least progress among those that may be evicted; of equals the
-/// youngest.
+/// Returns the slow bodies of a network for each of its shares.
+fn bodies_per_share(bodies: &[SlowBody], network: Network) -> usize {
+    let count = bodies.iter().filter(|body| body.caller.network() == network).count();
+    network.per_share(count)
+}
+
+/// Returns the index of the body with the lowest rate among those that may be evicted; of equal
+/// ones the youngest.
 fn slowest(
     bodies: &[SlowBody],
     now: Instant,
     may_be_evicted: impl Fn(&SlowBody) -> bool,
 ) -> Option<usize> {
     let candidates = bodies.iter().enumerate().filter(|(_, body)| may_be_evicted(body));
-    let rank = |body: &SlowBody| (body.progress.rate(now), Reverse(body.progress.started));
-    candidates.min_by_key(|(_, body)| rank(body)).map(|(index, _)| index)
+    let slowest = candidates
+        .min_by_key(|(_, body)| (body.progress.rate(now), Reverse(body.progress.started_at)));
+    slowest.map(|(index, _)| index)
 }
 
 #[cfg(test)]
@@ -188,32 +197,36 @@ mod tests {
         CallerId::from(address.parse::<IpAddr>().unwrap())
     }
 
-    fn after_100_ms(bytes: usize, now: Instant) -> Arc<Progress> {
+    fn progress_after_100_ms(bytes: usize, now: Instant) -> Arc<Progress> {
         let progress = Progress::new(now - Duration::from_millis(100));
         progress.add(bytes);
         Arc::new(progress)
     }
 
     #[test]
-    fn the_body_with_the_least_progress_of_the_caller_with_the_most_gives_way() {
+    fn the_slowest_body_of_the_network_with_the_most_is_evicted() {
         let limits = Limits::new(OrderRpcConfig::new(1));
         let (bodies, now) = (SlowBodies::new(&limits), Instant::now());
         let enter = |address: &str, bytes| {
-            bodies.enter(caller(address), false, &after_100_ms(bytes, now), now)
+            bodies.enter(caller(address), false, &progress_after_100_ms(bytes, now), now)
         };
         let mut held = Vec::new();
         for number in 0..32 {
-            // Four of each of eight addresses.
+            // Eight addresses with four bodies each.
             held.push(enter(&format!("10.0.0.{}", number % 8), 100 + number).unwrap());
         }
         let mut honest = enter("10.1.0.1", 1).unwrap();
-        assert_eq!(held[0].evicted.try_recv(), Ok(Reason::SlowBodies), "not the slowest of all");
+        assert_eq!(
+            held[0].evicted.try_recv(),
+            Ok(Reason::SlowBodies),
+            "the slowest of the network with the most"
+        );
         assert!(honest.evicted.try_recv().is_err());
         assert_eq!(enter("10.0.0.1", 5).unwrap_err(), Reason::SlowBodies, "it is the slowest");
-        // The other half is not theirs.
-        let trusted = bodies.enter(caller("10.0.0.1"), true, &after_100_ms(0, now), now);
+        // Trusted callers have places of their own.
+        let trusted = bodies.enter(caller("10.0.0.1"), true, &progress_after_100_ms(0, now), now);
         assert!(trusted.is_ok());
-        // A burst does not last.
+        // The rate of a burst falls with time.
         let later = now + Duration::from_secs(1);
         let burst = Arc::new(Progress::new(now));
         burst.add(10_000);
@@ -223,14 +236,19 @@ mod tests {
     }
 
     #[test]
-    fn one_caller_has_its_places_and_an_ipv6_site_those_of_four() {
+    fn an_ipv6_site_has_the_slow_bodies_of_four_callers() {
         let limits = Limits::new(OrderRpcConfig::new(1));
         let (bodies, now) = (SlowBodies::new(&limits), Instant::now());
         let mut refused = 0;
         let mut held = Vec::new();
         for number in 0..64 {
             let address = format!("2001:db8:0:{:x}00::1", number % 16);
-            match bodies.enter(caller(&address), false, &after_100_ms(1_000 - number, now), now) {
+            match bodies.enter(
+                caller(&address),
+                false,
+                &progress_after_100_ms(1_000 - number, now),
+                now,
+            ) {
                 Ok(place) => held.push(place),
                 Err(reason) => {
                     assert_eq!(reason, Reason::CallerSlowBodies);
@@ -242,7 +260,12 @@ mod tests {
         drop(held);
         let mut own = Vec::new();
         for number in 0..9 {
-            own.push(bodies.enter(caller("10.0.0.1"), false, &after_100_ms(9 - number, now), now));
+            own.push(bodies.enter(
+                caller("10.0.0.1"),
+                false,
+                &progress_after_100_ms(9 - number, now),
+                now,
+            ));
         }
         assert_eq!(own[8].as_ref().unwrap_err(), &Reason::CallerSlowBodies);
         assert!(own[..8].iter().all(Result::is_ok));

@@ -1,6 +1,7 @@
-//! Asks the host about an order before it is pooled.
+//! Asks the host to decide on an order before it is inserted into the pool.
 //!
-//! This is the last check, without a work permit: it may take as long as a node's response.
+//! This is the last check. It runs without a work permit, because it may take as long as a node's
+//! response.
 
 use std::panic::AssertUnwindSafe;
 
@@ -16,13 +17,13 @@ use super::Methods;
 use crate::{
     host::{Admission, Candidate, Verdict},
     limits::{Caller, CallerId},
-    reply::{ErrorResponse, Reason, cut},
+    reply::{ErrorResponse, Reason, truncate},
 };
 
 labels! {
     /// How an admission ended: the label `verdict` of `order_rpc_admissions_total`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub(crate) enum Ended {
+    pub(crate) enum AdmissionOutcome {
         Accepted = "accepted",
         Prioritized = "prioritized",
         Refused = "refused",
@@ -33,67 +34,71 @@ labels! {
     }
 }
 
+/// The permits that an order holds while the host decides on it.
+type AdmissionTurn<'a> = [Option<SemaphorePermit<'a>>; 3];
+
 impl Methods {
-    /// How it ended, and the verdict with which the order may be pooled.
+    /// Asks the host to decide on an order. Returns how that ended, and the verdict with which the
+    /// order may be inserted.
     pub(crate) async fn admit(
         &self,
         admission: &dyn Admission,
         candidate: Candidate<'_>,
         caller: CallerId,
-    ) -> (Ended, Result<Verdict, ErrorResponse>) {
-        let asked = async {
+    ) -> (AdmissionOutcome, Result<Verdict, ErrorResponse>) {
+        let decide = async {
+            let caller = self.limiter.callers.get(caller);
             // Held until the verdict.
-            let caller = self.limiter.callers.with_id(caller);
             let _turn = self.admission_turn(candidate.order.holder(), &caller).await;
-            // `admit` may panic even before it returns a future.
+            // Within the future, because `admit` may panic before it returns one.
             let verdict = async { admission.admit(candidate).await };
             AssertUnwindSafe(verdict).catch_unwind().await
         };
-        let decided = timeout(self.limiter.limits.config.admission_timeout, asked).await;
-        let ended = match &decided {
-            Ok(Ok(Verdict::Accept | Verdict::AcceptWithin(_))) => Ended::Accepted,
-            Ok(Ok(Verdict::Prioritize)) => Ended::Prioritized,
-            Ok(Ok(Verdict::Refuse { .. })) => Ended::Refused,
-            Ok(Ok(Verdict::RetryLater)) => Ended::RetryLater,
-            Ok(Ok(Verdict::Unknown)) => Ended::Unknown,
-            Ok(Err(_)) => Ended::Panicked,
-            Err(_) => Ended::TimedOut,
-        };
-        let admitted = match decided {
-            Ok(Ok(Verdict::Refuse { reason })) => {
-                Err(ErrorResponse::rejected(Reason::Admission, cut(&reason).into_owned()))
+        let decided = timeout(self.limiter.limits.config.admission_timeout, decide).await;
+        let (outcome, verdict) = match decided {
+            Ok(Ok(verdict)) => {
+                let outcome = match &verdict {
+                    Verdict::Accept | Verdict::AcceptWithin(_) => AdmissionOutcome::Accepted,
+                    Verdict::Prioritize => AdmissionOutcome::Prioritized,
+                    Verdict::Refuse { .. } => AdmissionOutcome::Refused,
+                    Verdict::RetryLater => AdmissionOutcome::RetryLater,
+                    Verdict::Unknown => AdmissionOutcome::Unknown,
+                };
+                (outcome, verdict)
             }
-            Ok(Ok(Verdict::RetryLater)) => {
+            Ok(Err(_)) => (AdmissionOutcome::Panicked, Verdict::Unknown),
+            Err(_) => (AdmissionOutcome::TimedOut, Verdict::Unknown),
+        };
+        let decision = match verdict {
+            Verdict::Refuse { reason } => {
+                Err(ErrorResponse::rejected(Reason::Admission, truncate(&reason).into_owned()))
+            }
+            Verdict::RetryLater => Err(self.limiter.retry_later(Reason::AdmissionUnavailable)),
+            Verdict::Unknown if !admission.fails_open() => {
                 Err(self.limiter.retry_later(Reason::AdmissionUnavailable))
             }
-            Ok(Ok(verdict)) if verdict != Verdict::Unknown => Ok(verdict),
-            _ if admission.fails_open() => Ok(Verdict::Unknown),
-            _ => Err(self.limiter.retry_later(Reason::AdmissionUnavailable)),
+            verdict => Ok(verdict),
         };
-        (ended, admitted)
+        (outcome, decision)
     }
 
-    /// Waits until the host may be asked about an order of this holder: behind those of the same
-    /// caller first, so that one caller does not hold up others, and in a line of its own for known
-    /// signers and the host.
-    async fn admission_turn<'a>(
-        &'a self,
-        holder: Holder,
-        caller: &'a Caller,
-    ) -> [Option<SemaphorePermit<'a>>; 3] {
+    /// Waits until the host may be asked about an order of this holder. An order waits for those of
+    /// its own caller first, so that one caller does not delay others. Known signers and the host
+    /// have permits of their own.
+    async fn admission_turn<'a>(&'a self, holder: Holder, caller: &'a Caller) -> AdmissionTurn<'a> {
         if matches!(holder, Holder::Host | Holder::Signer(_)) {
             return [acquire(&self.known_admissions).await, None, None];
         }
-        let own = acquire(&caller.admissions).await;
-        let of_site = match &caller.site {
+        let caller_turn = acquire(&caller.admissions).await;
+        let site_turn = match &caller.site {
             Some(site) => acquire(&site.admissions).await,
             None => None,
         };
-        [acquire(&self.admissions).await, own, of_site]
+        [acquire(&self.admissions).await, caller_turn, site_turn]
     }
 }
 
-/// `None` if it is closed, which it never is.
+/// Acquires a permit; `None` if the semaphore is closed, which none of these ever is.
 async fn acquire(semaphore: &Semaphore) -> Option<SemaphorePermit<'_>> {
     semaphore.acquire().await.ok()
 }

@@ -1,6 +1,6 @@
-//! An order on its way into the pool: prepared, verified, inserted.
+//! Takes an order from its parsed parameters into the pool: prepared, verified, inserted.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{slice, sync::Arc, time::SystemTime};
 
 use alloy_primitives::{Address, B256};
 use order_pool::{
@@ -11,10 +11,9 @@ use order_pool::{
 use serde_json::{Value, json};
 
 use super::{
-    last_block_passed,
-    params::FIRST,
-    proofs::{Proofs, Unproven},
-    verify,
+    params::FIRST_PARAM,
+    proofs::{Prover, UnprovenBlob},
+    transaction,
 };
 use crate::{
     host::Verdict,
@@ -25,26 +24,28 @@ use crate::{
 /// A call that has passed all checks that need no signature.
 #[derive(Debug)]
 pub(crate) enum Prepared {
-    /// A transaction that is already in the pool, and its last block if it is sent as a private one.
+    /// A transaction that is already in the pool, and its last block if it is sent as a private
+    /// one.
     Pooled(B256, Option<u64>),
     Transaction {
         tx: PooledTransaction,
-        /// Its field in the parameters.
+        /// The name of its field in the parameters.
         field: &'static str,
-        /// The last block of a private one.
+        /// The last block of a private transaction.
         last_block: Option<u64>,
     },
-    /// With its transactions, in order.
+    /// A bundle, with its transactions in order.
     Bundle(RawBundle, Vec<PooledTransaction>),
     Cancellation(RawCancelBundle),
-    /// Of the private transaction with this hash.
+    /// The cancellation of the private transaction with this hash.
     PrivateCancellation(B256),
-    /// The result of a call that changes nothing.
+    /// The result of a call that only reads.
     Answer(Value),
 }
 
 impl Prepared {
-    /// The signatures that are recovered next; one for a cancellation.
+    /// Returns the number of signatures that are recovered next, which is the work that is charged.
+    /// A cancellation costs one.
     pub(crate) fn recoveries(&self) -> usize {
         match self {
             Self::Pooled(..) | Self::Answer(_) => 0,
@@ -53,51 +54,61 @@ impl Prepared {
         }
     }
 
-    /// Does everything but the proofs. What a front sends of a bundle has the signer that it names.
+    /// Runs all remaining checks, except blob proofs and the host's decision. A bundle that a front
+    /// forwards has the signer that the front names.
     pub(crate) fn verify(
         self,
         requester: Requester,
-        holder_of: impl Fn(Option<Address>) -> Holder,
-        proofs: &Proofs,
+        holder: impl Fn(Option<Address>) -> Holder,
+        prover: &Prover,
     ) -> Result<Verified, ErrorResponse> {
-        let Requester { signer, arrived, .. } = requester;
-        let named =
-            |address: Option<Address>| address.filter(|_| requester.caller.is_front).or(signer);
-        let terms = |last: Option<u64>| last.map(|max_block| PrivateTerms { signer, max_block });
-        Ok(match self {
+        let Requester { caller, signer, arrived_at } = requester;
+        let order_signer = |signing_address: Option<Address>| {
+            signing_address.filter(|_| caller.is_front).or(signer)
+        };
+        let private_terms = |last_block: Option<u64>| {
+            last_block.map(|max_block| PrivateTerms { signer, max_block })
+        };
+        match self {
             Self::Pooled(hash, last_block) => {
-                Verified::Pooled(hash, holder_of(signer), terms(last_block))
+                Ok(Verified::Pooled(hash, holder(signer), private_terms(last_block)))
             }
             Self::Transaction { tx, field, last_block } => {
-                let tx = verify::transaction(tx, field, terms(last_block), arrived)?
-                    .held_by(holder_of(signer));
-                let unproven = proofs.unproven(std::slice::from_ref(&tx));
-                Verified::Order(Arc::new(Order::Tx(tx)), unproven)
+                let tx = transaction::recover(tx, field, private_terms(last_block), arrived_at)?;
+                let tx = tx.held_by(holder(signer));
+                let unproven = prover.unproven(slice::from_ref(&tx));
+                Ok(Verified::Order(Arc::new(Order::Tx(tx)), unproven))
             }
             Self::Bundle(raw, txs) => {
-                let txs = txs.into_iter().enumerate();
-                let verify =
-                    |(index, tx)| verify::transaction(tx, &format!("txs[{index}]"), None, arrived);
-                let txs = txs.map(verify).collect::<Result<_, _>>()?;
-                let signer = named(raw.signing_address);
-                let bundle = raw.with_transactions(txs, signer, holder_of(signer), arrived);
+                let mut recovered = Vec::with_capacity(txs.len());
+                for (index, tx) in txs.into_iter().enumerate() {
+                    let field = format!("txs[{index}]");
+                    recovered.push(transaction::recover(tx, &field, None, arrived_at)?);
+                }
+                let signer = order_signer(raw.signing_address);
+                let bundle = raw.with_transactions(recovered, signer, holder(signer), arrived_at);
                 let bundle = bundle.map_err(|error| bundle_error(&error))?;
-                let unproven = proofs.unproven(bundle.txs());
-                Verified::Order(Arc::new(Order::Bundle(bundle)), unproven)
+                let unproven = prover.unproven(bundle.txs());
+                Ok(Verified::Order(Arc::new(Order::Bundle(bundle)), unproven))
             }
             Self::Cancellation(cancel) => {
-                let signer = named(cancel.signing_address);
-                let signer = signer.ok_or_else(|| needs_signature("replacementUuid"))?;
-                let key = ReplacementKey { uuid: cancel.replacement_uuid, signer };
-                let (nonce, holder) = (cancel.replacement_nonce, holder_of(Some(signer)));
-                Verified::Cancellation(Cancellation { key, nonce, holder, sent_at: None })
+                let Some(signer) = order_signer(cancel.signing_address) else {
+                    return Err(needs_signature("replacementUuid"));
+                };
+                Ok(Verified::Cancellation(Cancellation {
+                    key: ReplacementKey { uuid: cancel.replacement_uuid, signer },
+                    nonce: cancel.replacement_nonce,
+                    holder: holder(Some(signer)),
+                    sent_at: None,
+                }))
             }
             Self::PrivateCancellation(hash) => {
-                let signer = signer.ok_or_else(|| needs_signature("txHash"))?;
-                Verified::PrivateCancellation(hash, signer, holder_of(Some(signer)), arrived)
+                let Some(signer) = signer else { return Err(needs_signature("txHash")) };
+                let holder = holder(Some(signer));
+                Ok(Verified::PrivateCancellation { hash, signer, holder, arrived_at })
             }
-            Self::Answer(answer) => Verified::Answer(answer),
-        })
+            Self::Answer(answer) => Ok(Verified::Answer(answer)),
+        }
     }
 }
 
@@ -106,18 +117,25 @@ impl Prepared {
 pub(crate) enum Verified {
     /// A transaction that is already in the pool.
     Pooled(B256, Holder, Option<PrivateTerms>),
-    /// With the blobs whose proofs are not verified yet. It is shared while one of these is.
-    Order(Arc<Order>, Vec<Unproven>),
+    /// An order, and the blobs whose proofs are not verified yet. It is shared with the thread that
+    /// verifies them.
+    Order(Arc<Order>, Vec<UnprovenBlob>),
     Cancellation(Cancellation),
-    /// Of the private transaction with this hash, by this signer, and when it came: what stands
-    /// behind it in a batch is later, though it is verified before this is done.
-    PrivateCancellation(B256, Address, Holder, SystemTime),
-    /// The result of a call that changes nothing.
+    /// The cancellation of a private transaction.
+    PrivateCancellation {
+        hash: B256,
+        signer: Address,
+        holder: Holder,
+        /// When it arrived. A transaction after it in a batch is later, although it is verified
+        /// before this cancellation takes effect.
+        arrived_at: SystemTime,
+    },
+    /// The result of a call that only reads.
     Answer(Value),
 }
 
 impl Verified {
-    /// The order on which the host decides.
+    /// Returns the order on which the host decides.
     pub(crate) fn order(&self) -> Option<&Order> {
         match self {
             // A bundle without transactions is a cancellation.
@@ -127,16 +145,18 @@ impl Verified {
             },
             Self::Pooled(..)
             | Self::Cancellation(..)
-            | Self::PrivateCancellation(..)
+            | Self::PrivateCancellation { .. }
             | Self::Answer(_) => None,
         }
     }
 
+    /// Whether it has blobs whose proofs are not verified yet.
     pub(crate) fn is_unproven(&self) -> bool {
         matches!(self, Self::Order(_, unproven) if !unproven.is_empty())
     }
 
-    /// Inserts it into the pool, in microseconds, as the host decided: `Accept` without a decision.
+    /// Inserts it into the pool in microseconds, with the host's verdict; `Accept` if the host
+    /// decides nothing. Returns the result of the call.
     pub(crate) fn insert(
         self,
         pool: &OrderPool,
@@ -150,28 +170,27 @@ impl Verified {
             }
             Self::Order(order, _) => insert_order(Arc::unwrap_or_clone(order), pool, verdict),
             Self::Cancellation(cancellation) => match pool.cancel_bundle(cancellation) {
-                // If it was cancelled permanently before, the caller has what it wants. Null, as in
-                // rbuilder: alloy's client accepts nothing else as success.
+                // If it was cancelled permanently before, the caller has what it wants. The result
+                // is null as in rbuilder, because alloy's client accepts nothing else as success.
                 CancelOutcome::Cancelled { .. } | CancelOutcome::CancelledPermanently => {
                     Ok(Value::Null)
                 }
                 CancelOutcome::Superseded { nonce, current } => Err(superseded(nonce, current)),
                 _ => Err(ErrorResponse::internal()),
             },
-            Self::PrivateCancellation(hash, signer, holder, at) => {
-                let (reason, message) = match pool.cancel_private(&hash, signer, holder, at) {
-                    CancelPrivateOutcome::Cancelled => return Ok(json!(true)),
-                    CancelPrivateOutcome::Public => (
+            Self::PrivateCancellation { hash, signer, holder, arrived_at } => {
+                match pool.cancel_private(&hash, signer, holder, arrived_at) {
+                    CancelPrivateOutcome::Cancelled => Ok(json!(true)),
+                    CancelPrivateOutcome::Public => Err(ErrorResponse::rejected(
                         Reason::BecamePublic,
                         format!("{hash} is known to others and cannot be cancelled"),
-                    ),
-                    CancelPrivateOutcome::Unknown => (
+                    )),
+                    CancelPrivateOutcome::Unknown => Err(ErrorResponse::rejected(
                         Reason::UnknownPrivate,
                         format!("no private transaction of {signer} has the hash {hash} here"),
-                    ),
-                    _ => return Err(ErrorResponse::internal()),
-                };
-                Err(ErrorResponse::rejected(reason, message))
+                    )),
+                    _ => Err(ErrorResponse::internal()),
+                }
             }
         }
     }
@@ -188,12 +207,12 @@ fn insert_order(order: Order, pool: &OrderPool, verdict: &Verdict) -> Result<Val
             let is_vouched_for = *verdict == Verdict::Prioritize;
             let tx = if is_vouched_for { tx.vouched_for() } else { tx };
             match pool.insert(Order::Tx(tx), funds) {
-                // For a private transaction: a head came meanwhile.
+                // A private transaction whose last block came meanwhile.
                 InsertOutcome::Rejected(RejectReason::BlockPassed { value, limit }) => {
-                    Err(last_block_passed(value, limit))
+                    return Err(last_block_passed(value, limit));
                 }
-                outcome => check_outcome(outcome, "the transaction"),
-            }?;
+                outcome => check_outcome(outcome, "the transaction")?,
+            }
             Ok(json!(hash))
         }
         Order::Bundle(bundle) => {
@@ -216,7 +235,12 @@ fn superseded(nonce: u64, current: u64) -> ErrorResponse {
     ErrorResponse::rejected(Reason::Superseded, message)
 }
 
-/// A success response is only sent for an order that is in the pool.
+pub(super) fn last_block_passed(value: u64, limit: u64) -> ErrorResponse {
+    let message = format!("maxBlockNumber is {value}, the lowest that is not built yet is {limit}");
+    ErrorResponse::field(Reason::Params, "maxBlockNumber", message)
+}
+
+/// Turns every outcome that leaves the order out of the pool into an error.
 fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorResponse> {
     let (reason, message) = match outcome {
         InsertOutcome::Added
@@ -229,7 +253,7 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
             (Reason::Superseded, "replacementUuid was cancelled permanently".to_owned())
         }
         InsertOutcome::AlreadyRemoved => {
-            (Reason::Known, "already known, and not in the pool any more".to_owned())
+            (Reason::Known, "already known, and no longer in the pool".to_owned())
         }
         InsertOutcome::Mined => (Reason::Mined, format!("{field}: a recent block contains it")),
         InsertOutcome::StaleNonce { nonce, next } => {
@@ -241,6 +265,7 @@ fn check_outcome(outcome: InsertOutcome, field: &str) -> Result<(), ErrorRespons
     Err(ErrorResponse::rejected(reason, message))
 }
 
+/// Returns the error response for a rejection of the pool.
 pub(super) fn rejected(rejection: &RejectReason) -> ErrorResponse {
     let message = rejection.to_string();
     let reason = match rejection {
@@ -259,6 +284,7 @@ pub(super) fn rejected(rejection: &RejectReason) -> ErrorResponse {
     ErrorResponse::rejected(reason, message)
 }
 
+/// Returns the error response for an invalid bundle, with the name of the invalid field.
 pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
     let field = match error {
         BundleError::Empty => "txs",
@@ -271,8 +297,8 @@ pub(super) fn bundle_error(error: &BundleError) -> ErrorResponse {
         BundleError::RefundIndex { .. } | BundleError::TwoRefunds { .. } => "refundIndex",
         BundleError::RefundPercent { .. } => "refundPercent",
         BundleError::NotInVersion { field } | BundleError::TooMany { field, .. } => field,
-        // Those of transactions: they are decoded and verified here.
-        _ => FIRST,
+        // Errors of transactions, which are decoded and verified here before.
+        _ => FIRST_PARAM,
     };
     let is_unsigned = matches!(error, BundleError::UuidWithoutSigner { .. });
     let reason = if is_unsigned { Reason::Signature } else { Reason::Params };

@@ -1,24 +1,26 @@
-//! Verifies the proofs of blobs, tens of milliseconds each: one blob at a time, each under a permit
-//! that is acquired behind all other callers, so that none waits longer than that. The blobs of a
-//! caller's orders come one after the other, and between two of them one of each other caller that
-//! waits. Orders of known signers and of fronts have a line of their own, and the priority that
-//! they have elsewhere. A verified blob is recognised by its digest, since the same blobs come back
-//! with a higher fee and for the next block.
+//! Verifies the proofs of blobs, which takes tens of milliseconds for each blob.
+//!
+//! One blob is verified at a time, under a work permit that is acquired behind all other callers,
+//! so that nobody else waits longer than one blob. The blobs of one caller's orders come one after
+//! the other, and between two of them one blob of each other caller that waits. Orders of known
+//! signers and of fronts have a queue of their own, and the priority that they have elsewhere. A
+//! verified blob is recognized by its digest, because the same blobs come again with a higher fee
+//! and for the next block.
 //!
 //! # Locks
-//! Verified blobs: taken by an order with blobs, for one look-up, or one digest; every 10,000 blobs
-//! it frees as many; never across an await or with another lock.
+//! `Prover::verified`: taken by an order with blobs, for one look-up or to add one digest; every
+//! 10,000 blobs it frees as many; never across an await or with another lock.
 
 use std::{
     collections::HashSet,
-    mem,
-    sync::{Arc, Mutex, PoisonError},
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use alloy_consensus::Transaction as _;
-use alloy_primitives::B256;
+use alloy_primitives::{Address, B256};
 use load_control::Priority;
 use order_pool::{Order, Transaction};
 use tokio::{
@@ -26,149 +28,187 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Method, Methods, params::FIRST, verify};
+use super::transaction;
 use crate::{
     config::WORK_PER_BLOB,
-    limits::{Requester, on_thread},
+    limits::{Caller, Limiter, Requester, run_blocking},
     reply::{ErrorResponse, Reason},
 };
 
-/// How long an order waits for those of its caller, and then each of its blobs for those of others: about sixty callers.
+/// How long an order waits for the blobs of its own caller, and then each of its blobs for those of
+/// other callers: about sixty callers.
 const PROOF_WAIT: Duration = Duration::from_secs(2);
 
-/// Most blobs that are remembered after their proofs were verified, of which at least half are
-/// kept: 21 blobs per block (the most of mainnet) for an hour and a half, in 1 MB.
+/// Maximum of remembered digests of verified blobs. At least half of them are kept: 21 blobs per
+/// block (the maximum of mainnet) for an hour and a half, in 1 MB.
 const MAX_VERIFIED: usize = 20_000;
 
-/// A blob whose proofs were not verified yet.
+/// A blob whose proofs are not verified yet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Unproven {
-    /// The index of its transaction, and its own.
-    pub(crate) tx: usize,
-    pub(crate) blob: usize,
+pub(crate) struct UnprovenBlob {
+    transaction_index: usize,
+    blob_index: usize,
     digest: B256,
 }
 
-#[derive(Debug)]
-pub(crate) struct Proofs {
-    /// One blob of strangers at a time, and one of known signers: proofs of strangers wait for permits behind all
-    /// other callers, so several blobs would only wait for each other.
+/// The permits of an order's caller, and of its IPv6 site.
+type CallerTurn<'a> = (SemaphorePermit<'a>, Option<SemaphorePermit<'a>>);
+
+/// Verifies the proofs of blobs, and remembers which were verified.
+pub(crate) struct Prover {
+    limiter: Arc<Limiter>,
+    is_known_signer: Arc<dyn Fn(Address) -> bool + Send + Sync>,
+    /// One blob of strangers at a time: their proofs wait for permits behind all other callers, so
+    /// several blobs would only wait for each other.
     turn: Semaphore,
-    turn_of_known: Semaphore,
+    /// One blob of known signers and fronts at a time.
+    known_turn: Semaphore,
     is_set_up: OnceCell<()>,
-    /// The digests of verified blobs: the younger half, and the older one.
-    verified: Mutex<[HashSet<B256>; 2]>,
+    verified: Mutex<VerifiedBlobs>,
 }
 
-impl Proofs {
-    pub(crate) fn new() -> Self {
-        let verified = Mutex::default();
-        let [turn, turn_of_known] = [1, 1].map(Semaphore::new);
-        Self { turn, turn_of_known, is_set_up: OnceCell::new(), verified }
+impl fmt::Debug for Prover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Prover").finish_non_exhaustive()
+    }
+}
+
+/// The digests of verified blobs, in two generations.
+#[derive(Debug, Default)]
+struct VerifiedBlobs {
+    current: HashSet<B256>,
+    previous: HashSet<B256>,
+}
+
+impl VerifiedBlobs {
+    fn contains(&self, digest: &B256) -> bool {
+        self.current.contains(digest) || self.previous.contains(digest)
     }
 
-    /// The blobs whose proofs are not verified yet: less than a millisecond for each.
-    pub(crate) fn unproven(&self, txs: &[Transaction]) -> Vec<Unproven> {
+    fn insert(&mut self, digest: B256) {
+        if self.current.len() >= MAX_VERIFIED / 2 {
+            self.previous = mem::take(&mut self.current);
+        }
+        self.current.insert(digest);
+    }
+}
+
+impl Prover {
+    pub(crate) fn new(
+        is_known_signer: Arc<dyn Fn(Address) -> bool + Send + Sync>,
+        limiter: Arc<Limiter>,
+    ) -> Self {
+        Self {
+            limiter,
+            is_known_signer,
+            turn: Semaphore::new(1),
+            known_turn: Semaphore::new(1),
+            is_set_up: OnceCell::new(),
+            verified: Mutex::default(),
+        }
+    }
+
+    /// Returns the blobs whose proofs are not verified yet. It hashes them, in less than a
+    /// millisecond each.
+    pub(crate) fn unproven(&self, txs: &[Transaction]) -> Vec<UnprovenBlob> {
         let mut unproven = Vec::new();
-        for (tx, transaction) in txs.iter().enumerate() {
-            let blobs = transaction.envelope().blob_versioned_hashes().map_or(0, <[_]>::len);
-            for blob in 0..blobs {
+        for (transaction_index, tx) in txs.iter().enumerate() {
+            let blobs = tx.envelope().blob_versioned_hashes().map_or(0, <[_]>::len);
+            for blob_index in 0..blobs {
                 // A missing blob is refused when its proofs are verified.
-                let digest = transaction.blob_digest(blob).unwrap_or_default();
+                let digest = tx.blob_digest(blob_index).unwrap_or_default();
                 if !self.is_verified(&digest) {
-                    unproven.push(Unproven { tx, blob, digest });
+                    unproven.push(UnprovenBlob { transaction_index, blob_index, digest });
                 }
             }
         }
         unproven
     }
 
+    fn lock(&self) -> MutexGuard<'_, VerifiedBlobs> {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn is_verified(&self, digest: &B256) -> bool {
-        let verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        verified.iter().any(|half| half.contains(digest))
+        self.lock().contains(digest)
     }
 
-    fn remember(&self, digest: B256) {
-        let mut verified = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        let [later, before] = &mut *verified;
-        if later.len() >= MAX_VERIFIED / 2 {
-            *before = mem::take(later);
-        }
-        later.insert(digest);
-    }
-
-    /// Loads the trusted setup, once, on a thread of its own, without a permit: it takes seconds.
-    pub(crate) async fn set_up(&self) -> Result<(), ErrorResponse> {
-        let load = || async {
-            let (done, loaded) = oneshot::channel();
-            let run = move || {
-                order_pool::load_trusted_setup();
-                // The server may have shut down.
-                let _ = done.send(());
-            };
-            let thread = thread::Builder::new().name("order-rpc-setup".to_owned()).spawn(run);
-            thread.map_err(|error| error.to_string())?;
-            loaded.await.map_err(|_| "its thread has panicked".to_owned())
-        };
-        self.is_set_up.get_or_try_init(load).await.copied().map_err(|error| {
-            tracing::error!(%error, "the trusted setup of blob proofs is not loaded");
+    /// Loads the trusted setup, once, on a thread of its own and without a permit: it takes
+    /// seconds.
+    pub(crate) async fn load_setup(&self) -> Result<(), ErrorResponse> {
+        let loaded = self.is_set_up.get_or_try_init(load_setup_on_thread).await;
+        loaded.copied().map_err(|error| {
+            tracing::error!(%error, "the trusted setup for blob proofs is not loaded");
             ErrorResponse::internal()
         })
     }
-}
 
-impl Methods {
-    /// Verifies the proofs of an order's blobs, if any, each under a work permit of its own.
+    /// Verifies the proofs of an order's blobs, each blob under a work permit of its own. `field`
+    /// names the transaction of an order that is no bundle.
+    ///
+    /// # Errors
+    /// A proof is wrong, or no turn or permit came in time, or the quota is spent.
+    ///
+    /// # Cancel safety
+    /// A blob whose verification has begun is verified to its end, but not remembered.
     pub(crate) async fn prove(
         &self,
-        method: Method,
+        field: &'static str,
         order: &Arc<Order>,
-        unproven: Vec<Unproven>,
+        unproven: Vec<UnprovenBlob>,
         requester: Requester,
     ) -> Result<(), ErrorResponse> {
         if unproven.is_empty() {
             return Ok(());
         }
+        let caller = self.limiter.callers.get(requester.caller);
         let is_known = requester.caller.is_front
-            || requester.signer.is_some_and(|it| (self.host.knows_signer)(it));
-        let caller = self.limiter.callers.with_id(requester.caller);
-        let (_own, turn, priority) = match is_known {
-            true => (None, &self.proofs.turn_of_known, Priority::Known),
-            false => {
-                let own = self.turn(&caller.proofs).await?;
-                let of_site = match &caller.site {
-                    Some(site) => Some(self.turn(&site.proofs).await?),
-                    None => None,
-                };
-                (Some((own, of_site)), &self.proofs.turn, Priority::Unsigned)
-            }
-        };
-        for unproven in unproven {
-            // The same blob may have come meanwhile, or before in this order.
-            if self.proofs.is_verified(&unproven.digest) {
+            || requester.signer.is_some_and(|signer| (self.is_known_signer)(signer));
+        // Held until all blobs of the order are verified, so that each caller has one order at a
+        // time in the queue of all callers.
+        let _caller_turn = if is_known { None } else { Some(self.caller_turn(&caller).await?) };
+        let queue = if is_known { &self.known_turn } else { &self.turn };
+        let priority = if is_known { Priority::Known } else { Priority::Unsigned };
+        for blob in unproven {
+            // Another order with the same blob, or an earlier one in this order, may have been
+            // verified meanwhile.
+            if self.is_verified(&blob.digest) {
                 continue;
             }
-            let _turn = self.turn(turn).await?;
-            self.proofs.set_up().await?;
-            if self.proofs.is_verified(&unproven.digest) {
+            let _turn = self.acquire_turn(queue).await?;
+            self.load_setup().await?;
+            if self.is_verified(&blob.digest) {
                 continue;
             }
-            let now = Instant::now();
-            let permit = self.limiter.gate.acquire_external(priority, now).await?;
-            self.limiter.charges.charge(requester, WORK_PER_BLOB)?;
+            let gate = &self.limiter.gate;
+            let permit = gate.acquire_external(priority, Instant::now()).await?;
+            self.limiter.quotas.charge(requester, WORK_PER_BLOB)?;
             let order = Arc::clone(order);
             let check = move || {
                 let _permit = permit;
-                check_blob(&order, method, unproven)
+                check_blob(&order, field, blob)
             };
-            on_thread(check).await??;
-            self.proofs.remember(unproven.digest);
+            run_blocking(check).await??;
+            self.lock().insert(blob.digest);
         }
         Ok(())
     }
 
-    async fn turn<'a>(&self, turns: &'a Semaphore) -> Result<SemaphorePermit<'a>, ErrorResponse> {
-        if let Ok(Ok(turn)) = timeout(PROOF_WAIT, turns.acquire()).await {
+    /// Waits for the orders with blobs of the same caller, and of its IPv6 site.
+    async fn caller_turn<'a>(&self, caller: &'a Caller) -> Result<CallerTurn<'a>, ErrorResponse> {
+        let caller_turn = self.acquire_turn(&caller.proofs).await?;
+        let site_turn = match &caller.site {
+            Some(site) => Some(self.acquire_turn(&site.proofs).await?),
+            None => None,
+        };
+        Ok((caller_turn, site_turn))
+    }
+
+    async fn acquire_turn<'a>(
+        &self,
+        queue: &'a Semaphore,
+    ) -> Result<SemaphorePermit<'a>, ErrorResponse> {
+        if let Ok(Ok(turn)) = timeout(PROOF_WAIT, queue.acquire()).await {
             return Ok(turn);
         }
         let message = "the proofs of too many blobs wait to be verified";
@@ -177,112 +217,134 @@ impl Methods {
     }
 }
 
-/// Verifies the proofs of a blob: tens of milliseconds.
-fn check_blob(order: &Order, method: Method, unproven: Unproven) -> Result<(), ErrorResponse> {
-    let Unproven { tx: index, blob, .. } = unproven;
+async fn load_setup_on_thread() -> Result<(), String> {
+    let (done, loaded) = oneshot::channel();
+    let load = move || {
+        order_pool::load_trusted_setup();
+        // It fails if the server has shut down, and then nobody waits for it.
+        let _ = done.send(());
+    };
+    let thread = thread::Builder::new().name("order-rpc-setup".to_owned()).spawn(load);
+    thread.map_err(|error| error.to_string())?;
+    loaded.await.map_err(|_| "its thread has panicked".to_owned())
+}
+
+/// Verifies the proofs of one blob: tens of milliseconds.
+fn check_blob(order: &Order, field: &'static str, blob: UnprovenBlob) -> Result<(), ErrorResponse> {
+    let index = blob.transaction_index;
     let (tx, field) = match order {
-        Order::Tx(tx) if method == Method::SendPrivateTransaction => (Some(tx), "tx".to_owned()),
-        Order::Tx(tx) => (Some(tx), FIRST.to_owned()),
+        Order::Tx(tx) => (Some(tx), field.to_owned()),
         Order::Bundle(bundle) => (bundle.txs().get(index), format!("txs[{index}]")),
         // No other kind of order is created here.
         _ => (None, String::new()),
     };
     let tx = tx.ok_or_else(ErrorResponse::internal)?;
-    tx.check_blob_proofs(blob).map_err(|error| verify::sidecar(&field, tx.hash(), &error))
+    tx.check_blob_proofs(blob.blob_index)
+        .map_err(|error| transaction::sidecar_error(&field, tx.hash(), &error))
 }
 
 #[cfg(test)]
 mod tests {
     use std::{net::IpAddr, time::SystemTime};
 
-    use alloy_primitives::Address;
     use futures::future::join_all;
     use order_pool::{Holder, OrderPool, PoolConfig};
     use serde_json::json;
 
     use super::{
-        super::{Ignored, Verified},
+        super::{IgnoredFields, Method, Methods, Verified},
         *,
     };
     use crate::{
         Host, OrderRpcConfig,
-        limits::{CallerId, Limiter, Limits},
+        limits::{CallerId, Limits},
         tests::{blobs::with_blobs, common},
     };
+
+    /// The last byte of a caller's address in the loopback network, and its signer.
+    type Sender = (u8, Address);
 
     fn methods(known: Address) -> Methods {
         let gate = load_control::Gate::new(common::gate_config(64)).unwrap();
         let pool = OrderPool::new(PoolConfig::default()).unwrap();
-        let host = Host::new(pool, gate.clone()).with_known_signers(move |it| it == known);
+        let host = Host::new(pool, gate.clone()).with_known_signers(move |signer| signer == known);
         let limits = Limits::new(OrderRpcConfig::new(common::CHAIN));
         Methods::new(host, Arc::new(Limiter::new(limits, gate)))
     }
 
-    /// A bundle with this transaction, from an address of the loopback network, before its blobs are proven.
-    fn sent(methods: &Methods, (from, signer): (u8, Address), tx: &str) -> (Requester, Verified) {
-        let caller = CallerId::from(IpAddr::from([127, 0, 0, from]));
-        let requester = Requester { caller, signer: Some(signer), arrived: SystemTime::now() };
-        let (method, params) = (Method::SendBundle, json!([{ "txs": [tx] }]).to_string());
-        let prepared =
-            methods.prepare(method, params.as_bytes(), &mut Ignored::new(false), true).unwrap();
+    /// A bundle with this transaction, before its blobs are proven.
+    fn unproven_bundle(
+        methods: &Methods,
+        (host_byte, signer): Sender,
+        tx: &str,
+    ) -> (Requester, Verified) {
+        let caller = CallerId::from(IpAddr::from([127, 0, 0, host_byte]));
+        let requester = Requester { caller, signer: Some(signer), arrived_at: SystemTime::now() };
+        let params = json!([{ "txs": [tx] }]).to_string();
+        let mut ignored = IgnoredFields::new(false);
+        let prepared = methods.prepare(Method::SendBundle, params.as_bytes(), &mut ignored, true);
         let holder = |_| Holder::Signer(signer);
-        (requester, prepared.verify(requester, holder, &methods.proofs).unwrap())
+        (requester, prepared.unwrap().verify(requester, holder, &methods.prover).unwrap())
     }
 
-    async fn prove_sent(methods: &Methods, sent: (Requester, Verified)) -> Result<(), Reason> {
-        let (requester, verified) = sent;
+    async fn prove_bundle(
+        methods: &Methods,
+        (requester, verified): (Requester, Verified),
+    ) -> Result<(), Reason> {
         let Verified::Order(order, unproven) = verified else { panic!("it is an order") };
-        let proven = methods.prove(Method::SendBundle, &order, unproven, requester).await;
+        let proven = methods.prover.prove("params[0]", &order, unproven, requester).await;
         proven.map_err(|error| error.reason)
     }
 
-    async fn prove(methods: &Methods, by: (u8, Address), tx: &str) -> Result<(), Reason> {
-        prove_sent(methods, sent(methods, by, tx)).await
+    async fn prove(methods: &Methods, sender: Sender, tx: &str) -> Result<(), Reason> {
+        prove_bundle(methods, unproven_bundle(methods, sender, tx)).await
     }
 
-    /// Three addresses that sent blobs with the proofs of others kept everybody's waiting for longer than they may.
+    /// Three addresses that sent blobs with wrong proofs kept everybody's blobs waiting for longer
+    /// than they may.
     #[tokio::test(start_paused = true)]
     async fn known_signers_do_not_wait_behind_the_blobs_of_strangers() {
         let [known, stranger] = [1, 2].map(Address::repeat_byte);
         let methods = methods(known);
-        let _turn = methods.proofs.turn.acquire().await.unwrap();
+        let _turn = methods.prover.turn.acquire().await.unwrap();
         let (right, _) = with_blobs(1);
         assert_eq!(prove(&methods, (1, known), &right).await, Ok(()));
-        // Not known from before.
-        *methods.proofs.verified.lock().unwrap() = Default::default();
+        // The stranger's blob must not be recognized as verified.
+        *methods.prover.lock() = VerifiedBlobs::default();
         assert_eq!(prove(&methods, (1, stranger), &right).await, Err(Reason::NoPermit));
     }
 
-    /// And each other's.
     #[tokio::test(start_paused = true)]
-    async fn a_blob_waits_for_one_of_each_other_caller_and_not_for_all_of_them() {
+    async fn a_blob_waits_for_one_blob_of_each_other_caller() {
         let methods = methods(Address::ZERO);
-        // It takes seconds, which this clock would skip.
-        methods.proofs.set_up().await.unwrap();
+        // It takes seconds, which the paused clock would skip.
+        methods.prover.load_setup().await.unwrap();
         let ((three, _), (_, wrong)) = (with_blobs(3), with_blobs(1));
         let done = Mutex::new(Vec::new());
-        let sent = [(1, &three), (1, &wrong), (2, &wrong)].into_iter().enumerate();
-        let sent = sent.map(|(number, (from, tx))| {
+        let bundles = [(1, &three), (1, &wrong), (2, &wrong)].into_iter().enumerate();
+        let bundles = bundles.map(|(number, (host_byte, tx))| {
             let (methods, done) = (&methods, &done);
             async move {
-                let proven = prove(methods, (from, Address::repeat_byte(from)), tx).await;
+                let sender = (host_byte, Address::repeat_byte(host_byte));
+                let proven = prove(methods, sender, tx).await;
                 assert_eq!(proven, if number == 0 { Ok(()) } else { Err(Reason::Sidecar) });
                 done.lock().unwrap().push(number);
             }
         });
-        join_all(sent).await;
+        join_all(bundles).await;
         assert_eq!(done.into_inner().unwrap(), [2, 0, 1]);
     }
 
-    /// It waited for the blobs of others as often as it has blobs.
+    /// Each blob of the copy waited for the blobs of other callers.
     #[tokio::test(start_paused = true)]
-    async fn a_copy_that_was_sent_while_the_first_was_proven_does_not_wait_for_other_callers() {
+    async fn a_copy_of_blobs_that_were_verified_meanwhile_does_not_wait() {
         let methods = methods(Address::ZERO);
-        methods.proofs.set_up().await.unwrap();
-        let (by, (right, _)) = ((1, Address::repeat_byte(1)), with_blobs(2));
-        let copy = sent(&methods, by, &right);
-        assert_eq!(prove(&methods, by, &right).await, Ok(()));
-        let _turn = methods.proofs.turn.acquire().await.unwrap();
-        assert_eq!(prove_sent(&methods, copy).await, Ok(()));
+        methods.prover.load_setup().await.unwrap();
+        let sender = (1, Address::repeat_byte(1));
+        let (right, _) = with_blobs(2);
+        let copy = unproven_bundle(&methods, sender, &right);
+        assert_eq!(prove(&methods, sender, &right).await, Ok(()));
+        let _turn = methods.prover.turn.acquire().await.unwrap();
+        assert_eq!(prove_bundle(&methods, copy).await, Ok(()));
     }
 }

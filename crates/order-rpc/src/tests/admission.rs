@@ -1,4 +1,4 @@
-//! The host decides about orders before they are pooled.
+//! The host decides on orders before they are inserted into the pool.
 
 use std::{
     future::{pending, ready},
@@ -13,18 +13,21 @@ use order_rpc::{Admission, AdmissionFuture, Candidate, Verdict};
 use super::*;
 
 fn start_with_admission(setup: Setup, admission: impl Admission + 'static) -> Server {
-    // The limit is that of a test below.
+    // The limit that `without_a_decision_an_order_is_refused_or_pooled` asserts.
     let limit = |limits: &mut Limits| limits.max_admissions = 2;
     setup.start(limit, |host| host.with_admission(admission))
 }
 
-/// What it was asked about: the order's senders, who signed the request, whether it is a bundle.
-type Asked = (Vec<Address>, Option<Address>, bool);
+/// What the host was asked about: the senders of the order, the signer of the request, and whether
+/// the order is a bundle.
+type Question = (Vec<Address>, Option<Address>, bool);
 
-/// Decides as a function says; the second is whether it fails open.
-struct Decides<F>(F, bool);
+/// Decides by a function; the second field is whether it fails open.
+struct FunctionAdmission<F>(F, bool);
 
-impl<F: Fn(Candidate<'_>) -> AdmissionFuture<'static> + Send + Sync> Admission for Decides<F> {
+impl<F: Fn(Candidate<'_>) -> AdmissionFuture<'static> + Send + Sync> Admission
+    for FunctionAdmission<F>
+{
     fn admit<'a>(&'a self, candidate: Candidate<'a>) -> AdmissionFuture<'a> {
         self.0(candidate)
     }
@@ -34,15 +37,15 @@ impl<F: Fn(Candidate<'_>) -> AdmissionFuture<'static> + Send + Sync> Admission f
     }
 }
 
-fn at_once(verdict: Verdict) -> AdmissionFuture<'static> {
+fn ready_verdict(verdict: Verdict) -> AdmissionFuture<'static> {
     Box::pin(ready(verdict))
 }
 
 #[tokio::test]
 async fn the_host_refuses_orders_before_they_are_pooled() {
     let sender = PrivateKeySigner::random();
-    let asked = Arc::new(Mutex::new(Vec::<Asked>::new()));
-    let (known, told) = (sender.address(), Arc::clone(&asked));
+    let asked = Arc::new(Mutex::new(Vec::<Question>::new()));
+    let (known, questions) = (sender.address(), Arc::clone(&asked));
     let decides = move |candidate: Candidate<'_>| {
         let (senders, is_bundle) = match candidate.order {
             Order::Tx(tx) => (vec![tx.sender()], false),
@@ -50,11 +53,11 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
             other => panic!("{other:?}"),
         };
         let is_known = senders.iter().all(|sender| *sender == known);
-        told.lock().unwrap().push((senders, candidate.signer, is_bundle));
+        questions.lock().unwrap().push((senders, candidate.signer, is_bundle));
         let refuse = Verdict::Refuse { reason: "the sender has no balance".into() };
-        at_once(if is_known { Verdict::Accept } else { refuse })
+        ready_verdict(if is_known { Verdict::Accept } else { refuse })
     };
-    let server = start_with_admission(Setup::default(), Decides(decides, false));
+    let server = start_with_admission(Setup::default(), FunctionAdmission(decides, false));
     let signer = PrivateKeySigner::random();
     let theirs = hex(&sign(plain(7), &sender));
     for (raw, accepted) in [(&theirs, true), (&raw(0), false)] {
@@ -76,7 +79,7 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
     let counts = ["accepted", "refused"].map(|verdict| server.verdicts(verdict));
     assert_eq!(counts, [2, 2]);
     assert_eq!(asked.lock().unwrap()[0], (vec![sender.address()], None, false));
-    // What is pooled and what cancels is not asked about.
+    // The host is not asked about pooled orders and cancellations.
     let before = asked.lock().unwrap().len();
     server.call("eth_sendRawTransaction", json!([theirs])).await.result();
     server.signed(&sender).send(cancellation()).await.result();
@@ -86,11 +89,11 @@ async fn the_host_refuses_orders_before_they_are_pooled() {
 }
 
 #[tokio::test]
-async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
+async fn without_a_decision_an_order_is_refused_or_pooled() {
     let cases = ["timed_out", "panicked", "unknown"];
     for (verdict, fails_open) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         let mut config = config();
-        // For eight orders, two at a time.
+        // A timeout of eight orders, two at a time.
         let is_late = verdict == "timed_out";
         config.admission_timeout = if is_late { Duration::from_millis(50) } else { PATIENCE };
         let most = Arc::new(AtomicUsize::new(0));
@@ -98,7 +101,7 @@ async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
         let undecided = move |_: Candidate<'_>| -> AdmissionFuture<'static> {
             assert!(verdict != "panicked", "as hosts do");
             let running = Arc::clone(&counted);
-            // One is this function's, and one the test's.
+            // One reference belongs to this function, and one to the test.
             running.fetch_max(Arc::strong_count(&running) - 2, SeqCst);
             Box::pin(async move {
                 let _running = running;
@@ -106,7 +109,7 @@ async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
             })
         };
         let setup = Setup { config, ..Setup::default() };
-        let server = start_with_admission(setup, Decides(undecided, fails_open));
+        let server = start_with_admission(setup, FunctionAdmission(undecided, fails_open));
         for answer in join_all((0..8).map(|_| server.send(transaction()))).await {
             if fails_open {
                 answer.result();
@@ -118,28 +121,29 @@ async fn without_a_decision_an_order_is_refused_or_pooled_as_the_host_says() {
         assert_eq!(server.counted.reason("admission_unavailable"), refused);
         assert_eq!((server.verdicts(verdict), server.pool.len()), (8, pooled));
         assert!(most.load(SeqCst) <= 2);
-        until("the permits are back", || server.gate.stats().work_in_use == 0).await;
+        wait_until("the permits are returned", || server.gate.stats().work_in_use == 0).await;
     }
 }
 
-/// A cancellation that follows its bundle in a batch must not overtake it, or the bundle is refused.
+/// A cancellation must not overtake its bundle in the same batch, or the bundle is refused.
 #[tokio::test]
-async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_first() {
+async fn a_batch_is_inserted_in_its_order_whatever_is_decided_first() {
     let config = OrderRpcConfig { admission_timeout: PATIENCE, ..config() };
-    // About the bundle last.
+    // The bundle is decided on last.
     let decided = Arc::new(tokio::sync::Notify::new());
     let backwards = move |candidate: Candidate<'_>| -> AdmissionFuture<'static> {
         let (is_bundle, decided) = (candidate.order.as_tx().is_none(), Arc::clone(&decided));
         Box::pin(async move {
-            match is_bundle {
-                true => decided.notified().await,
-                false => decided.notify_one(),
+            if is_bundle {
+                decided.notified().await;
+            } else {
+                decided.notify_one();
             }
             Verdict::Accept
         })
     };
     let setup = Setup { config, ..Setup::default() };
-    let server = start_with_admission(setup, Decides(backwards, false));
+    let server = start_with_admission(setup, FunctionAdmission(backwards, false));
     let body = batch(&[
         ("eth_sendBundle", json!({ "txs": [raw(0)], "replacementUuid": UUID })),
         ("eth_cancelBundle", json!({ "replacementUuid": UUID })),
@@ -151,14 +155,14 @@ async fn the_orders_of_a_batch_are_pooled_in_their_order_whatever_is_decided_fir
 }
 
 #[tokio::test]
-async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() {
+async fn a_prioritized_order_is_not_evicted_by_higher_claimed_fees() {
     let pool = PoolConfig { max_external_txs: 1, ..PoolConfig::default() };
     let vouches = |candidate: Candidate<'_>| {
         let fee = candidate.order.as_tx().map(|tx| tx.max_fee_wei());
-        at_once(if fee == Some(7) { Verdict::Prioritize } else { Verdict::Accept })
+        ready_verdict(if fee == Some(7) { Verdict::Prioritize } else { Verdict::Accept })
     };
     let setup = Setup { pool, ..Setup::default() };
-    let server = start_with_admission(setup, Decides(vouches, false));
+    let server = start_with_admission(setup, FunctionAdmission(vouches, false));
     let send = async |fee: u128| {
         let tx = TxEip1559 { max_fee_per_gas: fee, max_priority_fee_per_gas: fee, ..plain(0) };
         let raw = hex(&sign(tx, &PrivateKeySigner::random()));
@@ -170,9 +174,9 @@ async fn what_the_host_prioritizes_is_not_evicted_by_what_others_claim_to_pay() 
     assert_eq!(server.verdicts("prioritized"), 1);
 }
 
-/// Two addresses made the host answer nobody in time.
+/// The orders of two addresses made the host answer nobody in time.
 #[tokio::test]
-async fn whatever_strangers_wait_for_a_known_signer_and_another_caller_are_decided_on() {
+async fn waiting_orders_of_strangers_delay_no_decision_for_others() {
     let known = PrivateKeySigner::random();
     let config = OrderRpcConfig {
         known_signers: vec![known.address()],
@@ -193,20 +197,20 @@ async fn whatever_strangers_wait_for_a_known_signer_and_another_caller_are_decid
     };
     let limit =
         |limits: &mut Limits| (limits.max_admissions, limits.max_admissions_per_caller) = (3, 2);
-    let server = setup.start(limit, |host| host.with_admission(Decides(slow, false)));
+    let server = setup.start(limit, |host| host.with_admission(FunctionAdmission(slow, false)));
     let attack = |number: u8, count: u8| {
-        let client = server.from([127, 0, 1, number]);
+        let client = server.client([127, 0, 1, number]);
         let sent = (0..count)
             .map(|_| client.clone())
             .map(|client| client.call("eth_sendRawTransaction", json!([raw(666)])));
         sent.map(tokio::spawn).collect::<Vec<_>>()
     };
-    // As many as one caller may have, and more.
+    // As many as one caller may have in progress, and more.
     let mut attacks = attack(1, 4);
-    server.until_in_flight(4).await;
-    server.from(OTHER).send(transaction()).await.result();
+    server.wait_until_in_flight(4).await;
+    server.client(OTHER).send(transaction()).await.result();
     attacks.extend(attack(2, 4));
-    server.until_in_flight(8).await;
+    server.wait_until_in_flight(8).await;
     server.signed(&known).send(transaction()).await.result();
     stuck.send(true).unwrap();
     for answer in join_all(attacks).await {

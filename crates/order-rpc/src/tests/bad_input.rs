@@ -1,4 +1,4 @@
-//! What is wrong is answered with the documented error, and nothing of it gets into the pool.
+//! Invalid input gets the documented error, and nothing of it gets into the pool.
 
 use alloy_consensus::{SignableTransaction, TxEip7702, TxLegacy};
 use alloy_eips::eip4844::{Blob, BlobTransactionSidecar, Bytes48};
@@ -8,23 +8,23 @@ use order_pool::{Block, Head};
 
 use super::{blobs::*, *};
 
-/// A transaction with this sidecar, whose hashes it has.
-fn blobs(blobs: Vec<Blob>, commitments: Vec<Bytes48>, proofs: Vec<Bytes48>) -> String {
+/// A transaction with this sidecar and the matching hashes.
+fn blob_transaction(blobs: Vec<Blob>, commitments: Vec<Bytes48>, proofs: Vec<Bytes48>) -> String {
     let sidecar = BlobTransactionSidecar::new(blobs, commitments, proofs);
     let hashes = sidecar.versioned_hashes().collect();
     with_sidecar(hashes, sidecar, &PrivateKeySigner::random())
 }
 
-/// Nothing of what was sent is left, and whoever sends what is right is served all the same.
-async fn is_as_before(server: &Server) {
+/// Asserts that nothing of what was sent is left, and that a valid order is still accepted.
+async fn assert_unaffected(server: &Server) {
     assert!(server.pool.is_empty());
-    server.until_nothing_is_held().await;
+    server.wait_until_nothing_is_held().await;
     server.send(transaction()).await.result();
 }
 
-/// What nobody has signed is not refused for that: its signature was not looked at.
+/// A transaction with an invalid signature gets another error if a cheaper check fails before.
 #[tokio::test]
-async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_and_field() {
+async fn each_invalid_transaction_is_refused_with_its_reason_and_field() {
     let server = start(config());
     let signer = PrivateKeySigner::random();
     let signed = |tx: TxEip1559| hex(&sign(tx, &signer));
@@ -39,7 +39,6 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
     let mut no_point = infinity;
     no_point[47] = 1;
     let other_hash = with_sidecar(vec![B256::with_last_byte(1)], right, &signer);
-    // It has no chain id.
     let no_chain = TxLegacy { gas_limit: 21_000, to: TxKind::Create, ..Default::default() };
     let gas = |gas_limit| TxEip1559 { gas_limit, ..plain(0) };
     let floor = TxEip1559 { input: vec![1; 100].into(), ..gas(21_000 + 16 * 100) };
@@ -48,8 +47,8 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
     let create =
         |length| TxEip1559 { to: TxKind::Create, input: vec![0; length].into(), ..gas(1 << 23) };
     let last_nonce = TxEip1559 { nonce: u64::MAX, ..plain(0) };
-    let priceless_but_for_gas = TxEip1559 { value: U256::MAX - U256::from(u128::MAX), ..plain(0) };
-    let priceless = TxEip1559 { value: U256::MAX, ..plain(0) };
+    let huge_value = TxEip1559 { value: U256::MAX - U256::from(u128::MAX), ..plain(0) };
+    let max_value = TxEip1559 { value: U256::MAX, ..plain(0) };
     let no_authorization = TxEip7702 {
         chain_id: CHAIN,
         gas_limit: 21_000,
@@ -58,11 +57,11 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
     };
     let mut cut = raw(1);
     cut.truncate(cut.len() - 2);
-    // No block with one without its blobs could be sent on: whoever gets the order from the pool gets them with it.
+    // Nobody could propagate a block with a blob transaction whose blobs are missing.
     let with = with_blobs(1).0;
     let without = without_blobs(&with);
-    let of_alone = [json!([]), json!([1]), json!(["0xzz"]), json!({ "tx": "0x02" })];
-    let of_alone = of_alone.map(|params| (params, "params"));
+    let invalid_params = [json!([]), json!([1]), json!(["0xzz"]), json!({ "tx": "0x02" })];
+    let invalid_params = invalid_params.map(|params| (params, "params"));
     let cases = [
         ("0x".to_owned(), "undecodable"),
         (cut, "undecodable"),
@@ -81,37 +80,34 @@ async fn each_bad_transaction_is_refused_alone_and_in_a_bundle_with_its_reason_a
         (hex(&sign(no_authorization, &signer)), "no_authorization"),
         (unsigned(create(49_153)), "init_code_too_large"),
         (unsigned(last_nonce), "nonce_too_high"),
-        (unsigned(priceless), "cost_too_high"),
-        (
-            unsigned(TxEip1559 { max_fee_per_gas: u128::MAX, ..priceless_but_for_gas }),
-            "cost_too_high",
-        ),
+        (unsigned(max_value), "cost_too_high"),
+        (unsigned(TxEip1559 { max_fee_per_gas: u128::MAX, ..huge_value }), "cost_too_high"),
         (with_blobs(7).1, "too_many_blobs"),
-        (blobs(vec![one], vec![infinity], vec![infinity]), "sidecar"),
-        (blobs(vec![zeros], vec![no_point], vec![infinity]), "sidecar"),
-        (blobs(vec![zeros], vec![infinity], vec![no_point]), "sidecar"),
-        (blobs(vec![zeros], vec![infinity; 2], vec![infinity]), "sidecar"),
-        (blobs(vec![], vec![], vec![]), "sidecar"),
+        (blob_transaction(vec![one], vec![infinity], vec![infinity]), "sidecar"),
+        (blob_transaction(vec![zeros], vec![no_point], vec![infinity]), "sidecar"),
+        (blob_transaction(vec![zeros], vec![infinity], vec![no_point]), "sidecar"),
+        (blob_transaction(vec![zeros], vec![infinity; 2], vec![infinity]), "sidecar"),
+        (blob_transaction(vec![], vec![], vec![]), "sidecar"),
         (other_hash, "sidecar"),
     ];
     let in_bundles = cases.iter().map(|(raw, reason)| (json!([{ "txs": [raw] }]), *reason));
     let in_bundles = in_bundles.map(|case| ("eth_sendBundle", "txs[0]", case));
-    let alone = cases.iter().map(|(raw, reason)| (json!([raw]), *reason)).chain(of_alone);
+    let alone = cases.iter().map(|(raw, reason)| (json!([raw]), *reason)).chain(invalid_params);
     let alone = alone.map(|case| ("eth_sendRawTransaction", "params[0]", case));
     for (method, field, (params, reason)) in alone.chain(in_bundles) {
         let answer = server.call(method, params.clone()).await;
-        assert_eq!(answer.of_field(), (reason, field.to_owned()), "{params:.300}");
+        assert_eq!(answer.field_error(), (reason, field.to_owned()), "{params:.300}");
         assert_eq!(server.counted.take(reason), 1, "{reason}");
     }
-    is_as_before(&server).await;
+    assert_unaffected(&server).await;
     server.call("eth_sendRawTransaction", json!([signed(create(49_152))])).await.result();
-    let valid = json!([blobs(vec![zeros], vec![infinity], vec![infinity])]);
+    let valid = json!([blob_transaction(vec![zeros], vec![infinity], vec![infinity])]);
     server.call("eth_sendRawTransaction", valid).await.result();
     server.call("eth_sendBundle", json!([{ "txs": [raw(0), with] }])).await.result();
 }
 
 #[tokio::test]
-async fn each_bad_bundle_is_refused_naming_the_field() {
+async fn each_invalid_bundle_is_refused_with_its_field() {
     let server = start(config());
     let signer = PrivateKeySigner::random();
     let tx = raw(0);
@@ -126,17 +122,17 @@ async fn each_bad_bundle_is_refused_naming_the_field() {
         (json!({ "txs": [tx], "replacementUuid": UUID }), "signature", "replacementUuid"),
     ] {
         let answer = server.call("eth_sendBundle", json!([bundle])).await;
-        assert_eq!(answer.of_field(), (reason, field.to_owned()));
+        assert_eq!(answer.field_error(), (reason, field.to_owned()));
         assert_eq!(server.counted.take(reason), 1, "{reason}");
     }
-    // Not signed, so nobody's.
+    // Without a signature the cancellation has no signer.
     let cancel = server.send(cancellation()).await;
-    assert_eq!(cancel.of_field(), ("signature", "replacementUuid".to_owned()));
-    is_as_before(&server).await;
+    assert_eq!(cancel.field_error(), ("signature", "replacementUuid".to_owned()));
+    assert_unaffected(&server).await;
 }
 
 #[tokio::test]
-async fn each_bad_body_is_refused_in_the_one_shape() {
+async fn each_invalid_body_gets_an_error_of_the_same_shape() {
     let server = start(OrderRpcConfig { max_body_bytes: 100_000, ..config() });
     let call = transaction();
     let batch = |count: usize| format!("[{}]", vec![call.as_str(); count].join(","));
@@ -160,12 +156,12 @@ async fn each_bad_body_is_refused_in_the_one_shape() {
         assert_eq!(answer.error(), expected, "{body}");
         assert_eq!(server.counted.take(expected.2), 1, "{body}");
     }
-    is_as_before(&server).await;
+    assert_unaffected(&server).await;
 }
 
-/// What a caller chose is repeated to it cut, so that answers which nobody reads stay short.
+/// A caller's own text is repeated truncated, so that unread responses stay short.
 #[tokio::test]
-async fn an_error_response_is_short_and_has_a_reason_whatever_was_sent() {
+async fn every_error_response_is_short_and_has_a_reason() {
     let server = start_at_head();
     let long = "x".repeat(4_700_000);
     let hex = format!("0x{}", "02".repeat(2_000_000));
@@ -197,10 +193,10 @@ async fn an_error_response_is_short_and_has_a_reason_whatever_was_sent() {
             }
         }
     }
-    is_as_before(&server).await;
+    assert_unaffected(&server).await;
 }
 
-/// Megabytes of JSON take milliseconds, for which the thread that reads requests serves nobody.
+/// Megabytes of JSON take milliseconds, in which the thread that reads requests would serve nobody.
 #[tokio::test]
 async fn a_long_body_is_not_parsed_without_a_work_permit() {
     let gate = impatient_gate_config(Duration::from_millis(10));
@@ -210,49 +206,50 @@ async fn a_long_body_is_not_parsed_without_a_work_permit() {
         (0..50_000).map(|number| (format!("f{number}"), value.clone())).collect();
     let body = request("eth_cancelBundle", json!([fields]));
     assert!((5_000_000..order_rpc::DEFAULT_MAX_BODY_BYTES).contains(&body.len()), "{}", body.len());
-    // Whoever had parsed this one would know that its end is missing.
+    // If this one were parsed, the error would be that its end is missing.
     let cut = &body[..body.len() - 1];
     let held = server.hold_permits();
     let read = server.send(transaction()).await;
     assert_eq!(read.error(), refused(503, "no_permit"));
-    assert_eq!(read.json()["id"], 1, "what was read is answered by its id");
+    assert_eq!(read.json()["id"], 1, "a parsed request is answered with its id");
     for waits in [&body, cut] {
         assert_eq!(server.send(waits).await.error(), refused(503, "no_permit"));
     }
     assert_eq!(server.get("/healthz").await.status, 200);
     drop(held);
     assert_eq!(server.send(cut).await.error().2, "not_json");
-    assert_eq!(server.send(body).await.of_field(), ("params", "f0".to_owned()));
+    assert_eq!(server.send(body).await.field_error(), ("params", "f0".to_owned()));
 }
 
 #[tokio::test]
-async fn a_wrong_method_host_or_content_type_is_answered_in_json_too() {
+async fn a_wrong_method_host_or_content_type_gets_an_error_in_json() {
     let host_names = vec!["Builder.example".to_owned()];
     let server = start(OrderRpcConfig { host_names, ..config() });
     assert_eq!(server.get("/nothing").await.error(), (405, -32600, "http"));
-    let client = server.from(ONE);
+    let client = server.client(ONE);
     let upgrade = client.clone().with("upgrade", "websocket").head("GET", "/", 0);
     let answer = client.write(upgrade.replace("close", "close, upgrade")).await;
     assert_eq!(answer.error(), (405, -32600, "http"));
     assert!(answer.text.contains("WebSockets are not served"), "{answer:?}");
     let text = String::from_utf8(client.post(transaction().as_bytes())).unwrap();
-    let sent = async |from: &str, to: &str| server.from(ONE).write(text.replace(from, to)).await;
-    let refused = sent("application/json", "text/plain").await;
+    let send_with =
+        async |old: &str, new: &str| server.client(ONE).write(text.replace(old, new)).await;
+    let refused = send_with("application/json", "text/plain").await;
     assert_eq!(refused.error(), (415, -32600, "http"));
     let host = "host: localhost\r\n";
-    // A page of this name that has its name lead here could send orders by whoever looks at it.
+    // A web page whose name resolves to this server could have its visitors' browsers send orders.
     for other in
         ["evil.example", "localhost.evil.example", "evil.example:80", "", "127.0.0.1.evil.example"]
     {
-        let refused = sent(host, &format!("host: {other}\r\n")).await;
+        let refused = send_with(host, &format!("host: {other}\r\n")).await;
         assert_eq!(refused.error(), (403, -32600, "http"), "{other:?}");
     }
-    assert_eq!(sent(host, &host.repeat(2)).await.status, 403);
+    assert_eq!(send_with(host, &host.repeat(2)).await.status, 403);
     for ours in ["127.0.0.1:8645", "[::1]:8645", "192.0.2.1", "LOCALHOST:1", "builder.example:443"]
     {
-        assert_eq!(sent(host, &format!("host: {ours}\r\n")).await.status, 200, "{ours}");
+        assert_eq!(send_with(host, &format!("host: {ours}\r\n")).await.status, 200, "{ours}");
     }
-    assert_eq!(sent(host, "").await.status, 200, "no browser");
+    assert_eq!(send_with(host, "").await.status, 200, "only browsers always send it");
 }
 
 #[tokio::test]
@@ -260,9 +257,9 @@ async fn signatures_are_required_optional_or_off() {
     let (signer, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let body = transaction();
     let valid = signature(&signer, body.as_bytes());
-    let of_another_body = signature(&signer, b"another");
+    let wrong_body = signature(&signer, b"another");
     let forged = forged(&signer, body.as_bytes(), &other);
-    let bad = [of_another_body.as_str(), forged.as_str(), "nonsense", ":", "0x00:0x00"];
+    let bad = [wrong_body.as_str(), forged.as_str(), "nonsense", ":", "0x00:0x00"];
     let bad = bad.map(|header| vec![header]).into_iter();
     for signatures in [SignatureMode::Required, SignatureMode::Optional, SignatureMode::Off] {
         let server = start(OrderRpcConfig { signatures, ..config() });
@@ -271,7 +268,7 @@ async fn signatures_are_required_optional_or_off() {
         let cases = bad.clone().chain([vec![&*valid; 2]]).map(|headers| (headers, is_off));
         for (headers, is_served) in cases.chain([(vec![&*valid], true), (vec![], needs_none)]) {
             let sign = |to: Client, header: &&str| to.with("X-Flashbots-Signature", header);
-            let answer = headers.iter().fold(server.from(ONE), sign).send(&body).await;
+            let answer = headers.iter().fold(server.client(ONE), sign).send(&body).await;
             if is_served {
                 answer.result();
                 continue;
@@ -284,13 +281,13 @@ async fn signatures_are_required_optional_or_off() {
 }
 
 #[tokio::test]
-async fn a_signature_has_either_name_and_a_body_is_not_compressed() {
+async fn a_signature_may_have_either_header_and_a_body_no_encoding() {
     let server = start(config());
     let (one, other) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let body = cancellation();
     let header = |signer| signature(signer, body.as_bytes());
     let send = async |headers: &[(&str, String)]| {
-        let client = server.from(ONE);
+        let client = server.client(ONE);
         let client = headers.iter().fold(client, |client, (name, value)| client.with(name, value));
         client.send(&body).await
     };
@@ -304,16 +301,16 @@ async fn a_signature_has_either_name_and_a_body_is_not_compressed() {
     assert!(gzip.text.contains("Content-Encoding is gzip"), "{}", gzip.text);
 }
 
-/// The gas cap and the least gas were constants of one fork.
+/// The maximum and the intrinsic gas were constants of one fork.
 #[tokio::test]
-async fn the_rules_are_those_of_the_fork_of_the_next_block() {
+async fn transactions_follow_the_fork_of_the_next_block() {
     let config = OrderRpcConfig { osaka_time: 1_000, amsterdam_time: 2_000, ..config() };
     let server = start(config);
     let gas =
         |gas_limit| hex(&sign(TxEip1559 { gas_limit, ..plain(0) }, &PrivateKeySigner::random()));
     let send = async |gas_limit| {
         let answer = server.call("eth_sendRawTransaction", json!([gas(gas_limit)])).await;
-        if answer.json().get("result").is_some() { "pooled" } else { answer.of_field().0 }
+        if answer.json().get("result").is_some() { "pooled" } else { answer.field_error().0 }
     };
     for (number, timestamp, expected) in [
         (1, 500, ["intrinsic_gas", "pooled"]),

@@ -1,4 +1,4 @@
-//! Blob transactions, with sidecars that are right and with others.
+//! Blob transactions with valid and with invalid sidecars.
 
 use alloy_consensus::{EthereumTxEnvelope, TxEip4844, TxEip4844WithSidecar};
 use alloy_eips::{
@@ -10,8 +10,8 @@ use order_pool::PooledTransaction;
 
 use super::*;
 
-/// The commitments of the blobs whose every field element is 0, 1, 2 and 3: so many times the generator of G1. The
-/// first, the point at infinity, is the proof of each.
+/// The commitments of the four blobs whose field elements are all 0, 1, 2 or 3: this many times the
+/// generator of G1. The first one, the point at infinity, is the proof of each of these blobs.
 const COMMITMENTS: [&str; 4] = [
     "c00000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000",
     "97f1d3a73197d7942695638c4fa9ac0fc3688c4f9774b905a14e3a3f171bac586c55e83ff97a1aeffb3af00adb22c6bb",
@@ -29,7 +29,7 @@ fn blob(element: usize) -> Blob {
     blob
 }
 
-/// So many blobs, of which the first four differ, with their proofs.
+/// `count` blobs, of which the first four differ, with their proofs.
 pub(super) fn sidecar(count: usize) -> BlobTransactionSidecar {
     BlobTransactionSidecar::new(
         (0..count).map(blob).collect(),
@@ -38,7 +38,7 @@ pub(super) fn sidecar(count: usize) -> BlobTransactionSidecar {
     )
 }
 
-/// A signed transaction with these hashes and this sidecar, which is no part of its hash.
+/// A signed transaction with these hashes and this sidecar, which its hash does not cover.
 pub(super) fn with_sidecar(
     blob_versioned_hashes: Vec<B256>,
     sidecar: BlobTransactionSidecar,
@@ -55,7 +55,7 @@ pub(super) fn with_sidecar(
     hex(&sign(TxEip4844WithSidecar::from_tx_and_sidecar(tx, sidecar), signer))
 }
 
-/// A transaction with so many blobs, with their proofs and with one that proves nothing.
+/// A transaction with `count` blobs: with their proofs, and with a first proof that is wrong.
 pub(crate) fn with_blobs(count: usize) -> (String, String) {
     let (right, signer) = (sidecar(count), PrivateKeySigner::random());
     let mut wrong = right.clone();
@@ -64,18 +64,18 @@ pub(crate) fn with_blobs(count: usize) -> (String, String) {
     (with_sidecar(hashes.clone(), right, &signer), with_sidecar(hashes, wrong, &signer))
 }
 
-/// The transaction that is sent so.
-fn pooled(raw: &str) -> PooledTransaction {
+/// Decodes a transaction as it is sent.
+fn decode(raw: &str) -> PooledTransaction {
     let raw = alloy_primitives::hex::decode(raw).unwrap();
     PooledTransaction::decode_2718_exact(&raw).unwrap()
 }
 
 pub(super) fn hash_of(raw: &str) -> B256 {
-    *pooled(raw).tx_hash()
+    *decode(raw).tx_hash()
 }
 
-/// A blob transaction as a block has it.
+/// Returns a blob transaction without its sidecar, as in a block.
 pub(super) fn without_blobs(raw: &str) -> String {
-    let mined = EthereumTxEnvelope::<TxEip4844>::from(pooled(raw));
+    let mined = EthereumTxEnvelope::<TxEip4844>::from(decode(raw));
     alloy_primitives::hex::encode_prefixed(mined.encoded_2718())
 }

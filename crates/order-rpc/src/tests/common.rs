@@ -1,4 +1,4 @@
-//! A server on a free port, clients that show status, headers and body, and signed orders.
+//! A server on a free port, clients that return status, headers and body, and signed orders.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -45,7 +45,7 @@ pub use {
 
 pub const CHAIN: u64 = 1337;
 pub const UUID: &str = "6ba7b810-9dad-11d1-80b4-00c04fd430c8";
-/// How long a test waits for what must happen. A machine that is busy is no failure.
+/// How long a test waits for an event that must come, also on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Two callers, by their addresses of the loopback network.
 pub const ONE: [u8; 4] = [127, 0, 0, 1];
@@ -66,32 +66,32 @@ pub fn block(number: u64, mined: &[B256]) -> Block {
     Block::new(Head::new(number, hash(number), hash(number - 1)), mined)
 }
 
-/// What the metrics say of what was made while they were recorded: the sum of each, by its name and
-/// its label, which is empty if it has none.
+/// The metrics of what was created while they were recorded: the sum of each by name and label. The
+/// label is empty if the metric has none.
 pub struct Counted(Snapshotter, Mutex<HashMap<(String, String), f64>>);
 
 impl Counted {
-    pub fn while_made<T>(make: impl FnOnce() -> T) -> (T, Self) {
+    pub fn record<T>(create: impl FnOnce() -> T) -> (T, Self) {
         let recorder = DebuggingRecorder::new();
-        let made = metrics::with_local_recorder(&recorder, make);
-        (made, Self(recorder.snapshotter(), Mutex::default()))
+        let created = metrics::with_local_recorder(&recorder, create);
+        (created, Self(recorder.snapshotter(), Mutex::default()))
     }
 
-    /// How often something was answered with no for this reason.
+    /// Returns the number of errors with this reason.
     pub fn reason(&self, reason: &str) -> u64 {
-        self.of("order_rpc_refused_total", reason) + self.of("order_rpc_failed_total", reason)
+        self.sum("order_rpc_refused_total", reason) + self.sum("order_rpc_failed_total", reason)
     }
 
-    /// The same, since the last look.
+    /// Returns the number of errors with this reason since the last call.
     pub fn take(&self, reason: &str) -> u64 {
         let count = self.reason(reason);
         self.1.lock().unwrap().retain(|(_, label), _| label != reason);
         count
     }
 
-    pub fn of(&self, metric: &str, label: &str) -> u64 {
+    pub fn sum(&self, metric: &str, label: &str) -> u64 {
         let mut sums = self.1.lock().unwrap();
-        // A snapshot has what came since the one before.
+        // A snapshot has only what was counted since the last one.
         for (key, _, _, value) in self.0.snapshot().into_vec() {
             let label = key.key().labels().next().map_or("", |label| label.value());
             let sum = sums.entry((key.key().name().to_owned(), label.to_owned())).or_default();
@@ -105,41 +105,41 @@ impl Counted {
     }
 }
 
-/// The most that was resident whenever someone looked. Resident memory is the process's, and what
-/// others freed would hide what is taken: each test that uses this is a program of its own. Clients
-/// and server share it, so a bound holds for both.
+/// The maximum of resident memory at any sample. Each test that uses it is a program of its own,
+/// because memory that other tests free would hide what this one takes. Clients and server share
+/// the process, so a bound holds for both.
 #[derive(Debug, Default)]
-pub struct Most(AtomicUsize);
+pub struct PeakMemory(AtomicUsize);
 
-impl Most {
-    pub fn look(&self) {
-        // A maximum orders nothing else.
+impl PeakMemory {
+    pub fn sample(&self) {
+        // Relaxed: the maximum orders nothing else.
         self.0.fetch_max(resident_bytes(), Relaxed);
     }
 
-    /// By how many bytes that is above `before`.
+    /// Returns the bytes by which the maximum is above `before`.
     pub fn above(&self, before: usize) -> usize {
-        self.look();
+        self.sample();
         self.0.load(Relaxed).saturating_sub(before)
     }
 }
 
-/// Waits for something that another thread is about to do.
-pub async fn until(what: &str, done: impl Fn() -> bool) {
+/// Waits for a condition that another thread brings about.
+pub async fn wait_until(condition: &str, done: impl Fn() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "not in {PATIENCE:?}: {what}");
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {condition}");
         tokio::task::yield_now().await;
     }
 }
 
-/// A gate of which nobody is refused because the machine is busy: a test of that sets the wait.
+/// A gate whose permit wait a busy machine does not reach.
 pub fn gate_config(requests: usize) -> GateConfig {
     let requests = Limit::Number(requests);
     GateConfig { requests, permit_wait: PATIENCE, ..GateConfig::for_cores(2) }
 }
 
-/// A gate at which external callers wait for a permit no longer than this.
+/// A gate where external callers wait for a permit no longer than `wait`.
 pub fn impatient_gate_config(wait: Duration) -> GateConfig {
     GateConfig { permit_wait: wait, burst_wait: Duration::ZERO, ..gate_config(64) }
 }
@@ -158,63 +158,65 @@ impl Server {
         let gate = Gate::new(gate).unwrap();
         let mut host = Host::new(pool.clone(), gate.clone());
         host.monitor = monitor;
-        let (rpc, counted) = Counted::while_made(|| start(host));
+        let (rpc, counted) = Counted::record(|| start(host));
         Self { addr: rpc.local_addr(), rpc, pool, gate, counted }
     }
 
-    /// Takes all work permits of callers.
+    /// Takes all work permits of external callers.
     pub fn hold_permits(&self) -> Vec<WorkPermit> {
         let GateConfig { work_permits, reserved_permits, .. } = *self.gate.config();
-        let acquire = |_| self.gate.acquire_external(Priority::Known, Instant::now());
-        let all = (reserved_permits..work_permits).map(acquire);
-        all.map(|permit| permit.now_or_never().expect("it is free").unwrap()).collect()
+        let permits = (reserved_permits..work_permits).map(|_| {
+            let permit = self.gate.acquire_external(Priority::Known, Instant::now());
+            permit.now_or_never().expect("it is free").unwrap()
+        });
+        permits.collect()
     }
 
-    /// What requests hold: themselves, their permits, and their bytes.
+    /// Returns what requests hold: places in flight, work permits, active requests, and bytes.
     pub fn held(&self) -> [usize; 4] {
         let stats = self.gate.stats();
         let (active, bytes) = (self.rpc.active_requests(), self.rpc.buffered_bytes());
         [stats.requests_in_flight, stats.work_in_use, active, bytes]
     }
 
-    pub async fn until_nothing_is_held(&self) {
-        until("everything is given back", || self.held() == [0; 4]).await;
+    pub async fn wait_until_nothing_is_held(&self) {
+        wait_until("requests hold nothing", || self.held() == [0; 4]).await;
     }
 
-    /// How often the host decided so.
+    /// Returns the number of admissions with this outcome.
     pub fn verdicts(&self, verdict: &str) -> u64 {
-        self.counted.of("order_rpc_admissions_total", verdict)
+        self.counted.sum("order_rpc_admissions_total", verdict)
     }
 
-    pub async fn until_in_flight(&self, count: usize) {
-        until("they are in", || self.rpc.active_requests() == count).await;
+    pub async fn wait_until_in_flight(&self, count: usize) {
+        wait_until("the requests are in progress", || self.rpc.active_requests() == count).await;
     }
 
-    /// A client at this address of the loopback network: to the server another caller.
-    pub fn from(&self, from: [u8; 4]) -> Client {
-        Client { to: self.addr, from, headers: String::new(), signer: None }
+    /// Returns a client at this address of the loopback network. Each address is another caller.
+    pub fn client(&self, address: [u8; 4]) -> Client {
+        Client { server: self.addr, address, headers: String::new(), signer: None }
     }
 
     pub fn signed(&self, signer: &PrivateKeySigner) -> Client {
-        self.from(ONE).signed(signer)
+        self.client(ONE).signed(signer)
     }
 
     pub async fn send(&self, body: impl AsRef<[u8]>) -> Answer {
-        self.from(ONE).send(body).await
+        self.client(ONE).send(body).await
     }
 
     pub async fn call(&self, method: &str, params: Value) -> Answer {
-        self.from(ONE).call(method, params).await
+        self.client(ONE).call(method, params).await
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        self.from(ONE).get(path).await
+        self.client(ONE).get(path).await
     }
 }
 
-/// A server with its defaults, in a process of its own.
+/// Starts a server with its default limits, in a process of its own.
 pub fn start_server(config: OrderRpcConfig, gate: GateConfig) -> Server {
-    // The first server would load it, and it is no caller's.
+    // Loaded before memory is measured, because it is not memory of callers.
     order_pool::load_trusted_setup();
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     Server::start(pool, gate, None, |host| OrderRpc::start(config, host).unwrap())
@@ -222,8 +224,8 @@ pub fn start_server(config: OrderRpcConfig, gate: GateConfig) -> Server {
 
 #[derive(Clone, Debug)]
 pub struct Client {
-    to: SocketAddr,
-    from: [u8; 4],
+    server: SocketAddr,
+    address: [u8; 4],
     headers: String,
     signer: Option<PrivateKeySigner>,
 }
@@ -234,12 +236,12 @@ impl Client {
         self
     }
 
-    /// Signs what it sends.
+    /// Returns a client that signs what it sends.
     pub fn signed(self, signer: &PrivateKeySigner) -> Self {
         Self { signer: Some(signer.clone()), ..self }
     }
 
-    /// The head of a request with a body of this length, after which the connection ends.
+    /// Returns the head of a request with a body of this length, after which the connection ends.
     pub fn head(&self, method: &str, path: &str, length: usize) -> String {
         format!(
             "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
@@ -248,7 +250,7 @@ impl Client {
         )
     }
 
-    /// A request as it is written.
+    /// Returns the bytes of a request.
     pub fn post(mut self, body: &[u8]) -> Vec<u8> {
         if let Some(signer) = self.signer.take() {
             self = self.with(SIGNATURE, &signature(&signer, body));
@@ -258,11 +260,11 @@ impl Client {
 
     pub async fn connect(&self) -> TcpStream {
         let socket = TcpSocket::new_v4().unwrap();
-        // A port of the default address is bound when it connects: more of them can be open.
-        if self.from != ONE {
-            socket.bind(SocketAddr::from((self.from, 0))).unwrap();
+        // The port of the default address is bound on connect, which allows more open connections.
+        if self.address != ONE {
+            socket.bind(SocketAddr::from((self.address, 0))).unwrap();
         }
-        socket.connect(self.to).await.unwrap()
+        socket.connect(self.server).await.unwrap()
     }
 
     pub async fn write(&self, bytes: impl AsRef<[u8]>) -> Answer {
@@ -284,25 +286,27 @@ impl Client {
         self.write(self.head("GET", path, 0)).await
     }
 
-    /// Promises a body of this length, and sends its beginning.
-    pub async fn begin(&self, length: usize, beginning: &str) -> TcpStream {
+    /// Announces a body of this length, and sends its beginning.
+    pub async fn send_partial(&self, length: usize, beginning: &str) -> TcpStream {
         let mut socket = self.connect().await;
         let text = self.head("POST", "/", length) + beginning;
-        // A server that refuses it may close before all is sent; the answer says why.
+        // A server that refuses the request may close before all is sent; the answer has the
+        // reason.
         let _ = socket.write_all(text.as_bytes()).await;
         socket
     }
 
-    /// Asks for its health and stays: a connection between two requests. `None` if it is refused.
-    pub async fn keep(&self) -> Option<TcpStream> {
+    /// Opens a connection that is idle after a first request; `None` if the request is refused.
+    pub async fn connect_idle(&self) -> Option<TcpStream> {
         let mut socket = self.connect().await;
-        let answer = ask_on(&mut socket, self.head("GET", "/healthz", 0)).await;
+        let answer = exchange(&mut socket, self.head("GET", "/healthz", 0)).await;
         answer.is_some_and(|answer| answer.status == 200).then_some(socket)
     }
 }
 
-/// Sends a request whose response is not the last one. `None` if the connection is closed before.
-pub async fn ask_on(socket: &mut TcpStream, text: impl AsRef<[u8]>) -> Option<Answer> {
+/// Sends a request that keeps the connection open, and returns its answer; `None` if the connection
+/// is closed before.
+pub async fn exchange(socket: &mut TcpStream, text: impl AsRef<[u8]>) -> Option<Answer> {
     let text = String::from_utf8_lossy(text.as_ref()).replace("connection: close\r\n", "");
     let _ = socket.write_all(text.as_bytes()).await;
     let mut read = vec![0; 4_096];
@@ -310,8 +314,8 @@ pub async fn ask_on(socket: &mut TcpStream, text: impl AsRef<[u8]>) -> Option<An
     (count > 0).then(|| parse(&read[..count]))
 }
 
-pub async fn is_closed(socket: &mut TcpStream) {
-    // A reset is as good an end as none, and what was on its way comes first.
+pub async fn wait_until_closed(socket: &mut TcpStream) {
+    // A reset is an end too. Bytes that were on their way come first.
     let mut rest = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, socket.read_to_end(&mut rest)).await.expect("closed");
 }
@@ -328,20 +332,21 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|_| panic!("no JSON: {self:?}"))
     }
 
-    /// What must have succeeded.
+    /// Returns the result of a call that must have succeeded.
     #[track_caller]
     pub fn result(&self) -> Value {
         assert_eq!(reason_of(&self.json()), None, "{self:?}");
         self.json()["result"].clone()
     }
 
-    /// The hash that is the result of a transaction.
+    /// Returns the hash that is the result of sending a transaction.
     #[track_caller]
     pub fn hash(&self) -> B256 {
         serde_json::from_value(self.result()).unwrap()
     }
 
-    /// The status, the code and the reason of an error, whose data has what its code promises.
+    /// Returns the status, the code and the reason of an error, and asserts that its data is
+    /// complete.
     pub fn error(&self) -> (u16, i64, &'static str) {
         let json = self.json();
         let error = &json["error"];
@@ -358,15 +363,15 @@ impl Answer {
         (self.status, code, reason)
     }
 
-    /// The reason and the field of an error of a parameter.
+    /// Returns the reason and the field of an error about a parameter.
     #[track_caller]
-    pub fn of_field(&self) -> (&'static str, String) {
+    pub fn field_error(&self) -> (&'static str, String) {
         let (status, code, reason) = self.error();
         assert_eq!((status, code), (200, -32602), "{self:?}");
         (reason, self.json()["error"]["data"]["field"].as_str().unwrap().to_owned())
     }
 
-    /// The reason of each element of a [`batch`], in their order; `None`: it has succeeded.
+    /// Returns the reason of each element of a [`batch`] in order; `None` if it succeeded.
     pub fn reasons(&self) -> Vec<Option<&'static str>> {
         let json = self.json();
         let responses = json.as_array().unwrap();
@@ -375,13 +380,13 @@ impl Answer {
     }
 }
 
-/// Why it is an error, one of a closed set, or `None` if it has a result and no error.
+/// Returns the reason of an error; `None` if the response has a result and no error.
 fn reason_of(response: &Value) -> Option<&'static str> {
     if response.get("result").is_some() && response.get("error").is_none() {
         return None;
     }
-    let said = &response["error"]["data"]["reason"];
-    let reason = Reason::ALL.into_iter().find(|reason| said == reason.as_str());
+    let text = &response["error"]["data"]["reason"];
+    let reason = Reason::ALL.into_iter().find(|reason| text == reason.as_str());
     Some(reason.unwrap_or_else(|| panic!("{response}")).as_str())
 }
 
@@ -414,24 +419,24 @@ fn element(id: usize, method: &str, params: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
 }
 
-/// Calls in one body, each with an id and one parameter.
+/// Returns a batch of calls, each with an id and one parameter.
 pub fn batch(calls: &[(&str, Value)]) -> String {
     let elements =
         (1..).zip(calls).map(|(id, (method, param))| element(id, method, json!([param])));
     json!(elements.collect::<Vec<_>>()).to_string()
 }
 
-/// A valid transaction, as a request.
+/// Returns a request that sends a valid transaction.
 pub fn transaction() -> String {
     request("eth_sendRawTransaction", json!([raw(0)]))
 }
 
-/// A cancellation of the bundle with [`UUID`], as a request.
+/// Returns a request that cancels the bundle with [`UUID`].
 pub fn cancellation() -> String {
     request("eth_cancelBundle", json!([{ "uuid": UUID }]))
 }
 
-/// An error that says when to come back.
+/// The error of a refusal with a retry-after time, as [`Answer::error`] returns it.
 pub fn refused(status: u16, reason: &'static str) -> (u16, i64, &'static str) {
     (status, -32005, reason)
 }
@@ -441,9 +446,10 @@ pub fn signature(signer: &PrivateKeySigner, body: &[u8]) -> String {
     format!("{}:{}", signer.address(), signer.sign_message_sync(text.as_bytes()).unwrap())
 }
 
-/// A signature of a body with the address of another signer, whose it is not.
-pub fn forged(by: &PrivateKeySigner, body: &[u8], as_of: &PrivateKeySigner) -> String {
-    signature(by, body).replace(&by.address().to_string(), &as_of.address().to_string())
+/// Returns the signature of `forger` over a body, with the address of `victim`.
+pub fn forged(forger: &PrivateKeySigner, body: &[u8], victim: &PrivateKeySigner) -> String {
+    let signature = signature(forger, body);
+    signature.replace(&forger.address().to_string(), &victim.address().to_string())
 }
 
 pub fn plain(nonce: u64) -> TxEip1559 {
@@ -471,7 +477,7 @@ pub fn hex(tx: &PooledTransaction) -> String {
     alloy_primitives::hex::encode_prefixed(tx.encoded_2718())
 }
 
-/// A valid transaction, unlike any other.
+/// Returns a valid transaction that differs from every other one.
 pub fn raw(nonce: u64) -> String {
     hex(&sign(plain(nonce), &PrivateKeySigner::random()))
 }

@@ -1,4 +1,4 @@
-//! Orders that are good get into the pool, by each way in.
+//! Valid orders get into the pool, by each method.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering::SeqCst},
@@ -10,10 +10,10 @@ use order_pool::{Origin, RejectReason};
 use super::{blobs::*, *};
 
 #[tokio::test]
-async fn a_raw_transaction_is_answered_with_its_hash_and_is_in_the_pool() {
+async fn a_raw_transaction_is_pooled_and_answered_with_its_hash() {
     let server = start(config());
     let tx = sign(plain(0), &PrivateKeySigner::random());
-    // The second time it is in the pool, so it is success again, and nobody is told twice.
+    // The second time it is in the pool already, so the call succeeds without a second order.
     for _ in 0..2 {
         let answer = server.call("eth_sendRawTransaction", json!([hex(&tx)])).await;
         assert_eq!((answer.status, answer.hash()), (200, *tx.tx_hash()));
@@ -21,31 +21,32 @@ async fn a_raw_transaction_is_answered_with_its_hash_and_is_in_the_pool() {
         assert_eq!(order.as_tx().unwrap().origin(), Origin::Rpc);
         assert_eq!(server.pool.len(), 1);
     }
-    // With another sidecar it has the same hash: with its proofs verified it would be refused.
+    // The hash does not cover the sidecar. If the wrong proofs were verified the order would be
+    // refused.
     let (right, wrong) = with_blobs(1);
     let sent = server.call("eth_sendRawTransaction", json!([right])).await.result();
     let again = server.call("eth_sendRawTransaction", json!([wrong])).await;
     assert_eq!((again.result(), server.pool.len()), (sent, 2));
 }
 
-/// A bundle of these transactions, with the uuid of these tests.
-fn keyed(txs: &[&String], nonce: Option<u64>) -> Value {
+/// A bundle of these transactions with [`UUID`].
+fn keyed_bundle(txs: &[&String], nonce: Option<u64>) -> Value {
     json!([{ "txs": txs, "blockNumber": 5, "replacementUuid": UUID, "replacementNonce": nonce }])
 }
 
 #[tokio::test]
-async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
+async fn a_bundle_is_replaced_and_cancelled_only_by_its_signer() {
     let server = start(config());
     let owner = PrivateKeySigner::random();
     let send = async |tx: &String, nonce| {
-        server.signed(&owner).call("eth_sendBundle", keyed(&[tx], Some(nonce))).await
+        server.signed(&owner).call("eth_sendBundle", keyed_bundle(&[tx], Some(nonce))).await
     };
     let (first, second) = (raw(0), raw(1));
     let sent = send(&first, 1).await.result();
     let order = bundles(server.pool.subscribe_all()).remove(0);
     assert_eq!(json!(order.hash()), sent["bundleHash"]);
     assert_eq!(order.key().unwrap().signer, owner.address());
-    // Another's bundle of the same uuid is another bundle, and so is its cancellation.
+    // The same uuid of another signer is another key, also for a cancellation.
     let other = PrivateKeySigner::random();
     server.signed(&other).send(cancellation()).await.result();
     assert!(server.pool.contains(order.id()), "cancelled by another");
@@ -58,39 +59,40 @@ async fn a_bundle_is_replaced_and_cancelled_by_its_signer_and_by_nobody_else() {
     assert_eq!(send(&raw(2), 9).await.error().1, -32000, "cancelled permanently");
 }
 
-/// Its place is the microsecond of its arrival. No message without effect is answered with success.
+/// Its nonce is the microsecond of its arrival. A message without effect is not answered with
+/// success.
 #[tokio::test]
-async fn after_a_bundle_without_a_nonce_a_small_one_is_refused_and_the_answer_says_above_which() {
+async fn after_a_bundle_without_a_nonce_a_small_one_is_superseded() {
     let server = start(config());
     let owner = server.signed(&PrivateKeySigner::random());
     let send = async |method, params| owner.clone().call(method, params).await;
-    send("eth_sendBundle", keyed(&[&raw(0)], None)).await.result();
-    let place = bundles(server.pool.subscribe_all())[0].nonce().unwrap();
-    assert!(place > 1_700_000_000_000_000, "microseconds: {place}");
+    send("eth_sendBundle", keyed_bundle(&[&raw(0)], None)).await.result();
+    let nonce = bundles(server.pool.subscribe_all())[0].nonce().unwrap();
+    assert!(nonce > 1_700_000_000_000_000, "microseconds: {nonce}");
     for (method, params) in [
-        ("eth_sendBundle", keyed(&[&raw(1)], Some(5))),
-        ("eth_sendBundle", keyed(&[], Some(5))),
+        ("eth_sendBundle", keyed_bundle(&[&raw(1)], Some(5))),
+        ("eth_sendBundle", keyed_bundle(&[], Some(5))),
         ("eth_cancelBundle", json!([{ "replacementUuid": UUID, "replacementNonce": 5 }])),
     ] {
         let answer = send(method, params).await;
         assert_eq!(answer.error(), (200, -32000, "superseded"));
-        let expected = format!("replacementNonce is 5, must be above {place}");
+        let expected = format!("replacementNonce is 5, must be above {nonce}");
         assert!(answer.text.contains(&expected), "{answer:?}");
         assert_eq!(server.pool.len(), 1);
     }
-    let cancel = json!([{ "replacementUuid": UUID, "replacementNonce": place + 1 }]);
+    let cancel = json!([{ "replacementUuid": UUID, "replacementNonce": nonce + 1 }]);
     assert_eq!(send("eth_cancelBundle", cancel).await.result(), Value::Null);
     assert!(server.pool.is_empty());
 }
 
-/// One that had waited looked later than the cancellation that had overtaken it.
+/// An order that had waited looked later than the cancellation that had overtaken it.
 #[tokio::test]
-async fn an_order_is_first_seen_when_its_request_arrives_however_long_it_waits() {
+async fn an_order_is_first_seen_when_its_request_arrives() {
     let server = start(config());
     let held = server.hold_permits();
     let bundle = |n| ("eth_sendBundle", json!({ "txs": [raw(n)], "blockNumber": 5 }));
-    let sent = tokio::spawn(server.from(ONE).send(batch(&[bundle(0), bundle(1)])));
-    until("it waits", || server.gate.stats().work_waited == 1).await;
+    let sent = tokio::spawn(server.client(ONE).send(batch(&[bundle(0), bundle(1)])));
+    wait_until("the request waits", || server.gate.stats().work_waited == 1).await;
     let waited = SystemTime::now();
     drop(held);
     assert_eq!(sent.await.unwrap().status, 200);
@@ -100,9 +102,9 @@ async fn an_order_is_first_seen_when_its_request_arrives_however_long_it_waits()
     assert!(second.first_seen() < waited);
 }
 
-/// As the README says of replays.
+/// This is what the README states about replays.
 #[tokio::test]
-async fn a_copy_of_a_message_without_a_nonce_is_a_later_one_and_with_a_nonce_it_is_not() {
+async fn only_a_copied_message_without_a_nonce_counts_as_later() {
     let owner = PrivateKeySigner::random();
     for (is_numbered, expected) in [
         (false, [Some(0), Some(1), Some(0), None, Some(1), Some(2), None]),
@@ -110,7 +112,7 @@ async fn a_copy_of_a_message_without_a_nonce_is_a_later_one_and_with_a_nonce_it_
     ] {
         let server = start(config());
         let message = |txs: &[&String], nonce: u64| {
-            request("eth_sendBundle", keyed(txs, is_numbered.then_some(nonce)))
+            request("eth_sendBundle", keyed_bundle(txs, is_numbered.then_some(nonce)))
         };
         let (first, second) = (message(&[&raw(0)], 1), message(&[&raw(1)], 2));
         let (empty, third) = (message(&[], 3), message(&[&raw(2)], 4));
@@ -124,20 +126,20 @@ async fn a_copy_of_a_message_without_a_nonce_is_a_later_one_and_with_a_nonce_it_
     }
 }
 
-/// A block took its transaction so long ago that the pool remembers only that it was here.
+/// Its transaction was mined so long ago that the pool only remembers that it had the bundle.
 #[tokio::test]
-async fn a_bundle_that_has_left_is_answered_as_known_and_not_as_pooled() {
+async fn a_bundle_that_was_removed_is_answered_as_known() {
     let server = start(config());
     server.pool.on_head(block(10, &[]));
     let tx = sign(plain(0), &PrivateKeySigner::random());
     let bundle = request("eth_sendBundle", json!([{ "txs": [hex(&tx)], "blockNumber": "0xe" }]));
-    // Once more while it is pooled.
+    // The second time it is in the pool already.
     for _ in 0..2 {
         server.send(&bundle).await.result();
     }
     server.pool.on_head(block(11, &[*tx.tx_hash()]));
     assert_eq!(server.send(&bundle).await.error(), (200, -32000, "mined"));
-    // So many that the pool forgets the block before.
+    // So many hashes that the pool forgets those of the block before.
     let many: Vec<B256> =
         (0..1_u64 << 20).map(|n| B256::left_padding_from(&n.to_be_bytes())).collect();
     server.pool.on_head(block(12, &many));
@@ -146,23 +148,22 @@ async fn a_bundle_that_has_left_is_answered_as_known_and_not_as_pooled() {
 }
 
 #[tokio::test]
-async fn what_the_pool_refuses_is_counted_by_its_reason() {
+async fn orders_that_the_pool_rejects_are_counted_by_reason() {
     let pool = PoolConfig { max_bundles: 1, ..PoolConfig::default() };
-    let (server, counted) =
-        Counted::while_made(|| Setup { pool, ..Setup::default() }.limited(|_| {}));
+    let (server, counted) = Counted::record(|| Setup { pool, ..Setup::default() }.limited(|_| {}));
     server.pool.on_head(block(10, &[]));
     let send = |n| server.call("eth_sendBundle", json!([{ "txs": [raw(n)] }]));
     send(0).await.result();
     for n in [1, 2] {
         send(n).await.error();
     }
-    let rejected = |reason| counted.of("order_pool_rejected_total", reason);
+    let rejected = |reason| counted.sum("order_pool_rejected_total", reason);
     assert_eq!((rejected("holder_full"), server.pool.stats().rejected), (2, 2));
     assert_eq!(RejectReason::ALL.map(rejected).iter().sum::<u64>(), 2);
-    assert_eq!(rejected(""), 0, "none without a reason");
+    assert_eq!(rejected(""), 0, "every rejection has a reason");
 }
 
-/// An order whose blobs were to be verified was pooled after what stood behind it.
+/// An order that waited for its blob proofs was pooled after the elements behind it.
 #[tokio::test]
 async fn no_element_of_a_batch_overtakes_an_order_with_blobs() {
     let server = start_at_head();
@@ -182,21 +183,22 @@ async fn no_element_of_a_batch_overtakes_an_order_with_blobs() {
     let hashes: Vec<_> = bundles(server.pool.subscribe_all()).iter().map(|b| *b.hash()).collect();
     assert_eq!(json!(hashes), json!([answers[1]["result"]["bundleHash"]]));
 
-    // Each has a blob that was not verified before.
+    // Each of the next orders has a blob that was not verified before.
     let blobs = with_blobs(2).0;
     send_batch(&[send_private(&blobs), cancel(&hash_of(&blobs))]).await;
     assert_eq!((server.pool.len(), server.pool.stats().cancelled), (1, 1));
 
-    // The first send is answered as pooled; the second must not be, since it is cancelled before.
+    // The transaction is pooled before the batch, but the batch cancels it before it sends it
+    // again.
     let pooled = hex(&sign(plain(1), &signer));
     send_batch(&[send_private(&pooled)]).await;
     let hash = hash_of(&pooled);
     send_batch(&[send_private(&with_blobs(3).0), cancel(&hash), send_private(&pooled)]).await;
-    assert!(server.pool.contains(&hash), "success means that it is pooled");
+    assert!(server.pool.contains(&hash), "success means that the order is in the pool");
 }
 
 #[tokio::test]
-async fn health_and_readiness_tell_the_truth() {
+async fn readiness_follows_the_sources_publishing_and_the_load() {
     let pool = OrderPool::new(PoolConfig::default()).unwrap();
     let live = Arc::new(AtomicBool::new(false));
     let is_live = Arc::clone(&live);
@@ -214,7 +216,7 @@ async fn health_and_readiness_tell_the_truth() {
     assert_eq!(server.get("/healthz").await.status, 200);
     assert_eq!(readiness("sourcesLive").await, (503, Some(false)));
     live.store(true, SeqCst);
-    // A node that does not list its pool is shown, and takes orders all the same.
+    // A source that cannot be audited is shown, and does not change the status.
     assert_eq!(readiness("sourcesAudited").await, (200, Some(false)));
     published.store(false, SeqCst);
     assert_eq!(readiness("published").await, (503, Some(false)));
@@ -239,7 +241,7 @@ async fn with_refuse_unpublished_an_unpublishable_order_is_refused() {
             let config = OrderRpcConfig { refuse_unpublished, ..config() };
             OrderRpc::start(config, host.with_publishing(|| false)).unwrap()
         });
-        let answer = server.from(ONE).call("eth_sendRawTransaction", json!([raw(0)])).await;
+        let answer = server.client(ONE).call("eth_sendRawTransaction", json!([raw(0)])).await;
         if refuse_unpublished {
             assert_eq!(answer.error(), (503, -32005, "not_published"));
         } else {
@@ -253,9 +255,10 @@ async fn with_refuse_unpublished_an_unpublishable_order_is_refused() {
     }
 }
 
-/// ethers asks for the block beside each broadcast, and threw for an order that was in the pool.
+/// ethers calls `eth_blockNumber` with each broadcast, and threw an error for an order that was in
+/// the pool.
 #[tokio::test]
-async fn what_clients_ask_beside_an_order_is_answered_from_what_is_known_here() {
+async fn clients_get_the_head_and_the_chain_id() {
     let server = start(config());
     let ask = async |method: &str| server.call(method, json!([])).await;
     assert_eq!(ask("eth_blockNumber").await.error(), refused(503, "head_unknown"));
@@ -266,7 +269,7 @@ async fn what_clients_ask_beside_an_order_is_answered_from_what_is_known_here() 
     // viem sends no parameters.
     let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber" }).to_string();
     assert_eq!(server.send(body).await.result(), "0x64");
-    assert_eq!(server.call("eth_chainId", json!([1])).await.of_field().0, "params");
+    assert_eq!(server.call("eth_chainId", json!([1])).await.field_error().0, "params");
     let batch = json!([
         { "jsonrpc": "2.0", "id": 1, "method": "eth_blockNumber", "params": [] },
         { "jsonrpc": "2.0", "id": 2, "method": "eth_sendRawTransaction", "params": [raw(0)] },
@@ -275,7 +278,7 @@ async fn what_clients_ask_beside_an_order_is_answered_from_what_is_known_here() 
     assert_eq!(server.pool.len(), 1);
 }
 
-/// The reference of BuilderNet says so, and rbuilder reads it so.
+/// BuilderNet's reference defines it so, and rbuilder parses it so.
 #[tokio::test]
 async fn a_block_number_without_digits_is_the_next_block() {
     let server = start_at_head();
@@ -285,7 +288,7 @@ async fn a_block_number_without_digits_is_the_next_block() {
 }
 
 #[tokio::test]
-async fn the_fields_of_other_builders_mean_what_they_mean_there() {
+async fn documented_fields_of_other_builders_have_their_meaning() {
     let server = start_at_head();
     let client = server.signed(&PrivateKeySigner::random());
     let send = async |more: Value| {
@@ -309,9 +312,9 @@ async fn the_fields_of_other_builders_mean_what_they_mean_there() {
         (json!({ "version": "v1", "refundPercent": null, "refundIndex": 0 }), "refundIndex"),
         (json!({ "targetSlot": 1 }), "targetSlot"),
     ] {
-        assert_eq!(send(more).await.1.of_field(), ("params", field.to_owned()));
+        assert_eq!(send(more).await.1.field_error(), ("params", field.to_owned()));
     }
     let ignored = json!({ "targetSlots": [1], "targetAddresses": [], "desiredState": {} });
     send(ignored).await.1.result();
-    assert_eq!(server.counted.of("order_rpc_ignored_fields_total", "targetSlots"), 1);
+    assert_eq!(server.counted.sum("order_rpc_ignored_fields_total", "targetSlots"), 1);
 }

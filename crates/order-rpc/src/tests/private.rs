@@ -1,4 +1,4 @@
-//! Private transactions by JSON-RPC: sent, kept until a block, cancelled by their signer.
+//! Private transactions are sent, kept until their last block, and cancelled by their signer.
 
 use std::time::SystemTime;
 
@@ -12,8 +12,9 @@ const SEND: &str = "eth_sendPrivateTransaction";
 const SEND_RAW: &str = "eth_sendPrivateRawTransaction";
 const CANCEL: &str = "eth_cancelPrivateTransaction";
 
-/// The hash that was answered, as that of a pooled private transaction, and its last block.
-fn sent(server: &Server, answer: &Answer) -> (B256, u64) {
+/// Asserts that the answer is the hash of a pooled private transaction, and returns the hash and
+/// its last block.
+fn pooled_private(server: &Server, answer: &Answer) -> (B256, u64) {
     let order = server.pool.get(&answer.hash()).expect("success means that it is pooled");
     let tx = order.as_tx().unwrap();
     assert_eq!((tx.origin(), tx.is_public()), (Origin::Private, false));
@@ -21,43 +22,43 @@ fn sent(server: &Server, answer: &Answer) -> (B256, u64) {
 }
 
 #[tokio::test]
-async fn the_last_block_of_a_private_transaction_is_at_most_25_above_the_head() {
+async fn a_private_transaction_is_kept_for_at_most_25_blocks() {
     let server = start_at_head();
     let most = HEAD + MAX_PRIVATE_BLOCKS;
     assert_eq!(MAX_PRIVATE_BLOCKS, 25);
-    let until = |block: Value| json!([{ "tx": raw(0), "maxBlockNumber": block }]);
+    let private_until = |block: Value| json!([{ "tx": raw(0), "maxBlockNumber": block }]);
     for (params, expected) in [
         (json!([{ "tx": raw(0) }]), most),
-        (until(json!(null)), most),
-        (until(json!(HEAD + 1)), HEAD + 1),
-        (until(json!(format!("{:#x}", HEAD + 3))), HEAD + 3),
-        (until(json!(most)), most),
-        (until(json!(most + 1)), most),
-        (until(json!(u64::MAX)), most),
-        (until(json!("0x2540BE400")), most),
+        (private_until(json!(null)), most),
+        (private_until(json!(HEAD + 1)), HEAD + 1),
+        (private_until(json!(format!("{:#x}", HEAD + 3))), HEAD + 3),
+        (private_until(json!(most)), most),
+        (private_until(json!(most + 1)), most),
+        (private_until(json!(u64::MAX)), most),
+        (private_until(json!("0x2540BE400")), most),
     ] {
         let answer = server.call(SEND, params.clone()).await;
-        assert_eq!(sent(&server, &answer).1, expected, "{params}");
+        assert_eq!(pooled_private(&server, &answer).1, expected, "{params}");
     }
     for passed in [json!(HEAD), json!("0x0")] {
-        let answer = server.call(SEND, until(passed)).await;
-        assert_eq!(answer.of_field(), ("params", "maxBlockNumber".to_owned()));
+        let answer = server.call(SEND, private_until(passed)).await;
+        assert_eq!(answer.field_error(), ("params", "maxBlockNumber".to_owned()));
     }
     server.pool.on_head(block(most, &[]));
     assert!(server.pool.is_empty());
 }
 
 #[tokio::test]
-async fn preferences_are_accepted_and_other_fields_are_refused_by_name() {
+async fn preferences_are_accepted_and_other_fields_refused_by_name() {
     let server = start_at_head();
     let preferences = json!({ "fast": true, "privacy": { "hints": ["hash"], "builders": ["x"] } });
     for preferences in [json!(null), json!({}), preferences] {
         let params = json!([{ "tx": raw(0), "preferences": preferences }]);
-        sent(&server, &server.call(SEND, params).await);
+        pooled_private(&server, &server.call(SEND, params).await);
         let answer = server.call(SEND_RAW, json!([raw(0), preferences])).await;
-        assert_eq!(sent(&server, &answer).1, HEAD + MAX_PRIVATE_BLOCKS);
+        assert_eq!(pooled_private(&server, &answer).1, HEAD + MAX_PRIVATE_BLOCKS);
     }
-    sent(&server, &server.call(SEND_RAW, json!([raw(0)])).await);
+    pooled_private(&server, &server.call(SEND_RAW, json!([raw(0)])).await);
     for (method, params, field) in [
         (SEND, json!([{}]), "tx"),
         (SEND, json!([{ "tx": "0x02" }]), "tx"),
@@ -69,25 +70,25 @@ async fn preferences_are_accepted_and_other_fields_are_refused_by_name() {
         (CANCEL, json!([{}]), "txHash"),
     ] {
         let answer = server.call(method, params.clone()).await;
-        assert_eq!(answer.of_field().1, field, "{params}");
+        assert_eq!(answer.field_error().1, field, "{params}");
     }
 }
 
 #[tokio::test]
-async fn a_private_transaction_is_cancelled_by_its_signer_alone_and_never_once_it_is_public() {
+async fn only_its_signer_cancels_a_transaction_while_it_is_private() {
     let server = start_at_head();
     let owner = PrivateKeySigner::random();
     let (owners, others) = (server.signed(&owner), server.signed(&PrivateKeySigner::random()));
     let send = async |nonce| {
         let answer = owners.clone().call(SEND, json!([{ "tx": raw(nonce) }])).await;
-        sent(&server, &answer).0
+        pooled_private(&server, &answer).0
     };
     let cancel = async |client: &Client, hash| {
         client.clone().call(CANCEL, json!([{ "txHash": hash }])).await
     };
     let hash = send(0).await;
-    let unsigned = cancel(&server.from(ONE), hash).await;
-    assert_eq!(unsigned.of_field(), ("signature", "txHash".to_owned()));
+    let unsigned = cancel(&server.client(ONE), hash).await;
+    assert_eq!(unsigned.field_error(), ("signature", "txHash".to_owned()));
     let unknown = (200, -32000, "unknown_private");
     assert_eq!(cancel(&others, hash).await.error(), unknown);
     assert!(server.pool.contains(&hash));
@@ -104,7 +105,7 @@ async fn a_private_transaction_is_cancelled_by_its_signer_alone_and_never_once_i
 }
 
 #[tokio::test]
-async fn before_the_first_head_a_private_transaction_is_refused_for_a_while() {
+async fn before_the_first_head_private_transactions_are_refused_as_retryable() {
     let server = start(config());
     for (method, params) in
         [(SEND, json!([{ "tx": raw(0), "maxBlockNumber": u64::MAX }])), (SEND_RAW, json!([raw(0)]))]
@@ -114,14 +115,14 @@ async fn before_the_first_head_a_private_transaction_is_refused_for_a_while() {
     assert!(server.pool.is_empty());
 }
 
-/// The second caller is answered with success without a look into the transaction.
+/// The second call succeeds without decoding the transaction again.
 #[tokio::test]
-async fn one_that_is_sent_again_is_kept_until_the_later_block() {
+async fn a_transaction_sent_twice_is_kept_until_the_later_block() {
     let server = start_at_head();
     let theirs = raw(0);
-    for (from, last) in [(OTHER, HEAD + 1), (ONE, HEAD + 3)] {
+    for (address, last) in [(OTHER, HEAD + 1), (ONE, HEAD + 3)] {
         let params = json!([{ "tx": theirs, "maxBlockNumber": last }]);
-        server.from(from).call(SEND, params).await.result();
+        server.client(address).call(SEND, params).await.result();
     }
     for (number, is_left) in [(HEAD + 1, true), (HEAD + 3, false)] {
         server.pool.on_head(block(number, &[]));

@@ -1,4 +1,4 @@
-//! Nobody gets more than a share, and there is room for others.
+//! No caller gets more than its share, and others always find room.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -8,28 +8,31 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
-/// Promises a body of this length and sends all but its end.
+/// Announces a body of this length and sends all but the last ten bytes.
 async fn stall(client: Client, length: usize) -> TcpStream {
-    client.begin(length, &" ".repeat(length - 10)).await
+    client.send_partial(length, &" ".repeat(length - 10)).await
 }
 
-/// Of each of so many addresses one.
+/// Stalls one body at each of `count` addresses.
 async fn stall_many(server: &Server, count: u8, length: usize) -> Vec<TcpStream> {
-    let stalled = (0..count).map(|number| stall(server.from([127, 0, 1, number]), length));
+    let stalled = (0..count).map(|number| stall(server.client([127, 0, 1, number]), length));
     let stalled = join_all(stalled).await;
     let all = usize::from(count) * (length - 10);
-    until("they are read", || server.rpc.buffered_bytes() == all).await;
+    wait_until("the bodies are read", || server.rpc.buffered_bytes() == all).await;
     stalled
 }
 
-/// Of each of so many addresses a complete request, which waits for a work permit: all are held.
+/// Sends one complete request from each of `count` addresses, while the test holds all work
+/// permits.
 async fn send_many(server: &Server, count: u8) -> Vec<TcpStream> {
     let mut sent = Vec::new();
     for number in 0..count {
-        sent.push(send_whole(&server.from([127, 0, 1, number])).await);
+        sent.push(send_whole(&server.client([127, 0, 1, number])).await);
     }
-    until("they are in work", || server.gate.stats().requests_in_flight == usize::from(count))
-        .await;
+    wait_until("the requests are in flight", || {
+        server.gate.stats().requests_in_flight == usize::from(count)
+    })
+    .await;
     sent
 }
 
@@ -39,7 +42,7 @@ async fn send_whole(client: &Client) -> TcpStream {
     socket
 }
 
-/// Of these, that which comes first.
+/// Returns the first answer on any of these sockets.
 async fn first_answer(sockets: &mut [TcpStream]) -> Answer {
     let answers = sockets.iter_mut().map(|socket| Box::pin(read_answer(socket)));
     futures::future::select_all(answers).await.0
@@ -49,53 +52,53 @@ async fn signed_cancellation(server: &Server) -> Answer {
     server.signed(&PrivateKeySigner::random()).send(cancellation()).await
 }
 
-/// A connection between two requests.
-async fn keep(from: [u8; 4], server: &Server) -> TcpStream {
-    server.from(from).keep().await.expect("served")
+/// Opens a connection that is idle after its first request.
+async fn connect_idle(address: [u8; 4], server: &Server) -> TcpStream {
+    server.client(address).connect_idle().await.expect("served")
 }
 
-async fn is_served(socket: &mut TcpStream, server: &Server) {
-    let answer = ask_on(socket, server.from(ONE).head("GET", "/healthz", 0)).await;
+async fn assert_served(socket: &mut TcpStream, server: &Server) {
+    let answer = exchange(socket, server.client(ONE).head("GET", "/healthz", 0)).await;
     assert_eq!(answer.expect("open").status, 200);
 }
 
-/// Sixteen addresses could keep everybody else out, for as long as each of their connections asked for the health of
-/// the server once in half a minute.
+/// Sixteen addresses could keep everybody else out for as long as each of their connections
+/// requested the health of the server once in half a minute.
 #[tokio::test]
-async fn whoever_connects_gets_in_however_many_addresses_hold_all_connections() {
+async fn a_new_caller_can_connect_while_others_hold_all_connections() {
     for each in [2, 1] {
         let server = limited(|limits| {
             (limits.config.max_connections, limits.max_connections_per_caller) = (4, 2);
         });
         let mut held = Vec::new();
         for number in 0..4 {
-            held.push(keep([127, 0, 1, number / each as u8], &server).await);
+            held.push(connect_idle([127, 0, 1, number / each as u8], &server).await);
         }
         if each == 2 {
-            // It is told before it asks. One that asked late would meet a closed socket.
-            let beyond = server.from([127, 0, 1, 0]).write("").await;
+            // The rejection is sent before the request: a late request would find the socket
+            // closed.
+            let beyond = server.client([127, 0, 1, 0]).write("").await;
             assert_eq!(beyond.error(), refused(429, "caller_connections"));
         }
-        // Nor does the beginning of a request keep its place.
+        // The beginning of a request does not protect a connection either.
         held[0].write_all(b"POST / HTTP/1.1\r\nhost: ").await.unwrap();
-        let mut honest = keep(OTHER, &server).await;
-        is_closed(&mut held[0]).await;
+        let mut honest = connect_idle(OTHER, &server).await;
+        wait_until_closed(&mut held[0]).await;
         assert_eq!(server.counted.reason("connections"), 1);
-        // Whose share is the largest, or else whose connections are the oldest.
-        let _newest = keep([127, 0, 1, 9], &server).await;
-        is_closed(&mut held[each]).await;
-        is_served(&mut honest, &server).await;
+        // The network with the most connections gives way, or else the one with the oldest.
+        let _newest = connect_idle([127, 0, 1, 9], &server).await;
+        wait_until_closed(&mut held[each]).await;
+        assert_served(&mut honest, &server).await;
         if each == 1 {
-            // Of its own, where nobody has more.
-            let _second = keep(OTHER, &server).await;
-            is_closed(&mut honest).await;
+            // Where nobody has more, a caller displaces its own connection.
+            let _second = connect_idle(OTHER, &server).await;
+            wait_until_closed(&mut honest).await;
         }
     }
 }
 
 #[tokio::test]
-async fn no_connection_with_a_request_makes_room_nor_one_of_a_front_and_a_known_signers_is_the_last()
- {
+async fn neither_busy_connections_nor_those_of_fronts_are_displaced() {
     let known = PrivateKeySigner::random();
     let (front, proxy) = ([127, 0, 0, 8], [127, 0, 0, 9]);
     let config = OrderRpcConfig {
@@ -108,27 +111,28 @@ async fn no_connection_with_a_request_makes_room_nor_one_of_a_front_and_a_known_
     let server = Setup { config, ..Setup::default() }.limited(|limits| {
         limits.max_connections_per_caller = 2;
     });
-    let mut trusted = [keep(front, &server).await, keep(proxy, &server).await];
+    let mut trusted = [connect_idle(front, &server).await, connect_idle(proxy, &server).await];
     let in_work = |count| move |server: &Server| server.gate.stats().requests_in_flight == count;
-    let mut of_known = server.from([127, 0, 1, 2]).connect().await;
+    let mut known_socket = server.client([127, 0, 1, 2]).connect().await;
     let signed = server.signed(&known).post(cancellation().as_bytes());
-    ask_on(&mut of_known, &signed).await.expect("open").result();
+    exchange(&mut known_socket, &signed).await.expect("open").result();
     let permits = server.hold_permits();
-    let mut sending = send_whole(&server.from([127, 0, 1, 1])).await;
-    until("one is in work", || in_work(1)(&server)).await;
-    // The newest.
-    let mut idle = keep([127, 0, 1, 3], &server).await;
-    let other = keep(OTHER, &server).await;
-    is_closed(&mut idle).await;
+    let mut sending = send_whole(&server.client([127, 0, 1, 1])).await;
+    wait_until("one request is in flight", || in_work(1)(&server)).await;
+    // The newest connection of the network that has the most.
+    let mut idle = connect_idle([127, 0, 1, 3], &server).await;
+    let other = connect_idle(OTHER, &server).await;
+    wait_until_closed(&mut idle).await;
     drop(other);
-    until("it is gone", || server.counted.of("order_rpc_connections", "") == 4).await;
-    let mut sending_too = send_whole(&server.from(OTHER)).await;
-    until("two are in work", || in_work(2)(&server)).await;
-    let mut last = send_whole(&server.from([127, 0, 1, 3])).await;
-    is_closed(&mut of_known).await;
-    until("three are in work", || in_work(3)(&server)).await;
-    // Now nobody is left who could make room.
-    let beyond = server.from([127, 0, 1, 2]).write("").await;
+    wait_until("the connection is closed", || server.counted.sum("order_rpc_connections", "") == 4)
+        .await;
+    let mut sending_too = send_whole(&server.client(OTHER)).await;
+    wait_until("two requests are in flight", || in_work(2)(&server)).await;
+    let mut last = send_whole(&server.client([127, 0, 1, 3])).await;
+    wait_until_closed(&mut known_socket).await;
+    wait_until("three requests are in flight", || in_work(3)(&server)).await;
+    // Now every connection has a request in progress.
+    let beyond = server.client([127, 0, 1, 2]).write("").await;
     assert_eq!(beyond.error(), refused(503, "connections"));
     assert_eq!(server.counted.reason("connections"), 3);
     drop(permits);
@@ -136,7 +140,7 @@ async fn no_connection_with_a_request_makes_room_nor_one_of_a_front_and_a_known_
         read_answer(socket).await.result();
     }
     for socket in &mut trusted {
-        is_served(socket, &server).await;
+        assert_served(socket, &server).await;
     }
 }
 
@@ -145,37 +149,38 @@ async fn long_bodies_leave_room_for_small_ones() {
     let (max_body_bytes, max_buffered_bytes) = (MIB, 8 * MIB);
     let server = start(OrderRpcConfig { max_body_bytes, max_buffered_bytes, ..config() });
     let held = stall_many(&server, 7, MIB - 1).await;
-    let mut eighth = stall(server.from([127, 0, 1, 7]), MIB - 1).await;
+    let mut eighth = stall(server.client([127, 0, 1, 7]), MIB - 1).await;
     assert_eq!(read_answer(&mut eighth).await.error(), refused(503, "buffered_bytes"));
     assert_eq!(server.counted.reason("buffered_bytes"), 1);
     signed_cancellation(&server).await.result();
-    server.from(OTHER).send(transaction()).await.result();
+    server.client(OTHER).send(transaction()).await.result();
     drop(held);
-    server.until_nothing_is_held().await;
+    server.wait_until_nothing_is_held().await;
 }
 
 #[tokio::test]
-async fn the_requests_in_flight_of_one_peer_are_bounded() {
+async fn the_requests_in_flight_of_one_caller_are_bounded() {
     let server = limited(|limits| limits.max_requests_per_caller = 2);
     let permits = server.hold_permits();
-    let held = [send_whole(&server.from(ONE)).await, send_whole(&server.from(ONE)).await];
-    until("they are in work", || server.gate.stats().requests_in_flight == 2).await;
+    let held = [send_whole(&server.client(ONE)).await, send_whole(&server.client(ONE)).await];
+    wait_until("the requests are in flight", || server.gate.stats().requests_in_flight == 2).await;
     assert_eq!(server.send(transaction()).await.error(), refused(429, "caller_requests"));
-    let other = tokio::spawn(server.from(OTHER).send(transaction()));
-    until("the other is in work", || server.gate.stats().requests_in_flight == 3).await;
+    let other = tokio::spawn(server.client(OTHER).send(transaction()));
+    wait_until("the other request is in flight", || server.gate.stats().requests_in_flight == 3)
+        .await;
     drop(permits);
     other.await.unwrap().result();
     let batch = format!("[{}]", vec![transaction(); 3].join(","));
-    let beyond = server.from(OTHER).send(batch).await;
+    let beyond = server.client(OTHER).send(batch).await;
     assert_eq!(beyond.error(), refused(429, "caller_requests"), "each element counts");
     assert_eq!(server.counted.reason("caller_requests"), 2);
     drop(held);
-    server.until_in_flight(0).await;
+    server.wait_until_in_flight(0).await;
     server.send(transaction()).await.result();
 }
 
 #[tokio::test]
-async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are_looked_at() {
+async fn unsigned_requests_leave_room_for_signed_ones_unless_signatures_are_off() {
     for (signatures, most, reason) in [
         (SignatureMode::Optional, 7, "unsigned_requests"),
         (SignatureMode::Off, 8, "too_many_requests"),
@@ -185,15 +190,15 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
         let batch = format!("[{}]", vec![transaction(); usize::from(most) + 1].join(","));
         assert_eq!(server.send(batch).await.error(), refused(503, reason), "as a whole");
         assert!(server.pool.is_empty());
-        server.until_nothing_is_held().await;
+        server.wait_until_nothing_is_held().await;
         let permits = server.hold_permits();
         let _held = send_many(&server, most).await;
-        let beyond = server.from(OTHER).send(transaction()).await;
+        let beyond = server.client(OTHER).send(transaction()).await;
         assert_eq!(beyond.error(), refused(503, reason));
         let client = server.signed(&PrivateKeySigner::random());
         let signed = tokio::spawn(client.send(cancellation()));
-        until("all places are taken", || server.gate.stats().requests_in_flight == 8).await;
-        // Before the others leave it one.
+        wait_until("all places are taken", || server.gate.stats().requests_in_flight == 8).await;
+        // With signatures off no place is reserved.
         if most == 8 {
             assert_eq!(signed.await.unwrap().error(), refused(503, reason));
             continue;
@@ -203,9 +208,10 @@ async fn requests_without_a_signature_leave_room_for_signed_ones_where_these_are
     }
 }
 
-/// The header costs nothing, so a few addresses took all requests in flight with it, or all bytes.
+/// The signature header costs nothing, so with it a few addresses took all requests in flight, or
+/// all buffered bytes.
 #[tokio::test]
-async fn strangers_leave_room_where_a_known_signer_has_signed_whatever_they_claim() {
+async fn strangers_leave_room_for_known_signers_whatever_they_claim() {
     let known = PrivateKeySigner::random();
     let header = forged(&PrivateKeySigner::random(), b"", &known);
     for (requests, most, length, reason) in
@@ -215,10 +221,10 @@ async fn strangers_leave_room_where_a_known_signer_has_signed_whatever_they_clai
         (config.max_body_bytes, config.max_buffered_bytes) = (64 << 10, MIB);
         let gate = gate_config(requests);
         let server = Setup { config, gate, ..Setup::default() }.limited(|_| {});
-        let of_known = server.from(OTHER).signed(&known);
-        of_known.clone().send(cancellation()).await.result();
-        server.until_nothing_is_held().await;
-        let claims = |number| server.from([127, 0, 1, number]).with(SIGNATURE, &header);
+        let known_client = server.client(OTHER).signed(&known);
+        known_client.clone().send(cancellation()).await.result();
+        server.wait_until_nothing_is_held().await;
+        let claims = |number| server.client([127, 0, 1, number]).with(SIGNATURE, &header);
         let mut permits = Vec::new();
         let mut held = Vec::new();
         if requests == 16 {
@@ -226,23 +232,26 @@ async fn strangers_leave_room_where_a_known_signer_has_signed_whatever_they_clai
             for number in 0..most {
                 held.push(send_whole(&claims(number)).await);
             }
-            until("they are in work", || server.gate.stats().requests_in_flight == 15).await;
+            wait_until("the requests are in flight", || {
+                server.gate.stats().requests_in_flight == 15
+            })
+            .await;
         } else {
             held = join_all((0..most).map(|number| stall(claims(number), length))).await;
             let all = usize::from(most) * (length - 10);
-            until("they are read", || server.rpc.buffered_bytes() == all).await;
+            wait_until("the bodies are read", || server.rpc.buffered_bytes() == all).await;
         }
         let mut beyond = stall(claims(most), length).await;
         assert_eq!(read_answer(&mut beyond).await.error(), refused(503, reason));
-        // Over a connection that is new.
-        let sent = tokio::spawn(of_known.send(cancellation()));
-        until("it is in", || {
+        // The known signer uses a new connection.
+        let sent = tokio::spawn(known_client.send(cancellation()));
+        wait_until("the request is admitted", || {
             server.rpc.active_requests() > usize::from(most) || sent.is_finished()
         })
         .await;
         drop(permits);
         sent.await.unwrap().result();
-        // By which `/readyz` goes.
+        // These refusals do not count for `/readyz`.
         assert_eq!(server.gate.stats().requests_refused, 0);
     }
 }
@@ -254,19 +263,19 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
     let server = Setup { config, ..Setup::default() }.limited(|limits| {
         (limits.max_requests_per_caller, limits.max_connections_per_caller) = (1, 2);
     });
-    let from = |address, named: &[&str]| {
-        let client = server.from(address);
+    let client = |address, named: &[&str]| {
+        let client = server.client(address);
         named.iter().fold(client, |client, named| client.with("X-Forwarded-For", named))
     };
     let permits = server.hold_permits();
-    let _first = send_whole(&from(ONE, &["9.9.9.9, 1.1.1.1"])).await;
-    let _second = send_whole(&from(ONE, &["2.2.2.2"])).await;
-    until("both are in work", || server.gate.stats().requests_in_flight == 2).await;
+    let _first = send_whole(&client(ONE, &["9.9.9.9, 1.1.1.1"])).await;
+    let _second = send_whole(&client(ONE, &["2.2.2.2"])).await;
+    wait_until("both requests are in flight", || server.gate.stats().requests_in_flight == 2).await;
     let too_many = refused(429, "caller_requests");
     let no_caller = (400, -32600, "http");
     for (named, expected) in [
         (&["8.8.8.8, 1.1.1.1"][..], too_many),
-        // The last header counts.
+        // The last of several headers counts.
         (&["8.8.8.8", "1.1.1.1"], too_many),
         (&[""], no_caller),
         (&["unknown"], no_caller),
@@ -274,82 +283,86 @@ async fn behind_a_trusted_proxy_the_address_that_it_names_counts() {
         (&["1.2.3.4,"], no_caller),
         (&[], no_caller),
     ] {
-        assert_eq!(from(ONE, named).send(transaction()).await.error(), expected, "{named:?}");
+        assert_eq!(client(ONE, named).send(transaction()).await.error(), expected, "{named:?}");
     }
-    // Its own connections are not bounded as one caller's.
-    let third = tokio::spawn(from(ONE, &["3.3.3.3"]).send(transaction()));
-    let _unnamed = send_whole(&from(OTHER, &["4.4.4.4"])).await;
-    until("four are in work", || server.gate.stats().requests_in_flight == 4).await;
-    let beyond = from(OTHER, &["5.5.5.5"]).send(transaction()).await;
+    // The proxy's own connections are not bounded as those of one caller.
+    let third = tokio::spawn(client(ONE, &["3.3.3.3"]).send(transaction()));
+    let _unnamed = send_whole(&client(OTHER, &["4.4.4.4"])).await;
+    wait_until("four requests are in flight", || server.gate.stats().requests_in_flight == 4).await;
+    let beyond = client(OTHER, &["5.5.5.5"]).send(transaction()).await;
     assert_eq!(beyond.error(), too_many, "not a proxy that is trusted");
     drop(permits);
     third.await.unwrap().result();
 }
 
-/// Responses that nobody reads count as bytes of their caller, and end with its connection.
+/// Unread responses count as bytes of their caller, and are released with its connection.
 #[tokio::test]
 async fn a_client_that_reads_no_responses_is_disconnected() {
-    // It is not refused before its responses fill the socket.
+    // Without a quota, so that the responses can fill the socket.
     let config = OrderRpcConfig { caller_quota: None, ..config() };
     let server = Setup { config, ..Setup::default() }.limited(|limits| {
         limits.send_timeout = Duration::from_millis(500);
     });
-    let mut deaf = server.from(ONE).connect().await;
+    let mut deaf = server.client(ONE).connect().await;
     let call = request(&"x".repeat(200), json!([]));
     let body = format!("[{}]", vec![call; 100].join(","));
-    let head = server.from(ONE).head("POST", "/", body.len());
+    let head = server.client(ONE).head("POST", "/", body.len());
     let text = head.replace("connection: close\r\n", "") + &body;
     let ended = async {
-        // It is cut off in the middle of one.
+        // The connection ends in the middle of a request.
         while deaf.write_all(text.as_bytes()).await.is_ok() {}
     };
     tokio::time::timeout(PATIENCE, ended).await.expect("disconnected");
-    let connections = || server.counted.of("order_rpc_connections", "");
-    until("nothing is left of it", || connections() == 0 && server.held() == [0; 4]).await;
-    is_closed(&mut deaf).await;
-    server.from(OTHER).send(transaction()).await.result();
+    let connections = || server.counted.sum("order_rpc_connections", "");
+    wait_until("the connection and its bytes are released", || {
+        connections() == 0 && server.held() == [0; 4]
+    })
+    .await;
+    wait_until_closed(&mut deaf).await;
+    server.client(OTHER).send(transaction()).await.result();
 }
 
 #[tokio::test]
-async fn slow_hosts_keep_out_neither_another_one_nor_for_longer_than_a_body_may_take() {
+async fn slow_callers_displace_no_others_and_end_at_the_body_timeout() {
     let server = limited(|limits| {
         limits.slow_body_after = Duration::from_millis(10);
         (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (6, 2);
     });
-    // Of three from one address one finds no place.
-    let mut sockets = join_all((0..3).map(|_| stall(server.from(ONE), 100))).await;
+    // The third slow body of one address is refused.
+    let mut sockets = join_all((0..3).map(|_| stall(server.client(ONE), 100))).await;
     let refusal = first_answer(&mut sockets).await.error();
     assert_eq!(refusal, refused(429, "caller_slow_bodies"));
-    // Another address has its own places.
+    // Another address has places of its own.
     let body = transaction();
     let (start, end) = body.split_at(10);
-    let mut slow = server.from(OTHER).begin(body.len(), start).await;
-    // A slow one is what is tested: five times as long as `slow_body_after`.
+    let mut slow = server.client(OTHER).send_partial(body.len(), start).await;
+    // The body must be slow: five times as long as `slow_body_after`.
     tokio::time::sleep(Duration::from_millis(50)).await;
     slow.write_all(end.as_bytes()).await.unwrap();
     read_answer(&mut slow).await.result();
     assert_eq!(server.counted.reason("slow_bodies"), 0);
-    // All together have no more: what makes the least progress gives way, of the caller that has the
+    // When all places are taken the slowest body is evicted: first of the caller that has the
     // most, and then of all.
     let mut others = Vec::new();
     for (number, refusals) in [(1, 0), (2, 1), (3, 2)] {
-        others.push(stall(server.from([127, 0, 1, number]), 100).await);
-        until("it is slow", || server.counted.reason("slow_bodies") == refusals).await;
+        others.push(stall(server.client([127, 0, 1, number]), 100).await);
+        wait_until("the body counts as slow", || server.counted.reason("slow_bodies") == refusals)
+            .await;
         let is_slow = || server.rpc.active_requests() == 3 && server.rpc.buffered_bytes() == 270;
-        until("the others are left", || refusals == 0 || is_slow()).await;
+        wait_until("the other bodies are left", || refusals == 0 || is_slow()).await;
     }
     assert_eq!(server.counted.reason("caller_slow_bodies"), 1);
     drop((sockets, others));
 
-    // Who is given up leaves its place.
+    // A body that times out leaves its place.
     let server = limited(|limits| {
         limits.body_timeout = Duration::from_millis(200);
         (limits.max_slow_bodies, limits.max_slow_bodies_per_caller) = (2, 1);
     });
     for given_up in 1..=3 {
-        let mut stalled = server.from(ONE).begin(MIB, "{").await;
-        // However often a byte comes, which may also reset what was answered.
-        until("it is given up", || {
+        let mut stalled = server.client(ONE).send_partial(MIB, "{").await;
+        // However often a byte arrives. Such a byte may also reset the answer.
+        wait_until("the body times out", || {
             let _ = given_up > 1 && stalled.try_write(b" ").is_ok();
             server.counted.reason("body_timeout") == given_up
         })
@@ -358,28 +371,29 @@ async fn slow_hosts_keep_out_neither_another_one_nor_for_longer_than_a_body_may_
             let answer = read_answer(&mut stalled).await;
             assert_eq!(answer.error(), (408, -32600, "body_timeout"));
         }
-        server.until_nothing_is_held().await;
+        server.wait_until_nothing_is_held().await;
     }
 }
 
-/// 32 sockets with 0.8 kB/s in all refused every upload that took more than 100 ms.
+/// With 32 sockets at 0.8 kB/s in all an attacker had every upload refused that took more than
+/// 100 ms.
 #[tokio::test]
-async fn honest_uploads_over_a_long_line_succeed_beside_bodies_that_are_held_open() {
+async fn honest_slow_uploads_succeed_while_other_bodies_are_held_open() {
     const HELD: u8 = 60;
     let server = Arc::new(limited(|limits| limits.slow_body_after = Duration::from_millis(20)));
     let attackers: Vec<_> = (0..HELD)
         .map(|number| {
-            let client = server.from([127, 0, 2, number]);
+            let client = server.client([127, 0, 2, number]);
             tokio::spawn(async move {
-                // Whoever is refused comes back at once.
+                // A refused body is sent again at once.
                 loop {
-                    let mut socket = client.begin(80_000, "[").await;
-                    is_closed(&mut socket).await;
+                    let mut socket = client.send_partial(80_000, "[").await;
+                    wait_until_closed(&mut socket).await;
                 }
             })
         })
         .collect();
-    until("each of them is refused again and again", || {
+    wait_until("each of them is refused repeatedly", || {
         server.counted.reason("slow_bodies") > u64::from(HELD)
     })
     .await;
@@ -388,14 +402,14 @@ async fn honest_uploads_over_a_long_line_succeed_beside_bodies_that_are_held_ope
         let bundle = json!([{ "txs": [raw(0)], "blockNumber": block, "builders": builders }]);
         let body = request("eth_sendBundle", bundle);
         assert!(body.len() > 75_000, "{}", body.len());
-        let mut honest = server.from(OTHER).begin(body.len(), "").await;
-        // What a sender may have on its way at first, then twice as much each time.
+        let mut honest = server.client(OTHER).send_partial(body.len(), "").await;
+        // The initial congestion window, then twice as much each time.
         let (mut rest, mut window) = (body.as_bytes(), 14_600);
         while !rest.is_empty() {
             let (next, later) = rest.split_at(window.min(rest.len()));
             honest.write_all(next).await.unwrap();
             (rest, window) = (later, 2 * window);
-            // The line is what is slow: a body takes four times as long as `slow_body_after`.
+            // The line is slow: a body takes four times as long as `slow_body_after`.
             tokio::time::sleep(Duration::from_millis(27)).await;
         }
         read_answer(&mut honest).await.result();
@@ -404,9 +418,9 @@ async fn honest_uploads_over_a_long_line_succeed_beside_bodies_that_are_held_ope
     attackers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Bodies that were not complete took the places of requests that could have been served.
+/// Incomplete bodies took the places of requests that could have been served.
 #[tokio::test]
-async fn a_body_that_is_not_complete_takes_no_place_of_a_request_that_is() {
+async fn an_incomplete_body_takes_no_place_of_a_complete_request() {
     let gate = gate_config(4);
     let server = Setup { gate, ..Setup::default() }.limited(|_| {});
     let _held = stall_many(&server, 8, 100).await;
@@ -414,33 +428,39 @@ async fn a_body_that_is_not_complete_takes_no_place_of_a_request_that_is() {
     assert_eq!(server.gate.stats().requests_refused, 0);
 }
 
-/// Each /64 of a line was a caller, and whoever has a line has 65,536 of them.
+/// Each /64 was one caller, and a subscriber with a /48 has 65,536 of them.
 #[tokio::test]
-async fn whoever_has_an_ipv6_line_is_four_callers_at_most() {
+async fn an_ipv6_site_is_at_most_four_callers() {
     let config = OrderRpcConfig { trusted_proxies: vec![IpAddr::from(ONE)], ..config() };
     let server =
         Setup { config, ..Setup::default() }.limited(|limits| limits.max_requests_per_caller = 1);
     let permits = server.hold_permits();
-    let from = |address: String| server.from(ONE).with("X-Forwarded-For", &address);
+    let client = |address: String| server.client(ONE).with("X-Forwarded-For", &address);
     let mut held = Vec::new();
     for number in 0..4 {
-        held.push(send_whole(&from(format!("2001:db8:0:{number}00::1"))).await);
-        until("it is in work", || server.gate.stats().requests_in_flight == held.len()).await;
+        held.push(send_whole(&client(format!("2001:db8:0:{number}00::1"))).await);
+        wait_until("the request is in flight", || {
+            server.gate.stats().requests_in_flight == held.len()
+        })
+        .await;
         // The same subscriber.
-        let same = from(format!("2001:db8:0:{number}ff::2")).send(transaction()).await;
+        let same = client(format!("2001:db8:0:{number}ff::2")).send(transaction()).await;
         assert_eq!(same.error(), refused(429, "caller_requests"));
     }
-    let fifth = from("2001:db8:0:ff00::1".to_owned()).send(transaction()).await;
+    let fifth = client("2001:db8:0:ff00::1".to_owned()).send(transaction()).await;
     assert_eq!(fifth.error(), refused(429, "caller_requests"));
-    let other = tokio::spawn(from("2001:db8:1::1".to_owned()).send(transaction()));
-    until("another line's is in work", || server.gate.stats().requests_in_flight == 5).await;
+    let other = tokio::spawn(client("2001:db8:1::1".to_owned()).send(transaction()));
+    wait_until("the request of another site is in flight", || {
+        server.gate.stats().requests_in_flight == 5
+    })
+    .await;
     drop(permits);
     other.await.unwrap().result();
 }
 
-/// A long body takes milliseconds to parse, and anybody can sign one.
+/// A long body takes milliseconds to parse, and anyone can sign one.
 #[tokio::test]
-async fn known_signers_are_served_first_then_short_signed_requests_then_the_others() {
+async fn known_signers_are_served_first_and_short_signed_requests_second() {
     let known = PrivateKeySigner::random();
     let address = known.address();
     let server = Setup::default()
@@ -448,7 +468,7 @@ async fn known_signers_are_served_first_then_short_signed_requests_then_the_othe
     let held = server.hold_permits();
     assert_eq!(held.len(), 1, "one at a time");
     let (long, short) = (vec!["a builder".to_owned(); 10_000], Vec::new());
-    let (unsigned, stranger) = (server.from(ONE), server.signed(&PrivateKeySigner::random()));
+    let (unsigned, stranger) = (server.client(ONE), server.signed(&PrivateKeySigner::random()));
     let mut sent = Vec::new();
     for (block, builders, client) in [
         (1, &long, &stranger),
@@ -458,12 +478,12 @@ async fn known_signers_are_served_first_then_short_signed_requests_then_the_othe
     ] {
         let bundle = json!([{ "txs": [raw(0)], "blockNumber": block, "builders": builders }]);
         sent.push(tokio::spawn(client.clone().send(request("eth_sendBundle", bundle))));
-        until("it waits", || server.gate.stats().work_waited == block).await;
+        wait_until("the request waits", || server.gate.stats().work_waited == block).await;
     }
     let wait = |_| Box::pin(server.gate.acquire_external(Priority::Known, Instant::now()));
     let mut others: Vec<_> = (4..load_control::MAX_PERMIT_WAITERS).map(wait).collect();
     assert!(others.iter_mut().all(|other| other.now_or_never().is_none()));
-    let beyond = server.from(OTHER).send(transaction()).await;
+    let beyond = server.client(OTHER).send(transaction()).await;
     assert_eq!(beyond.error(), refused(503, "permit_queue_full"));
     drop((others, held));
     for answer in join_all(sent).await {
@@ -473,22 +493,22 @@ async fn known_signers_are_served_first_then_short_signed_requests_then_the_othe
     assert_eq!(served, [4, 3, 1, 2].map(Some));
 }
 
-/// The pool shares its room by who holds an order: a known signer had lost some to a crowd, and others theirs to fresh
-/// keys of one address.
+/// The pool divides its capacity by holder. A known signer had lost orders to a crowd, and others
+/// had lost theirs to fresh keys of one address.
 #[tokio::test]
-async fn an_order_is_held_by_the_known_signer_or_else_by_the_address_that_sends_it() {
+async fn an_order_is_held_by_its_known_signer_or_its_sending_address() {
     let (known, fresh) = (PrivateKeySigner::random(), PrivateKeySigner::random());
-    let (front, of_known) = ([127, 0, 0, 8], Holder::Signer(known.address()));
+    let (front, known_holder) = ([127, 0, 0, 8], Holder::Signer(known.address()));
     let mut config = OrderRpcConfig { known_signers: vec![known.address()], ..config() };
     config.trusted_fronts = vec![front.into()];
     let server = start(config);
     let mut pooled = server.pool.subscribe_all();
     for (client, holder) in [
-        (server.from(ONE).signed(&known), of_known),
-        (server.from(OTHER).signed(&known), of_known),
-        (server.from(ONE).signed(&fresh), Holder::caller(ONE.into())),
-        (server.from(OTHER), Holder::caller(OTHER.into())),
-        (server.from(front), Holder::Forwarded { front: front.into(), signer: None }),
+        (server.client(ONE).signed(&known), known_holder),
+        (server.client(OTHER).signed(&known), known_holder),
+        (server.client(ONE).signed(&fresh), Holder::caller(ONE.into())),
+        (server.client(OTHER), Holder::caller(OTHER.into())),
+        (server.client(front), Holder::Forwarded { front: front.into(), signer: None }),
     ] {
         let bundle = ("eth_sendBundle", json!([{ "txs": [raw(0)] }]));
         for (method, params) in [bundle, ("eth_sendRawTransaction", json!([raw(0)]))] {
@@ -499,10 +519,10 @@ async fn an_order_is_held_by_the_known_signer_or_else_by_the_address_that_sends_
     }
 }
 
-/// What claims to be of a known signer is served before others, so it must not be cheap. As long as
-/// every call failed before it needed the signature, it was never looked at.
+/// A request that claims a known signer is served before others, so a false claim must not be
+/// cheap. It was never verified if every call failed before it needed the signature.
 #[tokio::test]
-async fn who_forges_signatures_has_soon_spent_its_quota_whatever_its_calls_are() {
+async fn forged_signatures_spend_the_callers_quota_whatever_the_calls_are() {
     let (victim, forger) = (PrivateKeySigner::random(), PrivateKeySigner::random());
     let no_params = request("eth_cancelBundle", json!([]));
     for (body, is_known) in [
@@ -517,8 +537,8 @@ async fn who_forges_signatures_has_soon_spent_its_quota_whatever_its_calls_are()
         });
         let right = signature(&victim, body.as_bytes());
         let forged = forged(&forger, body.as_bytes(), &victim);
-        for (from, header, expected) in [(OTHER, forged, 2..=4), (ONE, right, 0..=0)] {
-            let client = server.from(from).with(SIGNATURE, &header);
+        for (address, header, expected) in [(OTHER, forged, 2..=4), (ONE, right, 0..=0)] {
+            let client = server.client(address).with(SIGNATURE, &header);
             let mut refusals = 0;
             for _ in 0..8 {
                 refusals += usize::from(client.clone().send(&body).await.status == 429);
