@@ -65,9 +65,9 @@ unsupported("call bundle", lambda: w3.flashbots.call_bundle([signed(0)], hex(blo
 bundle_hash = Web3.to_hex(sent.bundle_hash())
 for version in ["", "_v2"]:
     user_stats = getattr(w3.flashbots, "get_user_stats" + version)
-    unsupported("user stats" + version, user_stats)
+    unsupported("user stats" + version.replace("_", " "), user_stats)
     bundle_stats = getattr(w3.flashbots, "get_bundle_stats" + version)
-    unsupported("bundle stats" + version, lambda: bundle_stats(bundle_hash, block))
+    unsupported("bundle stats" + version.replace("_", " "), lambda: bundle_stats(bundle_hash, block))
 
 raw = signed(2)
 sent = w3.flashbots.send_private_transaction({"signed_transaction": raw}, block)
