@@ -55,15 +55,14 @@ impl ListUrl {
     /// # Errors
     /// [`Error::Config`] if it is not a URL, or if its response could be altered on the way.
     pub fn new(url: &str) -> Result<Self, Error> {
-        let wrong = |reason| Error::Config { field: "url", reason };
-        let url: Uri = url.parse().map_err(|_| wrong("not a URL"))?;
-        let host = url.host().ok_or(wrong("it names no host"))?;
+        let url: Uri = url.parse().map_err(|_| invalid_url("not a URL"))?;
+        let host = url.host().ok_or(invalid_url("it names no host"))?;
         let on_this_machine = host == "localhost"
             || host.trim_matches(['[', ']']).parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
         match url.scheme_str() {
             Some("https") => {}
             Some("http") if on_this_machine => {}
-            _ => return Err(wrong("neither https, nor http on this machine")),
+            _ => return Err(invalid_url("neither https, nor http on this machine")),
         }
         let host = host.into();
         let agent = agent(&url, DEFAULT_REQUEST_TIMEOUT);
@@ -100,6 +99,10 @@ impl ListUrl {
         check_length(&bytes)?;
         Ok((Response::Text(bytes, etag), as_of))
     }
+}
+
+const fn invalid_url(reason: &'static str) -> Error {
+    Error::Config { field: "url", reason }
 }
 
 fn agent(url: &Uri, timeout: Duration) -> Agent {

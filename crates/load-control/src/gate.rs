@@ -67,6 +67,10 @@ impl GateState {
         let metrics = GateMetrics::labelled(&[Label::new("gate", gate.as_str())]);
         Self { metrics, shedding: Shedding::new(gate) }
     }
+
+    fn refused(&self) -> u64 {
+        self.metrics.refused.iter().map(Count::get).sum()
+    }
 }
 
 /// The counts of a gate since it was made, and the permits that are held.
@@ -335,15 +339,14 @@ impl Gate {
     /// The counts of this gate. They are read one by one, not as a snapshot.
     pub fn stats(&self) -> GateStats {
         let shared = &self.shared;
-        let refused = |gate: &GateState| gate.metrics.refused.iter().map(Count::get).sum();
         let [requests, work] = &shared.gates;
         let permits = &shared.work.metrics;
         GateStats {
             requests_admitted: requests.metrics.admitted.get(),
-            requests_refused: refused(requests),
+            requests_refused: requests.refused(),
             requests_in_flight: shared.requests.used(),
             work_admitted: work.metrics.admitted.get(),
-            work_refused: refused(work),
+            work_refused: work.refused(),
             work_waited: permits.external_waited.get(),
             work_in_use: shared.work.in_use(),
             internal_admitted: permits.internal_admitted.get(),

@@ -77,11 +77,9 @@ impl LoadMonitor {
         if capacity == 0 {
             return Err(ConfigError::ZeroCapacity { queue });
         }
-        let free = |taken: &u64| (taken.trailing_ones() as usize) < MAX_QUEUES;
-        let take = |taken| Some(taken).filter(free).map(|taken| taken | 1 << taken.trailing_ones());
         // SeqCst, as for the word: queues are added rarely, so a weaker ordering would gain
         // nothing.
-        let taken = self.shared.taken.fetch_update(SeqCst, SeqCst, take);
+        let taken = self.shared.taken.fetch_update(SeqCst, SeqCst, with_lowest_free_slot);
         let Ok(taken) = taken else {
             return Err(ConfigError::TooManyQueues { queue, limit: MAX_QUEUES });
         };
@@ -161,6 +159,12 @@ impl MonitorShared {
             tracing::debug!(from = previous.as_str(), to = next.as_str(), "load changed");
         }
     }
+}
+
+/// Marks the lowest slot that is not taken; `None` if all slots are taken.
+fn with_lowest_free_slot(taken: u64) -> Option<u64> {
+    let slot = taken.trailing_ones();
+    ((slot as usize) < MAX_QUEUES).then(|| taken | 1 << slot)
 }
 
 /// The worst state of the queues in a word; normal while switched off.

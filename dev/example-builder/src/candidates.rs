@@ -14,6 +14,13 @@ pub(crate) struct Tx {
     pub(crate) env: TxEnv,
 }
 
+impl Tx {
+    fn new(tx: &Transaction) -> Self {
+        let env = testkit::state::tx_env(tx.envelope(), tx.sender());
+        Self { hash: *tx.hash(), blobs: tx.blob_count(), env }
+    }
+}
+
 /// A transaction of the mempool, or a bundle.
 #[derive(Debug)]
 pub(crate) struct Candidate {
@@ -73,11 +80,7 @@ impl Candidates {
         match event {
             Event::Added(order) => {
                 let hash = *order.id().hash();
-                let tx = |tx: &Transaction| {
-                    let env = testkit::state::tx_env(tx.envelope(), tx.sender());
-                    Tx { hash: *tx.hash(), blobs: tx.blob_count(), env }
-                };
-                let txs = txs(order).iter().map(tx).collect();
+                let txs = txs(order).iter().map(Tx::new).collect();
                 self.all.insert(hash, Candidate { order: Arc::clone(order), txs });
                 self.new.push(hash);
             }

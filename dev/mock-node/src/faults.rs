@@ -196,9 +196,11 @@ impl Fault {
                 Self::GoDead(target),
             ]);
         }
-        // Eight megabytes are sent rarely.
-        let count = |bad| if bad == BadAnswer::Large { 2 } else { 20 };
-        all.extend(BadAnswer::ALL.map(|bad| Self::Answers { bad, count: count(bad) }));
+        all.extend(BadAnswer::ALL.map(|bad| {
+            // Eight megabytes are sent rarely.
+            let count = if bad == BadAnswer::Large { 2 } else { 20 };
+            Self::Answers { bad, count }
+        }));
         all.extend((1..=5).map(|depth| Self::Reorg { depth }));
         all
     }
@@ -283,8 +285,11 @@ impl FaultPlan {
 
     /// The most transactions that a step announces at once.
     pub(crate) fn largest_burst(&self) -> usize {
-        let count = |fault: &_| if let Fault::Burst { count } = fault { *count } else { 0 };
-        self.steps.iter().map(|(_, fault)| count(fault)).max().unwrap_or(0)
+        let bursts = self.steps.iter().filter_map(|(_, fault)| match fault {
+            Fault::Burst { count } => Some(*count),
+            _ => None,
+        });
+        bursts.max().unwrap_or(0)
     }
 
     /// The faults with their times, earliest first.

@@ -197,8 +197,11 @@ impl Workload {
         let plans: Vec<Plan> = (0..count).map(|_| self.plan()).collect();
         // Reading the number of cores takes as long as one signature, so it is read only if it is
         // needed.
-        let cores = || thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        let threads = if count > SHARE { cores() } else { 1 };
+        let threads = if count > SHARE {
+            thread::available_parallelism().map_or(1, NonZeroUsize::get)
+        } else {
+            1
+        };
         let share = plans.len().div_ceil(threads).max(SHARE);
         let (config, accounts) = (&self.config, &self.accounts);
         let sign = |plans: &[Plan]| -> Vec<_> {

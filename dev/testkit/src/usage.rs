@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 /// Returns the user and system time of this process.
 pub fn process_cpu() -> Duration {
     let usage = getrusage(UsageWho::RUSAGE_SELF).expect("the kernel knows it");
-    let time = |time: TimeVal| {
-        Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
-    };
-    time(usage.user_time()) + time(usage.system_time())
+    duration(usage.user_time()) + duration(usage.system_time())
+}
+
+fn duration(time: TimeVal) -> Duration {
+    Duration::from_secs(time.tv_sec() as u64) + Duration::from_micros(time.tv_usec() as u64)
 }
 
 /// Returns the user and system time of the calling thread.

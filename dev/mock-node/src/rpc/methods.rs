@@ -149,14 +149,13 @@ fn state(
     block_index: usize,
     request: StateRequest,
 ) -> Result<Found, RpcError> {
-    let refused = |reason| RpcError::new(RpcError::SERVER, reason);
-    let executor = shared.executor.as_ref().ok_or(refused("the state is not kept"))?;
+    let executor = shared.executor.as_ref().ok_or(RpcError::server("the state is not kept"))?;
     let hash = match params.optional(block_index)?.unwrap_or_else(BlockId::latest) {
         BlockId::Hash(hash) => hash.block_hash,
-        id => block(shared, id).ok_or(refused("header not found"))?.header.hash,
+        id => block(shared, id).ok_or(RpcError::server("header not found"))?.header.hash,
     };
     let value = executor.value(&hash, request);
-    json(&value.ok_or(refused("state at this block is pruned"))?)
+    json(&value.ok_or(RpcError::server("state at this block is pruned"))?)
 }
 
 /// Groups transactions by sender and nonce, as `txpool_content` lists them.

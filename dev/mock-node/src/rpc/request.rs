@@ -60,6 +60,11 @@ impl RpcError {
         Self { code, message: Cow::Borrowed(message), data: None }
     }
 
+    /// An error with the code of a server's own errors, -32000.
+    pub(super) const fn server(message: &'static str) -> Self {
+        Self::new(Self::SERVER, message)
+    }
+
     pub(super) fn message(&self) -> &str {
         &self.message
     }

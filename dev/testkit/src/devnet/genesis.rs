@@ -33,20 +33,13 @@ pub(super) fn genesis(accounts: usize, gas_limit: u64) -> Value {
         let contract = json!({ "balance": "0x0", "nonce": "0x1", "code": code });
         alloc.insert(address.to_string(), contract);
     }
-    let blobs = |params: BlobParams| {
-        json!({
-            "target": params.target_blob_count,
-            "max": params.max_blob_count,
-            "baseFeeUpdateFraction": params.update_fraction as u64,
-        })
-    };
     let mut config = json!({
         "chainId": DEV_CHAIN_ID,
         "terminalTotalDifficulty": 0,
         "blobSchedule": {
-            "cancun": blobs(BlobParams::cancun()),
-            "prague": blobs(BlobParams::prague()),
-            "osaka": blobs(BlobParams::osaka()),
+            "cancun": blob_schedule(BlobParams::cancun()),
+            "prague": blob_schedule(BlobParams::prague()),
+            "osaka": blob_schedule(BlobParams::osaka()),
         },
     });
     let forks =
@@ -63,5 +56,13 @@ pub(super) fn genesis(accounts: usize, gas_limit: u64) -> Value {
         "gasLimit": format!("{gas_limit:#x}"),
         "baseFeePerGas": "0x3b9aca00",
         "alloc": alloc,
+    })
+}
+
+fn blob_schedule(params: BlobParams) -> Value {
+    json!({
+        "target": params.target_blob_count,
+        "max": params.max_blob_count,
+        "baseFeeUpdateFraction": params.update_fraction as u64,
     })
 }

@@ -130,6 +130,16 @@ impl NatsServer {
         self.wait_ready()
     }
 
+    /// The name of the server that leads a stream, as far as this server knows.
+    fn leader_of(&self, stream: &str) -> Option<String> {
+        let page = page(self.monitoring.number(), "/jsz?accounts=true&streams=true").ok()?;
+        let accounts = page["account_details"].as_array()?.iter();
+        let mut streams =
+            accounts.filter_map(|account| account["stream_detail"].as_array()).flatten();
+        let found = streams.find(|detail| detail["name"] == stream)?;
+        found["cluster"]["leader"].as_str().map(str::to_owned)
+    }
+
     /// Waits until JetStream runs and, in a cluster, has a leader.
     fn wait_ready(&mut self) -> io::Result<()> {
         let (port, url) = (self.monitoring.number(), self.url());
@@ -170,12 +180,7 @@ impl NatsCluster {
         // lists the others.
         let monitoring = cluster.servers.iter().map(|server| server.monitoring.number());
         let ports: Vec<_> = monitoring.collect();
-        let current = |port: &u16| {
-            let jsz = page(*port, "/jsz").unwrap_or_default();
-            let replicas = jsz["meta_cluster"]["replicas"].as_array().into_iter().flatten();
-            replicas.filter(|replica| replica["current"] == true).count()
-        };
-        let is_whole = || ports.iter().any(|port| current(port) + 1 == count);
+        let is_whole = || ports.iter().any(|port| current_replicas(*port) + 1 == count);
         cluster.servers[0].process.wait("a server of the cluster", is_whole)?;
         Ok(cluster)
     }
@@ -196,20 +201,19 @@ impl NatsCluster {
 
     /// The index of the server that leads a stream, as far as the running servers know.
     pub fn stream_leader(&self, stream: &str) -> Option<usize> {
-        let leader = |server: &NatsServer| {
-            let page = page(server.monitoring.number(), "/jsz?accounts=true&streams=true").ok()?;
-            let accounts = page["account_details"].as_array()?;
-            let mut streams =
-                accounts.iter().filter_map(|a| a["stream_detail"].as_array()).flatten();
-            let found = streams.find(|detail| detail["name"] == stream)?;
-            found["cluster"]["leader"].as_str().map(str::to_owned)
-        };
-        let running = |server: &&NatsServer| server.pid().is_some();
-        let names: Vec<_> = self.servers.iter().filter(running).filter_map(leader).collect();
+        let running = self.servers.iter().filter(|server| server.pid().is_some());
+        let leaders: Vec<_> = running.filter_map(|server| server.leader_of(stream)).collect();
         self.servers
             .iter()
-            .position(|server| server.pid().is_some() && names.contains(&server.name))
+            .position(|server| server.pid().is_some() && leaders.contains(&server.name))
     }
+}
+
+/// The number of other servers that a leader of JetStream reports as current, by its monitoring.
+fn current_replicas(monitoring_port: u16) -> usize {
+    let jsz = page(monitoring_port, "/jsz").unwrap_or_default();
+    let replicas = jsz["meta_cluster"]["replicas"].as_array().into_iter().flatten();
+    replicas.filter(|replica| replica["current"] == true).count()
 }
 
 fn route_url(port: &Port) -> String {

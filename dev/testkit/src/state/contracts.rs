@@ -78,6 +78,20 @@ impl Code {
         self.push_word(U256::from_be_bytes(word)).store(offset)
     }
 
+    /// Jumps to a label if the selector on top of the stack is that of a function.
+    fn case(self, signature: &str, label: &'static str) -> Self {
+        let selector = keccak256(signature)[..4].try_into().expect("four bytes");
+        let code = self.ops(&[DUP1]).push(u32::from_be_bytes(selector).into());
+        code.ops(&[EQ]).jump(JUMPI, label)
+    }
+
+    /// With `value slot` on top of the stack and an amount in fifth place, stores `value - amount`
+    /// in the slot. Fails if the amount is larger.
+    fn subtract(self) -> Self {
+        let code = self.ops(&[DUP5, DUP2, LT]).jump(JUMPI, "fail");
+        code.ops(&[DUP5, SWAP1, SUB, SWAP1, SSTORE])
+    }
+
     fn finish(mut self) -> Bytes {
         self = self.label("fail").ops(&[PUSH0, PUSH0, REVERT]);
         for (position, name) in self.jumps {
@@ -94,21 +108,9 @@ const BALANCE_OF: &str = "balanceOf(address)";
 /// An ERC-20 token: balances are mapping 0, allowances mapping 1. If `loads_receiver` is set, it
 /// loads the account of the receiver, like tokens that call their receivers (ERC-777, ERC-1363).
 pub fn token(loads_receiver: bool) -> Bytes {
-    let selector = |signature: &str| {
-        u64::from(u32::from_be_bytes(keccak256(signature)[..4].try_into().expect("four bytes")))
-    };
-    let case = |code: Code, signature, label| {
-        code.ops(&[DUP1]).push(selector(signature)).ops(&[EQ]).jump(JUMPI, label)
-    };
-    // With `value slot` on top of the stack and the amount in fifth place, stores `value - amount`
-    // in the slot.
-    let subtract = |code: Code| {
-        code.ops(&[DUP5, DUP2, LT]).jump(JUMPI, "fail").ops(&[DUP5, SWAP1, SUB, SWAP1, SSTORE])
-    };
     let code = Code::default().argument(0).push(224).ops(&[SHR]);
-    let code = case(code, TRANSFER, "transfer");
-    let code = case(code, TRANSFER_FROM, "transfer_from");
-    let code = case(code, BALANCE_OF, "balance_of").jump(JUMP, "fail");
+    let code = code.case(TRANSFER, "transfer").case(TRANSFER_FROM, "transfer_from");
+    let code = code.case(BALANCE_OF, "balance_of").jump(JUMP, "fail");
 
     let code = code.label("balance_of").argument(4).store(0).push(0).store(32).slot();
     let code = code.ops(&[SLOAD]).store(0).push(32).push(0).ops(&[RETURN]);
@@ -116,7 +118,7 @@ pub fn token(loads_receiver: bool) -> Bytes {
     let code = code.label("transfer_from").argument(68).argument(36).argument(4);
     let code = code.ops(&[DUP1]).store(0).push(1).store(32).slot();
     let code = code.store(32).ops(&[CALLER]).store(0).slot().ops(&[DUP1, SLOAD]);
-    let code = subtract(code).jump(JUMP, "move");
+    let code = code.subtract().jump(JUMP, "move");
 
     let code = code.label("transfer").argument(36).argument(4).ops(&[CALLER]);
 
@@ -124,7 +126,7 @@ pub fn token(loads_receiver: bool) -> Bytes {
     let code = code.label("move");
     let code = if loads_receiver { code.ops(&[DUP2, EXTCODESIZE, POP]) } else { code };
     let code = code.ops(&[DUP1]).store(0).push(0).store(32).slot();
-    let code = subtract(code.ops(&[DUP1, SLOAD]));
+    let code = code.ops(&[DUP1, SLOAD]).subtract();
     let code = code.ops(&[DUP2]).store(0).slot().ops(&[DUP1, SLOAD, DUP5, ADD, SWAP1, SSTORE]);
     let event = keccak256("Transfer(address,address,uint256)");
     let code = code.ops(&[DUP3]).store(0).push_word(event.into()).push(32).push(0).ops(&[LOG3]);
@@ -134,7 +136,6 @@ pub fn token(loads_receiver: bool) -> Bytes {
 /// A constant-product pool. Without calldata it returns its reserves. With `(amount out, receiver)`
 /// it pays the amount, and makes its balances the new reserves if their product did not shrink.
 pub fn pool(token_in: Address, token_out: Address) -> Bytes {
-    let balance = |code: Code, token, offset| code.call(STATICCALL, token, (0, 36), (offset, 32));
     let code = Code::default().ops(&[CALLDATASIZE]).jump(JUMPI, "swap");
     let code = code.push(0).ops(&[SLOAD]).store(0).push(1).ops(&[SLOAD]).store(32);
     let code = code.push(64).push(0).ops(&[RETURN]);
@@ -143,9 +144,11 @@ pub fn pool(token_in: Address, token_out: Address) -> Bytes {
     let code = code.argument(32).store(4).argument(0).store(36);
     let code = code.call(CALL, token_out, (0, 68), (128, 32));
     let code = code.selector(BALANCE_OF, 0).ops(&[ADDRESS]).store(4);
-    let code = balance(balance(code, token_in, 128), token_out, 160);
-    let product = |code: Code| code.push(0).ops(&[SLOAD]).push(1).ops(&[SLOAD, MUL]);
-    let code = product(code).push(128).ops(&[MLOAD]).push(160).ops(&[MLOAD, MUL, LT]);
+    let code = code.call(STATICCALL, token_in, (0, 36), (128, 32));
+    let code = code.call(STATICCALL, token_out, (0, 36), (160, 32));
+    // The product of the reserves must not exceed that of the balances.
+    let code = code.push(0).ops(&[SLOAD]).push(1).ops(&[SLOAD, MUL]);
+    let code = code.push(128).ops(&[MLOAD]).push(160).ops(&[MLOAD, MUL, LT]);
     let code = code.jump(JUMPI, "fail");
     let code = code.push(128).ops(&[MLOAD]).push(0).ops(&[SSTORE]);
     let code = code.push(160).ops(&[MLOAD]).push(1).ops(&[SSTORE]);
