@@ -9,7 +9,7 @@ use clap::builder::RangedU64ValueParser;
 use mempool_ingest::OrderRpcConfig;
 use mempool_ingest::txpool_fetcher::{Announcements, Backfill, Endpoint, StartPolicy};
 
-use crate::{options::Options, orders::OrdersFormat, say::Format};
+use crate::{options::Options, orders::OrdersFormat, print::Format};
 
 // A doc comment here would be the first line of every program's help that has these flags.
 #[expect(missing_docs, reason = "as above")]
@@ -25,32 +25,39 @@ pub struct Args {
     /// WebSocket URL of a node (ws://host:port); may be given several times
     #[arg(long, value_name = "URL", value_parser = parse_ws)]
     ws: Vec<Endpoint>,
-    /// The chain that each node must be on, and that orders are for [default: that of the first node]
+    /// The chain that each node must be on, and that orders are for [default: that of the first
+    /// node]
     #[arg(long, value_name = "N")]
     chain_id: Option<u64>,
-    /// Wait for a node that is not running yet instead of failing [in the file: start = "wait_for_node"]
+    /// Wait for a node that is not running yet instead of failing [in the file: start =
+    /// "wait_for_node"]
     #[arg(long)]
     wait: bool,
-    /// Whether a regular audit runs before the final comparison: something may have been lost a
-    /// moment ago.
+    /// Whether a regular audit runs before the final comparison, for a node with faults: it may
+    /// have lost something a moment ago.
     #[arg(skip)]
     pub audit_first: bool,
     /// Fetches in flight at once, 1 to 4096 [default: 64]
-    #[arg(long, alias = "slots", value_name = "N", value_parser = within(1..=4096), help_heading = INGESTION)]
+    #[arg(long, alias = "slots", value_name = "N", value_parser = within(1..=4096))]
+    #[arg(help_heading = INGESTION)]
     fetch_slots: Option<usize>,
     /// Request connections of each node, 1 to 16; the default is in `mempool-ingest config`
     #[arg(long, value_name = "N", value_parser = within(1..=16), help_heading = INGESTION)]
     request_connections: Option<usize>,
-    /// What the node announces: `hashes`, whole transactions (`full`), or these where it can (`auto`) [default: auto]
+    /// What the node announces: `hashes`, whole transactions (`full`), or these where it can
+    /// (`auto`) [default: auto]
     #[arg(long, value_name = "KIND", value_parser = parse_announcements, help_heading = INGESTION)]
     announcements: Option<Announcements>,
     /// How long the pool keeps a transaction [default: 60s]
-    #[arg(long, alias = "retention", value_name = "TIME", value_parser = parse_duration, help_heading = INGESTION)]
+    #[arg(long, alias = "retention", value_name = "TIME", value_parser = parse_duration)]
+    #[arg(help_heading = INGESTION)]
     tx_retention: Option<Duration>,
     /// Time between audits of the node's pool, 0s for none [default: 60s]
-    #[arg(long, alias = "audit", value_name = "TIME", value_parser = parse_duration, help_heading = INGESTION)]
+    #[arg(long, alias = "audit", value_name = "TIME", value_parser = parse_duration)]
+    #[arg(help_heading = INGESTION)]
     audit_interval: Option<Duration>,
-    /// What is fetched at the start and after a gap: `pending`, `pending_and_queued` or `off` [default: pending]
+    /// What is fetched at the start and after a gap: `pending`, `pending_and_queued` or `off`
+    /// [default: pending]
     #[arg(long, value_name = "KIND", value_parser = parse_backfill, help_heading = INGESTION)]
     backfill: Option<Backfill>,
     /// Stop after this time, e.g. 30s, 500ms or 2m [default: until Ctrl-C]
@@ -83,7 +90,8 @@ pub struct Args {
     #[arg(long, value_name = "ADDR", help_heading = "Searchers' orders")]
     #[cfg_attr(feature = "record", arg(conflicts_with = "replay"))]
     rpc: Option<SocketAddr>,
-    /// A further name by which callers reach it, like an IP address or localhost; may be given several times
+    /// A further name by which callers reach it, like an IP address or localhost; may be given
+    /// several times
     #[cfg(feature = "rpc")]
     #[arg(long, value_name = "NAME", help_heading = "Searchers' orders")]
     rpc_host: Vec<String>,
@@ -99,12 +107,13 @@ const INGESTION: &str = "Ingestion";
 const OUTPUT: &str = "Output";
 
 impl Args {
-    /// Whether lines are printed in a terminal too, because they were asked for or because stdout has the orders.
-    pub(crate) const fn plain_lines(&self) -> bool {
+    /// Whether lines are printed in a terminal too: with `--plain`, or because stdout has the
+    /// orders.
+    pub(crate) const fn has_plain_lines(&self) -> bool {
         self.plain || self.orders.is_some()
     }
 
-    /// The options of the file, if there is one, and of the flags.
+    /// Returns the options of the file, if there is one, overridden by the flags.
     pub(crate) fn options(&self) -> Result<Options, String> {
         #[cfg(feature = "config")]
         let read = self.config.as_deref().map(Options::read).transpose()?;
@@ -177,7 +186,8 @@ fn within(bounds: RangeInclusive<u64>) -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(bounds)
 }
 
-/// Names an option as it was typed: a flag, if the command line has one of its name.
+/// Replaces the names of options in an error by the flags that were typed, so that an operator who
+/// gave `--fetch-slots` does not read `fetch_slots`.
 pub(crate) fn as_typed(mut text: String) -> String {
     for arg in std::env::args() {
         let Some(flag) = arg.strip_prefix("--") else { continue };

@@ -1,4 +1,4 @@
-//! Draws the live view: a pure function of a [`Picture`].
+//! Draws the live view: a pure function of a [`Snapshot`].
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -18,50 +18,52 @@ use ratatui::{
 };
 
 use crate::{
-    picture::{Picture, Source},
+    snapshot::{BackfillProgress, Snapshot, Source},
     watcher::{TIPS, TYPES},
 };
 
-/// Most sources that are shown; of further ones, only their number.
+/// The number of sources that are shown. Of the others only the number is shown.
 const MAX_SOURCES: usize = 4;
 
-/// From this width on the log stands beside the rest, which has [`MAIN`] columns.
+/// From this width on, the log is shown on the right, and the rest has [`MAIN_WIDTH`] columns.
 const WIDE: u16 = 160;
-const MAIN: u16 = 100;
+const MAIN_WIDTH: u16 = 100;
 
-/// Below this width what stands side by side elsewhere stands one below the other, without curves.
+/// Below this width, sections that are otherwise side by side are stacked, without curves.
 const NARROW: u16 = 80;
 
-/// The fewest columns of an endpoint, and the most.
-const ENDPOINT: (usize, usize) = (12, 48);
+/// The smallest and the largest number of columns for an endpoint.
+const MIN_ENDPOINT: usize = 12;
+const MAX_ENDPOINT: usize = 48;
 
-pub(crate) fn draw(frame: &mut Frame, picture: &Picture) {
-    let sources = picture.sources.len().min(MAX_SOURCES + 1) as u16;
+/// Draws every section.
+pub(crate) fn draw(frame: &mut Frame, snapshot: &Snapshot) {
+    let sources = snapshot.sources.len().min(MAX_SOURCES + 1) as u16;
     let [title, body] = Layout::vertical([Length(1), Fill(1)]).areas(frame.area());
-    let beside = if body.width < WIDE { 0 } else { body.width - MAIN };
-    let [body, side] = Layout::horizontal([Fill(1), Length(beside)]).areas(body);
+    let side_width = if body.width < WIDE { 0 } else { body.width - MAIN_WIDTH };
+    let [body, side] = Layout::horizontal([Fill(1), Length(side_width)]).areas(body);
     let (curves, tables) = if body.width < NARROW { (4, 16) } else { (5, 8) };
     let rows = [Length(1 + sources), Length(curves), Length(tables), Length(3), Min(0)];
     let [top, curves, tables, load, below] = Layout::vertical(rows).areas(body);
-    frame.render_widget(headline(picture, usize::from(title.width)), title);
-    section(frame, top, "Sources", source_lines(picture, usize::from(top.width)));
+    frame.render_widget(headline(snapshot, usize::from(title.width)), title);
+    section(frame, top, "Sources", source_lines(snapshot, usize::from(top.width)));
     let [left, right] = halves(curves);
-    rates(frame, left, picture);
-    latency(frame, right, picture);
+    rates(frame, left, snapshot);
+    latency(frame, right, snapshot);
     let [left, right] = halves(tables);
-    section(frame, left, "Hashes", hash_lines(picture));
-    let bundles = format!("Pool, {} bundles", n(picture.pool.bundles));
-    section(frame, right, &bundles, pool_lines(picture));
-    section(frame, load, "Load and searchers' orders", load_lines(picture, load.width.into()));
-    let events = if beside == 0 { below } else { side };
-    section(frame, events, "Events", event_lines(picture, events));
-    if picture.keys {
-        keys(frame);
+    section(frame, left, "Hashes", hash_lines(snapshot));
+    let bundles = format!("Pool, {} bundles", with_commas(snapshot.pool.bundles));
+    section(frame, right, &bundles, pool_lines(snapshot));
+    section(frame, load, "Load and searchers' orders", load_lines(snapshot, load.width.into()));
+    let events = if side_width == 0 { below } else { side };
+    section(frame, events, "Events", event_lines(snapshot, events));
+    if snapshot.are_keys_shown {
+        draw_keys(frame);
     }
 }
 
-/// What the keys do, over the last lines.
-fn keys(frame: &mut Frame) {
+/// Draws the meaning of the keys over the last lines.
+fn draw_keys(frame: &mut Frame) {
     let all = frame.area();
     let height = all.height.min(4);
     let area = Rect { y: all.bottom() - height, height, ..all };
@@ -89,23 +91,24 @@ fn section(frame: &mut Frame, area: Rect, title: &str, lines: Vec<Line>) {
     frame.render_widget(Paragraph::new(lines).block(block(title)), area);
 }
 
-fn headline(picture: &Picture, width: usize) -> Line<'static> {
-    let head = picture.head.map(|(number, age)| format!("  head {number}, {} ago", short(age)));
+fn headline(snapshot: &Snapshot, width: usize) -> Line<'static> {
+    let head =
+        snapshot.head.map(|(number, age)| format!("  head {number}, {} ago", format_age(age)));
     let head = head.unwrap_or("  no head yet".to_owned());
-    let right = format!("up {}  ? keys  q ends ", clock(picture.up));
-    let node = picture.node.as_ref().map_or("no node reached yet", String::as_str);
-    // Its client is cut rather than a number.
+    let right = format!("up {}  ? keys  q ends ", format_uptime(snapshot.uptime));
+    let client = snapshot.client.as_deref().unwrap_or("no node reached yet");
+    // Truncate the client version rather than a number.
     let room = width.saturating_sub(head.len() + right.len() + 2);
-    let left = format!(" {}{head}", cut(node, room));
+    let left = format!(" {}{head}", truncate(client, room));
     let room = width.saturating_sub(right.len());
     let left = format!("{left:room$}");
     Line::from(vec![left.bold(), right.into()]).style(Style::new().bg(Color::Blue).fg(Color::White))
 }
 
-fn source_lines(picture: &Picture, width: usize) -> Vec<Line<'static>> {
-    let shown = picture.sources.iter().take(MAX_SOURCES);
+fn source_lines(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
+    let shown = snapshot.sources.iter().take(MAX_SOURCES);
     let mut lines: Vec<_> = shown.map(|source| source_line(source, width)).collect();
-    let more = picture.sources.len().saturating_sub(MAX_SOURCES);
+    let more = snapshot.sources.len().saturating_sub(MAX_SOURCES);
     if more > 0 {
         lines.push(Line::from(format!(" and {more} more")));
     }
@@ -121,25 +124,24 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
     };
     let state = format!(" ● {:<12}", source.state_name);
     let chain = source.chain_id.map(|chain| format!("chain {chain}  ")).unwrap_or_default();
-    // What stands behind the endpoint, which gets the columns that are left.
+    // The spans behind the endpoint. The endpoint gets the columns that they leave.
     let mut spans = vec![];
-    let (least, most) = ENDPOINT;
-    let left = width.saturating_sub(state.chars().count() + chain.len() + 2);
-    let room = left.saturating_sub(least);
-    if let Some((done, all)) = source.backfill {
-        let text = format!(" backfill {} of {}", n(done), n(all));
+    let columns_left = width.saturating_sub(state.chars().count() + chain.len() + 2);
+    let room = columns_left.saturating_sub(MIN_ENDPOINT);
+    if let Some(BackfillProgress { fetched, total }) = source.backfill {
+        let text = format!(" backfill {} of {}", with_commas(fetched), with_commas(total));
         let bar = room.saturating_sub(text.len()).clamp(4, 16);
-        let filled = (done * bar as u64 / all.max(1)) as usize;
+        let filled = (fetched * bar as u64 / total.max(1)) as usize;
         spans.push("█".repeat(filled).cyan());
         spans.push("░".repeat(bar - filled).dark_gray());
         spans.push(text.into());
     } else if let Some(error) = &source.error {
-        spans.push(cut(error, room).red());
+        spans.push(truncate(error, room).red());
     } else {
-        // Problems come first, because a narrow terminal has no room for the last.
+        // Problems come first, because a narrow terminal has no room for the last parts.
         let mut problems = if source.audited { String::new() } else { "not audited  ".to_owned() };
         if let Some((reason, age)) = source.open_gap {
-            problems += &format!("gap: {reason}, {}  ", short(age));
+            problems += &format!("gap: {reason}, {}  ", format_age(age));
         }
         let parts = [
             format!("backlog {}", source.backlog),
@@ -147,45 +149,45 @@ fn source_line(source: &Source, width: usize) -> Line<'static> {
             format!("audits {}", source.audits),
             format!("gaps {}", source.gaps),
         ];
-        let hashes = source.announcements == Announcements::Hashes;
-        let parts = parts.into_iter().chain(hashes.then(|| "hashes".to_owned()));
-        let rest = fitting(parts, room.saturating_sub(problems.chars().count()));
+        let are_hashes = source.announcements == Announcements::Hashes;
+        let parts = parts.into_iter().chain(are_hashes.then(|| "hashes".to_owned()));
+        let rest = join_fitting(parts, room.saturating_sub(problems.chars().count()));
         spans.extend([problems.yellow(), rest.into()]);
     }
     let used: usize = spans.iter().map(Span::width).sum();
-    let columns = left.saturating_sub(used).clamp(least, most);
-    let endpoint = format!("{chain}{:<columns$}  ", tail(&source.endpoint, columns));
+    let columns = columns_left.saturating_sub(used).clamp(MIN_ENDPOINT, MAX_ENDPOINT);
+    let endpoint = format!("{chain}{:<columns$}  ", truncate_start(&source.endpoint, columns));
     let mut line = vec![Span::styled(state, color), endpoint.into()];
     line.append(&mut spans);
     Line::from(line)
 }
 
-fn rates(frame: &mut Frame, area: Rect, picture: &Picture) {
+fn rates(frame: &mut Frame, area: Rect, snapshot: &Snapshot) {
     let line = Line::from(vec![
-        format!(" announced {:>6}/s  pooled ", n(picture.announced_per_s as u64)).into(),
-        format!("{:>6}/s", n(picture.pooled_per_s as u64)).green(),
+        format!(" announced {:>6}/s  pooled ", with_commas(snapshot.announced_per_s as u64)).into(),
+        format!("{:>6}/s", with_commas(snapshot.pooled_per_s as u64)).green(),
     ]);
-    curve(frame, area, "Rates", line, &picture.pooled, Color::Green, |peak| {
-        format!("{}/s pooled", n(peak))
+    curve(frame, area, "Rates", line, &snapshot.pooled, Color::Green, |peak| {
+        format!("{}/s pooled", with_commas(peak))
     });
 }
 
-fn latency(frame: &mut Frame, area: Rect, picture: &Picture) {
-    let shown = |micros: Option<f64>| micros.map_or("–".to_owned(), us);
-    let (now, all) = (picture.latency, picture.latency_in_all);
+fn latency(frame: &mut Frame, area: Rect, snapshot: &Snapshot) {
+    let (recent, total) = (snapshot.latency, snapshot.total_latency);
     let line = Line::from(vec![
         " p50 ".into(),
-        shown(now.map(|now| now.p50)).cyan(),
+        format_latency(recent.map(|latency| latency.p50)).cyan(),
         " p99 ".into(),
-        shown(now.map(|now| now.p99)).cyan(),
-        format!(" max {}", shown(all.map(|all| all.max))).dark_gray(),
+        format_latency(recent.map(|latency| latency.p99)).cyan(),
+        format!(" max {}", format_latency(total.map(|latency| latency.max))).dark_gray(),
     ]);
-    let (title, history) = ("Latency, socket to subscriber", &picture.p99_us);
-    let peak = |peak| format!("p99 {}", us(peak as f64));
-    curve(frame, area, title, line, history, Color::Cyan, peak);
+    let (title, history) = ("Latency, socket to subscriber", &snapshot.p99_us);
+    curve(frame, area, title, line, history, Color::Cyan, |peak| {
+        format!("p99 {}", format_micros(peak as f64))
+    });
 }
 
-/// A line of text above a curve with one column per second, with its peak.
+/// Draws a line of text above a curve with one column per second, and the peak below it.
 fn curve(
     frame: &mut Frame,
     area: Rect,
@@ -193,11 +195,11 @@ fn curve(
     line: Line,
     history: &VecDeque<u64>,
     color: Color,
-    peak: impl Fn(u64) -> String,
+    format_peak: impl Fn(u64) -> String,
 ) {
     let columns = usize::from(area.width.saturating_sub(2));
     let shown: Vec<u64> = history.iter().rev().take(columns).rev().copied().collect();
-    let most = shown.iter().copied().max().unwrap_or(0);
+    let peak = shown.iter().copied().max().unwrap_or(0);
     let inside = block(title).inner(area);
     frame.render_widget(block(title), area);
     if inside.height < 4 {
@@ -206,40 +208,41 @@ fn curve(
     let [text, bars, caption] = Layout::vertical([1, 2, 1].map(Length)).areas(inside);
     frame.render_widget(line, text);
     let bars = Rect { x: bars.x + 1, width: bars.width.saturating_sub(1), ..bars };
-    frame.render_widget(Sparkline::default().data(&shown).max(most.max(1)).style(color), bars);
-    let words = format!(" {} s, peak {}", shown.len(), peak(most));
-    frame.render_widget(Line::from(words).dark_gray(), caption);
+    frame.render_widget(Sparkline::default().data(&shown).max(peak.max(1)).style(color), bars);
+    let text = format!(" {} s, peak {}", shown.len(), format_peak(peak));
+    frame.render_widget(Line::from(text).dark_gray(), caption);
 }
 
-fn hash_lines(picture: &Picture) -> Vec<Line<'static>> {
+fn hash_lines(snapshot: &Snapshot) -> Vec<Line<'static>> {
     use Color::{Red, Reset, Yellow};
-    let (c, pool) = (&picture.counts, &picture.pool);
+    let counts = &snapshot.counts;
+    let pool = &snapshot.pool;
     let removed = pool.mined + pool.stale + pool.expired + pool.evicted;
-    // A value that should be 0 is highlighted when it is not.
+    // A count that should be 0 is highlighted when it is not.
     [
-        [("announced", c.announced, Reset), ("pooled", c.pooled, Reset)],
-        [("backfilled", c.backfilled, Reset), ("known", c.known, Reset)],
-        [("by audit", c.audit_recovered, Yellow), ("gone", c.gone, Reset)],
-        [("lagged", c.lagged, Red), ("mined", c.mined, Reset)],
-        [("in flight", c.unfinished, Reset), ("malformed", c.malformed, Red)],
-        [("failed", c.failed, Red), ("refused", c.refused, Yellow)],
-        [("removed", removed, Reset), ("postponed", c.postponed, Yellow)],
+        [("announced", counts.announced, Reset), ("pooled", counts.pooled, Reset)],
+        [("backfilled", counts.backfilled, Reset), ("known", counts.known, Reset)],
+        [("by audit", counts.audit_recovered, Yellow), ("gone", counts.gone, Reset)],
+        [("lagged", counts.lagged, Red), ("mined", counts.mined, Reset)],
+        [("in flight", counts.unfinished, Reset), ("malformed", counts.malformed, Red)],
+        [("failed", counts.failed, Red), ("refused", counts.refused, Yellow)],
+        [("removed", removed, Reset), ("postponed", counts.postponed, Yellow)],
     ]
-    .map(|cells| Line::from(cells.map(cell).concat()))
+    .map(|cells| Line::from(cells.map(|(name, value, color)| cell(name, value, color)).concat()))
     .into()
 }
 
-fn cell((name, value, unless_zero): (&str, u64, Color)) -> Vec<Span<'static>> {
-    let color = if value == 0 { Color::DarkGray } else { unless_zero };
+fn cell(name: &str, value: u64, nonzero_color: Color) -> Vec<Span<'static>> {
+    let color = if value == 0 { Color::DarkGray } else { nonzero_color };
     vec![format!(" {name:<10}").into(), Span::styled(format!("{:>8}", compact(value)), color)]
 }
 
-fn pool_lines(picture: &Picture) -> Vec<Line<'static>> {
-    let (pool, content) = (&picture.pool, &picture.content);
-    let share =
-        100.0 * (pool.txs - pool.external_txs.min(pool.txs)) as f64 / picture.max_txs.max(1) as f64;
+fn pool_lines(snapshot: &Snapshot) -> Vec<Line<'static>> {
+    let (pool, content) = (&snapshot.pool, &snapshot.content);
+    let share = 100.0 * (pool.txs - pool.external_txs.min(pool.txs)) as f64
+        / snapshot.max_txs.max(1) as f64;
     let mut lines = vec![Line::from(vec![
-        format!(" {} txs", n(pool.txs)).bold(),
+        format!(" {} txs", with_commas(pool.txs)).bold(),
         format!("  {:.0} MB  {share:.0} %", pool.bytes as f64 / 1e6).into(),
     ])];
     lines.push(Line::from(" type           tip offered, gwei").dark_gray());
@@ -256,50 +259,50 @@ fn pool_lines(picture: &Picture) -> Vec<Line<'static>> {
     lines
 }
 
-fn load_lines(picture: &Picture, width: usize) -> Vec<Line<'static>> {
-    let color = match picture.load {
+fn load_lines(snapshot: &Snapshot, width: usize) -> Vec<Line<'static>> {
+    let color = match snapshot.load {
         LoadState::Normal => Color::Green,
         LoadState::Elevated => Color::Yellow,
         _ => Color::Red,
     };
-    let load = picture.load.as_str();
+    let load = snapshot.load.as_str();
     let parts = [
-        format!("deferred {}", compact(picture.deferred.deferred)),
-        format!("waiting {}", picture.deferred.waiting),
-        format!("work permits {}", picture.gate.work_in_use),
-        format!("evicted {}", compact(picture.pool.evicted)),
-        format!("expired {}", compact(picture.pool.expired)),
+        format!("deferred {}", compact(snapshot.deferred.deferred)),
+        format!("waiting {}", snapshot.deferred.waiting),
+        format!("work permits {}", snapshot.gate.work_in_use),
+        format!("evicted {}", compact(snapshot.pool.evicted)),
+        format!("expired {}", compact(snapshot.pool.expired)),
     ];
-    let rest = fitting(parts, width.saturating_sub(" load   ".len() + load.len()));
+    let rest = join_fitting(parts, width.saturating_sub(" load   ".len() + load.len()));
     let first =
         Line::from(vec![" load ".into(), Span::styled(load, color), format!("  {rest}").into()]);
-    let second = match &picture.rpc {
+    let second = match &snapshot.rpc {
         Some(rpc) => {
             let parts = [
                 format!("rpc requests {}", compact(rpc.requests)),
-                format!("in flight {}", picture.gate.requests_in_flight),
+                format!("in flight {}", snapshot.gate.requests_in_flight),
                 format!("refused {}", compact(rpc.requests_refused + rpc.work_refused)),
                 format!("orders {}", compact(rpc.orders)),
                 format!("cancelled {}", compact(rpc.cancelled)),
             ];
-            Line::from(format!(" {}", fitting(parts, width.saturating_sub(1))))
+            Line::from(format!(" {}", join_fitting(parts, width.saturating_sub(1))))
         }
         None => Line::from(" no RPC server: --rpc ADDR starts one").dark_gray(),
     };
     vec![first, second]
 }
 
-/// The latest lines of the log that fit, the latest last, each whole: on several rows if need be.
-fn event_lines(picture: &Picture, area: Rect) -> Vec<Line<'static>> {
+/// Returns the latest lines of the log that fit, the latest last. Long lines take several rows.
+fn event_lines(snapshot: &Snapshot, area: Rect) -> Vec<Line<'static>> {
     let (width, room) = (usize::from(area.width), usize::from(area.height.saturating_sub(1)));
     let mut shown = VecDeque::new();
-    for event in picture.events.iter().rev() {
+    for event in snapshot.events.iter().rev() {
         let color = match event {
             _ if event.contains(" ERROR ") => Color::Red,
             _ if event.contains(" WARN ") => Color::Yellow,
             _ => Color::Reset,
         };
-        let rows = wrapped(event, width.saturating_sub(1));
+        let rows = wrap(event, width.saturating_sub(1));
         if shown.len() + rows.len() > room && !shown.is_empty() {
             break;
         }
@@ -311,16 +314,17 @@ fn event_lines(picture: &Picture, area: Rect) -> Vec<Line<'static>> {
     shown.into()
 }
 
-/// Rows of at most so many columns. All but the first begin below the text behind the time and the level.
-fn wrapped(text: &str, columns: usize) -> Vec<String> {
+/// Wraps a line of the log into rows of this many columns. Continued rows are indented by the width
+/// of the time and the level.
+fn wrap(text: &str, columns: usize) -> Vec<String> {
     const INDENT: usize = "12:00:00  INFO ".len();
     let columns = columns.max(INDENT + 1);
     let (mut rows, mut row) = (Vec::new(), String::new());
-    for (at, word) in text.split(' ').enumerate() {
+    for (index, word) in text.split(' ').enumerate() {
         let used = row.chars().count();
         if used > INDENT && used + 1 + word.chars().count() > columns {
             rows.push(std::mem::replace(&mut row, " ".repeat(INDENT)));
-        } else if at > 0 {
+        } else if index > 0 {
             row.push(' ');
         }
         for letter in word.chars() {
@@ -334,26 +338,26 @@ fn wrapped(text: &str, columns: usize) -> Vec<String> {
     rows
 }
 
-/// The first of these parts that fit whole: a number that is cut is another number.
-fn fitting(parts: impl IntoIterator<Item = String>, room: usize) -> String {
+/// Joins the first parts that fit as a whole, because a truncated number would be another number.
+fn join_fitting(parts: impl IntoIterator<Item = String>, room: usize) -> String {
     let mut line = String::new();
     for part in parts {
-        let between = if line.is_empty() { "" } else { "  " };
-        if line.chars().count() + between.len() + part.chars().count() > room {
+        let separator = if line.is_empty() { "" } else { "  " };
+        if line.chars().count() + separator.len() + part.chars().count() > room {
             break;
         }
-        line += between;
+        line += separator;
         line += &part;
     }
     line
 }
 
-/// A number with commas.
-fn n(value: u64) -> String {
+/// Formats a number with thousands separators.
+fn with_commas(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
-    for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
@@ -361,7 +365,7 @@ fn n(value: u64) -> String {
     text
 }
 
-/// A number in at most eight characters.
+/// Formats a number in at most eight characters.
 fn compact(value: u64) -> String {
     match value {
         0..10_000_000 => value.to_string(),
@@ -370,7 +374,11 @@ fn compact(value: u64) -> String {
     }
 }
 
-fn us(micros: f64) -> String {
+fn format_latency(micros: Option<f64>) -> String {
+    micros.map_or("–".to_owned(), format_micros)
+}
+
+fn format_micros(micros: f64) -> String {
     match micros {
         0.0..1e3 => format!("{micros:.0} us"),
         1e3..1e6 => format!("{:.1} ms", micros / 1e3),
@@ -378,33 +386,34 @@ fn us(micros: f64) -> String {
     }
 }
 
-fn short(time: Duration) -> String {
+fn format_age(time: Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),
         seconds => format!("{} min", seconds / 60),
     }
 }
 
-fn clock(time: Duration) -> String {
+fn format_uptime(time: Duration) -> String {
     let seconds = time.as_secs();
     format!("{}:{:02}:{:02}", seconds / 3_600, seconds / 60 % 60, seconds % 60)
 }
 
-/// The first `most` characters.
-fn cut(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some(_) => text.chars().take(most.saturating_sub(1)).chain(['…']).collect(),
-        None => text.to_owned(),
+/// Returns the first `max_chars` characters, the last one being `…` if some are missing.
+fn truncate(text: &str, max_chars: usize) -> String {
+    if text.chars().count() <= max_chars {
+        return text.to_owned();
     }
+    text.chars().take(max_chars.saturating_sub(1)).chain(['…']).collect()
 }
 
-/// The last `most` characters, because paths differ at their end.
-fn tail(text: &str, most: usize) -> String {
+/// Returns the last `max_chars` characters, because paths differ at their end. The first one is `…`
+/// if some are missing.
+fn truncate_start(text: &str, max_chars: usize) -> String {
     let length = text.chars().count();
-    match length > most {
-        true => ['…'].into_iter().chain(text.chars().skip(length - most + 1)).collect(),
-        false => text.to_owned(),
+    if length <= max_chars {
+        return text.to_owned();
     }
+    ['…'].into_iter().chain(text.chars().skip(length - max_chars + 1)).collect()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the command does: the options of its parts, from the file of `--config` and from the flags.
+//! The options of the command's parts, read from the file of `--config` and overridden by flags.
 
 #[cfg(feature = "telemetry")]
 use std::net::SocketAddr;
@@ -21,9 +21,9 @@ use mempool_recorder::RecorderConfig;
 #[cfg(feature = "fleet")]
 use order_stream::{PublisherConfig, StreamConfig};
 
-use crate::say::Format;
+use crate::print::Format;
 
-/// Each option with its default, as a file of `--config` in which all is commented out.
+/// A file for `--config` with every option and its default, all commented out.
 #[cfg(feature = "config")]
 pub const DEFAULT_CONFIG: &str = include_str!("options.toml");
 
@@ -34,7 +34,7 @@ pub(crate) struct Options {
     pub(crate) pool: PoolConfig,
     pub(crate) gate: GateConfig,
     pub(crate) monitor: MonitorConfig,
-    /// Chain 0 is that of the sources; here and below.
+    /// In this and the following sections, `chain_id` 0 stands for the chain of the sources.
     #[cfg(feature = "rpc")]
     pub(crate) rpc: Option<OrderRpcConfig>,
     #[cfg(feature = "record")]
@@ -48,13 +48,13 @@ pub(crate) struct Options {
     pub(crate) log_format: Format,
     #[cfg_attr(feature = "config", serde(with = "humantime_serde"))]
     pub(crate) status_interval: Option<Duration>,
-    /// The file that the options come from, if there is one.
+    /// The file that the options were read from.
     #[cfg(feature = "config")]
     #[serde(skip)]
     pub(crate) origin: Option<Origin>,
 }
 
-/// A file of `--config`.
+/// The path and the text of a file of `--config`.
 #[cfg(feature = "config")]
 #[derive(Clone, Debug)]
 pub(crate) struct Origin {
@@ -62,11 +62,12 @@ pub(crate) struct Origin {
     text: String,
 }
 
-/// A section of the file: its name as it is written, and the how-manieth of this name it is, from 0.
+/// A section of the file: its header, such as `[[publish]]`, and its index among those with the
+/// same header.
 #[cfg(feature = "config")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Section {
-    name: &'static str,
+    header: &'static str,
     index: usize,
 }
 
@@ -97,7 +98,10 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Reads a file of `--config`. The error names each problem, in a line of its own if there are several.
+    /// Reads a file of `--config`.
+    ///
+    /// # Errors
+    /// The text lists every problem, each on a line of its own if there are several.
     #[cfg(feature = "config")]
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -107,18 +111,21 @@ impl Options {
             Ok(options) => {
                 Ok(Self { origin: Some(Origin { path: path.to_owned(), text }), ..options })
             }
-            Err(_) => Err(listed(&path.display().to_string(), &problems_of_text(&text))),
+            Err(_) => Err(join_problems(&path.display().to_string(), &find_problems(&text))),
         }
     }
 
     #[cfg(feature = "config")]
     fn parse(text: &str) -> Result<Self, String> {
-        let mut options: Self = toml::from_str(text).map_err(|error| at(text, &error))?;
-        let table: toml::Table = toml::from_str(text).map_err(|error| at(text, &error))?;
+        let mut options: Self =
+            toml::from_str(text).map_err(|error| describe_toml_error(text, &error))?;
+        let table: toml::Table =
+            toml::from_str(text).map_err(|error| describe_toml_error(text, &error))?;
         if table.get("fetcher").is_none_or(|fetcher| fetcher.get("announcements").is_none()) {
             options.fetcher.announcements = Announcements::Auto;
         }
-        // Those of callers depend on the cores, not on the default of the other option.
+        // If only `work_permits` is set, keep the default number of permits for external callers.
+        // The default of `reserved_permits` would depend on the default of `work_permits`.
         let gate = table.get("gate").and_then(toml::Value::as_table);
         if gate.is_some_and(|gate| {
             gate.contains_key("work_permits") && !gate.contains_key("reserved_permits")
@@ -128,7 +135,7 @@ impl Options {
             let permits = options.gate.work_permits;
             options.gate.reserved_permits = permits.saturating_sub(external).max(1);
         }
-        // TOML has no value for none.
+        // TOML has no value for `None`, so zero stands for it.
         options.fetcher.audit_interval =
             options.fetcher.audit_interval.filter(|interval| !interval.is_zero());
         if let Some(rpc) = &mut options.rpc {
@@ -138,7 +145,10 @@ impl Options {
         Ok(options)
     }
 
-    /// Checks the bounds of all options. The error names each that is out of bounds.
+    /// Checks the bounds of all options.
+    ///
+    /// # Errors
+    /// The text lists every option that is out of bounds.
     #[cfg(feature = "config")]
     pub(crate) fn validate(&self) -> Result<(), String> {
         let mut problems = Vec::new();
@@ -147,18 +157,21 @@ impl Options {
                 problems.push(error);
                 continue;
             };
-            // A section tells its first problem: without that line of the file it tells the next one.
-            let (mut text, mut error) = (origin.text.clone(), error);
+            // `validate` of a section returns only its first problem. Blank the line of that
+            // problem and validate again, to find the next one.
+            let mut text = origin.text.clone();
+            let mut error = error;
             loop {
-                let line = line_of(&text, &section, &error);
-                problems.push(placed(&text, line, &section, &error));
+                let line = find_line(&text, &section, &error);
+                problems.push(describe_problem(&text, line, &section, &error));
                 let Some(line) = line else { break };
-                text = without_line(&text, line);
+                text = blank_line(&text, line);
                 let rest = Self::parse(&text).ok().map(|options| options.errors());
                 let next = rest.into_iter().flatten().find(|(other, _)| *other == section);
                 match next {
-                    // Without its line a required option is missing, which is no error of the file.
-                    Some((_, next)) if line_of(&text, &section, &next).is_some() => error = next,
+                    // A required option whose line was blanked is reported without a line. That is
+                    // no problem of the file.
+                    Some((_, next)) if find_line(&text, &section, &next).is_some() => error = next,
                     _ => break,
                 }
             }
@@ -167,45 +180,50 @@ impl Options {
             return Ok(());
         }
         match &self.origin {
-            Some(origin) => Err(listed(&origin.path.display().to_string(), &problems)),
-            // Of flags: each names itself.
+            Some(origin) => Err(join_problems(&origin.path.display().to_string(), &problems)),
+            // The options come from flags, which the errors name.
             None => Err(problems.join("; ")),
         }
     }
 
-    /// The first error of each section, with its section.
+    /// Returns the first error of each section.
     #[cfg(feature = "config")]
     fn errors(&self) -> Vec<(Section, String)> {
-        let mut errors = Vec::new();
-        let mut add = |name: &'static str, index: usize, error: Option<String>| {
-            errors.extend(error.map(|error| (Section { name, index }, error)));
-        };
-        // That no node is named is another error.
+        let mut errors = vec![
+            ("[pool]", 0, error_text(self.pool.validate())),
+            ("[gate]", 0, error_text(self.gate.validate())),
+            ("[monitor]", 0, error_text(self.monitor.validate())),
+        ];
+        // An empty list of sources is reported elsewhere: a check of the other options allows it.
         if !self.fetcher.sources.is_empty() {
-            add("[fetcher]", 0, text_of(self.fetcher.validate()));
+            errors.insert(0, ("[fetcher]", 0, error_text(self.fetcher.validate())));
         }
-        add("[pool]", 0, text_of(self.pool.validate()));
-        add("[gate]", 0, text_of(self.gate.validate()));
-        add("[monitor]", 0, text_of(self.monitor.validate()));
         if let Some(rpc) = &self.rpc {
-            add("[rpc]", 0, text_of(rpc.validate()));
+            errors.push(("[rpc]", 0, error_text(rpc.validate())));
         }
         if let Some(recorder) = &self.recorder {
-            add("[recorder]", 0, text_of(recorder.validate()));
+            errors.push(("[recorder]", 0, error_text(recorder.validate())));
         }
         for (index, publisher) in self.publish.iter().enumerate() {
-            add("[[publish]]", index, text_of(publisher.validate()));
+            errors.push(("[[publish]]", index, error_text(publisher.validate())));
         }
         for (index, stream) in self.streams.iter().enumerate() {
-            let server = self.publisher_of(stream).err();
-            add("[[streams]]", index, text_of(stream.validate()).or(server));
+            let missing_publisher = self.publisher_for(stream).err();
+            let error = error_text(stream.validate()).or(missing_publisher);
+            errors.push(("[[streams]]", index, error));
         }
-        errors
+        let found = errors.into_iter();
+        found
+            .filter_map(|(header, index, error)| Some((Section { header, index }, error?)))
+            .collect()
     }
 
-    /// Its server has the stream.
+    /// Returns the publisher whose server has the stream.
+    ///
+    /// # Errors
+    /// No `[[publish]]` has the flow of the stream.
     #[cfg(feature = "fleet")]
-    pub(crate) fn publisher_of(&self, stream: &StreamConfig) -> Result<&PublisherConfig, String> {
+    pub(crate) fn publisher_for(&self, stream: &StreamConfig) -> Result<&PublisherConfig, String> {
         let flow = stream.flow;
         self.publish.iter().find(|publisher| publisher.flow == flow).ok_or_else(|| {
             format!("[[streams]]: no [[publish]] has the flow {flow:?}, so no server is named")
@@ -217,38 +235,42 @@ impl Options {
         IngestConfig { gate: self.gate, monitor: self.monitor, ..config }
     }
 
-    /// The chain of orders: the `chain_id` of their section, or that of the nodes. `section` is named in the error.
+    /// Returns the chain of the orders of a section: its own `chain_id` unless that is 0, or that
+    /// of the node.
+    ///
+    /// # Errors
+    /// The two chains differ, or both are unknown. The text names `section`.
     #[cfg(any(feature = "rpc", feature = "fleet"))]
-    pub(crate) fn chain(
+    pub(crate) fn chain_of_orders(
         &self,
         chain_id: u64,
-        node: Option<u64>,
+        node_chain_id: Option<u64>,
         section: &str,
     ) -> Result<u64, String> {
         let chain_id = Some(chain_id).filter(|chain_id| *chain_id != 0);
-        let node = node.or(self.fetcher.chain_id);
-        if let Some((chain_id, node)) = chain_id.zip(node)
-            && chain_id != node
+        let node_chain_id = node_chain_id.or(self.fetcher.chain_id);
+        if let Some((chain_id, node_chain_id)) = chain_id.zip(node_chain_id)
+            && chain_id != node_chain_id
         {
             return Err(format!(
-                "{section}: chain_id is {chain_id}, and the node is on chain {node}: leave chain_id out, or name another \
-                 node"
+                "{section}: chain_id is {chain_id}, and the node is on chain {node_chain_id}: leave \
+                 chain_id out, or name another node"
             ));
         }
-        chain_id.or(node).ok_or_else(|| {
+        chain_id.or(node_chain_id).ok_or_else(|| {
             format!("{section} needs --chain-id while no node has been reached to say its own")
         })
     }
 }
 
 #[cfg(feature = "config")]
-fn text_of<E: std::error::Error>(result: Result<(), E>) -> Option<String> {
-    result.err().map(|error| crate::say::with_causes(&error))
+fn error_text<E: std::error::Error>(result: Result<(), E>) -> Option<String> {
+    result.err().map(|error| crate::print::with_causes(&error))
 }
 
-/// One line for one problem, a list for several.
+/// Returns one line for one problem, and a list for several.
 #[cfg(feature = "config")]
-fn listed(path: &str, problems: &[String]) -> String {
+fn join_problems(path: &str, problems: &[String]) -> String {
     match problems {
         [problem] => format!("{path}: {problem}"),
         problems => {
@@ -258,96 +280,111 @@ fn listed(path: &str, problems: &[String]) -> String {
     }
 }
 
-/// Everything that is wrong in the text: each line with an error is left out, and the rest is read again.
 #[cfg(feature = "config")]
-fn problems_of_text(text: &str) -> Vec<String> {
-    let is_toml = |text: &str| toml::from_str::<toml::Table>(text).is_ok();
-    let (mut rest, mut problems) = (text.to_owned(), Vec::new());
+fn is_toml(text: &str) -> bool {
+    toml::from_str::<toml::Table>(text).is_ok()
+}
+
+/// Returns every error of the text. The parser stops at the first one, so its line is blanked and
+/// the rest is parsed again.
+#[cfg(feature = "config")]
+fn find_problems(text: &str) -> Vec<String> {
+    let mut rest = text.to_owned();
+    let mut problems = Vec::new();
     while let Err(error) = toml::from_str::<Options>(&rest) {
         let start = error.span().map_or(0, |span| span.start.min(rest.len()));
         let line = rest[..start].matches('\n').count();
-        problems.push((line, at(&rest, &error)));
-        let next = without_line(&rest, line);
-        // What is no TOML has one error; a value of several lines cannot be left out by its first.
+        problems.push((line, describe_toml_error(&rest, &error)));
+        let next = blank_line(&rest, line);
+        // Stop at a syntax error, and at a value of several lines, of which only the first was
+        // blanked.
         if next == rest || !is_toml(&next) {
             break;
         }
         rest = next;
     }
-    // The parser visits sections and keys in an order of its own.
+    // The parser does not visit sections and keys in the order of the file.
     problems.sort();
     problems.into_iter().map(|(_, problem)| problem).collect()
 }
 
-/// The text with this line empty, so that the others keep their numbers.
+/// Returns the text with this line empty, so that the other lines keep their numbers.
 #[cfg(feature = "config")]
-fn without_line(text: &str, number: usize) -> String {
-    let keep = |(index, line)| if index == number { "" } else { line };
-    text.lines().enumerate().map(keep).collect::<Vec<_>>().join("\n")
+fn blank_line(text: &str, number: usize) -> String {
+    let mut lines: Vec<_> = text.lines().collect();
+    if let Some(line) = lines.get_mut(number) {
+        *line = "";
+    }
+    lines.join("\n")
 }
 
-/// The header of the section that a line is in; empty before the first.
+/// Returns the header of the section that contains a line, or an empty text before the first
+/// section.
 #[cfg(feature = "config")]
-fn section_of(text: &str, number: usize) -> &str {
+fn section_header(text: &str, number: usize) -> &str {
     let before = text.lines().take(number + 1).map(str::trim);
     before.filter(|line| line.starts_with('[')).last().unwrap_or("")
 }
 
-/// The line of a section that sets the option that an error names first.
+/// Returns the line of a section that sets the option that the error names first.
 #[cfg(feature = "config")]
-fn line_of(text: &str, section: &Section, error: &str) -> Option<usize> {
-    let (mut headers, mut is_in) = (0, false);
+fn find_line(text: &str, section: &Section, error: &str) -> Option<usize> {
+    let mut headers = 0;
+    let mut is_in_section = false;
     let mut candidates = Vec::new();
     for (number, line) in text.lines().map(str::trim).enumerate() {
         if line.starts_with('[') {
-            let is_this = line.split('#').next().unwrap_or(line).trim() == section.name;
-            is_in = is_this && headers == section.index;
-            headers += usize::from(is_this);
-        } else if is_in
+            let is_same_header = line.split('#').next().unwrap_or(line).trim() == section.header;
+            is_in_section = is_same_header && headers == section.index;
+            headers += usize::from(is_same_header);
+        } else if is_in_section
             && let Some((key, _)) = line.split_once('=').filter(|_| !line.starts_with('#'))
         {
             let key = key.trim().rsplit('.').next().unwrap_or(key);
-            // Of two names at one place, such as `max_tx` and `max_txs`, the longer one is meant.
-            candidates.extend(error.find(key).map(|place| (place, Reverse(key.len()), number)));
+            // The error may contain several names, and one may be the beginning of another, as in
+            // `max_tx` and `max_txs`: prefer the first, then the longest.
+            candidates.extend(error.find(key).map(|offset| (offset, Reverse(key.len()), number)));
         }
     }
     candidates.into_iter().min().map(|(.., number)| number)
 }
 
-/// An error with the line that it is about, or with its section.
+/// Returns the error with its line, or with its section if the line is unknown.
 #[cfg(feature = "config")]
-fn placed(text: &str, line: Option<usize>, section: &Section, error: &str) -> String {
-    let Section { name, .. } = section;
+fn describe_problem(text: &str, line: Option<usize>, section: &Section, error: &str) -> String {
+    let Section { header, .. } = section;
     match line.and_then(|number| Some((number, text.lines().nth(number)?))) {
-        Some((number, line)) => format!("line {}: {name} {}: {error}", number + 1, line.trim()),
-        None => format!("{name}: {error}"),
+        Some((number, line)) => format!("line {}: {header} {}: {error}", number + 1, line.trim()),
+        None => format!("{header}: {error}"),
     }
 }
 
-/// The place of an error and what it says, with the name that an unknown one is nearest to.
+/// Returns a parser's error with its line, column and section. For an unknown name it suggests the
+/// nearest known one.
 #[cfg(feature = "config")]
-fn at(text: &str, error: &toml::de::Error) -> String {
+fn describe_toml_error(text: &str, error: &toml::de::Error) -> String {
     let before = &text[..error.span().map_or(0, |span| span.start.min(text.len()))];
     let number = before.matches('\n').count();
     let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;
     let message = error.message();
-    // As in "unknown field `slots`, expected one of `sources`, `fetch_slots`".
+    // The message is like "unknown field `slots`, expected one of `sources`, `fetch_slots`".
     let mut names = message.split('`').skip(1).step_by(2);
     let unknown = names.next().filter(|_| message.starts_with("unknown "));
-    let near = unknown.and_then(|unknown| {
-        let distance = |name: &&str| strsim::damerau_levenshtein(unknown, name);
-        // A part of the name is nearer than another short name.
-        names.min_by_key(|name| (!name.contains(unknown), distance(name)))
+    let nearest = unknown.and_then(|unknown| {
+        // A name that contains the unknown one is nearer than any other: `slots` is `fetch_slots`.
+        names.min_by_key(|name| {
+            (!name.contains(unknown), strsim::damerau_levenshtein(unknown, name))
+        })
     });
-    let message = match unknown.zip(near) {
-        Some((unknown, near)) => format!("there is no `{unknown}`; the nearest is `{near}`"),
+    let message = match unknown.zip(nearest) {
+        Some((unknown, nearest)) => format!("there is no `{unknown}`; the nearest is `{nearest}`"),
         None => message.trim_end().to_owned(),
     };
     let line = text.lines().nth(number).unwrap_or("").trim();
     let section =
-        Some(section_of(text, number)).filter(|section| !section.is_empty() && *section != line);
-    let place = section.map(|section| format!("{section} ")).unwrap_or_default();
-    format!("line {}, column {column}: {place}{line}: {message}", number + 1)
+        Some(section_header(text, number)).filter(|header| !header.is_empty() && *header != line);
+    let section = section.map(|header| format!("{header} ")).unwrap_or_default();
+    format!("line {}, column {column}: {section}{line}: {message}", number + 1)
 }
 
 #[cfg(all(test, feature = "config"))]
@@ -358,64 +395,68 @@ mod tests {
 
     use super::*;
 
-    /// The default file with all options.
-    fn everything() -> String {
-        let is_option = |line: &str| {
-            let name = line.split([' ', '.']).next().unwrap_or("");
-            line.starts_with('[')
-                || (line.contains(" = ")
-                    && !name.is_empty()
-                    && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
-        };
-        let line = |line: &'static str| match line.strip_prefix('#') {
-            Some(option) if is_option(option) => option,
-            _ => line,
-        };
-        DEFAULT_CONFIG.lines().map(line).collect::<Vec<_>>().join("\n")
+    fn is_option_or_header(line: &str) -> bool {
+        let name = line.split([' ', '.']).next().unwrap_or("");
+        line.starts_with('[')
+            || (line.contains(" = ")
+                && !name.is_empty()
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'))
     }
 
-    /// The names of the fields of a structure, and of those in it.
+    fn uncomment(line: &str) -> &str {
+        match line.strip_prefix('#') {
+            Some(option) if is_option_or_header(option) => option,
+            _ => line,
+        }
+    }
+
+    /// Returns the default file with every option and header uncommented.
+    fn uncommented_config() -> String {
+        DEFAULT_CONFIG.lines().map(uncomment).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Returns the names of the fields of a struct, which `Debug` indents by four spaces.
     fn fields(value: &impl Debug) -> Vec<String> {
         let text = format!("{value:#?}");
-        let field = |line: &str| {
-            line.strip_prefix("    ")?.split_once(": ").map(|(name, _)| name.to_owned())
-        };
-        text.lines().filter_map(field).filter(|name| !name.starts_with(' ')).collect()
+        let lines = text.lines().filter_map(|line| line.strip_prefix("    "));
+        let names = lines.filter_map(|line| Some(line.split_once(": ")?.0.to_owned()));
+        names.filter(|name| !name.starts_with(' ')).collect()
     }
 
     #[test]
-    fn the_default_file_is_the_default_and_names_each_option() {
+    fn the_default_file_has_every_option_with_its_default() {
         let default = Options::parse(DEFAULT_CONFIG).expect("it is valid");
         assert_eq!(format!("{default:?}"), format!("{:?}", Options::default()));
-        let text = everything();
+        let text = uncommented_config();
         let mut options = Options::parse(&text).unwrap_or_else(|error| panic!("{error} in {text}"));
         let publish = &options.publish[0];
-        // The handles of a program that links the crate are no options.
-        let of_fetcher = fields(&options.fetcher).into_iter();
-        let of_fetcher = of_fetcher.filter(|it| !["monitor", "gate"].contains(&&**it));
-        // Its `Debug` hides what may be secret.
-        let of_server = ["servers", "auth", "root_certificates"].map(Into::into);
+        // `monitor` and `gate` are handles for programs that link the crate, and no options.
+        let fetcher_fields = fields(&options.fetcher).into_iter();
+        let fetcher_fields = fetcher_fields.filter(|name| name != "monitor" && name != "gate");
+        let publish_fields = fields(publish).into_iter().filter(|name| name != "server");
+        // The `Debug` of a server hides fields that may be secret.
+        let server_fields = ["servers", "auth", "root_certificates"].map(Into::into);
         let sections = [
-            ("[fetcher]", "", of_fetcher.collect()),
+            ("[fetcher]", "", fetcher_fields.collect()),
             ("[pool]", "", fields(&options.pool)),
             ("[gate]", "", fields(&options.gate)),
             ("[monitor]", "", fields(&options.monitor)),
             ("[rpc]", "", fields(options.rpc.as_ref().expect("a section"))),
             ("[recorder]", "", fields(options.recorder.as_ref().expect("a section"))),
-            ("[[publish]]", "", fields(publish).into_iter().filter(|it| it != "server").collect()),
-            ("[[publish]]", "server.", of_server.into()),
+            ("[[publish]]", "", publish_fields.collect()),
+            ("[[publish]]", "server.", server_fields.into()),
             ("[[streams]]", "", fields(&options.streams[0])),
         ];
-        for (section, before, fields) in sections {
+        for (section, prefix, fields) in sections {
             let body = text.split_once(section).expect(section).1.split("\n[").next();
             assert!(fields.len() >= 3, "{section} {fields:?}");
             for field in fields {
-                let option = format!("\n{before}{field} = ");
-                let is_there = body.is_some_and(|body| body.contains(&option));
-                assert!(is_there, "{section} has no {before}{field}");
+                let option = format!("\n{prefix}{field} = ");
+                let is_present = body.is_some_and(|body| body.contains(&option));
+                assert!(is_present, "{section} has no {prefix}{field}");
             }
         }
-        // Without a value of their own by default, or one that depends on the cores.
+        // Replace the options whose default is `None` or depends on the number of cores.
         let fetcher = &mut options.fetcher;
         assert_eq!((fetcher.chain_id.take(), fetcher.reconnect_limit.take()), (Some(1), Some(100)));
         fetcher.trust_node_sender = None;
@@ -440,37 +481,45 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_is_left_out_is_the_default_for_those_that_are_there() {
-        let read = |text: &str| Options::parse(text).expect("it is valid");
-        let ages = read("[[streams]]\nflow = \"private\"\n[[streams]]\nflow = \"public\"\n");
+    fn defaults_depend_on_the_options_that_are_set() {
+        let ages = valid("[[streams]]\nflow = \"private\"\n[[streams]]\nflow = \"public\"\n");
         let ages: Vec<_> = ages.streams.iter().map(|stream| stream.max_age.as_secs()).collect();
         assert_eq!(ages, [900, 60]);
         let GateConfig { work_permits, reserved_permits, .. } = GateConfig::default();
         for permits in [2, 64] {
-            let gate = read(&format!("[gate]\nwork_permits = {permits}\n")).gate;
+            let gate = valid(&format!("[gate]\nwork_permits = {permits}\n")).gate;
             gate.validate().expect("it is valid");
             let external = (work_permits - reserved_permits).min(permits - 1);
             assert_eq!(gate.work_permits - gate.reserved_permits, external);
         }
     }
 
-    /// The bounds that the default file writes in brackets behind the text of an option.
+    fn valid(text: &str) -> Options {
+        Options::parse(text).expect("the text is valid")
+    }
+
+    /// Returns whether the option may have this value. Options that bound it are set accordingly.
+    fn is_accepted(section: &str, name: &str, value: u64) -> bool {
+        let mut text = format!("[{section}]\n{name} = {value}\n");
+        if name == "reserved_permits" {
+            text.push_str("work_permits = 65536\n");
+        } else if name == "work_permits" {
+            text.push_str("reserved_permits = 1\n");
+        } else if name == "max_body_bytes" {
+            text.push_str("max_buffered_bytes = 1099511627776\n");
+            text.push_str("caller_quota = { per_second = 0, burst = 0 }\n");
+        }
+        let Ok(mut options) = Options::parse(&text) else { return false };
+        options.fetcher.sources = vec!["/node.ipc".parse().expect("a path")];
+        options.validate().is_ok()
+    }
+
+    /// The default file has the bounds of an option in brackets, at the end of its comment.
     #[test]
     fn the_bounds_in_the_default_file_are_those_of_the_code() {
-        let accepts = |section: &str, name: &str, value: &str| {
-            let mut text = format!("[{section}]\n{name} = {value}\n");
-            if name == "reserved_permits" {
-                text.push_str("work_permits = 65536\n");
-            } else if name == "work_permits" {
-                text.push_str("reserved_permits = 1\n");
-            } else if name == "max_body_bytes" {
-                text.push_str("max_buffered_bytes = 1099511627776\ncaller_quota = { per_second = 0, burst = 0 }\n");
-            }
-            let Ok(mut options) = Options::parse(&text) else { return false };
-            options.fetcher.sources = vec!["/node.ipc".parse().expect("a path")];
-            options.validate().is_ok()
-        };
-        let (mut section, mut text, mut checked) = ("", String::new(), 0);
+        let mut section = "";
+        let mut text = String::new();
+        let mut checked = 0;
         for line in DEFAULT_CONFIG.lines() {
             let line = line.strip_prefix('#').unwrap_or(line);
             if let Some(name) = line.strip_prefix('[') {
@@ -484,9 +533,12 @@ mod tests {
                     let (Ok(least), Ok(most)) = (least.parse::<u64>(), most.parse::<u64>()) else {
                         continue;
                     };
-                    let ok = |value: u64| accepts(section, name, &value.to_string());
-                    assert!(ok(least) && ok(most), "{section} {name} {least} {most}");
-                    assert!(!ok(most + 1) && (least == 0 || !ok(least - 1)), "{section} {name}");
+                    for value in [least, most] {
+                        assert!(is_accepted(section, name, value), "{section} {name} {value}");
+                    }
+                    for value in least.checked_sub(1).into_iter().chain([most + 1]) {
+                        assert!(!is_accepted(section, name, value), "{section} {name} {value}");
+                    }
                     checked += 1;
                 }
                 text.clear();
@@ -496,20 +548,23 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_unknown_is_refused_with_its_place_and_the_nearest() {
+    fn an_unknown_name_is_refused_with_its_line_and_the_nearest_name() {
         for (text, expected) in [
             (
                 "metrics = \"127.0.0.1:1\"\n\n[fetcher]\n  slots = 5\n",
-                "line 4, column 3: [fetcher] slots = 5: there is no `slots`; the nearest is `fetch_slots`",
+                "line 4, column 3: [fetcher] slots = 5: there is no `slots`; the nearest is \
+                 `fetch_slots`",
             ),
             ("[pol]\n", "line 1, column 2: [pol]: there is no `pol`; the nearest is `pool`"),
             (
                 "[gate]\nrequests = \"atuo\"\n",
-                "line 2, column 12: [gate] requests = \"atuo\": there is no `atuo`; the nearest is `auto`",
+                "line 2, column 12: [gate] requests = \"atuo\": there is no `atuo`; the nearest is \
+                 `auto`",
             ),
             (
                 "[pool]\nmax_txs = \"many\"\n",
-                "line 2, column 11: [pool] max_txs = \"many\": invalid type: string \"many\", expected usize",
+                "line 2, column 11: [pool] max_txs = \"many\": invalid type: string \"many\", \
+                 expected usize",
             ),
             ("[pool]\ntx_retention = 60\n", "line 2, column 16: "),
             ("[fetcher]\nsources = [\"http://x\"]\n", "line 2, column "),
@@ -521,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_in_a_file_is_said_at_once() {
+    fn all_problems_of_a_file_are_reported_at_once() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("file.toml");
         let read = |text: &str| {
@@ -544,9 +599,11 @@ mod tests {
         );
         assert_eq!(lines.len(), 4, "{error}");
 
-        let bounds = "[fetcher]\nsources = ['/a.ipc']\nfetch_slots = 0\nrequest_connections = 99\n[pool]\nmax_txs = 0\n\
-                      [recorder]\nfolder = ''\n[[publish]]\nserver.servers = ['nats://n:1']\nmachine = 'm'\n\
-                      [[publish]]\nflow = 'private'\nserver.servers = ['nats://n:1']\nmachine = '!'\n";
+        let bounds = "[fetcher]\nsources = ['/a.ipc']\nfetch_slots = 0\nrequest_connections = 99\n\
+                      [pool]\nmax_txs = 0\n[recorder]\nfolder = ''\n\
+                      [[publish]]\nserver.servers = ['nats://n:1']\nmachine = 'm'\n\
+                      [[publish]]\nflow = 'private'\nserver.servers = ['nats://n:1']\n\
+                      machine = '!'\n";
         let error = read(bounds).expect_err("five errors");
         for line in [
             "has 5 errors:",
@@ -568,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_none_is_written_as_nothing() {
+    fn a_zero_turns_an_optional_limit_off() {
         let text =
             "[fetcher]\naudit_interval = \"0s\"\n[rpc]\nquota = { per_second = 0, burst = 0 }\n";
         let options = Options::parse(text).expect("it is valid");

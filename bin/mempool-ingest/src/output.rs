@@ -1,9 +1,10 @@
-//! What the command writes to stderr: one bounded queue, and one thread that waits for whoever reads it.
+//! Writes lines to stderr through a bounded queue and a thread of its own.
 //!
-//! A reader that stops reading, as a full pipe does, holds up that thread and nothing else. Lines for which the queue has no
-//! room are dropped and counted.
+//! If nobody reads stderr, for example because a pipe is full, only that thread waits. Lines for
+//! which the queue has no room are dropped and counted.
 //!
-//! `written` is locked by the writing thread for an addition, and by [`flush`], which waits on its condition variable.
+//! The lock of `written` is taken by the writing thread for an addition, and by [`flush`], which
+//! waits on its condition variable.
 
 use std::{
     io::{self, Write},
@@ -17,38 +18,39 @@ use std::{
 use parking_lot::{Condvar, Mutex};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
 
-/// Lines that wait for the reader of stderr; the newest are dropped first. A line of the log has some 200 bytes, so they take
-/// about a megabyte.
+/// The number of lines that may wait for the reader of stderr. The newest are dropped first. A line
+/// of the log has some 200 bytes, so they take about a megabyte.
 const MAX_LINES: usize = 4_096;
 
-/// A process has one stderr.
+/// It is static because a process has one stderr.
 static STDERR: OnceLock<Output> = OnceLock::new();
 
 fn stderr() -> &'static Output {
     STDERR.get_or_init(|| Output::start(io::stderr(), MAX_LINES))
 }
 
-/// Starts the thread, so that nothing depends on starting one later.
+/// Starts the thread now, because starting one later may fail.
 pub(crate) fn start() {
     stderr();
 }
 
 /// Queues a line, which ends with a line feed. Never waits.
-pub(crate) fn line(line: &[u8]) {
-    stderr().line(line);
+pub(crate) fn write_line(line: &[u8]) {
+    stderr().write_line(line);
 }
 
-/// Waits until all lines that are queued have been written, for at most this time. Call it before the process ends.
+/// Waits until all queued lines are written, for at most this time. Call it before the process
+/// ends.
 pub(crate) fn flush(limit: Duration) {
     stderr().flush(limit);
 }
 
-/// The number of lines that were dropped because nobody read stderr.
+/// Returns the number of lines that were dropped because nobody read stderr.
 pub(crate) fn dropped() -> u64 {
     stderr().dropped()
 }
 
-/// Whether a line could not be written because the reader of stderr has closed its end.
+/// Returns whether the reader of stderr has closed its end.
 pub(crate) fn is_closed() -> bool {
     stderr().progress.is_closed.load(Relaxed)
 }
@@ -56,16 +58,17 @@ pub(crate) fn is_closed() -> bool {
 struct Output {
     queue: NonBlocking,
     dropped: ErrorCounter,
-    /// Lines that were queued or dropped.
+    /// The number of lines that were queued or dropped.
     lines: AtomicU64,
     progress: Arc<Progress>,
-    /// Never dropped: its `drop` prints to stdout when the queue is full, which may be the same full pipe.
+    /// Never dropped, because its `drop` prints to stdout when the queue is full, and stdout may be
+    /// the same full pipe.
     _guard: WorkerGuard,
 }
 
 #[derive(Default)]
 struct Progress {
-    /// Lines that were written, or failed.
+    /// The number of lines that were written, or could not be.
     written: Mutex<u64>,
     changed: Condvar,
     is_closed: AtomicBool,
@@ -74,16 +77,16 @@ struct Progress {
 impl Output {
     fn start(writer: impl Write + Send + 'static, max_lines: usize) -> Self {
         let progress = Arc::<Progress>::default();
-        let counting = Counting { writer, progress: Arc::clone(&progress) };
+        let counting = CountingWriter { writer, progress: Arc::clone(&progress) };
         let builder = NonBlockingBuilder::default().lossy(true).thread_name("mempool-log");
         let (queue, guard) = builder.buffered_lines_limit(max_lines).finish(counting);
         let dropped = queue.error_counter();
         Self { queue, dropped, lines: AtomicU64::new(0), progress, _guard: guard }
     }
 
-    fn line(&self, line: &[u8]) {
+    fn write_line(&self, line: &[u8]) {
         self.lines.fetch_add(1, Relaxed);
-        // A full queue is counted, and is no error.
+        // A full queue is no error here: it is counted.
         let _ = self.queue.clone().write(line);
     }
 
@@ -93,24 +96,24 @@ impl Output {
 
     fn flush(&self, limit: Duration) {
         let is_behind = |written: &mut u64| *written + self.dropped() < self.lines.load(Relaxed);
-        // Whether it was in time is of no interest: the process ends.
+        // The process ends, whether or not all lines were written in time.
         let mut written = self.progress.written.lock();
         let _ = self.progress.changed.wait_while_for(&mut written, is_behind, limit);
     }
 }
 
-/// Counts the lines that were written, on the thread that writes them.
-struct Counting<W> {
+/// Counts the lines that its thread has written.
+struct CountingWriter<W> {
     writer: W,
     progress: Arc<Progress>,
 }
 
-impl<W: Write> Write for Counting<W> {
+impl<W: Write> Write for CountingWriter<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.write_all(bytes).map(|()| bytes.len())
     }
 
-    /// Of one line.
+    /// Writes one line: the queue passes each line in one call.
     fn write_all(&mut self, line: &[u8]) -> io::Result<()> {
         let written = self.writer.write_all(line);
         if let Err(error) = &written
@@ -137,10 +140,10 @@ mod tests {
 
     use super::*;
 
-    /// Writes a line when the test takes it.
-    struct Slow(SyncSender<Vec<u8>>);
+    /// Blocks each write until the test receives the line.
+    struct SlowWriter(SyncSender<Vec<u8>>);
 
-    impl Write for Slow {
+    impl Write for SlowWriter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe)?;
             Ok(bytes.len())
@@ -153,16 +156,16 @@ mod tests {
 
     fn output(max_lines: usize) -> (Output, Receiver<Vec<u8>>) {
         let (sender, lines) = sync_channel(0);
-        (Output::start(Slow(sender), max_lines), lines)
+        (Output::start(SlowWriter(sender), max_lines), lines)
     }
 
     #[test]
-    fn lines_that_nobody_reads_are_dropped_and_counted_and_hold_up_nobody() {
+    fn unread_lines_are_dropped_and_counted_without_blocking() {
         let (output, lines) = output(8);
         for number in 0..100 {
-            output.line(format!("{number}\n").as_bytes());
+            output.write_line(format!("{number}\n").as_bytes());
         }
-        // Eight in the queue, and at most one that the thread holds.
+        // Eight lines are in the queue, and the thread holds at most one.
         assert!((91..=92).contains(&output.dropped()), "{}", output.dropped());
         output.flush(Duration::from_millis(1));
         let kept = 100 - output.dropped();
@@ -175,10 +178,10 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_has_gone_is_noticed() {
+    fn a_closed_reader_is_noticed() {
         let (output, lines) = output(8);
         drop(lines);
-        output.line(b"lost\n");
+        output.write_line(b"lost\n");
         output.flush(Duration::from_secs(60));
         assert!(output.progress.is_closed.load(Relaxed));
     }

@@ -1,4 +1,4 @@
-//! What `--publish` adds: the pool's orders go to the streams of a fleet.
+//! `--publish`: publishes the pool's orders to the streams of a fleet.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,20 +9,22 @@ use order_stream::{
 };
 use serde_json::{Value, json};
 
-use crate::{Failure, options::Options, say::say, status::Published};
+use crate::{Failure, options::Options, print::print_line, status::PublishedFlow};
 
 /// The flags of the fleet.
 #[derive(Debug, clap::Args)]
 #[group(skip)]
 #[command(group = clap::ArgGroup::new("flows").args(["publish", "publish_private"]).multiple(true))]
 pub(crate) struct Args {
-    /// Publish the transactions of the pool to a fleet: NATS servers of one cluster. URLs with a password are set in the
-    /// environment
-    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine", help_heading = FLEET)]
+    /// Publish the transactions of the pool to a fleet: NATS servers of one cluster. URLs with a
+    /// password are set in the environment
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    #[arg(help_heading = FLEET)]
     #[arg(env = "MEMPOOL_INGEST_PUBLISH", hide_env_values = true)]
     publish: Vec<String>,
     /// Publish bundles, private transactions and cancellations too: the same servers, another user
-    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine", help_heading = FLEET)]
+    #[arg(long, value_name = "URL,...", value_delimiter = ',', requires = "machine")]
+    #[arg(help_heading = FLEET)]
     #[arg(env = "MEMPOOL_INGEST_PUBLISH_PRIVATE", hide_env_values = true)]
     publish_private: Vec<String>,
     /// With --publish: the name of this machine in the fleet
@@ -51,7 +53,7 @@ impl Args {
             let Some(replicas) = self.replicas else { continue };
             let mut stream = StreamConfig { replicas, ..StreamConfig::new(flow, 0) };
             if flow == Flow::Public {
-                // What the pool no longer holds is of no use in the stream.
+                // The stream needs no transaction for longer than the pool keeps it.
                 stream.max_age = options.pool.tx_retention;
             }
             options.streams.retain(|stream| stream.flow != flow);
@@ -60,24 +62,31 @@ impl Args {
     }
 }
 
-/// The publishers of the flows that were asked for.
+/// The publishers, each with the name of its flow.
 pub(crate) struct Publishing(Vec<(&'static str, Publisher)>);
 
 impl Publishing {
-    /// `node` is the chain of the connected node, if there is one.
+    /// Creates the streams and starts the publishers. `node_chain_id` is the chain of the connected
+    /// node, if there is one.
+    ///
+    /// # Errors
+    /// A stream cannot be created, the chain is another one or unknown, or a publisher cannot
+    /// start.
     pub(crate) async fn start(
         options: &Options,
         pool: &OrderPool,
-        node: Option<u64>,
+        node_chain_id: Option<u64>,
     ) -> Result<Self, Failure> {
         for stream in &options.streams {
-            let publisher = options.publisher_of(stream)?;
-            let chain_id = options.chain(stream.chain_id, node, "[[streams]]")?;
+            let publisher = options.publisher_for(stream)?;
+            let chain_id =
+                options.chain_of_orders(stream.chain_id, node_chain_id, "[[streams]]")?;
             ensure_stream(&publisher.server, &StreamConfig { chain_id, ..stream.clone() }).await?;
         }
         let mut publishers = Vec::new();
         for config in &options.publish {
-            let chain_id = options.chain(config.chain_id, node, "[[publish]]")?;
+            let chain_id =
+                options.chain_of_orders(config.chain_id, node_chain_id, "[[publish]]")?;
             let name = if config.flow == Flow::Public { "public" } else { "private" };
             let publisher = Publisher::start(pool, PublisherConfig { chain_id, ..config.clone() });
             publishers.push((name, publisher?));
@@ -85,38 +94,28 @@ impl Publishing {
         Ok(Self(publishers))
     }
 
-    /// Returns a function that says whether what the pool accepts now can be expected to reach the builders.
+    /// Returns a function that tells whether every publisher stores orders now.
     pub(crate) fn readiness(&self) -> impl Fn() -> bool + Send + Sync + 'static {
         let flows: Vec<_> = self.0.iter().map(|(_, publisher)| publisher.readiness()).collect();
         move || flows.iter().all(|is_ready| is_ready())
     }
 
-    /// What a line of the display says of each flow.
-    pub(crate) fn status(&self) -> Vec<Published> {
-        let flow = |(flow, publisher): &(&'static str, Publisher)| {
-            let stats = publisher.stats();
-            Published {
-                flow,
-                state: publisher.state().to_string(),
-                stored: stats.stored + stats.duplicate,
-                refused: stats.refused_total(),
-                unfinished: stats.unfinished,
-            }
-        };
-        self.0.iter().map(flow).collect()
+    /// Returns the status of each flow.
+    pub(crate) fn status(&self) -> Vec<PublishedFlow> {
+        self.0.iter().map(|(flow, publisher)| flow_status(flow, publisher)).collect()
     }
 
-    /// Publishes the rest, for at most `limit`, and returns the counts of each flow, as `--json` prints them.
-    pub(crate) async fn end(self, limit: Duration) -> Vec<Value> {
+    /// Publishes the rest, for at most `limit`, and returns the counts of each flow for `--json`.
+    pub(crate) async fn shutdown(self, limit: Duration) -> Vec<Value> {
         join_all(self.0.into_iter().map(async |(flow, publisher)| {
-            // The state before the end.
+            // Read the state before the shutdown changes it.
             let state = publisher.state().to_string();
             let stats = publisher.shutdown(limit).await.stats;
             let PublisherStats { published, stored, duplicate, unfinished, connects, .. } = stats;
             let refused = stats.refused_total();
-            say!(
-                "published {published} ({flow}): stored {stored}, duplicate {duplicate}, refused {refused}, \
-                 unfinished {unfinished}; {state}",
+            print_line!(
+                "published {published} ({flow}): stored {stored}, duplicate {duplicate}, \
+                 refused {refused}, unfinished {unfinished}; {state}",
             );
             json!({
                 "flow": flow, "state": state, "published": published, "stored": stored,
@@ -125,5 +124,16 @@ impl Publishing {
             })
         }))
         .await
+    }
+}
+
+fn flow_status(flow: &'static str, publisher: &Publisher) -> PublishedFlow {
+    let stats = publisher.stats();
+    PublishedFlow {
+        flow,
+        state: publisher.state().to_string(),
+        stored: stats.stored + stats.duplicate,
+        refused: stats.refused_total(),
+        unfinished: stats.unfinished,
     }
 }

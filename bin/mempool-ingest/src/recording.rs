@@ -1,4 +1,5 @@
-//! What `--record` and `--replay` add: the recording, and the replay that replaces a node.
+//! `--record` writes the pool's transactions to files; `--replay` reads such files in place of a
+//! node.
 
 use std::{
     path::{Path, PathBuf},
@@ -23,9 +24,10 @@ use mempool_recorder::{
 use serde_json::{Value, json};
 
 use crate::{
-    Failure, announcers, left,
+    Failure, announcers,
     options::Options,
-    say::{say, say_warning, with_causes},
+    print::{print_line, print_warning, with_causes},
+    time_left,
 };
 
 /// The flags of recordings.
@@ -37,10 +39,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FOLDER", help_heading = "Recordings")]
     record: Option<PathBuf>,
     /// Replay a Parquet file, or a folder of them, instead of a node
-    #[arg(long, value_name = "PATH", conflicts_with_all = ["ipc", "ws"], help_heading = "Recordings")]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["ipc", "ws"])]
+    #[arg(help_heading = "Recordings")]
     replay: Option<PathBuf>,
     /// With --replay: 1 for the recorded speed, 10 for ten times as fast, or max
-    #[arg(long, requires = "replay", default_value_t = Speed::RECORDED, help_heading = "Recordings")]
+    #[arg(long, requires = "replay", default_value_t = Speed::RECORDED)]
+    #[arg(help_heading = "Recordings")]
     speed: Speed,
 }
 
@@ -51,41 +55,42 @@ impl Args {
             recorder.folder.clone_from(folder);
         }
         if let Some(path) = &self.replay {
-            let chain_id = chain_of(path).map_err(|error| with_causes(&error))?;
-            options.fetcher.sources = vec![no_node(chain_id)];
-            // What the file of a live flow says: a fleet would take what is long mined for pending.
+            let chain_id = recorded_chain(path).map_err(|error| with_causes(&error))?;
+            options.fetcher.sources = vec![empty_source(chain_id)];
+            // The file may be that of a live flow. A fleet would take the replayed transactions,
+            // which were mined long ago, for pending ones.
             #[cfg(feature = "rpc")]
             drop(options.rpc.take());
             #[cfg(feature = "fleet")]
             {
-                (options.publish, options.streams) = (Vec::new(), Vec::new());
+                options.publish.clear();
+                options.streams.clear();
             }
         }
         Ok(())
     }
 }
 
-/// The chain of a recording's first transaction that names one; 1 if none does.
-fn chain_of(path: &Path) -> Result<u64, ReplayError> {
+/// Returns the chain of the first transaction of a recording that names one, or 1.
+fn recorded_chain(path: &Path) -> Result<u64, ReplayError> {
     let rows = Recording::open(path, RecordingConfig::default())?;
     Ok(rows.filter_map(Result::ok).find_map(|row| row.tx.inner().chain_id()).unwrap_or(1))
 }
 
-/// The recorder and the replay beside the ingestion.
+/// The recorder and the replay, each with its path.
 pub(crate) struct Files {
-    /// With its folder.
     recorder: Option<(PathBuf, Recorder)>,
-    /// With its file or folder.
     replay: Option<(PathBuf, Replay)>,
 }
 
-/// What recording and replay came to.
+/// The results of recording and replay.
 #[derive(Default)]
 pub(crate) struct FilesEnd {
-    /// The counts as `--json` prints them; here and below `None` without one.
+    /// The recorder's counts for `--json`, `None` without `--record`.
     pub(crate) recorded: Option<Value>,
+    /// The replay's counts for `--json`, `None` without `--replay`.
     pub(crate) replayed: Option<Value>,
-    /// What was lost, each with what to do.
+    /// What was lost, each with the next step for the operator.
     pub(crate) failures: Vec<String>,
 }
 
@@ -105,43 +110,43 @@ impl Files {
         Ok(files)
     }
 
-    /// What a replay has brought into the pool.
+    /// Returns the number of transactions that a replay has brought into the pool.
     pub(crate) fn replayed(&self) -> u64 {
         self.replay.as_ref().map_or(0, |(_, replay)| replay.counts().pooled)
     }
 
-    /// How long it takes until the next row of a replay is due.
-    pub(crate) fn next_row(&self) -> Option<Duration> {
+    /// Returns the time until the next row of a replay is due.
+    pub(crate) fn time_to_next_row(&self) -> Option<Duration> {
         self.replay.as_ref().and_then(|(_, replay)| replay.next_row())
     }
 
-    /// Whether a replay has ended.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Returns whether a replay has ended.
+    pub(crate) fn has_replay_ended(&self) -> bool {
         self.replay.as_ref().is_some_and(|(_, replay)| replay.end_reason().is_some())
     }
 
-    /// Stops both, until this time.
-    pub(crate) fn end(self, deadline: Instant, pool: &OrderPool) -> FilesEnd {
+    /// Stops both, waiting until `deadline` at most.
+    pub(crate) fn shutdown(self, deadline: Instant, pool: &OrderPool) -> FilesEnd {
         let mut ended = FilesEnd::default();
         if let Some((path, replay)) = self.replay {
             let time = replay.elapsed();
-            let end = replay.shutdown(left(deadline));
+            let end = replay.shutdown(time_left(deadline));
             if !end.ended {
-                say_warning!("the replay has not stopped");
+                print_warning!("the replay has not stopped");
             }
-            ended.replayed = Some(replayed(&end.counts, time, pool.len() as u64));
+            ended.replayed = Some(report_replay(&end.counts, time, pool.len() as u64));
             ended.failures.extend(replay_failure(&path, &end.counts));
         }
         if let Some((folder, recorder)) = self.recorder {
-            let end = recorder.shutdown(left(deadline));
-            ended.recorded = Some(recorded(&end.stats));
+            let end = recorder.shutdown(time_left(deadline));
+            ended.recorded = Some(report_recording(&end.stats));
             ended.failures.extend(recording_failure(&folder, &end));
         }
         ended
     }
 }
 
-/// What is missing in the recording, and what to do; `None` if nothing is.
+/// Returns what is missing in the recording and the next step, or `None` if nothing is missing.
 fn recording_failure(folder: &Path, end: &RecorderEnd) -> Option<String> {
     let RecorderStats { lost_events, lost_rows, .. } = end.stats;
     let mut holes = Vec::new();
@@ -150,7 +155,8 @@ fn recording_failure(folder: &Path, end: &RecorderEnd) -> Option<String> {
     }
     if lost_events > 0 {
         holes.push(format!(
-            "{lost_events} events of the pool were not read in time: give the process more CPU, or raise `log_bytes`"
+            "{lost_events} events of the pool were not read in time: give the process more CPU, or \
+             raise `log_bytes`"
         ));
     }
     if !end.ended {
@@ -161,14 +167,14 @@ fn recording_failure(folder: &Path, end: &RecorderEnd) -> Option<String> {
         .then(|| format!("the recording in {} has a hole: {holes}", folder.display()))
 }
 
-/// That a replay has brought nothing, although there were rows.
+/// Returns an error if the recording has rows and none of them entered the pool.
 fn replay_failure(path: &Path, counts: &ReplayCounts) -> Option<String> {
     let ReplayCounts { pooled, known, mined, refused, postponed, .. } = *counts;
     let rows = known + mined + refused + postponed + counts.bad_rows();
     (pooled == 0 && rows > 0).then(|| {
         format!(
-            "nothing of {} was replayed: of its rows {} cannot be read, and the pool took none of {}; RUST_LOG=\
-             mempool_recorder=debug says why",
+            "nothing of {} was replayed: of its rows {} cannot be read, and the pool took none of \
+             {}; RUST_LOG=mempool_recorder=debug says why",
             path.display(),
             counts.bad_rows(),
             known + mined + refused + postponed,
@@ -176,10 +182,12 @@ fn replay_failure(path: &Path, counts: &ReplayCounts) -> Option<String> {
     })
 }
 
-fn recorded(stats: &RecorderStats) -> Value {
+/// Prints the counts of the recorder, and returns them for `--json`.
+fn report_recording(stats: &RecorderStats) -> Value {
     let RecorderStats { rows, bytes, segments, lost_events, lost_rows, .. } = *stats;
-    say!(
-        "recorded {rows} transactions in {segments} segments, {:.1} MB; lost {lost_events} events, {lost_rows} rows",
+    print_line!(
+        "recorded {rows} transactions in {segments} segments, {:.1} MB; lost {lost_events} events, \
+         {lost_rows} rows",
         bytes as f64 / 1e6,
     );
     json!({
@@ -188,16 +196,19 @@ fn recorded(stats: &RecorderStats) -> Value {
     })
 }
 
-fn replayed(counts: &ReplayCounts, time: Duration, held: u64) -> Value {
+/// Prints the counts of the replay, and returns them for `--json`. `pooled_now` is the number of
+/// transactions that the pool still holds.
+fn report_replay(counts: &ReplayCounts, time: Duration, pooled_now: u64) -> Value {
     let bad: Vec<_> =
         BadRow::REASONS.into_iter().zip(counts.bad).filter(|(_, count)| *count > 0).collect();
     let ReplayCounts { pooled, known, refused, postponed, left_out, cut_gaps, .. } = *counts;
-    let removed = pooled.saturating_sub(held);
-    // From the first row to the last one, or to the stop.
+    let removed = pooled.saturating_sub(pooled_now);
+    // The time from the first row to the last one, or to the stop.
     let seconds = time.as_secs_f64();
-    say!(
-        "replayed {pooled} transactions in {seconds:.1} s: {held} are pooled, {removed} removed since; known {known}, \
-         refused {refused}, no room {postponed}, bad rows {bad:?}, gaps cut {cut_gaps}",
+    print_line!(
+        "replayed {pooled} transactions in {seconds:.1} s: {pooled_now} are pooled, {removed} removed \
+         since; known {known}, refused {refused}, no room {postponed}, bad rows {bad:?}, gaps cut \
+         {cut_gaps}",
     );
     json!({
         "pooled": pooled, "removed": removed, "known": known, "refused": refused,
@@ -206,8 +217,9 @@ fn replayed(counts: &ReplayCounts, time: Duration, held: u64) -> Value {
     })
 }
 
-/// The source of a replay: a pool that is always empty, so that the ingestion runs without a node.
-fn no_node(chain_id: u64) -> Endpoint {
+/// Returns the source of a replay: a pool that is always empty, so that the ingestion runs without
+/// a node.
+fn empty_source(chain_id: u64) -> Endpoint {
     struct Empty(u64);
     impl InProcessPool for Empty {
         fn chain_id(&self) -> u64 {
@@ -244,8 +256,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_pool_in_this_process_cannot_be_asked_whether_senders_can_pay() {
-        let mut config = IngestConfig::new(FetcherConfig::new([no_node(1)]), PoolConfig::default());
+    async fn an_in_process_pool_cannot_serve_node_admission() {
+        let mut config =
+            IngestConfig::new(FetcherConfig::new([empty_source(1)]), PoolConfig::default());
         config.node_admission = Some(NodeAdmissionConfig::default());
         assert!(matches!(Ingest::start(config).await, Err(IngestError::NoNodeToAsk)));
     }

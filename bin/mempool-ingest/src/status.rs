@@ -1,4 +1,4 @@
-//! The line that is written each `--status-interval`.
+//! The status line that is printed each `--status-interval`.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::{
     Running, output,
-    picture::{Picture, Source},
+    snapshot::{Snapshot, Source},
     summary::RpcCounts,
 };
 
@@ -22,16 +22,16 @@ pub(crate) struct Status {
     pooled_per_s: u64,
     pool_txs: u64,
     rpc: Option<RpcCounts>,
-    published: Vec<Published>,
+    published: Vec<PublishedFlow>,
     log_dropped: u64,
     orders_missed: Option<u64>,
-    /// How long it takes until the next row of a replay is due.
+    /// The time until the next row of a replay is due.
     next_row_s: Option<u64>,
 }
 
-/// A flow that is published.
+/// The status of a flow that is published.
 #[derive(Debug, Serialize)]
-pub(crate) struct Published {
+pub(crate) struct PublishedFlow {
     pub(crate) flow: &'static str,
     pub(crate) state: String,
     pub(crate) stored: u64,
@@ -40,34 +40,34 @@ pub(crate) struct Published {
 }
 
 impl Status {
-    pub(crate) fn of(picture: &Picture, running: &Running) -> Self {
+    pub(crate) fn new(snapshot: &Snapshot, running: &Running) -> Self {
         Self {
-            sources: picture.sources.clone(),
-            head: picture.head.map(|(number, _)| number),
-            head_age_s: picture.head.map(|(_, age)| age.as_secs()),
-            counts: picture.counts,
-            announced_per_s: picture.announced_per_s.round() as u64,
-            pooled_per_s: picture.pooled_per_s.round() as u64,
-            pool_txs: picture.pool.txs,
-            rpc: picture.rpc,
-            published: running.published(),
+            sources: snapshot.sources.clone(),
+            head: snapshot.head.map(|(number, _)| number),
+            head_age_s: snapshot.head.map(|(_, age)| age.as_secs()),
+            counts: snapshot.counts,
+            announced_per_s: snapshot.announced_per_s.round() as u64,
+            pooled_per_s: snapshot.pooled_per_s.round() as u64,
+            pool_txs: snapshot.pool.txs,
+            rpc: snapshot.rpc,
+            published: running.published_flows(),
             log_dropped: output::dropped(),
-            orders_missed: running.missed(),
-            next_row_s: running.next_row().map(|wait| wait.as_secs()),
+            orders_missed: running.missed_events(),
+            next_row_s: running.time_to_next_row().map(|time| time.as_secs()),
         }
     }
 }
 
-/// As in `live,syncing chain=1 head=23 (3 s old) announced=…`: the states of all sources, and their chains.
+/// Prints `live,syncing chain=1 head=23 (3 s old) announced=…`, with the states of all sources
+/// first.
 impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, source) in self.sources.iter().enumerate() {
-            write!(f, "{}{}", if at > 0 { "," } else { "" }, source.state_name)?;
-        }
+        let states: Vec<_> = self.sources.iter().map(|source| source.state_name).collect();
+        f.write_str(&states.join(","))?;
         let chains = self.sources.iter().map(|source| source.chain_id);
-        let text = |chain: Option<u64>| chain.map_or("?".to_owned(), |chain| chain.to_string());
-        let mut chains: Vec<_> = chains.map(text).collect();
-        // If it is one for all sources, it stands there once.
+        let mut chains: Vec<_> =
+            chains.map(|id| id.map_or("?".to_owned(), |id| id.to_string())).collect();
+        // The chain is printed once if it is the same for all sources.
         if chains.iter().all(|chain| *chain == chains[0]) {
             chains.truncate(1);
         }
@@ -82,13 +82,14 @@ impl fmt::Display for Status {
         let Self { announced_per_s, pooled_per_s, pool_txs, .. } = self;
         write!(
             f,
-            " announced={announced} ({announced_per_s}/s) pooled={pooled} ({pooled_per_s}/s) lagged={lagged} \
-             failed={failed} gone={gone} malformed={malformed} in_flight={unfinished} pool={pool_txs}",
+            " announced={announced} ({announced_per_s}/s) pooled={pooled} ({pooled_per_s}/s) \
+             lagged={lagged} failed={failed} gone={gone} malformed={malformed} \
+             in_flight={unfinished} pool={pool_txs}",
         )?;
         if let Some(rpc) = &self.rpc {
             write!(f, " rpc={} rpc_orders={}", rpc.requests, rpc.orders)?;
         }
-        for Published { flow, state, stored, refused, unfinished } in &self.published {
+        for PublishedFlow { flow, state, stored, refused, unfinished } in &self.published {
             write!(
                 f,
                 " {flow}=({state}, stored={stored} refused={refused} unfinished={unfinished})"

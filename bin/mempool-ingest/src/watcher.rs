@@ -1,6 +1,7 @@
-//! A subscriber of the pool, such as a builder.
+//! Subscribes to the pool, as a builder does, and measures the latency of its orders.
 //!
-//! The lock of what it has seen is held for one event by its thread, and for a copy by whoever shows it.
+//! The lock of the statistics is held for one event by the watcher's thread, and for a copy by the
+//! thread that shows them.
 
 use std::{
     fs::File,
@@ -20,12 +21,12 @@ use mempool_ingest::{
 };
 use parking_lot::Mutex;
 
-use crate::say::say_warning;
+use crate::print::print_warning;
 
-/// The transaction types that a pool may hold, by their number.
+/// The names of the transaction types, by type number.
 pub(crate) const TYPES: [&str; 5] = ["legacy", "2930", "1559", "blob", "7702"];
 
-/// Lower bounds of the classes of tips, in wei, and their names in gwei.
+/// The lower bounds of the tip classes in wei, and their names in gwei.
 pub(crate) const TIPS: [(u128, &str); 5] = [
     (10_000_000_000, "10 and more"),
     (1_000_000_000, "1 to 10"),
@@ -34,149 +35,162 @@ pub(crate) const TIPS: [(u128, &str); 5] = [
     (0, "below 0.01"),
 ];
 
-/// It measures the age of each order when it sees it, and counts the pool's transactions by type
-/// and tip. With `--hashes` it writes the hash of each order, one a line, in the pool's order.
+/// Measures the age of each order, and counts the pool's transactions by type and tip. With
+/// `--hashes` it writes the hash of each order, one per line, in the pool's order.
 pub(crate) struct Watcher {
-    seen: Arc<Mutex<Seen>>,
+    stats: Arc<Mutex<WatcherStats>>,
     stop: Arc<AtomicBool>,
     thread: std::thread::JoinHandle<io::Result<()>>,
 }
 
-/// What it has seen so far.
+/// What the watcher has measured so far.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
-    /// Ages in nanoseconds.
+pub(crate) struct WatcherStats {
+    /// The ages of orders in nanoseconds.
     pub(crate) latency: Histogram<u64>,
-    /// Orders from the RPC server.
+    /// The number of orders from the RPC server.
     pub(crate) orders: u64,
     pub(crate) cancelled: u64,
     lagged: u64,
-    pub(crate) content: Content,
+    pub(crate) content: PoolContent,
 }
 
-/// The transactions of the pool. They are classed by the highest tip that each offers, which does
-/// not depend on the base fee, so that a transaction stays in its class and the pool need not be
-/// scanned.
+/// The number of pooled transactions by type and tip. The tip is the highest that a transaction
+/// offers, which does not depend on the base fee: a transaction stays in its class, and the pool
+/// need not be scanned.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Content {
+pub(crate) struct PoolContent {
     pub(crate) by_type: [u64; TYPES.len()],
     pub(crate) by_tip: [u64; TIPS.len()],
 }
 
 impl Watcher {
     pub(crate) fn start(pool: &OrderPool, hashes: Option<&Path>) -> Result<Self, String> {
-        let create = |path: &Path| {
-            File::create(path).map_err(|error| format!("--hashes {}: {error}", path.display()))
-        };
-        let hashes = hashes.map(create).transpose()?;
+        let hashes = hashes.map(create_hash_file).transpose()?;
         let latency = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds in order");
-        let (orders, cancelled, lagged, content) = (0, 0, 0, Content::default());
-        let seen = Arc::new(Mutex::new(Seen { latency, orders, cancelled, lagged, content }));
+        let stats = Arc::new(Mutex::new(WatcherStats {
+            latency,
+            orders: 0,
+            cancelled: 0,
+            lagged: 0,
+            content: PoolContent::default(),
+        }));
         let stop = Arc::<AtomicBool>::default();
-        let (watching, stopped) = (Arc::clone(&seen), Arc::clone(&stop));
+        let thread_stats = Arc::clone(&stats);
+        let thread_stop = Arc::clone(&stop);
         let orders = pool.subscribe_all();
-        let thread = std::thread::spawn(move || run(&watching, &stopped, orders, hashes));
-        Ok(Self { seen, stop, thread })
+        let thread = std::thread::spawn(move || run(&thread_stats, &thread_stop, orders, hashes));
+        Ok(Self { stats, stop, thread })
     }
 
-    pub(crate) fn seen(&self) -> Seen {
-        self.seen.lock().clone()
+    pub(crate) fn stats(&self) -> WatcherStats {
+        self.stats.lock().clone()
     }
 
+    /// Waits until the thread has read every event from before this call.
     pub(crate) fn stop(self) {
         self.stop.store(true, Relaxed);
-        let panicked = |_| Err(io::Error::other("it has panicked"));
-        if let Err(error) = self.thread.join().unwrap_or_else(panicked) {
-            say_warning!("the subscriber: {error}");
+        match self.thread.join() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => print_warning!("the subscriber: {error}"),
+            Err(_) => print_warning!("the subscriber: its thread has panicked"),
         }
-        let lagged = self.seen.lock().lagged;
+        let lagged = self.stats.lock().lagged;
         if lagged > 0 {
-            say_warning!("the subscriber lagged and started anew, {lagged} times");
+            print_warning!("the subscriber lagged and started anew, {lagged} times");
         }
     }
 }
 
+fn create_hash_file(path: &Path) -> Result<File, String> {
+    File::create(path).map_err(|error| format!("--hashes {}: {error}", path.display()))
+}
+
 fn run(
-    seen: &Mutex<Seen>,
+    stats: &Mutex<WatcherStats>,
     stop: &AtomicBool,
     mut orders: Subscription,
     hashes: Option<File>,
 ) -> io::Result<()> {
-    let (mut hashes, mut written) = (hashes.map(BufWriter::new), Ok(()));
-    // What was there before has waited for this subscriber, and says nothing of a latency.
-    let mut since = SystemTime::now();
+    let mut hashes = hashes.map(BufWriter::new);
+    let mut written = Ok(());
+    // Orders from before the subscription have waited for it, so their age is no latency.
+    let mut measured_from = SystemTime::now();
     loop {
-        // Before reading, so that everything from before the end is seen.
-        let last = stop.load(Relaxed);
+        // Load this before reading, so that every event from before the stop is read.
+        let is_stopping = stop.load(Relaxed);
         let event = orders.try_next().or_else(|| {
-            // Whoever looks at the file meanwhile finds all that was pooled.
+            // Flush while no event waits: the file then has every hash.
             if let Some(Err(error)) = hashes.as_mut().map(BufWriter::flush) {
-                (hashes, written) = (None, Err(error));
+                hashes = None;
+                written = Err(error);
             }
-            (!last).then(|| orders.next_timeout(Duration::from_millis(50))).flatten()
+            (!is_stopping).then(|| orders.next_timeout(Duration::from_millis(50))).flatten()
         });
         match event {
             Some(Ok(Event::Added(order))) => {
-                seen.lock().added(&order, since);
-                let line = |file: &mut BufWriter<_>| writeln!(file, "{}", order.id().hash());
-                if let Some(Err(error)) = hashes.as_mut().map(line) {
-                    (hashes, written) = (None, Err(error));
+                stats.lock().add(&order, measured_from);
+                if let Some(file) = &mut hashes
+                    && let Err(error) = writeln!(file, "{}", order.id().hash())
+                {
+                    hashes = None;
+                    written = Err(error);
                 }
             }
             Some(Ok(Event::Removed { order, .. })) => {
                 if let Order::Tx(tx) = order.as_ref() {
-                    for count in seen.lock().content.counts_of(tx) {
+                    for count in stats.lock().content.counts_mut(tx) {
                         *count -= 1;
                     }
                 }
             }
-            Some(Ok(Event::Cancelled(_))) => seen.lock().cancelled += 1,
+            Some(Ok(Event::Cancelled(_))) => stats.lock().cancelled += 1,
             Some(Err(_)) => {
-                let mut seen = seen.lock();
-                seen.lagged += 1;
-                // A replay delivers all orders again.
-                seen.content = Content::default();
-                since = SystemTime::now();
+                let mut stats = stats.lock();
+                stats.lagged += 1;
+                // After `resync` every live order is delivered again.
+                stats.content = PoolContent::default();
+                measured_from = SystemTime::now();
                 orders.resync();
                 if hashes.take().is_some() {
                     written = Err(io::Error::other("it lagged, and writes no further hashes"));
                 }
             }
             Some(Ok(_)) => {}
-            None if last => return written,
+            None if is_stopping => return written,
             None => {}
         }
     }
 }
 
-impl Seen {
-    /// The latency counts of what was first seen since this subscriber began, or began anew.
-    fn added(&mut self, order: &Order, since: SystemTime) {
+impl WatcherStats {
+    /// Counts an order, and records its latency if it was first seen after `measured_from`.
+    fn add(&mut self, order: &Order, measured_from: SystemTime) {
         if let Order::Tx(tx) = order {
-            for count in self.content.counts_of(tx) {
+            for count in self.content.counts_mut(tx) {
                 *count += 1;
             }
             if tx.origin() != Origin::Rpc {
                 let age = SystemTime::now().duration_since(tx.first_seen());
                 if let Ok(age) = age
-                    && tx.first_seen() >= since
+                    && tx.first_seen() >= measured_from
                 {
                     self.latency.saturating_record(age.as_nanos() as u64);
                 }
                 return;
             }
         }
-        // Only the RPC server brings bundles.
+        // Only the RPC server accepts bundles and transactions of this origin.
         self.orders += 1;
     }
 }
 
-impl Content {
-    /// The two counts of this transaction.
-    fn counts_of(&mut self, tx: &Transaction) -> [&mut u64; 2] {
+impl PoolContent {
+    /// Returns the counts of this transaction's type and tip class.
+    fn counts_mut(&mut self, tx: &Transaction) -> [&mut u64; 2] {
         let kind = tx.recovered().inner().tx_type() as usize;
         let tip = tx.max_tip_wei();
-        let class = TIPS.iter().position(|(least, _)| tip >= *least).expect("the last is 0");
+        let class = TIPS.iter().position(|(least, _)| tip >= *least).expect("the last bound is 0");
         [&mut self.by_type[kind], &mut self.by_tip[class]]
     }
 }

@@ -1,4 +1,5 @@
-//! The metrics of a process, as Prometheus gets them. Alone in its process, because a process has one recorder.
+//! Scrapes the metrics of a process as Prometheus does. It is a test binary of its own, because a
+//! process has one recorder.
 
 use std::{
     io::{Read as _, Write as _},
@@ -16,7 +17,7 @@ use testkit::ingest::{Node, settled};
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Blocking, on a thread that serves nothing of what is tested.
+/// Blocks the calling thread, which serves none of the tested parts.
 fn scrape(address: SocketAddr) -> String {
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: metrics\r\n\r\n").expect("it reads");
@@ -28,7 +29,7 @@ fn scrape(address: SocketAddr) -> String {
 }
 
 #[tokio::test]
-async fn all_parts_are_served_while_the_node_is_dead() {
+async fn metrics_of_all_parts_are_served_while_the_node_is_dead() {
     let any = SocketAddr::from(([127, 0, 0, 1], 0));
     let telemetry = Telemetry::start(any).unwrap();
     let second = Telemetry::start(any).unwrap_err();
@@ -47,7 +48,7 @@ async fn all_parts_are_served_while_the_node_is_dead() {
     node.submit_all();
     settled(ingest.fetcher(), "all are pooled", |counts| counts.pooled == 100).await;
 
-    // From here on the node answers nothing, and takes nothing in.
+    // From here on the node answers nothing and accepts nothing.
     node.node.inject(Fault::GoDead(Target::All));
     let text = scrape(telemetry.local_addr());
     for line in [
@@ -68,7 +69,7 @@ async fn all_parts_are_served_while_the_node_is_dead() {
     let labels = [version, &cores, "profile=\"", "arch=\""];
     assert!(labels.iter().all(|label| build.contains(label)), "{build}");
     assert!(build.ends_with("} 1") && builds.next().is_none(), "{build}");
-    // Made when they happen first: comparisons by reason and result, what was lost, what could not be read.
+    // These are registered when they are first counted.
     let later = ["mempool_fetcher_reconnects_total", "mempool_fetcher_unread_blocks_total"];
     let tables = [
         txpool_fetcher::METRICS,
@@ -82,7 +83,7 @@ async fn all_parts_are_served_while_the_node_is_dead() {
         assert!(is_helped, "{name} has no help");
         assert!(text.contains(&format!("# TYPE {name} ")), "{name} has no type");
     }
-    // What is described nowhere would be here without help, and linted.
+    // A metric without a description would be served without help.
     for name in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
         assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help");
     }
@@ -90,5 +91,5 @@ async fn all_parts_are_served_while_the_node_is_dead() {
     ingest.shutdown(DEADLINE).await;
     let address = telemetry.local_addr();
     assert!(telemetry.shutdown(DEADLINE).ended);
-    assert!(TcpStream::connect(address).is_err(), "it listens no more");
+    assert!(TcpStream::connect(address).is_err(), "the listener is closed");
 }

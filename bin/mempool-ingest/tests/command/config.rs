@@ -1,4 +1,4 @@
-//! The file of `--config`, and the commands `config` and `check`.
+//! Tests the file of `--config`, and the commands `config` and `check`.
 
 use std::{
     fs::Permissions,
@@ -14,7 +14,7 @@ use testkit::{
     ingest::Node,
 };
 
-use crate::{command, ended_with, finish, ipc, node_of, start, wait_for};
+use crate::{command, ended_with, finish, ipc, start, start_node, wait_for};
 
 pub(crate) fn run(args: &[&str]) -> Ended {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
@@ -23,10 +23,10 @@ pub(crate) fn run(args: &[&str]) -> Ended {
 }
 
 #[test]
-fn the_default_file_is_what_the_command_prints_and_passes_its_check() {
+fn the_printed_default_file_passes_its_check() {
     let printed = run(&["config"]);
     assert_eq!(printed.stdout, DEFAULT_CONFIG);
-    // All that stands in it is commented out, so no node is named.
+    // Every option in the file is commented out, so no node is named.
     let folder = tempfile::tempdir().expect("a folder");
     let file = written(folder.path(), DEFAULT_CONFIG);
     let ended = run(&["--config", &file]);
@@ -35,21 +35,22 @@ fn the_default_file_is_what_the_command_prints_and_passes_its_check() {
     assert!(ended_with(0, &checked).starts_with("not checked: no node is named"), "{checked:?}");
 }
 
-/// The words of a help, however it is wrapped.
 fn words(text: &str) -> Vec<&str> {
     text.split_whitespace().collect()
 }
 
+fn output_at_width(args: &[&str], columns: &str) -> String {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
+    command.args(args).env("COLUMNS", columns).stdin(std::process::Stdio::null());
+    let ended = Running::spawn(command).and_then(|running| running.end(None));
+    ended.expect("the binary runs").stdout
+}
+
 #[test]
-fn the_help_says_what_the_program_does_and_breaks_no_word_at_80_columns() {
+fn the_help_breaks_no_word_at_80_columns() {
     for args in [&["--help"][..], &["-h"], &["check", "--help"], &["config", "--help"]] {
-        let at = |columns: &str| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
-            command.args(args).env("COLUMNS", columns).stdin(std::process::Stdio::null());
-            let ended = Running::spawn(command).and_then(|running| running.end(None));
-            ended.expect("the binary runs").stdout
-        };
-        let (narrow, wide) = (at("80"), at("1000"));
+        let narrow = output_at_width(args, "80");
+        let wide = output_at_width(args, "1000");
         assert_eq!(words(&narrow), words(&wide), "{args:?}");
         for line in narrow.lines() {
             assert!(line.chars().count() <= 80, "{args:?}: {line}");
@@ -61,7 +62,7 @@ fn the_help_says_what_the_program_does_and_breaks_no_word_at_80_columns() {
 
 #[test]
 fn an_error_names_the_flag_that_was_typed() {
-    let node = node_of(0);
+    let node = start_node(0);
     for (args, expected) in [
         (&["--fetch-slots", "0"][..], "'--fetch-slots <N>'"),
         (&["--audit-interval", "9000h"], "--audit-interval"),
@@ -73,8 +74,8 @@ fn an_error_names_the_flag_that_was_typed() {
 }
 
 #[test]
-fn orders_of_another_chain_than_the_nodes_are_refused_at_the_start_and_by_the_check() {
-    let node = node_of(0);
+fn a_chain_id_that_differs_from_the_nodes_is_refused() {
+    let node = start_node(0);
     let folder = tempfile::tempdir().expect("a folder");
     let publish = "[[publish]]\nserver.servers = ['nats://127.0.0.1:1']\nmachine = 'm'\n";
     for section in ["[rpc]\n", publish] {
@@ -91,15 +92,15 @@ fn orders_of_another_chain_than_the_nodes_are_refused_at_the_start_and_by_the_ch
 
 #[test]
 fn a_check_tries_listeners_folders_and_servers() {
-    let node = node_of(0);
+    let node = start_node(0);
     let folder = tempfile::tempdir().expect("a folder");
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address");
     let recording = folder.path().join("recording");
     let text = |listen: &str, folder: &Path, server: &str| {
         format!(
-            "metrics = '{listen}'\n[fetcher]\nsources = ['{}']\n[rpc]\nlisten = '{listen}'\n[recorder]\n\
-             folder = '{}'\n[[publish]]\nserver.servers = ['nats://{server}']\nmachine = 'm'\n",
+            "metrics = '{listen}'\n[fetcher]\nsources = ['{}']\n[rpc]\nlisten = '{listen}'\n\
+             [recorder]\nfolder = '{}'\n[[publish]]\nserver.servers = ['nats://{server}']\nmachine = 'm'\n",
             ipc(&node),
             folder.display(),
         )
@@ -122,11 +123,11 @@ fn a_check_tries_listeners_folders_and_servers() {
     }
 }
 
-fn on_chain_5() -> Node {
+fn start_node_on_chain_5() -> Node {
     Node::start(0, |node| NodeConfig { chain_id: 5, ..node })
 }
 
-/// The path of a file with this text.
+/// Writes a configuration file, and returns its path.
 pub(crate) fn written(folder: &Path, text: &str) -> String {
     let path = folder.join("mempool-ingest.toml");
     std::fs::write(&path, text).expect("a file");
@@ -134,14 +135,14 @@ pub(crate) fn written(folder: &Path, text: &str) -> String {
 }
 
 #[test]
-fn a_file_sets_what_runs_and_flags_override_it() {
-    let node = node_of(30);
+fn a_file_configures_every_part() {
+    let node = start_node(30);
     node.submit_all();
     let folder = tempfile::tempdir().expect("a folder");
     let recording = folder.path().join("recording");
     let text = format!(
-        "metrics = '127.0.0.1:0'\nstatus_interval = '1h'\n[fetcher]\nsources = ['{}']\n[pool]\nmax_txs = 10\n\
-         [rpc]\n[recorder]\nfolder = '{}'\n",
+        "metrics = '127.0.0.1:0'\nstatus_interval = '1h'\n[fetcher]\nsources = ['{}']\n\
+         [pool]\nmax_txs = 10\n[rpc]\n[recorder]\nfolder = '{}'\n",
         ipc(&node),
         recording.display(),
     );
@@ -149,7 +150,7 @@ fn a_file_sets_what_runs_and_flags_override_it() {
     let mut running = Running::spawn(command(["--config", &file])).expect("the binary runs");
     wait_for(&mut running, "metrics at http://127.0.0.1:", &[]);
     wait_for(&mut running, "orders by JSON-RPC at http://127.0.0.1:", &[]);
-    // An interval of an hour would show only what was there at the start.
+    // With the interval of the file, an hour, no line would have this.
     wait_for(&mut running, "live ", &[" pool=10"]);
     let (_, summary) = finish(running);
     assert_eq!(summary["pool_txs"], 10, "{summary}");
@@ -157,8 +158,8 @@ fn a_file_sets_what_runs_and_flags_override_it() {
 }
 
 #[test]
-fn a_check_says_what_each_source_is_and_fails_where_nothing_could_be_ingested() {
-    let (node, other) = (node_of(3), on_chain_5());
+fn a_check_describes_each_source_and_fails_for_unusable_ones() {
+    let (node, other) = (start_node(3), start_node_on_chain_5());
     node.submit_all();
     let folder = tempfile::tempdir().expect("a folder");
     let sources = |nodes: &[&Node]| {
@@ -184,22 +185,22 @@ fn a_check_says_what_each_source_is_and_fails_where_nothing_could_be_ingested() 
     }
 }
 
-/// The flag was for the orders alone.
+/// The flag once applied to orders only.
 #[test]
-fn a_chain_id_is_that_of_every_source() {
-    let (node, other) = (node_of(0), on_chain_5());
+fn a_chain_id_applies_to_every_source() {
+    let (node, other) = (start_node(0), start_node_on_chain_5());
     let ended = run(&["--ipc", ipc(&node), "--chain-id", "1"]);
     let expected = "is on chain 1337, expected chain 1";
     assert!(ended_with(2, &ended).contains(expected), "{ended:?}");
-    // Also of the first, whose chain would be that of all others.
+    // It also applies to the first source, whose chain the others would otherwise have to match.
     let mut running = start(["--ipc", ipc(&other), "--ipc", ipc(&node), "--chain-id", "1337"]);
     wait_for(&mut running, "other_chain,live chain=5,1337 ", &[]);
     finish(running);
 }
 
 #[test]
-fn a_password_comes_from_the_environment_or_a_file_and_from_no_command_line() {
-    let node = node_of(0);
+fn a_password_is_refused_on_the_command_line() {
+    let node = start_node(0);
     let url = "nats://ingest:secret@127.0.0.1:1";
     let ended = run(&["--ipc", ipc(&node), "--machine", "a", "--publish", url]);
     assert!(ended_with(2, &ended).contains("MEMPOOL_INGEST_PUBLISH"), "{ended:?}");
@@ -207,12 +208,12 @@ fn a_password_comes_from_the_environment_or_a_file_and_from_no_command_line() {
     command.env("MEMPOOL_INGEST_PUBLISH", url);
     let mut running = Running::spawn(command).expect("the binary runs");
     wait_for(&mut running, "", &[" public=("]);
-    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
+    let ended = running.end(Some(Signal::SIGTERM)).expect("the command ends");
     assert!(!ended.stderr.contains("secret") && !ended.stdout.contains("secret"), "{ended:?}");
 }
 
 #[test]
-fn the_help_has_groups_and_examples_and_the_version_is_that_of_the_workspace() {
+fn the_help_has_groups_and_examples() {
     let help = run(&["--help"]).stdout;
     for part in ["Ingestion", "Output", "Searchers' orders", "Recordings", "Fleet", "Examples"] {
         assert!(help.contains(&format!("{part}:")), "{part} in {help}");
@@ -223,7 +224,7 @@ fn the_help_has_groups_and_examples_and_the_version_is_that_of_the_workspace() {
 }
 
 #[test]
-fn the_sample_of_a_service_runs_the_command_with_a_file() {
+fn the_sample_unit_runs_the_command_with_a_file() {
     let unit = include_str!("../../../../etc/systemd/mempool-ingest.service");
     let start = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).expect("a command");
     let args: Vec<_> = start.split(' ').skip(1).collect();
@@ -232,51 +233,69 @@ fn the_sample_of_a_service_runs_the_command_with_a_file() {
     assert!(unit.contains("Restart=always") && unit.contains("LimitNOFILE="), "{unit}");
 }
 
-/// A file and what is above it, so that every user can reach it.
-fn open_to_all(path: &Path) {
+/// Lets every user reach a file below the temporary folder.
+fn open_folders(path: &Path) {
     let top = std::env::temp_dir();
-    let is_ours = |folder: &&Path| folder.starts_with(&top) && *folder != top;
-    for folder in path.ancestors().skip(1).take_while(is_ours) {
+    for folder in path.ancestors().skip(1).take_while(|folder| **folder != *top) {
+        assert!(folder.starts_with(&top), "{}", folder.display());
         std::fs::set_permissions(folder, Permissions::from_mode(0o755)).expect("our folder");
     }
 }
 
-/// The socket of a node with umask 022 cannot be opened by the node's group, because connecting needs the right to write.
+/// An unprivileged user and the group of the node. Only root can become another user: otherwise the
+/// command runs as the owner of the socket.
+const USER: u32 = 65_534;
+const GROUP: u32 = 65_533;
+
+fn is_root() -> bool {
+    std::fs::metadata("/proc/self").expect("Linux").uid() == 0
+}
+
+/// Runs a command line of the unit as [`USER`], a member of [`GROUP`].
+fn spawn_as_user(command_line: &str) -> Running {
+    let mut command = Command::new("setpriv");
+    if is_root() {
+        command.args([format!("--reuid={USER}"), format!("--regid={USER}")]);
+        command.arg(format!("--groups={GROUP}"));
+    }
+    command.args(command_line.split(' ')).env_remove("RUST_LOG");
+    Running::spawn(command).expect("setpriv runs")
+}
+
+/// Under umask 022 a node creates a socket that its group cannot open, because connecting needs
+/// write permission.
 #[test]
-fn the_units_command_runs_as_another_user_of_the_group_that_may_write_to_the_nodes_socket() {
-    const USER: u32 = 65_534;
-    const GROUP: u32 = 65_533;
-    let unit = include_str!("../../../../etc/systemd/mempool-ingest.service");
-    let check = unit.lines().find_map(|line| line.strip_prefix("ExecStartPre=-")).expect("a check");
-    let node = node_of(0);
+fn the_units_commands_run_as_another_user_of_the_nodes_group() {
+    let node = start_node(0);
+    let socket = Path::new(ipc(&node));
     let folder = tempfile::tempdir().expect("a folder");
-    let file = written(folder.path(), &format!("[fetcher]\nsources = ['{}']\n", ipc(&node)));
+    let text = format!("status_interval = '1s'\n[fetcher]\nsources = ['{}']\n", ipc(&node));
+    let file = written(folder.path(), &text);
     // The folder of the build may be closed to other users.
     let binary = folder.path().join("mempool-ingest");
     std::fs::copy(env!("CARGO_BIN_EXE_mempool-ingest"), &binary).expect("a copy");
-    for path in [Path::new(&file), &binary, Path::new(ipc(&node))] {
-        open_to_all(path);
+    for path in [Path::new(&file), &binary, socket] {
+        open_folders(path);
     }
-    let command = check.replace("/usr/local/bin/mempool-ingest", binary.to_str().expect("text"));
-    let command = command.replace("/etc/mempool-ingest.toml", &file);
-    // Without root there is no other user: then this is the owner, who may write in either case.
-    let is_root = std::fs::metadata("/proc/self").expect("Linux").uid() == 0;
-    for (mode, is_open) in [(0o755, !is_root), (0o775, true)] {
-        std::fs::set_permissions(ipc(&node), Permissions::from_mode(mode)).expect("our socket");
-        let mut parts = command.split(' ');
-        let mut run = Command::new("setpriv");
-        if is_root {
-            std::os::unix::fs::chown(ipc(&node), None, Some(GROUP)).expect("our socket");
-            run.args([
-                format!("--reuid={USER}"),
-                format!("--regid={USER}"),
-                format!("--groups={GROUP}"),
-            ]);
+    let unit = include_str!("../../../../etc/systemd/mempool-ingest.service");
+    let unit = unit.replace("/usr/local/bin/mempool-ingest", binary.to_str().expect("text"));
+    let unit = unit.replace("/etc/mempool-ingest.toml", &file);
+    let [check, run] = ["ExecStartPre=-", "ExecStart="]
+        .map(|key| unit.lines().find_map(|line| line.strip_prefix(key)).expect(key));
+    if is_root() {
+        std::os::unix::fs::chown(socket, None, Some(GROUP)).expect("our socket");
+        std::fs::set_permissions(socket, Permissions::from_mode(0o755)).expect("our socket");
+        for (command_line, code) in [(check, 1), (run, 2)] {
+            let ended = spawn_as_user(command_line).end(None).expect("the command ends");
+            let stderr = ended_with(code, &ended).to_lowercase();
+            assert!(stderr.contains("permission denied"), "{command_line}: {stderr}");
         }
-        run.args(&mut parts).env_remove("RUST_LOG");
-        let ended = Running::spawn(run).and_then(|running| running.end(None)).expect("it runs");
-        let said = ended_with(if is_open { 0 } else { 1 }, &ended);
-        let expected = if is_open { "lists its pool" } else { "permission denied" };
-        assert!(said.to_lowercase().contains(&expected.to_lowercase()), "{mode:o}: {said}");
     }
+    std::fs::set_permissions(socket, Permissions::from_mode(0o775)).expect("our socket");
+    let ended = spawn_as_user(check).end(None).expect("the command ends");
+    assert!(ended_with(0, &ended).contains("lists its pool"), "{ended:?}");
+    let mut running = spawn_as_user(run);
+    wait_for(&mut running, "live ", &[]);
+    let ended = running.end(Some(Signal::SIGTERM)).expect("the command ends");
+    ended_with(0, &ended);
 }

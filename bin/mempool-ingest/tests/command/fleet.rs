@@ -1,4 +1,5 @@
-//! This command and `block_builder` as the processes of a fleet, in which a server is there or is not.
+//! Runs this command and `block_builder` as the processes of a fleet, with and without a NATS
+//! server.
 
 use std::{
     io::{Read as _, Write as _},
@@ -23,7 +24,7 @@ use crate::{finish, ipc, wait_for};
 const BUILDER: &str = "fleet::a_builder_that_does_not_end";
 const ANY_PORT: &str = "127.0.0.1:0";
 
-/// Private transactions: of an account that the node's own load does not use.
+/// The number of private transactions, from an account that the node's own load does not use.
 const PRIVATE: usize = 3;
 
 #[test]
@@ -46,43 +47,44 @@ fn ingest(node: &Node, args: &[&str]) -> Running {
     crate::start([&["--ipc", ipc(node), "--machine", "ingest-1"], args].concat())
 }
 
-/// A list for the builder, beside the node's socket.
-fn list(node: &Node) -> String {
+/// Writes a blocklist for the builder next to the node's socket, and returns its path.
+fn write_list(node: &Node) -> String {
     let path = node.node.ipc_path().with_file_name("list");
     std::fs::write(&path, "0x0000000000000000000000000000000000000001\n").expect("a file");
     path.to_str().expect("text").to_owned()
 }
 
 fn builder(node: &Node, args: &[&str]) -> Running {
-    let list = list(node);
+    let list = write_list(node);
     let fixed = ["--ipc", ipc(node), "--blocklist", &list, "--json", "--slot", "500ms"];
     let args = [&fixed, ["--machine", "builder-1"].as_slice(), args].concat();
     Running::start(BUILDER, args.into_iter().map(str::to_owned)).expect("this binary runs")
 }
 
-/// Waits for the line that names the address of one of its servers.
-fn address(running: &mut Running, before: &str) -> SocketAddr {
-    let rest =
-        |line: &str| Some(line.strip_prefix(before)?.trim_end_matches("/metrics").to_owned());
-    running.line(|line| rest(line)?.parse().ok()).expect(before)
+/// Waits for the line with this prefix, and returns the address behind it.
+fn address(running: &mut Running, prefix: &str) -> SocketAddr {
+    let found =
+        running.line(|line| line.strip_prefix(prefix)?.trim_end_matches("/metrics").parse().ok());
+    found.expect(prefix)
 }
 
-fn request(to: SocketAddr, path: &str, body: Option<&str>) -> String {
-    let mut stream = TcpStream::connect(to).expect("it listens");
-    stream.write_all(&http::request(path, "connection: close\r\n", body)).expect("it reads");
+fn request(server: SocketAddr, path: &str, body: Option<&str>) -> String {
+    let mut stream = TcpStream::connect(server).expect("a connection");
+    let request = http::request(path, "connection: close\r\n", body);
+    stream.write_all(&request).expect("the request is sent");
     let mut response = String::new();
-    stream.read_to_string(&mut response).expect("it answers and closes");
+    stream.read_to_string(&mut response).expect("a response");
     response
 }
 
-/// Waits until a metric has such a value.
-fn until(metrics: SocketAddr, metric: &str, is_so: impl Fn(usize) -> bool) {
+/// Waits until the value of a metric is as expected.
+fn until(metrics: SocketAddr, metric: &str, is_expected: impl Fn(usize) -> bool) {
     crate::until(|| {
         let text = request(metrics, "/metrics", None);
         let mut values = text.lines().filter_map(|line| line.strip_prefix(metric));
         let value = values.next().map(|value| value.trim().parse().expect("a whole number"));
-        let is_so = value.is_some_and(&is_so);
-        is_so.then_some(()).ok_or_else(|| format!("{metric} stays {value:?}:\n{text}"))
+        let is_expected = value.is_some_and(&is_expected);
+        is_expected.then_some(()).ok_or_else(|| format!("{metric} is {value:?}:\n{text}"))
     });
 }
 
@@ -90,7 +92,7 @@ fn number(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or_else(|| panic!("{field} in {value}"))
 }
 
-/// The counts of both flows, each of which adds up to its first.
+/// Returns the counts of both flows, and asserts that the parts add up to the sum.
 fn flows<'a>(summary: &'a Value, list: &str, sum: &str, parts: &[&str]) -> [&'a Value; 2] {
     let [public, private] = summary[list].as_array().expect(list).as_slice() else {
         panic!("two flows in {summary}");
@@ -115,27 +117,27 @@ fn received(summary: &Value) -> [&Value; 2] {
 
 const GUIDE: &str = include_str!("../../../../docs/fleet.md");
 
-/// A text of the guide with the hosts, paths and passwords of a test.
+/// Returns a text of the guide with the hosts, paths and passwords of a test.
 fn adapted(text: &str, replaced: &[(&str, &str)]) -> String {
-    replaced.iter().fold(text.to_owned(), |text, (theirs, ours)| {
-        assert!(text.contains(theirs), "{theirs} in {text}");
-        text.replace(theirs, ours)
+    replaced.iter().fold(text.to_owned(), |text, (documented, actual)| {
+        assert!(text.contains(documented), "{documented} in {text}");
+        text.replace(documented, actual)
     })
 }
 
-/// The arguments of the command in the guide that begins so.
-fn documented(begin: &str, replaced: &[(&str, &str)]) -> Vec<String> {
+/// Returns the arguments of the command in the guide that begins with `prefix`.
+fn documented(prefix: &str, replaced: &[(&str, &str)]) -> Vec<String> {
     let guide = GUIDE.replace("\\\n", " ");
-    let line = guide.lines().find_map(|line| line.strip_prefix(begin));
-    let line = line.unwrap_or_else(|| panic!("{begin} is not in the guide"));
+    let line = guide.lines().find_map(|line| line.strip_prefix(prefix));
+    let line = line.unwrap_or_else(|| panic!("{prefix} is not in the guide"));
     adapted(line, replaced).split_whitespace().map(Into::into).collect()
 }
 
-/// With the users of the sample, which have rights for one chain. It fails, never skips, when the
-/// server is missing.
+/// The users of the sample have rights for one chain. The test fails, never skips, when the server
+/// is missing.
 #[test]
 #[ignore = "needs the nats-server that scripts/real-nodes.sh installs, and is run by it"]
-fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_real_server() {
+fn the_documented_commands_feed_a_builder_on_a_real_server() {
     let folder = tempfile::tempdir().expect("a folder");
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).expect("a certificate");
     let [cert, key] = [("ca.pem", made.cert.pem()), ("key.pem", made.signing_key.serialize_pem())]
@@ -158,7 +160,7 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     let node = node_on(1);
     let node_and_ca = [("/data/reth.ipc", ipc(&node)), ("ca.pem", cert.as_str())];
     let servers = [("PASSWORD", "secret"), ("nats-1:4222", &host), ("nats-2:4222", &host)];
-    let list = list(&node);
+    let list = write_list(&node);
     let to_builder = [&node_and_ca[..], &servers, &[("list.txt", list.as_str())]].concat();
     let builder = "cargo run --release -p example-builder --example block_builder -- ";
     let from_private = private("builder-1");
@@ -169,13 +171,15 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     let metrics = address(&mut builder, "metrics at http://");
     wait_for(&mut builder, "", &["stream missing"]);
 
-    // The file of the administrators, which makes the streams.
-    let is_it = |part: &&str| part.contains("machine = \"admin\"");
-    let file = GUIDE.split("```").find(is_it).expect("a file in the guide");
-    let one = [("toml\n", ""), ("replicas = 3", "replicas = 1")];
-    let file = adapted(file, &[&node_and_ca[..], &servers[..2], &one].concat());
+    // The file of the administrator creates the streams.
+    let mut blocks = GUIDE.split("```");
+    let file = blocks.find(|block| block.contains("machine = \"admin\""));
+    let file = file.expect("a file in the guide");
+    let one_server = [("toml\n", ""), ("replicas = 3", "replicas = 1")];
+    let file = adapted(file, &[&node_and_ca[..], &servers[..2], &one_server].concat());
     let file = crate::config::written(folder.path(), &file);
-    let made = crate::start(["--config", &file, "--duration", "2s"]).end(None).expect("it ends");
+    let made =
+        crate::start(["--config", &file, "--duration", "2s"]).end(None).expect("the command ends");
     crate::ended_with(0, &made);
 
     let more = ["--rpc", ANY_PORT].map(str::to_owned);
@@ -189,7 +193,8 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     let account = test_accounts(node.node.config().accounts + 1).pop().expect("the last");
     for nonce in 0..PRIVATE as u64 {
         let (hash, raw) = signed(&account, |tx| (tx.chain_id, tx.nonce) = (1, nonce));
-        let call = json!({ "jsonrpc": "2.0", "id": 1, "method": "eth_sendRawTransaction", "params": [raw] });
+        let method = "eth_sendRawTransaction";
+        let call = json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": [raw] });
         let response = request(rpc, "/", Some(&call.to_string()));
         assert!(response.contains(&hash.to_string()), "{response}");
     }
@@ -199,12 +204,13 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
         let state = format!(r#"order_stream_state{{flow="{flow}",side="source"}}"#);
         until(metrics, &state, |state| state == usize::from(State::Live.code()));
     }
-    // Those that are private stay pending: no node has them.
-    let included = |line: &str| -> Option<usize> {
-        line.split_once(", included ")?.1.split(' ').next()?.parse().ok()
-    };
-    let of_both = builder.line(|line| included(line).filter(|count| *count > PRIVATE));
-    of_both.expect("a block with transactions of both flows");
+    // The private ones stay pending, because no node has them.
+    let block_of_both = builder.line(|line| {
+        let (_, rest) = line.split_once(", included ")?;
+        let count: usize = rest.split(' ').next()?.parse().ok()?;
+        (count > PRIVATE).then_some(())
+    });
+    block_of_both.expect("a block with transactions of both flows");
     wait_for(&mut ingest, "", &[" public=(live", " private=(live"]);
 
     let built = finish(builder).1;
@@ -223,15 +229,15 @@ fn the_documented_commands_with_the_sample_configuration_feed_a_builder_on_a_rea
     assert_eq!(number(sent, "stored"), PRIVATE as u64, "{ingested}");
 }
 
-/// Only a failure makes it end by itself.
-fn fails(running: Running) -> Ended {
-    let ended = running.end(None).expect("it ends");
+/// Waits for a command that ends by itself with a failure.
+fn ended_with_failure(running: Running) -> Ended {
+    let ended = running.end(None).expect("the command ends");
     assert_ne!(ended.status.code(), Some(0), "{ended:?}");
     ended
 }
 
 #[test]
-fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
+fn a_wrong_url_or_a_missing_flow_is_an_error_at_the_start() {
     let node = node_on(DEV_CHAIN_ID);
     let wrong = "http://127.0.0.1:4222";
     for running in [
@@ -239,12 +245,13 @@ fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
         ingest(&node, &["--publish-private", wrong, "--replicas", "1"]),
         builder(&node, &["--from", wrong]),
     ] {
-        let ended = fails(running);
-        let is_named = |line: &str| line.starts_with("error: servers[0] is not a URL");
-        assert!(ended.stderr.lines().any(is_named), "{ended:?}");
+        let ended = ended_with_failure(running);
+        let mut lines = ended.stderr.lines();
+        let is_named = lines.any(|line| line.starts_with("error: servers[0] is not a URL"));
+        assert!(is_named, "{ended:?}");
     }
     for (running, missing) in [(ingest(&node, &[]), "--publish"), (builder(&node, &[]), "--from")] {
-        let ended = fails(running);
+        let ended = ended_with_failure(running);
         for text in ["required arguments", missing] {
             assert!(ended.stderr.contains(text), "{text}: {ended:?}");
         }
@@ -252,28 +259,28 @@ fn a_wrong_url_or_a_flag_without_its_flow_ends_either_command_and_is_named() {
 }
 
 #[test]
-fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits_for_it() {
+fn a_silent_or_absent_server_is_a_state_and_delays_nothing() {
     let node = node_on(DEV_CHAIN_ID);
-    // Connections wait in its backlog.
+    // A listener that never accepts: connections wait in its backlog.
     let listener = TcpListener::bind(ANY_PORT).expect("a port");
     let taken = listener.local_addr().expect("an address").to_string();
     let silent = format!("nats://{taken}");
     // Nothing listens on this port.
     let absent = "nats://127.0.0.1:1";
     let urls = [&silent, absent];
-    // Streams can only be made on a server, before orders are taken: a port of its own would be the error.
+    // Streams are created before the RPC server starts, so the taken RPC port is not the error.
     let makers =
         urls.map(|url| ingest(&node, &["--publish", url, "--replicas", "1", "--rpc", &taken]));
     let publishers = urls.map(|url| ingest(&node, &["--publish", url, "--publish-private", url]));
     let builders = urls.map(|url| builder(&node, &["--from", url, "--from-private", url]));
     for maker in makers {
-        let ended = fails(maker);
-        let is_error = |line: &str| line.starts_with("error: cannot connect: ");
-        assert!(ended.stderr.lines().any(is_error), "{ended:?}");
+        let ended = ended_with_failure(maker);
+        let mut lines = ended.stderr.lines();
+        assert!(lines.any(|line| line.starts_with("error: cannot connect: ")), "{ended:?}");
     }
     let state = "disconnected: no server can be reached";
-    let is_apart = |flow: &Value| {
-        // The next attempt may be under way.
+    let assert_disconnected = |flow: &Value| {
+        // The next attempt may be in progress.
         assert!([state, "connecting"].iter().any(|state| flow["state"] == *state), "{flow}");
     };
     for mut publisher in publishers {
@@ -281,14 +288,14 @@ fn a_server_that_is_silent_or_not_there_is_an_error_or_a_state_and_nothing_waits
         wait_for(&mut publisher, "", &[" public=(", " private=("]);
         for flow in published(&finish(publisher).1) {
             assert_eq!(number(flow, "published"), 0, "{flow}");
-            is_apart(flow);
+            assert_disconnected(flow);
         }
     }
     for mut builder in builders {
         wait_for(&mut builder, "", &[state]);
         for flow in received(&finish(builder).1) {
             assert_eq!(number(flow, "received"), 0, "{flow}");
-            is_apart(flow);
+            assert_disconnected(flow);
         }
     }
 }

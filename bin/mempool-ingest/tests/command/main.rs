@@ -1,4 +1,4 @@
-//! The command in a process of its own, on a mock node.
+//! Runs the command in a process of its own, on a mock node.
 
 mod config;
 mod fleet;
@@ -20,10 +20,11 @@ use testkit::{
     ingest::{Node, PATIENCE},
 };
 
-/// What the final audit counts, and `null` without one: it was -1, and what the same comparison would have said of the rest 0.
+/// The fields of the summary that the final audit counts. They are `null` without an audit; once
+/// they were -1 and 0.
 const AUDITED: [&str; 3] = ["missing", "removed", "unlistable"];
 
-/// The binary, with these arguments and a line each second.
+/// Returns a command with these arguments that prints a status line each second.
 fn command<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
     command.args(["--plain", "--json", "--status-interval", "1s"]).args(args);
@@ -35,19 +36,19 @@ fn start<'a>(args: impl IntoIterator<Item = &'a str>) -> Running {
     Running::spawn(command(args)).expect("the binary runs")
 }
 
-/// A node with so many transactions that are still to be submitted, and that no block takes.
-fn node_of(txs: usize) -> Node {
+/// Starts a node that mines nothing, with this number of prepared transactions to submit.
+fn start_node(txs: usize) -> Node {
     Node::start(txs, |node| NodeConfig { block_time: Duration::ZERO, ..node })
 }
 
-/// A live one.
-fn live(node: &Node) -> Running {
+/// Starts the command and waits until its source is live.
+fn start_live(node: &Node) -> Running {
     let mut running = start(["--ipc", ipc(node)]);
     wait_for(&mut running, "live ", &[]);
     running
 }
 
-/// What it said on stderr, when it ended by itself with this exit code.
+/// Asserts the exit code, and returns what the command wrote to stderr.
 fn ended_with(code: i32, ended: &Ended) -> &str {
     assert_eq!(ended.status.code(), Some(code), "{ended:?}");
     &ended.stderr
@@ -57,36 +58,37 @@ fn ipc(node: &Node) -> &str {
     node.node.ipc_path().to_str().expect("text")
 }
 
-/// Waits for a line that begins and goes on so.
-fn wait_for(running: &mut Running, begin: &str, texts: &[&str]) {
-    let is_it =
-        |line: &str| line.starts_with(begin) && texts.iter().all(|text| line.contains(text));
-    let found = running.line(|line| is_it(line).then_some(()));
-    found.unwrap_or_else(|error| panic!("{begin} {texts:?} {error}"));
+/// Waits for a line on stderr that begins with `prefix` and contains all texts.
+fn wait_for(running: &mut Running, prefix: &str, texts: &[&str]) {
+    let found = running.line(|line| {
+        let matches = line.starts_with(prefix) && texts.iter().all(|text| line.contains(text));
+        matches.then_some(())
+    });
+    found.unwrap_or_else(|error| panic!("{prefix} {texts:?} {error}"));
 }
 
-/// Looks again and again until it is so; until then, what is there instead.
-fn until<T>(mut look: impl FnMut() -> Result<T, String>) -> T {
+/// Calls `check` until it succeeds. Its error says what was found instead.
+fn until<T>(mut check: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        match look() {
+        match check() {
             Ok(found) => return found,
-            Err(instead) => assert!(Instant::now() < deadline, "{instead}"),
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
         }
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Ends it with a signal, and checks that the exit code is 0.
+/// Ends the command with a signal, asserts that the exit code is 0, and returns the summary.
 fn finish(running: Running) -> (Ended, Value) {
-    let ended = running.end(Some(Signal::SIGTERM)).expect("it ends");
+    let ended = running.end(Some(Signal::SIGTERM)).expect("the command ends");
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     let summary = ended.json().expect("the summary");
     (ended, summary)
 }
 
 #[test]
-fn what_keeps_the_command_from_running_is_exit_code_2_and_one_sentence() {
+fn a_failed_start_ends_with_code_2_and_one_sentence() {
     let cases: [(&[&str], &str, &str); 3] = [
         (&[], "warn", "error: no node is named: give --ipc PATH or --ws URL"),
         (&["--ipc", "/none.ipc"], "", "error: /none.ipc: "),
@@ -102,11 +104,11 @@ fn what_keeps_the_command_from_running_is_exit_code_2_and_one_sentence() {
     }
 }
 
-/// A run without transactions divided by one.
+/// The costs were once divided by one instead.
 #[test]
 fn a_run_without_transactions_has_no_costs_per_transaction() {
-    let node = node_of(0);
-    let running = live(&node);
+    let node = start_node(0);
+    let running = start_live(&node);
     let (ended, summary) = finish(running);
     assert!(summary["latency_us"].is_null() && summary["cpu_us_per_tx"].is_null(), "{summary}");
     for count in AUDITED {
@@ -117,9 +119,9 @@ fn a_run_without_transactions_has_no_costs_per_transaction() {
 }
 
 #[test]
-fn the_end_of_an_outage_is_logged_at_the_level_of_its_begin() {
-    let node = node_of(0);
-    let mut running = live(&node);
+fn the_end_of_an_outage_is_logged_as_a_warning() {
+    let node = start_node(0);
+    let mut running = start_live(&node);
     node.node.inject(Fault::Close(Target::All));
     wait_for(&mut running, "", &[" WARN ", "connection lost"]);
     wait_for(&mut running, "", &[" WARN ", r#"to="live""#]);
@@ -127,8 +129,8 @@ fn the_end_of_an_outage_is_logged_at_the_level_of_its_begin() {
 }
 
 #[test]
-fn with_the_log_as_json_each_line_on_stderr_is_an_object() {
-    let node = node_of(0);
+fn with_json_logs_every_line_on_stderr_is_an_object() {
+    let node = start_node(0);
     let mut command = command(["--ipc", ipc(&node), "--log-format", "json"]);
     command.env("RUST_LOG", "info");
     let mut running = Running::spawn(command).expect("the binary runs");
@@ -139,33 +141,34 @@ fn with_the_log_as_json_each_line_on_stderr_is_an_object() {
     for line in &lines {
         assert!(line["timestamp"].is_string() && line["level"].is_string(), "{line}");
     }
-    let is_of = |target: &str| lines.iter().any(|line| line["target"] == target);
-    assert!(is_of("txpool_fetcher::source") && is_of("mempool_ingest_cli"), "{lines:?}");
+    for target in ["txpool_fetcher::source", "mempool_ingest_cli"] {
+        assert!(lines.iter().any(|line| line["target"] == target), "{target}: {lines:?}");
+    }
     let status = lines.iter().rfind(|line| line["fields"]["sources"].is_array()).expect("a status");
     assert_eq!(status["fields"]["sources"][0]["chain_id"], mock_node::DEV_CHAIN_ID, "{status}");
 }
 
-/// It said that nothing was pooled, on chain 1.
+/// A replay once reported that nothing was pooled, on chain 1.
 #[test]
-fn a_replay_says_its_chain_and_what_became_of_the_recording() {
-    let node = node_of(30);
+fn a_replay_reports_its_chain_and_the_result_of_its_rows() {
+    let node = start_node(30);
     let folder = tempfile::tempdir().expect("a folder");
     let recording = folder.path().to_str().expect("text");
     let mut running = start(["--ipc", ipc(&node), "--record", recording]);
     node.submit_all();
     wait_for(&mut running, "live ", &[" pooled=30 "]);
     finish(running);
-    // A file that publishes is for the live flow.
+    // A replay ignores the `[[publish]]` of its file.
     let publishes = "[[publish]]\nserver.servers = ['nats://127.0.0.1:1']\nmachine = 'm'\n";
     let file = config::written(folder.path(), publishes);
-    for (retention, held) in [("60s", 30), ("1ms", 0)] {
+    for (retention, pooled_now) in [("60s", 30), ("1ms", 0)] {
         let args = ["--config", &file, "--replay", recording, "--speed", "max"];
         let args = [&args[..], &["--tx-retention", retention]].concat();
-        let ended = start(args).end(None).expect("it ends");
+        let ended = start(args).end(None).expect("the command ends");
         ended_with(0, &ended);
-        let said = format!(": {held} are pooled, {} removed since; ", 30 - held);
+        let counts = format!(": {pooled_now} are pooled, {} removed since; ", 30 - pooled_now);
         let costs = " us of CPU per transaction";
-        for part in ["chain 1337", "replayed 30 transactions in ", &said, costs] {
+        for part in ["chain 1337", "replayed 30 transactions in ", &counts, costs] {
             assert!(ended.stderr.contains(part), "{part} in {ended:?}");
         }
         let summary = ended.json().expect("the summary");

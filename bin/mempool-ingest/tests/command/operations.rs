@@ -1,4 +1,5 @@
-//! What the command says of a real anvil and a real geth. They fail, never skip, when a node is missing.
+//! Runs the command on a real anvil and a real geth. The tests fail, never skip, when a node is
+//! missing.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ const EXAMPLE: &str = "#sources = [\"/data/reth.ipc\"]";
 
 #[test]
 #[ignore = "needs the nodes that scripts/real-nodes.sh installs, and is run by it"]
-fn the_default_file_passes_its_check_on_a_real_anvil_and_geth() {
+fn the_default_file_passes_its_check_on_a_real_node() {
     for (kind, client) in [(RealNodeKind::Anvil, "anvil/"), (RealNodeKind::Geth, "Geth/")] {
         let dir = tempfile::tempdir().expect("a folder");
         let node = RealNode::start(kind, dir.path(), Duration::from_secs(1)).expect("a node");
@@ -33,7 +34,7 @@ fn the_default_file_passes_its_check_on_a_real_anvil_and_geth() {
 
 #[test]
 #[ignore = "needs the nodes that scripts/real-nodes.sh installs, and is run by it"]
-fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
+fn an_empty_geth_is_syncing_on_a_real_node() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = |name| dir.path().join(name).to_str().expect("text").to_owned();
     let (data, ipc) = (path("data"), path("geth.ipc"));
@@ -47,7 +48,7 @@ fn a_real_geth_that_has_nothing_of_mainnet_yet_is_syncing_on_a_real_node() {
     assert!(summary["missing"].is_null(), "{summary}");
     let checked = run(&["check", "--ipc", &ipc]);
     assert!(ended_with(1, &checked).contains("chain 1: it is syncing, "), "{checked:?}");
-    // Nor can a load be sent to it, whose accounts own nothing here.
+    // A load is refused too, because its accounts own nothing on this chain.
     let args = ["load", "--ipc", &ipc, "--tps", "10", "--duration", "1s", "--accounts", "20"];
     let refused = load::run(&load::Args::parse_from(args)).expect_err("all are refused");
     let refused = refused.to_string();

@@ -1,4 +1,4 @@
-//! What the command writes when its reader is slow, or reads nothing.
+//! Tests the output of the command when its reader is slow or reads nothing.
 
 use std::{
     io::{BufRead as _, BufReader, ErrorKind, PipeWriter, Read as _, Write as _},
@@ -15,12 +15,12 @@ use nix::{
 use serde_json::Value;
 use testkit::command::Signal;
 
-use crate::{ended_with, finish, ipc, node_of, start, until, wait_for};
+use crate::{ended_with, finish, ipc, start, start_node, until, wait_for};
 
-/// More than a stop may take.
+/// A stop must take less.
 const TOO_LONG: Duration = Duration::from_secs(10);
 
-/// Killed when dropped.
+/// A process that is killed when this is dropped.
 struct Process(Child);
 
 impl Process {
@@ -28,20 +28,22 @@ impl Process {
         kill(Pid::from_raw(self.0.id().try_into().expect("an id")), signal).expect("it runs");
     }
 
-    /// Its exit code.
-    fn end(&mut self) -> Option<i32> {
-        until(|| self.0.try_wait().expect("it can be asked").ok_or("it runs on".to_owned())).code()
+    /// Waits for the end of the process, and returns its exit code.
+    fn exit_code(&mut self) -> Option<i32> {
+        until(|| self.0.try_wait().expect("a status").ok_or("the process still runs".to_owned()))
+            .code()
     }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
-        let _ = (self.0.kill(), self.0.wait());
+        // These fail only if the process has ended.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
-/// Fills a pipe until it takes nothing more.
+/// Fills a pipe until it takes no further byte.
 fn fill(mut pipe: &PipeWriter) {
     fcntl(pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("it can be set");
     for piece in [4096, 1] {
@@ -52,15 +54,16 @@ fn fill(mut pipe: &PipeWriter) {
     fcntl(pipe, FcntlArg::F_SETFL(OFlag::empty())).expect("it can be set");
 }
 
-fn hashes(path: &std::path::Path) -> usize {
+/// Returns the number of hashes in the file of `--hashes`.
+fn count_hashes(path: &std::path::Path) -> usize {
     std::fs::read_to_string(path).map_or(0, |text| text.lines().count())
 }
 
-/// The next warning blocked the thread that reconnects, and the one that waits for signals: nothing came in any more, and two
-/// SIGTERMs were ignored.
+/// A warning once blocked the thread that reconnects and the one that waits for signals: nothing
+/// was ingested any more, and two SIGTERMs were ignored.
 #[test]
-fn a_log_that_nobody_reads_holds_up_neither_the_ingestion_nor_the_end() {
-    let node = node_of(40);
+fn an_unread_log_delays_neither_the_ingestion_nor_the_stop() {
+    let node = start_node(40);
     let folder = tempfile::tempdir().expect("a folder");
     let list = folder.path().join("hashes");
     let (_unread, log) = std::io::pipe().expect("a pipe");
@@ -77,21 +80,21 @@ fn a_log_that_nobody_reads_holds_up_neither_the_ingestion_nor_the_end() {
     ]);
     process.arg(&list).env("RUST_LOG", "debug").stderr(log).stdout(Stdio::piped());
     let mut process = Process(process.spawn().expect("the binary runs"));
-    // Each loss of a connection is a warning, and lines of the status come all the time.
+    // Each lost connection logs a warning, and a status line is printed every 100 ms.
     for round in 1..=2 {
         for tx in &node.txs[(round - 1) * 20..round * 20] {
             node.node.submit(tx.raw.clone()).expect("the node takes it");
         }
         until(|| {
-            let pooled = hashes(&list);
+            let pooled = count_hashes(&list);
             if pooled < round * 20 { Err(format!("{pooled} of {}", round * 20)) } else { Ok(()) }
         });
         node.node.inject(Fault::Close(Target::All));
     }
-    let began = Instant::now();
+    let start = Instant::now();
     process.signal(Signal::SIGTERM);
-    assert_eq!(process.end(), Some(0));
-    assert!(began.elapsed() < TOO_LONG, "{:?}", began.elapsed());
+    assert_eq!(process.exit_code(), Some(0));
+    assert!(start.elapsed() < TOO_LONG, "{:?}", start.elapsed());
     let mut summary = String::new();
     let stdout = process.0.stdout.as_mut().expect("it is piped");
     stdout.read_to_string(&mut summary).expect("text");
@@ -100,24 +103,24 @@ fn a_log_that_nobody_reads_holds_up_neither_the_ingestion_nor_the_end() {
     assert_eq!(summary["end"], "Stopped", "{summary}");
 }
 
-/// Nobody reads stdout either: the summary cannot be written, and the process ends all the same.
+/// Nobody reads stdout either, so the summary cannot be written.
 #[test]
-fn a_summary_that_nobody_reads_does_not_hold_up_the_end() {
-    let node = node_of(0);
+fn an_unread_summary_does_not_delay_the_end() {
+    let node = start_node(0);
     let (_unread, out) = std::io::pipe().expect("a pipe");
     fill(&out);
     let mut process = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
     process.args(["--json", "--plain", "--duration", "1s", "--ipc", ipc(&node)]);
     process.stderr(out.try_clone().expect("a descriptor")).stdout(out);
-    let began = Instant::now();
+    let start = Instant::now();
     let mut process = Process(process.spawn().expect("the binary runs"));
-    assert_eq!(process.end(), Some(1));
-    assert!(began.elapsed() < TOO_LONG + Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(process.exit_code(), Some(1));
+    assert!(start.elapsed() < TOO_LONG + Duration::from_secs(5), "{:?}", start.elapsed());
 }
 
 #[test]
-fn orders_are_written_as_one_object_a_line_with_what_became_of_them() {
-    let node = node_of(30);
+fn each_added_order_is_one_json_object() {
+    let node = start_node(30);
     let mut process = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
     process.args([
         "--orders",
@@ -145,17 +148,17 @@ fn orders_are_written_as_one_object_a_line_with_what_became_of_them() {
         assert_eq!(added["sources"], serde_json::json!([ipc(&node)]), "{added}");
         assert!(added["first_seen_ms"].as_u64() > Some(1_700_000_000_000), "{added}");
     }
-    // Whoever reads them has gone: a pipeline ends with its last part.
+    // The reader of the orders is gone, which is no failure.
     process.signal(Signal::SIGTERM);
-    assert_eq!(process.end(), Some(0));
+    assert_eq!(process.exit_code(), Some(0));
 }
 
 #[test]
-fn an_order_that_leaves_is_written_with_its_reason_and_a_slow_reader_holds_up_nothing() {
-    let node = node_of(3000);
+fn removals_have_reasons_and_a_slow_reader_learns_what_it_missed() {
+    let node = start_node(3000);
     let folder = tempfile::tempdir().expect("a folder");
     let list = folder.path().join("hashes");
-    // A log of 512 events, and a pipe of 64 KiB.
+    // The log has 512 events and the pipe 64 KiB, so the reader misses events.
     let file = crate::config::written(folder.path(), "[pool]\nlog_events = 512\nmax_txs = 1000\n");
     let mut process = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
     process.args(["--orders", "ndjson", "--config", &file, "--ipc", ipc(&node), "--hashes"]);
@@ -163,7 +166,7 @@ fn an_order_that_leaves_is_written_with_its_reason_and_a_slow_reader_holds_up_no
     let mut process = Process(process.spawn().expect("the binary runs"));
     node.submit_all();
     until(|| {
-        let pooled = hashes(&list);
+        let pooled = count_hashes(&list);
         if pooled < 1000 { Err(format!("{pooled} of 1000")) } else { Ok(()) }
     });
     let mut out = BufReader::new(process.0.stdout.take().expect("it is piped"));
@@ -183,32 +186,55 @@ fn an_order_that_leaves_is_written_with_its_reason_and_a_slow_reader_holds_up_no
         }
     }
     drop(out);
-    // Nobody reads any more, which ends the command.
-    assert_eq!(process.end(), Some(0));
+    // The command ends when the reader of the orders is gone.
+    assert_eq!(process.exit_code(), Some(0));
 }
 
-/// It ended with 0.
+/// Such a replay once ended with exit code 0.
 #[test]
-fn a_replay_of_which_nothing_arrives_ends_with_1_and_says_why() {
-    let node = node_of(3);
+fn a_replay_that_delivers_nothing_ends_with_code_1() {
+    let node = start_node(3);
     let folder = tempfile::tempdir().expect("a folder");
     let recording = folder.path().to_str().expect("text");
     let mut running = start(["--ipc", ipc(&node), "--record", recording]);
     node.submit_all();
     wait_for(&mut running, "live ", &[" pooled=3 "]);
     finish(running);
-    // Nothing of what was recorded is of this chain.
+    // A file that cannot be created is an error at the start.
     let args = ["--replay", recording, "--speed", "max", "--hashes", "/nonexistent/hashes"];
-    let ended = start(args).end(None).expect("it ends");
+    let ended = start(args).end(None).expect("the command ends");
     assert!(ended_with(2, &ended).contains("/nonexistent/hashes"), "{ended:?}");
     let segment = std::fs::read_dir(folder.path()).expect("a folder").next().expect("a segment");
     let path = segment.expect("an entry").path();
     let mut bytes = std::fs::read(&path).expect("a file");
-    // The first column's pages begin behind the magic number; the rows cannot be read any more.
+    // The pages of the first column begin behind the magic number. Destroy them.
     bytes[4..64].fill(0xff);
     std::fs::write(&path, bytes).expect("a file");
-    let ended = start(["--replay", recording, "--speed", "max"]).end(None).expect("it ends");
+    let ended =
+        start(["--replay", recording, "--speed", "max"]).end(None).expect("the command ends");
     let said = ended_with(1, &ended);
     assert!(said.contains("error: nothing of ") && said.contains("cannot be read"), "{said}");
     assert!(said.contains(path.to_str().expect("text")), "the file is named: {said}");
+}
+
+/// The recorder cannot write once its folder is gone, as on a full disk.
+#[test]
+fn lost_rows_of_a_recording_end_the_command_with_code_1() {
+    let node = start_node(5);
+    let folder = tempfile::tempdir().expect("a folder");
+    let recording = folder.path().join("recording");
+    let path = recording.to_str().expect("text");
+    let mut running = start(["--ipc", ipc(&node), "--record", path]);
+    wait_for(&mut running, "live ", &[]);
+    std::fs::remove_dir_all(&recording).expect("the folder");
+    node.submit_all();
+    wait_for(&mut running, "live ", &[" pooled=5 "]);
+    let ended = running.end(Some(Signal::SIGTERM)).expect("the command ends");
+    let stderr = ended_with(1, &ended);
+    let expected = format!(
+        "error: the recording in {path} has a hole: 5 rows could not be written: make room on the disk"
+    );
+    assert!(stderr.contains(&expected), "{stderr}");
+    let summary = ended.json().expect("the summary");
+    assert_eq!(summary["recorded"]["lost_rows"], 5, "{summary}");
 }

@@ -1,4 +1,4 @@
-//! The command in a terminal.
+//! Runs the command in a terminal.
 
 use std::{
     fs::File,
@@ -13,115 +13,119 @@ use nix::{
     pty::{Winsize, openpty},
 };
 
-use crate::{config::written, ipc, node_of, until};
+use crate::{config::written, ipc, start_node, until};
 
-/// Enters the alternate screen.
+/// The escape sequence that enters the alternate screen.
 const ENTERS: &str = "\x1b[?1049h";
-/// Leaves it.
+/// The escape sequence that leaves it.
 const LEAVES: &str = "\x1b[?1049l";
-/// Shows the cursor again, which is the last thing.
+/// The escape sequence that shows the cursor again, the last one of the live view.
 const SHOWS_CURSOR: &str = "\x1b[?25h";
 
-/// A command in a terminal of its own, whose other end is here. As in a session that is closed, it gets SIGHUP when that
-/// end is dropped. Killed when dropped.
+/// A command in a pseudoterminal. It gets SIGHUP when `master` is dropped, as when a session is
+/// closed, and is killed when this is dropped.
 struct Terminal {
     process: Child,
-    end: Option<File>,
-    shown: String,
+    master: Option<File>,
+    output: String,
 }
 
 impl Terminal {
     fn start(term: &str, args: &[&str]) -> Self {
         let size = Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).expect("a terminal");
-        fcntl(&pty.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("it can be set");
+        fcntl(&pty.master, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).expect("the flag is set");
         for side in [&pty.master, &pty.slave] {
-            // No child holds them open.
-            fcntl(side, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("it can be set");
+            // Children of other tests must not hold the terminal open.
+            fcntl(side, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).expect("the flag is set");
         }
-        let side = || Stdio::from(pty.slave.try_clone().expect("a descriptor"));
+        let slave = || Stdio::from(pty.slave.try_clone().expect("a descriptor"));
         let process = Command::new("setsid")
             .args(["--ctty", env!("CARGO_BIN_EXE_mempool-ingest")])
             .args(args)
             .env("TERM", term)
             .env_remove("RUST_LOG")
-            .stdin(side())
-            .stdout(side())
-            .stderr(side())
+            .stdin(slave())
+            .stdout(slave())
+            .stderr(slave())
             .spawn()
             .expect("setsid runs");
-        Self { process, end: Some(pty.master.into()), shown: String::new() }
+        Self { process, master: Some(pty.master.into()), output: String::new() }
     }
 
-    /// Waits until it has shown a text.
+    /// Waits until the output contains a text.
     fn wait_for(&mut self, text: &str) {
-        let (end, shown) = (self.end.as_mut().expect("it is open"), &mut self.shown);
+        let master = self.master.as_mut().expect("the terminal is open");
+        let output = &mut self.output;
         let mut bytes = [0; 4096];
         until(|| {
-            if shown.contains(text) {
+            if output.contains(text) {
                 return Ok(());
             }
-            match end.read(&mut bytes) {
-                Ok(count) => shown.push_str(&String::from_utf8_lossy(&bytes[..count])),
+            match master.read(&mut bytes) {
+                Ok(count) => output.push_str(&String::from_utf8_lossy(&bytes[..count])),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 // The command has ended.
-                Err(error) => panic!("{error}, no {text:?} in {shown}"),
+                Err(error) => panic!("{error}, no {text:?} in {output}"),
             }
-            Err(format!("no {text:?} in {shown}"))
+            Err(format!("no {text:?} in {output}"))
         });
     }
 
-    /// Its exit code.
-    fn end(&mut self) -> Option<i32> {
-        let (process, shown) = (&mut self.process, &self.shown);
-        let mut ended = || process.try_wait().expect("it can be asked");
-        until(|| ended().ok_or_else(|| format!("it runs on: {shown}"))).code()
+    /// Waits for the end of the command, and returns its exit code.
+    fn exit_code(&mut self) -> Option<i32> {
+        until(|| {
+            let status = self.process.try_wait().expect("a status");
+            status.ok_or_else(|| format!("the command still runs: {}", self.output))
+        })
+        .code()
     }
 }
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // Both fail only if it has ended.
-        let _ = (self.process.kill(), self.process.wait());
+        // These fail only if the process has ended.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
     }
 }
 
 #[test]
-fn a_key_ends_the_live_view_which_restores_the_terminal_before_the_summary() {
-    let node = node_of(3);
+fn a_key_restores_the_terminal_before_the_summary() {
+    let node = start_node(3);
     node.submit_all();
     let folder = tempfile::tempdir().expect("a folder");
     let file = written(folder.path(), "[pool]\nmax_txs = 4\n");
     let mut terminal = Terminal::start("xterm", &["--config", &file, "--ipc", ipc(&node)]);
     terminal.wait_for(ENTERS);
     terminal.wait_for("live");
-    // Of the pool that was configured.
+    // Three transactions of the four that the configured pool may hold.
     terminal.wait_for("75 %");
-    terminal.end.as_mut().expect("it is open").write_all(b"q").expect("it takes it");
+    terminal.master.as_mut().expect("it is open").write_all(b"q").expect("the key is sent");
     terminal.wait_for(LEAVES);
     terminal.wait_for(SHOWS_CURSOR);
     terminal.wait_for(" missing;");
-    let (_, after) = terminal.shown.rsplit_once(SHOWS_CURSOR).expect("it is shown");
+    let (_, after) = terminal.output.rsplit_once(SHOWS_CURSOR).expect("the cursor");
     assert!(!after.contains('\x1b'), "{after}");
-    assert_eq!(terminal.end(), Some(0));
+    assert_eq!(terminal.exit_code(), Some(0));
 }
 
 #[test]
-fn a_terminal_that_can_do_nothing_is_shown_lines() {
-    let node = node_of(0);
-    // The first line may come before the first head.
+fn a_dumb_terminal_shows_status_lines() {
+    let node = start_node(0);
+    // The first status line may come before the first head.
     let args = ["--ipc", ipc(&node), "--duration", "3s", "--status-interval", "1s"];
     let mut terminal = Terminal::start("dumb", &args);
     terminal.wait_for(" chain=1337 head=");
     terminal.wait_for(" missing;");
-    assert!(!terminal.shown.contains('\x1b'), "{}", terminal.shown);
-    assert_eq!(terminal.end(), Some(0));
+    assert!(!terminal.output.contains('\x1b'), "{}", terminal.output);
+    assert_eq!(terminal.exit_code(), Some(0));
 }
 
-/// The thread that ends the command waited for the keyboard of a terminal that was gone, and the recording was lost.
+/// The stop once waited for the keyboard of the closed terminal, and the recording was lost.
 #[test]
-fn a_terminal_that_is_closed_ends_the_command_in_order() {
-    let node = node_of(20);
+fn a_closed_terminal_ends_the_command_in_order() {
+    let node = start_node(20);
     node.submit_all();
     for plain in [&[][..], &["--plain"]] {
         let folder = tempfile::tempdir().expect("a folder");
@@ -129,15 +133,15 @@ fn a_terminal_that_is_closed_ends_the_command_in_order() {
         let [record, list] = [folder.path(), &hashes].map(|path| path.to_str().expect("text"));
         let args = ["--ipc", ipc(&node), "--record", record, "--hashes", list];
         let mut terminal = Terminal::start("xterm", &[&args, plain].concat());
-        // What the whole pool holds: the view shows a part of it.
+        // The file has the hash of every order, of which the view shows only a part.
         until(|| {
             let lines = std::fs::read_to_string(&hashes).map_or(0, |text| text.lines().count());
             if lines < 20 { Err(format!("{lines} of 20")) } else { Ok(()) }
         });
-        let began = Instant::now();
-        drop(terminal.end.take());
-        assert_eq!(terminal.end(), Some(0), "{plain:?}");
-        assert!(began.elapsed() < Duration::from_secs(10), "{plain:?}: {:?}", began.elapsed());
+        let start = Instant::now();
+        drop(terminal.master.take());
+        assert_eq!(terminal.exit_code(), Some(0), "{plain:?}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{plain:?}: {:?}", start.elapsed());
         let rows = Recording::open(record, RecordingConfig::default()).expect("it opens");
         assert_eq!(rows.filter_map(Result::ok).count(), 20, "{plain:?}");
     }

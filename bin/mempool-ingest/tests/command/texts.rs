@@ -1,6 +1,6 @@
-//! What the command says of itself and of mistakes, in one file that is reviewed: `texts.txt`.
+//! Compares every help and error text of the command with the reviewed file `texts.txt`.
 //!
-//! `UPDATE_TEXTS=1 cargo test -p mempool-ingest-cli --test command texts` writes it anew.
+//! `UPDATE_TEXTS=1 cargo test -p mempool-ingest-cli --test command texts` writes the file again.
 
 use std::{
     fmt::Write as _,
@@ -10,7 +10,7 @@ use std::{
 
 use testkit::command::Running;
 
-use crate::{ipc, node_of};
+use crate::{ipc, start_node};
 
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command/texts.txt");
 
@@ -46,18 +46,21 @@ const MISTAKES: [Case; 23] = [
     (&["check", "--config", "bounds.toml"], ""),
 ];
 
-/// Names that are there, values of another type, and no TOML.
+/// Unknown names, and values of the wrong type.
 const NAMES: &str =
     "metrik = '127.0.0.1:1'\n[fetcher]\nslots = 5\nchain_id = 'one'\n[pool]\ntx_retention = 60\n";
 
-/// Values out of bounds, in each section.
-const BOUNDS: &str = "[fetcher]\nsources = ['/a.ipc']\nfetch_slots = 0\nrequest_connections = 99\naudit_interval = '9000h'\n\
-[pool]\nmax_txs = 0\nmax_tx_bytes = 5\n[gate]\nwork_permits = 1\n[monitor]\nelevated_percent = 95\n[rpc]\nmax_body_bytes = 5\n\
-[recorder]\ngroup_age = '1ms'\nfolder = 'r'\n[[publish]]\nserver.servers = ['nats://n:1']\nmachine = '!'\n\
+/// Values out of bounds in every section.
+const BOUNDS: &str = "[fetcher]\nsources = ['/a.ipc']\nfetch_slots = 0\n\
+request_connections = 99\naudit_interval = '9000h'\n[pool]\nmax_txs = 0\nmax_tx_bytes = 5\n\
+[gate]\nwork_permits = 1\n[monitor]\nelevated_percent = 95\n[rpc]\nmax_body_bytes = 5\n\
+[recorder]\ngroup_age = '1ms'\nfolder = 'r'\n\
+[[publish]]\nserver.servers = ['nats://n:1']\nmachine = '!'\n\
 [[streams]]\nflow = 'private'\n";
 
-fn said(folder: &Path, node: &str, (args, log): Case<'_>) -> String {
-    let place = |arg: &&str| {
+/// Runs one case, and returns the command line, its output and its exit code.
+fn transcript(folder: &Path, node: &str, (args, log): Case<'_>) -> String {
+    let replace_placeholders = |arg: &&str| {
         let arg = arg.replace("NODE", node).replace("FOLDER", folder.to_str().expect("text"));
         if arg.ends_with(".toml") && !arg.starts_with('/') {
             return folder.join(arg).to_str().expect("text").to_owned();
@@ -66,16 +69,17 @@ fn said(folder: &Path, node: &str, (args, log): Case<'_>) -> String {
     };
     let mut command = Command::new(env!("CARGO_BIN_EXE_mempool-ingest"));
     command
-        .args(args.iter().map(place))
+        .args(args.iter().map(replace_placeholders))
         .env("COLUMNS", "80")
         .env("RUST_LOG", log)
         .stdin(Stdio::null());
     let ended = Running::spawn(command).and_then(|running| running.end(None)).expect("it runs");
     let code = ended.status.code().expect("it ends by itself");
-    // Lines of the log begin with the time.
-    let is_log = |line: &&str| line.starts_with("20") && line.contains("Z ");
-    let said: Vec<_> = ended.stderr.lines().filter(|line| !is_log(line)).collect();
-    let output = format!("{}{}", ended.stdout, said.join("\n"));
+    // Leave out lines of the log, which begin with the time.
+    let lines = ended.stderr.lines();
+    let lines: Vec<_> =
+        lines.filter(|line| !(line.starts_with("20") && line.contains("Z "))).collect();
+    let output = format!("{}{}", ended.stdout, lines.join("\n"));
     let output = output.replace(node, "NODE").replace(folder.to_str().expect("text"), "FOLDER");
     let log = if log.is_empty() { String::new() } else { format!("RUST_LOG={log} ") };
     format!(
@@ -86,8 +90,8 @@ fn said(folder: &Path, node: &str, (args, log): Case<'_>) -> String {
 }
 
 #[test]
-fn the_texts_are_those_that_were_reviewed() {
-    let node = node_of(0);
+fn help_and_error_texts_are_as_reviewed() {
+    let node = start_node(0);
     let folder = tempfile::tempdir().expect("a folder");
     let files = [("names.toml", NAMES), ("bounds.toml", BOUNDS)];
     for (name, text) in files {
@@ -95,10 +99,12 @@ fn the_texts_are_those_that_were_reviewed() {
         std::fs::write(folder.path().join(name), text).expect("a file");
     }
     let mut texts = String::from(
-        "What mempool-ingest says of itself and of mistakes, at 80 columns. `config` prints src/options.toml.\n\n",
+        "The help and the errors of mempool-ingest, at 80 columns. `config` prints \
+         src/options.toml.\n\n",
     );
     for case in HELP.into_iter().chain(MISTAKES) {
-        write!(texts, "{}", said(folder.path(), ipc(&node), case)).expect("a string takes it");
+        write!(texts, "{}", transcript(folder.path(), ipc(&node), case))
+            .expect("writing to a string");
     }
     if std::env::var_os("UPDATE_TEXTS").is_some() {
         std::fs::write(FILE, &texts).expect("the file");
