@@ -1,10 +1,5 @@
-//! The list behind rbuilder's trait, and the check before an execution. The one after it is in the test `table`, which is
-//! the blocklist's own.
-
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+//! The checks of rbuilder's list. The test `table`, the blocklist's own, covers the check after an
+//! execution.
 
 use alloy_consensus::{SignableTransaction, Signed, TxEip1559, TxEip7702, transaction::Recovered};
 use alloy_eips::{
@@ -12,38 +7,37 @@ use alloy_eips::{
     eip7702::Authorization,
 };
 use alloy_primitives::{Address, Signature, U256, address};
-use blocklist::{BlocklistConfig, SharedBlocklist};
+use blocklist::BlockGuard;
 use rbuilder_integration::{
-    ingest_blocklist::{IngestBlockList, precheck},
-    rbuilder::{BLOCKLIST_LENGTH, BlockListProvider, Error, TransactionErr, TransactionSigned},
+    TransactionSigned,
+    building::{
+        TransactionErr,
+        ingest_blocklist::{guard, precheck},
+    },
 };
 
 const LISTED: Address = address!("0x00000000000000000000000000000000000000bb");
 const SENDER: Address = address!("0x00000000000000000000000000000000000000aa");
 const COINBASE: Address = address!("0x00000000000000000000000000000000000000fe");
 
-fn list(age: Duration) -> Arc<SharedBlocklist> {
-    let (now, config) = (SystemTime::now(), BlocklistConfig::default());
-    let text = LISTED.to_string();
-    // Read while it was fresh.
-    Arc::new(SharedBlocklist::new(text.as_bytes(), now - age, config, now - age).unwrap())
+fn guard_of_one_address() -> BlockGuard {
+    guard(&[LISTED].into_iter().collect(), COINBASE).expect("the fee recipient is not listed")
 }
 
 #[test]
-fn rbuilders_components_read_the_list_in_force_and_none_that_is_too_old() {
-    let provider = IngestBlockList::new(list(Duration::ZERO));
-    // rbuilder's own metrics of the list go on.
-    assert_eq!(BLOCKLIST_LENGTH.load(std::sync::atomic::Ordering::Relaxed), 1);
-    let provider: &dyn BlockListProvider = &provider;
-    assert_eq!(provider.get_blocklist(), Ok([LISTED].into_iter().collect()));
-    assert_eq!(provider.current_list_contains(&LISTED), Ok(true));
-    assert_eq!(provider.current_list_contains(&SENDER), Ok(false));
-    let stale = IngestBlockList::new(list(Duration::from_secs(100_000)));
-    assert_eq!(stale.get_blocklist(), Err(Error::UnableToUpdateList));
-    assert_eq!(stale.current_list_contains(&SENDER), Err(Error::UnableToUpdateList));
+fn a_listed_fee_recipient_has_no_guard_and_an_empty_list_has_one() {
+    assert!(guard(&[COINBASE].into_iter().collect(), COINBASE).is_none());
+    assert!(guard(&Default::default(), COINBASE).is_some());
 }
 
-/// Nobody looks at its signature.
+#[test]
+fn keys_of_the_executed_state_are_checked() {
+    let guard = guard_of_one_address();
+    assert!(guard.check_addresses([&SENDER, &COINBASE]).is_ok());
+    assert!(guard.check_addresses([&SENDER, &LISTED]).is_err());
+}
+
+/// Returns a transaction whose signature is never checked.
 fn tx(to: Address, nonce: u64) -> Recovered<TransactionSigned> {
     signed(TxEip1559 { nonce, to: to.into(), ..Default::default() })
 }
@@ -56,8 +50,8 @@ where
 }
 
 #[test]
-fn a_transaction_that_names_a_listed_address_is_blocked_before_it_is_executed() {
-    let guard = list(Duration::ZERO).begin_block(COINBASE, None, SystemTime::now()).unwrap();
+fn a_transaction_that_names_a_listed_address_is_blocked() {
+    let guard = guard_of_one_address();
     let access_list = |address| {
         let access_list = AccessList(vec![AccessListItem { address, storage_keys: vec![] }]);
         signed(TxEip1559 { access_list, to: COINBASE.into(), ..Default::default() })

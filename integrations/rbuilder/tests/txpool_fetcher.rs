@@ -12,20 +12,21 @@ use std::{
     time::Duration,
 };
 
+use ::txpool_fetcher::FetcherConfig;
 use alloy_consensus::crypto::{RecoveryError, backend};
 use alloy_primitives::{Address, B256, keccak256};
 use mock_node::{LoadStart, MockNode, NodeConfig};
 use rbuilder_integration::{
-    rbuilder::{
-        MempoolSource, ORDERS_RECEIVED, Order, OrderInputConfig, ReplaceableOrderPoolCommand,
-        TXFETCHER_TRANSACTION_COUNTER,
+    Order,
+    live_builder::order_input::{
+        MempoolSource, OrderInputConfig, ReplaceableOrderPoolCommand,
+        txpool_fetcher::{fetch, subscribe_to_txpool_with_blobs},
     },
-    txpool_fetcher::{fetch, subscribe_to_txpool_with_blobs},
+    telemetry::{ORDERS_RECEIVED, TXFETCHER_TRANSACTION_COUNTER},
 };
 use secp256k1::{Message, SECP256K1, ecdsa::RecoverableSignature, ecdsa::RecoveryId};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use ::txpool_fetcher::FetcherConfig;
 
 const TPS: u32 = 2_000;
 

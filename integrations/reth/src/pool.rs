@@ -1,20 +1,19 @@
+//! A reth node's transaction pool and chain as a source of the fetcher.
+
 use alloy_consensus::{BlockHeader as _, Transaction as _, transaction::Recovered};
 use alloy_eips::{BlockHashOrNumber, eip1559::BaseFeeParams};
 use alloy_primitives::{B256, map::AddressHashMap};
 use futures::{StreamExt as _, stream};
-use txpool_fetcher::{
-    AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, PooledHashes,
-    PooledTransaction, announcements_of,
-};
-
-// In a node the module goes, and this line.
-use crate::reth as reth_ethereum;
 use reth_ethereum::{
     EthPrimitives,
     chainspec::{ChainSpecProvider, EthChainSpec as _},
     pool::{PoolTransaction, TransactionListenerKind, TransactionPool},
     primitives::RecoveredBlock,
     provider::{BlockReader, CanonStateSubscriptions, TransactionVariant},
+};
+use txpool_fetcher::{
+    AnnouncementStream, Block, BlockStream, Head, InProcessPool, MinedBlock, PooledHashes,
+    PooledTransaction, announcements_of,
 };
 
 /// A reth node's transaction pool and chain as a source: `FetcherConfig::in_process`.
@@ -28,7 +27,7 @@ pub struct RethPool<P, C> {
 
 impl<P, C> InProcessPool for RethPool<P, C>
 where
-    // reth's `PooledTransactionVariant` and our `PooledTransaction` name the same type of alloy.
+    // reth's `PooledTransactionVariant` and our `PooledTransaction` are the same type of alloy.
     P: TransactionPool<Transaction: PoolTransaction<Pooled = PooledTransaction>> + 'static,
     C: BlockReader<Block = reth_ethereum::Block>
         + CanonStateSubscriptions<Primitives = EthPrimitives>
@@ -40,12 +39,13 @@ where
     }
 
     fn announcements(&self) -> AnnouncementStream {
-        // `All`: also what this node does not pass on to its peers.
+        // `All` includes transactions that the node does not send to its peers.
         announcements_of(self.pool.pending_transactions_listener_for(TransactionListenerKind::All))
     }
 
     fn blocks(&self) -> BlockStream {
-        // Of a reorg the blocks of the new branch, of a revert none: the next block shows it.
+        // A reorg delivers the blocks of the new branch. A revert delivers none, and the next block
+        // reveals it.
         Box::pin(self.chain.canonical_state_stream().flat_map(|notification| {
             let blocks: Vec<_> =
                 notification.committed().blocks_iter().map(|block| mined(block)).collect();
@@ -70,14 +70,14 @@ where
     }
 
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
-        // Reads the sidecar of a blob transaction from the disk, if it is not cached.
+        // This reads the sidecar of a blob transaction from the disk if it is not cached.
         self.pool.get_pooled_transaction_element(*hash)
     }
 }
 
 impl<P, C: BlockReader<Block = reth_ethereum::Block>> RethPool<P, C> {
     fn read(&self, id: BlockHashOrNumber) -> Option<MinedBlock> {
-        // An error counts as an unread block, after which the pools are compared.
+        // An error counts as an unread block, and the pools are compared afterwards.
         let block = self.chain.recovered_block(id, TransactionVariant::WithHash).ok()??;
         Some(mined(&block))
     }
@@ -96,7 +96,7 @@ fn mined(block: &RecoveredBlock<reth_ethereum::Block>) -> MinedBlock {
     };
     let mut hashes = Vec::new();
     let mut nonces = AddressHashMap::default();
-    // The transactions of a sender stand in the order of their nonces.
+    // Transactions of one sender are in the order of their nonces, so the last one wins.
     for (sender, tx) in block.transactions_with_sender() {
         hashes.push(*tx.tx_hash());
         nonces.insert(*sender, tx.nonce() + 1);

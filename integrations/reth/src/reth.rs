@@ -1,5 +1,6 @@
-//! What the adapter touches of reth 2.5.1 and is on no registry, in the modules in which `reth_ethereum` exports it: traits
-//! with the signatures of the originals, which reth documents, without the functions and bounds that are not used.
+//! The parts of reth 2.5.1 that the adapter and `main.rs` use, in the modules in which `reth_ethereum`
+//! exports them. Traits and functions have the signatures of the originals, without what is not used.
+//! Of a node there are only types without a value, because nothing here runs one.
 //!
 //! | here | original, at the tag `v2.5.1` |
 //! |---|---|
@@ -14,6 +15,9 @@
 //! | [`provider::NodePrimitivesProvider`] | `crates/storage/storage-api/src/primitives.rs` |
 //! | [`provider::CanonStateSubscriptions`], [`provider::CanonStateNotification`] | `crates/chain-state/src/notifications.rs` |
 //! | [`provider::Chain`] | `crates/evm/execution-types/src/chain.rs` |
+//! | [`cli::Cli`] | `crates/ethereum/cli/src/interface.rs` |
+//! | [`node::builder::NodeHandle`], [`node::FullNode`] | `crates/node/builder/src/handle.rs`, `node.rs` |
+//! | [`node::TaskExecutor`] | `crates/tasks/src/lib.rs` |
 
 #![allow(missing_docs, reason = "reth documents the originals")]
 
@@ -184,5 +188,181 @@ pub mod provider {
 
     pub trait CanonStateSubscriptions: NodePrimitivesProvider + Send + Sync {
         fn canonical_state_stream(&self) -> CanonStateNotificationStream<Self::Primitives>;
+    }
+}
+
+/// `reth-ethereum-cli`.
+pub mod cli {
+    use super::node::{NoArgs, NodeBuilder};
+
+    #[derive(Debug)]
+    pub struct Cli;
+
+    impl Cli {
+        pub fn parse_args() -> Self {
+            Self
+        }
+
+        pub fn run<L, Fut>(self, _launcher: L) -> eyre::Result<()>
+        where
+            L: FnOnce(NodeBuilder, NoArgs) -> Fut,
+            Fut: Future<Output = eyre::Result<()>>,
+        {
+            eyre::bail!("this crate has only the signatures of reth")
+        }
+    }
+}
+
+/// `reth-node-ethereum`, and in `builder` `reth-node-builder`.
+pub mod node {
+    use alloy_consensus::transaction::Recovered;
+    use alloy_eips::BlockHashOrNumber;
+    use alloy_primitives::{BlockNumber, TxHash};
+    use futures::future::BoxFuture;
+    use reth_primitives_traits::RecoveredBlock;
+    use tokio::{sync::mpsc::Receiver, task::JoinHandle};
+    use txpool_fetcher::PooledTransaction;
+
+    use super::{chainspec::*, pool::*, provider::*, *};
+
+    pub mod builder {
+        pub use super::NodeHandle;
+    }
+
+    #[derive(Debug, Default)]
+    pub struct EthereumNode;
+
+    #[derive(Debug)]
+    pub struct NoArgs;
+
+    /// A node builder with its launch context.
+    #[derive(Debug)]
+    pub enum NodeBuilder {}
+
+    impl NodeBuilder {
+        pub fn node(self, _node: EthereumNode) -> Self {
+            self
+        }
+
+        pub async fn launch(self) -> eyre::Result<NodeHandle> {
+            match self {}
+        }
+    }
+
+    pub struct NodeHandle {
+        pub node: FullNode,
+        pub node_exit_future: BoxFuture<'static, eyre::Result<()>>,
+    }
+
+    #[derive(Debug)]
+    pub struct FullNode {
+        pub pool: NodePool,
+        pub provider: NodeProvider,
+        pub task_executor: TaskExecutor,
+    }
+
+    #[derive(Debug)]
+    pub enum TaskExecutor {}
+
+    impl TaskExecutor {
+        pub fn spawn_critical_with_graceful_shutdown_signal<F>(
+            &self,
+            _name: &'static str,
+            _f: impl FnOnce(GracefulShutdown) -> F,
+        ) -> JoinHandle<()>
+        where
+            F: Future<Output = ()> + Send + 'static,
+        {
+            match *self {}
+        }
+    }
+
+    pub type GracefulShutdown = BoxFuture<'static, GracefulShutdownGuard>;
+
+    #[derive(Debug)]
+    pub struct GracefulShutdownGuard;
+
+    #[derive(Clone, Debug)]
+    pub enum NodeTransaction {}
+
+    impl PoolTransaction for NodeTransaction {
+        type Pooled = PooledTransaction;
+
+        fn hash(&self) -> &TxHash {
+            match *self {}
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    pub enum NodePool {}
+
+    impl TransactionPool for NodePool {
+        type Transaction = NodeTransaction;
+
+        fn pending_transactions_listener_for(
+            &self,
+            _kind: TransactionListenerKind,
+        ) -> Receiver<TxHash> {
+            match *self {}
+        }
+
+        fn get_pooled_transaction_element(
+            &self,
+            _tx_hash: TxHash,
+        ) -> Option<Recovered<PooledTransaction>> {
+            match *self {}
+        }
+
+        fn all_transactions(&self) -> AllPoolTransactions<NodeTransaction> {
+            match *self {}
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    pub enum NodeProvider {}
+
+    #[derive(Debug)]
+    pub enum NodeChainSpec {}
+
+    impl EthChainSpec for NodeChainSpec {
+        fn chain_id(&self) -> u64 {
+            match *self {}
+        }
+    }
+
+    impl ChainSpecProvider for NodeProvider {
+        type ChainSpec = NodeChainSpec;
+
+        fn chain_spec(&self) -> std::sync::Arc<NodeChainSpec> {
+            match *self {}
+        }
+    }
+
+    impl BlockNumReader for NodeProvider {
+        fn best_block_number(&self) -> ProviderResult<BlockNumber> {
+            match *self {}
+        }
+    }
+
+    impl BlockReader for NodeProvider {
+        type Block = Block;
+
+        fn recovered_block(
+            &self,
+            _id: BlockHashOrNumber,
+            _transaction_kind: TransactionVariant,
+        ) -> ProviderResult<Option<RecoveredBlock<Block>>> {
+            match *self {}
+        }
+    }
+
+    impl NodePrimitivesProvider for NodeProvider {
+        type Primitives = EthPrimitives;
+    }
+
+    impl CanonStateSubscriptions for NodeProvider {
+        fn canonical_state_stream(&self) -> CanonStateNotificationStream<EthPrimitives> {
+            match *self {}
+        }
     }
 }

@@ -16,21 +16,18 @@ use alloy_eips::{
 };
 use alloy_primitives::{Address, B256, Signature, TxHash, U256};
 use futures::{FutureExt as _, StreamExt as _, stream};
-use reth_integration::{
-    RethPool,
-    reth::{
-        Block, EthPrimitives,
-        chainspec::{ChainSpecProvider, EthChainSpec},
-        pool::{
-            AllPoolTransactions, PoolTransaction, TransactionListenerKind, TransactionPool,
-            ValidPoolTransaction,
-        },
-        primitives::RecoveredBlock,
-        provider::{
-            BlockNumReader, BlockReader, CanonStateNotification, CanonStateNotificationStream,
-            CanonStateSubscriptions, Chain, NodePrimitivesProvider, ProviderError, ProviderResult,
-            TransactionVariant,
-        },
+use reth_ethereum::{
+    Block, EthPrimitives, RethPool,
+    chainspec::{ChainSpecProvider, EthChainSpec},
+    pool::{
+        AllPoolTransactions, PoolTransaction, TransactionListenerKind, TransactionPool,
+        ValidPoolTransaction,
+    },
+    primitives::RecoveredBlock,
+    provider::{
+        BlockNumReader, BlockReader, CanonStateNotification, CanonStateNotificationStream,
+        CanonStateSubscriptions, Chain, NodePrimitivesProvider, ProviderError, ProviderResult,
+        TransactionVariant,
     },
 };
 use tokio::sync::{broadcast, mpsc};
@@ -383,4 +380,24 @@ async fn all_that_is_pending_arrives_once_and_blocks_become_heads_and_nonces() {
     }
     let counts = fetcher.shutdown(Duration::from_secs(5)).await.counts;
     assert_eq!((counts.balance(), counts.pooled), (0, 3), "{counts:?}");
+}
+
+#[test]
+fn the_page_shows_the_main_file_and_every_dependency_of_it() {
+    let page = include_str!("../README.md");
+    let main = include_str!("../src/main.rs");
+    assert!(page.contains(&format!("```rust,ignore\n{main}```")));
+    let manifest = page.split("```toml").nth(1).and_then(|rest| rest.split("```").next());
+    let manifest = manifest.expect("a manifest");
+    for code in [main, include_str!("../src/pool.rs")] {
+        let imports = code.lines().filter_map(|line| line.strip_prefix("use "));
+        let crates = imports.filter_map(|import| import.split(':').next());
+        for name in crates.filter(|name| !["crate", "std"].contains(name)) {
+            let line = format!("\n{} = ", name.replace('_', "-"));
+            assert!(manifest.contains(&line), "{name}");
+        }
+    }
+    for name in ["eyre", "tracing"] {
+        assert!(manifest.contains(&format!("\n{name} = ")), "{name}");
+    }
 }

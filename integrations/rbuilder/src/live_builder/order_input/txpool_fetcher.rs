@@ -1,4 +1,4 @@
-//! In place of `crates/rbuilder/src/live_builder/order_input/txpool_fetcher.rs`.
+//! rbuilder's source of pending transactions, on the crate `txpool-fetcher`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -6,20 +6,15 @@ use ::txpool_fetcher::{
     Announcements, Delivery, Endpoint, FetchedTransaction, Fetcher, FetcherConfig, StartError,
     TransactionSink,
 };
+use rbuilder_primitives::{MempoolTx, Order, TransactionSignedEcRecoveredWithBlobs};
 use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
-// In rbuilder:
-// use super::{MempoolSource, OrderInputConfig, ReplaceableOrderPoolCommand};
-// use crate::telemetry::{add_txfetcher_time_to_query, mark_command_received};
-// use rbuilder_primitives::{MempoolTx, Order, TransactionSignedEcRecoveredWithBlobs};
-use crate::rbuilder::{
-    MempoolSource, MempoolTx, Order, OrderInputConfig, ReplaceableOrderPoolCommand,
-    TransactionSignedEcRecoveredWithBlobs, add_txfetcher_time_to_query, mark_command_received,
-};
+use super::{MempoolSource, OrderInputConfig, ReplaceableOrderPoolCommand};
+use crate::telemetry::{add_txfetcher_time_to_query, mark_command_received};
 
-/// Fetches from the node until `global_cancel` is cancelled. rbuilder ends, as with its own fetcher, if this one ends for
-/// good; a lost connection is no end.
+/// Fetches from the node until `global_cancel` is cancelled. A lost connection is opened again. If the
+/// fetcher ends for good, it cancels `global_cancel`, as rbuilder's own does.
 ///
 /// # Errors
 /// No source is configured, or the node cannot be reached.
@@ -38,7 +33,7 @@ pub async fn subscribe_to_txpool_with_blobs(
     Ok(fetch(fetcher, results, global_cancel).await?)
 }
 
-/// As above, with every option of the fetcher.
+/// Does the same with every option of the fetcher.
 ///
 /// # Errors
 /// The node cannot be reached, or an option is out of bounds.
@@ -64,11 +59,11 @@ pub async fn fetch(
 struct ToOrderPool(mpsc::Sender<ReplaceableOrderPoolCommand>);
 
 impl TransactionSink for ToOrderPool {
-    /// Waits while the channel is full, where rbuilder's own fetcher loses the order after 50 ms.
+    /// Waits while the channel is full, where rbuilder's own fetcher drops the order after 50 ms.
     async fn deliver(&self, fetched: FetchedTransaction) -> Delivery {
         let received_at = fetched.first_seen.into();
         add_txfetcher_time_to_query(fetched.announced_at.elapsed());
-        // The sender is known: this converts, and recovers nothing.
+        // This converts the type. The sender is already recovered.
         let Ok(tx) = TransactionSignedEcRecoveredWithBlobs::try_from(fetched.tx) else {
             return Delivery::Refused("not_convertible");
         };
@@ -82,6 +77,7 @@ impl TransactionSink for ToOrderPool {
     }
 
     fn wants_nonces(&self) -> bool {
-        false // `OrderPool::head_updated` reads them from the state.
+        // rbuilder's `OrderPool::head_updated` reads nonces from the state.
+        false
     }
 }
