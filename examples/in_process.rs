@@ -1,5 +1,5 @@
-//! A builder inside a node: the source is a pool of this process, and no socket is opened. Fails if
-//! an audit finds a missing transaction.
+//! A builder inside a node: the source is a pool of this process, and no socket is opened. It fails
+//! if an audit finds a missing transaction.
 
 mod report;
 
@@ -14,17 +14,19 @@ use mock_node::workload::{Workload, WorkloadConfig};
 
 const CHAIN_ID: u64 = 1337;
 
-/// The pooled transactions, and the hashes among them that it announces: the others were pooled
-/// before.
-struct SmallPool(HashMap<B256, Recovered<PooledTransaction>>, Vec<B256>);
+struct SmallPool {
+    txs: HashMap<B256, Recovered<PooledTransaction>>,
+    /// The hashes that it announces. The other transactions were pooled before.
+    announced: Vec<B256>,
+}
 
 impl InProcessPool for SmallPool {
     fn chain_id(&self) -> u64 {
         CHAIN_ID
     }
     fn announcements(&self) -> AnnouncementStream {
-        let announced = self.1.clone().into_iter().map(PoolAnnouncement::Pending);
-        // The stream must not end, because an end counts as a lost connection.
+        let announced = self.announced.clone().into_iter().map(PoolAnnouncement::Pending);
+        // The stream must not end: an end counts as a lost connection.
         Box::pin(stream::StreamExt::chain(stream::iter(announced), stream::pending()))
     }
     fn blocks(&self) -> BlockStream {
@@ -37,10 +39,10 @@ impl InProcessPool for SmallPool {
         None
     }
     fn pooled(&self) -> PooledHashes {
-        PooledHashes { pending: self.0.keys().copied().collect(), queued: vec![] }
+        PooledHashes { pending: self.txs.keys().copied().collect(), queued: vec![] }
     }
     fn get(&self, hash: &B256) -> Option<Recovered<PooledTransaction>> {
-        self.0.get(hash).cloned()
+        self.txs.get(hash).cloned()
     }
 }
 
@@ -53,7 +55,8 @@ async fn main() -> report::Result {
         let decoded = PooledTransaction::decode_2718_exact(&tx.raw)?;
         pooled.insert(tx.hash, decoded.try_into_recovered()?);
     }
-    let pool = SmallPool(pooled, txs[500..].iter().map(|tx| tx.hash).collect());
+    let announced = txs[500..].iter().map(|tx| tx.hash).collect();
+    let pool = SmallPool { txs: pooled, announced };
     let source = FetcherConfig::in_process("small pool", Arc::new(pool));
     let ingest = Ingest::start(IngestConfig::new(source, PoolConfig::default())).await?;
     ingest.fetcher().wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;

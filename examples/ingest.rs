@@ -1,5 +1,5 @@
-//! Ingests a mempool and shows it: that of a mock node, which runs in a process of its own, or with `--ipc PATH` or
-//! `--ws URL` that of a real one. What ingests is the product, `bin/mempool-ingest`.
+//! Runs the command `mempool-ingest` on a mock node in a process of its own, or with `--ipc PATH`
+//! or `--ws URL` on a real node.
 
 use std::{
     env, fs,
@@ -13,12 +13,12 @@ use mempool_ingest::txpool_fetcher::Endpoint;
 use mempool_ingest_cli::{Args, Failure, run};
 use mock_node::{LoadStart, MockNode, NodeConfig, cli::LoadArgs};
 
-/// As the product, for the same reason.
+/// The allocator of the command, for the reason given there.
 #[cfg(feature = "product")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Holds the configuration of the mock node, in its process.
+/// The environment variable with the configuration of the mock node, set in the node's process.
 const CONFIG: &str = "MEMPOOL_INGEST_MOCK_NODE";
 
 /// Ingests the mempool of a mock node, or with --ipc or --ws of a real one, and shows it
@@ -36,7 +36,7 @@ fn main() -> report::Result<ExitCode> {
     if let Ok(config) = env::var(CONFIG) {
         let _node = MockNode::start(serde_json::from_str(&config)?)?;
         println!("it listens");
-        // Until the parent ends it, or dies in any way.
+        // Stdin is closed when the parent ends, in whatever way.
         io::copy(&mut io::stdin(), &mut io::sink())?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -55,26 +55,32 @@ fn main() -> report::Result<ExitCode> {
     }))
 }
 
-/// The process of the mock node, which ends when this is dropped.
-struct Node(Child, NodeConfig);
+/// The process of the mock node, which is killed when this is dropped.
+struct Node {
+    process: Child,
+    config: NodeConfig,
+}
 
 impl Node {
-    /// Returns when it listens.
+    /// Returns when the node listens.
     fn start(config: NodeConfig) -> Result<Self, Failure> {
         let mut command = Command::new(env::current_exe()?);
-        // Ctrl-C is for the parent alone, which compares with the node's pool at its end.
+        // A process group of its own keeps Ctrl-C from the node: the parent compares its pool with
+        // the node's before it ends.
         command.env(CONFIG, serde_json::to_string(&config)?).process_group(0);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         match process.stdout.as_mut().expect("it is piped").read(&mut [0])? {
             0 => Err("the mock node has not started".into()),
-            _ => Ok(Self(process, config)),
+            _ => Ok(Self { process, config }),
         }
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // It may be frozen, or have ended.
-        let _ = (self.0.kill(), self.0.wait(), fs::remove_file(&self.1.ipc_path));
+        // These fail if the node has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        let _ = fs::remove_file(&self.config.ipc_path);
     }
 }

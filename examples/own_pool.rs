@@ -1,4 +1,4 @@
-//! A host's own pool behind the fetcher: what a sink implements beside accepting transactions.
+//! A host's own pool as the sink of a fetcher: it accepts transactions and follows the chain.
 //!
 //! `cargo run --release --example own_pool` reads from a mock node in this process.
 
@@ -26,7 +26,7 @@ impl TransactionSink for OwnPool {
         match event {
             ChainEvent::Head(block) => block.mined.iter().for_each(|hash| drop(txs.remove(hash))),
             ChainEvent::Vanished(hash) => drop(txs.remove(&hash)),
-            _ => {} // Nonces: see below.
+            _ => {} // No nonces arrive, see `wants_nonces`.
         }
     }
 
@@ -34,7 +34,7 @@ impl TransactionSink for OwnPool {
         false
     }
 
-    /// Tells comparisons with the node's pool which transactions are missing here.
+    /// Comparisons with the node's pool call this to find missing transactions.
     fn holding(&self, hash: &B256) -> Holding {
         if self.0.lock().unwrap().contains_key(hash) { Holding::Held } else { Holding::MayReturn }
     }

@@ -1,4 +1,5 @@
-//! The order pool behind a host's own source: the calls that feed it, and what a builder reads.
+//! The order pool with a host's own source: the calls that feed it, and the events that a builder
+//! reads.
 //!
 //! `cargo run --release --example own_source`
 
@@ -17,11 +18,11 @@ const CHAIN_ID: u64 = 1337;
 fn main() -> report::Result {
     report::help(include_str!("own_source.rs"));
     let pool = OrderPool::new(PoolConfig::default())?;
-    // Expiry and compaction, in bounded steps, on a thread that ends with this value.
+    // Upkeep expires and compacts in bounded steps, on a thread that ends when this is dropped.
     let _upkeep = Upkeep::start(&pool, UpkeepConfig::default(), || false)?;
     let mut orders = pool.subscribe_all();
 
-    // Insert each transaction when it arrives, from any thread: with its sender and, for a blob
+    // Insert each transaction when it arrives, from any thread, with its sender and, for a blob
     // transaction, its sidecar.
     let txs = Workload::new(WorkloadConfig::new(7, CHAIN_ID)).prepare(100);
     for tx in &txs {
@@ -33,7 +34,7 @@ fn main() -> report::Result {
         }
     }
 
-    // Report each block once: its hashes at once, the nonces that it raised when they are known.
+    // Report each block once: its hashes at once, and its nonces when they are known.
     let head = Head::new(1, B256::with_last_byte(1), B256::ZERO);
     let (first, second) = txs.split_at(50);
     let mined: Vec<_> = first.iter().map(|tx| tx.hash).collect();
@@ -41,13 +42,15 @@ fn main() -> report::Result {
     let private = &second[0]; // A private transaction of the same sender used its nonce.
     pool.on_nonces(head.hash, [NonceUpdate::new(private.sender, private.nonce + 1)]);
 
-    let (mut added, mut mined, mut stale) = (0, 0, 0);
+    let mut added = 0;
+    let mut mined = 0;
+    let mut stale = 0;
     while let Some(event) = orders.try_next() {
         match event? {
             Event::Added(_) => added += 1,
             Event::Removed { reason: RemoveReason::Mined, .. } => mined += 1,
             Event::Removed { .. } => stale += 1,
-            _ => {} // heads, cancellations
+            _ => {} // Heads and cancellations.
         }
     }
     println!("{added} added, {mined} mined, {stale} stale, {} left", pool.len());

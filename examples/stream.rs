@@ -1,4 +1,4 @@
-//! Pending transactions as a stream that owns its fetcher, like a collector.
+//! Pending transactions as a stream that owns its fetcher, for a collector or a bot.
 //!
 //! `cargo run --release --example stream` reads from a mock node in this process;
 //! `-- --ipc PATH` from the socket of a real one, until Ctrl-C.
@@ -12,10 +12,10 @@ use futures::StreamExt as _;
 use mempool_ingest::{Fetcher, FetcherConfig};
 use mock_node::{MockNode, NodeConfig};
 
-/// Transactions that may wait for the loop below.
+/// The number of transactions that may wait for the loop below.
 const BUFFER: usize = 1024;
 
-/// Transactions of the mock node.
+/// The number of transactions that the mock node announces.
 const LOAD: u64 = 1_500;
 
 #[tokio::main]
@@ -35,7 +35,7 @@ async fn main() -> report::Result {
     stream.fetcher().wait_live().await.map_err(|end| format!("the fetcher has ended: {end:?}"))?;
     let mut interrupted = pin!(tokio::signal::ctrl_c());
     let mut count = 0;
-    // A real node sends transactions without an end.
+    // A real node never stops announcing.
     while !args.is_empty() || count < LOAD {
         let received = tokio::select! {
             received = stream.next() => received,
@@ -44,8 +44,9 @@ async fn main() -> report::Result {
         let Some(received) = received else { break };
         count += 1;
         if count.is_multiple_of(500) {
-            let (hash, from) = (received.hash(), received.tx.signer());
-            println!("{count}: {hash} from {from}, nonce {}", received.tx.nonce());
+            let sender = received.tx.signer();
+            let nonce = received.tx.nonce();
+            println!("{count}: {} from {sender}, nonce {nonce}", received.hash());
         }
     }
     let end = stream.shutdown(Duration::from_secs(5)).await;

@@ -1,11 +1,11 @@
-//! What `main` prints of an error: its text and its causes. An error itself would be printed as `Debug` shows it.
-//! And how an example without flags answers `--help`.
+//! The result type of `main`, which prints an error with its causes instead of its `Debug` form,
+//! and the `--help` of examples without flags.
 
 use std::{env, error::Error, fmt, iter, process};
 
 pub(crate) type Result<T = ()> = std::result::Result<T, Report>;
 
-/// If `--help` was asked for, prints what an example's source begins with, and ends the process.
+/// Prints the module documentation of an example and exits, if `--help` was given.
 #[allow(dead_code, reason = "an example with flags of its own has clap")]
 pub(crate) fn help(source: &str) {
     if env::args().skip(1).any(|arg| ["-h", "--help"].contains(&arg.as_str())) {
@@ -26,7 +26,7 @@ impl<E: Into<Box<dyn Error>>> From<E> for Report {
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut written = self.0.to_string();
-        // Most texts hold that of their cause.
+        // Most texts already contain that of their cause.
         for cause in iter::successors(self.0.source(), |error| (*error).source()) {
             let text = cause.to_string();
             if !written.contains(&text) {

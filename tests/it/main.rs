@@ -1,4 +1,4 @@
-//! The facade's parts together, on the mock node. Tests that need a process of their own are beside this folder.
+//! The facade's parts together, on the mock node.
 
 mod admission;
 mod end_to_end;
