@@ -170,7 +170,7 @@ def trial(where):
     heads = find(r"([\d.]+) minutes: (\d+) transactions and (\d+) searchers' messages in", where)
     (checks, wrong), (faults, attacks) = find(r"(\d+) checks, (\d+) violations", where), find(r"(\d+) faults, (\d+) attacks", where)
     said = f"{wrong} of {number(checks)} checks, under {faults} faults and {attacks} attacks, with {number(heads[1])} transactions and {number(heads[2])} searchers' messages"
-    return [["orders missing, or there although mined, replaced or cancelled, in the pools of a fleet's builders before each head",
+    return [["missing or stale orders in the pools of a fleet's builders before each head",
              missed(said, wrong == "0"), "0"]]
 
 
@@ -211,7 +211,7 @@ def attack(where):
     worst = max(map(p99, attacks))
     (burst,) = [row for row in rows if row[0].startswith("honest burst")]
     (burst_p99,) = map(float, find(rf"{burst[0]}.*p99 ([\d.]+) ms", where))
-    said = f"{refused:.0f} of {number(each * seconds * len(attacks))} messages refused, {wrong:.0f} orders not as answered before a head, from one and eight addresses"
+    said = f"{refused:.0f} of {number(each * seconds * len(attacks))} messages refused, {wrong:.0f} wrong orders before a head, from one and eight addresses"
     return [
         ["honest searchers under the attacks on the RPC port", missed(said, refused + wrong == 0), "0"],
         ["p99 of their answers under the worst of them", missed(f"{worst:.0f} ms", worst <= 50), "50 ms"],
