@@ -6,9 +6,11 @@
 // which is on no registry: this library has its name, and its signatures in the module `reth`.
 extern crate self as reth_ethereum;
 
-mod pool;
+// The name `pool` is that of a module of reth.
+#[path = "pool.rs"]
+mod adapter;
 #[allow(missing_docs, reason = "reth documents the originals")]
 mod reth;
 
-pub use pool::RethPool;
+pub use adapter::RethPool;
 pub use reth::*;
