@@ -14,8 +14,8 @@ mod config;
 mod error;
 #[cfg(feature = "tokio")]
 mod gate;
-#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 pub mod metric_set;
+#[cfg_attr(not(feature = "tokio"), allow(dead_code))]
 mod metrics;
 mod monitor;
 mod refusal;
